@@ -102,8 +102,7 @@ def rows() -> list[Row]:
 def measured(case: Case) -> list[Row]:
     """The rows of one model."""
     with tempfile.TemporaryDirectory() as folder:
-        subjects = Subjects(case, Path(folder))
-        steps = subjects.steps()
+        steps = Subjects(case, Path(folder)).steps()
         turns = turns_of(steps)
         (cost,) = costs(Path(folder), case.batch)
         return [
@@ -167,8 +166,7 @@ class Subjects:
             (folder / file.path).write_bytes(file.data)
         noise = model_noise(self._module, self._signature)
         footprint = Footprint(layout.parameter_count(tier), 0, 0, peak_memory(graph.model))
-        facts = Facts(self._signature, noise, (), footprint)
-        self.manifest = manifest_of(export, tier, files, facts)
+        self.manifest = manifest_of(export, tier, files, Facts(self._signature, noise, (), footprint))
         (folder / "manifest.json").write_bytes(self.manifest.to_bytes())
         batches = SizedBatches(self._signature, vocabulary_of(self._module), (case.batch,))
         self._x, self._y = next(batches.take(1))

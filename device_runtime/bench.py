@@ -104,8 +104,7 @@ def _cost(path: Path, batch: int, began: float) -> Cost:
     Sessions(threads=1).train(manifest, graph, base)
     again = time.process_time() - start
     low, middle, high = statistics.quantiles(used, n=4)
-    wall = statistics.median(passed)
-    timed = (middle, low, high, wall, 1e3 * opened, 1e3 * again, first, peak)
+    timed = (middle, low, high, statistics.median(passed), 1e3 * opened, 1e3 * again, first, peak)
     return Cost(manifest.arch, str(manifest.tier), batch, *timed, losses[4])
 
 

@@ -115,8 +115,7 @@ def _inflated(part: NDArray[Any], kind: type[np.generic], most: int) -> NDArray[
             f"what is packed is {part.dtype.name} of {part.shape}, and no vector of uint8 that unpacks to {most} bytes"
             f" at most, {item} a number",
         )
-    bytewise = np.frombuffer(found, np.uint8).reshape(item, -1).T
-    return np.ascontiguousarray(bytewise).reshape(-1).view(kind)
+    return np.ascontiguousarray(np.frombuffer(found, np.uint8).reshape(item, -1).T).reshape(-1).view(kind)
 
 
 def _half(tensor: NDArray[np.float32], encoding: str) -> NDArray[Any]:

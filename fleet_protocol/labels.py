@@ -42,8 +42,7 @@ def _read(value: Any) -> Any:
         raise ValueError(f"a bitmap of labels is not base64: {error}") from error
     if len(data) * 8 > _MOST:
         raise ValueError(f"a bitmap of {len(data) * 8} labels; {_MOST} are the most")
-    bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
-    return tuple(np.flatnonzero(bits).tolist())
+    return tuple(np.flatnonzero(np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")).tolist())
 
 
 Labels = Annotated[

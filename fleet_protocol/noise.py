@@ -21,8 +21,7 @@ _MARGIN = 1 - 1e-6  # what float32 may round up when an update is scaled to the 
 
 def seeded(text: str) -> Draw:
     """Bytes that are the same for the same text, for simulations alone: whoever knows the text can draw them again."""
-    digest = hashlib.sha256(text.encode()).digest()
-    return np.random.Generator(np.random.PCG64(int.from_bytes(digest, "big"))).bytes
+    return np.random.Generator(np.random.PCG64(int.from_bytes(hashlib.sha256(text.encode()).digest(), "big"))).bytes
 
 
 def gaussian(draw: Draw, shape: tuple[int, ...]) -> NDArray[np.float64]:

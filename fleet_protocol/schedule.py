@@ -45,6 +45,4 @@ class RateSchedule(FrozenModel):
             return warm * (self.final + (1 - self.final) * 0.5 * (1 + math.cos(math.pi * share)))
         if self.kind == "linear":
             return warm * (1 - (1 - self.final) * share)
-        if self.kind == "step":
-            return warm * self.factor ** math.floor(over / self.every + 1e-9)
-        return warm
+        return warm * self.factor ** math.floor(over / self.every + 1e-9) if self.kind == "step" else warm

@@ -64,6 +64,4 @@ class Axis:
 
     def kept(self, width: float) -> int:
         """Count the units a tier of a width in (0, 1] keeps: all of a fixed axis, else the same of each group."""
-        if self.kind is AxisKind.FIXED:
-            return self.size
-        return self.groups * kept_units(self.group_size, width)
+        return self.size if self.kind is AxisKind.FIXED else self.groups * kept_units(self.group_size, width)

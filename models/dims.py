@@ -70,9 +70,7 @@ class Dim:
 
     def to_json(self) -> Any:
         """The dimension as a JSON value; ``[axis, inner]`` where that says it all."""
-        if self.is_plain:
-            return [self.axis, self.inner]
-        return [_record(part) for part in self.segments]
+        return [self.axis, self.inner] if self.is_plain else [_record(part) for part in self.segments]
 
     @classmethod
     def from_json(cls, value: Any) -> "Dim":

@@ -91,5 +91,4 @@ def random_units(axis: Axis, width: float, *, seed: int, round_index: int, label
 
 
 def _in_every_group(axis: Axis, offsets: Indices) -> Indices:
-    starts = np.arange(axis.groups, dtype=np.int64) * axis.group_size
-    return (starts[:, None] + offsets[None, :]).reshape(-1)
+    return ((np.arange(axis.groups, dtype=np.int64) * axis.group_size)[:, None] + offsets[None, :]).reshape(-1)

@@ -32,17 +32,13 @@ def freeze(value: Any) -> Any:
     """Turn the lists of a JSON value into tuples, at every depth, so that it cannot change under its owner."""
     if isinstance(value, Mapping):
         return MappingProxyType({key: freeze(item) for key, item in value.items()})
-    if isinstance(value, (list, tuple)):
-        return tuple(freeze(item) for item in value)
-    return value
+    return tuple(freeze(item) for item in value) if isinstance(value, (list, tuple)) else value
 
 
 def _thaw(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _thaw(item) for key, item in value.items()}
-    if isinstance(value, tuple):
-        return [_thaw(item) for item in value]
-    return value
+    return [_thaw(item) for item in value] if isinstance(value, tuple) else value
 
 
 _BY_NAME = BeforeValidator(lambda axes: {str(item["name"]): item for item in axes})

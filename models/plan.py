@@ -95,9 +95,7 @@ def make_plan(
 def _output_dim(layout: Layout, parameter: Parameter) -> int | None:
     """Find the dimension along which a layer draws: the first, or the second of an embedding table."""
     widths = [position for position, dim in enumerate(parameter.dims) if layout.is_cut(dim) and len(parameter.dims) > 1]
-    if widths and (widths[0] == 0 or parameter.block == STEM):
-        return widths[0]
-    return None
+    return widths[0] if widths and (widths[0] == 0 or parameter.block == STEM) else None
 
 
 def compile_plan(layout: Layout, plan: Plan) -> CompiledPlan:

@@ -64,8 +64,7 @@ def minilm_weights(layers: int = MINILM_LAYERS, length: int = MINILM_LENGTH) -> 
     try:
         with safe_open(path, framework="numpy") as stored:
             segment = stored.get_tensor("embeddings.token_type_embeddings.weight")[0]
-            positions = stored.get_tensor("embeddings.position_embeddings.weight")[:length]
-            weights["positions"] = positions + segment
+            weights["positions"] = stored.get_tensor("embeddings.position_embeddings.weight")[:length] + segment
             for ours, theirs in _names(layers):
                 weights[ours] = stored.get_tensor(theirs)
     except SafetensorError as error:

@@ -128,8 +128,7 @@ def _joined(
 
 
 def _found(module: ModuleType) -> list[Architecture]:
-    unique = {id(item): item for item in vars(module).values() if isinstance(item, Architecture)}
-    return list(unique.values())
+    return list({id(item): item for item in vars(module).values() if isinstance(item, Architecture)}.values())
 
 
 def _executed(path: Path) -> ModuleType:

@@ -122,8 +122,7 @@ def _runs(units: Indices, inner: int) -> tuple[Run, ...]:
     """Group kept units, in local order, into runs of consecutive ones, counted in entries."""
     if not units.size:
         return ()
-    breaks = np.flatnonzero(np.diff(units) != 1) + 1
-    edges = [0, *breaks.tolist(), units.size]
+    edges = [0, *(np.flatnonzero(np.diff(units) != 1) + 1).tolist(), units.size]
     return tuple(
         Run(int(units[first]) * inner, first * inner, (last - first) * inner)
         for first, last in itertools.pairwise(edges)

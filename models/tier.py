@@ -37,8 +37,7 @@ class Tier:
     @cached_property
     def id(self) -> str:
         """The tier's name in paths and messages; the width has two decimals or as many as it needs."""
-        digits = f"{Decimal(repr(float(self.width))):f}"
-        whole, _, fraction = digits.partition(".")
+        whole, _, fraction = f"{Decimal(repr(float(self.width))):f}".partition(".")
         return f"w{whole}.{fraction.ljust(2, '0')}-d{self.depth}"
 
     @classmethod

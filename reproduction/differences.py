@@ -73,6 +73,4 @@ def _text(value: Any) -> str:
         return "on" if value else "off"
     if isinstance(value, float):
         return f"{value:g}"
-    if isinstance(value, (list, tuple)):
-        return ", ".join(map(_text, value)) or _ABSENT
-    return str(value)
+    return ", ".join(map(_text, value)) or _ABSENT if isinstance(value, (list, tuple)) else str(value)

@@ -139,9 +139,7 @@ def measure_named(name: str) -> Measure:
             return _hours_to(float(number), name)
         if kind == "global-by":
             return _accuracy_by(int(number), name)
-        if kind in _SPENT:
-            return _accuracy_for(float(number), name, *_SPENT[kind])
-        return _NAMED[name]
+        return _accuracy_for(float(number), name, *_SPENT[kind]) if kind in _SPENT else _NAMED[name]
     except (KeyError, ValueError) as error:
         raise ConfigError(
             f"no measure {name!r}; there are {', '.join(_NAMED)}, hours-90, global-by-10,"
@@ -171,8 +169,7 @@ def _accuracy_by(last_round: int, name: str) -> Measure:
 def _accuracy_for(budget: float, name: str, unit: str, over: str, spent: Callable[[RoundRow], float]) -> Measure:
     def read(rows: Sequence[RoundRow], last: int) -> Reading | None:
         totals = list(accumulate(map(spent, rows)))
-        within = [row for row, total in zip(rows, totals, strict=True) if total <= budget]
-        found = GLOBAL.read(within, last)
+        found = GLOBAL.read([row for row, total in zip(rows, totals, strict=True) if total <= budget], last)
         return found if totals and totals[-1] >= budget else Reading(None, None, None)
 
     return Measure(name, f"global accuracy for {budget:g} {unit}", "%", read, None, over=over)

@@ -247,8 +247,7 @@ def _identity(config: SimulationConfig, *but: str) -> dict[str, Any]:
 
 def _is_shorter(found: SimulationConfig, wanted: SimulationConfig) -> bool:
     """Whether two configurations differ in nothing but the rounds, of which the first has fewer."""
-    rounds = {"round": found.round.model_copy(update={"rounds": wanted.round.rounds})}
-    longer = found.model_copy(update=rounds)
+    longer = found.model_copy(update={"round": found.round.model_copy(update={"rounds": wanted.round.rounds})})
     return found.round.rounds < wanted.round.rounds and _identity(longer) == _identity(wanted)
 
 

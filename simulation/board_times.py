@@ -40,8 +40,7 @@ class BoardTimes:
         self._full_bits = (
             32 * layout.parameter_count(whole) if clock.config.upload == "bytes" else clock.config.full_bits
         )
-        devices = [clock.device(kind.type, kind.link) for kind in kinds]
-        self._conditions = Conditions(clock, devices, seed)
+        self._conditions = Conditions(clock, [clock.device(kind.type, kind.link) for kind in kinds], seed)
 
     def step_seconds(self, index: int, number: int, tier: Tier, train: TrainSettings) -> float:
         """Time of one training step; a ConfigError where the clock's table does not reach this width."""

@@ -185,8 +185,7 @@ class _Simulation:
                 if listener is not None:
                     listener(event)
 
-            reporter = Reporter(context.run, self._store, told)
-            finished = self._work(context, reporter, fleet, judges.evaluator)
+            finished = self._work(context, Reporter(context.run, self._store, told), fleet, judges.evaluator)
         return SimulationResult(context.run, self._folder, finished, history.rows)
 
     def _work(

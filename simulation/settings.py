@@ -81,16 +81,14 @@ class SimulationConfig(RunKeys):
 
     @model_validator(mode="after")
     def _backend_can(self) -> "SimulationConfig":
-        if self.engine.backend == "torch" and self.train.optimizer_state == "keep":
-            raise ValueError('train.optimizer_state = "keep" is for engine.backend = "onnx"')
-        if self.engine.backend == "torch" and self.train.micro_batch is not None:
-            raise ValueError('train.micro_batch is for engine.backend = "onnx"')
-        if self.engine.backend == "torch" and self.train.rate is not None and self.train.rate.per == "step":
-            raise ValueError('train.rate.per = "step" is for engine.backend = "onnx"; the torch backend knows "round"')
-        if self.engine.backend == "torch" and self.evaluation.holdout:
-            raise ValueError(
-                'evaluation.holdout is for engine.backend = "onnx"; the torch backend judges no sub-models'
-            )
+        given = {
+            'train.optimizer_state = "keep"': self.train.optimizer_state == "keep",
+            "train.micro_batch": self.train.micro_batch is not None,
+            'train.rate.per = "step"': self.train.rate is not None and self.train.rate.per == "step",
+            "evaluation.holdout": self.evaluation.holdout > 0,
+        }
+        if self.engine.backend == "torch" and (here := [key for key, there in given.items() if there]):
+            raise ValueError(f'{here[0]} is for engine.backend = "onnx"')
         return self
 
     def fleet(self, *, artifacts: Path, weights: Path, test_set: Path) -> FleetConfig:

@@ -37,8 +37,7 @@ class _Columns:
 
     def pieces(self, outputs: int) -> list[NDArray[np.int64]]:
         """The table, cut so that no piece gives more columns than allowed beside a kernel to so many channels."""
-        kernel_bytes = 4 * self.width * outputs
-        count = min(len(self.table), math.ceil(self.nbytes / max(PIECE_BYTES, 4 * kernel_bytes)))
+        count = min(len(self.table), math.ceil(self.nbytes / max(PIECE_BYTES, 4 * (4 * self.width * outputs))))
         return np.array_split(self.table, max(1, count))
 
 

@@ -38,8 +38,7 @@ def trace_forward(
     """
     model = prepared(model, "eval")
     names, layers = parameter_names(model), norms(model)
-    buffers = [f"{path}.{kind}" for path, _ in layers for kind in ("running_mean", "running_var")]
-    given = [*names, *buffers]
+    given = [*names, *[f"{path}.{kind}" for path, _ in layers for kind in ("running_mean", "running_var")]]
 
     def run(*tensors: Tensor) -> list[Tensor]:
         output = call_model(model, given, tensors[: len(given)], tensors[len(given)])

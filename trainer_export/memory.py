@@ -22,7 +22,6 @@ def fit_into_memory(model: onnx.ModelProto) -> onnx.ModelProto:
     result = onnx.ModelProto()
     result.CopyFrom(model)
     graph = SizedGraph(result)
-    nodes = [new for node in result.graph.node for new in (in_pieces(graph, node) or [node])]
-    graph.replace(nodes)
+    graph.replace([new for node in result.graph.node for new in (in_pieces(graph, node) or [node])])
     compute_again(graph)
     return result

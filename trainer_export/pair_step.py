@@ -198,6 +198,5 @@ def _half(side: Side, model: nn.Module, signature: Signature, recipe: Recipe) ->
         )
     noise = model_noise(model, signature)
     model = prepared(model, "train", operators=True)
-    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    ports = changing_ports(shapes, recipe)
+    ports = changing_ports({name: tuple(p.shape) for name, p in model.named_parameters()}, recipe)
     return _Half(side, model, noise, tuple(Port(side_name(side, p.name), p.dtype, p.shape) for p in ports))

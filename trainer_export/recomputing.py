@@ -76,8 +76,7 @@ def compute_again(graph: SizedGraph) -> None:
     fixed = frozenset(
         {v.name for v in (*graph.proto.input, *graph.proto.output)} | {t.name for t in graph.proto.initializer}
     )
-    model = helper.make_model(graph.proto, opset_imports=[helper.make_opsetid("", 18)])
-    sizes = SizedGraph(model).sizes
+    sizes = SizedGraph(helper.make_model(graph.proto, opset_imports=[helper.make_opsetid("", 18)])).sizes
     schedule = _Schedule(graph.proto.node, sizes, fixed)
     peak = schedule.peak()
     while peak.nbytes > _LITTLE_BYTES and (better := _improved(graph, schedule, peak)) is not None:
@@ -160,8 +159,7 @@ def _set_unlike(node: onnx.NodeProto) -> None:
     """Make a product another expression, which the runtime does not merge with the first: beta scales nothing here."""
     kept = [attribute for attribute in node.attribute if attribute.name != "beta"]
     del node.attribute[:]
-    number = float(node.output[0].rpartition(".")[2])
-    node.attribute.extend([*kept, helper.make_attribute("beta", number)])
+    node.attribute.extend([*kept, helper.make_attribute("beta", float(node.output[0].rpartition(".")[2]))])
 
 
 def _stays(schedule: _Schedule, root: str, late: int) -> bool:

@@ -35,8 +35,7 @@ def _lstm(z: Tensor, a: Tensor, states: States) -> list[Tensor]:
 def _gru(z: Tensor, a: Tensor, states: States) -> list[Tensor]:
     (z_reset, z_kept, z_new), (a_reset, a_kept, a_new) = z.chunk(3, 1), a.chunk(3, 1)
     new = torch.tanh(z_new + torch.sigmoid(z_reset + a_reset) * a_new)
-    kept = torch.sigmoid(z_kept + a_kept)
-    return [new + kept * (states[0] - new)]
+    return [new + torch.sigmoid(z_kept + a_kept) * (states[0] - new)]
 
 
 CELLS: Mapping[str, Cell] = MappingProxyType(

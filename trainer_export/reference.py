@@ -116,8 +116,7 @@ class Reference:
     def snapshot(self) -> tuple[Arrays, Arrays]:
         """Parameters and states by their names; the next step changes them."""
         named = self._module.named_parameters()
-        parameters = {name: p.detach().numpy() for name, p in named if name not in self._base}
-        return parameters, self._optimizer.states()
+        return {name: p.detach().numpy() for name, p in named if name not in self._base}, self._optimizer.states()
 
 
 class _Training(Protocol):

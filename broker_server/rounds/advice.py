@@ -72,8 +72,7 @@ def _standstill(run: RunRecord, rounds: Sequence[RoundView], now: float) -> Iter
 
 def _lost(rounds: Sequence[RoundView], devices: Sequence[DeviceView]) -> Iterator[Advice]:
     last = [view for view in rounds if view.round.ended_at][-_NEWEST_ROUNDS:]
-    abandoned = [view.round for view in last if view.round.state is RoundState.ABANDONED]
-    for newest in abandoned[-1:]:
+    for newest in [view.round for view in last if view.round.state is RoundState.ABANDONED][-1:]:
         yield Advice(
             "bad",
             "Rounds are abandoned",

@@ -243,8 +243,7 @@ class Coordinator:
             settling=self._dispatcher.settling_seconds if resumed else 0.0,
         )
         collection = open_collection(self._context, tasks, rule)
-        old = self._version(record.version)
-        folding = begin_folding(self._context, collection.tasks, self._services, old)
+        folding = begin_folding(self._context, collection.tasks, self._services, self._version(record.version))
         self._dispatcher.blobs.serve({digest: self._services.blobs.path(digest) for digest in _slices(tasks)})
         if not resumed:
             record = self._store.advance_round(record, RoundEvent.ANNOUNCE)
@@ -316,8 +315,7 @@ class Coordinator:
             version = made
         if version.number >= self._context.config.round.rounds:  # nobody goes on beyond the last
             self._store.settle([task.id for task in tasks if not task.phase.answered], TaskPhase.MISSED)
-        judgement = self._judge.judge(record, version)
-        self._close(record, version, judgement)
+        self._close(record, version, self._judge.judge(record, version))
 
     def _close(self, record: RoundRecord, version: VersionRecord, judgement: Judgement) -> None:
         record = self._store.advance_round(

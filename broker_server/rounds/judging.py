@@ -219,8 +219,7 @@ class Judge:
         """Ask the devices; the reason, as text, if too few answer."""
         context, config = self._context, self._context.config.evaluation
         if context.config.download.encoding != "fp32":  # as a round sends them, so that a device has them then
-            weights = open_tensors(self._blobs.path(judged.digest))
-            judged, _ = keep_sent(context, weights, self._blobs, durable=True)
+            judged, _ = keep_sent(context, open_tensors(self._blobs.path(judged.digest)), self._blobs, durable=True)
         tasks = self._store.tasks(record.run, record.number, "statistics")
         if not tasks:
             own = self._store.tasks(record.run, record.number, "train")
@@ -241,8 +240,7 @@ class Judge:
                 return "no device is online to give batch norm statistics"
             count = math.ceil(round(config.statistics_fraction * len(devices), 9))
             draw = random.Random(f"{context.config.seed}/statistics/{version.number}")  # noqa: S311  (reproducible)
-            asked = sorted(draw.sample(devices, count))
-            tasks = statistics_tasks(context, asked, version, record.number, judged)
+            tasks = statistics_tasks(context, sorted(draw.sample(devices, count)), version, record.number, judged)
             self._store.add_tasks(tasks)
         self._dispatcher.blobs.serve({judged.digest: self._blobs.path(judged.digest)})
         now = self._dispatcher.now()

@@ -44,7 +44,6 @@ def left_out(updates: Mapping[str, Tensors], faulty: float) -> tuple[str, ...]:
     if bad < 1:
         return ()
     distances = np.sort(squared_distances(updates), axis=1)  # the first of each row is its distance to itself
-    scores = distances[:, 1 : count - bad - 1].sum(axis=1)
-    order = np.argsort(-scores, kind="stable")
+    order = np.argsort(-distances[:, 1 : count - bad - 1].sum(axis=1), kind="stable")
     tasks = list(updates)
     return tuple(tasks[index] for index in order[:bad])

@@ -41,8 +41,7 @@ class Reporter:
     def emit(self, event: control.RunEvent, log: str | None = None, device: str | None = None) -> None:
         """Tell displays what happened, and the log if it is worth a line, which may be about a device."""
         if log is not None:
-            number = getattr(event, "round", None)
-            self._store.log(event.type, log, run=self.run, number=number, device=device)
+            self._store.log(event.type, log, run=self.run, number=getattr(event, "round", None), device=device)
         if self._listener is not None:
             self._listener(event)
 

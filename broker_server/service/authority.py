@@ -99,8 +99,7 @@ def found_fleet(folder: Path, founding: Founding) -> None:
             raise ConfigError(f"--host {founding.host!r} {what}") from error
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty; `shoal init` makes a new folder")
-    operator = Ed25519PrivateKey.generate()
-    write_secret(folder / "operator.pem", pem(operator))
+    write_secret(folder / "operator.pem", pem(Ed25519PrivateKey.generate()))
     authority = Authority.generate(founding.fleet)
     authority.write(folder)
     certificate, key = authority.issue(founding.host, hosts=(founding.host, "localhost", "127.0.0.1", "::1"))

@@ -79,8 +79,7 @@ def chunk_bytes_for(link: Transport, wanted: int) -> int:
     Raises:
         ConfigError: the broker says that it takes no packets of that size.
     """
-    room = link.packet_bytes - PACKET_ROOM
-    if wanted > room:
+    if wanted > link.packet_bytes - PACKET_ROOM:
         raise ConfigError(
             f"the broker at {link.address} takes packets of {link.packet_bytes:,} bytes, which has no room for "
             f"chunks of {wanted:,}; {remedy('Packet too large')}"

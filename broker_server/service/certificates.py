@@ -80,18 +80,15 @@ class Authority:
         )
         if names:
             builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
-        built = builder.sign(parent, hashes.SHA256())
-        return built.public_bytes(serialization.Encoding.PEM).decode(), pem(key)
+        return builder.sign(parent, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode(), pem(key)
 
     def revoked(self, serials: Iterable[str]) -> str:
         """The list of certificates, by `serial_of`, that count for nothing any more (RFC 5280), in PEM."""
         parent, issuer = self._parent()
-        now = dt.datetime.now(dt.timezone.utc)
-        until = now + dt.timedelta(days=365 * _YEARS)
+        until = dt.datetime.now(dt.timezone.utc) + dt.timedelta(days=365 * _YEARS)
         builder = x509.CertificateRevocationListBuilder(issuer.subject, _BEGIN, until)
         for serial in serials:
-            gone = x509.RevokedCertificateBuilder(int(serial, 16), _BEGIN).build()
-            builder = builder.add_revoked_certificate(gone)
+            builder = builder.add_revoked_certificate(x509.RevokedCertificateBuilder(int(serial, 16), _BEGIN).build())
         return builder.sign(parent, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
 
     def _parent(self) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:

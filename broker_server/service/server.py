@@ -195,9 +195,7 @@ class Server:
             ShoalError: it cannot go on.
         """
         unfinished = self._store.unfinished(self.fleet)
-        if unfinished is None:
-            return None
-        return self._go_on(unfinished, FleetConfig.stored(unfinished.config), None)
+        return None if unfinished is None else self._go_on(unfinished, FleetConfig.stored(unfinished.config), None)
 
     def _go_on(self, record: RunRecord, config: FleetConfig, request: str | None) -> control.RunFinished:
         self._followed = True
@@ -251,8 +249,7 @@ class Server:
             f"{context.strategy.name} on {context.artifacts.arch}, tiers "
             + ", ".join(item.tier.id for item in context.tiers),
         )
-        services = Services(dispatcher, self._store, self._blobs, self._updates)
-        coordinator = Coordinator(context, services, evaluators)
+        coordinator = Coordinator(context, Services(dispatcher, self._store, self._blobs, self._updates), evaluators)
         try:
             finished = coordinator.run()
         except StopRequested:

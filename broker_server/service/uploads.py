@@ -120,8 +120,7 @@ class Uploads:
                 task.announced = message
                 self._receivers.announced(record, message.update)
                 return False
-            missing = self._partial.missing(record.id, message.update)
-            if missing:
+            if self._partial.missing(record.id, message.update):
                 # Brokers keep the order of one topic only: the announcement may overtake the chunks.
                 task.announced, task.quiet = message, time.monotonic() + QUIET_SECONDS
                 return False

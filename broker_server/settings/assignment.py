@@ -96,6 +96,5 @@ def assign_dynamic(mix: Mix, devices: int, *, seed: int, round_index: int) -> tu
         The rate of each device, drawn independently with probability weight / total; a function of the arguments.
     """
     generator = np.random.default_rng([seed, round_index, _LEVELS])
-    shares = [level.weight / mix.total for level in mix.levels]
-    drawn = generator.choice(len(mix.levels), size=devices, p=shares)
+    drawn = generator.choice(len(mix.levels), size=devices, p=[level.weight / mix.total for level in mix.levels])
     return tuple(mix.levels[int(index)].rate for index in drawn)

@@ -31,8 +31,7 @@ def chosen(store: Store, run: str) -> dict[str, int]:
 
 def promote(store: Store, version: VersionRecord) -> VersionRecord:
     """Make a version the one that is exported by default, and keep its weights; its run goes on as it does."""
-    detail = f"version {version.number} is the one to use"
-    store.log(_PROMOTED, detail, run=version.run, number=version.round)
+    store.log(_PROMOTED, f"version {version.number} is the one to use", run=version.run, number=version.round)
     return version
 
 
@@ -47,8 +46,7 @@ def roll_back(store: Store, version: VersionRecord) -> VersionRecord:
             " optimizer kept beside them, so the run cannot go on from it; begin another from its weights: `shoal"
             f" export-weights --version {version.number}`, and model.weights = that file"
         )
-    newest = store.versions(version.run)[-1].number
-    copy = replace(version, number=newest + 1, created_at=time.time())
+    copy = replace(version, number=store.versions(version.run)[-1].number + 1, created_at=time.time())
     if not store.repeat_version(copy):
         raise ConfigError(
             f"run {version.run} is going on; hold it with `shoal pause` (its server must be up), go back once `shoal"

@@ -187,8 +187,7 @@ def _add_coverage(
     for at, by_label in enumerate(labelled):
         if by_label:
             inner = tensor.dims[at].inner
-            rows = tensor.shape[at] // inner
-            column = np.repeat((group.by_label[:rows] * factor).astype(np.float32), inner)
+            column = np.repeat((group.by_label[: tensor.shape[at] // inner] * factor).astype(np.float32), inner)
             amount = column.reshape([-1 if other == at else 1 for other in range(len(labelled))])
     if all(isinstance(index, slice) for box in tensor.regions for index in box.whole):
         for box in tensor.regions:

@@ -29,8 +29,7 @@ def build(basis: Basis[FrozenModel | None]) -> Strategy:
     if full not in basis.tiers:
         raise PlanError(f"{basis.name} trains the full tier {full.id}, which is not among those exported and allowed")
     weighting = basis.weighting or ("samples" if basis.average == "mean" else "uniform")
-    average = replace(basis, weighting=weighting, label_rule=basis.label_rule is True, tiers=(full,))
-    built = heterofl.build(average)
+    built = heterofl.build(replace(basis, weighting=weighting, label_rule=basis.label_rule is True, tiers=(full,)))
     return replace(built, name="fedavg", paper="https://arxiv.org/abs/1602.05629")
 
 

@@ -71,8 +71,7 @@ def build(basis: Basis[FedRolexSettings]) -> Strategy:
             f" {basis.weighting!r} has no place; remove one"
         )
     built, factor = _windowed(replace(basis, average="mean"), window), layer_factor(basis.layout, keys.weighting)
-    merge = replace(built.merge, start=lambda: start(basis.layout, factor), deltas=False)
-    return replace(built, merge=merge)
+    return replace(built, merge=replace(built.merge, start=lambda: start(basis.layout, factor), deltas=False))
 
 
 def build_dropout(basis: Basis[DropoutSettings]) -> Strategy:

@@ -39,8 +39,7 @@ def build(basis: Basis[FrozenModel | None]) -> Strategy:
     if basis.optimizer is not None:
         raise PlanError("flexlora factors its adapters anew in each round; remove [server_optimizer], or take hetlora")
     weighted = replace(basis, weighting=basis.weighting or "samples")
-    folding = Folding(lambda pair, _: (pair.up @ pair.down,), lambda _: 1.0, _factored)
-    built = merged_by(folding, weighted)
+    built = merged_by(Folding(lambda pair, _: (pair.up @ pair.down,), lambda _: 1.0, _factored), weighted)
     return replace(built, paper="https://arxiv.org/abs/2402.11505")
 
 

@@ -33,8 +33,7 @@ def build(basis: Basis[FrozenModel | None]) -> Strategy:
     Raises:
         PlanError: the model has no adapters, or the plan is not static.
     """
-    folding = Folding(_padded, _norm, lambda mean, _: Pair(*mean))
-    built = merged_by(folding, basis)
+    built = merged_by(Folding(_padded, _norm, lambda mean, _: Pair(*mean)), basis)
     return replace(built, paper="https://arxiv.org/abs/2401.06432")
 
 

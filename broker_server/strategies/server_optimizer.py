@@ -150,8 +150,7 @@ def apply(
 
 def _restarted(settings: OptimizerSettings, state: OptimizerState) -> tuple[OptimizerState, float]:
     number = state.steps + 1
-    passed = sum(number >= milestone for milestone in settings.milestones)
-    eta = settings.eta * settings.restart_factor**passed
+    eta = settings.eta * settings.restart_factor ** sum(number >= milestone for milestone in settings.milestones)
     if number in settings.milestones:
         fresh = init(settings, state.first)
         state = OptimizerState(state.steps, fresh.first, fresh.second)

@@ -79,8 +79,7 @@ class Memory:
         """The agent was killed while it computed; proven if the runtime has said itself that memory was lacking."""
         deaths, times = self.learnt.deaths + 1, self.learnt.times
         if proven or deaths >= DEATHS or self.load("", "", 0).kills > load.kills:
-            rest = min(_REST * 2**times, _LONGEST_REST)
-            self._keep(deaths=0, too_large=load, rest=rest, times=times + 1)
+            self._keep(deaths=0, too_large=load, rest=min(_REST * 2**times, _LONGEST_REST), times=times + 1)
         else:
             self._keep(deaths=deaths)
 

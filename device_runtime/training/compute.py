@@ -90,8 +90,7 @@ def finished(task: Task, bench: Bench, result: Result) -> Outcome:
 
 
 def _labels(task: Task, bench: Bench) -> tuple[int, ...]:
-    targets = bench.data.fitted(task.manifest).y[bench.split()[0]]
-    return tuple(present_labels(targets, task.manifest.classes).tolist())
+    return tuple(present_labels(bench.data.fitted(task.manifest).y[bench.split()[0]], task.manifest.classes).tolist())
 
 
 def keep_update(task: Task, bench: Bench, tensors: Mapping[str, NDArray[Any]]) -> BlobRef:

@@ -80,8 +80,7 @@ def holdout_split(n: int, share: float) -> tuple[Indices, Indices]:
 
 def sample_order(seed: int, round_number: int, epoch: int, n: int) -> Indices:
     """The order of the training samples in one epoch, a permutation of ``0 .. n - 1`` (see the module's text)."""
-    sequence = np.random.SeedSequence([seed, round_number, epoch])
-    return np.random.Generator(np.random.PCG64(sequence)).permutation(n)
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, round_number, epoch]))).permutation(n)
 
 
 def batches(order: Indices, batch_size: int) -> Iterator[Indices]:

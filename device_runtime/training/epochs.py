@@ -63,8 +63,7 @@ def train(session: TrainSession, manifest: Manifest, course: Course, hooks: Hook
         all_total, all_weight = all_total + total, all_weight + weight
         hooks.report(EpochReport(planned.epoch + 1, planned.epochs, step, mean))
     check_parameters(session.parameters(), course.round, step)
-    seconds = time.monotonic() - started
-    return TrainResult(step, mean, seconds, all_total / all_weight if all_weight else None)
+    return TrainResult(step, mean, time.monotonic() - started, all_total / all_weight if all_weight else None)
 
 
 def loss_refused(loss: float, manifest: Manifest, moment: Moment, step: int) -> RefusedError:

@@ -64,5 +64,4 @@ def train_pair(
         hooks.report(EpochReport(planned.epoch + 1, planned.epochs, step, float(means[SIDES.index("sent")])))
     for side in SIDES:
         check_parameters(session.parameters(side), course.round, step, f" of the {side} model")
-    named = dict(zip(SIDES, map(float, means), strict=True))
-    return PairResult(step, named, time.monotonic() - started)
+    return PairResult(step, dict(zip(SIDES, map(float, means), strict=True)), time.monotonic() - started)

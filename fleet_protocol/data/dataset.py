@@ -88,8 +88,7 @@ class DataSet:
     @property
     def normal_black(self) -> NDArray[np.float32]:
         """A black pixel as it is in a batch, bit by bit, float32 that broadcasts against one sample."""
-        shape = (self.x.shape[1], *[1] * (self.x.ndim - 2))
-        return self._normalised(np.broadcast_to(self.black, shape).copy())
+        return self._normalised(np.broadcast_to(self.black, (self.x.shape[1], *[1] * (self.x.ndim - 2))).copy())
 
     def _normalised(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
         """Scale and shift in place."""

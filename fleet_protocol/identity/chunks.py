@@ -74,8 +74,7 @@ def _group_cipher(key: bytes, salt: bytes, place: str) -> ChaCha20Poly1305:
 
 
 def _stream_cipher(what: int, own: X25519PrivateKey, other: bytes, claim: bytes, place: str) -> Cipher:
-    purpose = b"shoal-stream-%d\0" % (what - _LIST) + claim + place.encode()
-    return _CIPHERS[what](agreed(own, other, purpose))
+    return _CIPHERS[what](agreed(own, other, b"shoal-stream-%d\0" % (what - _LIST) + claim + place.encode()))
 
 
 def _nonce(number: int) -> bytes:
@@ -157,10 +156,9 @@ class ChunkVerifier:
         self._verifier.check(topic, head.signer)
         self._keys.hear(head.signer)
         body = memoryview(envelope)[at:]
-        if head.digests is not None:
-            expected = head.digests[_DIGEST_BYTES * number : _DIGEST_BYTES * (number + 1)]
-            if chunk_digest(body) != expected:
-                raise RefusedError(RefusalReason.FORGED, f"a chunk on {topic} that {head.signer.name} has not listed")
+        place = slice(_DIGEST_BYTES * number, _DIGEST_BYTES * (number + 1))
+        if head.digests is not None and chunk_digest(body) != head.digests[place]:
+            raise RefusedError(RefusalReason.FORGED, f"a chunk on {topic} that {head.signer.name} has not listed")
         try:
             frame = bytes(body) if head.cipher is None else head.cipher.decrypt(_nonce(number), body, topic.encode())
         except InvalidTag as error:

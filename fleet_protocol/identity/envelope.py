@@ -64,8 +64,7 @@ class Signer:
         """Sign a message; a farewell is published when the member has gone."""
         certificate = self.certificate
         head = _HEAD.pack(_MAGIC, farewell, next(self._counters), len(certificate))
-        signature = self._key.sign(_signed(topic, head, certificate, payload))
-        return b"".join((head, certificate, signature, payload))
+        return b"".join((head, certificate, self._key.sign(_signed(topic, head, certificate, payload)), payload))
 
 
 class Verifier:

@@ -167,8 +167,7 @@ class SignedTransport:
                 group = self._group()  # somebody may have been revoked since the last window
                 self._tell(self._handover.papers(self._papers()))
                 self._tell(self._handover.due(group) if group is not None else ())
-                topics = (topic for topic, _ in window)
-                yield from zip(topics, self._chunks.listed(place, window, group), strict=True)
+                yield from zip((topic for topic, _ in window), self._chunks.listed(place, window, group), strict=True)
 
     def _tell(self, messages: Iterable[tuple[str, bytes]]) -> None:
         for topic, payload in messages:

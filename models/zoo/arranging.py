@@ -143,8 +143,7 @@ def _columns(gradient: Tensor, position: int, others: list[int]) -> Floats:
         gradient = gradient.sum(others, keepdim=True)
     rows = gradient.movedim(position, 0).flatten(1) if gradient.dim() > 1 else gradient[:, None]
     if rows.shape[1] > _COLUMNS:
-        generator = torch.Generator().manual_seed(0)
-        rows = rows @ torch.randn((rows.shape[1], _COLUMNS), generator=generator)
+        rows = rows @ torch.randn((rows.shape[1], _COLUMNS), generator=torch.Generator().manual_seed(0))
     return rows.numpy()
 
 

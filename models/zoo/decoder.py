@@ -205,5 +205,4 @@ def smollm(
     shape = DecoderShape(classes, embed, heads, shared_heads, head_dim, ffn, blocks, theta)
     if not rank:
         return build_decoder(cut, shape)
-    model = build_decoder(cut.whole(), shape)
-    return with_adapters(model, Adapters(rank, alpha, tuple(targets)), cut)
+    return with_adapters(build_decoder(cut.whole(), shape), Adapters(rank, alpha, tuple(targets)), cut)

@@ -117,9 +117,7 @@ class TokenMask(NoiseLayer):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the tokens, int64 of any shape, in training with masks among them."""
-        if not self.active:
-            return tokens
-        return torch.where(self.uniform(tokens) < self.rate, self.symbol, tokens)
+        return tokens if not self.active else torch.where(self.uniform(tokens) < self.rate, self.symbol, tokens)
 
 
 def noise_layers(module: nn.Module) -> dict[str, NoiseLayer]:

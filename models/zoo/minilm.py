@@ -59,8 +59,7 @@ class MiniLm(nn.Module):
 
     def encode(self, tokens: Tensor) -> Tensor:
         """Compute the encoder's output, float32 [batch, length, embed], of token ids, int64 [batch, length]."""
-        present = (tokens != PAD).to(self.positions.dtype)
-        penalty = padding_penalty(present)
+        penalty = padding_penalty((tokens != PAD).to(self.positions.dtype))
         x = self.scaler(self.tokens(tokens)) + self.scaler(self.positions[: tokens.shape[1]])
         hidden: Tensor = self.dropout(self.norm(x))
         for block in self.blocks:
@@ -169,8 +168,7 @@ def minilm_encoder(
 ) -> MiniLm:
     """Build a text classifier; embedding, heads, feed-forward and head units are cut by width, layers by depth."""
     sizes = TextShape(input_shape[0], vocab, embed, classes)
-    settings = MiniLmSettings(sizes, heads, ffn, blocks, dropout, pretrained, pooling, scaler)
-    return build_minilm(cut, settings)
+    return build_minilm(cut, MiniLmSettings(sizes, heads, ffn, blocks, dropout, pretrained, pooling, scaler))
 
 
 @architecture(input_dtype="int64", paper="MiniLM (NeurIPS 2020) with LoRA (ICLR 2022)")
@@ -218,5 +216,4 @@ def token_classifier(
 ) -> MiniLm:
     """Build a token classifier (3 classes: outside, begin, inside of one entity type) cut by width and depth."""
     sizes = TextShape(input_shape[0], vocab, embed, classes)
-    settings = MiniLmSettings(sizes, heads, ffn, blocks, dropout, pretrained, "none", scaler)
-    return build_minilm(cut, settings)
+    return build_minilm(cut, MiniLmSettings(sizes, heads, ffn, blocks, dropout, pretrained, "none", scaler))

@@ -40,8 +40,7 @@ class TextEncoder(nn.Module):
             x = block(x, penalty)
         # A text of nothing but padding counts as one token, and gets the bias of the head.
         count = present.sum(1, keepdim=True).clamp(min=1.0)
-        pooled = (x * present[:, :, None]).sum(1) / count
-        logits: Tensor = self.head(pooled)
+        logits: Tensor = self.head((x * present[:, :, None]).sum(1) / count)
         return logits
 
 

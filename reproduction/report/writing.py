@@ -53,8 +53,7 @@ def write_table(experiment: Experiment, scale: Scale, results: Sequence[ArmResul
         keep_earlier(folder, experiment.table, then or "nothing")
     new = {(row.arm, row.seed, row.figure): row for row in (*before, *rows_of(experiment, scale, results))}
     points = {(point.arm, point.seed, point.round): point for point in (*read_points(curves), *points_of(results))}
-    ordered = _in_order(experiment, points.values())
-    write_atomically(curves, as_csv(ordered, Point).encode())
+    write_atomically(curves, as_csv(_in_order(experiment, points.values()), Point).encode())
     return write_rows(experiment, tuple(new.values()), folder)
 
 

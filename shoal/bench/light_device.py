@@ -147,8 +147,7 @@ class LightDevice:
             return
         self._moved = time.monotonic()
         if digest in self._whole:
-            index = int.from_bytes(frame[4:8], "big")
-            self._parts[digest][index] = b""
+            self._parts[digest][int.from_bytes(frame[4:8], "big")] = b""
         else:
             try:
                 chunk = decode_chunk(frame)
@@ -228,7 +227,6 @@ class LightDevice:
 
 def light_member(topics: Topics, name: str, whole: dict[str, bytes]) -> Member:
     """A light device with its connection."""
-    will = Farewell(topics.status(name), _status("gone", online=False))
-    member = Member(topics, name, will, LeanClient)
+    member = Member(topics, name, Farewell(topics.status(name), _status("gone", online=False)), LeanClient)
     member.behaviour = LightDevice(member, whole)
     return member

@@ -126,9 +126,7 @@ def seconds_text(seconds: float | None) -> str:
     """
     if seconds is None:
         return "-"
-    if seconds < 60:
-        return f"{seconds:.2f} s"
-    return f"{int(seconds // 60)} min {int(seconds % 60)} s"
+    return f"{seconds:.2f} s" if seconds < 60 else f"{int(seconds // 60)} min {int(seconds % 60)} s"
 
 
 def release_text(version: str, record: str | None, sets: str | None = None) -> str:

@@ -199,8 +199,7 @@ def run_demo(data: str, preset: Preset, seed: int, runs: Path, broker: str = "em
         ShoalError: something the demo needs is missing, or a run failed.
     """
     started = time.monotonic()
-    name = f"demo-{data}-{datetime.now(timezone.utc):%Y%m%d-%H%M%S}-seed{seed}"
-    folder = runs / name
+    folder = runs / f"demo-{data}-{datetime.now(timezone.utc):%Y%m%d-%H%M%S}-seed{seed}"
     prepared = _prepare(data, preset, seed, folder)
     broker_config = BrokerConfig(url=broker, port=_free_port())
     base = _fleet_config(prepared, preset, seed, broker_config)

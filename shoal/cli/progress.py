@@ -72,8 +72,7 @@ class RunDisplay(Display):
         table = Table.grid(padding=(0, 2))
         for device, (tier, state) in sorted(self._devices.items()):
             table.add_row(f"  {device}", f"[dim]{tier}[/]", state)
-        lines = [line for line in (self._waiting, self._last) if line]
-        return Group(self._bars, table, *lines)
+        return Group(self._bars, table, *[line for line in (self._waiting, self._last) if line])
 
     def _set(self, device: str, state: str, tier: str | None = None) -> None:
         known = self._devices.get(device, ("", ""))[0]

@@ -9,8 +9,7 @@ from shoal.flash.tree import Entry
 def access_files(config: FlashConfig) -> Iterator[Entry]:
     """What ``[network]`` and ``[ssh]`` put on a card; nothing without them."""
     if config.network:
-        path = "etc/wpa_supplicant/wpa_supplicant-wlan0.conf"
-        yield Entry(path, _wifi(config.network).encode(), 0o600)
+        yield Entry("etc/wpa_supplicant/wpa_supplicant-wlan0.conf", _wifi(config.network).encode(), 0o600)
     if config.ssh:
         user, home = config.ssh.user, f"home/{config.ssh.user}"
         yield Entry("usr/lib/sysusers.d/zz-shoal-ssh.conf", f'u {user} - "Operator" /{home} /bin/sh\n'.encode())

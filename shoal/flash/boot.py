@@ -74,8 +74,7 @@ class FatBoot(Boot):
 
     @override
     def write(self, files: Mapping[str, bytes]) -> None:
-        folders = {name.partition("/")[0] for name in files if "/" in name} - self.names()
-        for name in sorted(folders):
+        for name in sorted({name.partition("/")[0] for name in files if "/" in name} - self.names()):
             self._tool("mmd", "-i", self._drive, f"::/{name}")
         with tempfile.TemporaryDirectory() as folder:
             Boot(Path(folder)).write(files)

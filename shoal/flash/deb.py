@@ -76,5 +76,4 @@ def debian_package(config: FlashConfig, wheels: Path | None = None) -> bytes:
 
 def _member(name: str, data: bytes) -> bytes:
     """A file of an ar archive: name, time, owner, group, mode and size in columns, then the data at even length."""
-    head = f"{name:<16}{0:<12}{0:<6}{0:<6}{'100644':<8}{len(data):<10}`\n"
-    return head.encode() + data + b"\n" * (len(data) % 2)
+    return f"{name:<16}{0:<12}{0:<6}{0:<6}{'100644':<8}{len(data):<10}`\n".encode() + data + b"\n" * (len(data) % 2)

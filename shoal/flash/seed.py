@@ -100,8 +100,7 @@ def _netplan(wifi: Network) -> dict[str, Any]:
     point: dict[str, Any] = {"hidden": True} if wifi.hidden else {}
     if password is not None:
         point |= {"auth": {"key-management": "sae", "password": password}} if wifi.wpa3 else {"password": password}
-    points = {wifi.ssid: point}
-    return {"dhcp4": True, "optional": True, "regulatory-domain": wifi.country, "access-points": points}
+    return {"dhcp4": True, "optional": True, "regulatory-domain": wifi.country, "access-points": {wifi.ssid: point}}
 
 
 def _told(config: FlashConfig) -> Iterator[tuple[str, str]]:

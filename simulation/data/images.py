@@ -144,8 +144,7 @@ def cifar100(root: Path | None, *, limit: int | None = None) -> Dataset:
     def split(stem: str) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         records = _records(folder / f"{stem}.bin")
         kept = records[evenly(len(records), limit)]
-        images = kept[:, _LABELS:].reshape(-1, 3, _SIDE, _SIDE)
-        return CIFAR.normalised(images), kept[:, _LABELS - 1].astype(np.int64)
+        return CIFAR.normalised(kept[:, _LABELS:].reshape(-1, 3, _SIDE, _SIDE)), kept[:, _LABELS - 1].astype(np.int64)
 
     return Dataset("cifar100", *split("train"), *split("test"), _CLASSES, black=CIFAR.black)
 

@@ -83,8 +83,7 @@ def cola(
     stems = ["in_domain_train", *(f"{part}_dev" for part in (both if test == "dev" else (test,)))]
     train, *tests = (_read(folder / f"{stem}.tsv", columns=4, text=3, label=1) for stem in stems)
     texts = [text for part, _ in tests for text in part]
-    labels = np.concatenate([part for _, part in tests])
-    return _encoded("cola", (train, (texts, labels)), tokens, length, vocab)
+    return _encoded("cola", (train, (texts, np.concatenate([part for _, part in tests]))), tokens, length, vocab)
 
 
 def _read(path: Path, *, columns: int, text: int, label: int) -> _Labelled:

@@ -58,8 +58,7 @@ def watch(
     if unknown:
         raise ConfigError(f"nobody in the watch data is subject {unknown[0]}; there are {sorted(set(subjects))}")
     parts: dict[bool, list[tuple[_Window, int, int]]] = {False: [], True: []}
-    ends = np.cumsum(lengths)
-    for end, length, label, subject in zip(ends, lengths, labels, subjects, strict=True):
+    for end, length, label, subject in zip(np.cumsum(lengths), lengths, labels, subjects, strict=True):
         recording = signal[end - length : end]
         # All of a recording is on one side when people are held out.
         cut = int(length * (1.0 - holdout)) if not test_subjects else (0 if subject in test_subjects else int(length))

@@ -208,8 +208,7 @@ class HistoryWriter:
         if not self._unwritten:
             return
         if self._pending:
-            part = self.folder / DEVICES / f"from-{self._pending[0].round:09d}.parquet"
-            _write(part, DeviceRow, self._pending)
+            _write(self.folder / DEVICES / f"from-{self._pending[0].round:09d}.parquet", DeviceRow, self._pending)
             if len(self._pending) >= _PART_ROWS:
                 self._pending = []
         # Devices first: their rows without the round are dropped by the next writer, a round without them would stay.

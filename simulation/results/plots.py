@@ -170,8 +170,7 @@ def tier_counts(rows: Sequence[RoundRow], *, title: str = "") -> Figure:
     edges = np.array([*(rows[start].round for start in starts), rows[-1].round + 1]) - 0.5
     figure, (axes,) = _figure(title)
     below = np.zeros(len(starts))
-    colours = mpl.colormaps[_ORDERED](np.linspace(0.0, 0.92, len(tiers)))
-    for tier, colour in zip(tiers, colours, strict=True):
+    for tier, colour in zip(tiers, mpl.colormaps[_ORDERED](np.linspace(0.0, 0.92, len(tiers))), strict=True):
         counts = np.array([row.tiers.get(tier, 0) for row in rows], dtype=np.float64)
         top = below + np.add.reduceat(counts, starts) / np.diff([*starts, len(rows)])
         axes.stairs(top, edges, baseline=below, fill=True, color=colour, label=_tier_label(tier), linewidth=0)

@@ -158,8 +158,7 @@ class Rule:
             _sgd(rows, self.optimizer, scale)
             return
         rows.steps.add_(1)
-        slot = Slot(rows.values, gradient.mul_(scale), rows.states, rows.steps)
-        direction, states = self.optimizer.direction(slot)
+        direction, states = self.optimizer.direction(Slot(rows.values, gradient.mul_(scale), rows.states, rows.steps))
         for name, value in states.items():
             rows.states[name].copy_(value)
         rows.values.addcmul_(direction, rate, value=-1.0)

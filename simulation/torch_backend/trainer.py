@@ -286,8 +286,7 @@ class TorchTrainer:
                 rows = everyone[who]
                 for number in range(x.shape[1]):
                     step = piece.first + number
-                    drawn = [numbers[:, number] for numbers in noise]
-                    batch = Batch(who, x[:, number], y[:, number], part, drawn)
+                    batch = Batch(who, x[:, number], y[:, number], part, [numbers[:, number] for numbers in noise])
                     losses[who, step] = stepper.gradients(batch, rows.gradient)
                     rule.step(rows)
                     counts[who, step] = [counted(labels) for labels in piece.y[:, number]]

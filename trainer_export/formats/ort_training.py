@@ -79,8 +79,7 @@ def write_artifacts(module: nn.Module, signature: Signature, recipe: Recipe) -> 
         ExportError: an operator cannot be exported, or onnxruntime-training is not installed.
         UnavailableError: the runtime has no gradient for an operator.
     """
-    forward = _forward_model(module, signature, recipe)
-    files = _official_files(forward, module)
+    files = _official_files(_forward_model(module, signature, recipe), module)
     training = onnx.load_model_from_string(files[0].data)
     batch = (*batch_ports(signature, recipe.loss), *noise_ports(model_noise(module, signature)))
     return (*files, _step_file(training, batch, module, signature.base, recipe))
@@ -119,8 +118,7 @@ def _forward_model(module: nn.Module, signature: Signature, recipe: Recipe) -> o
         *(graph.input(port) for port in trace.inputs[len(weights) :]),
     ]
     inputs = [emitter.value(name, spec.shape, spec.dtype) for name, spec in zip(names, trace.input_specs, strict=True)]
-    outputs = lower(emitter, trace, inputs, {**LOWERINGS, **PLAIN})
-    for port, value in zip(trace.outputs, outputs, strict=True):
+    for port, value in zip(trace.outputs, lower(emitter, trace, inputs, {**LOWERINGS, **PLAIN}), strict=True):
         graph.output(port, emitter.plain(value))
     return graph.model()
 
@@ -157,8 +155,7 @@ def _official_files(forward: onnx.ModelProto, module: nn.Module) -> list[SetFile
 
 def _reason(error: Exception) -> str:
     """What the runtime says, without the signature of the C++ function it says it in."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0].rsplit(" was false. ", 1)[-1]
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rsplit(" was false. ", 1)[-1]
 
 
 def _model_file(folder: Path, name: str) -> GraphFile:

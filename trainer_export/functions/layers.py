@@ -81,8 +81,7 @@ def _one_hot(labels: Tensor, num_classes: int = -1) -> Tensor:
 
 
 def _bilinear(left: Tensor, right: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    products = left.unsqueeze(-1) * right.unsqueeze(-2)
-    return functional.linear(products.flatten(-2), weight.flatten(1), bias)
+    return functional.linear((left.unsqueeze(-1) * right.unsqueeze(-2)).flatten(-2), weight.flatten(1), bias)
 
 
 def _unfold(x: Tensor, dimension: int, size: int, step: int) -> Any:
@@ -105,9 +104,7 @@ def _diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
 
 
 def _diag_embed(x: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Any:
-    if offset or (dim1, dim2) != (-2, -1):
-        return NotImplemented
-    return x.unsqueeze(-1) * torch.eye(x.shape[-1])
+    return NotImplemented if offset or (dim1, dim2) != (-2, -1) else x.unsqueeze(-1) * torch.eye(x.shape[-1])
 
 
 def _cdist(left: Tensor, right: Tensor, p: float = 2.0, compute_mode: Any = None) -> Tensor:

@@ -61,8 +61,7 @@ def each(value: Any, rank: int) -> list[Any]:
 
 def _interpolate(x: Tensor, size: Any = None, scale_factor: Any = None, *args: Any, **settings: Any) -> Any:
     rank = x.dim() - 2
-    names = ("mode", "align_corners", "recompute_scale_factor", "antialias")
-    settings |= dict(zip(names, args, strict=False))
+    settings |= dict(zip(("mode", "align_corners", "recompute_scale_factor", "antialias"), args, strict=False))
     if settings.get("antialias"):
         raise ExportError("interpolate(antialias=True) cannot be exported; use mode='area', or average pooling before")
     given = "size" if scale_factor is None else "scale_factor"
@@ -144,8 +143,7 @@ def _response_norm(x: Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75
             ),
         ],
     )
-    divided = mean.squeeze(1).transpose(1, 2).reshape(x.shape)
-    return x / (divided * alpha + k) ** beta
+    return x / (mean.squeeze(1).transpose(1, 2).reshape(x.shape) * alpha + k) ** beta
 
 
 FUNCTIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(

@@ -31,8 +31,7 @@ class BinaryCrossEntropy(Elementwise):
 
     def sums(self, output: Tensor, answer: Answer) -> list[Tensor]:
         """The loss, and of each sample the share of the outputs that are right."""
-        target = self.matched(output, answer)
-        right = ((output > 0) == (target > 0.5)).to(torch.float32)
+        right = ((output > 0) == (self.matched(output, answer) > 0.5)).to(torch.float32)
         return [*super().sums(output, answer), right.flatten(1).mean(1).sum()]
 
     def decided(self, output: Tensor, answer: Answer) -> tuple[Tensor, Tensor]:

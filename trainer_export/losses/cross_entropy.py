@@ -42,14 +42,12 @@ def loss_and_logit_gradient(logits: Tensor, y: Tensor, mask: Tensor) -> tuple[Te
 
 def loss_sum(logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
     """Sum of the cross entropies of a batch, float32 []; arguments as for :func:`loss_and_logit_gradient`."""
-    masked = logits * mask
-    return -(torch.log_softmax(masked, -1) * one_hot(y, logits.shape[-1])).sum()
+    return -(torch.log_softmax(logits * mask, -1) * one_hot(y, logits.shape[-1])).sum()
 
 
 def correct_count(logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
     """How many labels are the largest (masked) logit of their place, int64 []."""
-    masked = logits * mask
-    return (masked.argmax(-1) == y).to(torch.int64).sum()
+    return ((logits * mask).argmax(-1) == y).to(torch.int64).sum()
 
 
 def one_hot(y: Tensor, classes: int) -> Tensor:

@@ -69,8 +69,7 @@ class Geometry:
             places = np.arange(here[axis]).reshape(shape)
             shape = [1] * (2 * rank)
             shape[rank + axis] = self.kernel[axis]
-            taps = np.arange(self.kernel[axis]).reshape(shape)
-            scaled, step = place(axis, places, taps)
+            scaled, step = place(axis, places, np.arange(self.kernel[axis]).reshape(shape))
             index = scaled // step
             valid = valid & (scaled % step == 0) & (index >= 0) & (index < size)
             flat = flat * size + np.clip(index, 0, size - 1)
@@ -82,15 +81,13 @@ def rows_of(e: Emitter, x: Value, *, zero_row: bool) -> str:
     """A feature map as [batch, positions, channels], with one row of zeros at the end if wanted."""
     positions, channels = math.prod(x.shape[2:]), x.shape[1]
     name = e.arranged(x, channels_last(x.rank))
-    physical = (x.shape[0], *x.shape[2:], channels)
-    rows = e.reshaped(name, physical, (x.shape[0], positions, channels))
+    rows = e.reshaped(name, (x.shape[0], *x.shape[2:], channels), (x.shape[0], positions, channels))
     return e.graph.node("Pad", rows, e.graph.ints(0, 0, 0, 0, 1, 0)) if zero_row else rows
 
 
 def look_up(e: Emitter, x: Value, table: NDArray[np.int64]) -> str:
     """The rows of ``x`` that the table names, as a matrix [batch * len(table), taps * channels]."""
-    zero_row = bool((table == math.prod(x.shape[2:])).any())
-    rows = rows_of(e, x, zero_row=zero_row)
+    rows = rows_of(e, x, zero_row=bool((table == math.prod(x.shape[2:])).any()))
     columns = e.graph.node("Gather", rows, e.graph.constant(table.reshape(-1)), axis=1)
     return e.graph.node("Reshape", columns, e.graph.ints(-1, table.shape[1] * x.shape[1]))
 
@@ -127,8 +124,7 @@ def _look_up_twice_ns(geometry: Geometry, channels: int) -> float:
     if len(geometry.kernel) != 2 or 1 in geometry.kernel:
         return math.inf
     height, width = geometry.kernel
-    padded = geometry.inputs[0] + 2 * geometry.padding[0]
-    first = look_up_ns(padded * geometry.outputs[1], width, channels)
+    first = look_up_ns((geometry.inputs[0] + 2 * geometry.padding[0]) * geometry.outputs[1], width, channels)
     return first + look_up_ns(math.prod(geometry.outputs), height, width * channels)
 
 

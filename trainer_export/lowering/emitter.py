@@ -60,8 +60,7 @@ class Emitter:
             return value.name
         if value.lies(order):
             return self.reshaped(value.name, value.physical, tuple(value.stored[i] for i in order))
-        perm = [value.order.index(axis) for axis in order]
-        return self._transposed(value.name, value.physical, perm)
+        return self._transposed(value.name, value.physical, [value.order.index(axis) for axis in order])
 
     def _transposed(self, name: str, physical: Shape, perm: list[int]) -> str:
         """A Transpose that moves neighbours together as one axis: the runtime is ten times slower with each apart."""
@@ -97,9 +96,7 @@ class Emitter:
     def unfolded(self, name: str, physical: Shape) -> tuple[str, Shape]:
         """The same rows as they lay before a reshape of the leading dimensions only, else the value itself."""
         base, shape = self._bases.get(name, (name, tuple(physical)))
-        if shape and physical and shape[-1] == physical[-1]:
-            return base, shape
-        return name, tuple(physical)
+        return (base, shape) if shape and physical and shape[-1] == physical[-1] else (name, tuple(physical))
 
     def _reshape_target(self, physical: Shape, target: Shape) -> str:
         dynamic = [i for i, size in enumerate(target) if not isinstance(size, int)]
@@ -173,8 +170,7 @@ class Emitter:
         # that works in that order and its neighbours will too. Parameters and their gradients are the exception:
         # whatever order a gradient came in, parameter and state are read and written plain, so it turns once.
         of_batch = any(not isinstance(size, int) for size in stored)
-        leader = max(candidates, key=lambda v: (hint(v.stored), v.is_plain != of_batch))
-        order = leader.order
+        order = max(candidates, key=lambda v: (hint(v.stored), v.is_plain != of_batch)).order
         names = [self._aligned(v, order, rank) for v in operands]
         result = Value("", shape, dtype or operands[0].dtype, stored, order)
         shapes = [self._aligned_shape(v, order, rank) for v in operands]
@@ -188,8 +184,7 @@ class Emitter:
         return replace(result, name=self.reshaped(name, target, result.physical))
 
     def _aligned_shape(self, value: Value, order: tuple[int, ...], rank: int) -> Shape:
-        missing = rank - value.rank
-        shape = (1,) * missing + value.stored
+        shape = (1,) * (rank - value.rank) + value.stored
         return tuple(shape[axis] for axis in order)
 
     def _widened(self, name: str, shape: Shape, whole: Shape) -> tuple[str, Shape]:
@@ -252,8 +247,7 @@ class Emitter:
         kept = [i for i in range(value.rank) if keep or i not in axes]
         shape = tuple(1 if i in axes else value.shape[i] for i in kept)
         order = tuple(kept.index(i) for i in value.order if i in kept)
-        physical = tuple(shape[i] for i in order)
-        name = self._reduce_physical(op_type, value, places, physical, keep=keep)
+        name = self._reduce_physical(op_type, value, places, tuple(shape[i] for i in order), keep=keep)
         return self.value(name, shape, value.dtype, order)
 
     def _reduce_physical(self, op_type: str, value: Value, places: list[int], result: Shape, *, keep: bool) -> str:
@@ -265,8 +259,7 @@ class Emitter:
         node, ints = self.graph.node, self.graph.ints
         if places == [value.rank - 1] and keep:
             name, shape = self.unfolded(value.name, value.physical)
-            reduced = node(op_type, name, ints(len(shape) - 1), keepdims=1)
-            return self.reshaped(reduced, (*shape[:-1], 1), result)
+            return self.reshaped(node(op_type, name, ints(len(shape) - 1), keepdims=1), (*shape[:-1], 1), result)
         name, shape = value.name, value.physical
         if places == [0] and value.rank == 2 and _factor(shape[0]) > 1:
             split = (-1, _factor(shape[0]), shape[1])
@@ -295,8 +288,7 @@ class Emitter:
             return None
         swap = (*range(rank - 2), rank - 1, rank - 2)
         physical = tuple(value.shape[i] for i in swap)
-        target = (*shape[:-2], shape[-1], shape[-2])
-        name = self.reshaped(self.arranged(value, swap), physical, target)
+        name = self.reshaped(self.arranged(value, swap), physical, (*shape[:-2], shape[-1], shape[-2]))
         size = len(shape)
         return self.value(name, shape, value.dtype, (*range(size - 2), size - 1, size - 2))
 
@@ -318,9 +310,7 @@ def _lifted_shape(shape: Shape, result: Shape, target: Shape) -> Shape | None:
         return ()
     if all(size == 1 for size in shape[:-1]) and shape[-1] == result[-1]:
         return (shape[-1],)
-    if shape[-1] == 1 and shape[:-1] == result[:-1]:
-        return (*target[:-1], 1)
-    return None
+    return (*target[:-1], 1) if shape[-1] == 1 and shape[:-1] == result[:-1] else None
 
 
 def _broadcast(shapes: Sequence[Shape], rank: int) -> Shape:

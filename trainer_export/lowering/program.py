@@ -118,9 +118,7 @@ def _call(
 def _resolve(known: Mapping[fx.Node, Any], arg: Any) -> Any:
     if isinstance(arg, fx.Node):
         return known[arg]
-    if isinstance(arg, (list, tuple)):
-        return [_resolve(known, item) for item in arg]
-    return arg
+    return [_resolve(known, item) for item in arg] if isinstance(arg, (list, tuple)) else arg
 
 
 def _unsupported(trace: Trace, node: fx.Node) -> ExportError:

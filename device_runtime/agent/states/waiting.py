@@ -54,8 +54,7 @@ class Starting(DeviceState):
             ctx.kit.journal.error(f"{error}; the fleet is told, if the broker is there")
             with contextlib.suppress(ShoalError):  # who cannot be reached at once reads it in this board's log
                 link = _connect(ctx, min(_WORD_SECONDS, config.connect_timeout_seconds))
-                said = ctx.measured.profile(config, 0, ctx.kit.memory, ctx.releases)
-                ctx.uplink.publish_status(None, said)
+                ctx.uplink.publish_status(None, ctx.measured.profile(config, 0, ctx.kit.memory, ctx.releases))
                 link.drain(time.monotonic() + _WORD_SECONDS)
             raise
         ctx.post(Event.LOADED)

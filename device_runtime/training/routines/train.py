@@ -42,8 +42,7 @@ def _step_key(manifest: Manifest, bench: Bench) -> str:
 
 
 def _run(task: Task, bench: Bench, hooks: Hooks) -> Result:
-    manifest = task.manifest
-    bench = replace(bench, data=bench.data.fitted(manifest))
+    bench = replace(bench, data=bench.data.fitted(task.manifest))
     tensors, result = _accelerated(task, bench, hooks)
     evaluation = _evaluate(task, bench, tensors, hooks)
     return Result(tensors, result.steps, result.seconds, result.loss, result.mean_loss, evaluation)

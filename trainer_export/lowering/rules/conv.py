@@ -56,8 +56,7 @@ def _sparse_gradient(e: Emitter, grad: Value, groups: int) -> Value:
         return grad
     outputs, inputs, *kernel = grad.shape
     masked = e.pointwise("Mul", grad, _group_mask(e, grad.shape, groups))
-    split = e.view(masked, (outputs, groups, inputs // groups, *kernel))
-    return e.reduce("ReduceSum", split, [1], keep=False)
+    return e.reduce("ReduceSum", e.view(masked, (outputs, groups, inputs // groups, *kernel)), [1], keep=False)
 
 
 def _convolution(e: Emitter, out: Spec, x: Value, weight: Value, bias: Value | None, *settings: Any) -> Value:
@@ -82,9 +81,7 @@ def _backward_convolution(
     """A transposed convolution is the gradient of the input of a convolution with the same kernel."""
     geometry = convolution.geometry(out.shape[2:], weight, x.shape[2:])
     made = _input_gradient(e, out, e.full(x), _dense(e, weight, convolution.groups), geometry)
-    if bias is None:
-        return made
-    return e.pointwise("Add", made, e.view(bias, (1, out.shape[1], *[1] * (x.rank - 2))))
+    return made if bias is None else e.pointwise("Add", made, e.view(bias, (1, out.shape[1], *[1] * (x.rank - 2))))
 
 
 def _feature_map(e: Emitter, matrix: str, out: Spec) -> Value:
@@ -126,8 +123,7 @@ def _weight_gradient(e: Emitter, grad: Value, x: Value, shape: Sequence[int], ge
         rows = matrix_of(e, grad)
     flat = e.graph.node("Gemm", rows, columns.name, transA=int(not in_planes), transB=columns.transposed)
     order = channels_last(len(shape))
-    name = e.reshaped(flat, (shape[0], -1), tuple(shape[i] for i in order))
-    return e.value(name, shape, order=order)
+    return e.value(e.reshaped(flat, (shape[0], -1), tuple(shape[i] for i in order)), shape, order=order)
 
 
 def _input_gradient(e: Emitter, out: Spec, grad: Value, weight: Value, geometry: Geometry) -> Value:
@@ -140,8 +136,7 @@ def _input_gradient(e: Emitter, out: Spec, grad: Value, weight: Value, geometry:
     outputs, inputs = weight.shape[:2]
     table = geometry.reverse_table()
     if geometry.is_pointwise:
-        flat = e.graph.node("Gemm", matrix_of(e, grad), _weight_matrix(e, weight))
-        return _feature_map(e, flat, out)
+        return _feature_map(e, e.graph.node("Gemm", matrix_of(e, grad), _weight_matrix(e, weight)), out)
     places, results, taps = math.prod(geometry.inputs), math.prod(geometry.outputs), geometry.taps
     flops = 2 * taps * inputs * outputs
     reach = int((table < results).sum(1).max())
@@ -149,8 +144,7 @@ def _input_gradient(e: Emitter, out: Spec, grad: Value, weight: Value, geometry:
     second = results * (flops * _FLOP_NS + taps * inputs * 0.2) + places * (
         look_up_ns(1, reach, inputs) + reach * inputs * 0.1
     )
-    transposed = results * (_TRANSPOSED_NS + flops * _TRANSPOSED_FLOP_NS)
-    if transposed <= min(first, second):
+    if results * (_TRANSPOSED_NS + flops * _TRANSPOSED_FLOP_NS) <= min(first, second):
         return _transposed_convolution(e, out, grad, weight, geometry)
     if first <= second:
         order = (*range(2, weight.rank), 0, 1)

@@ -30,9 +30,7 @@ def operand(e: Emitter, value: Value | complex | Dim, dtype: torch.dtype) -> Val
     """A number, a size or a value as a value of the given type."""
     if isinstance(value, Value):
         return e.cast(value, dtype)
-    if isinstance(value, (int, float, bool)):
-        return e.scalar(value, dtype)
-    return e.cast(e.size_as_float(value), dtype)
+    return e.scalar(value, dtype) if isinstance(value, (int, float, bool)) else e.cast(e.size_as_float(value), dtype)
 
 
 def step(e: Emitter, value: Value) -> Value:
@@ -106,9 +104,7 @@ def _pow(e: Emitter, out: Spec, x: Any, exponent: Any) -> Value:
         return e.pointwise("Mul", x, x)
     if exponent == 3:
         return e.pointwise("Mul", e.pointwise("Mul", x, x), x)
-    if exponent == 0.5:
-        return e.pointwise("Sqrt", x)
-    return e.pointwise("Pow", x, operand(e, exponent, out.dtype))
+    return e.pointwise("Sqrt", x) if exponent == 0.5 else e.pointwise("Pow", x, operand(e, exponent, out.dtype))
 
 
 def _rsqrt(e: Emitter, out: Spec, x: Value) -> Value:
@@ -172,8 +168,7 @@ def _tanh_backward(e: Emitter, _out: Spec, grad: Value, y: Value) -> Value:
 
 
 def _sigmoid_backward(e: Emitter, _out: Spec, grad: Value, y: Value) -> Value:
-    slope = e.pointwise("Mul", y, e.pointwise("Sub", e.scalar(1, y.dtype), y))
-    return e.pointwise("Mul", grad, slope)
+    return e.pointwise("Mul", grad, e.pointwise("Mul", y, e.pointwise("Sub", e.scalar(1, y.dtype), y)))
 
 
 def _normal_share(e: Emitter, x: Value) -> tuple[Value, Value]:
@@ -205,8 +200,7 @@ def only_exact(approximate: str) -> None:
 
 def _elu(e: Emitter, out: Spec, x: Value, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Value:
     """``scale * (max(x, 0) + alpha * (exp(min(x, 0) * input_scale) - 1))``, without a choice per element."""
-    zero = e.scalar(0, out.dtype)
-    raised = e.pointwise("Exp", multiply(e, e.pointwise("Min", x, zero), input_scale))
+    raised = e.pointwise("Exp", multiply(e, e.pointwise("Min", x, e.scalar(0, out.dtype)), input_scale))
     low = e.pointwise("Sub", raised, e.scalar(1, out.dtype))
     return multiply(e, e.pointwise("Add", e.pointwise("Relu", x), multiply(e, low, alpha)), scale)
 

@@ -29,8 +29,7 @@ def _take(e: Emitter, _out: Spec, x: Value, dim: int, index: Sequence[int]) -> V
 
 def _flip(e: Emitter, out: Spec, x: Value, dims: Sequence[int]) -> Value:
     for dim in dims:
-        size = _known(x.shape[dim % x.rank], "flip")
-        x = _take(e, out, x, dim % x.rank, range(size)[::-1])
+        x = _take(e, out, x, dim % x.rank, range(_known(x.shape[dim % x.rank], "flip"))[::-1])
     return x
 
 
@@ -89,15 +88,13 @@ def _index(e: Emitter, _out: Spec, x: Value, indices: Sequence[Value | None]) ->
     chosen, rest, together = _indexed(x, indices)
     flat = _places(e, [x.shape[d] for d in chosen], [i for i in indices if i is not None])
     kept = tuple(x.shape[d] for d in rest)
-    front = permuted(x, [*chosen, *rest])
-    rows = e.plain(e.view(front, (math.prod(x.shape[d] for d in chosen), *kept)))
+    rows = e.plain(e.view(permuted(x, [*chosen, *rest]), (math.prod(x.shape[d] for d in chosen), *kept)))
     found = e.value(e.graph.node("Gather", rows, e.plain(flat), axis=0), (*flat.shape, *kept), x.dtype)
     if not together:
         return found
     # The new dimensions stand where the first indexed one stood.
     before, many = chosen[0], flat.rank
-    order = [*range(many, many + before), *range(many), *range(many + before, found.rank)]
-    return permuted(found, order)
+    return permuted(found, [*range(many, many + before), *range(many), *range(many + before, found.rank)])
 
 
 def _index_put(
@@ -125,8 +122,7 @@ def _index_put(
     count = math.prod(flat.shape)
     target = e.plain(e.view(permuted(x, [*chosen, *rest]), (rows, width)))
     updates = e.plain(e.view(front, (count, width)))
-    column = e.plain(e.view(flat, (count, 1)))
-    wide = e.graph.node("Expand", column, e.shape_tensor((1, width)))
+    wide = e.graph.node("Expand", e.plain(e.view(flat, (count, 1))), e.shape_tensor((1, width)))
     reduction = "add" if accumulate else "none"
     name = e.graph.node("ScatterElements", target, wide, updates, axis=0, reduction=reduction)
     back = e.view(e.value(name, (rows, width), x.dtype), (*sizes, *kept))

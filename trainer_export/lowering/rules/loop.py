@@ -53,8 +53,7 @@ def _run(e: Emitter, loop: _Loop, step: Callable[..., list[Tensor]], shapes: Seq
     inside = Emitter(body, ports[0].name)
     sizes = [spec.shape for spec in trace.input_specs]
     names = [*(body.input(port) for port in ports), *(e.plain(value) for value in loop.around)]
-    values = [inside.value(name, size) for name, size in zip(names, sizes, strict=True)]
-    made = lower(inside, trace, values)
+    made = lower(inside, trace, [inside.value(name, size) for name, size in zip(names, sizes, strict=True)])
     kept = made[len(loop.states) :]
     unique = list({value.name: value for value in kept}.values())
     for i, value in enumerate([*made[: len(loop.states)], *unique]):

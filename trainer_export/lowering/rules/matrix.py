@@ -42,8 +42,7 @@ def _addmm(e: Emitter, _out: Spec, bias: Value, a: Value, b: Value, **scales: fl
 
 
 def _bmm(e: Emitter, out: Spec, a: Value, b: Value) -> Value:
-    names = [_batched(e, x) for x in (a, b)]
-    return e.value(e.graph.node("MatMul", *names), out.shape)
+    return e.value(e.graph.node("MatMul", *[_batched(e, x) for x in (a, b)]), out.shape)
 
 
 def _batched(e: Emitter, x: Value) -> str:

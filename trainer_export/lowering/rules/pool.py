@@ -125,19 +125,15 @@ def _scattered(e: Emitter, out: Spec, grad: Value, indices: Value) -> Value:
     zeros = e.graph.node("Expand", e.scalar(0, torch.float32).name, total)
     flat = [e.graph.node("Reshape", e.plain(v), e.graph.ints(-1)) for v in (indices, grad)]
     name = e.graph.node("ScatterElements", zeros, *flat, axis=0, reduction="add")
-    shape = e.graph.ints(-1, *out.shape[1:])
-    return e.value(e.graph.node("Reshape", name, shape), out.shape)
+    return e.value(e.graph.node("Reshape", name, e.graph.ints(-1, *out.shape[1:])), out.shape)
 
 
 def _average_pool(e: Emitter, out: Spec, x: Value, *settings: Any) -> Value:
     size, members = _tiling_of_average(settings)
     name, sizes = _cropped(e, e.full(x), size)
-    windows = _open_windows(sizes, size)
-    opened = e.graph.node("Reshape", name, e.graph.ints(-1, *windows, x.shape[1]))
-    axes = range(2, 2 * len(size) + 1, 2)
-    name = e.graph.node("ReduceSum", opened, e.graph.ints(*axes), keepdims=0)
-    pooled = e.value(name, out.shape, order=channels_last(x.rank))
-    return multiply(e, pooled, 1 / members)
+    opened = e.graph.node("Reshape", name, e.graph.ints(-1, *_open_windows(sizes, size), x.shape[1]))
+    name = e.graph.node("ReduceSum", opened, e.graph.ints(*range(2, 2 * len(size) + 1, 2)), keepdims=0)
+    return multiply(e, e.value(name, out.shape, order=channels_last(x.rank)), 1 / members)
 
 
 def _tiling_of_average(settings: Sequence[Any]) -> tuple[tuple[int, ...], int]:

@@ -98,8 +98,7 @@ def _slice(e: Emitter, out: Spec, x: Value, *positions: Any) -> Value:
     start = 0 if chosen.start is None else chosen.start
     stop = _END if end is None or (isinstance(end, int) and end > _END) or end == size else end
     bounds = [e.size(bound) for bound in (start, stop)]
-    place = e.graph.ints(x.order.index(dim))
-    name = e.graph.node("Slice", x.name, *bounds, place, e.graph.ints(step))
+    name = e.graph.node("Slice", x.name, *bounds, e.graph.ints(x.order.index(dim)), e.graph.ints(step))
     return e.value(name, out.shape, x.dtype, x.order)
 
 
@@ -137,8 +136,7 @@ def _slice_scatter(e: Emitter, out: Spec, x: Value, part: Value, *positions: Any
         return part
     table = np.arange(size)
     table[places] = size + np.arange(len(places))
-    lengths = (*out.shape[:dim], size + len(places), *out.shape[dim + 1 :])
-    joined = _join(e, Spec(lengths, out.dtype), [x, part], dim)
+    joined = _join(e, Spec((*out.shape[:dim], size + len(places), *out.shape[dim + 1 :]), out.dtype), [x, part], dim)
     axis = joined.order.index(dim)
     name = e.graph.node("Gather", joined.name, e.graph.constant(table), axis=axis)
     return e.value(name, out.shape, out.dtype, joined.order)
@@ -181,8 +179,7 @@ def _select(e: Emitter, out: Spec, x: Value, dim: int, index: int) -> Value:
     place = x.order.index(dim)
     name = e.graph.node("Gather", x.name, e.scalar(index, torch.int64).name, axis=place)
     kept = [axis for axis in range(x.rank) if axis != dim]
-    order = [kept.index(axis) for axis in x.order if axis != dim]
-    return e.value(name, out.shape, x.dtype, order)
+    return e.value(name, out.shape, x.dtype, [kept.index(axis) for axis in x.order if axis != dim])
 
 
 def _select_backward(e: Emitter, out: Spec, grad: Value, sizes: Sequence[Dim], *place: int) -> Value:
@@ -255,13 +252,11 @@ def _embedding_backward(e: Emitter, out: Spec, grad: Value, indices: Value, *set
 
 
 def _gather(e: Emitter, out: Spec, x: Value, dim: int, index: Value, **_: object) -> Value:
-    name = e.graph.node("GatherElements", e.plain(x), e.plain(index), axis=dim % x.rank)
-    return e.value(name, out.shape, x.dtype)
+    return e.value(e.graph.node("GatherElements", e.plain(x), e.plain(index), axis=dim % x.rank), out.shape, x.dtype)
 
 
 def _index_select(e: Emitter, out: Spec, x: Value, dim: int, index: Value) -> Value:
-    name = e.graph.node("Gather", e.plain(x), e.plain(index), axis=dim % x.rank)
-    return e.value(name, out.shape, x.dtype)
+    return e.value(e.graph.node("Gather", e.plain(x), e.plain(index), axis=dim % x.rank), out.shape, x.dtype)
 
 
 LOWERINGS: dict[Any, Callable[..., Any]] = {
