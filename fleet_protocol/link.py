@@ -53,7 +53,8 @@ _TAKEN, _NONE = ReasonCode(PacketTypes.PUBACK), Properties(PacketTypes.PUBACK)  
 def publish_packet_bytes(topic: str, payload_bytes: int, qos: int) -> int:
     """Size of an MQTT 5 PUBLISH packet without properties."""
     remaining = 2 + len(topic.encode()) + (2 if qos else 0) + 1 + payload_bytes
-    return 1 + (1 + sum(remaining >= limit for limit in (128, 16_384, 2_097_152))) + remaining
+    length_bytes = 1 + sum(remaining >= limit for limit in (128, 16_384, 2_097_152))
+    return 1 + length_bytes + remaining
 
 
 def _options(qos: int) -> SubscribeOptions:
