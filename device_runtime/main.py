@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from device_runtime.agent.loop import Agent
+from device_runtime.agent.releases import RESTART, on_trial
 from device_runtime.doctor import examine
 from device_runtime.predicting import predict
 from device_runtime.settings import load_device_config
@@ -29,7 +30,7 @@ def run_device(config_path: Path, enrolment: Path | None = None, level: int = lo
         return Agent(load_device_config(config_path, enrolment)).run()
     except ShoalError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
-        return error.exit_code
+        return RESTART if on_trial() else error.exit_code  # whatever a release cannot read, the one before could
 
 
 def predict_file(config_path: Path, data: Path, enrolment: Path | None = None, *, as_json: bool = False) -> int:

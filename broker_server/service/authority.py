@@ -30,7 +30,7 @@ from fleet_protocol.errors import ConfigError
 from fleet_protocol.identity.certificate import Certificate, Revocations, issue, read_certificate
 from fleet_protocol.identity.enrolment import REVOKED_DIGITS, Enrolment, read_enrolment, write_secret
 from fleet_protocol.identity.papers import Standing
-from fleet_protocol.identity.release import Release
+from fleet_protocol.identity.release import MOST_SETS, Release
 from fleet_protocol.identity.sealing import new_key, public_key
 from fleet_protocol.locks import held
 from fleet_protocol.messages import BlobRef
@@ -186,6 +186,8 @@ def sign_release(
     folder: Path, builds: Mapping[str, BlobRef], sets: Mapping[str, BlobRef], days: int, before: int
 ) -> tuple[Release, str]:
     """A release after the one with the number `before`, the rest as of its class, and signed; errors as of `renew`."""
+    if len(sets) > MOST_SETS:
+        raise ConfigError(f"{len(sets)} tiers do not go into one release; roll out {MOST_SETS} at most at a time")
     fleet, number = Authority.read(folder).fleet, later(before)
     release = Release(fleet=fleet, number=number, builds=builds, sets=sets, expires=_end(days))
     return release, issue(release, _operator(folder)).hex()

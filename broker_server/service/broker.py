@@ -6,9 +6,11 @@ terminal reaches the server, which says goodbye to the fleet, and only then stop
 """
 
 import contextlib
+import errno
 import importlib.util
 import json
 import logging
+import math
 import os
 import socket
 import subprocess
@@ -39,6 +41,9 @@ PROBE_SECONDS = 0.05
 # for them again.
 _SEGMENT_BYTES = 1024 * 1024
 _SEGMENTS = 8
+# Nothing bounds how many filters there are: it is started again when it has grown by so much since it settled.
+_MOST_GROWN_BYTES = 512 * 1024 * 1024
+_SETTLING_SECONDS = 600.0
 # What it keeps of a small message is all that came with it from the network, 64 kB or more: logs of those stay short.
 _SMALL_SEGMENT_BYTES = 16 * 1024
 _SMALL_SEGMENTS = 4
@@ -130,7 +135,7 @@ class ChildBroker(ABC):
 
         Raises:
             ConfigError: the broker is not installed, or its address cannot be listened on.
-            TransportError: the port is taken, or the broker does not come up.
+            TransportError: the port is taken, the address is not there (yet), or the broker does not come up.
         """
         known = None if self._gate is None else self._gate.logins()
         command = self._command()
@@ -141,18 +146,20 @@ class ChildBroker(ABC):
                 command, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True
             )
         self._wait_until_listening(log)
-        if known is not None:
-            watch = threading.Thread(target=self._watch, args=(self._process, known), name="member-watch", daemon=True)
-            watch.start()
+        watch = threading.Thread(target=self._watch, args=(self._process, known), name="broker-watch", daemon=True)
+        watch.start()
 
-    def _watch(self, process: "subprocess.Popen[bytes]", known: Mapping[str, str]) -> None:
-        """Start it again when its members are others, as brokers read them when they start."""
-        while self._gate is not None:
+    def _watch(self, process: "subprocess.Popen[bytes]", known: Mapping[str, str] | None) -> None:
+        """Start it again when its members are others, as brokers read them when they start, or it has grown large."""
+        young, bound = time.monotonic() + _SETTLING_SECONDS, math.inf
+        while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_LOOK_SECONDS)
                 return
             with contextlib.suppress(ConfigError, TransportError):  # whoever asks next for it tries again, and says why
-                if self._gate.logins() != known:
+                size = resident_bytes(process.pid)
+                bound = size + _MOST_GROWN_BYTES if time.monotonic() < young else bound  # a large fleet is no growth
+                if size > bound or (self._gate is not None and self._gate.logins() != known):
                     with self._changing:
                         if self._process is process:
                             self._renewed = True
@@ -177,7 +184,9 @@ class ChildBroker(ABC):
                         f"port {self.port} on {self.listen} is taken, probably by another broker: stop that one, "
                         f'use it with [broker] url = "{self.url}", or choose another [broker] port'
                     ) from error
-                raise ConfigError(f"cannot listen on {self.listen}:{self.port}: {error.strerror}") from error
+                away = error.errno == errno.EADDRNOTAVAIL  # an address that comes with the network, after a power cut
+                kind = TransportError if away else ConfigError
+                raise kind(f"cannot listen on {self.listen}:{self.port}: {error.strerror}") from error
 
     def _wait_until_listening(self, log: Path) -> None:
         process = self._process
@@ -263,6 +272,13 @@ class EmbeddedBroker(ChildBroker):
         logins = "".join(f"    {json.dumps(name)} = {json.dumps(word)}\n" for name, word in self._gate.logins().items())
         files = {"certificate": json.dumps(str(self._gate.certificate)), "key": json.dumps(str(self._gate.key))}
         return f"\n    [v5.1.connections.auth]\n{logins}{_TLS.format(**files)}"
+
+
+def resident_bytes(pid: int) -> int:
+    """Resident memory of a process, 0 where the system does not tell."""
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return 0
 
 
 def _answers(host: str, port: int) -> bool:

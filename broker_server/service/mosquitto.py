@@ -80,7 +80,7 @@ def rights(topics: Topics, name: str) -> list[tuple[str, str]]:
     if name == _SERVER:
         return [("readwrite", f"{topics.root}/#")]
     says = [topics.status(name), topics.profile(name), topics.reply(name), f"{topics.root}/uploads/#"]
-    hears = [topics.task(name), topics.key(name), topics.papers(name), f"{topics.root}/blobs/#"]
+    hears = [topics.task(name), topics.key(name), topics.papers(name), topics.server_status, f"{topics.root}/blobs/#"]
     return [*(("write", topic) for topic in says), *(("read", topic) for topic in hears)]
 
 

@@ -112,7 +112,7 @@ class Rollout(FrozenModel):
         if self.paused or len(failed) + [*states.values()].count("running") < len(states):
             return self.model_copy(update={"told": told})
         there = {blob_digest(f"{self.signed}{name}".encode()): name for name in {*online} & records.keys() - states}
-        aims = [math.ceil(share * len(records)) - len(states) for share in self.stages]
+        aims = [math.ceil(round(share * len(records), 9)) - len(states) for share in self.stages]
         more = next((aim for aim in aims if aim > 0), 0)
         asked = dict.fromkeys([there[digest] for digest in sorted(there)][:more], now)
         return self.model_copy(update={"asked": {**self.asked, **asked}, "told": told})
@@ -246,6 +246,7 @@ class Carrier:
         self._folder, self._source, self._next, self._judge, self._papers = folder, source, 0.0, 0.0, source()
         self._number, self._passed = 0, frozenset[str]()
         self._sets: Mapping[str, tuple[Manifest, BlobRef]] = {}
+        self._began = time.time()
 
     def papers(self) -> Mapping[str, bytes]:
         """What is said to each device; the same object until it is another."""
@@ -275,14 +276,20 @@ class Carrier:
                 self._sets = {tier: (parse_manifest(files.read(ref.digest)), ref) for tier, ref in sets}
                 self._number = old.release.number
             records = fleet.releases(sets=bool(old.release.sets))
+            paused = {name for name, profile in fleet.profiles().items() if profile.unable.startswith("paused: ")}
             watched = {name: at for name, at in old.heard.items() if now < at + old.within_seconds and not old.stopped}
             answers = store.answered_since(watched) if watched and now >= self._judge else []
             self._judge = now + 10.0 if answers else self._judge  # of a large fleet there are many
 
             def moved(rollout: Rollout) -> Rollout:
-                asked = {name: at for name, at in rollout.asked.items() if members is None or name in members}
-                known = rollout if len(asked) == len(rollout.asked) else rollout.model_copy(update={"asked": asked})
-                return known.after(records, now, answers).advanced(records, fleet.online, now)
+                late = now - rollout.within_seconds if not rollout.stopped else 0.0
+                asked = {  # a board that pauses, and one that no server was there for, has its time again
+                    name: now if at < late and (name in paused or at < self._began) else at
+                    for name, at in rollout.asked.items()
+                    if members is None or name in members
+                }
+                known = rollout.model_copy(update={"asked": asked}).after(records, now, answers)
+                return known.advanced(records, {*fleet.online} - paused, now)
 
             if moved(old) != old:
                 old = keep_rollout(self._folder, lambda: moved(read_rollout(self._folder)))

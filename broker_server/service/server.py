@@ -104,6 +104,8 @@ class Server:
             stack.enter_context(held(self._folder, taken))
             self._store = stack.enter_context(contextlib.closing(Store(self._folder)))
             self._blobs = BlobStore(self._folder / "blobs")
+            for path in (self._folder / "blobs" / "objects").glob("??/.*"):  # what a server wrote that was killed
+                path.unlink(missing_ok=True)
             self._updates = stack.enter_context(contextlib.closing(UpdateStore(self._folder / "updates")))
             self._broker = hosted_broker(self._broker_config, self.fleet, self._folder / "broker")
             stack.enter_context(self._broker or contextlib.nullcontext())

@@ -63,10 +63,10 @@ class Cache:
             write_atomically(self._path, index.model_dump_json(indent=1).encode())
 
     def staged(self, manifest: str, graphs: Collection[str]) -> None:
-        """Note the digests of a set that no task has used yet, and of its files."""
+        """Note the digests of a set that no task has used yet, and of its files, before those of the newest task."""
         entry = CachedSet(manifest=manifest, blobs=tuple(sorted({manifest, *graphs})))
         others = tuple(e for e in self.index.sets if e.manifest != manifest)
-        self._save(self.index.model_copy(update={"sets": (*others, entry)[-_SETS_KEPT:]}))
+        self._save(self.index.model_copy(update={"sets": (*others[:-1], entry, *others[-1:])[-_SETS_KEPT:]}))
 
     def used(self, manifest: str, graphs: Collection[str], weights: str, newest: Mapping[str, str | int]) -> None:
         """Note the digests of what a task uses, and which model that is, as of the index."""

@@ -128,6 +128,12 @@ class Releases:
             self.record, self.until, self.over = record, float("inf"), event in {"whole", "silent"}
 
 
+def on_trial() -> bool:
+    """Whether this process runs a release that no server has heard yet."""
+    folder = os.environ.get("SHOAL_RELEASES")
+    return bool(folder) and (_read(Path(str(folder), "record")) or "").startswith("trial ")
+
+
 def _read(path: Path | None) -> str | None:
     """The record in a file, `MADE` where there is none or it is damaged; None where there can be none."""
     if path is None:

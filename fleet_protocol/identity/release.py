@@ -11,6 +11,8 @@ from fleet_protocol.identity.certificate import Said
 from fleet_protocol.messages.bounds import Count, Positive, Word
 from fleet_protocol.messages.values import BlobRef, Name
 
+MOST_SETS = 16
+
 
 class Release(Said):
     """A runtime, or artifact sets that take the place of those of the run in progress.
@@ -30,7 +32,7 @@ class Release(Said):
     fleet: Name
     number: Positive
     builds: Annotated[Mapping[Word, BlobRef], Field(max_length=16)] = {}
-    sets: Annotated[Mapping[Word, BlobRef], Field(max_length=16)] = {}
+    sets: Annotated[Mapping[Word, BlobRef], Field(max_length=MOST_SETS)] = {}
     expires: Count = 0
 
     @model_validator(mode="after")

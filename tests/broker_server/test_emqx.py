@@ -86,6 +86,7 @@ def test_the_rules_decide_as_mosquittos_do(folder):
     assert ("pi-1", "subscribe", TOPICS.papers("pi-1")) in allowed
     assert ("pi-1", "subscribe", TOPICS.blob_filter("d")) in allowed
     assert ("pi-1", "publish", TOPICS.reply("pi-1")) in allowed
+    assert ("pi-1", "subscribe", TOPICS.server_status) in allowed  # `shoal device doctor` looks for it
     assert not {("pi-1", "publish", TOPICS.task("pi-1")), ("pi-1", "subscribe", TOPICS.task("pi-2"))} & allowed
 
 

@@ -5,7 +5,7 @@ from contextlib import closing
 
 import pytest
 
-from broker_server.service.authority import Founding, enroll, found_fleet, renew, revoke
+from broker_server.service.authority import Founding, enroll, found_fleet, renew, revoke, sign_release
 from broker_server.service.rollout import Rollout, begin, keep_rollout, read_rollout, rollouts, steer_rollout, view_of
 from broker_server.store import Store, TaskPhase
 from broker_server.store.queries import find_run
@@ -44,6 +44,20 @@ def test_only_boards_that_are_there_are_asked():
     """The others are when they come."""
     records = dict.fromkeys(NAMES, "running 0 0 0")
     assert rollout(stages=(1.0,)).advanced(records, ["pi-3", "pi-x"], 0.0).asked == {"pi-3": 0.0}
+
+
+def test_a_share_is_of_whole_boards():
+    """Seven of a hundred, though 0.07 * 100 is a little more as floats."""
+    records = {f"pi-{number}": "running 0 0 0" for number in range(100)}
+    for percent in (7, 14, 28, 29):
+        assert len(rollout(stages=(percent / 100, 1.0)).advanced(records, records, 0.0).asked) == percent
+
+
+def test_more_tiers_than_a_release_takes_are_refused(tmp_path):
+    """As an error that says how many do."""
+    found_fleet(tmp_path, Founding(fleet="lab", host="localhost"))
+    with pytest.raises(ConfigError, match="17 tiers do not go into one release; roll out 16 at most"):
+        sign_release(tmp_path, {}, {f"w{number}": blob_ref(b"x") for number in range(17)}, 1, 0)
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,20 @@ def test_the_newest_model_judges(board):
     np.testing.assert_allclose([row["share"] for row in rows], shares.max(1), rtol=1e-3)
 
 
+def test_artifact_sets_that_are_staged_leave_the_model(board):
+    """Of a set that no task has used yet only what trains is there."""
+    x, _ = samples(40, seed=3)
+    np.savez(board / "new.npz", x=x)
+    cache, _ = keep(board, initial_weights(1))
+    before = found(board, "new.npz")
+    blobs = BlobStore(board / "state")
+    anew = json.loads(blobs.read(cache.index.sets[-1].manifest))
+    for graph in anew["graphs"].values():
+        graph["digest"] = graph["digest"][::-1]
+    cache.staged(blobs.put(json.dumps(anew).encode()), [])
+    assert found(board, "new.npz") == before
+
+
 def test_every_format_gives_the_same(board):
     """Arrays, and tables with and without their label."""
     keep(board, initial_weights())

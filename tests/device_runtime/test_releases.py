@@ -5,7 +5,8 @@ import time
 import pytest
 
 from device_runtime.agent.cache import CacheIndex
-from device_runtime.agent.releases import TRANSITIONS, Releases
+from device_runtime.agent.releases import RESTART, TRANSITIONS, Releases
+from device_runtime.main import run_device
 from device_runtime.settings import DeviceConfig
 from fleet_protocol.blobs import blob_ref
 from fleet_protocol.data import NpzData
@@ -38,6 +39,15 @@ def made(tmp_path, monkeypatch):
 
 def release(number, **changes):
     return Release.model_validate({"fleet": "lab", "number": number, "builds": {kind_of(): blob_ref(b"it")}, **changes})
+
+
+def test_on_trial_whatever_it_cannot_read_gives_way_to_the_one_before(made, tmp_path):
+    """Exit code 2 keeps a unit from starting anything again; a release that runs has it as ever."""
+    (tmp_path / "device.toml").write_text("no_such_key = 1")
+    for record, code in (("trial 7 0 1", RESTART), ("running 7 0 0", 2), ("failed 7 0 0 x", 2), ("", 2)):
+        made(record)
+        assert run_device(tmp_path / "device.toml") == code, record
+        (tmp_path / "record").unlink(missing_ok=True)
 
 
 def test_without_a_launcher_no_release_is_taken(made, monkeypatch):

@@ -68,6 +68,8 @@ class Board:
                     list(map(str, command)), cwd=self.folder, env={"PATH": os.environ["PATH"]}, stdout=log, stderr=log
                 )
                 self.codes.append(self._process.wait())
+            if self.codes[-1] == 2:  # the unit's RestartPreventExitStatus
+                return
             left, self.left = self.left, None
             if left is not None:
                 left()

@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import threading
 import time
 
 import pytest
@@ -90,6 +91,52 @@ def test_a_release_that_fails_in_a_round_goes_no_further(lab):
     number = begin_as(folder, built(), gate=1).release.number
     until(lambda: list(read_rollout(folder).judged.values()) == ["", ""], *(each.log for each in boards))
     assert {tuple(each.record.split(" ")[:2]) for each in boards} == {("running", str(number))}
+    assert not read_rollout(folder).stopped
+
+
+def test_a_release_that_cannot_read_the_settings_is_taken_back(lab):
+    """An older one lacks a key of device.toml, say: an error that only an operator can mend, but for the way back."""
+    folder, up, board = lab
+    server, one = up(), board(0)
+    until(lambda: len(server._known.releases()) == 1, one.log)
+    older = built(device_runtime__settings=("    repair_seconds: Seconds = 2.0\n", ""))
+    number = begin_as(folder, older, stages=(1.0,)).release.number
+    until(lambda: read_rollout(folder).stopped, one.log)
+    assert one.record == f"failed {number} 0 0 it ended 3 times before the fleet had heard it"
+    assert "unknown key 'repair_seconds'" in one.log()
+    assert set(one.codes) == {RESTART}
+    until(lambda: server._known.online, one.log)
+
+
+def test_a_board_that_pauses_is_not_asked_and_not_late(lab):
+    """In quiet hours it would fetch nothing, and stop the rollout by that."""
+    folder, up, board = lab
+    server, one = up(), board(0)
+    until(server._known.releases, one.log)
+    settings = one.folder / "device.toml"
+    awake = settings.read_text()
+    settings.write_text(f'{awake}[conditions]\nquiet_hours = ["00:00-12:00", "12:00-23:59"]\nsettle_seconds = 1\n')
+    one.cut()
+    until(lambda: any(said.unable.startswith("paused") for said in server._known.profiles().values()), one.log)
+    number = begin_as(folder, built(), stages=(1.0,), within_seconds=60.0).release.number
+    threading.Event().wait(3.0)
+    assert not read_rollout(folder).asked
+    keep_rollout(folder, lambda: read_rollout(folder).model_copy(update={"asked": {"device-0": time.time() - 61.0}}))
+    threading.Event().wait(3.0)  # as if it had been asked before it paused
+    assert not read_rollout(folder).stopped
+    settings.write_text(awake)
+    one.cut()
+    until(lambda: one.record == f"running {number} 0 0", one.log)
+
+
+def test_boards_are_not_late_for_the_time_without_a_server(lab):
+    """Whoever was asked has its time again when one is there."""
+    folder, up, board = lab
+    number = begin_as(folder, built(), stages=(1.0,), within_seconds=60.0).release.number
+    keep_rollout(folder, lambda: read_rollout(folder).model_copy(update={"asked": {"device-0": time.time() - 61.0}}))
+    up()
+    one = board(0)
+    until(lambda: one.record == f"running {number} 0 0" or read_rollout(folder).stopped, one.log)
     assert not read_rollout(folder).stopped
 
 
