@@ -33,6 +33,9 @@ def _below(annotation: object, key: str) -> object:
     """What a key leads to: a model's field, or any entry of a table with free keys."""
     if get_origin(annotation) is Mapping:
         return get_args(annotation)[1]
+    for tagged in _nested_models(annotation):  # pydantic names the form that `kind` chooses
+        if (kind := tagged.model_fields.get("kind")) is not None and kind.default == key:
+            return tagged
     model = next(_nested_models(annotation), None)
     field = model.model_fields.get(key) if model else None
     return field.annotation if field else None

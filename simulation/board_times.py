@@ -20,7 +20,8 @@ _FLOAT_BYTES = 4
 
 def training_load(width: float, examples: int, train: TrainSettings | TrainConfig, size: int) -> Load:
     """What a device does in a round; in whole passes the last batch is short, so samples count and not steps."""
-    samples, times = (train.batch_size, train.steps) if train.steps else (examples, train.epochs)
+    batch = min(train.batch_size, examples)
+    samples, times = (batch, train.steps) if train.steps else (examples, train.epochs)
     return Load(width, samples, times, upload_bytes=size, download_bytes=size)
 
 

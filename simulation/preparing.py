@@ -2,7 +2,7 @@
 
     <cache>/artifacts/<key>/     see `simulation.exporting`
     <cache>/data/<key>/          train_x.npy, train_y.npy (workers map them into memory) and test.npz
-    <out>/parts.npz              indices of every device's training and test samples
+    <out>/parts-*.npz            indices of every device's training and test samples
     <out>/init.safetensors       initial global weights
 
 Whatever is there already is not made again, so a simulation that goes on starts at once.
@@ -24,7 +24,7 @@ from fleet_protocol.errors import ConfigError
 from fleet_protocol.manifest import parse_manifest
 from fleet_protocol.targets import fit_targets
 from models.registry import Registry
-from simulation.data.dataset import Dataset, evenly
+from simulation.data.dataset import Dataset, digest_of, evenly
 from simulation.data.datasets import load_dataset
 from simulation.data.held import Parts, write_data
 from simulation.data.own import own_data
@@ -71,10 +71,10 @@ def prepare(config: SimulationConfig, stage: Stage = lambda _text: None) -> Prep
         data = _limited(own_data(table.train, table.test), table)
     else:
         data = _limited(load_dataset(table.name, table.root, **table.options), table)
-    facts = {"data": table.model_dump(mode="json", exclude={"augment", "train", "test"})}
-    folder = cache / "data" / cache_key(facts | ({"content": data.content} if data.content else {}), data.name)
+    facts, content = {"data": table.model_dump(mode="json", exclude={"augment", "train", "test"})}, digest_of(data)
+    folder = cache / "data" / cache_key({**facts, "content": content}, data.name)
     write_data(folder, data)
-    parts = config.out / (f"parts-{data.content[:16]}.npz" if data.content else "parts.npz")
+    parts = config.out / f"parts-{content[:16]}.npz"
     if any(other != parts for other in config.out.glob("parts*.npz")):
         raise ConfigError(f"the files of [data] changed since {config.out} was begun; take another `out`")
     if not parts.is_file():
@@ -89,7 +89,7 @@ def prepare(config: SimulationConfig, stage: Stage = lambda _text: None) -> Prep
     artifacts = export_tiers(model, config.model, place, registry.own)
     manifest = parse_manifest(next((artifacts / config.model.arch).glob("*/manifest.json")).read_bytes())
     check_parts("[data.train]", data.parts, manifest.parts)
-    if data.content and config.own_models is None:
+    if data.own and config.own_models is None:
         fit_targets("[data.train]", data.train_y, manifest)
         fit_targets("[data.test]", data.test_y, manifest)
     pairs = tuple(

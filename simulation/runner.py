@@ -95,7 +95,8 @@ def simulate(
 def _claim(config: SimulationConfig, *, begun: bool) -> None:
     """See that the folder holds this very simulation, with the same files, or none that has begun."""
     path, files = config.out / _CONFIG, config.out / _FILES
-    named = (config.model.models, config.model.weights, config.clock.table)
+    functions = [Path(item.rpartition(":")[0]) for item in config.data.changes if ":" in item]
+    named = (config.model.models, config.model.weights, config.clock.table, *functions)
     given = {str(name): blob_digest(Path(name).read_bytes()) for name in named if name and Path(name).is_file()}
     but: Mapping[str, bool | set[str]] = {**dict.fromkeys(HOW_COMPUTED, True), "round": {"rounds"}}
     mine = config.model_dump(mode="json", exclude=but)

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import onnx
 import torch
@@ -45,8 +46,31 @@ class _WholeModel(nullcontext[None]):
     parents = frozenset({"Global"})
 
 
+def _recurrent_flops(x: tuple[int, ...], one: tuple[int, ...], other: tuple[int, ...], *_: Any, **__: Any) -> int:
+    return 2 * x[0] * x[1] * (math.prod(one) + math.prod(other))
+
+
+def _attention_flops(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], *_: Any, **__: Any) -> int:
+    return 2 * math.prod(q[:-1]) * k[-2] * (k[-1] + v[-1])
+
+
+# Operators of the CPU that PyTorch's counter does not know; all are given shapes.
+_UNKNOWN = {
+    getattr(torch.ops.aten, name): count
+    for name, count in (
+        ("mkldnn_rnn_layer", _recurrent_flops),
+        ("mkldnn_rnn_layer_backward", lambda *shapes, **_: 2 * _recurrent_flops(*shapes)),
+        ("_scaled_dot_product_flash_attention_for_cpu", _attention_flops),
+        (
+            "_scaled_dot_product_flash_attention_for_cpu_backward",
+            lambda *shapes, **_: 2 * _attention_flops(*shapes[1:]),
+        ),
+    )
+}
+
+
 def _counter() -> FlopCounterMode:
-    counter = FlopCounterMode(display=False)
+    counter = FlopCounterMode(display=False, custom_mapping=_UNKNOWN)
     counter.mod_tracker = _WholeModel()  # type: ignore[assignment]
     return counter
 

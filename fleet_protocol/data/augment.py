@@ -22,7 +22,7 @@ FunctionName = Annotated[str, Field(pattern=r"^.+\.py:[A-Za-z_][A-Za-z0-9_]*$")]
 
 def _short(value: Any) -> Any:
     words = {"none": (), "crop-flip": ("crop", "flip")}
-    return words.get(value, (value,)) if isinstance(value, str) else value
+    return words.get(value, (value,)) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
 
 
 Augment = Annotated[tuple[Literal["crop", "flip"] | FunctionName, ...], BeforeValidator(_short)]

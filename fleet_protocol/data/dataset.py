@@ -115,7 +115,7 @@ class DataSet:
         if tuple(shape) != x.shape[1:]:
             raise DataError(
                 f"samples in {self.source} have shape {list(x.shape[1:])}, the model takes {list(shape)}; "
-                "set `shape` (or `size`) in [data], or give the model other settings"
+                "set `shape` (or `size`, or `transforms` for another order) in [data], or give the model other settings"
             )
         if dtype == "int64" and not np.issubdtype(self.x.dtype, np.integer):
             raise DataError(f"samples in {self.source} are {self.x.dtype}, the model takes integer tokens")
@@ -235,6 +235,10 @@ def make_dataset(
             raise DataError(
                 f"samples in {source} have shape {list(x.shape[1:])}, which cannot become `shape` {list(shape)}"
             )
+        had, wanted = ([size for size in sizes if size > 1] for sizes in (x.shape[1:], shape))
+        if had != wanted and sorted(had) == sorted(wanted):
+            text = f"samples in {source} have shape {list(x.shape[1:])}; `shape` {list(shape)} would mix their numbers"
+            raise DataError(f"{text}; move their axes by a function in `transforms`")
         x = x.reshape(len(x), *shape)
     if classes is not None:
         if targets.dtype.kind == "f":

@@ -3,6 +3,8 @@
 import csv
 import gzip
 import importlib
+import io
+import itertools
 import math
 import struct
 import zipfile
@@ -38,12 +40,14 @@ def _open(path: Path) -> IO[bytes]:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
 
 
-def _lines(path: Path) -> Iterator[str]:
-    """The lines of a text file, plain or gzipped."""
+def _rows(path: Path, delimiter: str = ",") -> Iterator[tuple[int, list[str]]]:
+    """The lines of a table that are not empty, plain or gzipped, each with its number."""
     try:
         with _open(path) as raw:
-            yield from (line.decode("utf-8-sig", errors="replace") for line in raw)
-    except (OSError, EOFError, zlib.error) as error:
+            text = io.TextIOWrapper(raw, "utf-8-sig", errors="replace", newline="")
+            lines = csv.reader(text, delimiter=delimiter)
+            yield from ((lines.line_num, row) for row in lines if row)
+    except (OSError, EOFError, zlib.error, csv.Error) as error:
         raise DataError(f"{path} is truncated or damaged: {error}; copy it again") from error
 
 
@@ -54,7 +58,11 @@ def _need(path: Path, *, folder: bool = False) -> None:
         why = f"{error.strerror}; the agent's user needs the folders above it, and its unit none below /home"
         raise DataError(f"cannot look at {path}: {why}") from error
     if not there:
-        what = "folder {} does not exist; expected one folder per label in it" if folder else "file {} does not exist"
+        what = (
+            "folder {} does not exist; expected one folder per label in it"
+            if folder
+            else "file {} does not exist, or is a folder"
+        )
         raise DataError(f"the data {what.format(path)}")
 
 
@@ -138,7 +146,13 @@ def read_image(path: Path, config: ImagesData) -> NDArray[np.uint8]:
     """Read one image as a source has them, ``[channels, height, width]``; it raises what `read_images` does."""
     try:
         with _image_module().open(path) as opened:
-            picture = opened.convert("L" if config.channels == 1 else "RGB")
+            if opened.mode[0] in "IF":
+                raise DataError(f"{path} has more than 8 bits a channel, which would be cut; save its numbers as .npz")
+            shown = opened
+            if "A" in opened.getbands() or "transparency" in opened.info:  # as viewers show it, on white
+                shown = _image_module().new("RGBA", opened.size, "white")
+                shown.alpha_composite(opened.convert("RGBA"))
+            picture = shown.convert("L" if config.channels == 1 else "RGB")
             if config.size is not None:
                 picture = picture.resize((config.size[1], config.size[0]))
             pixels = np.asarray(picture, np.uint8)
@@ -168,16 +182,24 @@ def _listed(config: ImagesData) -> list[tuple[Path, Any]]:
     assert table is not None
     _need(table)
     found: list[tuple[Path, Any]] = []
-    rows = csv.reader(_lines(table))
-    for row in (row for row in rows if row):
+    for line, row in _rows(table):
         try:
             numbers = [float(field) for field in row[1:]]
         except ValueError as error:
-            raise DataError(f"line {rows.line_num} of {table}: {error}; expected numbers") from error
+            raise DataError(f"line {line} of {table}: {error}; expected numbers") from error
         if not numbers or (found and len(np.atleast_1d(found[0][1])) != len(numbers)):
-            raise DataError(f"line {rows.line_num} of {table} has {len(numbers)} numbers; all need equally many")
+            raise DataError(f"line {line} of {table} has {len(numbers)} numbers; all need equally many")
         found.append((config.path / row[0], numbers if len(numbers) > 1 else numbers[0]))
     return found
+
+
+def csv_names(config: CsvData) -> tuple[str, ...]:
+    """The names of a table's columns, in order; none without a header."""
+    return tuple(
+        field.strip()
+        for _, row in itertools.islice(_rows(config.path, config.delimiter), int(config.header))
+        for field in row
+    )
 
 
 def _column(path: Path, column: str | int, names: Sequence[str] | None, width: int) -> int:
@@ -187,7 +209,9 @@ def _column(path: Path, column: str | int, names: Sequence[str] | None, width: i
         return column % width
     if names is None or column not in names:
         shown = ", ".join(names[:12]) if names else "no header"
-        raise DataError(f"{path} has no column {column!r} (it has {shown}); set `label_column` and `columns`")
+        raise DataError(
+            f"{path} has no column {column!r} (it has {shown}); see `label_column`, `columns`, `delimiter`, `header`"
+        )
     return list(names).index(column)
 
 
@@ -202,17 +226,14 @@ def read_csv(config: CsvData, *, labelled: bool = True) -> Arrays:
     _need(config.path)
     values, labels = array("f"), array("d")
     targets, used, width = [0], [0], 0
-    rows = csv.reader(_lines(config.path), delimiter=config.delimiter)
     names: list[str] | None = None
-    for row in rows:
-        if not row:
-            continue
+    for line, row in _rows(config.path, config.delimiter):
         if not width:
             width = len(row)
             names = [field.strip() for field in row] if config.header else None
             wanted = config.label_columns or (config.label_column,)
             if not labelled:
-                wanted = tuple(column for column in wanted if column in (names or range(width)))
+                wanted = tuple(column for column in wanted if column in (*(names or ()), *range(width)))
             targets = [_column(config.path, column, names, width) for column in wanted]
             chosen = config.columns or tuple(i for i in range(width) if i not in targets)
             used = [_column(config.path, column, names, width) for column in chosen]
@@ -225,12 +246,12 @@ def read_csv(config: CsvData, *, labelled: bool = True) -> Arrays:
             if config.header:
                 continue
         if len(row) != width:
-            raise DataError(f"line {rows.line_num} of {config.path} has {len(row)} fields instead of {width}")
+            raise DataError(f"line {line} of {config.path} has {len(row)} fields instead of {width}")
         try:
             values.extend(float(row[i]) for i in used)
             labels.extend(float(row[i]) for i in targets)
         except ValueError as error:
-            raise DataError(f"line {rows.line_num} of {config.path}: {error}; expected numbers") from error
+            raise DataError(f"line {line} of {config.path}: {error}; expected numbers") from error
     if not values:
         raise DataError(f"{config.path} is empty: it holds no line of data")
     x = np.frombuffer(values, np.float32).reshape(-1, len(used))

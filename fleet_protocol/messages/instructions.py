@@ -37,7 +37,7 @@ class TrainSettings(FrozenModel):
         batch_size: samples per step; the last batch of an epoch may be shorter.
         micro_batch: samples that are computed at once, where a board cannot hold a batch: the gradients of such pieces
             make one step; None for whole batches.
-        seed: of the shuffling, made unique per task by the device and round.
+        seed: of all that is drawn, with the round, epoch and step; devices of a round draw alike.
         mask_labels: zero the logits of labels the device does not hold (specification 1.5).
         proximal_mu: pull towards the weights the round started from (FedProx); 0 for none.
         optimizer_state: whether the optimizer begins each round anew (``reset``), or with what the device's last round

@@ -1,6 +1,7 @@
 """What every data set is once it is loaded, and what its loaders share."""
 
 import gzip
+import hashlib
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,7 @@ class Dataset:
         tokens: number of token ids, the size of a model's embedding; 0 for what is no text.
         train_group: who recorded or holds each training sample, int64 [n], 0-based; None if nobody in particular.
         test_group: the same for the test samples, int64 [m].
-        content: digest of what is not known by its name; empty for a set by name.
+        own: whether the user has brought it, and it is no set by name.
         parts: as of a `DataSet`.
         black: of images, what a black pixel is among the samples; a number, or one per channel.
     """
@@ -44,13 +45,23 @@ class Dataset:
     train_group: NDArray[np.int64] | None = None
     test_group: NDArray[np.int64] | None = None
     black: float | tuple[float, ...] = 0.0
-    content: str = ""
+    own: bool = False
     parts: Parts = NO_PARTS
 
     @property
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one sample."""
         return tuple(self.train_x.shape[1:])
+
+
+def digest_of(data: Dataset) -> str:
+    """A digest of all samples and targets, and of who holds them."""
+    sha = hashlib.sha256()
+    arrays = (data.train_x, data.test_x, data.train_y, data.test_y, data.train_group, data.test_group)
+    for array in (each for each in arrays if each is not None):
+        sha.update(f"{array.dtype}{array.shape}".encode())
+        sha.update(np.ascontiguousarray(array).view(np.uint8).data)
+    return sha.hexdigest()
 
 
 def dataset_folder(root: Path | None, name: str, holds: str) -> Path:

@@ -1,6 +1,5 @@
 """A user's own samples as a data set: files that a board or a server would read, one or many."""
 
-import hashlib
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,8 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet_protocol.data import DataConfig, DataSet, ImagesData, load_data
+from fleet_protocol.data import CsvData, DataConfig, DataSet, ImagesData, load_data
 from fleet_protocol.data.dataset import check_parts
+from fleet_protocol.data.readers import csv_names
 from fleet_protocol.errors import DataError
 from simulation.data.dataset import Dataset
 
@@ -34,6 +34,11 @@ def own_data(train: DataConfig, test: DataConfig) -> Dataset:
     """
     sides = [_each(train), _each(test)]
     folders = tuple(sorted({path.name for side in sides for config in side for path in _label_folders(config)}))
+    tables = [it for side in sides for it in side if isinstance(it, CsvData) and it.columns is None]
+    other = next((it for it in tables if csv_names(it) != csv_names(tables[0])), None)
+    if other is not None:
+        text = f"{other.path} has other columns than {tables[0].path}, or in another order"
+        raise DataError(f"{text}; say `columns` by their names, on the boards too")
     labelled = {"labels": folders}  # of all folders of images, which one may not have
     sets = [[load_data(it.model_copy(update=labelled) if _label_folders(it) else it) for it in side] for side in sides]
     xs = [_joined([_ready(data) for data in side], side) for side in sets]
@@ -62,7 +67,7 @@ def own_data(train: DataConfig, test: DataConfig) -> Dataset:
         train_group=groups[0],
         test_group=groups[1],
         black=tuple(first.normal_black.ravel().tolist()) if first.x.ndim == _IMAGES else 0.0,
-        content=_digest([*xs, *ys, *groups]),
+        own=True,
         parts=first.parts,
     )
 
@@ -103,11 +108,3 @@ def _joined(arrays: Sequence[NDArray[Any]], sources: Sequence[DataSet]) -> NDArr
                 f"{list(arrays[0].shape[1:])}; all files need the same"
             )
     return np.concatenate(arrays)
-
-
-def _digest(arrays: Sequence[NDArray[Any]]) -> str:
-    sha = hashlib.sha256()
-    for array in arrays:
-        sha.update(f"{array.dtype}{array.shape}".encode())
-        sha.update(np.ascontiguousarray(array).view(np.uint8).data)
-    return sha.hexdigest()

@@ -1,5 +1,6 @@
 """Images that are changed at random in training: how, when, and never in evaluation."""
 
+import re
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,10 +9,12 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from device_runtime.settings import DeviceConfig
 from device_runtime.training.course import Course, Moment, training_batch
 from device_runtime.training.epochs import train
 from device_runtime.training.hooks import Hooks
 from device_runtime.training.measuring import HeldOut, evaluate, measure
+from fleet_protocol.configuration import parse_config
 from fleet_protocol.data import DataConfig, DataSet, load_data, make_dataset
 from fleet_protocol.data.augment import crop, flip
 from fleet_protocol.errors import DataError
@@ -201,3 +204,8 @@ def test_the_page_of_the_data_documents_it():
     page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
     assert 'augment = "crop-flip"' in page
     assert "`black`" in page
+    (table,) = re.findall(r"```toml\n# device\.toml\n(.*?)```", page, re.DOTALL)
+    config = parse_config(
+        f'fleet = "f"\ndevice = "d"\nbroker = "mqtt://b"\nstate_dir = "s"\n{table}', DeviceConfig, source="device.toml"
+    )
+    assert config.data.augment == ("crop", "flip", "my_data.py:noise")

@@ -15,6 +15,7 @@ from PIL import Image
 from pydantic import TypeAdapter
 
 from fleet_protocol.data import DataConfig, load_data, make_dataset
+from fleet_protocol.data.readers import read_csv
 from fleet_protocol.errors import ConfigError, DataError
 from fleet_protocol.manifest import Manifest
 from fleet_protocol.recipe_spec import LossSpec, OptimizerSpec, RecipeSpec
@@ -148,6 +149,44 @@ def test_images(tmp_path, pixels):
     assert colour.x.shape == (6, 3, 8, 6)
     named = load(tmp_path, kind="images", path="images", labels=["label-2", "label-1", "label-0", "label-9"])
     assert named.y.tolist() == [0, 0, 1, 1, 2, 2]
+
+
+def test_images_of_more_bits_are_refused_and_transparent_ones_are_on_white(tmp_path, pixels):
+    """Pillow cuts 16 bits to white, and what an editor leaves transparent is black."""
+    (tmp_path / "a").mkdir()
+    for deep in (pixels[0].astype(np.uint16) * 257, pixels[0].astype(np.float32) / 255):
+        Image.fromarray(deep).save(tmp_path / "a" / "0.tiff")
+        with pytest.raises(DataError, match=r"0\.tiff has more than 8 bits a channel.*save its numbers as \.npz"):
+            load(tmp_path, kind="images", path=".", channels=1, labels=["a"])
+    (tmp_path / "a" / "0.tiff").unlink()
+    drawn = np.zeros((4, 5, 4), np.uint8)
+    drawn[1, 2, 3] = 255
+    Image.fromarray(drawn, "RGBA").save(tmp_path / "a" / "0.png")
+    found = load(tmp_path, kind="images", path=".", channels=1, labels=["a"]).x[0, 0]
+    assert (found == np.where(drawn[..., 3], 0, 255)).all()
+
+
+def test_shape_mixes_no_axes(tmp_path):
+    """It gives flat or squeezed samples their shape; channels last are another matter."""
+    np.savez(tmp_path / "d.npz", x=np.zeros((2, 6, 5, 3)), y=[0, 1])
+    with pytest.raises(DataError, match=r"\[6, 5, 3\]; `shape` \[3, 6, 5\] would mix.*by a function in `transforms`"):
+        load(tmp_path, kind="npz", path="d.npz", shape=[3, 6, 5])
+    for shape in ([90], [1, 6, 5, 3], [30, 3]):
+        assert load(tmp_path, kind="npz", path="d.npz", shape=shape).x.shape == (2, *shape)
+
+
+def test_the_tables_of_other_systems(tmp_path):
+    """Lines may end as on an old Mac; a quote that is never closed is named; without labels theirs are skipped."""
+    (tmp_path / "mac.csv").write_bytes(b"\xef\xbb\xbfa,label\r1,0\r2,1\r")
+    assert load(tmp_path, kind="csv", path="mac.csv").x.tolist() == [[1], [2]]
+    (tmp_path / "open.csv").write_text('a,label\n"1,0\n' + "2,1\n" * 40_000)
+    with pytest.raises(DataError, match=r"open\.csv is truncated or damaged: field larger"):
+        load(tmp_path, kind="csv", path="open.csv")
+    (tmp_path / "d.csv").write_text("a,b,label\n1,2,0\n3,4,1\n")
+    config = TypeAdapter(DataConfig).validate_python(
+        {"kind": "csv", "path": tmp_path / "d.csv", "label_column": 2}, context={"base": tmp_path}
+    )
+    assert read_csv(config, labelled=False)[0].tolist() == [[1, 2], [3, 4]]
 
 
 def test_csv(tmp_path):

@@ -259,6 +259,13 @@ def test_a_typo_in_the_device_configuration_is_named(folder, typed):
     assert "did you mean 'state_dir'" in done.stderr
 
 
+def test_a_typo_in_a_table_of_data_is_named(folder, typed):
+    """Among the keys of its kind of source."""
+    edit(folder / "device.toml", 'kind = "npz"', 'kind = "npz"\nxkey = "x"')
+    done = typed("device", "run", "--config", "device.toml")
+    assert (done.returncode, "xkey'; did you mean 'x_key'?" in done.stderr) == (2, True), done.stderr
+
+
 def test_missing_data_folder_is_named(folder, typed):
     """A board without its data ends with the code for data and the path."""
     (folder / "data.npz").unlink()

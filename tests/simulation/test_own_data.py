@@ -91,6 +91,19 @@ def test_devices_have_the_batches_of_boards(boards):
     assert devices.of(0).y.dtype == np.float32
 
 
+def test_boards_whose_columns_stand_in_another_order_are_refused(boards):
+    """Numbers are joined by place, as a board reads them, unless the columns are named."""
+    lines = (boards / "boards/b.csv").read_text().splitlines()
+    text = "\n".join(",".join(line.split(",")[place] for place in (1, 0, 2, 3)) for line in lines)
+    (boards / "boards/b.csv").write_text(text)
+    plain = {"kind": "csv", "path": "boards/*.csv"}
+    with pytest.raises(DataError, match=r"b\.csv has other columns than .*a\.csv, or in another order; say `columns`"):
+        prepare(own(boards, plain, {**plain, "path": "test.csv"}, model=REGRESSION))
+    named = {**plain, "columns": ["a", "b", "c"]}
+    x = np.load(prepare(own(boards, named, {**named, "path": "test.csv"}, model=REGRESSION)).data / "train_x.npy")
+    assert x[12].tolist() == [float(lines[1].split(",")[place]) for place in range(3)]
+
+
 def test_numbers_are_learnt_and_a_changed_file_is_refused(boards):
     """A simulation of a regression on CSV files runs; with other content in them it is not gone on with."""
     plain = {"kind": "csv", "path": "boards/*.csv"}

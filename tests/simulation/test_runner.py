@@ -9,12 +9,14 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 
+from broker_server.settings.fleet import TrainConfig
 from broker_server.store import Store, TaskPhase, database
 from broker_server.store.export import load_version
 from fleet_protocol import control
@@ -22,6 +24,8 @@ from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.errors import ConfigError, DataError, PlanError
 from fleet_protocol.locks import held
 from simulation import virtual_dispatcher
+from simulation.board_times import training_load
+from simulation.data.datasets import load_dataset
 from simulation.data.held import Parts, VirtualData
 from simulation.engines.local import LocalEngine, WorkerDiedError
 from simulation.orders import WorkerSetup, WorkItem, WorkOrder
@@ -316,6 +320,39 @@ def test_another_configuration_is_refused(cache, tmp_path, straight):
         simulate(settings(straight.folder, cache, train={"learning_rate": 0.01}))
 
 
+def test_a_cache_has_the_samples_of_what_is_there(cache, tmp_path, monkeypatch):
+    """A set by name may be another one tomorrow, in its folder or in another that SHOAL_DATA names."""
+    found = load_dataset("digits")
+    held = []
+    for shift in (0.0, 1.0):
+        shifted = replace(found, train_x=found.train_x + shift)
+        monkeypatch.setattr("simulation.preparing.load_dataset", lambda *_, shifted=shifted, **__: shifted)
+        held.append(np.load(prepare(settings(tmp_path / str(shift), tmp_path / "cache")).data / "train_x.npy"))
+    np.testing.assert_array_equal(held[0] + 1, held[1])
+    with pytest.raises(ConfigError, match="changed since"):
+        prepare(settings(tmp_path / "0.0", tmp_path / "cache"))
+
+
+def test_another_content_of_a_function_is_refused(cache, tmp_path):
+    """One that changes samples, as one that makes the model."""
+    path = tmp_path / "own.py"
+    path.write_text("def same(x, generator):\n    return x\n")
+    config = settings(tmp_path / "out", cache, data={"augment": [f"{path}:same"]}, round={"rounds": 1})
+    assert simulate(config).finished.status == "finished"
+    path.write_text(path.read_text() + "\n")
+    with pytest.raises(ConfigError, match=r"holds a simulation with another .*own\.py; take another `out`"):
+        simulate(config)
+
+
+def test_a_short_batch_of_so_many_steps_takes_less_time():
+    """A device of 14 samples computes 14 in each of ten steps, in one pass each."""
+    train = TrainConfig(learning_rate=0.1, batch_size=64)
+    steps, epochs = (train.model_copy(update=of) for of in ({"steps": 10}, {"epochs": 10}))
+    few, many = (training_load(1.0, examples, steps, 0) for examples in (14, 640))
+    assert few == training_load(1.0, 14, epochs, 0)
+    assert many == training_load(1.0, 64, epochs, 0)
+
+
 @pytest.mark.parametrize("which", ["models", "clock"])
 def test_another_content_of_a_file_it_names_is_refused(cache, tmp_path, which):
     """The model file had been traced anew, and trained on the weights of the old one, without a word."""
@@ -338,12 +375,13 @@ def test_a_start_that_failed_claims_no_folder(cache, tmp_path):
     out = tmp_path / "out"
     with pytest.raises(PlanError):
         simulate(settings(out, cache, model={"widths": (1.0, 0.01)}))
-    dealt = Parts.load(out / "parts.npz")
+    (parts,) = out.glob("parts-*.npz")
+    dealt = Parts.load(parts)
     with pytest.raises(ConfigError, match="no data set 'digit'"):
         simulate(settings(out, cache, data={"name": "digit"}))
     shards = {"partition": {"kind": "shards", "per_device": 2}, "round": {"rounds": 1}}
     assert simulate(settings(out, cache, **shards)).finished.status == "finished"
-    assert [*map(len, Parts.load(out / "parts.npz").train)] != [*map(len, dealt.train)]
+    assert [*map(len, Parts.load(parts).train)] != [*map(len, dealt.train)]
 
 
 def test_what_looks_at_a_version_is_written_before_the_next(cache, tmp_path):

@@ -95,6 +95,32 @@ def test_flops_of_a_known_model() -> None:
     assert count_flops(nn.Linear(4, 3), Signature((4,), "float32", 3)) == (24, 48)
 
 
+def test_flops_of_what_is_one_operator_on_the_cpu() -> None:
+    """An LSTM, whose counter in PyTorch says 0: gates of inputs and units at each step, twice that backwards."""
+
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = nn.LSTM(8, 64, batch_first=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.lstm(x)[0][:, -1]
+
+    class Attends(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.first(x).unsqueeze(1)
+            return nn.functional.scaled_dot_product_attention(y, y, y).flatten(1)
+
+    forward, step = count_flops(Last(), Signature((100, 8), "float32", 64))
+    assert forward == 100 * 2 * 4 * 64 * (8 + 64)
+    assert step == 3 * forward
+    assert count_flops(Attends(), Signature((10, 8), "float32", 80))[0] == 2 * 10 * 8 * 8 + 2 * (2 * 10 * 10 * 8)
+
+
 def test_flops_fall_with_the_square_of_the_width() -> None:
     """HeteroFL's CNN at half width costs about a quarter (specification 1.1)."""
     arch = ZOO.get("conv")

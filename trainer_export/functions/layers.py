@@ -198,7 +198,7 @@ def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = F
         return NotImplemented
     raise ExportError(
         f"{what} that draws its own numbers cannot be exported: a graph takes them as an input; use nn.Dropout and"
-        " `shoal export --convert`, or Dropout of models.zoo.dropout, or probability 0"
+        " `shoal export --convert` (in a builder `convert` of models.zoo.conversion), or Dropout of models.zoo.dropout"
     )
 
 

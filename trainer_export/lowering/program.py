@@ -21,7 +21,7 @@ _NO_RANDOM_NUMBERS = (
 
 _SUGGESTIONS: Mapping[str, str] = MappingProxyType(
     {
-        "dropout": "Dropout of models.zoo.dropout (`shoal export --convert` puts it there), or probability 0;"
+        "dropout": "Dropout of models.zoo.dropout (`shoal export --convert` or models.zoo.conversion puts it there);"
         " scaled_dot_product_attention takes it behind its softmax, so write that, and give it dropout_p=0",
         **dict.fromkeys(
             ("bernoulli", "exponential", "rrelu", "rand", "normal_", "uniform_", "empty"), _NO_RANDOM_NUMBERS
