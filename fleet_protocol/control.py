@@ -29,7 +29,10 @@ class VersionEvaluation(Evaluation):
     @property
     def summary(self) -> str:
         """In a few words: ``accuracy 0.8123, loss 0.4321; w1.00-d2 0.7654, w1.00-d4 0.7890``."""
-        beside = ", ".join(f"{tier} {abs(found.rank):.4f}" for tier, found in self.tiers.items())
+        beside = ", ".join(
+            f"{tier} {found.loss if found.accuracy is None else found.accuracy:.4f}"
+            for tier, found in self.tiers.items()
+        )
         return self.text() + (f"; {beside}" if beside else "")
 
 

@@ -6,6 +6,7 @@ evaluation is a set of sums wherever it comes from, and sums of many devices are
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
 
@@ -95,7 +96,7 @@ def label_accuracies(found: Evaluation) -> tuple[float | None, ...]:
 
 
 def joined(evaluations: Iterable[Evaluation]) -> dict[str, float]:
-    """Each metric over the samples of several evaluations together; one that not all have is left out."""
+    """Each metric over the samples of several evaluations together; without what not all have, or no rule can take."""
     found = list(evaluations)
     names = [metric.name for metric in found[0].metrics] if found else []
     values: dict[str, float] = {}
@@ -104,5 +105,8 @@ def joined(evaluations: Iterable[Evaluation]) -> dict[str, float]:
         shapes = {tuple(map(len, metric.sums)) if metric else () for metric in own}
         if len(shapes) == 1 and own[0].rule in RULES:
             sums = [np.sum([metric.sums[i] for metric in own], axis=0) for i in range(len(own[0].sums))]
-            values[name] = RULES[own[0].rule](*(part.reshape(()) if part.size == 1 else part for part in sums))
+            # Devices say what they like; numpy's errors of floats are ArithmeticErrors when raised.
+            with suppress(TypeError, ValueError, IndexError, ArithmeticError), np.errstate(all="raise"):
+                value = RULES[own[0].rule](*(part.reshape(()) if part.size == 1 else part for part in sums))
+                values |= {name: value} if math.isfinite(value) else {}
     return values

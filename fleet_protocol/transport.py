@@ -4,6 +4,7 @@ MQTT 5 is one (`fleet_protocol.link`). Another is one file with a class of the s
 """
 
 import queue
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -59,7 +60,7 @@ class BrokerAddress:
     ) -> "BrokerAddress":
         """Read ``mqtt[s]://[user:password@]host[:port]``; another form is a ConfigError."""
         wrong = ConfigError(
-            f"broker address {url!r} is not of the form mqtt://[user:password@]host[:port] (or mqtts://)"
+            f"broker address {without_login(url)!r} is not of the form mqtt://[user:password@]host[:port] (or mqtts://)"
         )
         try:
             parts = urlsplit(url)
@@ -92,6 +93,11 @@ class BrokerAddress:
 
     def __str__(self) -> str:
         return f"{self.scheme}://{bracketed(self.host)}:{self.port}"
+
+
+def without_login(text: str) -> str:
+    """A text without the user and the password of the addresses in it."""
+    return re.sub(r"//[^/\s]*@", "//", text)
 
 
 def bracketed(host: str) -> str:

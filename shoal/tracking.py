@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from broker_server.store import RunRecord, Store, queries
 from fleet_protocol.errors import ConfigError, StorageError
 from fleet_protocol.messages import Evaluation
+from fleet_protocol.transport import without_login
 from shoal.home_assistant import HomeAssistant
 
 _ROUND_TAG, _RUN_TAG = "shoal.round", "shoal.run"
@@ -84,6 +85,7 @@ class _ByRounds(ABC):
     """What is told round by round, each once."""
 
     _next: int | None = None
+    _ended: float | None = None
 
     @abstractmethod
     def begin(self, run: RunRecord) -> int:
@@ -95,12 +97,12 @@ class _ByRounds(ABC):
 
     def look(self, opened: Store, run: RunRecord) -> int:
         first = self._next = self._next or self.begin(run)
-        views, over = queries.rounds(opened, run.id, first=first), queries.find_run(opened, run.id).ended_at is not None
+        views, self._ended = queries.rounds(opened, run.id, first=first), queries.find_run(opened, run.id).ended_at
         for view in views:
             known = view.round.evaluation or view.round.note or view.round.reason
             # The newest that ended may be judged still; no round ends before the one before it is judged.
             later = any(item.round.ended_at for item in views if item.round.number > view.round.number)
-            if view.round.ended_at is None or not (known or later or over):
+            if view.round.ended_at is None or not (known or later or self._ended):
                 break
             self.write(view)
             self._next = view.round.number + 1
@@ -173,7 +175,8 @@ class _MlFlow(_ByRounds):
 
     def end(self, status: str) -> None:
         if status in _MLFLOW_ENDS:
-            self._asked(self._client.set_terminated, self._run, _MLFLOW_ENDS[status])
+            ended = int(self._ended * 1000) if self._ended else None
+            self._asked(self._client.set_terminated, self._run, _MLFLOW_ENDS[status], ended)
 
     def _asked(self, ask: Callable[..., Any], *values: Any, **named: Any) -> Any:
         from mlflow.exceptions import MlflowException  # noqa: PLC0415
@@ -181,7 +184,7 @@ class _MlFlow(_ByRounds):
         try:
             return ask(*values, **named)
         except MlflowException as error:
-            raise StorageError(f"MLflow at {self._address} has not taken it: {error}") from error
+            raise StorageError(without_login(f"MLflow at {self._address} has not taken it: {error}")) from error
 
 
 class _Traces(_ByRounds):
@@ -234,7 +237,7 @@ class _Traces(_ByRounds):
                 span("fetch", began, fetched, part, bytes=task.weights.size)
                 span("train", began + fetched, trained, part, examples=task.metrics.examples)
         if self._exporter.export(made.get_finished_spans()) is not SpanExportResult.SUCCESS:
-            raise StorageError(f"{self._address} has not taken the trace of round {record.number}")
+            raise StorageError(f"{without_login(self._address)} has not taken the trace of round {record.number}")
 
     def end(self, _status: str) -> None:
         self._exporter.shutdown()

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from broker_server.rounds.best import versions
+from broker_server.rounds.best import told, versions
 from broker_server.settings.fleet import FleetConfig
 from broker_server.store import RunRecord, Store, queries
 from broker_server.store.machine import RoundState
@@ -97,7 +97,8 @@ def _scores(store: Store, run: RunRecord) -> Iterator[Advice]:
         return
     (best, at), (end, _) = max(judged, key=lambda entry: (entry[0], entry[1].version.number)), judged[-1]
     since = len(judged) - 1 - judged.index((best, at))
-    show = f"version {at.version.number} has {abs(best):.4f}"
+    judging = FleetConfig.stored(run.config).evaluation
+    show, newest = f"version {at.version.number} has {told(judging, best):.4f}", f"{told(judging, end):.4f}"
     take = (
         f"Take it: `shoal export-weights --store {store.folder} --run {run.id} --version {at.version.number}`."
         if at.kept
@@ -105,9 +106,9 @@ def _scores(store: Store, run: RunRecord) -> Iterator[Advice]:
     )
     if best - end > _MUCH_WORSE * abs(best):
         title = "The newest version is much worse than an earlier one"
-        yield Advice("bad", title, f"The newest has {abs(end):.4f}; {show}.", take)
+        yield Advice("bad", title, f"The newest has {newest}; {show}.", take)
     elif since >= _LONG_UNCHANGED:
-        evidence = f"There were {since} evaluations since the best one: {show}, and the newest {abs(end):.4f}."
+        evidence = f"There were {since} evaluations since the best one: {show}, and the newest {newest}."
         yield Advice("info", "The model has stopped getting better", evidence, take)
     elif run.ended_at:
         evidence = f"Of {len(judged)} judged versions it is the best: {show}."

@@ -25,6 +25,11 @@ def score(config: EvaluationKeys, found: Evaluation) -> float:
     return -math.inf if value is None else -value if config.falling else value
 
 
+def told(config: EvaluationKeys, found: float) -> float:
+    """A score as people know it, with the sign of its metric."""
+    return abs(found) if config.metric is None else -found if config.falling else found
+
+
 def best_of(config: EvaluationKeys, versions: Sequence[VersionRecord]) -> VersionRecord | None:
     """The version that was judged best, of equal ones the newest; None where none was judged."""
     judged = [(score(config, item.evaluation), item.number, item) for item in versions if item.evaluation is not None]
@@ -50,7 +55,8 @@ def stalled(config: EvaluationKeys, versions: Sequence[VersionRecord]) -> str | 
         return None
     by = f" by more than {config.min_delta:g}" if config.min_delta else ""
     name = config.metric or "the accuracy, or the loss where there is none,"
-    return f"{name} did not get better{by} in {since} evaluations; the best was {abs(best):.4f} of version {number}"
+    said = f"the best was {told(config, best):.4f} of version {number}"
+    return f"{name} did not get better{by} in {since} evaluations; {said}"
 
 
 def require_metric(config: EvaluationKeys, recipe: RecipeSpec) -> None:

@@ -24,6 +24,7 @@ from fleet_protocol.messages import BlobRef, Instructions, TrainSettings
 from fleet_protocol.messages.instructions import Hiding, Ramp, Summing, Upload
 from fleet_protocol.noise import Draw
 from fleet_protocol.recipe import RecipeTable
+from fleet_protocol.transport import without_login
 
 _LOG = logging.getLogger(__name__)
 
@@ -127,12 +128,13 @@ class RunContext:
         return self.strategy.instruct(asked, closed_rounds)
 
     def begun(self) -> RunRecord:
-        """The run as the store has it when it begins."""
+        """The run as the store has it when it begins, without the broker's login."""
+        broker = self.config.broker.model_copy(update={"url": without_login(self.config.broker.url)})
         return RunRecord(
             id=self.run,
             fleet=self.config.fleet,
             arch=self.config.model.arch,
-            config=self.config.model_dump_json(),
+            config=self.config.model_copy(update={"broker": broker}).model_dump_json(),
             status="running",
             detail=None,
             created_at=time.time(),

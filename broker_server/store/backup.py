@@ -85,6 +85,7 @@ def restore(file: Path, store: Path) -> None:
         BlobError: the file is torn, damaged or no backup.
         StorageError: it cannot be read or written, or holds a store of a newer Shoal.
     """
+    store = store.resolve()  # "." has no name
     if store.exists() and (not store.is_dir() or any(store.iterdir())):
         raise ConfigError(f"{store} is there already; stop its server and move it away, or take another folder")
     made = store.with_name(f".{store.name}.{secrets.token_hex(4)}")

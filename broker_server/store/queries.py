@@ -184,7 +184,7 @@ def status(store: Store, run: str | None = None) -> StatusView:
     return StatusView(
         run=record,
         round=store.last_round(record.id) if record is not None else None,
-        closed=max((version.number for version in versions), default=0),
+        closed=len({version.round for version in versions if version.round}),
         rounds=config.round.rounds if config is not None else 0,
         version=versions[-1].number if versions else None,
         evaluation=next((item.evaluation for item in reversed(versions) if item.evaluation), None),
@@ -206,7 +206,7 @@ def runs(store: Store, run: str | None = None) -> list[RunView]:
             RunView(
                 run=record,
                 strategy=config.strategy.name,
-                closed=max((version.number for version in versions), default=0),
+                closed=len({version.round for version in versions if version.round}),
                 rounds=config.round.rounds,
                 versions=chosen(store, record.id),
                 evaluation=next((item.evaluation for item in reversed(versions) if item.evaluation), None),

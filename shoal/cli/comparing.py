@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from broker_server.store import Store, queries
-from shoal.cli.console import print_rows
+from shoal.cli.console import flat, print_rows
 from shoal.cli.source import Asked
 from shoal.cli.stored import Shown, number_text
 
@@ -19,9 +19,13 @@ def comparison(other: str) -> Shown[queries.Comparison]:
 
 def _compared(view: queries.Comparison) -> list[dict[str, Any]]:
     of = dict(zip(("run", "other_run"), view.runs, strict=True))
+
+    def whole(value: Any) -> Any:  # a list of records under one name would take that name from all settings
+        return value if flat({"": value}).keys() == {""} else str(value)
+
     both: dict[str, Mapping[Any, tuple[Any, Any]]] = {"setting": view.settings, "accuracy": view.accuracies}
     return [
-        {**of, "what": what, "name": str(name), "value": value, "other_value": other}
+        {**of, "what": what, "name": str(name), "value": whole(value), "other_value": whole(other)}
         for what, found in both.items()
         for name, (value, other) in found.items()
     ]

@@ -22,6 +22,7 @@ from fleet_protocol.data import NpzData
 from fleet_protocol.errors import TransportError
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.recipe import RecipeTable
+from fleet_protocol.transport import without_login
 from models.registry import Registry, infer_layout
 from shoal.cli.console import error_console, print_rows, say, seconds_text
 from shoal.cli.local_fleet import LocalDevice, LocalFleet
@@ -241,7 +242,7 @@ def _settings(preset: Preset, broker: str) -> dict[str, str]:
         "local epochs": str(preset.epochs),
         "batch size": str(preset.batch_size),
         "learning rate": str(preset.learning_rate),
-        "broker": broker,
+        "broker": without_login(broker),
     }
 
 

@@ -127,6 +127,6 @@ class RunDisplay(Display):
         )
 
     def _tell(self, last: str) -> None:
-        self._last = last
+        self._last = escape(last)
         if not self._console.is_terminal:
             self._console.print(f"{self._title}{self._last}", highlight=False)

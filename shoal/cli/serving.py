@@ -55,7 +55,7 @@ def serve(fleet: str, store: Path, broker: BrokerConfig, view: ViewConfig | None
             console.print(escape(f"run {event.run} {event.status}{_why(event)}"))
 
     def ready(server: Server) -> None:
-        console.print(f"fleet [bold]{server.fleet}[/] at {server.address}; stop with Ctrl-C", highlight=False)
+        console.print(f"fleet {server.fleet} at {server.address}; stop with Ctrl-C", highlight=False, markup=False)
 
     with contextlib.ExitStack() as page:
         if view is not None:
@@ -67,8 +67,8 @@ def serve(fleet: str, store: Path, broker: BrokerConfig, view: ViewConfig | None
                 return steer(settings.model_copy(update={"fleet": fleet, "broker": broker}), wish, run)
 
             address = page.enter_context(serving(store, view, token_file, steered))
-            text = f"page at [bold]{address}[/]; log in with the token in {token_file}"
-            console.print(text, highlight=False, soft_wrap=True)
+            text = f"page at {address}; log in with the token in {token_file}"
+            console.print(text, highlight=False, markup=False, soft_wrap=True)
         serve_fleet(fleet, store, broker, listener=show, on_ready=ready)
     console.print("stopped")
 

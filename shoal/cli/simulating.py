@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from fleet_protocol import control
@@ -37,9 +38,9 @@ class SimulationDisplay(Display):
         elif isinstance(event, control.UpdateReceived):
             self._bars.advance(self._tasks)
         elif isinstance(event, control.UpdateRefused):
-            self._say(f"[yellow]{event.device}, round {event.round}: {event.reason.value}: {event.detail}[/]")
+            self._say(f"[yellow]{event.device}, round {event.round}: {event.reason.value}: {escape(event.detail)}[/]")
         elif isinstance(event, control.RoundAbandoned):
-            self._say(f"[yellow]round {event.round} was abandoned: {event.reason}[/]")
+            self._say(f"[yellow]round {event.round} was abandoned: {escape(event.reason)}[/]")
 
     def closed(self, number: int, text: str) -> None:
         """Show a closed round."""

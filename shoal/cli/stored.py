@@ -141,7 +141,7 @@ def _draw_devices(views: Sequence[queries.DeviceView]) -> None:
 
 def _tier_accuracy(record: RoundRecord, tier: str) -> str:
     found = record.evaluation.tiers.get(tier) if record.evaluation else None
-    return number_text(abs(found.rank) if found else None)
+    return number_text(None if found is None else found.loss if found.accuracy is None else found.accuracy)
 
 
 def number_text(value: float | None) -> str:

@@ -34,7 +34,8 @@ def guarded(app: FastAPI, token: str | None, operator: str | None = None) -> Non
 
     @app.middleware("http")
     async def _guard(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
-        given = request.headers.get("authorization", "").removeprefix("Bearer ") or request.cookies.get(_COOKIE, "")
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        given = given if scheme == "Bearer" else request.cookies.get(_COOKIE, "")
         path, origin = request.scope["path"], request.headers.get("origin")
         request.state.acts = _holds(given, operator)
         changes, said = request.method not in {"GET", "HEAD"}, (0, "")

@@ -55,6 +55,18 @@ def test_the_reason_names_the_best():
     assert stalled(config, versions) == said
 
 
+def test_a_negative_score_is_told_as_it_is():
+    """A correlation may be below 0, and so may a loss of one's own."""
+    told = [
+        stalled(
+            EvaluationKeys(metric=metric, patience=1, direction=way),
+            [version(1, **{metric: -0.02}), version(2, **{metric: worse})],
+        )
+        for metric, way, worse in (("r2", None, -0.3), ("mine", "lower", 0.1))
+    ]
+    assert [said.partition("the best was ")[2] for said in told] == ["-0.0200 of version 1"] * 2
+
+
 def test_the_best_by_a_metric_keeps_its_weights():
     """Not the one of the highest accuracy."""
     versions = [version(1, accuracy=0.9, f1=0.1), version(2, accuracy=0.5, f1=0.8), version(3, accuracy=0.6, f1=0.2)]

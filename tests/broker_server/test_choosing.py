@@ -11,7 +11,7 @@ import pytest
 from broker_server.rounds.best import stalled
 from broker_server.service.launch import steer
 from broker_server.settings.evaluation import EvaluationKeys
-from broker_server.store import Store
+from broker_server.store import Store, queries
 from broker_server.store.choosing import chosen, promote, roll_back
 from broker_server.store.export import load_version
 from fleet_protocol.errors import ConfigError
@@ -62,6 +62,7 @@ def test_a_held_run_goes_on_from_an_earlier_version(url, config, fleet, shoal, m
         first, second, third, last = (load_version(opened, version=number).weights for number in range(4))
         assert [item.version for item in opened.rounds(made["run"])] == [0, 2]
         assert chosen(opened, made["run"]) == {"newest": 3}
+        assert queries.status(opened).closed == queries.runs(opened)[0].closed == 2
     assert all(np.array_equal(first[name], third[name]) for name in first)
     assert all(np.array_equal(second[name], last[name]) for name in first)
     assert shoal("rollback", 1, "--store", store)[1].endswith("is version 1 again, where the run's next round starts\n")

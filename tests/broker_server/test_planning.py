@@ -295,3 +295,13 @@ def test_initial_weights_must_fit(tmp_path, artifacts):
     found = load_artifacts(artifacts, ARCH, chunk_bytes=CHUNK, weights=other)
     with pytest.raises(ConfigError, match=r"hidden\.weight should be float32 \(8, 6\) but is float32 \(10, 6\)"):
         found.initial_weights()
+
+
+def test_what_is_kept_of_a_run_has_no_login(artifacts):
+    """Whoever may look at a store, or at its page, does not get into the broker by that."""
+    model = {"artifacts": artifacts, "arch": ARCH}
+    config = FleetConfig.model_validate(
+        {"fleet": "lab", "model": model, "broker": {"url": "mqtt://user:p@ss@lab:1884", "listen": "::"}}
+    )
+    kept = prepare_run("run", config, load_artifacts(artifacts, ARCH, chunk_bytes=CHUNK)).begun().config
+    assert FleetConfig.stored(kept).broker == config.broker.model_copy(update={"url": "mqtt://lab:1884"})

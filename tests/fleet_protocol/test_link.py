@@ -304,6 +304,13 @@ def test_addresses_of_another_form_are_refused(url):
         BrokerAddress.parse(url)
 
 
+def test_a_refused_address_keeps_its_password():
+    """Whatever is in it: the last @ ends the login."""
+    with pytest.raises(ConfigError) as refused:
+        BrokerAddress.parse("mqtt://user:p@ssw0rd@lab:1x")
+    assert "address 'mqtt://lab:1x' is not" in str(refused.value)
+
+
 def test_address_defaults_and_secrets():
     """Ports follow the scheme; a password does not show when the address is printed."""
     address = BrokerAddress.parse("mqtts://u:p%40ss@broker.example")

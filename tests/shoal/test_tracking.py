@@ -30,9 +30,9 @@ def store(tmp_path):
     return made(tmp_path, rounds=3)
 
 
-def finish(store):
+def finish(store, at=None):
     with closing(Store(store)) as opened, opened._begin() as connection:
-        connection.execute(update(schema.runs).values(status="finished", ended_at=time.time()))
+        connection.execute(update(schema.runs).values(status="finished", ended_at=at or time.time()))
         closed = schema.rounds.update().where(schema.rounds.c.number == 4)
         connection.execute(closed.values(state="closed", ended_at=time.time()))
 
@@ -86,13 +86,13 @@ def test_mlflow_has_every_round_once(store, typed, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     address = (tmp_path / "mlruns").as_uri()
     assert "3 rounds of run" in typed("track", f"mlflow:{address}", "--store", store).stdout
-    finish(store)
+    finish(store, at=1_790_000_000.25)
     assert "1 rounds of run" in typed("track", f"mlflow:{address}", "--store", store).stdout
     assert "0 rounds of run" in typed("track", f"mlflow:{address}", "--store", store).stdout
     client = mlflow.MlflowClient(tracking_uri=address)
     (experiment,) = [item for item in client.search_experiments() if item.name == "shoal/lab"]
     (found,) = client.search_runs([experiment.experiment_id])
-    assert (found.info.run_name, found.info.status) == (RUN, "FINISHED")
+    assert (found.info.run_name, found.info.status, found.info.end_time) == (RUN, "FINISHED", 1_790_000_000_250)
     assert found.data.params["strategy.name"] == "fedrolex"
     history = client.get_metric_history(found.info.run_id, "model/accuracy")
     assert [(item.step, round(item.value, 4)) for item in history] == [(1, 0.6), (2, 0.7), (3, 0.75)]
@@ -204,8 +204,13 @@ def test_a_place_that_is_none_says_which_there_are(store, typed, tmp_path):
 
 @pytest.mark.slow
 def test_nobody_who_answers_is_said(store, typed):
-    """After a try or two."""
-    for target in ("mlflow:http://127.0.0.1:1", "otlp:http://127.0.0.1:1", "homeassistant:mqtt://127.0.0.1:1"):
+    """After a try or two, and without the password."""
+    for target in (
+        "mlflow:http://u:p@ss@127.0.0.1:1",
+        "otlp:http://u:p@ss@127.0.0.1:1",
+        "homeassistant:mqtt://127.0.0.1:1",
+    ):
         done = typed("track", target, "--store", store)
         assert "has not taken" in " ".join(done.stderr.split())
+        assert "ss@" not in done.stderr
         assert done.returncode == (5 if target.startswith("home") else 7)

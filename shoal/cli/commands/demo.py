@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class _Options:
     data: Annotated[str, typer.Option(help="digits, or mnist from the folder SHOAL_DATA names.")] = "digits"
-    seed: Annotated[int | None, typer.Option(help="Instead of the configured one.")] = None
+    seed: Annotated[int | None, typer.Option(min=0, help="Instead of the configured one.")] = None
     rounds: Annotated[int | None, typer.Option(min=1, help="Instead of the preset's.")] = None
     epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the preset's.")] = None
     devices: Annotated[int | None, typer.Option(min=1, help="Instead of the preset's.")] = None

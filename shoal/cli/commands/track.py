@@ -1,12 +1,12 @@
 """Write the rounds of a run to TensorBoard, MLflow or OpenTelemetry, or show the fleet in Home Assistant."""
 
-import re
 from contextlib import closing
 from functools import partial
 from typing import Annotated
 
 import typer
 
+from fleet_protocol.transport import without_login
 from shoal.cli.common import DEFAULT_STORE, AsJson, RunId, StoreFolder, Watch
 from shoal.cli.console import print_json, say
 from shoal.cli.extras import needs
@@ -35,7 +35,7 @@ def _track(
         found = queries.find_run(opened, run)
         looks = partial(watched, opened, found.id, lambda *_: None) if watch else partial(iter, [None])
         rounds = track(opened, found.id, writer, looks)
-    target = re.sub(r"//[^/@]*@", "//", target)  # a login is nobody's business
+    target = without_login(target)
     if as_json:
         print_json({"run": found.id, "target": target, "rounds": rounds})
     else:

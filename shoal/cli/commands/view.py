@@ -36,7 +36,7 @@ def _view(
         serving(store, ViewConfig(port=port, host=host, actions=actions), token_file) as address,
         on_signals(lambda _: done.set()),
     ):
-        error_console().print(f"{store} at [bold]{address}[/]; stop with Ctrl-C", highlight=False, soft_wrap=True)
+        error_console().print(f"{store} at {address}; stop with Ctrl-C", highlight=False, markup=False, soft_wrap=True)
         if token_file is not None:
             error_console().print(f"log in with the token in {token_file}", highlight=False, soft_wrap=True)
         done.wait()

@@ -570,9 +570,9 @@ async function history() {
 }
 
 async function fetchRounds() {
-  const known = [...state.rounds.keys()], open = [...state.rounds.values()].filter((view) => !view.round.ended_at).map((view) => view.round.number);
+  const known = [...state.rounds.keys()], over = known.filter((number) => state.rounds.get(number).round.ended_at);
   const get = async (first, last) => { for (const view of await api(of(`/rounds?tasks=false&first=${first}&last=${last}`))) state.rounds.set(view.round.number, view); draw(); };
-  const newest = state.status.round?.number ?? 0, from = Math.min(...open, (known.length ? Math.max(...known) : newest - CHUNK) + 1);
+  const newest = state.status.round?.number ?? 0, from = known.length ? Math.min(...known.filter((number) => !over.includes(number)), Math.max(1, ...over)) : newest - CHUNK + 1; // a round is judged beside the next one
   if (newest >= from) await get(Math.max(1, from), newest);
   for (let last = Math.min(...state.rounds.keys()) - 1; last >= 1 && Number.isFinite(last) && place().view === "run"; last -= CHUNK) await get(Math.max(1, last - CHUNK + 1), last);
 }

@@ -337,6 +337,7 @@ def test_a_token_is_asked_for(store):
     login = client.post("/login", json={"token": TOKEN})
     assert {"HttpOnly", "SameSite=strict"} <= set(login.headers["set-cookie"].split("; "))
     assert client.get("/api/v1/status").status_code == 200
+    assert client.get("/api/v1/status", headers={"Authorization": "Basic of-a-proxy"}).status_code == 200
 
 
 def test_beyond_loopback_a_token_is_needed_and_made(store, tmp_path):

@@ -229,6 +229,27 @@ def test_what_is_written_meanwhile_appears(tmp_path, opened):
         page.get_by_text("after the page was opened").wait_for()
 
 
+def test_what_is_judged_beside_the_next_round_appears(tmp_path, opened):
+    """A page that saw the round end without its accuracy asks again."""
+    store = made(tmp_path, rounds=3)
+    with closing(Store(store)) as writing, serving(store, ViewConfig(port=0)) as address:
+        judged = writing.rounds(RUN)[2].evaluation
+
+        def say(found):
+            with writing._begin() as connection:
+                known = None if found is None else found.model_dump_json()
+                connection.execute(update(schema.rounds).where(schema.rounds.c.number == 3).values(evaluation=known))
+
+        say(None)
+        page = opened(address)
+        show(page, "view=run")
+        row = page.get_by_role("region", name="Rounds").get_by_role("row").nth(2)
+        assert row.inner_text().split("\t")[0] == "3"
+        assert f"{judged.accuracy:.4f}" not in row.inner_text()
+        say(judged)
+        row.get_by_text(f"{judged.accuracy:.4f}").wait_for()
+
+
 def test_without_the_token_there_is_nothing_to_see(fleet, browser, tmp_path):
     """A wrong one is refused, the right one lets in, and stays."""
     store = made(tmp_path)

@@ -1,0 +1,30 @@
+"""Metrics of many devices together, who say what they like."""
+
+import pytest
+
+from fleet_protocol.messages import Evaluation, Measured
+from fleet_protocol.metrics import joined
+
+
+def said(rule, *sums):
+    metric = Measured(name="m", rule=rule, value=0.0, sums=sums)
+    return Evaluation(examples=1, loss=1.0, accuracy=None, metrics=(metric,))
+
+
+def test_sums_of_devices_are_judged_as_of_one():
+    """Not as the mean of their values."""
+    assert joined([said("ratio", (1.0,), (2.0,)), said("ratio", (9.0,), (10.0,))]) == {"m": 10 / 12}
+
+
+@pytest.mark.parametrize(
+    ("rule", "sums"),
+    [
+        ("root", ((-1.0,), (1.0,))),
+        ("f1", ((1.0,),)),
+        ("f1", ((1.0, 2.0, 3.0), (1.0, 2.0), (1.0, 2.0))),
+        ("iou", ((2.0, 2.0), (1.0, 1.0), (1.0, 1.0))),
+    ],
+)
+def test_sums_that_no_rule_can_take_are_left_out(rule, sums):
+    """One device must not end what shows all."""
+    assert joined([said(rule, *sums)]) == {}
