@@ -1,6 +1,7 @@
-"""What to say of a name that is not known."""
+"""What to say of a name that is not known, and what not of an address."""
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -13,3 +14,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The closest known name as a parenthesis for a message, `` (did you mean 'conv'?)``; empty if no name is alike."""
     found = closest(name, known)
     return f" (did you mean {found!r}?)" if found is not None else ""
+
+
+def without_login(text: str) -> str:
+    """A text without the user and the password of the addresses in it."""
+    return re.sub(r"//[^/\s]*@", "//", text)

@@ -4,7 +4,6 @@ MQTT 5 is one (`fleet_protocol.link`). Another is one file with a class of the s
 """
 
 import queue
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -14,6 +13,7 @@ from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
 from fleet_protocol.errors import ConfigError, RefusedError
+from fleet_protocol.spelling import without_login
 
 SEND_WINDOW = 16  # chunks that may wait for the broker's acknowledgement; 1.5 MB at the default chunk size
 
@@ -93,11 +93,6 @@ class BrokerAddress:
 
     def __str__(self) -> str:
         return f"{self.scheme}://{bracketed(self.host)}:{self.port}"
-
-
-def without_login(text: str) -> str:
-    """A text without the user and the password of the addresses in it."""
-    return re.sub(r"//[^/\s]*@", "//", text)
 
 
 def bracketed(host: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from broker_server.store import RunRecord, Store, queries
 from fleet_protocol.errors import ConfigError, StorageError
 from fleet_protocol.messages import Evaluation
-from fleet_protocol.transport import without_login
+from fleet_protocol.spelling import without_login
 from shoal.home_assistant import HomeAssistant
 
 _ROUND_TAG, _RUN_TAG = "shoal.round", "shoal.run"

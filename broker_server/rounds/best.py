@@ -1,19 +1,50 @@
-"""Which version of a run is the best by the metric that was chosen, and whether versions still get better."""
+"""Which version of a run is the best by its metric, whether they still get better, and which keep their weights."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from broker_server.settings.evaluation import EvaluationKeys
 from broker_server.settings.fleet import FleetConfig
 from broker_server.store import Store, VersionRecord
 from broker_server.store.queries import find_run
+from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.control import VersionEvaluation
 from fleet_protocol.digests import place_of
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.messages import Evaluation
 from fleet_protocol.metrics import label_accuracies
 from fleet_protocol.recipe_spec import RecipeSpec
+
+
+def kept(versions: Sequence[VersionRecord], newest: int | None, judging: EvaluationKeys) -> tuple[VersionRecord, ...]:
+    """The versions of a run whose weights stay: the best, and so many of the newest, None for all; in order.
+
+    Of versions that were judged equal, the newest counts as the best.
+    """
+    if newest is None:
+        return tuple(versions)
+    best = best_of(judging, versions)
+    first = len(versions) - newest
+    return tuple(item for index, item in enumerate(versions) if index >= first or item is best)
+
+
+def drop_old_weights(
+    versions: Sequence[VersionRecord],
+    newest: int | None,
+    blobs: BlobStore,
+    used: Collection[str],
+    judging: EvaluationKeys,
+) -> None:
+    """Remove the weights of versions, in order, that neither keep them (see `kept`) nor share them with `used` digests.
+
+    What the store says about a version stays, and so do its batch norm statistics, which are small and may be used by
+    the versions after it. Doing it again is no error.
+    """
+    staying = {*used, *(item.digest for item in kept(versions, newest, judging))}
+    for item in versions:
+        if item.digest not in staying:
+            blobs.remove(item.digest)
 
 
 def score(config: EvaluationKeys, found: Evaluation) -> float:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from broker_server.rounds.best import stalled
+from broker_server.rounds.best import drop_old_weights, stalled
 from broker_server.rounds.closing import ClosingRule, quorum_of
 from broker_server.rounds.dispatch import Services, gather
 from broker_server.rounds.fold_order import Folding
@@ -18,7 +18,6 @@ from broker_server.rounds.judging import Evaluators, Judge, Judgement
 from broker_server.rounds.new_version import begin_folding, make_version
 from broker_server.rounds.planning import cut_again, open_collection, plan_round, tasks_of
 from broker_server.rounds.recruiting import recruit
-from broker_server.rounds.retention import drop_old_weights
 from broker_server.rounds.run_context import RunContext
 from broker_server.rounds.stopping import Halted
 from broker_server.rounds.summing import sum_up

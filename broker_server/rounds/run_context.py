@@ -24,7 +24,7 @@ from fleet_protocol.messages import BlobRef, Instructions, TrainSettings
 from fleet_protocol.messages.instructions import Hiding, Ramp, Summing, Upload
 from fleet_protocol.noise import Draw
 from fleet_protocol.recipe import RecipeTable
-from fleet_protocol.transport import without_login
+from fleet_protocol.spelling import without_login
 
 _LOG = logging.getLogger(__name__)
 

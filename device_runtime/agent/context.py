@@ -7,13 +7,13 @@ import time
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from device_runtime.agent.cache import Cache
 from device_runtime.agent.choosing import able, probe
 from device_runtime.agent.journal import Journal
 from device_runtime.agent.machine import WORKING, Event, State
-from device_runtime.agent.measured import Measured
 from device_runtime.agent.memory import Memory
 from device_runtime.agent.refusals import Refusal, refusal_of
 from device_runtime.agent.releases import Releases
@@ -21,6 +21,7 @@ from device_runtime.agent.task_in_hand import TaskInHand
 from device_runtime.agent.task_store import StoredTask, TaskStore
 from device_runtime.agent.uplink import Uplink
 from device_runtime.agent.worker import Worker
+from device_runtime.board import Board, on_battery, runtime_version, temperature
 from device_runtime.conditions import Watch
 from device_runtime.settings import DeviceConfig
 from device_runtime.training.choosers import chooser_of
@@ -29,12 +30,51 @@ from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.data import load_data
 from fleet_protocol.errors import RefusalReason, RefusedError, ShoalError, StorageError
 from fleet_protocol.frozen import FrozenModel
-from fleet_protocol.messages import Accept, Offer
+from fleet_protocol.messages import Accept, Offer, Profile
 
 _OUTCOMES_KEPT = 32
 _LASTING_SECONDS = 1.0
 _REFUSALS_LOGGED = 5
 _GIVEN_BACK = {*WORKING} - {State.UPLOADING}  # a finished update is worth its upload
+
+
+@dataclass
+class Measured:
+    """Measurements; each is None until it is known."""
+
+    board: Board | None = None  # from probing on
+    step_seconds: float | None = None  # mean time of a training step in the last task
+    link_bytes_per_second: float | None = None  # of the last download
+    # what computed the training steps of the last task, and why that; empty where there is no choice
+    provider: str = ""
+    unable: str = ""  # why the board cannot train; empty where it can
+    paused: str = ""  # why it shall not train now; empty where it may
+
+    def look(self, sysfs: Path) -> None:
+        """Read again what changes while a board runs; `sysfs` as of `probe`."""
+        if self.board is not None:
+            self.board = replace(self.board, temperature_celsius=temperature(sysfs), on_battery=on_battery(sysfs))
+
+    def profile(self, config: DeviceConfig, examples: int, memory: Memory, releases: Releases) -> Profile | None:
+        """What the device with so many training samples says about itself; None before the board is measured."""
+        board, large = self.board, memory.too_large
+        if board is None:
+            return None
+        return Profile(
+            **vars(board),
+            runtime_version=runtime_version(),
+            max_width=config.max_width,
+            max_depth=config.max_depth,
+            examples=examples,
+            step_seconds=self.step_seconds,
+            link_bytes_per_second=self.link_bytes_per_second,
+            provider=self.provider,
+            unable=self.unable or self.paused or ("it fetches a release" if releases.wanted else ""),
+            memory_below=large.peak if large else None,
+            lowered=large.said if large else None,
+            release=releases.record,
+            sets=releases.sets,
+        )
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import socket
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib.resources import files
@@ -16,19 +17,20 @@ from broker_server.service.server import Server
 from broker_server.settings.evaluation import EvaluationConfig
 from broker_server.settings.fleet import BrokerConfig, FleetConfig, ModelConfig, TiersConfig, TrainConfig
 from broker_server.settings.rounds import RoundConfig
+from broker_server.store import RoundRecord, Store, TaskRecord, queries
+from broker_server.store.machine import RoundState
 from fleet_protocol import control
 from fleet_protocol.configuration import load_config, parse_config
 from fleet_protocol.data import NpzData
 from fleet_protocol.errors import TransportError
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.recipe import RecipeTable
-from fleet_protocol.transport import without_login
+from fleet_protocol.spelling import without_login
 from models.registry import Registry, infer_layout
 from shoal.cli.console import error_console, print_rows, say, seconds_text
 from shoal.cli.local_fleet import LocalDevice, LocalFleet
 from shoal.cli.progress import RunDisplay, export_bar
-from shoal.cli.report import Arm, Heading, Report, arm_rows, write_report
-from shoal.cli.summary import summarise
+from shoal.cli.report import Arm, DevicePoint, Heading, Report, RoundPoint, arm_rows, write_report
 from simulation.data.dataset import Dataset
 from simulation.data.datasets import load_dataset
 from simulation.data.partition import dirichlet, iid
@@ -36,6 +38,47 @@ from trainer_export.artifact_set import export_architecture
 from trainer_export.recipe import Recipe
 
 FLEET = "demo"
+
+
+def _device(task: TaskRecord) -> DevicePoint | None:
+    if task.metrics is None:
+        return None
+    return DevicePoint(
+        device=task.device,
+        tier=task.tier,
+        examples=task.metrics.examples,
+        train_loss=task.metrics.train_loss,
+        local_accuracy=task.metrics.evaluation.accuracy if task.metrics.evaluation else None,
+        train_seconds=task.metrics.train_seconds,
+    )
+
+
+def _round(record: RoundRecord, tasks: list[TaskRecord]) -> RoundPoint:
+    devices = [point for task in tasks if (point := _device(task)) is not None]
+    return RoundPoint(
+        number=record.number,
+        accuracy=record.evaluation.accuracy if record.evaluation else None,
+        loss=record.evaluation.loss if record.evaluation else None,
+        metrics={m.name: m.value for m in record.evaluation.metrics} if record.evaluation else {},
+        seconds=(record.ended_at or record.planned_at) - record.planned_at,
+        devices=tuple(devices),
+    )
+
+
+def summarise(store_folder: Path, run: str, heading: Heading, seconds: float) -> Arm:
+    """Read a run, or raise a ConfigError where the store has none such."""
+    with closing(Store(store_folder, read_only=True)) as store:
+        view = queries.status(store, run)
+        closed = [item for item in store.rounds(run) if item.state is RoundState.CLOSED]
+        points = tuple(_round(item, store.tasks(run, item.number, "train")) for item in closed)
+    return Arm(
+        **vars(heading),
+        rounds=points,
+        wire_bytes=view.run.wire_bytes if view.run else 0,
+        payload_bytes=view.run.payload_bytes if view.run else 0,
+        seconds=seconds,
+        refusals=view.refusals,
+    )
 
 
 class Preset(FrozenModel):

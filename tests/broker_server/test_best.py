@@ -2,8 +2,7 @@
 
 import pytest
 
-from broker_server.rounds.best import _labels, require_metric, score, stalled
-from broker_server.rounds.retention import kept
+from broker_server.rounds.best import _labels, kept, require_metric, score, stalled
 from broker_server.settings.evaluation import EvaluationConfig, EvaluationKeys
 from broker_server.store import Store, VersionRecord
 from fleet_protocol.control import VersionEvaluation

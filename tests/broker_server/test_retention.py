@@ -5,7 +5,7 @@ import signal
 import numpy as np
 import pytest
 
-from broker_server.rounds.retention import drop_old_weights, kept
+from broker_server.rounds.best import drop_old_weights, kept
 from broker_server.settings.evaluation import EvaluationKeys
 from broker_server.store import Store, VersionRecord
 from broker_server.store.export import load_version

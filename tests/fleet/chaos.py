@@ -30,7 +30,7 @@ from broker_server.store import Store, TaskPhase
 from fleet_protocol import control
 from fleet_protocol.topics import Topics
 from fleet_protocol.transport import BrokerAddress
-from shoal.bench.architecture import ARCH, write_architecture
+from shoal.bench.fleet import ARCH, write_architecture
 from shoal.bench.light_device import light_member
 from shoal.bench.processes import device_name
 from shoal.bench.swarm import Swarm

@@ -16,8 +16,7 @@ from reproduction.measures import GLOBAL, LOCAL, OWN, PERPLEXITY, ROUNDS_TO_BEST
 from reproduction.report.cells import claim_cells
 from reproduction.report.index import write_index
 from reproduction.report.markdown import as_markdown
-from reproduction.report.plotting import draw
-from reproduction.report.writing import write_rows, write_table
+from reproduction.report.writing import draw, write_rows, write_table
 from reproduction.running import ArmResult
 from reproduction.stored import as_csv, read_points, read_rows, rows_of, stated
 from simulation.results.history import RoundRow

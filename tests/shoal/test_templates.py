@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from fleet_protocol.errors import ConfigError
+from shoal.cli.commands.init import TEMPLATES, make_project
 from shoal.cli.main import app
-from shoal.cli.project import TEMPLATES, make_project
 from tests.brokers import free_port
 
 ROOT = Path(__file__).parents[2]

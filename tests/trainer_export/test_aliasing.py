@@ -9,8 +9,8 @@ from device_runtime.training.backends.session import TrainSession
 from fleet_protocol.manifest import next_name, parameter_input, parse_manifest, state_input
 from models.registry import Registry, infer_layout
 from tests.marking import mostly_slow
-from trainer_export.aliasing import in_place
 from trainer_export.artifact_set import export_architecture
+from trainer_export.manifests import in_place
 from trainer_export.recipe import Recipe
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fleet_protocol.transport import without_login
+from fleet_protocol.spelling import without_login
 from shoal.cli.common import DEFAULT_STORE, AsJson, RunId, StoreFolder, Watch
 from shoal.cli.console import print_json, say
 from shoal.cli.extras import needs

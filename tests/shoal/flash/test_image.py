@@ -11,8 +11,7 @@ import pytest
 
 from fleet_protocol.errors import ConfigError, StorageError
 from shoal.flash import image
-from shoal.flash.access import access_files
-from shoal.flash.image import Card, make_card, needs_tools, run_script
+from shoal.flash.image import Card, access_files, make_card, needs_tools, run_script
 from shoal.flash.settings import load_flash_config
 from shoal.flash.writer import find_disk, write_image
 from tests.shoal.flash.mirror import needs_mirror
