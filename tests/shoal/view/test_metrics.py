@@ -200,6 +200,8 @@ def test_the_commands_of_unit_and_container_are_commands():
         _, up, rest = group.resolve_command(None, list(line))
         assert up.make_context("up", rest).params["view"] == 8420
     assert (DEPLOY / composed["shoal"]["build"]["context"] / composed["shoal"]["build"]["dockerfile"]).is_file()
+    for ignoring in (".dockerignore", ".gitignore"):  # its keys are in no layer, and in no commit
+        assert "deploy/fleet" in [line.rstrip("/") for line in (DEPLOY.parent / ignoring).read_text().splitlines()]
     mounted = [volume.split(":")[0] for volume in composed["prometheus"]["volumes"] if volume.startswith("./")]
     assert {path for path in mounted if not (DEPLOY / path).is_file()} == {"./fleet"}  # `shoal init` makes it
     scraped = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())
