@@ -115,6 +115,8 @@ def test_tasks_name_them_for_boards_that_have_passed(config, others, artifacts, 
         judged = read_rollout(folder).model_copy(update={"judged": {"a": "in a round: it died"}})
         keep_rollout(folder, lambda: judged)
         assert named(store, a=passed, b=passed) == {"b"}
+        carrier._began = 0.0  # who was asked before has its time again
+        assert named(store, a=passed, b=passed) == {"b"}
         late = {"asked": {"a": time.time() - 61, "b": time.time()}, "judged": {}}
         keep_rollout(folder, lambda: judged.model_copy(update=late))
         assert named(store, a=passed, b=passed) == {"b"}  # silent since

@@ -118,7 +118,7 @@ def test_an_unsupported_operator_names_itself_its_module_and_a_way_out() -> None
 @pytest.mark.parametrize(
     ("module", "signature", "message"),
     [
-        (Dropping(), VECTOR, r"module drop \(Dropout\).*probability 0"),
+        (Dropping(), VECTOR, r"module drop \(Dropout\).*Dropout of models\.zoo\.dropout"),
         (nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3)), VECTOR, r"module 0 \(BatchNorm1d\).*StaticBatchNorm"),
         (Frozen(), VECTOR, "every parameter is frozen.*free some"),
         (Resized(), IMAGE, r"module \(the model itself\) \(Resized\), line \d+ of test_err.*mode='area'"),
