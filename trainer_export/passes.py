@@ -124,7 +124,8 @@ def _not_zero(node: Any) -> bool:
         return True
     of = [other for other in node.args[1:2] if isinstance(other, (int, float))]
     if node.target in _SUMS | _FLOORS:
-        return bool(of) and of[0] > 0
+        parts = [node.args[0], *getattr(node.args[0], "all_input_nodes", ())]
+        return bool(of) and of[0] > 0 and all(getattr(part, "target", None) is not aten.neg.default for part in parts)
     scaled = node.target in {aten.mul.Tensor, aten.div.Tensor, aten.mul.Scalar, aten.div.Scalar} and bool(of)
     value = node.meta.get("val")
     # Such as a size, or a count, of which 0 makes the loss no number.
@@ -138,7 +139,8 @@ def _divides_by_zero(node: fx.Node) -> bool:
         return not _not_zero(node.args[1])
     if node.target is aten.pow.Tensor_Scalar and isinstance(power := node.args[1], (int, float)) and power >= 0:
         return False
-    return node.target in {aten.reciprocal.default, aten.pow.Tensor_Scalar} and not _not_zero(node.args[0])
+    inverse = {aten.reciprocal.default, aten.rsqrt.default, aten.log.default, aten.pow.Tensor_Scalar}
+    return node.target in inverse and not _not_zero(node.args[0])
 
 
 def _choose_behind_roots(graph: fx.Graph) -> None:

@@ -89,7 +89,7 @@ class RunContext:
         """A tier whose next slice may have other units than its last one, None where all plans stay."""
         asked = {item.tier.id: PlanRequest(item.tier, "", 0, self.config.seed) for item in self.tiers}
         plans = {tier: self.strategy.plan(request).plan for tier, request in asked.items()}
-        return next((tier for tier, plan in plans.items() if plan.kind != "static"), None)
+        return next((tier for tier, plan in plans.items() if plan.kind != "static" or self.strategy.anew), None)
 
     def instructions(self, kind: Literal["train", "statistics"], closed_rounds: int) -> Instructions:
         """What a task asks of a device after some closed rounds; the strategy has a say in training alone."""
@@ -224,7 +224,8 @@ def prepare_run(
     if asked.stays and config.evaluation.data is not None:
         raise PlanError(
             f"{asked.stays[0]} stays on the devices and is never trained here, so the global model has nothing to be"
-            " judged by: remove evaluation.data, and look at the accuracy that the devices report (shoal rounds)"
+            " judged by: remove evaluation.data (in a simulation give [[own_models.models]] their labels), and look at"
+            " the accuracy that the devices report (shoal rounds)"
         )
     whole = config.evaluation.data is not None and config.evaluation.tier is None
     if whole and context.judged not in tiers and context.moving is None:

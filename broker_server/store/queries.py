@@ -293,11 +293,13 @@ def rounds(
     if run is None and not store.runs():
         return []
     views, record = [], find_run(store, run)
-    spent = epsilons(store, record)
+    spent, buffered = epsilons(store, record), FleetConfig.stored(record.config).round.buffer is not None
     for item in store.rounds(record.id):
         if not first <= item.number <= (item.number if last is None else last):
             continue
         found = store.tasks(item.run, item.number, "train")
+        counted = [task for task in found if not task.screening or task.screening.round in {None, item.number}]
+        counted += store.late(item.run, item.number) if buffered else []
         own = [task.metrics.evaluation for task in found if task.metrics and task.metrics.evaluation]
         accuracies = [judged.accuracy for judged in own if judged.accuracy is not None]
         if (left := item.left_out) is not None and not tasks:
@@ -305,7 +307,7 @@ def rounds(
         views.append(
             RoundView(
                 round=item,
-                phases=dict(sorted(Counter(task.phase.value for task in found).items())),
+                phases=dict(sorted(Counter(task.phase.value for task in counted).items())),
                 seconds=item.ended_at - item.opened_at if item.ended_at and item.opened_at else None,
                 tasks=tuple(found) if tasks else (),
                 device_accuracy=sum(accuracies) / len(accuracies) if accuracies else None,

@@ -40,7 +40,7 @@ def build(basis: Basis[FrozenModel | None]) -> Strategy:
         raise PlanError("flexlora factors its adapters anew in each round; remove [server_optimizer], or take hetlora")
     weighted = replace(basis, weighting=basis.weighting or "samples")
     built = merged_by(Folding(lambda pair, _: (pair.up @ pair.down,), lambda _: 1.0, _factored), weighted)
-    return replace(built, paper="https://arxiv.org/abs/2402.11505")
+    return replace(built, paper="https://arxiv.org/abs/2402.11505", anew=True)
 
 
 STRATEGIES = {"flexlora": Method(build)}

@@ -162,6 +162,7 @@ class Strategy:
         offer: the tiers that a device is offered, the one it takes by default first, from the largest it can train.
         instruct: what it changes in what a training task asks of a device, given the rounds closed so far.
         stays: parameters that stay on the devices: each trains its own, and they are in no update.
+        anew: whether the units of a plan that stays are others in each round, so that devices keep nothing of them.
     """
 
     name: str
@@ -174,6 +175,7 @@ class Strategy:
     offer: Callable[[Tier], tuple[Tier, ...]] = lambda largest: (largest,)
     instruct: Callable[[Instructions, int], Instructions] = lambda asked, _: asked
     stays: tuple[str, ...] = ()
+    anew: bool = False
 
 
 @dataclass(frozen=True)

@@ -206,12 +206,24 @@ def _in_training(arch: Architecture, view: View) -> Iterator[View]:
     before = {name: value.clone() for name, value in subject.module.named_buffers()}
     with torch.random.fork_rng(devices=[]):
         try:
-            first, again = (subject.run(gradients=False) for _ in range(2))
+            first, begun = subject.run(gradients=False), _numbers(subject.module)
+            again = subject.run(gradients=False)
         except Exception:  # noqa: BLE001 - the export runs it so, and says what is wrong
             return
     _refuse_moved(arch, subject, before, dict(subject.module.named_buffers()))
+    moved = [name for name, value in _numbers(subject.module).items() if value != begun.get(name, value)]
+    if moved:
+        raise ConfigError(
+            f"{arch.name}: the number {moved[0].lstrip('.')} of the model changes while it runs, and graphs keep what"
+            " it is at first; leave it out"
+        )
     if _agree(first, again) and not _agree(first, view.before):
         yield replace(view, subject=subject, before=subject.run(gradients=bool(view.before.gradients)))
+
+
+def _numbers(module: nn.Module) -> dict[str, float]:
+    every = ((f"{path}.{name}", value) for path, m in module.named_modules() for name, value in vars(m).items())
+    return {name: value for name, value in every if isinstance(value, (int, float))}
 
 
 def _refuse_moved(

@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from broker_server.store import Store, TaskPhase
+from broker_server.store import Store, TaskPhase, queries
 from broker_server.store.explaining import explain_round
 from fleet_protocol.control import FleetChanged, RoundClosed
 from fleet_protocol.errors import PlanError
@@ -113,6 +113,10 @@ def test_a_round_says_against_which_version_each_answered(url, config, running, 
         assert len(c.got(Cancel)) <= 1  # of the last round
     with contextlib.closing(Store(settings.store, read_only=True)) as store:
         rows = {number: explain_round(store, number, run) for number in range(1, 7)}
+        listed = {view.round.number: view.phases.get("merged", 0) for view in queries.rounds(store, run)}
+    # Those of a version are asked for in rounds before it, too.
+    tasks, _ = by_version(settings, run)
+    assert listed == Counter(task.screening.round for task in tasks if task.phase is TaskPhase.MERGED)
     asked = next(row for row in rows[1] if row.device == "c")
     counted = int(asked.why.rpartition(" ")[2])
     assert (asked.outcome, counted > 1) == ("merged", True)

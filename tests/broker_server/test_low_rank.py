@@ -1,8 +1,11 @@
 """Merges of adapters of unequal rank, by entries and by products, against the formulas written out in numpy."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
+from broker_server.rounds.run_context import RunContext
 from broker_server.strategies.low_rank import adapters_of
 from broker_server.strategies.server_optimizer import OptimizerSettings
 from broker_server.strategies.strategy import Contribution
@@ -115,3 +118,17 @@ def test_what_does_not_go_together_is_refused_with_what_does():
     with pytest.raises(PlanError, match=r"remove \[server_optimizer\], or take hetlora"):
         built({"name": "flexlora"}, LAYOUT, optimizer=step)
     assert built({"name": "hetlora"}, LAYOUT, optimizer=step).name == "hetlora"
+
+
+def test_devices_keep_nothing_of_units_that_are_factored_anew():
+    """An optimizer's moments, or what an encoding took, would be of other units: as of a plan that moves."""
+
+    def moving(name):
+        run = SimpleNamespace(
+            tiers=[SimpleNamespace(tier=LAYOUT.tier(1.0))],
+            config=SimpleNamespace(seed=0),
+            strategy=built({"name": name}, LAYOUT),
+        )
+        return RunContext.moving.fget(run)
+
+    assert (moving("flexlora"), moving("hetlora")) == (LAYOUT.tier(1.0).id, None)

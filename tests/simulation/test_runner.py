@@ -441,6 +441,11 @@ def test_two_do_not_work_in_one_folder(cache, straight):
             "class 0 has 2 test samples for 6 shards",
         ),
         ({"evaluation": {"perplexity": 7}}, ConfigError, "do not make chunks of 7"),
+        (
+            {"strategy": {"name": "fml"}, "tiers": {"levels": "a1"}},
+            ConfigError,
+            r"fml: mutual learning and \[own_models\] go together",
+        ),
     ],
 )
 def test_what_cannot_begin_says_why(cache, tmp_path, tables, error, match):

@@ -206,6 +206,16 @@ class HookedParameterOfValues(HookedParameter):
         super().more(hidden)
 
 
+class Counting(Layers):
+    """Its second half begins after a hundred steps."""
+
+    steps = 0
+
+    def between(self, y):
+        self.steps += self.training
+        return y if self.steps <= 100 else torch.relu(y)
+
+
 class HookedClone(Layers):
     def forward(self, x):
         weight = self.first.weight.clone()
@@ -219,6 +229,7 @@ REFUSED = [
     (TiedByData, "let both layers have one nn.Parameter", TiedByName, None),
     (HookedParameter, "parameter first.weight has a hook on its gradient.*on a clone", HookedClone, None),
     (HookedParameterOfValues, "parameter first.weight has a hook on its gradient", HookedClone, None),
+    (Counting, "the number steps of the model changes while it runs, .* leave it out", Layers, None),
     (WritesInput, r"writes into its input.*x = x\.clone\(\)", WritesCopy, None),
     (
         PlainList,

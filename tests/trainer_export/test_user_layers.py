@@ -98,6 +98,7 @@ RESIZED: Mapping[str, tuple[int, nn.Module]] = {
 TRANSPOSED: Mapping[str, tuple[int, nn.Module]] = {
     "doubling": (2, nn.ConvTranspose2d(4, 5, 2, stride=2)),
     "output padding": (2, nn.ConvTranspose2d(4, 5, 3, stride=2, padding=1, output_padding=1, bias=False)),
+    "output padding of a stride": (2, nn.ConvTranspose2d(4, 5, 3, stride=2, dilation=3, padding=2, output_padding=2)),
     "dilated": (2, nn.ConvTranspose2d(4, 5, 3, dilation=2)),
     "grouped": (2, nn.ConvTranspose2d(4, 6, 3, stride=2, groups=2)),
     "wide": (2, nn.ConvTranspose2d(4, 40, 3, stride=2, padding=1)),
@@ -123,6 +124,19 @@ POOLED: Mapping[str, tuple[int, nn.Module]] = {
     "maximum, 3d": (3, nn.MaxPool3d(2)),
     "overlapping maximum, 3d": (3, nn.MaxPool3d(3, 2, 1)),
     "mean, 3d": (3, nn.AvgPool3d(2)),
+    "maxima of maps without channels": (
+        2,
+        Do(
+            lambda x: (
+                functional.max_pool2d(x[:, 0], 2)[:, None]
+                + functional.max_pool1d(x[:, 1, :4].flatten(1), 2)[:, None, None, :4]
+            )
+        ),
+    ),
+    "means of maps without channels": (
+        2,
+        Do(lambda x: (functional.avg_pool2d(x[:, 1], 2) + functional.avg_pool2d(x[:, 2], 3, 2, 1)[:, :4]).unsqueeze(1)),
+    ),
 }
 PADDED: Mapping[str, tuple[int, nn.Module]] = {
     "reflected": (2, nn.ReflectionPad2d((1, 2, 1, 0))),
@@ -130,6 +144,7 @@ PADDED: Mapping[str, tuple[int, nn.Module]] = {
     "circular": (2, nn.CircularPad2d((1, 2, 1, 0))),
     "in a convolution": (2, nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect")),
     "1d": (1, nn.ReflectionPad1d(2)),
+    "without channels": (2, Do(lambda x: functional.pad(x[:, 0], (1, 1, 1, 0), mode="replicate").unsqueeze(1))),
 }
 OTHERS: Mapping[str, tuple[int, nn.Module]] = {
     "gelu by tanh": (2, nn.GELU("tanh")),
@@ -179,6 +194,10 @@ OTHERS: Mapping[str, tuple[int, nn.Module]] = {
     ),
     "norm of what is cut off": (2, Do(lambda x: normed(apart(x - 1).relu()) + normed(functional.threshold(x, 1, 0)))),
     "pooled by a power of what is cut off": (2, Do(lambda x: functional.lp_pool2d(apart(x - 1).relu(), 2, 2))),
+    "distances of what is cut off": (2, Do(lambda x: torch.acosh(1 + apart(x).relu()))),
+    "angles of what is cut off": (2, Do(lambda x: torch.asin(1 - torch.tanh(apart(x).relu())))),
+    "entropies of what is cut off": (2, Do(lambda x: torch.special.entr(apart(x).relu()))),
+    "taken along": (2, Do(lambda x: torch.take_along_dim(x, x.argsort(3), 3) * x.take_along_dim(x.argsort(2), 2))),
     "masks multiplied": (2, Do(lambda x: x * ((x > 0) * (x < 0.5)))),
     "bilinear": (2, Twice(nn.Bilinear(8, 8, 3))),
     "bounded variances": (2, Do(lambda x: functional.gaussian_nll_loss(x, x.flip(2), x**2, True, 0.1, "none"))),

@@ -202,6 +202,15 @@ def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = F
     )
 
 
+def _take_along_dim(x: Tensor, index: Tensor, dim: int | None = None) -> Any:
+    same = (
+        dim is not None
+        and x.dim() == index.dim()
+        and all(x.shape[i] == index.shape[i] for i in range(x.dim()) if i != dim % x.dim())
+    )
+    return x.gather(dim, index) if dim is not None and same else NotImplemented
+
+
 def _alpha_dropout(x: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False) -> Any:
     return _dropout(x, p, training, inplace, what="alpha dropout")
 
@@ -219,6 +228,7 @@ FUNCTIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         torch.Tensor.unfold: _unfold,
         **dict.fromkeys((torch.diagonal, torch.Tensor.diagonal), _diagonal),
         torch.diag_embed: _diag_embed,
+        **dict.fromkeys((torch.take_along_dim, torch.Tensor.take_along_dim), _take_along_dim),
         torch.cdist: _cdist,
         functional.batch_norm: _batch_norm,
         functional.embedding: _embedding,

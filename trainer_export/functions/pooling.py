@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fleet_protocol.errors import ExportError
-from trainer_export.functions.resampling import each
+from trainer_export.functions.resampling import each, lifted
 
 
 def _refuse_indices(name: str, *, wanted: bool) -> None:
@@ -80,6 +80,8 @@ FUNCTIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         functional.adaptive_max_pool1d: _adaptive(1),
         functional.adaptive_max_pool2d: _adaptive(2),
         functional.max_pool3d: _volume,
+        functional.max_pool1d: lifted(functional.max_pool1d, 1),
+        functional.max_pool2d: lifted(functional.max_pool2d, 2),
         **dict.fromkeys((functional.max_unpool1d, functional.max_unpool2d, functional.max_unpool3d), _unpool),
     }
 )

@@ -90,6 +90,19 @@ def _adaptive(rank: int) -> Callable[..., Tensor]:
     return pool
 
 
+def lifted(function: Any, rank: int, otherwise: Callable[..., Any] = lambda *_, **__: NotImplemented) -> Any:
+    """A function of pooling that takes maps [batch, ...] without channels as well, as PyTorch does."""
+
+    def pool(x: Tensor, *args: Any, **settings: Any) -> Any:
+        bare = x.dim() == rank + 1
+        made = otherwise(x.unsqueeze(1) if bare else x, *args, **settings)
+        if bare:
+            return (function(x.unsqueeze(1), *args, **settings) if made is NotImplemented else made).squeeze(1)
+        return made
+
+    return pool
+
+
 def _average(rank: int) -> Callable[..., Tensor]:
     def pool(
         x: Tensor,
@@ -122,6 +135,8 @@ def _pad(x: Tensor, pad: Sequence[int], mode: str = "constant", value: float | N
     if mode == "constant":
         return NotImplemented
     count = len(pad) // 2
+    if x.dim() == count + 1:  # maps [batch, ...] without channels
+        return _pad(x.unsqueeze(1), pad, mode).squeeze(1)
 
     def widen(around: Sequence[int]) -> Callable[[Tensor], Tensor]:
         return lambda eye: functional.pad(eye.flatten(1).unsqueeze(1), list(around), mode)
@@ -152,8 +167,8 @@ FUNCTIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         functional.adaptive_avg_pool1d: _adaptive(1),
         functional.adaptive_avg_pool2d: _adaptive(2),
         functional.adaptive_avg_pool3d: _adaptive(3),
-        functional.avg_pool1d: _average(1),
-        functional.avg_pool2d: _average(2),
+        functional.avg_pool1d: lifted(functional.avg_pool1d, 1, _average(1)),
+        functional.avg_pool2d: lifted(functional.avg_pool2d, 2, _average(2)),
         functional.avg_pool3d: _average(3),
         functional.pad: _pad,
         functional.local_response_norm: _response_norm,

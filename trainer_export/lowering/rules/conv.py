@@ -144,7 +144,10 @@ def _input_gradient(e: Emitter, out: Spec, grad: Value, weight: Value, geometry:
     second = results * (flops * _FLOP_NS + taps * inputs * 0.2) + places * (
         look_up_ns(1, reach, inputs) + reach * inputs * 0.1
     )
-    if results * (_TRANSPOSED_NS + flops * _TRANSPOSED_FLOP_NS) <= min(first, second):
+    g, axes = geometry, range(len(geometry.kernel))
+    ends = [g.inputs[i] + 2 * g.padding[i] - g.dilation[i] * (g.kernel[i] - 1) - 1 for i in axes]
+    fits = all(ends[i] < g.outputs[i] * g.stride[i] for i in axes)  # else the padding at the end is a stride or more
+    if fits and results * (_TRANSPOSED_NS + flops * _TRANSPOSED_FLOP_NS) <= min(first, second):
         return _transposed_convolution(e, out, grad, weight, geometry)
     if first <= second:
         order = (*range(2, weight.rank), 0, 1)
