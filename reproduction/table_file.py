@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -18,7 +19,7 @@ from broker_server.settings.assignment import LEVEL_RATES
 from fleet_protocol.configuration import read_toml, validate_config
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.frozen import FrozenModel
-from reproduction.experiment import Arm, Claim, Experiment, Scale, Settings, merged, suggestion
+from reproduction.experiment import SCALES, Arm, Claim, Experiment, Scale, Settings, merged, suggestion
 from reproduction.measures import measure_named
 from reproduction.published import PublishedTable, published_tables
 
@@ -236,3 +237,32 @@ def _kinds(
     counts = [count * part // sum(parts) for part in parts]
     counts[-1] += count - sum(counts)
     return [{"count": number, key: limit, **often} for number, limit in zip(counts, most, strict=True)]
+
+
+TABLES: Mapping[str, Experiment] = MappingProxyType(
+    {table.table: table for table in sorted(map(read_table, table_names()), key=lambda table: table.section)}
+)
+"""In the order of the specification."""
+
+
+def find_experiment(table: str) -> Experiment:
+    """An experiment by the name of its table.
+
+    Raises:
+        ConfigError: there is none; the message names the closest one.
+    """
+    if table not in TABLES:
+        raise ConfigError(f"no table {table!r} to reproduce{suggestion(table, TABLES)}")
+    return TABLES[table]
+
+
+def parse_scale(text: str) -> Scale:
+    """A scale by its name.
+
+    Raises:
+        ConfigError: there is none; the message names the closest one.
+    """
+    for scale in SCALES:
+        if scale == text:
+            return scale
+    raise ConfigError(f"no scale {text!r}{suggestion(text, SCALES)}")

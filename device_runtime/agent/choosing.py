@@ -4,18 +4,56 @@ A board that chooses measures its link and its processor in every round before i
 fetches the narrowest sub-model, and weights that tell more of the link than how long an answer takes, and times steps.
 """
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from pydantic import JsonValue, ValidationError
 
 from device_runtime.agent.task_store import StoredTask
 from device_runtime.settings import DeviceConfig
-from device_runtime.training.choosers import Situation, chooser_of
-from device_runtime.training.choosers.memory import ChooserMemory
+from device_runtime.training.choosers import Situation, TierChooser, chooser_of
 from device_runtime.training.choosers.rule import width_of, within
 from device_runtime.training.routines import may_join
 from device_runtime.training.task import Bench
+from fleet_protocol.blob_store import write_atomically
+from fleet_protocol.errors import StorageError
+from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages import BlobRef, Offer, TierChoice
 
 _TELLING_BYTES = 64 * 1024
+
+
+class _Stored(FrozenModel):
+    """The file; it belongs to a run, and another one starts afresh."""
+
+    version: Literal[1] = 1
+    rule: str
+    run: str
+    memory: Mapping[str, JsonValue]
+
+
+class ChooserMemory:
+    """The memory of one board, in the agent's state folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "chooser.json"
+
+    def load(self, run: str, chooser: TierChooser) -> FrozenModel | None:
+        """What a rule remembers of a run; None if there is nothing that can be read."""
+        with contextlib.suppress(OSError, ValidationError):
+            stored = _Stored.model_validate_json(self.path.read_bytes())
+            if (stored.run, stored.rule) == (run, chooser.rule.name):
+                memory: FrozenModel = chooser.rule.memory.model_validate(stored.memory)
+                return memory
+        return None
+
+    def save(self, run: str, chooser: TierChooser, memory: FrozenModel) -> None:
+        """Replace the memory atomically; where the disk is full, the next round goes without this one."""
+        stored = _Stored(rule=chooser.rule.name, run=run, memory=memory.model_dump(mode="json"))
+        with contextlib.suppress(StorageError):
+            write_atomically(self.path, stored.model_dump_json(indent=1).encode())
 
 
 def able(offer: Offer, config: DeviceConfig, bench: Bench) -> tuple[TierChoice, ...]:

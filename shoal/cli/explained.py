@@ -1,12 +1,15 @@
-"""What `shoal rounds show` prints."""
+"""What `shoal rounds show` and `shoal compare` print."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from broker_server.store import Store
+from broker_server.store import Store, queries
 from broker_server.store.explaining import DeviceInRound, explain_round
 from broker_server.store.queries import RoundView, plain, rounds
-from shoal.cli.console import print_json, print_rows, say, seconds_text
+from shoal.cli.console import flat, print_json, print_rows, say, seconds_text
 from shoal.cli.source import Asked, opened
+from shoal.cli.stored import Shown, number_text
 
 
 def show_round(store: Path, number: int, run: str | None, *, as_json: bool, url: str = "") -> None:
@@ -56,3 +59,36 @@ def _cells(row: DeviceInRound) -> dict[str, str]:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
+
+
+def comparison(other: str) -> Shown[queries.Comparison]:
+    """A run beside another one."""
+    look = Asked[Store, queries.Comparison](
+        lambda store, run: queries.compare(store, run or "", other), lambda client, run: client.compare(run, other)
+    )
+    return Shown(look, _draw_comparison, _compared)
+
+
+def _compared(view: queries.Comparison) -> list[dict[str, Any]]:
+    of = dict(zip(("run", "other_run"), view.runs, strict=True))
+
+    def whole(value: Any) -> Any:  # a list of records under one name would take that name from all settings
+        return value if flat({"": value}).keys() == {""} else str(value)
+
+    both: dict[str, Mapping[Any, tuple[Any, Any]]] = {"setting": view.settings, "accuracy": view.accuracies}
+    return [
+        {**of, "what": what, "name": str(name), "value": whole(value), "other_value": whole(other)}
+        for what, found in both.items()
+        for name, (value, other) in found.items()
+    ]
+
+
+def _draw_comparison(view: queries.Comparison) -> None:
+    def side_by_side(first: str, rows: Mapping[Any, tuple[Any, Any]]) -> list[dict[str, str]]:
+        return [
+            {first: str(key), **dict(zip(view.runs, map(str, values), strict=True))} for key, values in rows.items()
+        ]
+
+    print_rows("settings that differ", side_by_side("setting", view.settings), empty="the settings are the same")
+    judged = {key: (number_text(one), number_text(other)) for key, (one, other) in view.accuracies.items()}
+    print_rows("accuracy", side_by_side("version", judged), empty="no version was judged")

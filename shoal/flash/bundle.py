@@ -1,17 +1,118 @@
-"""A bundle: one tar that installs Shoal on any 64-bit Linux without a network, and removes it again."""
+"""A bundle: one tar that installs Shoal on any 64-bit Linux without a network, and removes it again.
+
+What runs on a board are the packages that the agent imports and nothing that merely comes along, by pip's
+`--platform`. Their tree is a virtual environment written by hand, so that a board needs neither pip nor venv:
+opt/shoal/bin/python is a link to the system's Python, and lib/pythonX.Y/site-packages holds unpacked wheels.
+"""
 
 import hashlib
-from collections.abc import Iterator
+import importlib.metadata
+import io
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from types import MappingProxyType
 
+import device_runtime
+import fleet_protocol
 from fleet_protocol.errors import ConfigError
-from shoal.flash.runtime import HOME, fetch_wheels, runtime_tree
 from shoal.flash.settings import CONFIG, DATA, ENROLMENT, Board, FlashConfig
 from shoal.flash.tree import Entry, packed
 
 _UNIT = "usr/lib/systemd/system/shoal-device.service"
+HOME = "opt/shoal"
+
+# Everything that Shoal imports on a board, and what that imports. onnxruntime asks for sympy, protobuf, flatbuffers,
+# packaging and coloredlogs as well, and imports none of them to run a graph. One list for Python 3.10 to 3.13.
+PINS: Mapping[str, str] = MappingProxyType(
+    {
+        "annotated-types": "0.8.0",
+        "blake3": "1.0.10",
+        "cffi": "2.1.1",
+        "cryptography": "50.0.2",
+        "numpy": "2.2.6",
+        "onnxruntime": "1.23.2",
+        "paho-mqtt": "2.2.0",
+        "pydantic": "2.14.3",
+        "pydantic-core": "2.50.4",
+        "typing-extensions": "4.16.0",
+        "typing-inspection": "0.4.5",
+    }
+)
+_TOMLI = "2.3.0"  # Python 3.11 and later read TOML themselves
+
+_GLIBC = ("2_17", "2_27", "2_28")  # of the oldest system for which there is an onnxruntime, and older
+
+# Parts of packages that training does not import; of cffi only the compiled half is, by cryptography. Libonnxruntime.so
+# is for programs in C: what Python loads has all of it inside.
+_UNUSED = re.compile(
+    r"onnxruntime/((transformers|quantization|tools|datasets)/|capi/libonnxruntime\.so)|cffi/|numpy/(f2py|distutils)/|numpy/(.*/)?tests/|numpy/_core/_(simd|\w*_tests)\."
+    r"|.*\.(pyi|pxd|h|lib|a)$|.*\.dist-info/sboms/|[^/]*\.data/"
+)
+
+
+def fetch_wheels(board: Board, folder: Path | None = None) -> list[Path]:
+    """The wheels for a kind of board; those that are in the folder, by default in the user's cache, are kept.
+
+    Raises:
+        ConfigError: pip cannot get them.
+    """
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    place = (folder or cache / "shoal" / "wheels") / f"{board.machine}-{board.python}"
+    place.mkdir(parents=True, exist_ok=True)
+    pins = {**PINS, **({"tomli": _TOMLI} if board.python == "3.10" else {})}
+    missing = [f"{name}=={version}" for name, version in pins.items() if not _kept(place, name, version)]
+    if missing:
+        platforms = [f"--platform=manylinux_{version}_{board.machine}" for version in _GLIBC]
+        command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps"]
+        command += ["--only-binary=:all:", "--implementation=cp", f"--python-version={board.python}", *platforms]
+        try:
+            subprocess.run(  # noqa: S603  (this interpreter, pinned versions)
+                [*command, f"--dest={place}", *missing], check=True, capture_output=True, text=True, timeout=900
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[-1:]
+            raise ConfigError(
+                f"pip cannot fetch {', '.join(missing)} for {board.machine} and Python {board.python}: {' '.join(said)}"
+                f"; this needs a network and `pip`, or these wheels in {place}"
+            ) from error
+    return [path for name, version in pins.items() for path in _kept(place, name, version)]
+
+
+def _kept(folder: Path, name: str, version: str) -> list[Path]:
+    return sorted(folder.glob(f"{name.replace('-', '_')}-{version}-*.whl"))[:1]
+
+
+def runtime_tree(board: Board, wheels: list[Path]) -> Iterator[Entry]:
+    """Everything under opt/shoal, from the wheels of `fetch_wheels`; a ConfigError where one is none."""
+    site = f"{HOME}/lib/python{board.python}/site-packages"
+    yield Entry(f"{HOME}/bin/python", b"/usr/bin/python" + board.python.encode(), link=True)
+    yield Entry(f"{HOME}/pyvenv.cfg", f"home = /usr/bin\nversion = {board.python}\n".encode())
+    for wheel in wheels:
+        yield from _unpacked(wheel, site)
+    for package in (device_runtime, fleet_protocol):
+        folder = Path(str(package.__file__)).parent
+        for path in sorted(each for each in folder.rglob("*.*") if each.suffix in {".py", ".json", ".onnx"}):
+            yield Entry(f"{site}/{folder.name}/{path.relative_to(folder).as_posix()}", path.read_bytes())
+    version = importlib.metadata.version("shoal")
+    about = f"Metadata-Version: 2.1\nName: shoal\nVersion: {version}\nLicense: Apache-2.0\n"
+    yield Entry(f"{site}/shoal-{version}.dist-info/METADATA", about.encode())
+
+
+def _unpacked(wheel: Path, site: str) -> Iterator[Entry]:
+    try:
+        archive = zipfile.ZipFile(io.BytesIO(wheel.read_bytes()))
+    except (OSError, zipfile.BadZipFile) as error:
+        raise ConfigError(f"{wheel} is no whole wheel: {error}; delete it, and it is fetched again") from error
+    for name in sorted(archive.namelist()):
+        if not name.endswith("/") and not _UNUSED.match(name):
+            yield Entry(f"{site}/{name}", archive.read(name))
 
 
 def read_part(name: str) -> bytes:

@@ -12,7 +12,7 @@ import pytest
 from broker_server.service.launch import RunRejectedError, run_fleet, steer
 from broker_server.settings.fleet import ViewConfig
 from broker_server.store import Store, queries
-from shoal.cli.comparing import comparison
+from shoal.cli.explained import comparison
 from shoal.cli.stored import RUNS, show_log
 from tests.broker_server.peer import Peer, honest
 from tests.broker_server.test_launch import Serving

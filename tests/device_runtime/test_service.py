@@ -7,8 +7,8 @@ import time
 
 import numpy as np
 
+from device_runtime.agent.loop import Service
 from device_runtime.agent.machine import State
-from device_runtime.agent.service import Service
 from tests.brokers import free_port, mosquitto_broker
 from tests.device_runtime.device_process import DeviceProcess
 from tests.device_runtime.tiny_set import samples

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from device_runtime.answering import answer
+from device_runtime.asking import Serving
 from device_runtime.predicting import Predictor
-from device_runtime.serving import Serving
 from device_runtime.settings import PredictConfig, load_device_config
 from fleet_protocol.errors import ConfigError, DataError
 from tests.device_runtime.test_predicting import board, keep, told

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from reproduction.catalogue import TABLES
 from reproduction.stored import read_rows
+from reproduction.table_file import TABLES
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

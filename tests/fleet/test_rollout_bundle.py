@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from broker_server.service.rollout import read_rollout
-from shoal.flash.bundle import bundle, pack_runtime
-from shoal.flash.runtime import fetch_wheels
+from shoal.flash.bundle import bundle, fetch_wheels, pack_runtime
 from shoal.flash.settings import load_flash_config
 from tests.fleet.boards import Board, until
 

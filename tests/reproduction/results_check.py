@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from reproduction.catalogue import TABLES
 from reproduction.figures import _STUDENT
 from reproduction.running import Part, collect, jobs, run_job
 from reproduction.stored import Row, read_rows, rows_of
+from reproduction.table_file import TABLES
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 _SEEDS = 3

@@ -10,7 +10,6 @@ import pytest
 from matplotlib.image import imread
 
 from fleet_protocol.errors import ConfigError, DataError
-from reproduction.catalogue import TABLES, find_experiment
 from reproduction.figures import figures, judged, mean_and_spread, plain
 from reproduction.measures import GLOBAL, LOCAL, OWN, PERPLEXITY, ROUNDS_TO_BEST, Reading, measure_named
 from reproduction.report.cells import claim_cells
@@ -19,6 +18,7 @@ from reproduction.report.markdown import as_markdown
 from reproduction.report.writing import draw, write_rows, write_table
 from reproduction.running import ArmResult
 from reproduction.stored import as_csv, read_points, read_rows, rows_of, stated
+from reproduction.table_file import TABLES, find_experiment
 from simulation.results.history import RoundRow
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from reproduction.catalogue import find_experiment
 from reproduction.stored import as_csv, rows_of
+from reproduction.table_file import find_experiment
 from tests.reproduction import results_check
 from tests.reproduction.results_check import chosen, compared
 from tests.reproduction.test_rendering import result, row

@@ -15,11 +15,11 @@ from fleet_protocol.configuration import read_toml
 from fleet_protocol.errors import ConfigError, DataError
 from fleet_protocol.locks import held
 from reproduction import running
-from reproduction.catalogue import TABLES, find_experiment
 from reproduction.report.cells import duration_text
 from reproduction.report.writing import write_table
 from reproduction.running import Part, collect, jobs, run_job, table_folder
 from reproduction.stored import estimated_seconds, rows_of
+from reproduction.table_file import TABLES, find_experiment
 from shoal.cli.commands import reproduce as commands
 from shoal.cli.main import app
 from simulation.data.datasets import DATASETS

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from reproduction import sharing
-from reproduction.catalogue import find_experiment
 from reproduction.running import Part, collect, jobs, run_job
 from reproduction.sharing import rounds_with
 from reproduction.stored import rows_of
+from reproduction.table_file import find_experiment
 from simulation.results.history import DeviceRow, HistoryWriter, write_history
 from simulation.runner import simulate
 from tests.reproduction.test_rendering import row

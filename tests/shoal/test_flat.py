@@ -14,8 +14,8 @@ import pytest
 import shoal.cli
 from broker_server.settings.fleet import FleetConfig
 from broker_server.store import Store, queries
-from shoal.cli.comparing import comparison
 from shoal.cli.console import flat
+from shoal.cli.explained import comparison
 from shoal.cli.main import app as command
 from tests.documents.reference import PRINTED, commands, printed
 from tests.shoal.view.stores import RUN, made

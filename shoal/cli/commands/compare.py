@@ -14,6 +14,6 @@ def _compare(
     one: Run, other: Run, store: StoreFolder = DEFAULT_STORE, url: PageUrl = "", as_json: AsJson = False
 ) -> None:
     with needs("server"):
-        from shoal.cli.comparing import comparison
+        from shoal.cli.explained import comparison
 
     comparison(other).show(store, one, as_json=as_json, url=url)

@@ -50,8 +50,8 @@ class _Options:
 @grouped(_Options)
 def _reproduce(options: _Options) -> None:
     with needs("simulate"):
-        from reproduction.catalogue import TABLES, find_experiment, parse_scale
         from reproduction.running import Part, jobs
+        from reproduction.table_file import TABLES, find_experiment, parse_scale
 
     from shoal.cli.options import parse_ints, parse_seconds
 
@@ -140,8 +140,8 @@ def _report(experiment: "Experiment", scale: "Scale", folder: Path, *, as_json: 
 
 
 def _publish(chosen: "Sequence[Experiment]", scale: "Scale", folder: Path, report: Path) -> None:
-    from reproduction.catalogue import TABLES
     from reproduction.report.index import write_index
+    from reproduction.table_file import TABLES
 
     if not [1 for experiment in chosen if _write(experiment, scale, folder, report / experiment.table)]:
         raise ConfigError(f"no run is complete at the scale {scale} below {folder}; say --out and --scale of the runs")

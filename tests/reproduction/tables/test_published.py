@@ -6,8 +6,8 @@ import pytest
 
 from broker_server.settings.assignment import LEVEL_RATES
 from models.registry import Registry, infer_layout
-from reproduction.catalogue import TABLES
 from reproduction.published import Published, papers, published_tables
+from reproduction.table_file import TABLES
 
 # Specification appendix B, copied by hand once more.
 SPOT_CHECKS = {

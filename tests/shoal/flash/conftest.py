@@ -8,7 +8,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from shoal.flash.runtime import PINS
+from shoal.flash.bundle import PINS
 from tests.device_runtime.tiny_set import samples
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
