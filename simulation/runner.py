@@ -151,8 +151,8 @@ class _Simulation:
         )
         known = self._store.runs()
         context = prepare_run(known[0].id if known else new_run_id(), self._fleet, artifacts, seeded)
-        if (context.instructions("train", 0).routine == "mutual") != (self._config.own_models is not None):
-            raise ConfigError(f"{context.strategy.name}: mutual learning and [own_models] go together")
+        if (context.instructions("train", 0).routine != "train") != (self._config.own_models is not None):
+            raise ConfigError(f"{context.strategy.name}: [own_models] is for strategies that need it, and no others")
         if not known:
             self._store.add_run(context.begun(), first_version(context, self._blobs))
         parts = Parts.load(self._prepared.parts)

@@ -444,7 +444,7 @@ def test_two_do_not_work_in_one_folder(cache, straight):
         (
             {"strategy": {"name": "fml"}, "tiers": {"levels": "a1"}},
             ConfigError,
-            r"fml: mutual learning and \[own_models\] go together",
+            r"fml: \[own_models\] is for strategies that need it",
         ),
     ],
 )
