@@ -194,12 +194,10 @@ def _listed(config: ImagesData) -> list[tuple[Path, Any]]:
 
 
 def csv_names(config: CsvData) -> tuple[str, ...]:
-    """The names of a table's columns, in order; none without a header."""
-    return tuple(
-        field.strip()
-        for _, row in itertools.islice(_rows(config.path, config.delimiter), int(config.header))
-        for field in row
-    )
+    """The names of a table's columns but those that are learnt, in order; none without a header."""
+    learnt, rows = config.label_columns or (config.label_column,), _rows(config.path, config.delimiter)
+    found = [field.strip() for _, row in itertools.islice(rows, int(config.header)) for field in row]
+    return tuple(name for name in found if name not in learnt)
 
 
 def _column(path: Path, column: str | int, names: Sequence[str] | None, width: int) -> int:
