@@ -211,19 +211,22 @@ def _in_training(arch: Architecture, view: View) -> Iterator[View]:
         except Exception:  # noqa: BLE001 - the export runs it so, and says what is wrong
             return
     _refuse_moved(arch, subject, before, dict(subject.module.named_buffers()))
-    moved = [name for name, value in _numbers(subject.module).items() if value != begun.get(name, value)]
-    if moved:
-        raise ConfigError(
-            f"{arch.name}: the number {moved[0].lstrip('.')} of the model changes while it runs, and graphs keep what"
-            " it is at first; leave it out"
-        )
+    moved = {at: value for at, value in _numbers(subject.module).items() if value != begun.get(at, value)}
+    for steps in (100, 10_000, 1_000_000) if moved and _agree(first, again) else ():  # as after so many more
+        for (layer, name), value in moved.items():
+            setattr(layer, name, value + type(value)((value - begun[layer, name]) * steps))
+        if not _agree(again, subject.run(gradients=False)):
+            raise ConfigError(
+                f"{arch.name}: the number {next(iter(moved))[1]} of the model changes as it runs, and {steps} steps later"
+                " it computes something else; a graph keeps what it is at first: leave that out"
+            )
     if _agree(first, again) and not _agree(first, view.before):
         yield replace(view, subject=subject, before=subject.run(gradients=bool(view.before.gradients)))
 
 
-def _numbers(module: nn.Module) -> dict[str, float]:
-    every = ((f"{path}.{name}", value) for path, m in module.named_modules() for name, value in vars(m).items())
-    return {name: value for name, value in every if isinstance(value, (int, float))}
+def _numbers(module: nn.Module) -> dict[tuple[nn.Module, str], float]:
+    every = ((layer, name, value) for layer in module.modules() for name, value in vars(layer).items())
+    return {(layer, name): value for layer, name, value in every if type(value) in {int, float}}
 
 
 def _refuse_moved(
