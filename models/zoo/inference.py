@@ -217,8 +217,8 @@ def _in_training(arch: Architecture, view: View) -> Iterator[View]:
             setattr(layer, name, value + type(value)((value - begun[layer, name]) * steps))
         if not _agree(again, subject.run(gradients=False)):
             raise ConfigError(
-                f"{arch.name}: the number {next(iter(moved))[1]} of the model changes as it runs, and {steps} steps later"
-                " it computes something else; a graph keeps what it is at first: leave that out"
+                f"{arch.name}: the number {next(iter(moved))[1]} of the model changes as it runs, and {steps} steps"
+                " later it computes something else; a graph keeps what it is at first: leave that out"
             )
     if _agree(first, again) and not _agree(first, view.before):
         yield replace(view, subject=subject, before=subject.run(gradients=bool(view.before.gradients)))
