@@ -82,8 +82,6 @@ class Asking:
         self._predictor, self._reply, self._over = Predictor(config, rules.seconds), reply, contextlib.ExitStack()
         self._waiting: queue.Queue[tuple[Ask, float] | None] = queue.Queue(rules.max_clients)
         if rules.socket is not None:
-            from device_runtime.asking import Serving  # noqa: PLC0415  (Unix alone has it)
-
             self._over.enter_context(contextlib.closing(Serving(self._predictor, rules, rules.socket)))
         if rules.mqtt:
             threading.Thread(target=self._serve, name="asking", daemon=True).start()
