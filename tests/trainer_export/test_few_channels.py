@@ -8,7 +8,7 @@ import pytest
 
 from tests.trainer_export import test_memory
 from trainer_export.footprint import peak_memory
-from trainer_export.memory import fit_into_memory
+from trainer_export.formats.onnx import fit_into_memory
 
 graph_of = functools.cache(test_memory.graph_of)
 

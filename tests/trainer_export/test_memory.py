@@ -9,8 +9,8 @@ from models.architecture import build
 from models.registry import Registry, infer_layout
 from tests.marking import mostly_slow
 from trainer_export.footprint import peak_memory
+from trainer_export.formats.onnx import fit_into_memory
 from trainer_export.lowering.program import write_graph
-from trainer_export.memory import fit_into_memory
 from trainer_export.model_inputs import Signature
 from trainer_export.recipe import Recipe
 from trainer_export.routines.evaluate import trace_eval

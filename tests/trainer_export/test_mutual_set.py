@@ -13,7 +13,7 @@ from device_runtime.training.backends import ForwardSession, PairSession
 from device_runtime.training.course import Course, Moment, batches, draw_noise, sample_order
 from device_runtime.training.hooks import Hooks, TaskStopped
 from device_runtime.training.measuring import HeldOut, evaluate
-from device_runtime.training.pair_epochs import train_pair
+from device_runtime.training.routines.mutual import train_pair
 from fleet_protocol.data import make_dataset
 from fleet_protocol.errors import BlobError, ConfigError, RefusedError
 from fleet_protocol.manifest import digest_of

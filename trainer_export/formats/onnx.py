@@ -3,24 +3,42 @@
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
+import onnx
 from torch import nn
 
 from fleet_protocol.manifest import CheckSpec
 from trainer_export.batches import SizedBatches
+from trainer_export.column_pieces import in_pieces
 from trainer_export.formats.files import GraphFile
 from trainer_export.lowering.program import write_graph
-from trainer_export.memory import fit_into_memory
 from trainer_export.model_inputs import Signature
 from trainer_export.recipe import Recipe
+from trainer_export.recomputing import compute_again
 from trainer_export.routines.evaluate import check_eval, trace_eval
 from trainer_export.routines.infer import check_infer, infer_part
 from trainer_export.routines.statistics import check_statistics, trace_statistics
 from trainer_export.routines.train import check_train, trace_train
+from trainer_export.sized_graph import SizedGraph
 from trainer_export.traced_program import Trace
 
 _CHECKS: Mapping[str, Callable[[bytes, nn.Module, Recipe, SizedBatches], CheckSpec]] = MappingProxyType(
     {"onnx/train": check_train, "onnx/eval": check_eval, "onnx/stats": check_statistics, "onnx/infer": check_infer}
 )
+
+
+def fit_into_memory(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A graph with one dynamic dimension, rewritten; where nothing can be gained, a copy with the same nodes.
+
+    Both rewrites are exact up to the order of additions: columns of convolutions in pieces, which fit the cache, and
+    values that wait for a late consumer computed again. The order of nodes is part of the result: run it with the
+    runtime's priority-based execution order, as the default one delays weight gradients to the end.
+    """
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    graph = SizedGraph(result)
+    graph.replace([new for node in result.graph.node for new in (in_pieces(graph, node) or [node])])
+    compute_again(graph)
+    return result
 
 
 def write_graphs(module: nn.Module, signature: Signature, recipe: Recipe) -> tuple[GraphFile, ...]:

@@ -12,10 +12,12 @@ with given statistics is what the portable eval graph is for.
 
 import copy
 import importlib.util
+import math
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -32,11 +34,12 @@ from trainer_export.batches import SizedBatches
 from trainer_export.formats.files import GraphFile, SetFile, UnavailableError, silent_stderr
 from trainer_export.graph import IR_VERSION, GraphBuilder, Port
 from trainer_export.loss import Answer
-from trainer_export.lowering.differentiable import LOWERINGS as PLAIN
 from trainer_export.lowering.emitter import Emitter
 from trainer_export.lowering.program import lower
+from trainer_export.lowering.rules.elementwise import multiply, only_exact
 from trainer_export.lowering.table import LOWERINGS
-from trainer_export.lowering.values import Value
+from trainer_export.lowering.values import Spec, Value
+from trainer_export.lowering.windows import Convolution, Window, mean_window, spread
 from trainer_export.model_inputs import Signature, batch_ports, model_noise, noise_ports, parameter_ports
 from trainer_export.optimizers.sgd import Sgd
 from trainer_export.recipe import Recipe
@@ -55,6 +58,53 @@ _STEP = f"{_FOLDER}/step"
 _MODELS = ("training_model", "eval_model", "optimizer_model")
 _OFFICIAL_STEPS = 5
 _NO_GRADIENT = re.compile(r"gradient builder has not been registered: *(\w+)")
+aten = torch.ops.aten
+
+
+def _convolution(e: Emitter, out: Spec, x: Value, weight: Value, bias: Value | None, *settings: Any) -> Value:
+    convolution = Convolution(*settings)
+    if convolution.transposed:
+        raise ExportError("a transposed convolution cannot be exported; use Upsample followed by a convolution")
+    rank = x.rank - 2
+    inputs = [e.plain(value) for value in (x, weight, bias) if value is not None]
+    name = e.graph.node(
+        "Conv",
+        *inputs,
+        kernel_shape=list(weight.shape[2:]),
+        strides=spread(convolution.stride, rank),
+        pads=spread(convolution.padding, rank) * 2,
+        dilations=spread(convolution.dilation, rank),
+        group=convolution.groups,
+    )
+    return e.value(name, out.shape)
+
+
+def _max_pool(e: Emitter, out: Sequence[Spec], x: Value, *settings: Any) -> tuple[Value, None]:
+    window = Window(*settings)
+    name = e.graph.node("MaxPool", e.plain(x), **window.attributes, dilations=spread(window.dilation, 2))
+    return e.value(name, out[0].shape), None
+
+
+def _average_pool(e: Emitter, out: Spec, x: Value, *settings: Any) -> Value:
+    window, with_pads = mean_window(*settings)
+    name = e.graph.node("AveragePool", e.plain(x), **window.attributes, count_include_pad=int(with_pads))
+    return e.value(name, out.shape)
+
+
+def _gelu(e: Emitter, _out: Spec, x: Value, *, approximate: str = "none") -> Value:
+    only_exact(approximate)
+    twice = e.pointwise("Add", e.pointwise("Erf", multiply(e, x, math.sqrt(0.5))), e.scalar(1, x.dtype))
+    return e.pointwise("Mul", x, multiply(e, twice, 0.5))
+
+
+PLAIN: Mapping[Any, Callable[..., Any]] = MappingProxyType(
+    {
+        aten.convolution.default: _convolution,
+        aten.gelu.default: _gelu,
+        aten.max_pool2d_with_indices.default: _max_pool,
+        aten.avg_pool2d.default: _average_pool,
+    }
+)
 
 
 class MissingGradientError(UnavailableError):
