@@ -3,8 +3,12 @@
 Run as a module it is that child: ``python -m broker_server.service.broker <file.toml>`` serves until its standard input
 closes, so the broker never outlives its server, however the server ends. It has a session of its own: Ctrl-C in a
 terminal reaches the server, which says goodbye to the fleet, and only then stops the broker.
+
+With a gate the child takes TLS off in front of rumqttd, which shakes one hand after the other and waits for each
+without end: a single stranger who connects and says nothing would keep everybody else out.
 """
 
+import asyncio
 import contextlib
 import errno
 import importlib.util
@@ -13,6 +17,7 @@ import logging
 import math
 import os
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -35,6 +40,8 @@ _LOOK_SECONDS = 1.0
 MAX_PAYLOAD_BYTES = 16 * 1024 * 1024
 START_SECONDS = 15.0
 PROBE_SECONDS = 0.05
+_HANDSHAKE_SECONDS = 10.0
+_MOST_LOG_BYTES = 4 * 1024 * 1024  # strangers write into it, too
 
 # rumqttd keeps a log in memory for every topic filter that was ever subscribed to, so for every blob, and never frees
 # it: the product of the two is the most one filter may hold. A reader that falls further behind loses chunks and asks
@@ -68,7 +75,7 @@ max_segment_count = {segments}
 
 [v5.1]
 name = "v5"
-listen = "{listen}:{port}"
+listen = "{listen}"
 next_connection_delay_ms = 1
 
     [v5.1.connections]
@@ -76,12 +83,6 @@ next_connection_delay_ms = 1
     max_payload_size = {max_payload_bytes}
     max_inflight_count = 100
     dynamic_filters = true
-"""
-
-_TLS = """
-    [v5.1.tls]
-    certpath = {certificate}
-    keypath = {key}
 """
 
 
@@ -150,8 +151,11 @@ class ChildBroker(ABC):
         watch.start()
 
     def _watch(self, process: "subprocess.Popen[bytes]", known: Mapping[str, str] | None) -> None:
-        """Start it again when its members are others, as brokers read them when they start, or it has grown large."""
-        young, bound = time.monotonic() + _SETTLING_SECONDS, math.inf
+        """Start it again when its members are others, as brokers read them when they start, or it has grown large.
+
+        And when it lets nobody in any more: after a panic under its lock, as of a client's name with a plus sign.
+        """
+        young, bound, log = time.monotonic() + _SETTLING_SECONDS, math.inf, self._folder / "broker.log"
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_LOOK_SECONDS)
@@ -159,7 +163,10 @@ class ChildBroker(ABC):
             with contextlib.suppress(ConfigError, TransportError):  # whoever asks next for it tries again, and says why
                 size = resident_bytes(process.pid)
                 bound = size + _MOST_GROWN_BYTES if time.monotonic() < young else bound  # a large fleet is no growth
-                if size > bound or (self._gate is not None and self._gate.logins() != known):
+                said = log.read_bytes() if log.exists() else b""
+                if (broken := b"PoisonError" in said) or len(said) > _MOST_LOG_BYTES:
+                    os.truncate(log, 0)
+                if broken or size > bound or (self._gate is not None and self._gate.logins() != known):
                     with self._changing:
                         if self._process is process:
                             self._renewed = True
@@ -249,12 +256,14 @@ class EmbeddedBroker(ChildBroker):
                 "the embedded broker needs the package iotcore: pip install 'shoal[broker]', "
                 'or name a broker of your own with [broker] url = "mqtt://host:1883"'
             )
-        config = self._folder / "broker.toml"
+        config, inside = self._folder / "broker.toml", f"{bracketed(self.listen)}:{self.port}"
+        if self._gate is not None:
+            with socket.create_server(("127.0.0.1", 0)) as free:
+                inside = f"127.0.0.1:{free.getsockname()[1]}"
         write_secret(
             config,
             _CONFIG.format(
-                listen=bracketed(self.listen),
-                port=self.port,
+                listen=inside,
                 segment_bytes=_SEGMENT_BYTES,
                 segments=_SEGMENTS,
                 small_segment_bytes=_SMALL_SEGMENT_BYTES,
@@ -263,15 +272,15 @@ class EmbeddedBroker(ChildBroker):
             )
             + self._gate_text(),
         )
-        return python_module("broker_server.service.broker", str(config))
+        front = [] if self._gate is None else [inside, self.listen, self.port, self._gate.certificate, self._gate.key]
+        return python_module("broker_server.service.broker", str(config), *map(str, front))
 
     def _gate_text(self) -> str:
         if self._gate is None:
             return ""
         # A JSON string is a TOML string.
         logins = "".join(f"    {json.dumps(name)} = {json.dumps(word)}\n" for name, word in self._gate.logins().items())
-        files = {"certificate": json.dumps(str(self._gate.certificate)), "key": json.dumps(str(self._gate.key))}
-        return f"\n    [v5.1.connections.auth]\n{logins}{_TLS.format(**files)}"
+        return f"\n    [v5.1.connections.auth]\n{logins}"
 
 
 def resident_bytes(pid: int) -> int:
@@ -287,15 +296,45 @@ def _answers(host: str, port: int) -> bool:
     return False
 
 
-def _serve(config: str) -> None:
+async def _admit(inside: str, listen: str, port: str, certificate: str, key: str) -> None:
+    """Serve TLS in front of a broker that listens at an address of this machine without it."""
+    host, _, inner = inside.partition(":")
+    while not _answers(host, int(inner)):  # noqa: ASYNC110  (it does not tell when it listens)
+        await asyncio.sleep(PROBE_SECONDS)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, key)
+
+    async def pour(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await source.read(65536):
+                sink.write(data)
+                await sink.drain()
+
+    async def admitted(outer: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            answer, on = await asyncio.open_connection(host, int(inner))
+            ways = [asyncio.create_task(pour(outer, on)), asyncio.create_task(pour(answer, back))]
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            on.close()
+        back.close()
+
+    family, both = (socket.AF_INET6, True) if ":" in listen else (socket.AF_INET, False)
+    door = socket.create_server((listen, int(port)), family=family, backlog=1024, dualstack_ipv6=both)
+    opened = await asyncio.start_server(admitted, sock=door, ssl=context, ssl_handshake_timeout=_HANDSHAKE_SECONDS)
+    await opened.serve_forever()
+
+
+def _serve(config: str, *front: str) -> None:
     import iotcore  # noqa: PLC0415  (an optional package, and only the child needs it)
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     # rumqttd reports each packet inside an error span, which would arrive here as an error each.
     logging.getLogger("rumqttd").setLevel(logging.CRITICAL)
     when_parent_ends(lambda: os._exit(0))
+    if front:
+        threading.Thread(target=lambda: asyncio.run(_admit(*front)), name="front", daemon=True).start()
     iotcore.IotCoreBroker(config_path=config).run_forever()
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1])
+    _serve(*sys.argv[1:])
