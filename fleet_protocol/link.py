@@ -137,6 +137,8 @@ class LeanClient(paho.Client):
                 return result
             at = end
             begin, end = _extent(read, at, self._filled)
+        if not at and end <= len(read):  # a copy for each piece of a large packet would be quadratic
+            return MQTTErrorCode.MQTT_ERR_SUCCESS
         rest = read[at : self._filled]
         self._read, self._filled = bytearray(max(end - at, _READ_BYTES)), len(rest)
         self._read[: len(rest)] = rest

@@ -150,8 +150,8 @@ class Topics:
         if not topic.startswith(prefix):
             return None
         match topic[len(prefix) :].split("/"):
-            case ["devices", device, "status" | "profile" | "task" | "reply" | "key" | "papers" as channel]:
-                return DeviceTopic(device, channel)
+            case ["devices", name, "status" | "profile" | "task" | "reply" | "key" | "papers" as channel]:
+                return DeviceTopic(name, channel) if re.fullmatch(NAME_PATTERN, name) else None
             case ["blobs", digest, index]:
                 return BlobTopic(digest, index)
             case ["uploads", task, index]:

@@ -145,13 +145,13 @@ class ChunkVerifier:
             UntoldError: the key of its group was not told yet.
             RefusedError: with `FORGED`, `REVOKED` or `BAD_SEAL`.
         """
-        forged = RefusedError(RefusalReason.FORGED, f"a chunk on {topic} that nobody has signed")
+        forged = RefusalReason.FORGED, f"a chunk on {topic} that nobody has signed"
         if len(envelope) < _START.size or not envelope.startswith(_MAGIC):
-            raise forged
+            raise RefusedError(*forged)
         _, what, certified, claimed, number = _START.unpack_from(envelope)
         at = _START.size + certified + claimed + SIGNATURE_BYTES
         if certified > CERTIFICATE_LIMIT or claimed > _CLAIM_LIMIT or len(envelope) < at:
-            raise forged
+            raise RefusedError(*forged)
         head = self._heads(place_of(topic), what, certified, envelope[_START.size : at])
         self._verifier.check(topic, head.signer)
         self._keys.hear(head.signer)

@@ -58,8 +58,8 @@ class Enrolment(FrozenModel):
             write_secret(path, str(texts[name]))
             if os.name == "posix" and os.geteuid() == 0:  # `shoal device doctor`; the agent is another's
                 owner = folder.parent.stat()
-                for made in (folder, path):
-                    os.chown(made, owner.st_uid, owner.st_gid)
+                for made in (folder, path):  # the agent may have put a link there, to a folder that is root's
+                    os.chown(made, owner.st_uid, owner.st_gid, follow_symlinks=False)
         address = BrokerAddress.parse(
             broker or self.broker,
             ca_file=paths.get("ca"),

@@ -80,8 +80,8 @@ class OpeningInbox(queue.SimpleQueue):  # type: ignore[type-arg]
             self._early.append(item)
             if len(self._early) > SEND_WINDOW:
                 self._inbox.put(Rejected(self._early.popleft().topic, error), block, timeout)
-        except RefusedError as error:
-            self._inbox.put(Rejected(item.topic, error), block, timeout)
+        except RefusedError as error:  # without its traceback, which holds the payload
+            self._inbox.put(Rejected(item.topic, RefusedError(error.reason, str(error))), block, timeout)
         except StorageError as error:  # what cannot be kept was not heard
             self._inbox.put(Rejected(item.topic, RefusedError(RefusalReason.NO_SPACE, str(error))), block, timeout)
         else:

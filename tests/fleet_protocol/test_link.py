@@ -118,6 +118,25 @@ def test_messages_of_every_form_are_read_alike(tmp_path):
     }
 
 
+def test_a_large_message_is_put_together_once(broker, monkeypatch):
+    """Each piece of one had been copied with all before it: ten of 15 MB kept a server deaf for minutes."""
+    with linked(broker.url, "a") as (sender, _), linked(broker.url, "b") as (receiver, inbox):
+        made, take = [], receiver._client._take_packets
+
+        def counted():
+            before = receiver._client._read
+            result = take()
+            if receiver._client._read is not before:
+                made.append(len(receiver._client._read))
+            return result
+
+        monkeypatch.setattr(receiver._client, "_take_packets", counted)
+        receiver.subscribe("big")
+        sender.publish("big", bytes(15_000_000))
+        assert len(next_of(inbox, Received).payload) == 15_000_000
+    assert sum(size > 1_000_000 for size in made) <= 2
+
+
 def test_retained_status_and_farewell(broker):
     """Whoever comes later finds the last retained status, which a clean goodbye replaces."""
     with linked(broker.url, "a", will=Farewell("s", b"vanished")) as (sender, _):

@@ -186,6 +186,10 @@ def test_topics_of_another_fleet_are_foreign():
         (Topics("lab").root + "/devices/pi/diary", None),
         (Topics("lab").root + "/devices/pi/reply/again", None),
         (Topics("lab").root + "/uploads/t1", None),
+        *(
+            (f"{Topics('lab').root}/devices/{name}/status", None)
+            for name in ("+", "", "..", "\x1b[2J", "a\n", "x" * 65)
+        ),
     ],
 )
 def test_what_is_spelled_is_parsed(topic, value):

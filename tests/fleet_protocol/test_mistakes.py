@@ -278,6 +278,11 @@ def test_what_root_has_written_out_is_the_agents(folder, tmp_path):
     os.chown(state, 65534, 65534)
     written = read_enrolment(enroll(folder, "pi-1")).address(state / "identity")
     assert {path.stat().st_uid for path in (written.ca_file, written.key_file, state / "identity")} == {65534}
+    roots = tmp_path / "etc"
+    roots.mkdir()
+    (state / "linked").symlink_to(roots)
+    read_enrolment(folder / "devices" / "pi-1.enrolment").address(state / "linked")
+    assert roots.stat().st_uid == 0  # whoever breaks out of the agent's unit would have had it
 
 
 def test_a_board_whose_disk_is_full_hears_and_is_heard(folder, tmp_path, monkeypatch):

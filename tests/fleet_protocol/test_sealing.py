@@ -1,7 +1,9 @@
 """Chunks in sealed envelopes: only their reader opens them, only where they are for, only their sender makes them."""
 
 import contextlib
+import gc
 import queue
+import tracemalloc
 from dataclasses import replace
 
 import pytest
@@ -216,6 +218,25 @@ def test_a_chunk_that_comes_before_its_key_waits_for_it(folder):
             got.append(inbox.get_nowait())
     assert [type(event) for event in got] == [Rejected] * 4 + [Received] * 16
     assert [event.payload for event in got[4:]] == [b"%d" % number for number in range(4, 20)]
+
+
+def test_what_is_refused_leaves_its_payload_behind(folder):
+    """The error had held it: each unsigned chunk of a megabyte was a megabyte that a server kept."""
+    enrolment, inbox = server_of(folder).enrolment, queue.SimpleQueue()
+    opening = OpeningInbox(inbox, enrolment, Verifier(enrolment, Marks()), Keys(enrolment), Handover(Topics("lab")))
+    gc.collect()
+    gc.disable()
+    tracemalloc.start()
+    try:
+        for number in range(20):
+            for topic in (TOPICS.upload("t", number), TOPICS.reply("pi-1")):
+                opening.put(Received(topic, bytes(1_000_000)))
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        gc.enable()
+    assert inbox.qsize() == 40
+    assert held < 2_000_000
 
 
 class Wire(MemoryLink):
