@@ -14,7 +14,7 @@ from broker_server.store.rows import from_row, to_row
 from broker_server.store.task_records import Outcome, TaskPhase, TaskRecord
 from broker_server.store.task_table import OF_TASK, TaskTable
 from fleet_protocol.control import VersionEvaluation
-from fleet_protocol.errors import RefusalReason
+from fleet_protocol.errors import RefusalReason, plain
 from fleet_protocol.messages import DeviceProfile, DeviceStatus
 
 UNFINISHED = ("running", "paused")
@@ -191,6 +191,7 @@ class Store(TaskTable):
         self, kind: str, detail: str, *, run: str | None = None, number: int | None = None, device: str | None = None
     ) -> None:
         """Write a line of the log."""
+        device, detail = device and plain(device), plain(detail)
         self._later(
             _LINE, {"at": time.time(), "run": run, "round": number, "device": device, "kind": kind, "detail": detail}
         )

@@ -159,7 +159,7 @@ def _api(store: Path) -> APIRouter:
         "/events", summary="Lines of the log as they come, as server-sent events; `change` where there is no line."
     )
     async def _events(
-        request: Request, after: int = 0, last_event_id: Annotated[int | None, Header()] = None
+        request: Request, after: After = 0, last_event_id: Annotated[int | None, Header(ge=0, lt=2**63)] = None
     ) -> StreamingResponse:
         lines = _follow(store, last_event_id or after, request.app.state.over)
         return StreamingResponse(lines, media_type="text/event-stream")

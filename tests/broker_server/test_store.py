@@ -148,6 +148,13 @@ def test_refusals_are_counted_by_reason(store):
     assert (counted.reason, counted.count) == ("not-finite", 3)
 
 
+def test_a_line_of_the_log_is_one_line(store):
+    """Whoever asks for something writes into it; who reads it has a terminal."""
+    store.log("asked", "release \x1b[2J\n", device="a\nb")
+    (line,) = store.events()
+    assert (line.detail, line.device) == ("release  [2J ", "a b")
+
+
 def test_totals_add_up(begun):
     """Byte counters are sums of what each server process counted."""
     for _ in range(2):
