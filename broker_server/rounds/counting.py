@@ -44,7 +44,10 @@ def count_updates(
     """
     config, privacy = context.config.robust, context.config.privacy
     tiers = Counter(item.tier for item in folding.measured.values())
-    verdicts = screen(folding.measured, _earlier(services, old, tiers), config)
+    earlier, devices = _earlier(services, old, tiers)
+    if len(devices | {item.device for item in folding.measured.values()}) < PEERS:  # which of two is unlike the other?
+        config = config.model_copy(update={"norm_bound": 0.0})
+    verdicts = screen(folding.measured, earlier, config)
     chosen_out = _left_out(folding, verdicts, config.faulty) if config.merge == "krum" else ()
     outcomes = {task: _outcome(item, left_out=task in chosen_out) for task, item in verdicts.items()}
     changed = any(_changes(outcomes[task]) for task in folding.folded)
@@ -74,17 +77,20 @@ def report_refusals(services: Services, counted: Counted, tasks: Mapping[str, Ta
         services.dispatcher.reporter.refused(reason, detail, device=record.device, number=record.round)
 
 
-def _earlier(services: Services, old: VersionRecord, tiers: Mapping[str, int]) -> dict[str, list[float]]:
-    """Norms that the version the round started from was made of, by tier, and those before where that is too few."""
-    found: dict[str, list[float]] = {}
+def _earlier(
+    services: Services, old: VersionRecord, tiers: Mapping[str, int]
+) -> tuple[dict[str, list[float]], set[str]]:
+    """Norms that the version the round started from was made of, by tier, those before where that is too few; whose."""
+    found, devices = dict[str, list[float]](), set[str]()
     back = PEERS if sum(tiers.values()) > 1 else 1  # whoever is alone in the fleet has only itself to differ from
     for number in range(old.round, max(old.round - back, 0), -1):
         for task in services.store.tasks(old.run, number, "train"):
             if task.phase is TaskPhase.MERGED and task.screening is not None:
                 found.setdefault(task.tier, []).append(task.screening.norm * task.screening.scale)
+                devices.add(task.device)
         if all(count + len(found.get(tier, ())) >= PEERS for tier, count in tiers.items()):
             break
-    return found
+    return found, devices
 
 
 def _left_out(folding: Folding, verdicts: Mapping[str, Verdict], faulty: float) -> tuple[str, ...]:

@@ -59,7 +59,7 @@ def begin_folding(
         record = opened[task].record
         norm, values = opened[task].norm or difference(update.weights, sent(record.weights.digest))
         announced = services.dispatcher.fleet.announced(update.device)
-        return Measured(record.tier, norm, values, update.metrics.examples, announced)
+        return Measured(record.tier, norm, values, update.metrics.examples, announced, update.device)
 
     def moved(task: str, update: Contribution) -> Contribution:
         record = opened[task].record

@@ -4,8 +4,8 @@ One device must not own the model. An update is measured by the Euclidean norm o
 device was sent, and bounded by a multiple of the median of its tier, so no bound has to be guessed: a median is moved
 by more than half of the devices only (norm bounding: Sun, Kairouz, Suresh, McMahan, 2019, "Can You Really Backdoor
 Federated Learning?", https://arxiv.org/abs/1911.07963, section 4). Norms of the round before count, too; of three where
-a tier has too few. A tier that still has, and a device alone in its tier, is compared by the mean square of an entry
-with all tiers; the device may go as far as the larger of both bounds.
+a tier has too few. A tier with fewer than three is also compared by the mean square of an entry with all tiers, and may
+go as far as the larger of both bounds, or one of two that does nothing would keep the other out.
 
 Everything here is a function of what is in the store and on the disk: a server that was killed comes to the same end.
 """
@@ -38,6 +38,7 @@ class Measured:
     values: int  # how many entries it has
     declared: int  # samples that the device says it trained on
     announced: int | None = None  # samples that it announced before, None if it has not
+    device: str = ""
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ def _norm_bounds(
         own = [item for item in updates if item.tier == tier]
         peers = [*(item.norm for item in own), *earlier.get(tier, ())]
         middle = lower_median(peers) if len(peers) >= PEERS else 0.0
-        if len(roots) > 1 and (len(peers) < PEERS or len(own) == 1):
+        if len(roots) > 1 and len(own) < PEERS:
             middle = max(middle, lower_median(roots) * math.sqrt(own[0].values))
         # Where most have changed nothing there is nothing to compare with.
         bounds[tier] = factor * middle if factor and middle else None

@@ -22,7 +22,8 @@ from fleet_protocol.weights import encode_weights
 def sum_up(services: Services, collection: Collection) -> str:
     """Put the mean of its cohort in the place of every update of a collection that is over, but still open.
 
-    The means are kept among the updates and committed to the store. Where there is no sum at all, it says why.
+    The means are kept among the updates and committed to the store. Where fewer are in sums than make a quorum, it says
+    why.
 
     Raises:
         StopRequested: the run shall stop here and be continued later.
@@ -40,7 +41,8 @@ def sum_up(services: Services, collection: Collection) -> str:
         for task in [task for task in cohort.came if task not in came]:
             services.store.settle([task.record.id], TaskPhase.MISSED, why)
             task.record = replace(task.record, phase=TaskPhase.MISSED, detail=why)
-    return "" if any(cohort.came for cohort in cohorts) else lost
+    left = sum(len(cohort.came) for cohort in cohorts)
+    return "" if left and left >= collection.rule.needed(len(collection.tasks), 0) else lost
 
 
 def _replace(services: Services, came: Sequence[OpenTask], total: Words, clip: float) -> None:

@@ -160,6 +160,7 @@ class Cohorts:
     def close(self) -> None:
         """Release the devices whose updates are in a sum; they kept their tasks in hand for their shares."""
         for item in self._sums:
-            for task in item.cohort.came:
-                self.outbox.tell(UploadAck, task.record)
+            for task in item.cohort.tasks.values():
+                if task.record.update_digest is not None:  # also where no sum came of it
+                    self.outbox.tell(UploadAck, task.record)
         self._sums = []

@@ -299,7 +299,8 @@ class MqttDispatcher:
                 self.blobs.expect(ref.digest, task.record.device)
         task.offered = time.monotonic()
         task.sign = now if math.isinf(task.sign) else task.sign
-        more = REVEAL_SECONDS if task.instructions.upload.summing is not None else 0.0
+        sums = collection.cohorts() if task.instructions.upload.summing is not None else ()
+        more = REVEAL_SECONDS * len(sums)  # they are made one after the other
         self._outbox.offer(task.record, task.instructions, collection.deadline + more - now)
 
     # Uploads.

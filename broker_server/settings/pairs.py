@@ -20,6 +20,7 @@ USED: Mapping[str, Callable[[FleetConfig], bool]] = MappingProxyType(
         "label rule": lambda run: run.strategy.label_rule is True,
         "encoding": lambda run: run.upload.encoding != "fp32",
         "largest entries": lambda run: run.upload.encoding == "topk",
+        "over-selection": lambda run: run.round.over_selection > 0,
         "buffer": lambda run: run.round.buffer is not None,
         "central noise": lambda run: run.privacy is not None and run.privacy.where == "central",
         "local noise": lambda run: run.privacy is not None and run.privacy.where == "local",
@@ -89,6 +90,11 @@ WRONG = (
     WrongPair(("largest entries", "secure sum"), "a sum takes whole updates", 'set upload.encoding = "fp32"'),
     WrongPair(("largest entries", _AVERAGE), _OTHERS, _ALL_ENTRIES),
     WrongPair(("largest entries", "krum"), _OTHERS, _ALL_ENTRIES),
+    WrongPair(
+        ("over-selection", "secure sum"),
+        "a round ends when as many as are wanted have answered, and a sum needs most of its tier",
+        "remove round.over_selection",
+    ),
     WrongPair(("buffer", "secure sum"), "it adds up updates of one version", "remove round.buffer"),
     WrongPair(
         ("local noise", "secure sum"),

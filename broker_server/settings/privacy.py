@@ -22,7 +22,7 @@ class PrivacyConfig(FrozenModel):
     where: Literal["central", "local"] = "central"
     clip: float = Field(gt=0, le=1e15)
     noise_multiplier: float = Field(gt=0, le=1e6)
-    delta: float = Field(default=1e-5, gt=0, lt=1)
+    delta: float = Field(default=1e-5, gt=0, lt=0.5)
 
 
 class SecureSumConfig(FrozenModel):

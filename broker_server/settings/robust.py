@@ -40,4 +40,9 @@ class RobustConfig(FrozenModel):
         trims = self.merge in {"trimmed_mean", "krum"}
         where, instead = f'on merge = "{self.merge}"', 'merge = "trimmed_mean" or "krum"'
         self.refuse_idle(info, "faulty", trims, where=where, instead=instead)
+        bounds, isolates = self.norm_bound > 0, self.quarantine_after > 0
+        self.refuse_idle(info, "beyond_norm", bounds, where="on norm_bound = 0", instead="norm_bound")
+        self.refuse_idle(
+            info, "quarantine_rounds", isolates, where="on quarantine_after = 0", instead="quarantine_after"
+        )
         return self

@@ -122,7 +122,7 @@ def _common(record: RoundRecord) -> dict[str, Any]:
 
 
 def _why(record: RoundRecord, task: TaskRecord) -> str:
-    if task.phase is TaskPhase.MISSED:
+    if task.phase is TaskPhase.MISSED and not task.detail:
         if task.timing is not None and task.timing.left is not None:
             return f"away since {task.timing.left:.1f} s"
         ending = record.ending.value if record.ending is not None else record.state.value

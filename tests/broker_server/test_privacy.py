@@ -169,6 +169,7 @@ USES = {
     "label rule": {"strategy": {"label_rule": True}},
     "encoding": {"upload": {"encoding": "int8"}},
     "largest entries": {"upload": {"encoding": "topk"}},
+    "over-selection": {"round": {"over_selection": 0.5}},
     "buffer": {"round": {"buffer": 2}},
     "central noise": {"privacy": HIDDEN},
     "local noise": LOCAL,
@@ -183,6 +184,7 @@ NAMES = {
     "label rule": "`label_rule = true`",
     "encoding": "`encoding`",
     "largest entries": '`encoding = "topk"`',
+    "over-selection": "`over_selection`",
     "buffer": "`buffer`",
     "central noise": '`where = "central"`',
     "local noise": '`where = "local"`',
@@ -205,8 +207,8 @@ def test_a_wrong_pair_is_refused_and_its_remedy_works(config, wrong):
     with pytest.raises(PlanError) as found:
         prepare(config, **tables)
     assert wrong.remedy in str(found.value)
-    if wrong.remedy == "remove round.buffer":
-        del tables["round"]["buffer"]
+    if wrong.remedy.startswith("remove round."):
+        del tables["round"][wrong.remedy.removeprefix("remove round.")]
     else:
         key, value = wrong.remedy.removeprefix("set ").partition(":")[0].split(" = ")
         table, name = key.split(".")
@@ -222,6 +224,7 @@ def test_every_other_pair_is_planned(config):
         if frozenset((one, other)) not in wrong and {one, other} not in (
             {"median or trimmed mean", "krum"},
             {"central noise", "local noise"},
+            {"buffer", "over-selection"},
         ):
             context = prepare(config, **both(one, other))
             assert all(pairs.USED[name](context.config) for name in (one, other)), (one, other)

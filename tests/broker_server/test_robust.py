@@ -50,7 +50,9 @@ def test_norms_are_bounded_by_the_median_of_their_tier():
     clipped = screen(updates, {}, RobustConfig(beyond_norm="clip"))["t4"]
     assert (clipped.reason, clipped.screening.scale) == (None, pytest.approx(10 / 11))
     assert set(reasons(updates, RobustConfig(norm_bound=0)).values()) == {None}
-    assert reasons(measured(1.0, 1e31), RobustConfig(norm_bound=0, beyond_norm="clip"))["t1"] is RefusalReason.TOO_FAR
+    assert (
+        reasons(measured(1.0, 1e31), RobustConfig(norm_bound=1e40, beyond_norm="clip"))["t1"] is RefusalReason.TOO_FAR
+    )
 
 
 def test_a_small_tier_is_compared_with_the_last_round_or_with_all():
@@ -62,6 +64,15 @@ def test_a_small_tier_is_compared_with_the_last_round_or_with_all():
     mixed = measured(1.0, 1.0) | {"narrow": Measured("w0.50-d1", 1e6, 50, 10, 10)}
     assert reasons(mixed)["narrow"] is RefusalReason.TOO_FAR
     assert set(reasons(measured(0.0, 0.0, 5.0)).values()) == {None}
+
+
+def test_one_that_does_nothing_keeps_nobody_out_of_a_tier_of_two():
+    """Its norms of the last round and of this were half of four: the other was refused round by round."""
+    others = {f"n{i}": Measured("w0.50-d1", 1.0, 100, 10, 10) for i in range(3)}
+    lazy = {"lazy": Measured("w1.00-d1", 1e-6, 100, 10, 10), "honest": Measured("w1.00-d1", 2.0, 100, 10, 10)}
+    assert set(reasons(lazy | others, earlier={"w1.00-d1": (1e-6, 2.0)}).values()) == {None}
+    large = {"large": Measured("w1.00-d1", 100.0, 100, 10, 10), "honest": Measured("w1.00-d1", 2.0, 100, 10, 10)}
+    assert reasons(large | others, earlier={"w1.00-d1": (2.0,)})["large"] is RefusalReason.TOO_FAR
 
 
 def test_nobody_counts_for_more_samples_than_it_announced_or_ten_times_the_median():
@@ -345,6 +356,15 @@ def test_a_device_alone_in_its_tier_is_held_to_its_own_last_rounds(url, config, 
         server = running(settings, url)
         assert server.wait().status == "finished"
     assert server.of(control.UpdateRefused) == []
+
+
+def test_of_two_boards_neither_is_unlike_the_other(url, config, running, fleet):
+    """The one with most of the data was refused in every round, as the median of two is the smaller."""
+    settings = config(round={"rounds": 3, "min_devices": 2}, evaluation={"data": None})
+    scripts = {"few": honest(0.01), "many": honest(1.0)}
+    _, tasks, weights = attacked(scripts, settings, url, running, fleet)
+    assert {task.phase for task in tasks.values()} == {MERGED}
+    assert farthest(weights) == pytest.approx(1.515, rel=1e-4)
 
 
 def test_quarantine_leaves_no_round_without_enough_devices(url, config, running, fleet):
