@@ -47,7 +47,7 @@ class FrozenModel(BaseModel):
         """
         idle = not used and getattr(self, key) != type(self).model_fields[key].default
         if idle and info.context != STORED:
-            raise ValueError(f"{key} has no effect {where}; set {instead}")
+            raise ValueError(f"{key} has no effect {where}; set {instead}, or remove it")
 
     def resolved(self, base: Path) -> Self:
         """The same with every relative path in it taken from a folder, usually that of its file."""

@@ -142,12 +142,15 @@ def release_files(config: FlashConfig, wheels: Path | None = None) -> bytes:
 def settings_files(config: FlashConfig) -> Iterator[Entry]:
     """What one board alone has: configuration, identity, data; a ConfigError where a file cannot be read."""
     yield Entry(CONFIG[1:], config.device_toml().encode(), 0o600)
-    carried = [(path, f"{DATA}/{path.name}") for path in config.files]
-    if len({to for _, to in carried}) < len(carried):
+    sent = {Path(DATA, path.name): path for path in config.files}
+    if len(sent) < len(config.files):
         raise ConfigError(f"two of the files have one name in {DATA} on the board; rename one")
-    for path, to in [*([(config.enrolment, ENROLMENT)] if config.enrolment else []), *carried]:
+    named = {path for _, path in config.data.resolved(Path(DATA)) if isinstance(path, Path) and path.suffix}
+    if {p.suffix for p in named - sent.keys() if p.is_relative_to(DATA)} & {p.suffix for p in sent.keys() - named}:
+        raise ConfigError(f"[data] names {', '.join(map(str, named))}, and `files` carries {', '.join(map(str, sent))}")
+    for to, path in (({Path(ENROLMENT): config.enrolment} if config.enrolment else {}) | sent).items():
         try:
-            yield Entry(to[1:], path.read_bytes(), 0o600)
+            yield Entry(str(to)[1:], path.read_bytes(), 0o600)
         except OSError as error:
             raise ConfigError(f"cannot read {path}, which the board is to get: {error.strerror}") from error
 

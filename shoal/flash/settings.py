@@ -18,6 +18,7 @@ from fleet_protocol.errors import ConfigError
 from fleet_protocol.frozen import Free, FrozenModel
 from fleet_protocol.identity.enrolment import read_enrolment
 from fleet_protocol.messages.values import Name
+from fleet_protocol.transport import BrokerAddress
 
 CONFIG, ENROLMENT = "/etc/shoal/device.toml", "/etc/shoal/enrolment"
 STATE, DATA = "/var/lib/shoal", "/var/lib/shoal/data"
@@ -73,7 +74,12 @@ class Network(FrozenModel):
                 "[network] country is missing: by law the radio stays off without it; write the two letters of where"
                 ' the board is, such as country = "DE"'
             )
-        if self.password is not None and not 8 <= len(self.password.get_secret_value().encode()) <= 63:
+        if len(self.ssid.encode()) > 32 or not self.ssid.isprintable():
+            raise ConfigError(
+                "[network] ssid has to have 1 to 32 bytes (an umlaut has two), and none that is not printed"
+            )
+        word = "8 letters" if self.password is None else self.password.get_secret_value()
+        if not 8 <= len(word.encode()) <= 63 or not word.isprintable():
             raise ConfigError("[network] password has to have 8 to 63 characters; leave it out for an open network")
         return self
 
@@ -160,6 +166,10 @@ class FlashConfig(FrozenModel):
         document |= {} if self.server is None else {"broker": self.server}
         document["data"] = {"kind": data.kind, **data.model_dump(mode="json", exclude_defaults=True)}
         if self.fleet is None or self.enrolment is not None:
+            idle = {"fleet", "device", "broker", "identity", "tls", "insecure"} & self.settings.keys()
+            if idle or (self.server is not None and BrokerAddress.parse(self.server).username is not None):
+                what = f"[settings] {min(idle)}" if idle else "the login in server"
+                raise ConfigError(f"{what} has no effect beside an enrolment, and would end the agent; remove it")
             known = {"fleet": "fleet", "device": "device", "broker": "mqtts://broker"}
             parse_config(_toml({**known, **document}), DeviceConfig, source="flash.toml")
             return _toml({**document, "identity": {"file": ENROLMENT}})
@@ -186,10 +196,10 @@ def _public(key: str, base: Path) -> str:
     if not key.startswith(("ssh-", "ecdsa-", "sk-")):
         try:
             key = (base / Path(key).expanduser()).read_text(encoding="utf-8").strip()
-        except OSError as error:
-            raise ConfigError(f"[ssh] keys: {key} is no public key and no file: {error.strerror}") from error
-        if "PRIVATE KEY" in key:
-            raise ConfigError("[ssh] keys: a private key must not leave this computer; name the file that ends in .pub")
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"[ssh] keys: {key} is no public key and no file that holds one: {error}") from error
+        if not key.startswith(("ssh-", "ecdsa-", "sk-")):  # a private one must not leave this computer
+            raise ConfigError("[ssh] keys: this file holds no public key; name the one of OpenSSH that ends in .pub")
     return key
 
 

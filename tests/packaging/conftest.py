@@ -41,8 +41,10 @@ def wheel(index, tmp_path_factory):
     packages = re.findall(r'"(\w+)\*"', (ROOT / "pyproject.toml").read_text())
     for name in [*packages, "tests", "benchmarks"]:
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
+    (source / "build" / "lib" / "shoal").mkdir(parents=True)  # of an earlier build, whose modules are no more
+    (source / "build" / "lib" / "shoal" / "gone.py").touch()
     done = pip("wheel", "--quiet", "--no-deps", "--wheel-dir", out, source)
     assert done.returncode == 0, done.stderr
     (built,) = out.glob("shoal-*.whl")

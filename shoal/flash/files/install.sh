@@ -2,6 +2,7 @@
 # Install Shoal from the files beside this script; needs no network. `install.sh FOLDER` unpacks into a folder and starts
 # nothing. Run it again, from a newer bundle, to replace what is there; the agent's state stays.
 set -eu
+umask 022
 here=$(CDPATH= cd "$(dirname "$0")" && pwd)
 root=${1:-}
 fail() {
@@ -16,6 +17,8 @@ python=$(python@PYTHON@ -c 'import os, sys; print(os.path.realpath(sys.executabl
   fail "there is no Python @PYTHON@ here ($(python3 --version 2>&1)); write its first two numbers as \`python\` in flash.toml"
 [ "${python#* }" = True ] || fail "this system is a 32-bit one, for which there is no onnxruntime; install a 64-bit system"
 python=${python% *}
+[ ! -e "$root/opt/shoal" ] || [ -e "$root/opt/shoal/setup.sh" ] || [ -e "$root/opt/shoal/bin/launch" ] ||
+  fail "$root/opt/shoal has something else than a board's agent (a server?); move it, for it would be removed"
 mkdir -p "$root/opt"
 free=$(df -Pk "$root/opt" | awk 'NR == 2 { print $4 }')
 [ "$free" -ge @KILOBYTES@ ] ||
@@ -25,7 +28,7 @@ if [ -z "$root" ] && [ -x /opt/shoal/setup.sh ]; then /opt/shoal/setup.sh stop; 
 for kept in etc/shoal/device.toml etc/shoal/enrolment; do
   if [ -e "$root/$kept" ]; then cp -p "$root/$kept" "$root/$kept.old"; fi
 done
-rm -rf "$root/opt/shoal"
+rm -rf "$root/opt/shoal/lib" "$root/opt/shoal" # what shows whose it is goes last
 for tree in runtime board; do tar -x -z -f "$here/$tree.tar.gz" -C "$root/" --no-same-owner; done
 ln -sfn "$python" "$root/opt/shoal/bin/python"
 printf 'home = %s\nversion = @PYTHON@\n' "$(dirname "$python")" >"$root/opt/shoal/pyvenv.cfg"

@@ -36,10 +36,11 @@ def unpacked(path, folder):
     return place
 
 
-def install(place, root, path=""):
+def install(place, root, path="", umask=-1):
     offline = [] if os.getuid() else ["unshare", "-n"]
     command = ["env", "-i", f"PATH={path or os.environ['PATH']}", *offline, place / "install.sh", root]
-    return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=200, check=False)
+    given = {"capture_output": True, "text": True, "timeout": 200, "umask": umask}
+    return subprocess.run(list(map(str, command)), check=False, **given)
 
 
 @pytest.fixture
@@ -158,7 +159,7 @@ def test_secrets_are_for_their_owner_alone(made, tmp_path):
 def test_a_board_that_it_is_not_for_keeps_what_it_has(made, tmp_path, programs, words):
     """Another processor, a 32-bit system, another Python, a full card: exit code 2, and the old files stay."""
     place, _ = made()
-    old = tmp_path / "root" / "opt" / "shoal" / "old"
+    old = tmp_path / "root" / "opt" / "shoal" / "setup.sh"
     old.parent.mkdir(parents=True)
     old.write_text("here")
     done = install(place, tmp_path / "root", on_path(tmp_path, **programs))
@@ -189,6 +190,37 @@ def test_a_runtime_that_does_not_run_is_told_at_once(made, tmp_path):
     assert re.search(r"onnxruntime does not run on this board: \w*Error: .*apt install libstdc\+\+6", done.stderr)
     assert (settings / "device.toml.old").read_text() == "mine"
     assert 'fleet = "lab"' in (settings / "device.toml").read_text()
+
+
+def test_the_agents_user_may_enter_what_root_has_installed(made, tmp_path):
+    """Whatever root's umask: with 027 no other user came into /opt/shoal, and the agent did not start."""
+    place, _ = made()
+    install(place, tmp_path / "root", umask=0o027)
+    shoal = tmp_path / "root" / "opt" / "shoal"
+    places = [shoal.parent, shoal, *shoal.rglob("*")]
+    closed = [path for path in places if path.is_dir() and stat.S_IMODE(path.stat().st_mode) & 0o005 != 0o005]
+    assert (closed, stat.S_IMODE((shoal / "pyvenv.cfg").stat().st_mode)) == ([], 0o644)
+    assert stat.S_IMODE((tmp_path / "root/etc/shoal/device.toml").stat().st_mode) == 0o600
+
+
+def test_a_server_is_not_removed_for_an_agent(made, tmp_path):
+    """Its virtual environment had lain in /opt/shoal, and was gone without a question."""
+    place, _ = made()
+    server = tmp_path / "root" / "opt" / "shoal" / "bin" / "pip"
+    server.parent.mkdir(parents=True)
+    server.write_text("a server's")
+    done = install(place, tmp_path / "root")
+    assert (done.returncode, "something else than a board's agent (a server?)" in done.stderr) == (2, True)
+    assert [path for path in (tmp_path / "root").rglob("*") if path.is_file()] == [server]
+
+
+def test_what_was_cut_off_is_installed_again(made, tmp_path):
+    """A board without power after its first file: that is the agent's, though setup.sh is not there yet."""
+    place, _ = made()
+    with tarfile.open(place / "runtime.tar.gz") as archive:
+        archive.extract(archive.next(), tmp_path / "root", filter="data")
+    assert "onnxruntime does not run on this board" in install(place, tmp_path / "root").stderr
+    assert (tmp_path / "root/opt/shoal/setup.sh").exists()
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")

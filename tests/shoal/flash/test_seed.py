@@ -13,6 +13,7 @@ import pytest
 
 from fleet_protocol.errors import ConfigError
 from shoal.flash.batch import Batch, seed_all
+from tests.device_runtime.device_process import REPOSITORY
 from tests.shoal.flash.conftest import on_path
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI me@here"
@@ -268,6 +269,25 @@ def test_a_fleet_of_cards_has_an_identity_each(flash, hollow, shoal, tmp_path):
         assert enrolments[name] == (tmp_path / f"barn/devices/{name}.enrolment").read_bytes()
         assert json.loads(enrolments[name])["name"] == name
     assert enrolments["pi-1"] == kept
+
+
+def test_the_table_of_the_documentation_makes_cards_that_find_their_data(flash, hollow, tmp_path):
+    """Its boards had files of other names than [data] path, and no board had found its own."""
+    table = (REPOSITORY / "docs" / "flash.md").read_text().partition("    device,files\n")[2].partition("\n\n")[0]
+    rows = dict(line.split(",") for line in table.split())
+    for name in ";".join(rows.values()).split(";"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    (tmp_path / "cards.csv").write_text("\n".join(["device,files", *table.split()]))
+    out = tmp_path / "cards"
+    list(seed_all(Batch(flash(device=None, files=None), out=out, fleet=tmp_path / "cards.csv", wheels=hollow)))
+    for device, carried in rows.items():
+        with (
+            tarfile.open(out / device / "shoal/shoal.tar") as outer,
+            tarfile.open(fileobj=outer.extractfile(f"shoal-{device}/board.tar.gz")) as inner,
+        ):
+            found = inner.extractfile("var/lib/shoal/data/train.npz").read().decode()
+        assert found == carried.split(";")[0]
 
 
 @pytest.mark.parametrize(

@@ -41,8 +41,8 @@ def test_the_board_reads_what_was_meant(flash, tmp_path):
         ("", {"bord": '"rpi4"'}, "did you mean 'board'?"),
         ('[network]\nssid = "home"\n', {}, 'country = "DE"'),
         (WIFI.replace("open sesame", "short") + 'country = "DE"\n', {}, "8 to 63 characters"),
-        ("[ssh]\nkeys = ['id.pub']\n", {}, "id.pub is no public key and no file: No such file or directory"),
-        ("[ssh]\nkeys = ['key']\n", {}, "a private key must not leave this computer"),
+        ("[ssh]\nkeys = ['id.pub']\n", {}, "id.pub is no public key and no file that holds one"),
+        ("[ssh]\nkeys = ['key']\n", {}, "this file holds no public key; name the one of OpenSSH that ends in .pub"),
         ("[settings]\nmax_widht = 0.5\n", {}, "did you mean 'max_width'?"),
         ("", {"server": '"mqtt://192.168.1.10"'}, "insecure = true"),
         ("", {"device": None}, "device: Field required"),
@@ -67,6 +67,22 @@ def test_no_message_has_the_password_in_it(flash, line):
     assert "sesame" not in repr(config) + str(config)
 
 
+@pytest.mark.parametrize(
+    ("was", "to", "words"),
+    [
+        ("home", "\u00fc" * 17, "1 to 32 bytes"),
+        ("home", "ho\\nme", "1 to 32 bytes"),
+        ("open sesame", "open\\nsesame", "[network] password"),
+    ],
+)
+def test_a_network_that_no_board_could_join_is_refused(flash, was, to, words):
+    """More bytes than a name may have, and a line's end, which cut off what firstrun.sh and wpa_supplicant read."""
+    said = refused(flash((WIFI + 'country = "DE"\n').replace(was, to)))
+    assert (words in said, "sesame" in said) == (True, False)
+    longest = WIFI.replace("home", "\u00fc" * 16) + 'country = "DE"\n'
+    assert load_flash_config(flash(longest)).network.ssid == "\u00fc" * 16
+
+
 def test_an_enrolment_makes_the_board_a_member(flash, shoal, tmp_path):
     """Fleet, name and server are in it; it is carried with the board's settings, and another's is refused."""
     shoal("init", "barn", "--host", "192.168.1.10")
@@ -86,7 +102,10 @@ def test_an_enrolment_makes_the_board_a_member(flash, shoal, tmp_path):
     (tmp_path / "device.toml").write_text(text)
     board = load_device_config(tmp_path / "device.toml")
     assert (board.fleet, board.device, board.broker) == ("barn", "pi-7", "mqtts://192.168.1.10:8883")
-    assert "in the enrolment" in refused(flash(enrolment='"barn/devices/pi-7.enrolment"', device='"pi-8"', fleet=None))
+    member = {"enrolment": '"barn/devices/pi-7.enrolment"', **nobody}
+    assert "in the enrolment" in refused(flash(**member | {"device": '"pi-8"'}))
+    assert "[settings] broker has no effect" in refused(flash('[settings]\nbroker = "mqtts://h"\n', **member))
+    assert "of the form mqtt://" in refused(flash(**member | {"server": '"192.168.1.10"'}))
 
 
 def test_a_board_is_no_server_and_has_one_file_of_a_name(flash, shoal, tmp_path):
@@ -107,11 +126,97 @@ def test_without_a_fleet_the_enrolment_comes_later(flash):
     assert '[identity]\nfile = "/etc/shoal/enrolment"' in config.device_toml()
 
 
+@pytest.mark.parametrize(
+    ("line", "server", "words"),
+    [
+        ('fleet = "lab"', None, "[settings] fleet has no effect"),
+        ('device = "pi-1"', None, "[settings] device has no effect"),
+        ('broker = "mqtts://h"', None, "[settings] broker has no effect"),
+        ('identity.file = "mine"', None, "[settings] identity has no effect"),
+        ('tls.ca_file = "ca.pem"', None, "[settings] tls has no effect"),
+        ("insecure = true", None, "[settings] insecure has no effect"),
+        ("", '"mqtts://me:secret@h"', "the login in server has no effect"),
+        ("", '"192.168.1.10"', "is not of the form mqtt://"),
+    ],
+)
+def test_what_would_end_a_member_is_refused_before_it_is_on_a_card(flash, line, server, words):
+    """The agent of a board that has an enrolment ended for good with each of them."""
+    expecting = dict.fromkeys(("fleet", "device")) | {"server": server}
+    said = refused(flash(f"[settings]\n{line}\n", **expecting))
+    assert (words in said, "secret" in said) == (True, False)
+
+
 def test_a_public_key_may_be_named_by_its_file(flash, tmp_path):
     """As most people have it."""
     (tmp_path / "id.pub").write_text(KEY + "\n")
     config = load_flash_config(flash(f"[ssh]\nkeys = ['id.pub', '{KEY}']\n"))
     assert config.ssh.keys == (KEY, KEY)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"PuTTY-User-Key-File-3: ssh-ed25519\nEncryption: none\nPrivate-Lines: 1\nAAAA\n",
+        b"",
+        b"my keys are at home\n",
+        KEY.encode("utf-16"),
+    ],
+    ids=["putty", "empty", "text", "utf-16"],
+)
+def test_a_file_without_a_public_key_stays_here(flash, tmp_path, content):
+    """PuTTY's private key had been put on the card, for everyone who holds it to read."""
+    (tmp_path / "mine").write_bytes(content)
+    assert "[ssh] keys: " in refused(flash("[ssh]\nkeys = ['mine']\n"))
+
+
+NPZ = 'kind = "npz"\npath = "{}"\n'
+
+
+@pytest.mark.parametrize(
+    ("files", "data"),
+    [
+        ("attic.npz", NPZ.format("train.npz")),
+        ("own.py attic.npz", NPZ.format("train.npz")),
+        ("attic.npz", NPZ.format("/var/lib/shoal/data/train.npz")),
+        ("train.npz", NPZ.format("lab/train.npz")),
+        ("x.gz attic.gz", 'kind = "idx"\npath = "x.gz"\nlabels = "y.gz"\n'),
+    ],
+)
+def test_files_that_are_not_those_of_the_data_are_refused(flash, tmp_path, files, data):
+    """The board had them under another name than it looked for, and was in no round."""
+    with pytest.raises(ConfigError, match=r"\[data\] names /var/lib/shoal/data/.*, and `files` carries"):
+        list(settings_files(load_flash_config(carrying(flash, tmp_path, files, data))))
+
+
+@pytest.mark.parametrize(
+    ("files", "data"),
+    [
+        ("", NPZ.format("train.npz")),
+        ("train.npz extra.npz", NPZ.format("train.npz")),
+        ("train.npz", NPZ.format("/var/lib/shoal/data/train.npz")),
+        ("own.py", NPZ.format("train.npz") + 'transforms = ["own.py:halve"]\n'),
+        ("own.py stats.npz", NPZ.format("/mnt/disk/train.npz") + 'transforms = ["own.py:scale"]\n'),
+        ("own.py train.npz", 'kind = "python"\nentry_point = "own.py:load"\n'),
+        ("labels.csv", 'kind = "images"\npath = "photos"\ntargets = "labels.csv"\n'),
+        ("labels.csv", 'kind = "images"\npath = "photos.v2"\ntargets = "labels.csv"\n'),
+        ("y.npy", NPZ.format("x.npy") + 'y_path = "y.npy"\n'),
+        ("notes", 'kind = "images"\npath = "photos"\n'),
+    ],
+)
+def test_data_that_comes_to_the_board_otherwise_is_no_mistake(flash, tmp_path, files, data):
+    """Copied later, on a disk of its own, a folder of images; only what is needed beside it is carried."""
+    config = load_flash_config(carrying(flash, tmp_path, files, data))
+    carried = {entry.path for entry in settings_files(config)} - {"etc/shoal/device.toml"}
+    assert carried == {f"var/lib/shoal/data/{name}" for name in files.split()}
+
+
+def carrying(flash, tmp_path, files, data):
+    """A flash.toml with these files, which are there, and this [data]."""
+    for name in files.split():
+        (tmp_path / name).write_bytes(b"")
+    path = flash(files=str(files.split()).replace("'", '"'))
+    path.write_text(path.read_text().partition("[data]")[0] + f"[data]\n{data}")
+    return path
 
 
 @pytest.mark.parametrize("board", BOARDS)

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from collections import Counter
 from contextlib import closing
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -190,11 +191,26 @@ def test_compose_reads_its_file():
     assert (done.returncode, sorted(done.stdout.split())) == (0, ["prometheus", "shoal"]), done.stderr
 
 
+def test_no_key_of_a_fleet_comes_into_a_layer(typed, tmp_path):
+    """Wherever in the source somebody has made the fleet; only in deploy/fleet it had been left out."""
+    for line in (("init", "barn", "--host", "h"), ("enroll", "pi-1", "--folder", "barn")):
+        assert typed(*line).returncode == 0
+    secret = {path.name for path in (tmp_path / "barn").rglob("*") if path.is_file() and "PRIVATE" in path.read_text()}
+    assert {"ca.key", "operator.pem", "server.enrolment", "pi-1.enrolment"} <= secret
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    anywhere = [line.removeprefix("**/") for line in ignored if line.startswith("**/")]
+    assert [name for name in secret if not any(fnmatch(name, pattern) for pattern in anywhere)] == []
+    assert "build" in ignored  # pip would take old modules from it
+
+
 def test_the_commands_of_unit_and_container_are_commands():
     """With options that there are; and what the container is given lies here."""
     composed = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
     unit = (DEPLOY / "shoal-server.service").read_text()
-    typed = [composed["shoal"]["command"], shlex.split(re.search(r"ExecStart=/opt/shoal/bin/shoal (.*)", unit)[1])]
+    typed = [
+        composed["shoal"]["command"],
+        shlex.split(re.search(r"ExecStart=/opt/shoal-server/bin/shoal (.*)", unit)[1]),
+    ]
     for line in typed:
         group = get_command(command)
         _, up, rest = group.resolve_command(None, list(line))
@@ -213,7 +229,7 @@ def test_the_commands_of_unit_and_container_are_commands():
 def test_systemd_knows_every_line_of_the_unit(tmp_path):
     """And rates what it exposes 2.0 or less of 10."""
     unit = tmp_path / "shoal-server.service"
-    unit.write_text((DEPLOY / unit.name).read_text().replace("/opt/shoal/bin/shoal", "/bin/true"))
+    unit.write_text((DEPLOY / unit.name).read_text().replace("/opt/shoal-server/bin/shoal", "/bin/true"))
     given = {"capture_output": True, "text": True, "timeout": 60}
     done = subprocess.run(["systemd-analyze", "verify", "--man=no", unit], check=False, **given)
     assert (done.returncode, done.stderr) == (0, "")
