@@ -79,6 +79,12 @@ class RecipeTable(FrozenModel):
         return {key: value for key, value in full(self).items() if key in self.model_fields_set}
 
     @property
+    def ignored(self) -> int | None:
+        """The label that counts for nothing, None for no other than negative ones."""
+        label = self.loss.settings.get("ignore_label")
+        return int(label) if isinstance(label, int | float) else None
+
+    @property
     def optimizer_settings(self) -> dict[str, JsonValue]:
         """The optimizer's numbers, those with a short form included."""
         short = {"momentum": self.momentum, "weight_decay": self.weight_decay}

@@ -67,7 +67,9 @@ def values_of(view: queries.RoundView) -> Iterator[tuple[str, float]]:
         yield from _of_model("model", judged)
         for tier, found in judged.tiers.items():
             yield from _of_model(f"tier/{tier}", found)
-    counts = {phase: float(view.phases.get(phase, 0)) for phase in ("merged", "missed", "refused")}
+    counts = {
+        phase: float(view.phases.get(phase, 0)) for phase in ("merged", "missed", "refused", "declined", "left-out")
+    }
     known = {**counts, "seconds": view.seconds, "sent_bytes": view.sent_bytes, "received_bytes": view.received_bytes}
     own = {"accuracy": view.device_accuracy, **view.device_metrics}
     named = {f"round/{name}": value for name, value in known.items()} | {f"devices/{k}": v for k, v in own.items()}
@@ -229,8 +231,8 @@ class _Traces(_ByRounds):
             span("merge", began + collected, took - collected, whole, version=record.version)
         for task in view.tasks:
             ended = (task.timing.answered or task.timing.left) if task.timing else None
-            given_up = record.collect_seconds or took
-            part = span(task.device, began, ended or given_up, whole, tier=task.tier, outcome=task.phase.value,
+            given_up = ended or record.collect_seconds or took
+            part = span(task.device, began, min(given_up, took), whole, tier=task.tier, outcome=task.phase.value,
                         why=task.detail, bytes=task.update_size)  # fmt: skip
             if task.metrics is not None:
                 fetched, trained = task.metrics.fetch_seconds, task.metrics.train_seconds

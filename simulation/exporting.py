@@ -7,7 +7,6 @@ A key is a digest of everything that the graphs depend on, the exporter's code i
 """
 
 import hashlib
-import inspect
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,8 +15,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-import models
-import trainer_export
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.recipe import RecipeTable
 from fleet_protocol.weights import encode_weights
@@ -54,6 +51,8 @@ class Chosen:
             for setting, source in _INPUT_SETTINGS.items()
             if not isinstance(architecture.defaults.get(setting, {}), Mapping) and getattr(data, source)
         }
+        if data.own and "vocab" in found:  # of a vocabulary one's own text may have a part
+            found["vocab"] = max(found["vocab"], architecture.settings({})["vocab"])
         return cls(architecture, architecture.settings({**found, **given}))
 
     def changed(self, **settings: Any) -> "Chosen":
@@ -94,13 +93,14 @@ def export_tiers(model: Chosen, table: ModelTable, place: Place, own: Owned = Ma
     # The exporter needs onnx, which the rest of the simulation does without.
     from trainer_export.artifact_set import export_architecture  # noqa: PLC0415
     from trainer_export.progress import Progress  # noqa: PLC0415
+    from trainer_export.provenance import code_of  # noqa: PLC0415
 
     tiers = tuple(model.layout.tier(width, depth) for depth in table.depths or (None,) for width in table.widths)
     facts = {
         "layout": json.loads(model.layout.to_json()),
         "tiers": sorted(tier.id for tier in tiers),
         "recipe": table.recipe.model_dump(),
-        "code": _code(model.architecture.build, *(item.function for item in own.values())),
+        "code": code_of((model.architecture.build, *(item.function for item in own.values()))),
     }
     out = place.cache / "artifacts" / cache_key(facts, table.arch)
     if (out / table.arch / "layout.json").is_file():
@@ -126,6 +126,7 @@ def export_pair(
     """
     from trainer_export.pair_set import Pair, PairModel, export_pairs  # noqa: PLC0415
     from trainer_export.progress import Progress  # noqa: PLC0415
+    from trainer_export.provenance import code_of  # noqa: PLC0415
 
     sent, own = pair.sent, pair.own
     facts = {
@@ -134,7 +135,7 @@ def export_pair(
         "stays": pair.stays,
         "recipe": recipe.model_dump(),
         "seed": seed,
-        "code": _code(*(part.architecture.build for part in (sent, own)), *(item.function for item in owned.values())),
+        "code": code_of((sent.architecture.build, own.architecture.build, *(it.function for it in owned.values()))),
     }
     key = cache_key(facts, f"{sent.architecture.name}+{own.architecture.name}")
     exported = Pair(
@@ -156,17 +157,6 @@ def _recipe(table: RecipeTable, own: Owned = MappingProxyType({})) -> "Recipe":
     from trainer_export.recipe import Recipe  # noqa: PLC0415  (torch)
 
     return Recipe.of(table, own)
-
-
-def _code(*functions: Callable[..., Any]) -> str:
-    """Digest of everything that a graph of the user's functions depends on beside its settings."""
-    folders = (Path(models.__file__).parent, Path(trainer_export.__file__).parent)
-    paths = sorted(path for folder in folders for path in folder.rglob("*.py"))
-    own = {inspect.getsourcefile(function) for function in functions}
-    digest = hashlib.sha256()
-    for path in [*paths, *sorted(Path(name) for name in own if name)]:
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
 
 
 def initial_blob(model: Chosen, weights: Path | None, seed: int) -> bytes:

@@ -79,16 +79,16 @@ def _locally(context: RunContext, evaluator: Evaluator, parts: Parts, labels: Ta
     parts weigh more.
     """
     classes, masked = context.artifacts.layout.classes, context.config.train.mask_labels
+    ignored = context.judged.manifest.recipe.loss.ignored
     held = [
-        (test, label_mask(present_labels(labels[train], classes), classes, masked=masked))
+        (test, label_mask(present_labels(labels[train][labels[train] != ignored], classes), classes, masked=masked))
         for train, test in zip(parts.train, parts.test, strict=True)
         if len(test)
     ]
 
     def judge(version: VersionRecord, blobs: BlobStore) -> float:
         weights, statistics = judged_model(context, version, blobs)
-        found = np.array([evaluator.hits(weights, statistics, part, mask) for part, mask in held])
-        correct, count = found.sum(axis=0)
+        correct, count = np.sum([evaluator.hits(weights, statistics, part, mask) for part, mask in held], axis=0)
         return float(correct / count)
 
     return judge

@@ -68,7 +68,7 @@ def prepare(config: SimulationConfig, stage: Stage = lambda _text: None) -> Prep
     table = config.data
     stage(f"reading {table.name or 'your data'}")
     if table.train is not None and table.test is not None:
-        data = _limited(own_data(table.train, table.test), table)
+        data = _limited(own_data(table.train, table.test, config.model.recipe.ignored), table)
     else:
         data = _limited(load_dataset(table.name, table.root, **table.options), table)
     facts, content = {"data": table.model_dump(mode="json", exclude={"augment", "train", "test"})}, digest_of(data)

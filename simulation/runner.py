@@ -10,7 +10,9 @@ how long the round would have taken on the emulated devices.
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,24 +28,26 @@ from broker_server.rounds.reporting import Reporter
 from broker_server.rounds.run_context import RunContext, new_run_id, prepare_run
 from broker_server.rounds.stopping import StopRequested
 from broker_server.settings.fleet import FleetConfig
-from broker_server.store import RoundRecord, Store
+from broker_server.store import RoundRecord, Store, TaskPhase, TaskRecord
 from broker_server.store.machine import RoundState
+from broker_server.store.privacy_spent import epsilons
+from broker_server.store.queries import find_run
 from fleet_protocol import control
 from fleet_protocol.blob_store import BlobStore, write_atomically
 from fleet_protocol.digests import blob_digest
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.frozen import STORED
 from fleet_protocol.locks import held
+from fleet_protocol.messages import Evaluation
 from fleet_protocol.noise import seeded
 from fleet_protocol.signals import on_signals
 from simulation.clock import load_clock
 from simulation.data.held import Parts
 from simulation.engines import open_engine
-from simulation.judges import chosen_judges
+from simulation.judges import Judges, chosen_judges
 from simulation.orders import WorkerSetup
 from simulation.preparing import Prepared, prepare
-from simulation.results.history import HistoryWriter, RoundRow
-from simulation.results.rows import RowMaker
+from simulation.results.history import DeviceRow, HistoryWriter, RoundRow
 from simulation.settings import HOW_COMPUTED, SimulationConfig
 from simulation.virtual_dispatcher import Records, VirtualDispatcher
 from simulation.virtual_fleet import VirtualFleet
@@ -52,6 +56,91 @@ Listener = Callable[[control.RunEvent], None]
 
 _CONFIG = "config.json"
 _FILES = "files.json"  # digests of those that it names
+
+
+class RowMaker:
+    """Makes the rows of closed rounds, from the store, so that rows can be made again."""
+
+    def __init__(
+        self, context: RunContext, store: Store, blobs: BlobStore, fleet: VirtualFleet, judges: Judges
+    ) -> None:
+        self._context = context
+        self._store = store
+        self._blobs = blobs
+        self._times = fleet.times
+        self._index = {board.id: board.index for board in fleet.boards}
+        self._judges = judges
+        self._began = time.time()  # a round that a process goes on with takes no time while there is none
+
+    def make(self, record: RoundRecord, before: RoundRow | None) -> tuple[RoundRow, tuple[DeviceRow, ...]]:
+        """The row of a round, of which the last before it is known, and those of its devices."""
+        numbers = range(before.round + 1 if before else 1, record.number + 1)
+        found = [self._counted(record.run, number) for number in numbers]
+        tasks, _ = found[-1]
+        lost = self._store.rounds(record.run)[numbers[0] - 1 : record.number - 1] if numbers[1:] else []
+        devices, train = [], self._context.config.train
+        for task in tasks:
+            if task.kind != "train" or task.phase is not TaskPhase.MERGED or task.metrics is None:
+                continue
+            metrics = task.metrics
+            devices.append(
+                DeviceRow(
+                    round=record.number,
+                    device=task.device,
+                    tier=task.tier,
+                    examples=metrics.examples,
+                    train_loss=metrics.train_loss,
+                    local_accuracy=metrics.evaluation.accuracy if metrics.evaluation is not None else None,
+                    simulated_seconds=self._times.round_seconds(self._index[task.device], task, train),
+                    seconds=metrics.train_seconds,
+                    payload_bytes=task.update_size or 0,
+                )
+            )
+        evaluation = record.evaluation
+        losses = [row.train_loss for row in devices if row.train_loss is not None]
+        simulated = sum(item.collect_seconds or 0.0 for item in (*lost, record))
+        ended = record.ended_at or record.planned_at
+        seconds = ended - (max(self._began, record.planned_at) if ended > self._began else record.planned_at)
+        row = RoundRow(
+            round=record.number,
+            version=record.version + 1,
+            accuracy=evaluation.accuracy if evaluation is not None else None,
+            loss=evaluation.loss if evaluation is not None else None,
+            train_loss=sum(losses) / len(losses) if losses else None,
+            devices=len(devices),
+            tiers=Counter(row.tier for row in devices),
+            simulated_seconds=simulated,
+            simulated_total=(before.simulated_total if before else 0.0) + simulated,
+            seconds=max(0.0, seconds),
+            payload_bytes=sum(payload for _, payload in found),
+            local_accuracy=self._local_accuracy(
+                record, [task.metrics.evaluation for task in tasks if task.kind == "train" and task.metrics is not None]
+            ),
+            epsilon=epsilons(self._store, find_run(self._store, record.run)).get(record.number),
+            **self._judged(record),
+        )
+        return row, tuple(devices)
+
+    def _counted(self, run: str, number: int) -> tuple[list[TaskRecord], int]:
+        """The tasks that count in a round, late ones with them, and the bytes of their updates and of what it sent."""
+        own = self._store.tasks(run, number)
+        weights = {task.weights.digest: task.weights.size for task in own}  # what several devices share is sent once
+        found = (*own, *(self._store.late(run, number) if self._context.config.round.buffer is not None else ()))
+        counted = [task for task in found if task.screening is None or task.screening.round in {None, number}]
+        return counted, sum(weights.values()) + sum(task.update_size or 0 for task in counted)
+
+    def _judged(self, record: RoundRecord) -> dict[str, float]:
+        wanted = bool(self._judges.others) and record.evaluation is not None
+        version = self._store.version(record.run, record.version + 1) if wanted else None
+        return {} if version is None else {name: of(version, self._blobs) for name, of in self._judges.others.items()}
+
+    def _local_accuracy(self, record: RoundRecord, found: Sequence[Evaluation | None]) -> float | None:
+        """Of the global version where the devices have parts of the test set, else of their own models."""
+        if self._judges.local is not None and record.evaluation is not None:
+            version = self._store.version(record.run, record.version + 1)
+            return None if version is None else self._judges.local(version, self._blobs)
+        own = [(item.accuracy, item.examples) for item in found if item is not None and item.accuracy is not None]
+        return sum(share * count for share, count in own) / sum(count for _, count in own) if own else None
 
 
 @dataclass(frozen=True)
@@ -152,7 +241,8 @@ class _Simulation:
         known = self._store.runs()
         context = prepare_run(known[0].id if known else new_run_id(), self._fleet, artifacts, seeded)
         if (context.instructions("train", 0).routine != "train") != (self._config.own_models is not None):
-            raise ConfigError(f"{context.strategy.name}: [own_models] is for strategies that need it, and no others")
+            need = "needs" if self._config.own_models is None else "has no use for"
+            raise ConfigError(f"strategy {context.strategy.name} {need} [own_models]")
         if not known:
             self._store.add_run(context.begun(), first_version(context, self._blobs))
         parts = Parts.load(self._prepared.parts)

@@ -184,7 +184,11 @@ class VirtualDispatcher:
             return 0.0
         board = self._boards[record.device]
         whole = self._times.round_seconds(board.index, record, task.instructions.train, board.examples)
-        return max(0.0, whole - sum(took for number, took in self._took.items() if number >= record.round))
+        worked = sum(took for number, took in self._took.items() if number >= record.round)
+        left = board.leaves(task.instructions.train.seed, record.round) if record.round in self._took else None
+        if left is not None and record.round < max(self._took):  # in that round, and was back with the next
+            worked -= max(0.0, self._took[record.round] - left * whole)
+        return max(0.0, whole - worked)
 
     def _item(self, record: TaskRecord, instructions: Instructions) -> WorkItem:
         return WorkItem(

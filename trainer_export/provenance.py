@@ -1,11 +1,11 @@
 """What a tier's files are made from, so that an export takes as they are those that would come out the same again.
 
-Beside them lies a record: facts about the model, the recipe and the code, and the digest of every file. The
-model is described by what was built, its modules with their numbers and the content of their buffers; the code by the
-exporter's files and by those that the modules are in and have from elsewhere; installed packages are not followed
-further.
+Beside them lies a record: facts about the model, the recipe and the code, and the digest of every file. The model is
+described by what was built, its modules with their numbers and the content of their buffers; the code by the exporter's
+files and by those that the modules are in and have from elsewhere; installed packages are not followed.
 """
 
+import ast
 import hashlib
 import json
 import sys
@@ -41,10 +41,6 @@ def facts_of(export: Export, tier: Tier, module: nn.Module, formats: Sequence[st
     recipe = export.recipe
     parts = (recipe.loss, recipe.optimizer, *recipe.metrics)
     functions = (export.arch.build, *(getattr(item, "function", None) for item in parts))
-    sources = [
-        *(name for item in functions for name in _defined(item)),
-        *(type(item).__module__ for item in (*module.modules(), *parts)),
-    ]
     facts = {
         "tier": tier.id,
         "formats": list(formats),
@@ -52,10 +48,16 @@ def facts_of(export: Export, tier: Tier, module: nn.Module, formats: Sequence[st
         "layout": _digest(replace(export.layout, heads=own).to_json().encode()),
         "model": _digest(*_described(module)),
         "recipe": repr(recipe),
-        "code": _digest(*(path.read_bytes() for path in _files(sources))),
+        "code": code_of(functions, (type(item).__module__ for item in (*module.modules(), *parts))),
         "versions": versions(),
     }
     return json.loads(json.dumps(facts))  # type: ignore[no-any-return]
+
+
+def code_of(functions: Iterable[Any], modules: Iterable[str] = ()) -> str:
+    """Digest of the exporter's files, and of those that functions and modules are in and have something from."""
+    names = (name for item in functions for name in _defined(item))
+    return _digest(*(path.read_bytes() for path in _files([*names, *modules])))
 
 
 def record_of(folder: Path, facts: Mapping[str, Any]) -> bytes:
@@ -108,14 +110,12 @@ def _defined(value: Any) -> Iterator[str]:
 def _files(names: Iterable[str]) -> list[Path]:
     """The exporter's files, and those of some modules; of modules that are not installed what they have from others."""
     found = {path for folder in _FOLDERS for path in Path(folder).rglob("*.py")}
-    waiting, seen = list(names), set[str]()
+    waiting = list(names)
     while waiting:
-        name = waiting.pop()
-        module = sys.modules.get(name)
-        path = getattr(module, "__file__", None)
-        if name in seen or path is None or not path.endswith(".py") or path.startswith(_TORCH):
+        module = sys.modules.get(waiting.pop())
+        path = getattr(module, "__file__", None) or ""
+        if module is None or not path.endswith(".py") or path.startswith(_TORCH) or Path(path) in found:
             continue
-        seen.add(name)
         found.add(Path(path))
         if path.startswith(_INSTALLED):
             continue
@@ -123,4 +123,8 @@ def _files(names: Iterable[str]) -> list[Path]:
             value.__name__ if isinstance(value, ModuleType) else str(getattr(value, "__module__", ""))
             for value in list(vars(module).values())
         ]
+        for node in ast.walk(ast.parse(Path(path).read_bytes())):  # a constant does not say where it is from
+            if isinstance(node, ast.ImportFrom):
+                above = str(module.__package__).rsplit(".", node.level - 1)[0] if node.level else ""
+                waiting.append(f"{above}.{node.module}".strip("."))
     return sorted(found)

@@ -119,6 +119,8 @@ class DataSet:
             )
         if dtype == "int64" and not np.issubdtype(self.x.dtype, np.integer):
             raise DataError(f"samples in {self.source} are {self.x.dtype}, the model takes integer tokens")
+        if dtype == "int64" and x.size and x.min() < 0:  # a graph would look them up from the end of its table
+            raise DataError(f"samples in {self.source} have negative tokens; number them from 0")
         if dtype == "int64" and self._words:
             raise DataError(
                 f'the model takes tokens, but [data] augment = "{self._words[0]}" is for images; leave it out'

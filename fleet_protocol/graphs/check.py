@@ -1,19 +1,106 @@
 """Holds a graph against what the exporter writes, before anything runs it."""
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 
 from typing_extensions import Buffer
 
 from fleet_protocol.digests import name_among
 from fleet_protocol.errors import RefusalReason, RefusedError
-from fleet_protocol.graphs.flow import bare_outputs, is_batch
 from fleet_protocol.graphs.model import Graph, Node, Port, read_model
-from fleet_protocol.graphs.operators import IR_VERSIONS, OPERATORS, OPSETS
+from fleet_protocol.graphs.operators import (
+    CONTRACTIONS,
+    IR_VERSIONS,
+    MASKING,
+    MASKS,
+    OPERATORS,
+    OPSETS,
+    REDUCTIONS,
+    SELECTORS,
+    SIZES,
+)
 from fleet_protocol.manifest import GraphSpec, TensorSpec
 
 GRAPH_LIMIT_BYTES = 512 * 1024 * 1024
+
+
+def is_batch(name: str) -> bool:
+    """Whether a graph's input belongs to the samples: ``x`` and ``y``; the label mask is what the device has, too."""
+    return name in {"x", "y", "mask"}
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What is known of a value."""
+
+    bare: bool  # entries of it may be entries of the batch, or one to one functions of them
+    model: bool  # it depends on parameters
+    met: bool = False  # batch and parameters have met in it, in a contraction
+    mask: bool = False  # its entries are true or false
+
+
+_NEITHER = _Kind(bare=False, model=False)
+
+
+def bare_outputs(graph: Graph, batch: Iterable[str]) -> tuple[str, ...]:
+    """Names of outputs that the batch reaches without a reduction, or a contraction that parameters have a part in.
+
+    The nodes are in an order in which they can run; `batch` names the inputs that carry samples or labels. Nothing that
+    the exporter writes has such an output.
+    """
+    samples = frozenset(batch)
+    kinds = {
+        port.name: _Kind(bare=port.name in samples, model="param." in port.name or "state." in port.name)
+        for port in graph.inputs
+    }
+    _follow(graph, kinds)
+    return tuple(port.name for port in graph.outputs if kinds.get(port.name, _NEITHER).bare)
+
+
+def _follow(graph: Graph, kinds: dict[str, _Kind]) -> None:
+    """Add the kinds of all values of a graph to those of what it is given."""
+    for node in graph.nodes:
+        given = [kinds.get(name, _NEITHER) for name in node.inputs]
+        if node.body is None:
+            kinds.update(dict.fromkeys(node.outputs, _kind(node, given)))
+        else:
+            kinds.update(zip(node.outputs, _looped(node.body, given, kinds), strict=True))
+
+
+def _looped(body: Graph, given: list[_Kind], around: Mapping[str, _Kind]) -> list[_Kind]:
+    """The kinds of what a loop gives: a step reads what the one before it gave, so once more until nothing is new."""
+    while True:
+        kinds = {**around, **{port.name: kind for port, kind in zip(body.inputs, given, strict=True)}}
+        _follow(body, kinds)
+        made = [kinds.get(port.name, _NEITHER) for port in body.outputs]
+        told = [*made, *[_NEITHER] * len(given)]
+        carried = [
+            _Kind(old.bare or new.bare, old.model, old.met and new.met, old.mask and new.mask)
+            for old, new in zip(given, told, strict=False)
+        ]
+        if carried == given:
+            return made
+        given = carried
+
+
+def _kind(node: Node, given: list[_Kind]) -> _Kind:
+    if node.op_type in SIZES:
+        return _NEITHER
+    model, met = any(kind.model for kind in given), any(kind.met for kind in given)
+    if node.op_type in REDUCTIONS or (node.op_type in CONTRACTIONS and model):
+        return _Kind(bare=False, model=model, met=model and any(kind.bare or kind.met for kind in given))
+    if node.op_type == "Mul" and any(kind.met and not kind.bare for kind in given):
+        # Padding is left out by a factor of 0: that says which entries are taken, as a selector does.
+        return _Kind(bare=any(kind.bare and not kind.mask for kind in given), model=model, met=met)
+    mask = node.op_type in MASKS or (node.op_type in MASKING and all(kind.mask for kind in given if kind.bare))
+    selector = SELECTORS.get(node.op_type)
+    others = [kind for i, kind in enumerate(given) if i != selector]
+    bare = any(kind.bare for kind in others)
+    if selector is not None and not any(kind.model for kind in others):
+        bare = bare or (selector < len(given) and given[selector].bare)
+    return _Kind(bare=bare, model=model, met=met, mask=mask and bare)
 
 
 def _unsafe(what: str) -> RefusedError:

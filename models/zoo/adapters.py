@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -85,7 +86,10 @@ def with_adapters(model: nn.Module, adapters: Adapters, cut: Cut) -> nn.Module:
         ConfigError: a pattern matches nothing; the message lists what there is.
     """
     rank = cut.width("adapter", adapters.rank)
-    layers = {path: layer for path, layer in model.named_modules() if isinstance(layer, nn.Linear)}
+    torch.backends.mha.set_fastpath_enabled(False)  # it reads the weights of PyTorch's encoders past these layers
+    past = nn.modules.linear.NonDynamicallyQuantizableLinear  # attention reads its weight, and never calls it
+    found = {path: layer for path, layer in model.named_modules() if isinstance(layer, nn.Linear)}
+    layers = {path: layer for path, layer in found.items() if not isinstance(layer, past)}
     names = [name for name, _ in model.named_parameters()]
     chosen, idle_targets = _matching(adapters.targets, list(layers))
     trained, idle_names = _matching(adapters.trained, names)

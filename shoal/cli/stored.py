@@ -340,7 +340,7 @@ def act(store: Store, verb: Verb, run: str | None, version: Any = None, device: 
 def _save_onnx(found: tuple[ExportedVersion, TierArtifacts, FleetConfig], path: Path) -> None:
     """Write a model for stock onnxruntime with metadata; a ConfigError without onnx, or the statistics of its norms."""
     with needs("export"):
-        from trainer_export.runnable import runnable  # noqa: PLC0415  (torch and onnx)
+        from trainer_export.formats.onnx import runnable  # noqa: PLC0415  (torch and onnx)
 
     exported, artifacts, config = found
     tensors = {parameter_input(name): value for name, value in exported.weights.items()} | exported.statistics

@@ -44,11 +44,8 @@ class Parts:
         """Read what `save` wrote; a DataError where the file is missing or damaged."""
         try:
             with np.load(path, allow_pickle=False) as file:
-                pieces = {
-                    name: tuple(
-                        file[f"{name}_index"][start:stop]
-                        for start, stop in zip(file[f"{name}_offset"], file[f"{name}_offset"][1:], strict=False)
-                    )
+                pieces = {  # every access to a file reads the array anew
+                    name: tuple(np.split(file[f"{name}_index"], file[f"{name}_offset"][1:-1]))
                     for name in ("train", "test")
                 }
         except (OSError, ValueError, KeyError, EOFError) as error:

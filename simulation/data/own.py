@@ -17,12 +17,13 @@ from simulation.data.dataset import Dataset
 _IMAGES = 4  # dimensions of samples that have black pixels
 
 
-def own_data(train: DataConfig, test: DataConfig) -> Dataset:
+def own_data(train: DataConfig, test: DataConfig, ignored: int | None = None) -> Dataset:
     """Read training and test samples of the user's.
 
     Args:
         train: with absolute paths, in which a star stands for anything; every match is a group of its own.
         test: likewise.
+        ignored: a label that counts for nothing, and is no class.
 
     Returns:
         Samples normalised as the tables say; integers that nothing is done to stay integers. Without ``classes``
@@ -52,7 +53,7 @@ def own_data(train: DataConfig, test: DataConfig) -> Dataset:
     groups = [np.repeat(np.arange(len(side)), [len(data) for data in side]) for side in sets]
     numbers = any(y.dtype.kind == "f" for y in ys)
     ys = [y.astype(np.float32 if numbers else np.int64, copy=False) for y in ys]
-    classes = math.prod(ys[0].shape[1:]) if numbers else 1 + max(int(y.max()) for y in ys)
+    classes = math.prod(ys[0].shape[1:]) if numbers else 1 + max(int(y.max(initial=-1, where=y != ignored)) for y in ys)
     first = sets[0][0]
     for data in (data for side in sets for data in side):
         check_parts(data.source, data.parts, first.parts)

@@ -190,8 +190,6 @@ class RayEngine:
             if digest not in self._weights:
                 self._weights[digest] = ray.put(self._blobs.read(digest))
             weights[digest] = self._weights[digest]
-        if not self._setup.pairs:
-            return weights, {}
         return weights, {item.device: read_state(self._setup.devices / item.device) for item in order.items}
 
     def take(self, timeout_seconds: float) -> list[Finished | Failed]:

@@ -225,6 +225,14 @@ def test_tokens_stay_whole_numbers():
     assert (x.dtype, x.tolist()) == (np.int64, [[70000, 1]])
 
 
+def test_negative_tokens_are_refused():
+    """Padding by -1 was looked up from the end of a graph's table without a word."""
+    data = make_dataset("tokens", np.array([[5, -1], [7, 1]]), np.array([0, 1]))
+    with pytest.raises(DataError, match="samples in tokens have negative tokens; number them from 0"):
+        data.fitted(model((2,), "int64", 2))
+    data.fitted(model((2,), "float32", 2))
+
+
 def test_channels_with_one_mean_may_be_laid_flat():
     """As they are for a model of several inputs, whose samples have no channels any more."""
     data = make_dataset("rgb", np.ones((2, 3, 2, 2), np.float32), np.array([0, 1]), mean=(0, 0, 0), std=(1, 1, 1))

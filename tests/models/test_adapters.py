@@ -74,8 +74,24 @@ def test_patterns_that_match_nothing_are_refused_and_list_what_there_is():
         with_adapters(model, Adapters(2, 4, ("query",)), Cut())
     with pytest.raises(ConfigError, match=r"no parameter is called 'head\.\*'; there are 0\.weight, 0\.bias"):
         with_adapters(model, Adapters(2, 4, ("0",), ("head.*",)), Cut())
+    attention = nn.MultiheadAttention(4, 2)
+    with pytest.raises(ConfigError, match=r"no linear layer is called 'out_proj'; there are $"):
+        with_adapters(attention, Adapters(2, 4, ("out_proj",)), Cut())
     with pytest.raises(ConfigError, match="both must be positive"):
         Adapters(0, 4, ("0",))
+
+
+def test_pytorchs_own_encoder_is_judged_with_its_adapters():
+    """Its fast path reads the frozen weights alone where nothing is trained, and never calls the adapted layers."""
+    layer = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True)
+    with_adapters(layer, Adapters(2, 4, ("linear*",), ("norm*",)), Cut())
+    assert [name for name, item in layer.named_modules() if isinstance(item, LoraLinear)] == ["linear1", "linear2"]
+    for name in ("linear1", "linear2"):
+        nn.init.normal_(layer.get_submodule(name).up)
+    x = torch.randn(3, 5, 8)
+    trained = layer.train()(x).detach()
+    with torch.no_grad():
+        torch.testing.assert_close(layer.eval()(x), trained)
 
 
 def test_a_frozen_head_cannot_be_a_tiers_own():

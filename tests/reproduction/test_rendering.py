@@ -13,9 +13,8 @@ from fleet_protocol.errors import ConfigError, DataError
 from reproduction.figures import figures, judged, mean_and_spread, plain
 from reproduction.measures import GLOBAL, LOCAL, OWN, PERPLEXITY, ROUNDS_TO_BEST, Reading, measure_named
 from reproduction.report.cells import claim_cells
-from reproduction.report.index import write_index
 from reproduction.report.markdown import as_markdown
-from reproduction.report.writing import draw, write_rows, write_table
+from reproduction.report.writing import draw, write_index, write_rows, write_table
 from reproduction.running import ArmResult
 from reproduction.stored import as_csv, read_points, read_rows, rows_of, stated
 from reproduction.table_file import TABLES, find_experiment
@@ -435,6 +434,18 @@ def test_a_table_that_states_something_else_keeps_what_was_written(rolex, tmp_pa
     write_index(tmp_path, {"fedrolex-3": again})
     assert read_rows(kept / "fedrolex-3.csv") == both.rows
     assert len(read_rows(kept.with_name(f"{kept.name}-1") / "fedrolex-3.csv")) == 1
+
+
+def test_a_report_of_another_scale_leaves_what_was_written(rolex, tmp_path):
+    """A smoke run into the folder of the published results had set them aside."""
+    experiment, folder = find_experiment("fedrolex-3"), tmp_path / "fedrolex-3"
+    written = write_table(experiment, "small", rolex, folder)
+    before = {path: path.read_bytes() for path in folder.rglob("*")}
+    smoke = result("fedrolex-3", "fedrolex/cifar10-high", 1, [row(10, 0.1)], "smoke")
+    with pytest.raises(ConfigError, match="has this table at scale small; name another folder for smoke"):
+        write_table(experiment, "smoke", [smoke], folder)
+    assert {path: path.read_bytes() for path in folder.rglob("*")} == before
+    assert read_rows(folder / "fedrolex-3.csv") == written.rows
 
 
 def test_runs_that_are_older_than_any_statement_stay_and_are_named(rolex, tmp_path):

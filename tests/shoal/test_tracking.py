@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from paho.mqtt.subscribe import simple
-from sqlalchemy import update
+from sqlalchemy import select, update
 
 from broker_server.store import Store, schema
 from broker_server.store.queries import devices, rounds
@@ -116,6 +116,9 @@ def test_a_collector_has_a_trace_of_each_round(store, typed):
         def log_message(self, *_):
             pass
 
+    with closing(Store(store)) as opened, opened._begin() as connection:  # a simulation's answers go by its own clock
+        late = update(schema.tasks).where(schema.tasks.c.round == 1, schema.tasks.c.phase == "merged")
+        assert connection.execute(late.values(timing='{"answered": 900}')).rowcount
     with HTTPServer(("127.0.0.1", 0), Collector) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
@@ -144,7 +147,26 @@ def test_a_collector_has_a_trace_of_each_round(store, typed):
             inner = [span for span in spans.values() if span.parent_span_id == parts[task.device].span_id]
             assert [span.name for span in inner] == (["fetch", "train"] if task.metrics else [])
         assert len({span.trace_id for span in spans.values()}) == 1
+        assert all(
+            whole.start_time_unix_nano <= span.start_time_unix_nano
+            and span.end_time_unix_nano <= whole.end_time_unix_nano + 1000
+            for span in spans.values()
+        )
     assert len({request.resource_spans[0].scope_spans[0].spans[0].trace_id for _, request in taken}) == 3
+
+
+def test_every_outcome_of_a_task_is_a_value_of_its_round(store):
+    """Those that a device declined or a merge left out were in no value, and the counts did not add up."""
+    phases = ("merged", "missed", "refused", "declined", "left-out")
+    with closing(Store(store)) as opened:
+        with opened._begin() as connection:
+            asked = connection.execute(select(schema.tasks.c.id).where(schema.tasks.c.round == 1)).scalars().all()
+            for task, phase in zip(asked, ("declined", "left-out", "left-out"), strict=False):
+                connection.execute(update(schema.tasks).where(schema.tasks.c.id == task).values(phase=phase))
+        view = rounds(opened)[0]
+    found = dict(values_of(view))
+    assert (view.round.number, found["round/declined"], found["round/left-out"]) == (1, 1, 2)
+    assert sum(found[f"round/{phase}"] for phase in phases) == len(view.tasks) == len(asked)
 
 
 def test_a_home_finds_the_fleet_and_its_boards(store, typed, tmp_path):

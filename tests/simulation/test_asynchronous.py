@@ -9,6 +9,7 @@ import pytest
 
 from broker_server.store import Store, TaskPhase
 from simulation.runner import simulate
+from simulation.virtual_fleet import VirtualBoard
 from tests.simulation.simulations import as_a_fleet, settings, tensors
 from tests.simulation.test_drop_outs import sent
 from tests.simulation.test_runner import KILLED, same
@@ -94,11 +95,24 @@ def test_a_killed_simulation_goes_on_to_the_same_bits(kind, number, count, strai
 
 
 def test_devices_that_drop_out_come_back_to_their_task(cache, tmp_path):
-    """They are not asked anew, and nothing of what they did is dropped before the run ends."""
+    """They are not asked anew, nothing of what they did is dropped before the run ends, and no time away is work."""
     tables = {**TABLES, "devices": {"count": 6, "types": [{"dropout": 0.4}]}}
-    result = simulate(settings(tmp_path / "out", cache, **tables))
+    config = settings(tmp_path / "out", cache, **tables)
+    result = simulate(config)
     assert result.finished.status == "finished"
-    _, tasks = stored(result)
+    rounds, tasks = stored(result)
+    took, alone, left = {item.number: item.collect_seconds for item in rounds}, {}, []
+    for task in (task for task in tasks if task.phase is TaskPhase.MERGED):
+        share = VirtualBoard(task.device, 0, 0, 1.0, None, 0.4).leaves(config.seed, task.round)
+        later = sum(took[number] for number in range(task.round + 1, task.screening.round)) + task.timing.answered
+        if share is None:
+            first = took[task.round] if task.screening.round > task.round else 0.0
+            assert alone.setdefault(task.device, first + later) == pytest.approx(first + later)
+        else:
+            left.append((task.device, share, took[task.round], later))
+    for device, share, first, later in left:
+        assert min(first, share * alone[device]) + later == pytest.approx(alone[device])
+    assert any(share * alone[device] < 0.9 * first for device, share, first, _ in left)
     over = [task for task in tasks if task.phase is TaskPhase.MISSED]
     assert len({task.device for task in over}) == len(over)
     assert any(task.screening.weight < 1 for task in tasks if task.phase is TaskPhase.MERGED)

@@ -1,5 +1,7 @@
 """A user's own files in a simulation: what its devices train on is what boards with these files would."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -8,8 +10,11 @@ from pydantic import TypeAdapter, ValidationError
 from device_runtime.training.course import Moment, training_batch
 from fleet_protocol.data import DataConfig, load_data
 from fleet_protocol.errors import ConfigError, DataError
+from models import Registry
+from models.pretrained import MINILM_VOCAB
 from simulation.data.held import Parts, VirtualData
 from simulation.data.own import own_data
+from simulation.exporting import Chosen
 from simulation.preparing import prepare
 from simulation.runner import simulate
 from tests.simulation.simulations import settings
@@ -152,6 +157,44 @@ def test_any_split_of_one_file(tmp_path):
     assert not any(map(len, parts.test))  # of which none would be judged, and a small set has too few for shards
     data = own_data(*2 * [config(tmp_path, **table)])
     assert (data.train_x.dtype.kind, data.tokens, data.classes) == ("i", 80, 4)
+
+
+@pytest.fixture
+def ignoring(tmp_path):
+    """A simulation whose loss ignores the label 255, of samples that have it, judged on the devices' own ones."""
+    draw = np.random.default_rng(0)
+    y = draw.choice([0, 1, 2, 255], 40)
+    np.savez(tmp_path / "d.npz", x=draw.normal(size=(40, 3)).astype(np.float32), y=y)
+    table = {"kind": "npz", "path": "d.npz"}
+    model = {**REGRESSION, "recipe": {"loss": {"name": "cross-entropy", "ignore_label": 255}}}
+    return own(tmp_path, table, table, model=model, partition={"kind": "dirichlet"}, evaluation={"local": True})
+
+
+def test_a_label_that_the_loss_ignores_is_no_class(ignoring):
+    """The 255 of a map of labels had made a model of 256 classes; what it marks is dealt as all else is."""
+    prepared = prepare(ignoring)
+    assert prepared.settings["classes"] == 3
+    assert sorted(np.concatenate(Parts.load(prepared.parts).train)) == list(range(40))
+
+
+@pytest.mark.slow
+def test_devices_are_judged_where_the_loss_ignores_a_label(ignoring):
+    """The ignored label is none that a device holds: its mask has a place for each class alone."""
+    result = simulate(ignoring)
+    assert result.finished.status == "finished", result.finished.error
+    assert 0 <= result.rounds[-1].local_accuracy <= 1
+
+
+def test_text_may_have_a_part_of_a_vocabulary(tmp_path):
+    """A pre-trained model has all of its own, and so no text that lacks the last of its words could be simulated."""
+    np.savez(tmp_path / "d.npz", x=np.arange(80).reshape(40, 2), y=np.arange(40) % 4)
+    data = own_data(*2 * [config(tmp_path, kind="npz", path="d.npz")])
+    minilm = Registry.zoo().get("minilm_encoder")
+    sizes = [
+        Chosen.of(minilm, given, replace(data, **changes)).settings["vocab"]
+        for given, changes in (({}, {}), ({}, {"tokens": 40_000}), ({}, {"own": False}), ({"vocab": 99}, {}))
+    ]
+    assert sizes == [MINILM_VOCAB, 40_000, 80, 99]
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,14 @@
 """Parcels: a worker elsewhere finds every file that the setup names, and devices' memories move with their tasks."""
 
+import tracemalloc
+from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fleet_protocol.errors import DataError
+from simulation.data.held import Parts
 from simulation.engines.parcel import packing_list, read_state, relocated, write_state
 from simulation.orders import WorkerSetup
 
@@ -88,6 +92,20 @@ def test_the_test_set_travels_to_workers_that_judge_by_it(setup):
     """Devices with models of their own are judged on their part of it, where they train."""
     listed = packing_list(setup.model_copy(update={"own_test": True}))
     assert listed.keys() - packing_list(setup).keys() == {"data/test.npz"}
+
+
+def test_who_holds_what_is_in_memory_once(tmp_path):
+    """Every device's part was a view of a copy of its own of all indices, 200 of them here."""
+    ends = np.linspace(0, 100_000, 200).astype(int)
+    held = Parts(tuple(np.arange(*pair) for pair in pairwise([0, 0, *ends])), (np.zeros(0, np.int64),) * 201)
+    held.save(tmp_path / "parts.npz")
+    tracemalloc.start()
+    found = Parts.load(tmp_path / "parts.npz")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 4 * 8 * 100_000
+    for mine, theirs in ((found.train, held.train), (found.test, held.test)):
+        assert [part.tolist() for part in mine] == [part.tolist() for part in theirs]
 
 
 def test_a_missing_file_is_named(setup):

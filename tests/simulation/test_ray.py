@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,10 @@ from fleet_protocol.blobs import blob_ref
 from fleet_protocol.errors import ConfigError, TransportError
 from fleet_protocol.mapped_tensors import tensors_in
 from fleet_protocol.messages import BlobRef, Instructions, TrainSettings
+from fleet_protocol.messages.instructions import Upload
 from simulation.engines import open_engine
 from simulation.engines.local import LocalEngine, WorkerDiedError
+from simulation.engines.parcel import read_state
 from simulation.orders import Engine, Failed, Finished, WorkerSetup, WorkItem, WorkOrder
 from simulation.settings import SimulationConfig
 from simulation.tables import EngineTable
@@ -308,6 +311,32 @@ def test_actors_that_do_not_see_the_folder(small, expected, cluster):
     finally:
         engine.close()
     assert not any(path.exists() for path in left)
+
+
+@pytest.mark.slow
+def test_what_encodings_lose_travels_with_the_devices(small):
+    """Residuals stayed with the actor that had the device's round, and the next one began without, or with old ones."""
+    rounds = []
+    for number in (1, 2, 3):
+        items = [item for order in small.orders(epochs=1) for item in order.items]
+        keeping = items[0].instructions.model_copy(update={"upload": Upload(encoding="int8")})
+        of_round = {"round": number, "instructions": keeping}
+        items = [item.model_copy(update={**of_round, "task": f"{item.task}-{number}"}) for item in items]
+        rounds.append([WorkOrder(items=(item,)) for item in items])
+    found = []
+    for name, begin in (("near", partial(LocalEngine, 1)), ("far", partial(RayEngine, TABLE, shared=False))):
+        setup = small.setup(name)
+        engine = begin(setup)
+        try:
+            for orders in rounds:
+                engine.submit(orders)
+                kept = what_counts(answers(engine))
+                found.append((kept, [read_state(setup.devices / order.items[0].device) for order in orders]))
+        finally:
+            engine.close()
+    assert all(found[0][1])
+    assert found[:3] == found[3:]
+    assert len({str(update) for kept, _ in found[:3] for update, *_ in kept.values()}) == 18
 
 
 @pytest.mark.slow

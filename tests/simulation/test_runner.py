@@ -16,6 +16,7 @@ import numpy as np
 import psutil
 import pytest
 
+from broker_server.rounds import counting
 from broker_server.settings.fleet import TrainConfig
 from broker_server.store import Store, TaskPhase, database
 from broker_server.store.export import load_version
@@ -91,6 +92,7 @@ def test_a_round_costs_the_same_however_many_were_before(cache, tmp_path, monkey
         return made(kind, row)
 
     monkeypatch.setattr(database, "from_row", counted)
+    monkeypatch.setattr(counting, "_BACK", 3)  # of 20 rounds at most, where a tier has too few norms
     config = settings(tmp_path / "out", cache, round={"rounds": 8}, evaluation={"every": 1, "statistics": "query"})
     simulate(config, watch=lambda _row: by_round.append(len(read)))
     rounds = np.diff(by_round)
@@ -370,6 +372,33 @@ def test_another_content_of_a_file_it_names_is_refused(cache, tmp_path, which):
         simulate(config.model_copy(update={"round": config.round.model_copy(update={"rounds": 2})}))
 
 
+SLOPED = """
+from torch import nn
+from part_of_own import SLOPE
+from models import architecture
+
+@architecture()
+def sloped(cut, *, input_shape=(1, 8, 8), classes=10):
+    layers = nn.Linear(64, cut.width("hidden", 4)), nn.LeakyReLU(SLOPE)
+    return nn.Sequential(nn.Flatten(), *layers, nn.Linear(cut.width("hidden", 4), cut.classes(classes)))
+"""
+
+
+def test_what_a_model_file_imports_is_exported_anew_when_it_changes(tmp_path, monkeypatch):
+    """The cache went by the model file alone, and a simulation trained the model of the old import."""
+    own, part = tmp_path / "own.py", tmp_path / "part_of_own.py"
+    own.write_text(SLOPED)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = []
+    for number in (1, 1, 2):
+        part.write_text(f"SLOPE = {number}\n")
+        monkeypatch.delitem(sys.modules, "part_of_own", raising=False)
+        model = {"arch": "sloped", "settings": {}, "models": own, "widths": (1.0,)}
+        found.append(prepare(settings(tmp_path / f"out-{len(found)}", tmp_path / "cache", model=model)).artifacts)
+    assert found[0] == found[1] != found[2]
+    monkeypatch.delitem(sys.modules, "part_of_own")
+
+
 def test_a_start_that_failed_claims_no_folder(cache, tmp_path):
     """To correct what the message named had been refused, and what the first had dealt would have been taken."""
     out = tmp_path / "out"
@@ -441,10 +470,11 @@ def test_two_do_not_work_in_one_folder(cache, straight):
             "class 0 has 2 test samples for 6 shards",
         ),
         ({"evaluation": {"perplexity": 7}}, ConfigError, "do not make chunks of 7"),
+        ({"strategy": {"name": "fml"}, "tiers": {"levels": "a1"}}, ConfigError, r"strategy fml needs \[own_models\]"),
         (
-            {"strategy": {"name": "fml"}, "tiers": {"levels": "a1"}},
+            {"own_models": {"models": [{"arch": "mlp"}]}, "model": {"widths": [1.0]}, "tiers": {"levels": "a1"}},
             ConfigError,
-            r"fml: \[own_models\] is for strategies that need it",
+            r"strategy heterofl has no use for \[own_models\]",
         ),
     ],
 )

@@ -17,7 +17,7 @@ from fleet_protocol.manifest import Manifest
 from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.weights import encode_weights
 from models import build, infer_layout, make_plan, slice_weights
-from tests.adapted import BASE, adapted, half_frozen
+from tests.adapted import BASE, adapted, encoding, half_frozen
 from tests.marking import mostly_slow
 from trainer_export.artifact_set import export_architecture
 from trainer_export.loss import Answer
@@ -75,6 +75,20 @@ def test_a_board_trains_on_the_mapped_file_as_pytorch_does(exported, width):
         np.testing.assert_allclose(session.parameters()[name], value, rtol=1e-4, atol=1e-6)
     addresses = session.addresses()
     assert {name: addresses[f"param.{name}"] for name in BASE} == {name: base[name].ctypes.data for name in BASE}
+
+
+def test_adapters_in_pytorchs_encoder_train(tmp_path):
+    """The graph was right and refused, since PyTorch judged its own encoder past the adapters."""
+    layout = infer_layout(encoding)
+    export_architecture(encoding, None, [layout.tier(1.0)], Recipe(), tmp_path, formats=("onnx",))
+    artifacts = load_artifacts(tmp_path, "encoding", chunk_bytes=1024)
+    item = artifacts.full
+    session = Sessions().train(item.manifest, item.folder / "train.onnx", item.base())
+    session.load(artifacts.initial_weights())
+    x, y = np.random.default_rng(0).normal(size=(8, 5, 8)).astype(np.float32), np.arange(8) % 4
+    losses = [session.step(x, y, np.ones(4, np.float32), 0.1) for _ in range(9)]
+    assert losses[-1] < losses[0]
+    assert np.abs(session.parameters()["layer.linear1.up"]).min() > 0
 
 
 @pytest.fixture(scope="module")

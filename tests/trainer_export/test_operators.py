@@ -8,8 +8,7 @@ import pytest
 
 import trainer_export
 from fleet_protocol.errors import ExportError
-from fleet_protocol.graphs.check import check_structure
-from fleet_protocol.graphs.flow import bare_outputs
+from fleet_protocol.graphs.check import bare_outputs, check_structure
 from fleet_protocol.graphs.operators import CONTRACTIONS, OPERATORS, REDUCTIONS, SELECTORS, SIZES
 from tests.marking import mostly_slow
 from tests.trainer_export.helpers import TINY, graphs_of

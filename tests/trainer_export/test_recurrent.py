@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fleet_protocol.errors import ExportError
-from fleet_protocol.graphs.check import check_structure
-from fleet_protocol.graphs.flow import bare_outputs
+from fleet_protocol.graphs.check import bare_outputs, check_structure
 from tests.marking import mostly_slow
 from tests.trainer_export.helpers import all_reports, assert_portable, deviation, shaken, train_report
 from trainer_export.formats.onnx import write_train_graph

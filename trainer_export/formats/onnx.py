@@ -2,10 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 import onnx
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
 from torch import nn
 
+from fleet_protocol.errors import ConfigError
 from fleet_protocol.manifest import CheckSpec
 from trainer_export.batches import SizedBatches
 from trainer_export.column_pieces import in_pieces
@@ -24,6 +28,32 @@ from trainer_export.traced_program import Trace
 _CHECKS: Mapping[str, Callable[[bytes, nn.Module, Recipe, SizedBatches], CheckSpec]] = MappingProxyType(
     {"onnx/train": check_train, "onnx/eval": check_eval, "onnx/stats": check_statistics, "onnx/infer": check_infer}
 )
+
+
+def runnable(graph: bytes, tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> bytes:
+    """Put weights into a serialized infer graph, by its inputs ``param.*`` and ``stat.*``, and metadata.
+
+    Returns:
+        A model of one input, ``x``, and one output, ``logits``.
+
+    Raises:
+        ConfigError: a tensor is missing.
+    """
+    model = onnx.load_model_from_string(graph)
+    inputs = [value for value in model.graph.input if value.name not in tensors]
+    missing = [value.name for value in inputs if value.name != "x"]
+    if missing:
+        raise ConfigError(
+            f"the store has no {missing[0]} that fits this tier: statistics are kept of the tier that is judged;"
+            " export that one (evaluation.tier), or take --format safetensors"
+        )
+    used = {value.name for value in model.graph.input}
+    model.graph.initializer.extend(numpy_helper.from_array(tensors[name], name) for name in tensors if name in used)
+    del model.graph.input[:]
+    model.graph.input.extend(inputs)
+    helper.set_model_props(model, {item.key: item.value for item in model.metadata_props} | dict(metadata))
+    data: bytes = model.SerializeToString(deterministic=True)
+    return data
 
 
 def fit_into_memory(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -140,7 +140,7 @@ def _report(experiment: "Experiment", scale: "Scale", folder: Path, *, as_json: 
 
 
 def _publish(chosen: "Sequence[Experiment]", scale: "Scale", folder: Path, report: Path) -> None:
-    from reproduction.report.index import write_index
+    from reproduction.report.writing import write_index
     from reproduction.table_file import TABLES
 
     if not [1 for experiment in chosen if _write(experiment, scale, folder, report / experiment.table)]:

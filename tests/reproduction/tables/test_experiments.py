@@ -13,8 +13,8 @@ from device_runtime.training.choosers.adaptive import Progress, choose
 from fleet_protocol.errors import ConfigError
 from models.registry import Registry
 from reproduction import table_file
-from reproduction.differences import Difference, differences, grouped
 from reproduction.experiment import SCALES, merged
+from reproduction.report.markdown import Difference, differences, grouped
 from reproduction.table_file import TABLES, find_experiment, parse_scale
 from simulation.clock import Load, load_clock
 from simulation.data.cifar_tasks import CIFAR_TASKS
