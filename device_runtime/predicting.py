@@ -91,7 +91,10 @@ class Predictor:
         for x, _ in data:
             if time.monotonic() > ends:
                 raise DataError(f"no time for more than {_BATCH * len(parts)} of the samples; ask for fewer at once")
-            parts.append(self._graph.run(None, {"x": x, **self._fixed}))
+            try:
+                parts.append(self._graph.run(None, {"x": x, **self._fixed}))
+            except Exception as error:  # the runtime's own exceptions share no base class
+                raise DataError(f"the graph does not run on these samples: {error}") from error
         names = [port.name for port in self._graph.get_outputs()]
         return {name: np.concatenate(found) for name, found in zip(names, zip(*parts, strict=True), strict=True)}
 

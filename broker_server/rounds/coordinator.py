@@ -104,7 +104,7 @@ class Coordinator:
     def stopped(self) -> control.RunFinished:
         """Tell that the server ends in the middle; the store still says that the run is going on."""
         self._count_bytes()
-        finished = self._finished("stopped", "the server was stopped; start it again to go on", 0)
+        finished = self._finished("stopped", "the server was stopped; start it again to go on", 130)
         self._reporter.emit(finished, "the server was stopped")
         self._store.flush()
         return finished

@@ -23,6 +23,7 @@ from broker_server.strategies.strategy import Contribution
 from fleet_protocol.errors import RefusalReason
 
 Tensors = Mapping[str, NDArray[Any]]
+_BACK = 20  # rounds that are looked at for a tier's norms, whose only board may have been away
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def _earlier(
 ) -> tuple[dict[str, list[float]], set[str]]:
     """Norms that the version the round started from was made of, by tier, those before where that is too few; whose."""
     found, devices = dict[str, list[float]](), set[str]()
-    back = PEERS if sum(tiers.values()) > 1 else 1  # whoever is alone in the fleet has only itself to differ from
+    back = _BACK if sum(tiers.values()) > 1 else 1  # whoever is alone in the fleet has only itself to differ from
     for number in range(old.round, max(old.round - back, 0), -1):
         for task in services.store.tasks(old.run, number, "train"):
             if task.phase is TaskPhase.MERGED and task.screening is not None:

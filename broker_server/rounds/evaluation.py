@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from broker_server.rounds.artifacts import TierArtifacts
-from broker_server.rounds.onnx_runtime import open_graph
+from broker_server.rounds.onnx_runtime import open_graph, run_graph
 from fleet_protocol.data import DataConfig, DataSet, load_data
 from fleet_protocol.errors import ConfigError, DataError
 from fleet_protocol.manifest import Manifest, parameter_input
@@ -64,16 +64,14 @@ class Evaluator:
         fixed = self._fixed(weights, statistics)
         names, sums = list(summed_outputs(self.judged.manifest.recipe)), dict[str, NDArray[np.float64]]()
         for x, y in self.data.batches(self._batch_size, self._dtype):
-            found = self._session.run(names, {**fixed, "x": x, "y": y})
+            found = run_graph(self._session, names, {**fixed, "x": x, "y": y}, self.data.source)
             for name, value in zip(names, found, strict=True):
                 sums[name] = sums.get(name, np.zeros(())) + value.astype(np.float64)
         try:
             return evaluation_of(sums, counted(self.data.y), self.judged.manifest.recipe)
         except ValidationError as error:
-            found = (
-                f"the loss of {self.judged.tier.id} of the new version on {len(self.data)} test samples, or a metric"
-            )
-            raise DataError(f"{found}, is not finite, or beyond 1e30") from error
+            what = f"the loss of {self.judged.tier.id} of the new version on {len(self.data)} test samples, or a metric"
+            raise DataError(f"{what}, is not finite, or beyond 1e30") from error
 
     def losses(self, weights: Tensors, statistics: Tensors, samples: int) -> NDArray[np.float64]:
         """Mean loss of each run of so many consecutive samples, the last maybe shorter, over labels that count.
@@ -82,7 +80,7 @@ class Evaluator:
         """
         fixed = self._fixed(weights, statistics)
         found = (
-            (self._session.run(["loss_sum"], {**fixed, "x": x, "y": y})[0], counted(y))
+            (run_graph(self._session, ["loss_sum"], {**fixed, "x": x, "y": y}, self.data.source)[0], counted(y))
             for x, y in self.data.batches(samples, self._dtype)
         )
         return np.fromiter((float(loss) / max(1, count) for loss, count in found), np.float64)
@@ -100,6 +98,6 @@ class Evaluator:
         correct = count = 0
         for start in range(0, len(chosen), self._batch_size):
             x, y = self.data.batch(chosen[start : start + self._batch_size], self._dtype)
-            correct += int(self._session.run(["correct"], {**fixed, "x": x, "y": y})[0])
+            correct += int(run_graph(self._session, ["correct"], {**fixed, "x": x, "y": y}, self.data.source)[0])
             count += counted(y)
         return correct, count

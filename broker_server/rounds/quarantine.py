@@ -20,8 +20,8 @@ _TAKEN = frozenset({TaskPhase.MERGED, TaskPhase.LEFT_OUT})
 
 def quarantined(store: Store, run: str, config: RobustConfig) -> dict[str, int]:
     """Devices in quarantine, with the last round that each is not asked for."""
-    if not config.quarantine_after:
-        return {}
+    if not config.quarantine_after or not any(refusal.by == "server" for refusal in store.refusals(run)):
+        return {}  # to look at every task of a long run takes its time
     return judged(store.refused_devices(run), store.newest_marks(run, RELEASED), config)
 
 

@@ -3,9 +3,9 @@
 One device must not own the model. An update is measured by the Euclidean norm of its difference to the weights that its
 device was sent, and bounded by a multiple of the median of its tier, so no bound has to be guessed: a median is moved
 by more than half of the devices only (norm bounding: Sun, Kairouz, Suresh, McMahan, 2019, "Can You Really Backdoor
-Federated Learning?", https://arxiv.org/abs/1911.07963, section 4). Norms of the round before count, too; of three where
-a tier has too few. A tier with fewer than three is also compared by the mean square of an entry with all tiers, and may
-go as far as the larger of both bounds, or one of two that does nothing would keep the other out.
+Federated Learning?", https://arxiv.org/abs/1911.07963, section 4). Norms of the round before count, too; of earlier
+ones where a tier has too few. A tier with fewer than three is also compared by the mean square of an entry with all
+tiers, and may go as far as the larger of both bounds, or one of two that does nothing would keep the other out.
 
 Everything here is a function of what is in the store and on the disk: a server that was killed comes to the same end.
 """
@@ -25,7 +25,7 @@ from fleet_protocol.errors import RefusalReason
 COLOSSAL = 1e30
 """Norms beyond are refused in any case: a sum of such updates may be no float any more."""
 
-PEERS = 3  # norms that a tier needs for a median of its own, and rounds that are looked at for them
+PEERS = 3  # norms that a tier needs for a median of its own
 _BLOCK = 64 * 1024  # values whose differences are taken at once: as many as stay in a processor's cache
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker_server.rounds.artifacts import TierArtifacts
-from broker_server.rounds.onnx_runtime import open_graph
+from broker_server.rounds.onnx_runtime import open_graph, run_graph
 from fleet_protocol.data import DataSet
 from fleet_protocol.errors import ConfigError, DataError
 from fleet_protocol.manifest import parameter_input, statistic_mean, statistic_variance
@@ -66,7 +66,7 @@ def over_batches(
 
     Raises:
         ConfigError: the set has no stats graph.
-        DataError: there is no batch of two samples.
+        DataError: there is no batch of two samples, or the graph does not run on them.
     """
     graph = full.manifest.graphs.get("onnx/stats")
     if graph is None:
@@ -80,7 +80,7 @@ def over_batches(
         if len(x) < 2:
             continue
         count += 1
-        for name, value in zip(names, session.run(names, {**inputs, "x": x}), strict=True):
+        for name, value in zip(names, run_graph(session, names, {**inputs, "x": x}, data.source), strict=True):
             sums[name] = sums[name] + value if name in sums else np.asarray(value, np.float64)
     if not count:
         raise DataError("the test set has no batch of two samples, so batch norm has no statistics")

@@ -1,8 +1,15 @@
 """What an operator wants of a run that goes on: to be held or ended, or to stop in the middle and be gone on with."""
 
 from dataclasses import dataclass
+from typing import get_args
 
+from typing_extensions import Self
+
+from broker_server.store import RunRecord
 from fleet_protocol.requests import Wish
+
+ASKED = "an operator asked for: "
+"""How the detail of a run that is not over begins where an operator wants something of it."""
 
 
 class Halted(Exception):  # noqa: N818  (no error: an operator wants it)
@@ -17,6 +24,13 @@ class Steering:
     """
 
     wish: Wish = "go"
+
+    @classmethod
+    def stored(cls, run: RunRecord | None) -> Self:
+        """That of a run whose server was started again, with what an operator wanted of it last."""
+        held: Wish = "pause" if run is not None and run.status == "paused" else "go"
+        wishes: tuple[Wish, ...] = get_args(Wish)
+        return cls(next((wish for wish in wishes if run is not None and run.detail == ASKED + wish), held))
 
     def look(self) -> None:
         """Ask before a round is planned; `Halted` where no further one is wanted now."""

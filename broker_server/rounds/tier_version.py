@@ -10,6 +10,7 @@ from broker_server.store import Store
 from broker_server.store.export import ExportedVersion
 from broker_server.store.queries import find_run
 from fleet_protocol.blob_store import BlobStore
+from fleet_protocol.control import VersionEvaluation
 from fleet_protocol.errors import ConfigError
 
 
@@ -46,4 +47,8 @@ def tier_version(
     weights = {**found.base(), **model_of(context, found.tier, exported.record, BlobStore(store.folder / "blobs"))}
     wanted = {spec.name: spec.shape for spec in found.manifest.graphs["onnx/infer"].inputs}
     statistics = {name: value for name, value in exported.statistics.items() if wanted.get(name) == value.shape}
-    return replace(exported, weights=weights, statistics=statistics), found, context.config
+    record = exported.record
+    if record.evaluation is not None and found is not context.judged:  # of this tier, or nothing is known of it
+        own = record.evaluation.tiers.get(found.tier.id)
+        record = replace(record, evaluation=None if own is None else VersionEvaluation(**dict(own)))
+    return replace(exported, record=record, weights=weights, statistics=statistics), found, context.config

@@ -30,13 +30,15 @@ class Asking:
     def __init__(self, fleet: Fleet, outbox: Outbox) -> None:
         self._fleet, self._outbox = fleet, outbox
         self._waiting: dict[str, tuple[Ask, float]] = {}
+        self._last: str | None = None
 
     def requested(self, payload: bytes, otherwise: Callable[[ServerRequest], None]) -> None:
         """Take what is asked of a board; what is asked of the server is another's."""
         request = parse_request(payload)
         if isinstance(request, Ask):
             self._ask(request)
-        else:
+        elif request.request != self._last:  # a broker may send one again that it has no acknowledgement of
+            self._last = request.request
             otherwise(request)
 
     def _ask(self, ask: Ask) -> None:

@@ -143,14 +143,14 @@ def _follow(inbox: queue.SimpleQueue[Event], topics: Topics, request: str, liste
             raise RunRejectedError(f"the server did not take the run: {told.detail}", told.exit_code)
         if isinstance(told, control.RunStarted) and told.request == request:
             run = told.run
-        if run is None:
+        if run is None or (told is not None and getattr(told, "run", None) != run):
             continue
         status = _read_status(event, topics)
-        if isinstance(event, Disconnected) or (status is not None and not status.online):
+        if isinstance(event, Disconnected) or (status is not None and (not status.online or status.run != run)):
             give_up = give_up or time.monotonic() + AWAY_SECONDS
         elif status is not None or told is not None:
             give_up = None
-        if told is not None and getattr(told, "run", None) == run:
+        if told is not None:
             listener(told)
             if isinstance(told, control.RunFinished):
                 return told

@@ -29,7 +29,7 @@ from broker_server.rounds.judging import Evaluators, open_evaluators
 from broker_server.rounds.new_version import first_version
 from broker_server.rounds.reporting import Listener, Reporter
 from broker_server.rounds.run_context import RunContext, new_run_id, prepare_run
-from broker_server.rounds.stopping import Steering, StopRequested
+from broker_server.rounds.stopping import ASKED, Steering, StopRequested
 from broker_server.service.asking import Asking, requested_config
 from broker_server.service.blob_service import BlobService, chunk_bytes_for
 from broker_server.service.broker import ChildBroker
@@ -219,7 +219,7 @@ class Server:
     def _work(self, context: RunContext, evaluators: Evaluators, request: str | None) -> control.RunFinished:
         reporter = Reporter(context.run, self._store, self._tell)
         record = self._store.run(context.run)
-        steering = Steering("pause" if record is not None and record.status == "paused" else "go")
+        steering = Steering.stored(record)
         partial = PartialUploads(self._updates, self._blobs)
         clock = Clock(connected=self._link.connected)
         uploads = Uploads(self._store, partial, self._outbox, reporter, clock, self.receivers)
@@ -315,8 +315,9 @@ class Server:
         except ShoalError as error:
             if isinstance(error, StorageError):
                 self._resume_at = time.monotonic() + RETRY_SECONDS
+            _LOG.warning(why := f"the unfinished run cannot go on yet: {error}")
             with contextlib.suppress(StorageError):
-                self._store.log("resume-failed", f"the unfinished run cannot go on yet: {error}")
+                self._store.log("resume-failed", why)
 
     def _idle(self, event: Received) -> None:
         topic = self._topics.parse(event.topic)
@@ -370,7 +371,7 @@ class Server:
             self._resume_at = 0.0
         else:
             self._store.end_run(record.id, "stopped", "the run was stopped by its operator")
-        self._store.log("run-steered", f"an operator asked for: {request.wish}", run=record.id)
+        self._store.log("run-steered", ASKED + request.wish, run=record.id)
         self._tell(control.RunSteered(run=record.id, seconds=0.0, request=request.request, wish=request.wish))
 
     def _asked_meanwhile(self, request: requests.ServerRequest, reporter: Reporter, steering: Steering) -> None:
@@ -382,7 +383,8 @@ class Server:
         else:
             steering.wish = request.wish
             steered = control.RunSteered(**reporter.stamp, request=request.request, wish=request.wish)
-            reporter.emit(steered, f"an operator asked for: {request.wish}")
+            self._store.note_wish(reporter.run, None if request.wish == "go" else ASKED + request.wish)
+            reporter.emit(steered, ASKED + request.wish)
             return
         self._tell(control.RunRejected(request=request.request, detail=detail, exit_code=ConfigError.exit_code))
 

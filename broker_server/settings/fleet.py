@@ -178,7 +178,7 @@ class RunKeys(FrozenModel):
     """
 
     keep_versions: int | None = Field(default=None, ge=1)
-    seed: int = Field(default=1, ge=0, le=2**64)
+    seed: int = Field(default=1, ge=0, lt=2**64)
     train: TrainConfig = TrainConfig()
     upload: UploadConfig = UploadConfig()
     download: DownloadConfig = DownloadConfig()

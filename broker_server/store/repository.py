@@ -69,6 +69,10 @@ class Store(TaskTable):
         """Say that a run which has not ended is held, or goes on."""
         self._set_run(run, status=status)
 
+    def note_wish(self, run: str, detail: str | None) -> None:
+        """Say what an operator wants of a run that has not ended, for a server that starts again; None: to go on."""
+        self._set_run(run, detail=detail, **({"status": "running"} if detail is None else {}))
+
     def add_bytes(self, run: str, *, wire: int, payload: int) -> None:
         """Add to a run's totals."""
         known = schema.runs.c

@@ -2,6 +2,7 @@
 
 import gzip
 import struct
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -54,6 +55,21 @@ def test_a_loss_that_nobody_can_be_told_is_an_error(full, test_set, size):
         Evaluator(full, data, batch_size=7, threads=1).evaluate(
             weights, {"stat.norm.mean": channel, "stat.norm.var": channel}
         )
+
+
+def test_samples_on_which_the_graph_does_not_run_are_an_error_of_the_data(full, test_set):
+    """As a token beyond the vocabulary, which only the graph finds: the runtime's own error had ended the server."""
+    data = load_test_set(NpzData(path=test_set), full.manifest)
+    judge = Evaluator(full, replace(data, x=data.x[:, 1:]), batch_size=7, threads=1)
+    weights, channel = tiny_weights(tiny_layout(), 3), np.ones(8, np.float32)
+    given = weights, {"stat.norm.mean": channel, "stat.norm.var": channel}
+    for judging in (
+        lambda: judge.evaluate(*given),
+        lambda: judge.losses(*given, 15),
+        lambda: judge.hits(*given, np.arange(9), np.ones(CLASSES, np.float32)),
+    ):
+        with pytest.raises(DataError, match=r"the graph does not run on samples of .*test\.npz: .*INVALID_ARGUMENT"):
+            judging()
 
 
 def test_losses_are_those_of_runs_of_samples(full, test_set):

@@ -15,21 +15,22 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from broker_server.service import launch
 from broker_server.service.authority import Founding, enroll, found_fleet
 from broker_server.service.broker import EmbeddedBroker
 from broker_server.service.launch import RunRejectedError, run_fleet, serve_fleet, server_status, steer, submit
 from broker_server.service.membership import broker_address, hosted_broker
 from broker_server.service.server import Server
 from broker_server.settings.fleet import BrokerConfig
-from broker_server.store import Store, queries
+from broker_server.store import RunRecord, Store, VersionRecord, queries
 from broker_server.store.export import export_safetensors, load_version
-from fleet_protocol import control
+from fleet_protocol import control, requests
 from fleet_protocol.errors import ConfigError, RefusalReason, TransportError
 from fleet_protocol.identity.enrolment import read_enrolment
 from fleet_protocol.link import Link
 from fleet_protocol.messages import ServerStatus
 from fleet_protocol.topics import Topics
-from fleet_protocol.transport import BrokerAddress, open_transport
+from fleet_protocol.transport import BrokerAddress, Received, open_transport
 from tests.broker_server.peer import Peer, honest, profile
 from tests.brokers import free_port
 
@@ -89,6 +90,53 @@ def test_a_run_is_submitted_to_the_server_that_is_up(url, config, fleet):
     assert {"round-started", "device-accepted", "device-progressed", "update-received", "round-closed"} <= set(kinds)
     assert len({event.run for event in events}) == 1
     assert not server_status(broker_address(settings.broker), fleet).online
+
+
+def test_a_request_that_comes_again_is_answered_once(url, config, fleet):
+    """A broker repeats what it has no acknowledgement of: the run was told that another, itself, is in progress."""
+    settings = config(evaluation={"data": None}, broker={"url": url})
+    request = requests.RunRequest(request="r1", fleet=fleet, config=settings.model_dump_json())
+    inbox, told = queue.SimpleQueue(), []
+    link = Link(BrokerAddress.parse(url), f"twice-{fleet}", inbox)
+    with Serving(settings, url), Peer(fleet, "d", url, honest()), contextlib.closing(link):
+        link.connect(10)
+        link.subscribe(Topics(fleet).server_events)
+        for _ in range(2):
+            link.publish(Topics(fleet).server_control, request.to_bytes())
+        while "run-finished" not in told:
+            event = inbox.get(timeout=30)
+            if isinstance(event, Received):
+                told.append(control.parse_run_event(event.payload).type)
+    assert told[0] == "run-started"
+    assert "run-rejected" not in told
+
+
+def run_started(run, request):
+    return control.RunStarted(run=run, seconds=0, request=request, arch="a", strategy="s", rounds=9, closed=0)
+
+
+@pytest.mark.parametrize("now", [None, "r2"])
+def test_who_missed_the_end_of_a_run_does_not_wait_for_ever(now, monkeypatch):
+    """Its server is there, and has no run or another one by now, of which it tells."""
+    monkeypatch.setattr(launch, "AWAY_SECONDS", 0.3)
+    monkeypatch.setattr(launch, "LOOK_SECONDS", 0.1)
+    topics, inbox = Topics("lab"), queue.SimpleQueue()
+
+    def says(run):
+        return Received(topics.server_status, ServerStatus(fleet="lab", online=True, run=run).to_bytes())
+
+    for event in (run_started("r1", "mine"), says("r1"), says(now), run_started("r2", "another's")):
+        inbox.put(event if isinstance(event, Received) else Received(topics.server_events, event.to_bytes()))
+    outcome = queue.SimpleQueue()
+
+    def follow():
+        try:
+            outcome.put(launch._follow(inbox, topics, "mine", lambda _event: None))
+        except TransportError as error:
+            outcome.put(error)
+
+    threading.Thread(target=follow, daemon=True).start()
+    assert "has been away for too long" in str(outcome.get(timeout=5))
 
 
 def test_a_fleet_has_one_server_and_another_store_is_told_where(url, config, fleet, tmp_path):
@@ -159,6 +207,20 @@ def test_a_request_that_cannot_begin_is_rejected_with_the_reason(url, config, fl
             assert error.value.exit_code == ConfigError.exit_code
 
 
+def test_a_run_that_cannot_go_on_is_said_in_the_log_of_the_server(url, config, fleet, tmp_path, caplog):
+    """Its service log had no word of it: an operator saw a server that is up and does nothing."""
+    settings = config(broker={"url": url}, model={"artifacts": tmp_path / "nowhere"})
+    with contextlib.closing(Store(settings.store)) as store:
+        run = RunRecord("r1", fleet, "tiny", settings.model_dump_json(), "running", None, 0.0, None, 0, 0)
+        store.add_run(run, VersionRecord("r1", 0, 0, "0" * 64, None, None, 0.0, None))
+    with Serving(settings, url):
+        give_up = time.monotonic() + 20
+        while "the unfinished run cannot go on yet" not in caplog.text and time.monotonic() < give_up:
+            threading.Event().wait(0.05)
+    assert "the unfinished run cannot go on yet: " in caplog.text
+    assert "no architecture 'tiny'" in caplog.text
+
+
 def test_without_a_server_everything_is_hosted_for_the_run(config, fleet):
     """The embedded broker is started and stopped; the devices may be there before it is."""
     port = free_port()
@@ -214,7 +276,7 @@ def test_a_server_that_is_asked_to_stop_says_goodbye_and_its_run_goes_on_later(c
         first.send_signal(signal.SIGTERM)
         assert first.wait(20) == 0
         follower.join(20)
-        assert outcome[0].status == "stopped"
+        assert (outcome[0].status, outcome[0].exit_code) == ("stopped", 130)
         peer.script = honest()
         second = start()
         store = Store(settings.store, read_only=True)

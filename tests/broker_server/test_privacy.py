@@ -45,6 +45,13 @@ LOCAL = {"privacy": {**HIDDEN, "where": "local"}, **BY_THE_SERVER}
 SUMS = {"secure_sum": {"clip": 1.0}, "robust": {"norm_bound": 0}, **BY_THE_SERVER}
 
 
+def test_a_delta_that_promises_nothing_is_refused():
+    """With 0.9, ten rounds of noise_multiplier = 1 were told to cost an epsilon of 0."""
+    assert PrivacyConfig(**HIDDEN, delta=0.4).delta == 0.4
+    with pytest.raises(ValidationError, match=r"delta\n.*less than 0\.5"):
+        PrivacyConfig(**HIDDEN, delta=0.5)
+
+
 # Bound and noise.
 
 

@@ -116,6 +116,14 @@ def test_a_key_that_is_wrong_is_named(text, message):
         parse_config(f'fleet = "l"\n[model]\narch = "c"\n{text}', FleetConfig, source="fleet.toml")
 
 
+def test_a_seed_of_65_bits_is_refused():
+    """The first of them was taken, and is none that a draw of 64 bits could begin with."""
+    text = 'fleet = "l"\nseed = {}\n[model]\narch = "c"\n[train]\nlearning_rate = 0.1'
+    assert parse_config(text.format(2**64 - 1), FleetConfig, source="fleet.toml").seed == 2**64 - 1
+    with pytest.raises(ConfigError, match="seed: Input should be less than 18446744073709551616"):
+        parse_config(text.format(2**64), FleetConfig, source="fleet.toml")
+
+
 def test_a_configuration_that_was_written_out_can_be_read_again():
     """The tables of other methods are in it with their defaults, which have no effect."""
     made = StrategyConfig.model_validate({"name": "fedrolex", "fedrolex": {"step": 3}})
@@ -201,6 +209,14 @@ def test_heads_of_tiers_own_need_a_method_that_keeps_them(tmp_path):
     ("tables", "message"),
     [
         ({"robust": {"merge": "median", "faulty": 0.3}}, "robust.*faulty has no effect"),
+        (
+            {"robust": {"norm_bound": 0, "beyond_norm": "clip"}},
+            "robust.*beyond_norm has no effect on norm_bound = 0; set norm_bound, or remove it",
+        ),
+        (
+            {"robust": {"quarantine_after": 0, "quarantine_rounds": 50}},
+            "robust.*quarantine_rounds has no effect on quarantine_after = 0; set quarantine_after",
+        ),
         ({"evaluation": {"min_delta": 0.1}}, "evaluation.*min_delta has no effect"),
         ({"round": {"staleness": 1.0}}, "round.*staleness has no effect where no update is late; set buffer"),
         ({"upload": {"encoding": "int8", "keep": 0.25}}, 'upload.*keep has no effect on encoding = "int8"'),

@@ -358,6 +358,29 @@ def test_a_device_alone_in_its_tier_is_held_to_its_own_last_rounds(url, config, 
     assert server.of(control.UpdateRefused) == []
 
 
+def test_a_device_alone_in_its_tier_that_was_away_is_held_to_its_own_last_rounds(url, config, running, fleet):
+    """After three rounds without it its norms were forgotten, and where the others have settled it was refused."""
+
+    def settling(peer, work):
+        honest(1.0 if work.offer.round <= 2 else 0.01)(peer, work)
+
+    def away(peer, work):
+        if 2 < work.offer.round < 7:
+            peer.refuse(work, RefusalReason.NO_SPACE)
+        else:
+            honest(1.0)(peer, work)
+
+    settings = config(round={"rounds": 7, "min_devices": 3, "quorum": 0.6}, evaluation={"data": None})
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(Peer(fleet, "wide", url, away))
+        for name in ("narrow0", "narrow1"):
+            stack.enter_context(Peer(fleet, name, url, settling, profile=profile(max_width=0.5)))
+        server = running(settings, url)
+        assert server.wait().status == "finished"
+    assert [len(event.merged) for event in server.of(control.RoundClosed)] == [3, 3, 2, 2, 2, 2, 3]
+    assert not [event for event in server.of(control.UpdateRefused) if event.by == "server"]
+
+
 def test_of_two_boards_neither_is_unlike_the_other(url, config, running, fleet):
     """The one with most of the data was refused in every round, as the median of two is the smaller."""
     settings = config(round={"rounds": 3, "min_devices": 2}, evaluation={"data": None})

@@ -9,15 +9,16 @@ import pytest
 
 from broker_server.service import cohorts
 from broker_server.store import Store, TaskPhase
+from broker_server.store.explaining import explain_round
 from broker_server.store.machine import RoundState
 from fleet_protocol import control
 from fleet_protocol.digests import place_of
 from fleet_protocol.mapped_tensors import open_tensors
-from fleet_protocol.messages import Accept, Shares, Sum
+from fleet_protocol.messages import Accept, Shares, Sum, UploadAck
 from fleet_protocol.secure_sum import STEPS, Member, whole_numbers
 from fleet_protocol.weights import MASKED, encode_weights
 from tests.broker_server.artifacts import tiny_layout, tiny_weights
-from tests.broker_server.peer import Peer
+from tests.broker_server.peer import Peer, profile
 from tests.broker_server.test_resume import start_dying
 
 CLIP = 8.0
@@ -34,8 +35,8 @@ def learnt(name: str, sent: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 class Adding(Peer):
     """A device with a part in a sum; ``leaves`` says at what it goes for good."""
 
-    def __init__(self, fleet: str, name: str, url: str, leaves: str = "") -> None:
-        super().__init__(fleet, name, url, self.trained)
+    def __init__(self, fleet: str, name: str, url: str, leaves: str = "", max_width: float = 1.0) -> None:
+        super().__init__(fleet, name, url, self.trained, profile=profile(max_width=max_width))
         self.leaves = leaves
         self.member: Member | None = None
         self.work = None
@@ -60,7 +61,7 @@ class Adding(Peer):
         for said in self.heard[before:]:
             if isinstance(said, Sum) and self.leaves != "early":  # that one never deals
                 fields = self.member.answer(said)
-                if fields:
+                if fields and not (said.sent and self.leaves == "silent"):
                     self.reply(Shares(**self.head(self._current), **fields))
                 if said.dealt and self.leaves == "dealt":
                     threading.Thread(target=self.__exit__).start()
@@ -123,6 +124,39 @@ def test_too_few_for_a_sum_are_told_before_they_train_for_nothing(url, config, r
     assert {(task.phase, task.detail) for task in tasks} == {
         (TaskPhase.MISSED, "2 are left for a secure sum of 3 at least")
     }
+
+
+def test_a_round_whose_sums_are_of_fewer_than_its_quorum_is_abandoned(url, config, running, fleet, monkeypatch):
+    """It was closed with the half that is left; those whose sum was lost were told nothing, and had no time for it."""
+    monkeypatch.setattr(cohorts, "REVEAL_SECONDS", 1.0)
+    limits = {"rounds": 1, "min_devices": 6, "quorum": 0.8, "retries": 1, "deadline_seconds": 60}
+    devices = {name: Adding(fleet, name, url) for name in NAMES[:3]}
+    devices |= {name: Adding(fleet, name, url, "silent", max_width=0.5) for name in NAMES[3:6]}
+    with contextlib.ExitStack() as stack:
+        for device in devices.values():
+            stack.enter_context(device)
+        made = config(**SUMS, round=limits)
+        finished = running(made, url).wait(60)
+        for device in devices.values():
+            device.wait_for(lambda peer: peer.got(UploadAck))
+    assert finished.status == "failed"
+    with contextlib.closing(Store(made.store, read_only=True)) as store:
+        (record,) = store.rounds(finished.run)
+        why = {item.device: item.why for item in explain_round(store, 1, finished.run)}
+    assert record.state is RoundState.ABANDONED
+    assert record.reason.startswith("no sum of w0.50-d1: ")
+    assert {why[name] for name in NAMES[3:6]} == {record.reason}
+
+
+def test_an_offer_gives_the_time_of_every_sum(url, config, running, fleet):
+    """They are made one after the other, and a device whose turn was the second had given its task up by then."""
+    made = config(**SUMS, round={"rounds": 1, "min_devices": 6, "deadline_seconds": 60})
+    devices = [Adding(fleet, name, url, max_width=1.0 if at < 3 else 0.5) for at, name in enumerate(NAMES[:6])]
+    with contextlib.ExitStack() as stack:
+        for device in devices:
+            stack.enter_context(device)
+        assert running(made, url).wait(60).status == "finished"
+    assert min(device.offers[0].seconds_left for device in devices) > 60 + 1.5 * cohorts.REVEAL_SECONDS
 
 
 def test_receivers_take_what_goes_into_a_sum(url, config, running, fleet):

@@ -9,9 +9,10 @@ import time
 
 import pytest
 
+from broker_server.rounds.stopping import ASKED, Steering
 from broker_server.service.launch import RunRejectedError, run_fleet, steer
 from broker_server.settings.fleet import ViewConfig
-from broker_server.store import Store, queries
+from broker_server.store import RunRecord, Store, queries
 from shoal.cli.explained import comparison
 from shoal.cli.stored import RUNS, show_log
 from tests.broker_server.peer import Peer, honest
@@ -76,7 +77,7 @@ def test_a_paused_run_holds_after_its_round_and_goes_on_when_told(url, settings,
                 steer(settings, "start")
             assert {wrong.value.exit_code, second.value.exit_code} == {2}  # 1 would be a bug of Shoal
             serving.server.stop()
-            assert run.finished().status == "stopped"
+            assert (run.finished().status, run.finished().exit_code) == ("stopped", 130)
         assert (stored(settings).closed, stored(settings).run.status) == (1, "paused")
         with Serving(settings, url) as serving:
             assert steer(settings, "go", asked[0][:12]) == asked[0]
@@ -85,6 +86,47 @@ def test_a_paused_run_holds_after_its_round_and_goes_on_when_told(url, settings,
             with pytest.raises(RunRejectedError, match="no run is in progress"):
                 ask_until_it_is_over(settings)
     assert (stored(settings).closed, stored(settings).run.status) == (3, "finished")
+
+
+@pytest.mark.parametrize(
+    ("status", "detail", "wish"),
+    [
+        ("running", None, "go"),
+        ("paused", None, "pause"),
+        ("paused", f"{ASKED}go", "go"),
+        ("running", f"{ASKED}pause", "pause"),
+        ("running", f"{ASKED}stop", "stop"),
+        ("paused", f"{ASKED}abandon", "abandon"),
+        ("running", f"{ASKED}nothing", "go"),
+    ],
+)
+def test_a_server_that_is_started_again_knows_what_was_wanted_last(status, detail, wish):
+    """The newest wish counts for more than whether the run was held when the server ended."""
+    assert Steering.stored(RunRecord("r", "f", "a", "{}", status, detail, 0.0, None, 0, 0)).wish == wish
+
+
+@pytest.mark.parametrize(("wish", "status"), [("pause", "paused"), ("stop", "stopped")])
+def test_a_wish_outlives_the_server_that_acknowledged_it(url, settings, fleet, wish, status):
+    """It ended within the round; the next one went on to the last round, as if nobody had asked."""
+    asked = threading.Event()
+
+    def asking(_peer, _work):
+        steer(settings, wish)
+        asked.set()
+
+    with Peer(fleet, "d", url, asking) as peer:
+        with Serving(settings, url) as serving:
+            run = Followed(settings)
+            assert asked.wait(30)
+            serving.server.stop()
+            assert run.finished().status == "stopped"
+        assert stored(settings).run.status == "running"
+        peer.script = honest()
+        with Serving(settings, url):
+            deadline = time.monotonic() + 30
+            while stored(settings).run.status == "running" and time.monotonic() < deadline:
+                threading.Event().wait(0.05)
+    assert (stored(settings).closed, stored(settings).run.status) == (1, status)
 
 
 @pytest.mark.parametrize(("wish", "closed"), [("stop", 1), ("abandon", 0)])

@@ -13,7 +13,7 @@ import pytest
 
 from device_runtime.agent.cache import Cache
 from device_runtime.main import main
-from device_runtime.predicting import predict
+from device_runtime.predicting import Predictor, predict
 from device_runtime.settings import load_device_config
 from device_runtime.training.own_model import OwnModel
 from fleet_protocol.blob_store import BlobStore
@@ -153,6 +153,15 @@ def test_samples_that_the_model_cannot_take(board, write, words):
     with pytest.raises(DataError) as error:
         found(board, "new.npz")
     assert words in str(error.value)
+
+
+def test_samples_on_which_the_graph_does_not_run_are_an_error_of_the_data(board):
+    """As a token beyond the vocabulary, which only the graph finds: the runtime's own error had no exit code."""
+    keep(board, initial_weights())
+    predictor = Predictor(load_device_config(board / "device.toml"))
+    predictor(board / "data.npz")
+    with pytest.raises(DataError, match=r"the graph does not run on these samples: .*INVALID_ARGUMENT"):
+        predictor._outputs(iter([(np.zeros((2, 5), np.float32), None)]), np.inf)
 
 
 def test_what_a_board_lacks(board):

@@ -43,7 +43,8 @@ _CODES = {  # beside those of the tree of errors
     1: "A bug of Shoal; what is printed belongs into a report.",
     9: "A worker of a simulation died twice over the same work; the same command goes on.",
     75: "`shoal device run` ends for another runtime to start, see [over the air](../rollout.md).",
-    130: "Interrupted by Ctrl-C.",
+    130: "Interrupted by Ctrl-C, or its server was stopped before the end.",
+    143: "Ended by SIGTERM.",
 }
 _BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 _CHOICE = {

@@ -1,6 +1,7 @@
 """What devices and the store say is text, never markup."""
 
 import io
+import signal
 import subprocess
 import sys
 import types
@@ -96,3 +97,29 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path):
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=100)
     said = f"error: cannot use {tmp_path}/sim.toml/below: Not a directory"
     assert (ended.returncode, " ".join(ended.stderr.split())) == (7, said)
+
+
+WAITS = """
+import time
+from shoal.__main__ import main as start
+from shoal.cli import main
+
+def app(**_):
+    try:
+        print("begun", flush=True)
+        time.sleep(60)
+    finally:
+        print("tidied up", flush=True)
+
+main.app = app
+start()
+"""
+
+
+def test_a_command_that_is_terminated_tidies_up():
+    """What it had started, as the processes of a simulation, went on without it."""
+    with subprocess.Popen([sys.executable, "-c", WAITS], stdout=subprocess.PIPE, text=True) as command:
+        assert command.stdout.readline() == "begun\n"
+        command.send_signal(signal.SIGTERM)
+        assert command.communicate(timeout=20)[0] == "tidied up\n"
+    assert command.returncode == 143

@@ -9,12 +9,14 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from broker_server.settings.fleet import FleetConfig
 from broker_server.store import RunRecord, Store, VersionRecord
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.control import VersionEvaluation
+from fleet_protocol.messages import Evaluation
 from fleet_protocol.weights import encode_weights
 from models.architecture import build
 from models.registry import Registry
@@ -55,7 +57,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for kind, draw in kinds.items()
     }
     for number, accuracy in enumerate((0.5, 0.75, None)):
-        judged = None if accuracy is None else VersionEvaluation(loss=1.0, accuracy=accuracy, examples=10)
+        small = {"w0.50-d1": Evaluation(loss=2.0, accuracy=0.25, examples=10)} if number else {}
+        judged = None if accuracy is None else VersionEvaluation(loss=1.0, accuracy=accuracy, examples=10, tiers=small)
         digest = blobs.put(encode_weights(initial_weights(ARCH, SETTINGS, number)))
         record = VersionRecord(
             "r1", number, number, digest, None, blobs.put(encode_weights(statistics)), float(number), judged
@@ -123,6 +126,18 @@ def test_a_torch_file_is_a_state_dict(store: Path, tmp_path: Path) -> None:
     assert {name: value.shape for name, value in same.items()} == {
         name: tuple(value.shape) for name, value in module.named_parameters()
     }
+
+
+def test_a_tier_has_its_own_evaluation_or_none(store: Path, tmp_path: Path) -> None:
+    """The file of a small tier told the accuracy of the whole model."""
+
+    def told(version: str, *options: str) -> str | None:
+        path = exported(store, tmp_path / "m.safetensors", "--version", version, *options)
+        with safe_open(path, "numpy") as file:
+            return file.metadata().get("accuracy")
+
+    assert (told("0"), told("0", "--tier", "w1.00-d1"), told("0", "--tier", "w0.50-d1")) == ("0.5", "0.5", None)
+    assert (told("1"), told("1", "--tier", "w0.50-d1")) == ("0.75", "0.25")
 
 
 @pytest.mark.parametrize(

@@ -310,6 +310,13 @@ def test_lines_come_as_they_are_written(tmp_path, monkeypatch):
     assert '"detail": "three"' in three
 
 
+@pytest.mark.parametrize("given", [{"params": {"after": 2**63}}, {"headers": {"Last-Event-ID": str(2**63)}}])
+def test_a_line_beyond_those_that_can_be_is_refused(store, given):
+    """SQLite has no such number: the stream of events had begun, and then broken with OverflowError."""
+    client = TestClient(make_app(store), base_url=HERE, raise_server_exceptions=False)
+    assert client.get("/api/v1/events", **given).status_code == 422
+
+
 def test_a_browser_is_kept_strict(client):
     """Page and answers: no script but ours, no frame, no guessing of types."""
     for path in ("/", "/page.js", "/api/v1/status", "/api/v1/nothing"):
