@@ -160,9 +160,7 @@ class ChildBroker(ABC):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_LOOK_SECONDS)
                 return
-            with contextlib.suppress(
-                ConfigError, TransportError, OSError
-            ):  # whoever asks next for it tries again, and says why
+            with contextlib.suppress(ConfigError, TransportError, OSError):  # who asks next tries again, and says why
                 size = resident_bytes(process.pid)
                 bound = size + _MOST_GROWN_BYTES if time.monotonic() < young else bound  # a large fleet is no growth
                 said = log.read_bytes() if log.exists() else b""
