@@ -381,8 +381,8 @@ def packing(tmp_path, hollow, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / ".ssh").mkdir()
     (tmp_path / ".ssh" / "id_ed25519.pub").write_text("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI me@here\n")
-    (tmp_path / "data").mkdir()
-    for name in ("train", "data/attic", "data/barn", "data/extra"):
+    for name in ("train", "attic/train", "barn/train", "barn/extra"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         np.savez(tmp_path / f"{name}.npz", x=np.zeros((4, 2), np.float32), y=np.arange(4))
     (tmp_path / "flash.toml").write_text(FLASH)
 
