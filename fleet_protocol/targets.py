@@ -12,8 +12,8 @@ Targets = NDArray[np.int64] | NDArray[np.float32]
 
 
 def counted(y: Targets) -> int:
-    """How many targets count: of several labels for a sample those that are not negative, else every sample."""
-    return len(y) if y.dtype.kind == "f" or y.ndim == 1 else int(np.count_nonzero(y >= 0))
+    """How many targets count: of labels those that are not negative, else every sample."""
+    return len(y) if y.dtype.kind == "f" else int(np.count_nonzero(y >= 0))
 
 
 def check_labels(source: str, y: NDArray[np.int64], classes: int) -> None:

@@ -110,9 +110,10 @@ class Coordinator:
         return finished
 
     def _interrupted(self, error: StorageError | OSError | BlobError) -> control.RunFinished:
-        """The disk could not take or give something: the run is not over, and what it lacks is done again."""
+        """The disk does not take or give something, or the broker is gone: what the run lacks is done again."""
         told = f"{error}; the run is not over: give it again, and it goes on (`shoal up` does so by itself)"
-        finished = self._finished("stopped", told, StorageError.exit_code)
+        kind = TransportError if isinstance(error, ConnectionError) else StorageError
+        finished = self._finished("stopped", told, kind.exit_code)
         self._reporter.emit(finished)  # without a line of the log, which could not be written
         return finished
 

@@ -209,7 +209,7 @@ class ChildBroker(ABC):
     def ensure(self) -> bool:
         """Start it again if it has died; True if it had to be started, now or since the last call.
 
-        That it does not come up is a TransportError.
+        That it does not come up is a ConnectionError, which ends no run, as another program may have its port.
         """
         with self._changing:
             renewed, self._renewed = self._renewed, False
@@ -220,7 +220,10 @@ class ChildBroker(ABC):
                 if self._process.poll() is None:
                     return renewed
             self.stop()
-            self.start()
+            try:
+                self.start()
+            except TransportError as error:
+                raise ConnectionError(str(error)) from error
             return True
 
     def stop(self, timeout_seconds: float = 5.0) -> None:

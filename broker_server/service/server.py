@@ -62,7 +62,7 @@ from fleet_protocol.transport import Connected, Disconnected, Farewell, Received
 
 _LOG = logging.getLogger(__name__)
 
-RETRY_SECONDS = 10.0  # between attempts to go on with a run whose store could not be written
+RETRY_SECONDS = 10.0  # between attempts to go on with a run whose store or broker was not there
 _ANSWERS = (control.RunRejected, control.RunSteered)
 QUIET_SECONDS = 0.5  # without a message, after which what waits is written to the store
 SESSION_SECONDS = 60  # longer than a broken connection lasts, short enough not to queue much for a dead server
@@ -257,7 +257,7 @@ class Server:
         except StopRequested:
             return coordinator.stopped()
         else:
-            if finished.status == "stopped":  # not by an operator: the store could not be written
+            if finished.status == "stopped":  # not by an operator: its store or broker was not there
                 self._resume_at = time.monotonic() + RETRY_SECONDS
             return finished
         finally:
@@ -281,7 +281,6 @@ class Server:
         """Take run requests until `stop` is called; first goes on with a run that was left unfinished.
 
         Raises:
-            TransportError: the embedded broker died and does not come up again.
             StorageError: the server's disk is full.
         """
         self._resume_at = 0.0
@@ -301,21 +300,22 @@ class Server:
             if isinstance(event, Connected):
                 self._outbox.status(None)
             elif isinstance(event, Disconnected):
-                self._revive_broker()
+                self._resume_at = 0.0
             elif isinstance(event, Rejected):
                 self._refused(event.error, "")
             elif isinstance(event, Received):
                 self._idle(event)
 
     def _try_to_resume(self) -> None:
-        """Go on with a run that an earlier server left, or whose store could not be written for a while."""
+        """Go on with a run that an earlier server left, or whose store or broker was not there for a while."""
         self._resume_at = math.inf
         try:
+            self._revive_broker()
             self.resume()
-        except ShoalError as error:
-            if isinstance(error, StorageError):
+        except (ShoalError, ConnectionError) as error:
+            if isinstance(error, StorageError | ConnectionError):
                 self._resume_at = time.monotonic() + RETRY_SECONDS
-            _LOG.warning(why := f"the unfinished run cannot go on yet: {error}")
+            _LOG.warning(why := f"cannot go on yet: {error}")
             with contextlib.suppress(StorageError):
                 self._store.log("resume-failed", why)
 

@@ -4,6 +4,7 @@ import contextlib
 import json
 import queue
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from broker_server.service import launch
+from broker_server.service import server as serving
 from broker_server.service.broker import EmbeddedBroker
 from broker_server.service.launch import RunRejectedError, run_fleet, serve_fleet, server_status, steer, submit
 from broker_server.service.membership import broker_address
@@ -212,9 +214,9 @@ def test_a_run_that_cannot_go_on_is_said_in_the_log_of_the_server(url, config, f
         store.add_run(run, VersionRecord("r1", 0, 0, "0" * 64, None, None, 0.0, None))
     with Serving(settings, url):
         give_up = time.monotonic() + 20
-        while "the unfinished run cannot go on yet" not in caplog.text and time.monotonic() < give_up:
+        while "cannot go on yet" not in caplog.text and time.monotonic() < give_up:
             threading.Event().wait(0.05)
-    assert "the unfinished run cannot go on yet: " in caplog.text
+    assert "cannot go on yet: " in caplog.text
     assert "no architecture 'tiny'" in caplog.text
 
 
@@ -381,6 +383,41 @@ def test_an_embedded_broker_that_dies_is_started_again(config, running, fleet, t
         finished = server.run(settings)
         assert server._broker.pid != killed[0]
     assert finished.status == "finished", finished.error
+
+
+@pytest.mark.slow
+def test_a_run_outlives_an_embedded_broker_whose_port_another_program_took(config, running, fleet, monkeypatch):
+    """The run had failed for good, and its server ended; both wait until the port is free again."""
+    monkeypatch.setattr(serving, "RETRY_SECONDS", 0.5)
+    port = free_port()
+    settings = config(broker={"port": port}, evaluation={"data": None}, round={"deadline_seconds": 60})
+    server = Server(settings.fleet, settings.store, settings.broker)
+    taken = []
+
+    def after_the_port_is_taken(peer, work):
+        if not taken:
+            with server._broker._changing:
+                server._broker._process.kill()
+                server._broker._process.wait(10)
+                taken.append(socket.create_server(("127.0.0.1", port)))
+        honest()(peer, work)
+
+    with server, Peer(fleet, "d", f"mqtt://127.0.0.1:{port}", after_the_port_is_taken):
+        stopped = server.run(settings)
+        assert (stopped.status, stopped.exit_code) == ("stopped", TransportError.exit_code)
+        assert f"port {port} on 127.0.0.1 is taken" in stopped.error
+        assert "the run is not over" in stopped.error
+        serves = threading.Thread(target=server.serve)
+        serves.start()
+        threading.Event().wait(1.5)
+        assert serves.is_alive()
+        taken[0].close()
+        give_up = time.monotonic() + 60
+        while server._store.run(stopped.run).status == "running" and time.monotonic() < give_up:
+            threading.Event().wait(0.2)
+        server.stop()
+        serves.join(30)
+        assert server._store.run(stopped.run).status == "finished"
 
 
 @pytest.fixture

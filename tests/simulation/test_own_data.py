@@ -1,5 +1,6 @@
 """A user's own files in a simulation: what its devices train on is what boards with these files would."""
 
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 from PIL import Image
 from pydantic import TypeAdapter, ValidationError
 
+from broker_server.store import Store
 from device_runtime.training.course import Moment, training_batch
 from fleet_protocol.data import DataConfig, load_data
 from fleet_protocol.errors import ConfigError, DataError
@@ -178,11 +180,15 @@ def test_a_label_that_the_loss_ignores_is_no_class(ignoring):
 
 
 @pytest.mark.slow
-def test_devices_are_judged_where_the_loss_ignores_a_label(ignoring):
+def test_devices_are_judged_where_the_loss_ignores_a_label(ignoring, tmp_path):
     """The ignored label is none that a device holds: its mask has a place for each class alone."""
     result = simulate(ignoring)
     assert result.finished.status == "finished", result.finished.error
     assert 0 <= result.rounds[-1].local_accuracy <= 1
+    with closing(Store(tmp_path / "out" / "store", read_only=True)) as store:
+        version = store.version(result.finished.run)
+    labels = np.load(tmp_path / "d.npz")["y"]
+    assert version.evaluation.examples == np.count_nonzero(labels != 255)
 
 
 def test_text_may_have_a_part_of_a_vocabulary(tmp_path):
