@@ -8,9 +8,8 @@ from types import MappingProxyType
 from typing import Any
 
 from fleet_protocol.errors import ConfigError
-from simulation.data.cifar_tasks import cifar_tasks
 from simulation.data.dataset import Dataset
-from simulation.data.images import cifar10, cifar100, digits, mnist
+from simulation.data.images import cifar10, cifar100, cifar_tasks, digits, mnist
 from simulation.data.sentences import cola, sst2
 from simulation.data.watch import watch
 from simulation.data.wikitext import wikitext2

@@ -7,10 +7,10 @@ import pytest
 from pydantic import ValidationError
 
 from fleet_protocol.errors import ConfigError, DataError
-from simulation.data.cifar_tasks import CIFAR_TASKS
 from simulation.data.dataset import Dataset
 from simulation.data.datasets import load_dataset
 from simulation.data.held import Parts, VirtualData
+from simulation.data.images import CIFAR_TASKS
 from simulation.preparing import split_data
 from simulation.settings import SimulationConfig
 from simulation.tables import OwnModel

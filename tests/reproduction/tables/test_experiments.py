@@ -17,8 +17,8 @@ from reproduction.experiment import SCALES, merged
 from reproduction.report.markdown import Difference, differences, grouped
 from reproduction.table_file import TABLES, find_experiment, parse_scale
 from simulation.clock import Load, load_clock
-from simulation.data.cifar_tasks import CIFAR_TASKS
 from simulation.data.datasets import DATASETS, load_dataset
+from simulation.data.images import CIFAR_TASKS
 from simulation.preparing import split_data
 from tests.simulation.data_folder import FOLDER, needs
 
