@@ -126,9 +126,9 @@ def _group_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, *sizes: A
     return normal, mean.squeeze(2), inverse.squeeze(2)
 
 
-def _rest(rounding: str, x: Tensor, divisor: Any) -> Tensor:
-    found: Tensor = x - torch.div(x, divisor, rounding_mode=rounding) * divisor
-    return found
+def _remainder(x: Tensor, divisor: Any) -> Tensor:
+    rest = torch.fmod(x, divisor)
+    return torch.where(rest * divisor < 0, rest + divisor, rest)
 
 
 def _eye(rows: int, columns: int | None = None, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
@@ -167,10 +167,8 @@ DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         torch.ops.aten.tril_indices.default: functools.partial(_triangle, upper=False),
         torch.ops.aten.triu_indices.default: functools.partial(_triangle, upper=True),
         torch.ops.aten.erfc.default: lambda x: 1 - torch.erf(x),
-        torch.ops.aten.fmod.Scalar: functools.partial(_rest, "trunc"),
-        torch.ops.aten.fmod.Tensor: functools.partial(_rest, "trunc"),
-        torch.ops.aten.remainder.Scalar: functools.partial(_rest, "floor"),
-        torch.ops.aten.remainder.Tensor: functools.partial(_rest, "floor"),
+        torch.ops.aten.remainder.Scalar: _remainder,
+        torch.ops.aten.remainder.Tensor: _remainder,
     }
 )
 """Operators to take apart while tracing, beyond those PyTorch takes apart into its core set."""

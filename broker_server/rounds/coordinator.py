@@ -16,7 +16,7 @@ from broker_server.rounds.dispatch import Services, gather
 from broker_server.rounds.fold_order import Folding
 from broker_server.rounds.judging import Evaluators, Judge, Judgement
 from broker_server.rounds.new_version import begin_folding, make_version
-from broker_server.rounds.planning import cut_again, open_collection, plan_round, tasks_of
+from broker_server.rounds.planning import cut_again, open_collection, plan_round, require_tiers, tasks_of
 from broker_server.rounds.recruiting import recruit
 from broker_server.rounds.run_context import RunContext
 from broker_server.rounds.stopping import Halted
@@ -31,9 +31,10 @@ from fleet_protocol.errors import BlobError, ShoalError, StorageError, Transport
 
 
 class Coordinator:
-    """Runs the rounds of one run, whose record and initial version are in the store."""
+    """Runs the rounds of one run, whose record and initial version are in the store; see `require_tiers`."""
 
     def __init__(self, context: RunContext, services: Services, evaluators: Evaluators) -> None:
+        require_tiers(context, services.store)
         self._context = context
         self._services = services
         self._dispatcher = services.dispatcher
@@ -41,6 +42,7 @@ class Coordinator:
         self._reporter = services.dispatcher.reporter
         self._judge = Judge(context, services, evaluators)
         self._round_began = time.monotonic()
+        self._opened: Sequence[TaskRecord] = ()  # what the newest collection began with
 
     # The run.
 
@@ -211,8 +213,14 @@ class Coordinator:
 
     def _all_tasks(self, record: RoundRecord) -> list[TaskRecord]:
         """All tasks that the newest round has to do with."""
-        asked = self._store.tasks(record.run, record.number, "statistics")
-        return [*tasks_of(self._context, self._store, record.number), *asked]
+        return [*self._trained(record), *self._store.tasks(record.run, record.number, "statistics")]
+
+    def _trained(self, record: RoundRecord) -> list[TaskRecord]:
+        """With those of earlier rounds that were declined or refused in this one, and are no round's any more."""
+        tasks = tasks_of(self._context, self._store, record.number)
+        known = {task.id for task in tasks}
+        gone = [self._store.task(task.id) for task in self._opened if task.id not in known]
+        return sorted([*tasks, *(task for task in gone if task is not None)], key=lambda task: task.device)
 
     # Planning.
 
@@ -242,7 +250,7 @@ class Coordinator:
             grace=config.grace,
             settling=self._dispatcher.settling_seconds if resumed else 0.0,
         )
-        collection = open_collection(self._context, tasks, rule)
+        self._opened, collection = tasks, open_collection(self._context, tasks, rule)
         folding = begin_folding(self._context, collection.tasks, self._services, self._version(record.version))
         self._dispatcher.blobs.serve({digest: self._services.blobs.path(digest) for digest in _slices(tasks)})
         if not resumed:
@@ -299,7 +307,7 @@ class Coordinator:
     # Merging.
 
     def _merge(self, record: RoundRecord, folding: Folding | None) -> None:
-        tasks = tasks_of(self._context, self._store, record.number)
+        tasks = self._trained(record)
         version = self._store.version(record.run, record.version + 1)
         if version is None:
             by_id = {task.id: task for task in tasks}

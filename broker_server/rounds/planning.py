@@ -15,12 +15,13 @@ from broker_server.rounds.run_context import RunContext
 from broker_server.rounds.screening import difference
 from broker_server.rounds.tier_models import open_model
 from broker_server.store import Alternatives, RoundRecord, Store, TaskRecord, VersionRecord
-from broker_server.store.machine import RoundState
+from broker_server.store.machine import FINAL, RoundState
 from broker_server.store.task_records import alternative
 from broker_server.strategies.strategy import GlobalModel, PlanRequest
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.digests import matches
 from fleet_protocol.encodings import encode_whole, open_weights
+from fleet_protocol.errors import ConfigError
 from fleet_protocol.messages import BlobRef
 from fleet_protocol.weights import weights_parts
 from models.plan import Plan, compile_plan
@@ -142,6 +143,18 @@ def tasks_of(context: RunContext, store: Store, number: int) -> list[TaskRecord]
     """The training tasks that a round has to do with, by device: its own, and those it took over from earlier ones."""
     late = store.late(context.run, number, waiting=True) if context.config.round.buffer is not None else []
     return sorted([*store.tasks(context.run, number, "train"), *late], key=lambda task: task.device)
+
+
+def require_tiers(context: RunContext, store: Store) -> None:
+    """See that all that devices are training is still exported; a ConfigError where it is not."""
+    last = store.last_round(context.run)
+    tasks = [] if last is None else tasks_of(context, store, last.number + (last.state in FINAL))
+    wanted = {tier for task in tasks for tier in (task.tier, *(choice.tier for choice in task.choices))}
+    gone = wanted - context.artifacts.tiers.keys()
+    if gone:
+        what = f"{', '.join(sorted(gone))} of {context.artifacts.arch}, which devices are training, is not"
+        where = f"in {context.config.model.artifacts} any more"
+        raise ConfigError(f"{what} {where}: export it again and say `shoal resume`, or end the run with `shoal stop`")
 
 
 def statistics_tasks(

@@ -55,15 +55,19 @@ class Folding:
 
 
 def adapters_of(layout: Layout) -> tuple[Adapter, ...]:
-    """The adapters of a model, in the order of its parameters."""
-    sides: dict[tuple[str, str], dict[int, Parameter]] = {}
+    """The adapters of a model, in the order of its parameters; a PlanError where a module has several of one axis."""
+    sides: dict[tuple[str, str], dict[int, list[Parameter]]] = {}
     for item in layout.parameters:
         cut = [at for at, dim in enumerate(item.dims) if layout.is_cut(dim)]
         if len(item.dims) == 2 and len(cut) == 1 and item.dims[cut[0]].is_plain and item.dims[cut[0]].inner == 1:
-            sides.setdefault((item.name.rpartition(".")[0], item.dims[cut[0]].axis), {})[cut[0]] = item
-    return tuple(
-        Adapter(found[1].name, found[0].name, found[0].shape[0]) for found in sides.values() if len(found) == 2
-    )
+            place = item.name.rpartition(".")[0], item.dims[cut[0]].axis
+            sides.setdefault(place, {}).setdefault(cut[0], []).append(item)
+    pairs = {module: (found[1], found[0]) for (module, _), found in sides.items() if len(found) == 2}
+    for module, (ups, downs) in pairs.items():
+        if len(ups) + len(downs) > 2:
+            several = ", ".join(item.name for item in (*ups, *downs))
+            raise PlanError(f"which of {several} are one adapter cannot be told; give each a module below {module}")
+    return tuple(Adapter(up.name, down.name, down.shape[0]) for (up,), (down,) in pairs.values())
 
 
 @dataclass

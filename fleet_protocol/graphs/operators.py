@@ -22,7 +22,7 @@ _CONTRACTIONS = "Conv ConvTranspose Gemm MatMul"
 _REDUCTIONS = "ArgMax ArgMin ReduceL2 ReduceMax ReduceMean ReduceMin ReduceSum"
 _POINTWISE = """
 Abs Acos Acosh Add And Asin Asinh Atan Atanh Cast Ceil Cos Cosh Div Equal Erf Exp Floor Greater GreaterOrEqual
-HardSigmoid LayerNormalization LeakyRelu Less LessOrEqual Log LogSoftmax Max Min Mul Neg Not Or Pow Reciprocal Relu
+HardSigmoid LayerNormalization LeakyRelu Less LessOrEqual Log LogSoftmax Max Min Mod Mul Neg Not Or Pow Reciprocal Relu
 Round Sigmoid Sign Sin Sinh Softmax Sqrt Sub Sum Tan Tanh Where
 """
 _MOVING = """

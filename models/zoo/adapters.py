@@ -87,9 +87,8 @@ def with_adapters(model: nn.Module, adapters: Adapters, cut: Cut) -> nn.Module:
     """
     rank = cut.width("adapter", adapters.rank)
     torch.backends.mha.set_fastpath_enabled(False)  # it reads the weights of PyTorch's encoders past these layers
-    past = nn.modules.linear.NonDynamicallyQuantizableLinear  # attention reads its weight, and never calls it
-    found = {path: layer for path, layer in model.named_modules() if isinstance(layer, nn.Linear)}
-    layers = {path: layer for path, layer in found.items() if not isinstance(layer, past)}
+    # No subclass: attention reads the weight of its own and never calls it, others have a forward that would be lost.
+    layers = {path: layer for path, layer in model.named_modules() if type(layer) is nn.Linear}
     names = [name for name, _ in model.named_parameters()]
     chosen, idle_targets = _matching(adapters.targets, list(layers))
     trained, idle_names = _matching(adapters.trained, names)

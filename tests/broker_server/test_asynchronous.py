@@ -3,6 +3,8 @@
 import contextlib
 import json
 import signal
+import threading
+import time
 from collections import Counter
 
 import numpy as np
@@ -10,11 +12,12 @@ import pytest
 
 from broker_server.store import Store, TaskPhase, queries
 from broker_server.store.explaining import explain_round
-from fleet_protocol.control import FleetChanged, RoundClosed
-from fleet_protocol.errors import PlanError
-from fleet_protocol.messages import Cancel, UploadAck, UploadRefused
+from fleet_protocol.control import FleetChanged, RoundClosed, RoundStarted
+from fleet_protocol.errors import PlanError, RefusalReason
+from fleet_protocol.messages import Cancel, Refuse, UploadAck, UploadRefused
+from fleet_protocol.weights import encode_weights
 from shoal.cli.explained import show_round
-from tests.broker_server.peer import Peer, honest, silent
+from tests.broker_server.peer import Peer, honest, profile, silent
 from tests.broker_server.test_refused_runs import prepare
 from tests.broker_server.test_resume import start_dying, weights_of
 from tests.marking import mostly_slow
@@ -102,6 +105,43 @@ def test_every_acknowledged_update_counts_once_and_by_its_staleness(
     assert all(task.phase is TaskPhase.MISSED for task in tasks if task.id not in merged)
     objects = [path.name for path in (settings.store / "updates" / "objects").rglob("*") if path.is_file()]
     assert objects == []
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_who_gives_up_a_task_of_an_earlier_round_ends_nothing(refused, url, config, running, fleet):
+    """Neither by declining nor with an update that is refused: no round had that task any more, and the server died."""
+    settings = asynchronous(config, rounds=3, buffer=1, quorum=0.3)
+    held, waits = {}, threading.Event()
+
+    def hold(peer, work):
+        held.setdefault(peer.device, work)
+
+    def second(peer, work):
+        assert work.offer.round == 1 or waits.wait(30)
+        honest(1.0)(peer, work)
+
+    half = Peer(fleet, "b", url, hold, profile=profile(max_width=0.5))
+    with Peer(fleet, "a", url, hold), half as b, Peer(fleet, "c", url, second):
+        server = running(settings, url)
+        server.wait_event(RoundStarted, 2)
+        work, at_first = held["b"], held["b"].offer
+        if refused:
+            b.send(work, encode_weights({n: np.full_like(v, np.nan) for n, v in work.weights.items()}, work.metadata()))
+        else:
+            failed = {"reason": RefusalReason.FAILED, "detail": "the loss is nan"}
+            stamp = {"fleet": fleet, "device": "b", "task": at_first.task, "run": at_first.run, "round": 1}
+            b.link.publish(b.topics.reply("b"), Refuse(**stamp, **failed).to_bytes())
+        with contextlib.closing(Store(settings.store, read_only=True)) as store:
+            give_up = time.monotonic() + 30
+            while not (task := store.task(at_first.task)).phase.answered and time.monotonic() < give_up:
+                threading.Event().wait(0.05)
+            assert task.phase is (TaskPhase.REFUSED if refused else TaskPhase.DECLINED)
+            waits.set()
+            finished = server.wait()
+            assert (finished.status, finished.rounds) == ("finished", 3), finished.error
+            needed = {version.digest for version in store.versions(finished.run)}
+    kept = {path.name for path in (settings.store / "blobs" / "objects").rglob("*") if path.is_file()}
+    assert kept == needed  # the slice that it trained is gone, too
 
 
 def test_a_round_says_against_which_version_each_answered(url, config, running, fleet, capsys):

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import queue
+import shutil
 import signal
 import socket
 import subprocess
@@ -30,7 +31,7 @@ from fleet_protocol.link import Link
 from fleet_protocol.messages import ServerStatus
 from fleet_protocol.topics import Topics
 from fleet_protocol.transport import BrokerAddress, Received, open_transport
-from tests.broker_server.peer import Peer, honest, profile
+from tests.broker_server.peer import Peer, honest, profile, silent
 from tests.brokers import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -218,6 +219,33 @@ def test_a_run_that_cannot_go_on_is_said_in_the_log_of_the_server(url, config, f
             threading.Event().wait(0.05)
     assert "cannot go on yet: " in caplog.text
     assert "no architecture 'tiny'" in caplog.text
+
+
+def test_a_tier_that_is_gone_holds_the_run(url, config, running, fleet, tmp_path, artifacts, caplog):
+    """The server had died of it at every start, so that the run could not be ended either."""
+    exported = shutil.copytree(artifacts, tmp_path / "exported")
+    settings = config(model={"artifacts": exported}, round={"min_devices": 2}, evaluation={"data": None})
+    half = Peer(fleet, "half", url, silent, profile=profile(max_width=0.5))
+    with half, Peer(fleet, "whole", url, silent) as whole:
+        server = running(settings, url)
+        server.wait_event(control.RoundStarted)
+        server.server.stop()
+        assert server.wait().status == "stopped"
+        server.server.__exit__(None, None, None)
+        (gone,) = (exported / "tiny").glob("w0.50*")
+        gone.rename(tmp_path / gone.name)
+        half.script = whole.script = honest(1.0)
+        with Serving(server.config, url) as serving, contextlib.closing(Store(settings.store, read_only=True)) as store:
+            give_up = time.monotonic() + 20
+            while "cannot go on yet" not in caplog.text and time.monotonic() < give_up:
+                threading.Event().wait(0.05)
+            assert f"{gone.name} of tiny, which devices are training, is not in {exported} any more" in caplog.text
+            assert serving.thread.is_alive()
+            (tmp_path / gone.name).rename(gone)
+            steer(server.config, "go")
+            while store.runs()[0].status == "running" and time.monotonic() < give_up + 20:
+                threading.Event().wait(0.05)
+            assert store.runs()[0].status == "finished"
 
 
 def test_without_a_server_everything_is_hosted_for_the_run(config, fleet):

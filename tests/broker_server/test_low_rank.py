@@ -47,6 +47,15 @@ def test_an_adapter_is_known_by_its_shape():
     assert [(item.up, item.down, item.rank) for item in adapters_of(LAYOUT)] == [("a.up", "a.down", RANK)]
 
 
+def test_two_adapters_of_one_module_are_refused():
+    """The later matrices had replaced the earlier, in some orders the one adapter's up beside the other's down."""
+    up, down = ("kernel", "r"), ("r", "inputs")
+    fused = {"a.q_up": up, "a.q_down": down, "a.v_down": down, "a.v_up": up}
+    layout = layout_of(fused, {"r": RANK, "kernel": OUT, "inputs": IN, "classes": 4})
+    with pytest.raises(PlanError, match=r"which of a\.q_up, a\.v_up, a\.q_down, a\.v_down are one adapter cannot be"):
+        adapters_of(layout)
+
+
 def test_by_entries_zeros_pad_and_norms_weigh():
     """Sum of |up down| padded(up) over the sum of the norms: entries of large ranks alone are drawn to zero."""
     found = merge("hetlora")

@@ -77,6 +77,9 @@ def test_patterns_that_match_nothing_are_refused_and_list_what_there_is():
     attention = nn.MultiheadAttention(4, 2)
     with pytest.raises(ConfigError, match=r"no linear layer is called 'out_proj'; there are $"):
         with_adapters(attention, Adapters(2, 4, ("out_proj",)), Cut())
+    own = type("Own", (nn.Linear,), {"forward": lambda self, x: 2 * nn.Linear.forward(self, x)})
+    with pytest.raises(ConfigError, match=r"no linear layer is called '0'; there are 1$"):  # what it adds would be lost
+        with_adapters(nn.Sequential(own(4, 4), nn.Linear(4, 4)), Adapters(2, 4, ("0",)), Cut())
     with pytest.raises(ConfigError, match="both must be positive"):
         Adapters(0, 4, ("0",))
 

@@ -233,11 +233,25 @@ def gathered(outputs, targets):
     return -torch.log_softmax(outputs, 1).gather(1, targets[:, None])[:, 0]
 
 
+@loss("int64")
+def coded(outputs, targets):
+    """PyTorch has no code of other labels."""
+    return (outputs.softmax(1) - functional.one_hot(targets, 3)).pow(2).sum(1)
+
+
+@loss("int64")
+def looked_up(outputs, targets):
+    """Where PyTorch counts from the end."""
+    return (outputs.softmax(1) - torch.eye(3)[targets]).pow(2).sum(1)
+
+
 def test_the_labels_that_a_function_takes_are_found_with_it():
     """The manifest states them, so that boards and server refuse others before anything is trained."""
     heads = {"label": torch.zeros(1, 5), "box": torch.zeros(1, 2)}
     assert both().spec((), heads).whole == {"label": (0, 4, 7)}
     assert gathered().spec((3,), torch.zeros(1, 3)).whole == {"": (0, 2)}
+    assert coded().spec((3,), torch.zeros(1, 3)).whole == {"": (0, 2)}
+    assert looked_up().spec((3,), torch.zeros(1, 3)).whole == {"": (-3, 2)}
     assert any_sign().spec((1,), torch.zeros(1, 1)).whole == {"": (-(2**24), 2**24)}
 
 

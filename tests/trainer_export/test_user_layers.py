@@ -3,15 +3,20 @@
 Before every one stands a layer with parameters, so that its own gradient with respect to its input counts.
 """
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
+from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 from torch import Tensor, nn
 from torch.nn import functional
 
+from models.zoo.layers import StaticBatchNorm
 from tests.marking import mostly_slow
 from tests.trainer_export.helpers import shaken, train_report
 from tests.trainer_export.test_user_models import Mean
@@ -36,6 +41,22 @@ class Do(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.function(x)
+
+
+def tenths(x: Tensor) -> Tensor:
+    """Numbers whose quotients with 0.1 are rounded to whole ones."""
+    return torch.round(x.detach() * 10) / 10
+
+
+class Places(nn.Module):
+    """Batch norm of a matrix, in which a sample has many rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = StaticBatchNorm(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x.reshape(-1, 8)).reshape(x.shape)
 
 
 class Twice(nn.Module):
@@ -176,6 +197,9 @@ OTHERS: Mapping[str, tuple[int, nn.Module]] = {
     "distances": (2, Do(lambda x: torch.cdist(x, x[:, :, :3]))),
     "other bases": (2, Do(lambda x: torch.log2(x.abs() + 1) + torch.log10(x * x + 0.1) + torch.exp2(x))),
     "remainders": (2, Do(lambda x: x % 0.7 + torch.remainder(x, x.detach().abs() + 1))),
+    "quotients on a step": (2, Do(lambda x: x * tenths(x).div(0.1, rounding_mode="floor") + tenths(x) % 0.1)),
+    "rests on a step": (2, Do(lambda x: x * torch.fmod(tenths(x), 0.1) + tenths(x) // -0.1 + x.fmod(tenths(x) + 9))),
+    "norm over places of all samples": (2, Places()),
     "negative whole numbers": (2, Do(lambda x: x * ((x.detach() * 9).long() // 4) + (x.detach() * 9).long() % -4)),
     "rest of a division towards zero": (2, Do(lambda x: torch.fmod(x, 0.7) + torch.fmod(x, x.detach().abs() + 1))),
     "sampled": (2, Do(lambda x: functional.grid_sample(x, x[:, :2].movedim(1, -1), align_corners=False))),
@@ -270,6 +294,38 @@ def test_the_last_of_each_sequence() -> None:
             return self.head(self.embed(tokens)[torch.arange(tokens.shape[0]), lengths - 1])
 
     assert train_report(Last(), Signature((7,), "int64", 3), sizes=(4, 2)).worst_absolute <= TOLERANCE
+
+
+class Fields(nn.Module):
+    """One table of all columns, one for the first alone, and a one-hot code of the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.first = nn.Parameter(torch.randn(3, 5, 4)), nn.Embedding(5, 4)
+        self.head = nn.Linear(9, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.long()
+        found = self.table[torch.arange(3), x].sum(1), self.first(x[:, 0])
+        return self.head(torch.cat([found[0] * found[1], functional.one_hot(x[:, 1], 5).float()], 1))
+
+
+@pytest.mark.parametrize("row", [(7, 1, 2), (-1, 1, 2), (1, 7, 2), (1, -1, 2), (1, 2, 9), (1, 2, -6)])
+def test_what_a_table_has_no_row_for_is_refused(row: Sequence[int]) -> None:
+    """As in PyTorch, and in each column: a neighbour's row, the last one and zeros had been taken."""
+    module, signature = Fields(), Signature((3,), "float32", 3)
+    with pytest.raises((IndexError, RuntimeError)):
+        module(torch.tensor([row]))
+    graph = write_train_graph(module, signature, Recipe())
+    session = onnxruntime.InferenceSession(graph.data, providers=["CPUExecutionProvider"])
+    given = {f"param.{name}": value.detach().numpy() for name, value in module.named_parameters()}
+    given |= {name.replace("param", "state", 1): np.zeros_like(value) for name, value in given.items()}
+    given |= {"y": np.array([1]), "lr": np.array(0.1, np.float32), "mask": np.ones(3, np.float32)}
+    wanted = {item.name for item in session.get_inputs()}
+    for x, good in ((1, 2, 3), True), (row, False):
+        feed = {name: value for name, value in {**given, "x": np.array([x], np.float32)}.items() if name in wanted}
+        with contextlib.nullcontext() if good else pytest.raises(InvalidArgument, match="out of data bounds"):
+            session.run(["loss"], feed)
 
 
 def frozen(*names: str) -> nn.Module:

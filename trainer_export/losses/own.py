@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fleet_protocol.errors import ConfigError, ExportError
+from fleet_protocol.errors import ConfigError
 from fleet_protocol.recipe_spec import LossSpec
 from fleet_protocol.targets import EXACT
 from models.inputs import Row
@@ -49,13 +49,14 @@ class OwnLoss(OwnFunction, Loss):
             parts = self.row.parts(torch.zeros((1, *self.row.shape)))
             parts[name] = torch.full_like(parts[name], label)
             try:
-                self.call(zeros, parts if self.row.named else parts[""])
-            except ExportError:
+                self.function(zeros, parts if self.row.named else parts[""], **numbers)  # as a graph has no bounds
+            except Exception:  # noqa: BLE001  (whatever the user's function raises of a label)
                 return False
             return True
 
+        numbers = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
         sizes = {size for head in tree_leaves(zeros) for size in head.shape[1:]}
-        low = next((least for least in (0, -1) if takes(least) and not takes(least - 1)), -EXACT)
+        low = next((least for least in (0, -1, *(-s for s in sizes)) if takes(least) and not takes(least - 1)), -EXACT)
         high = next((size - 1 for size in sizes if takes(size - 1) and not takes(size)), EXACT)
         known = [getattr(self, item.name) for item in dataclasses.fields(self)] + [-100, 255]  # usual ones
         beyond = [item for item in known if isinstance(item, int) and not low <= item <= high and takes(item)]

@@ -261,7 +261,7 @@ class Emitter:
             name, shape = self.unfolded(value.name, value.physical)
             return self.reshaped(node(op_type, name, ints(len(shape) - 1), keepdims=1), (*shape[:-1], 1), result)
         name, shape = value.name, value.physical
-        if places == [0] and value.rank == 2 and _factor(shape[0]) > 1:
+        if places == [0] and value.rank == 2 and not keep and _factor(shape[0]) > 1:
             split = (-1, _factor(shape[0]), shape[1])
             name, shape, places = self.reshaped(name, shape, split), split, [0, 1]
         if op_type in _ASSOCIATIVE and len(places) > 1 and places == list(range(len(shape) - 1)):

@@ -87,14 +87,16 @@ def _scaled(op_type: str) -> Callable[..., Value]:
 def _div(e: Emitter, out: Spec, a: Any, b: Any, *, rounding_mode: str | None = None) -> Value:
     a, b = operand(e, a, out.dtype), operand(e, b, out.dtype)
     result = e.pointwise("Div", a, b)
-    if rounding_mode == "floor" and not out.dtype.is_floating_point:  # whole numbers are divided towards zero
-        rest = e.pointwise("Sub", a, e.pointwise("Mul", result, b))
+    if (
+        rounding_mode == "floor"
+    ):  # by the rest, as in PyTorch: the quotient of 1 and 0.1 is rounded up, and its floor is 9
+        rest = e.pointwise("Mod", a, b, fmod=1)
         below = e.pointwise("Less", e.pointwise("Mul", rest, b), e.scalar(0, out.dtype), dtype=torch.bool)
-        return e.pointwise("Sub", result, e.cast(below, out.dtype))
+        whole = e.pointwise("Div", e.pointwise("Sub", a, rest), b)
+        whole = e.pointwise("Round", whole) if out.dtype.is_floating_point else whole
+        return e.pointwise("Sub", whole, e.cast(below, out.dtype))
     if rounding_mode is None or not out.dtype.is_floating_point:
         return result
-    if rounding_mode == "floor":
-        return e.pointwise("Floor", result)
     return e.pointwise("Mul", e.pointwise("Sign", result), e.pointwise("Floor", e.pointwise("Abs", result)))
 
 
@@ -248,6 +250,7 @@ _WITH_NUMBERS: dict[str, Callable[..., Value]] = {
     "rsub": lambda e, out, a, b, alpha=1: _scaled("Sub")(e, out, b, a, alpha=alpha),
     "mul": _binary("Mul"),
     "div": _div,
+    "fmod": lambda e, out, a, b: e.pointwise("Mod", operand(e, a, out.dtype), operand(e, b, out.dtype), fmod=1),
     "masked_fill": lambda e, out, x, mask, value: _where(e, out, mask, value, x),
     "eq": _compare("Equal"),
     "ne": _compare("Equal", negate=True),

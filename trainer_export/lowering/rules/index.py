@@ -54,9 +54,13 @@ def _tile(e: Emitter, out: Spec, x: Value, repeats: Sequence[int]) -> Value:
     return e.value(name, out.shape, x.dtype)
 
 
+_BEYOND = 2**62
+
+
 def _places(e: Emitter, sizes: Sequence[Dim], indices: Sequence[Value]) -> Value:
-    """Flat places in dimensions of some sizes, from an index for each."""
+    """Flat places in dimensions of some sizes, from an index for each; of one beyond its size, a place beyond all."""
     flat: Value | None = None
+    beyond: list[Value] = []
     for number, (size, index) in enumerate(zip(sizes, indices, strict=True)):
         if index.dtype == torch.bool:
             raise ExportError(
@@ -68,12 +72,16 @@ def _places(e: Emitter, sizes: Sequence[Dim], indices: Sequence[Value]) -> Value
             low = e.pointwise("Less", place, e.scalar(0, torch.int64), dtype=torch.bool)
             from_end = e.pointwise("Add", place, e.scalar(size, torch.int64))
             place = e.pointwise("Where", low, from_end, place, dtype=torch.int64)
+            beyond.append(e.pointwise("Less", place, e.scalar(0, torch.int64), dtype=torch.bool))
+            beyond.append(e.pointwise("GreaterOrEqual", place, e.scalar(size, torch.int64), dtype=torch.bool))
         stride = math.prod(sizes[number + 1 :])
         if not isinstance(stride, int):
             raise ExportError("an index before one of the batch cannot be exported; put the batch first")
         part = e.pointwise("Mul", place, e.scalar(stride, torch.int64))
         flat = part if flat is None else e.pointwise("Add", flat, part)
     assert flat is not None
+    for wrong in beyond:  # which the look-up refuses, where its neighbour's rows would be taken
+        flat = e.pointwise("Where", wrong, e.scalar(_BEYOND, torch.int64), flat, dtype=torch.int64)
     return flat
 
 

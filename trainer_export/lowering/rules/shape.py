@@ -224,6 +224,13 @@ class _Table:
     scale: bool = False
 
 
+def _embedding(e: Emitter, out: Spec, weight: Value, indices: Value, *_: Any) -> Value:
+    low = e.pointwise("Less", indices, e.scalar(0, indices.dtype), dtype=torch.bool)
+    rows = e.scalar(weight.shape[0], indices.dtype)  # a graph would look up from the end, and refuses this one
+    indices = e.pointwise("Where", low, rows, indices, dtype=indices.dtype)
+    return e.value(e.graph.node("Gather", e.plain(weight), e.plain(indices), axis=0), out.shape)
+
+
 def _embedding_backward(e: Emitter, out: Spec, grad: Value, indices: Value, *settings: Any) -> Value:
     """The sum of the gradients of each row.
 
@@ -285,9 +292,7 @@ LOWERINGS: dict[Any, Callable[..., Any]] = {
     aten.split.Tensor: _split,
     aten.split_with_sizes.default: _split,
     aten.unbind.int: lambda e, out, x, dim=0: tuple(_select(e, spec, x, dim, i) for i, spec in enumerate(out)),
-    aten.embedding.default: lambda e, out, weight, indices, *_: e.value(
-        e.graph.node("Gather", e.plain(weight), e.plain(indices), axis=0), out.shape
-    ),
+    aten.embedding.default: _embedding,
     aten.embedding_dense_backward.default: _embedding_backward,
     aten.gather.default: _gather,
     aten.index_select.default: _index_select,
