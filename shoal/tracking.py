@@ -48,15 +48,14 @@ def tracking(target: str) -> Writer:
 
 
 def track(opened: Store, run: str | None, writer: Writer, looks: Callable[[], Iterator[object]]) -> int:
-    """Write the rounds of a run (None for the newest) that have ended, at each of the looks; how many were written.
+    """Write the rounds of a run (None: the newest at each look) that have ended by each look; how many were written.
 
     Raises:
         ConfigError: there is no such run.
         StorageError: it cannot be written there.
     """
-    record = queries.find_run(opened, run)
-    written = sum(writer.look(opened, record) for _ in looks())
-    writer.end(queries.find_run(opened, record.id).status)
+    written = sum(writer.look(opened, queries.find_run(opened, run)) for _ in looks())
+    writer.end(queries.find_run(opened, run).status)
     return written
 
 

@@ -37,6 +37,7 @@ class Fleet:
         }
         self._online: set[str] = set()
         self._silent: set[str] = set()
+        self._dismissed: set[str] = set()
         self.declined: dict[str, str] = {}
 
     def see(self, said: DeviceStatus | DeviceProfile) -> bool:
@@ -63,13 +64,13 @@ class Fleet:
         self._silent.discard(device)
 
     def dismiss(self, members: Collection[str]) -> list[str]:
-        """Forget what those have said who are no members any more; ids of those of whom something was known."""
-        said = [device for device, profile in self._profiles.items() if profile is not None or device in self._online]
-        gone = [device for device in said if device not in members]
-        for device in gone:
-            self._profiles[device] = None
-            self._online.discard(device)
-        return gone
+        """Count those as away who are no members now, until they are again, as after an hour of a wrong clock.
+
+        Ids of those of whom something was known, and who are no members any more, or are again.
+        """
+        said = {device for device, profile in self._profiles.items() if profile is not None or device in self._online}
+        before, self._dismissed = self._dismissed, said - {*members}
+        return sorted(before ^ self._dismissed)
 
     def knows(self, device: str) -> bool:
         """Whether the device ever announced itself."""
@@ -77,7 +78,7 @@ class Fleet:
 
     def is_online(self, device: str) -> bool:
         """Whether the device is connected, as far as we know, and not silent."""
-        return device in self._online and device not in self._silent
+        return device in self._online and device not in self._silent | self._dismissed
 
     def announced(self, device: str) -> int | None:
         """Samples that a device last said it has, None if it never did."""
@@ -92,11 +93,12 @@ class Fleet:
     @property
     def online(self) -> tuple[str, ...]:
         """Ids of the connected devices that are not silent, sorted."""
-        return tuple(sorted(self._online - self._silent))
+        return tuple(sorted(self._online - self._silent - self._dismissed))
 
     def releases(self, *, sets: bool = False) -> dict[str, str]:
         """What the devices that take releases say of theirs, by id."""
-        known = {device: profile for device, profile in self._profiles.items() if profile is not None}
+        there = self._profiles.keys() - self._dismissed
+        known = {device: profile for device in there if (profile := self._profiles[device]) is not None}
         found = {device: profile.sets if sets else profile.release for device, profile in known.items()}
         return {device: said for device, said in found.items() if said is not None}
 

@@ -19,6 +19,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -102,9 +103,6 @@ def found_fleet(folder: Path, founding: Founding) -> None:
     write_secret(folder / "operator.pem", pem(Ed25519PrivateKey.generate()))
     authority = Authority.generate(founding.fleet)
     authority.write(folder)
-    certificate, key = authority.issue(founding.host, hosts=(founding.host, "localhost", "127.0.0.1", "::1"))
-    write_secret(folder / "broker.pem", certificate)
-    write_secret(folder / "broker.key", key)
     Registry().write(folder)
     if founding.url == emqx.FOLDER:
         emqx.write_listener(folder, founding.port)
@@ -260,6 +258,11 @@ def _added(folder: Path, registry: Registry, name: str, role: Literal["server", 
     certificate = Certificate(
         fleet=fleet, role=role, name=name, key=_public(key), serial=serial, expires=expires, sealing=opens
     )
+    address = (folder / "address").read_text(encoding="utf-8")
+    if role == "server" and (host := urlsplit(address).hostname):  # which may be another than the fleet was made with
+        certificate_of_broker, key_of_broker = authority.issue(host, hosts=(host, "localhost", "127.0.0.1", "::1"))
+        write_secret(folder / "broker.pem", certificate_of_broker)
+        write_secret(folder / "broker.key", key_of_broker)
     tls_certificate, tls_key = authority.issue(name)
     tls = serial_of(tls_certificate)
     signed = issue(certificate, operator).hex()
@@ -268,7 +271,7 @@ def _added(folder: Path, registry: Registry, name: str, role: Literal["server", 
         fleet=fleet,
         role=role,
         name=name,
-        broker=(folder / "address").read_text(encoding="utf-8"),
+        broker=address,
         operator=_public(operator),
         certificate=signed,
         key=key.private_bytes_raw().hex(),

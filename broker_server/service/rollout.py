@@ -262,8 +262,10 @@ class Carrier:
             return False
         members = self._members()
         for device in fleet.dismiss(members) if members is not None else ():
-            store.lose_device(device, REVOKED)
-            store.log("dismissed", f"{device} is no member any more, and counts as away", device=device)
+            left = members is None or device not in members
+            store.lose_device(device, REVOKED if left else "idle", online=fleet.is_online(device))
+            what = "no member any more, and counts as away" if left else "a member again"
+            store.log("dismissed" if left else "returned", f"{device} is {what}", device=device)
             blobs.forget(device)
         self._next, records, papers = time.monotonic() + _LOOK_SECONDS, fleet.releases(), dict(self._source())
         waits = False  # boards that start anew have forgotten what they were told

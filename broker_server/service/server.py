@@ -48,6 +48,7 @@ from broker_server.service.run_parts import RunParts
 from broker_server.service.uploads import Uploads
 from broker_server.settings.fleet import BrokerConfig, FleetConfig
 from broker_server.store import RunRecord, Store
+from broker_server.store.backup import sweep
 from broker_server.store.machine import FINAL
 from broker_server.store.update_store import UpdateStore
 from fleet_protocol import control, requests
@@ -104,8 +105,7 @@ class Server:
             stack.enter_context(held(self._folder, taken))
             self._store = stack.enter_context(contextlib.closing(Store(self._folder)))
             self._blobs = BlobStore(self._folder / "blobs")
-            for path in (self._folder / "blobs" / "objects").glob("??/.*"):  # what a server wrote that was killed
-                path.unlink(missing_ok=True)
+            sweep(self._store, self._folder)
             self._updates = stack.enter_context(contextlib.closing(UpdateStore(self._folder / "updates")))
             self._broker = hosted_broker(self._broker_config, self.fleet, self._folder / "broker")
             stack.enter_context(self._broker or contextlib.nullcontext())
@@ -202,6 +202,7 @@ class Server:
     def _go_on(self, record: RunRecord, config: FleetConfig, request: str | None) -> control.RunFinished:
         self._followed = True
         context, evaluators = self._prepare(record.id, config)
+        self._store.note_config(record.id, context.begun().config)  # the folder may have moved
         return self._work(context, evaluators, request)
 
     def _prepare(self, run: str, config: FleetConfig) -> tuple[RunContext, Evaluators]:
@@ -268,8 +269,6 @@ class Server:
         self._asking.turn()
         if self._carrier is not None and self._carrier.turn(self._known, blobs, self._store):
             self._outbox.status(run)  # and with it what the operator says
-
-    # The broker.
 
     def _revive_broker(self) -> None:
         if self._broker is not None and not self._stopping.is_set() and self._broker.ensure():

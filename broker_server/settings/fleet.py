@@ -1,7 +1,8 @@
 """The configuration of a run, ``fleet.toml``, as frozen values."""
 
+import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -223,13 +224,27 @@ class FleetConfig(RunKeys):
         return cls.model_validate_json(text, context=STORED)
 
     def other_than(self, stored: str) -> list[str]:
-        """Settings other than in a stored configuration; broker, store and page may be elsewhere now."""
-        free = {"broker", "store", "view", "keep_versions"}
-        before, now = (item.model_dump(exclude=free) for item in (self.stored(stored), self))
+        """Settings other than in a stored configuration; broker, store and page may be elsewhere now.
+
+        So may the whole folder: a path that is another is the same one where it lies alike beside the store.
+        """
+        free, first = {"broker", "store", "view", "keep_versions"}, self.stored(stored)
+        before, now = (item.model_dump(exclude=free) for item in (first, self))
+
+        def same(new: Any, old: Any) -> bool:
+            return bool(new == old) or _beside(new, self.store) == _beside(old, first.store)
+
         found = []
         for name, value in now.items():
             old = before[name]
             inner = value.keys() if isinstance(value, dict) and isinstance(old, dict) else ()
-            parts = [f"{name}.{key}" for key in inner if value[key] != old.get(key)]
-            found += parts or [name] * (value != old)
+            parts = [f"{name}.{key}" for key in inner if not same(value[key], old.get(key))]
+            found += parts or [name] * (not same(value, old))
         return found
+
+
+def _beside(value: Any, store: Path) -> Any:
+    """A dumped setting with its paths as they lie from a store."""
+    if isinstance(value, dict):
+        return {key: _beside(each, store) for key, each in value.items()}
+    return os.path.relpath(value, store) if isinstance(value, Path) else value

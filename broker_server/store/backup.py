@@ -8,6 +8,7 @@ import contextlib
 import secrets
 import shutil
 import sqlite3
+import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from zipfile import BadZipFile, ZipFile
@@ -21,6 +22,22 @@ from fleet_protocol.digests import blob_digest, matches, place_of
 from fleet_protocol.errors import BlobError, ConfigError, StorageError
 
 _DATABASE, _ROOTS = "shoal.db", ("blobs", "updates")
+_OLD_SECONDS = 86400.0
+
+
+def sweep(store: Store, folder: Path) -> None:
+    """Remove from an open store's folder what killed processes left, and where no run goes on what no version needs."""
+    objects, runs = folder / "blobs" / "objects", store.runs()
+    left = list(objects.glob("??/.*"))
+    if all(run.ended_at is not None for run in runs):
+        kept = [version for run in runs for version in store.versions(run.id)]
+        needed = {digest for each in kept for digest in (each.digest, each.state_digest, each.statistics_digest)}
+        left += [path for path in objects.glob("??/[!.]*") if path.name not in needed]
+    for path in left:
+        path.unlink(missing_ok=True)
+    for path in folder.glob("backup-*"):
+        if path.stat().st_mtime < time.time() - _OLD_SECONDS:  # a younger one may be at work
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def back_up(store: Path, file: Path) -> int:

@@ -178,8 +178,9 @@ def status(store: Store, run: str | None = None) -> StatusView:
     record = find_run(store, run) if runs or run is not None else None
     versions = store.versions(record.id) if record is not None else []
     refusals: Counter[str] = Counter()
-    for item in store.refusals(record.id) if record is not None else []:
-        refusals[item.reason] += item.count
+    for item in store.refusals():
+        if item.run in {"", record.id if record is not None else ""}:  # between runs they are of none
+            refusals[item.reason] += item.count
     config = FleetConfig.stored(record.config) if record is not None else None
     return StatusView(
         run=record,

@@ -73,6 +73,10 @@ class Store(TaskTable):
         """Say what an operator wants of a run that has not ended, for a server that starts again; None: to go on."""
         self._set_run(run, detail=detail, **({"status": "running"} if detail is None else {}))
 
+    def note_config(self, run: str, config: str) -> None:
+        """Say what a run that goes on goes on with."""
+        self._set_run(run, config=config)
+
     def add_bytes(self, run: str, *, wire: int, payload: int) -> None:
         """Add to a run's totals."""
         known = schema.runs.c
@@ -109,10 +113,10 @@ class Store(TaskTable):
         else:
             self._later(_SEE, {**row, "online": said.online, "state": said.state}, (*key, "status"))
 
-    def lose_device(self, device: str, state: str) -> None:
-        """Remember that a device is away, which it does not say itself."""
+    def lose_device(self, device: str, state: str, *, online: bool = False) -> None:
+        """Remember that a device is away or there again, which it does not say itself."""
         self.flush()
-        self._write(update(schema.devices).where(schema.devices.c.id == device).values(online=False, state=state))
+        self._write(update(schema.devices).where(schema.devices.c.id == device).values(online=online, state=state))
 
     def known_devices(self, fleet: str) -> list[DeviceRecord]:
         """Those of a fleet whose server begins: each is offline until it says something else."""

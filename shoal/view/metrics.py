@@ -16,6 +16,7 @@ from broker_server.settings.fleet import FleetConfig
 from broker_server.store import RoundRecord, Store, queries
 from broker_server.store.machine import FINAL
 from broker_server.store.records import RunRecord
+from broker_server.store.remedies import REVOKED
 from fleet_protocol.errors import RefusalReason
 
 MOST_DEVICES = 100
@@ -38,7 +39,8 @@ class StoreMetrics:
     def collect(self) -> Iterator[Metric]:
         """The metrics as they are now; without a run those of the devices alone."""
         views = queries.devices(self.store)
-        states = Counter(view.device.state if view.device.online else "offline" for view in views)
+        known = (view.device for view in views)
+        states = Counter(each.state if each.online or each.state == REVOKED else "offline" for each in known)
         for state, _ in states.most_common()[MOST_STATES:]:  # devices say what they like
             states[_OTHERS] += states.pop(state)
         yield _gauge("shoal_devices", "Devices by the state of their agent.", "state", states)

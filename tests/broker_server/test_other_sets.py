@@ -125,7 +125,8 @@ def test_tasks_name_them_for_boards_that_have_passed(config, others, artifacts, 
         keep_rollout(folder, lambda: judged.model_copy(update={"stopped": "too many failed"}))
         assert named(store, a=passed, b=passed) == set()
         keep_rollout(folder, lambda: judged)
-        carrier = Carrier(folder, lambda: {"b": b'{"revoked": "00"}'}, lambda: {"b"})
+        members = {"b"}
+        carrier = Carrier(folder, lambda: {"b": b'{"revoked": "00"}'}, lambda: members)
         fleet = Fleet()
         for name in "ab":
             store.see_device(DeviceStatus(fleet="lab", device=name, online=True, state="idle"))
@@ -139,5 +140,9 @@ def test_tasks_name_them_for_boards_that_have_passed(config, others, artifacts, 
         ]
         store.see_device(DeviceProfile(fleet="lab", device="a", profile=profile()))
         assert Fleet(store.devices()).dismiss({"b"}) == []  # which a server that starts again need not say once more
+        members.add("a")  # as after a time of a wrong clock: a board that is connected says nothing new
+        carrier.turn(fleet, blobs, store)
+        assert fleet.online == ("a", "b")
+        assert [(device.online, device.state) for device in store.devices()] == [(True, "idle")] * 2
     finally:
         store.close()

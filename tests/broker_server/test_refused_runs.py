@@ -234,6 +234,21 @@ def test_a_key_without_effect_is_refused_where_somebody_writes_it(config, tables
     assert config().other_than(json.dumps(document))
 
 
+def test_a_run_goes_on_in_a_folder_that_was_moved(config, tmp_path):
+    """Files that lie beside the store as before are the same; it had begun anew, and those elsewhere are others."""
+
+    def lying(folder, name="t.npz"):
+        data = {"kind": "npz", "path": folder / "data" / name}
+        model = {"artifacts": folder / "artifacts"}
+        return config(store=folder / "store", model=model, evaluation={"data": data, "tiers": ["w0.50-d1"]})
+
+    before, after = lying(tmp_path / "old"), lying(tmp_path / "deeper" / "new")
+    assert after.other_than(before.model_dump_json()) == []
+    assert lying(tmp_path / "new", "u.npz").other_than(before.model_dump_json()) == ["evaluation.data"]
+    restored = before.model_copy(update={"store": tmp_path / "elsewhere" / "store"})
+    assert restored.other_than(before.model_dump_json()) == []
+
+
 def test_who_judges_what_nobody_trains_is_told(config, caplog):
     """With plans that stay, the whole model has units that no allowed tier has; a window that moves reaches them."""
     small = {"tiers": {"allowed": ["w0.50-d1"]}}

@@ -1,19 +1,23 @@
 """With keep_versions a store holds the newest global versions and the best one, whatever happens to the server."""
 
+import contextlib
+import os
 import signal
 
 import numpy as np
 import pytest
 
 from broker_server.rounds.best import drop_old_weights, kept
+from broker_server.service.server import Server
 from broker_server.settings.evaluation import EvaluationKeys
+from broker_server.settings.fleet import BrokerConfig
 from broker_server.store import Store, VersionRecord
 from broker_server.store.export import load_version
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.control import VersionEvaluation
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.weights import encode_weights
-from tests.broker_server.peer import Peer, honest
+from tests.broker_server.peer import Peer, honest, profile
 from tests.broker_server.test_resume import start_dying
 
 
@@ -84,6 +88,28 @@ def test_a_run_keeps_what_it_was_told_to(killed_at, url, config, running, fleet,
     with pytest.raises(ConfigError, match=r"weights of version 0 .* those of 1, 4 are \(keep_versions"):
         load_version(store, version=0)
     store.close()
+
+
+def test_a_server_that_starts_finds_what_nobody_needs(url, config, fleet, tmp_path):
+    """The slices of a round that was never closed had stayed for ever, as had copies of backups that were killed."""
+    settings = config(round={"rounds": 2}, evaluation={"data": None})
+    with Peer(fleet, "half", url, honest(), profile=profile(max_width=0.5)):
+        assert start_dying(settings, url, "advance_round", 2, tmp_path).wait(60) == -signal.SIGKILL
+    blobs = BlobStore(settings.store / "blobs")
+    with contextlib.closing(Store(settings.store)) as store:
+        (run,) = store.runs()
+        (task,) = store.tasks(run.id, 1, "train")
+        old, young = (settings.store / f"backup-{name}" for name in ("old", "young"))
+        for folder in (old, young):
+            (folder / "blobs").mkdir(parents=True)
+        os.utime(old, (0, 0))
+        with Server(fleet, settings.store, BrokerConfig(url=url)):
+            assert blobs.has(task.weights.digest)  # its run may go on
+            assert [young.exists(), old.exists()] == [True, False]
+        store.end_run(run.id, "stopped", "stopped by its operator")
+        with Server(fleet, settings.store, BrokerConfig(url=url)):
+            needed = {item.digest for item in store.versions(run.id)}
+            assert {path.name for path in (blobs.root / "objects").rglob("*") if path.is_file()} == needed
 
 
 def test_a_run_goes_on_when_only_keep_versions_has_changed(url, config, running, fleet, tmp_path):

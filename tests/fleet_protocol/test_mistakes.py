@@ -230,6 +230,17 @@ def test_a_board_without_a_clock_gets_in(folder):
     assert crl.last_update_utc.year == 1970
 
 
+def test_a_server_that_moves_to_another_name_gets_a_certificate_for_it(folder):
+    """Boards that were enrolled anew had refused the old name, and only a new fleet had another."""
+    (folder / "address").write_text("mqtts://barn.example:8883")
+    renew_server(folder)
+    broker = x509.load_pem_x509_certificate((folder / "broker.pem").read_bytes())
+    store = Store([x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())])
+    for name in ("barn.example", "localhost"):
+        PolicyBuilder().store(store).build_server_verifier(x509.DNSName(name)).verify(broker, [])
+    assert read_enrolment(enroll(folder, "pi-1")).broker == "mqtts://barn.example:8883"
+
+
 @pytest.mark.parametrize("damage", ["certificate", "another key"])
 def test_a_broker_without_its_certificate_is_not_started(folder, tmp_path, damage):
     """The files are named, and not that nobody answers half a minute later."""

@@ -3,7 +3,10 @@
 import gzip
 import json
 import re
+import signal
 import struct
+import subprocess
+import sys
 import threading
 import time
 from contextlib import closing
@@ -209,6 +212,28 @@ def test_a_home_finds_the_fleet_and_its_boards(store, typed, tmp_path):
     assert run == {"status": "running", "round": 3, "accuracy": 0.75, "loss": 0.5, "online": 5}
     away = json.loads(heard["shoal-state/lab/devices/pi-0004"].payload)
     assert (away["online"], away["reason"]) == ("OFF", "offline")
+
+
+def test_a_home_that_is_watched_sees_the_next_run(store, tmp_path):
+    """It had ended with the run, and left boards that are away as online in the home."""
+    finish(store)
+    with mosquitto_broker(tmp_path) as broker:
+        words = ("track", f"homeassistant:{broker.url}", "--store", store, "--watch")
+        with subprocess.Popen([sys.executable, "-m", "shoal", *words], stderr=subprocess.DEVNULL) as watching:
+            try:
+                told = "shoal-state/lab/run"
+                first = simple([told], port=broker.port, hostname="127.0.0.1")
+                assert json.loads(first.payload)["status"] == "finished"
+                with closing(Store(store)) as opened, opened._begin() as connection:
+                    connection.execute(update(schema.devices).values(online=False))
+                    connection.execute(update(schema.runs).values(status="running", ended_at=None))
+                give_up = time.monotonic() + 30
+                while json.loads(simple([told], port=broker.port, hostname="127.0.0.1").payload)["online"]:
+                    assert time.monotonic() < give_up
+                assert watching.poll() is None
+            finally:
+                watching.send_signal(signal.SIGINT)
+                watching.wait(30)
 
 
 def test_a_place_that_is_none_says_which_there_are(store, typed, tmp_path):

@@ -33,8 +33,9 @@ def _track(
         writer = tracking(target)
     with closing(Store(store, read_only=True)) as opened:
         found = queries.find_run(opened, run)
-        looks = partial(watched, opened, found.id, lambda *_: None) if watch else partial(iter, [None])
-        rounds = track(opened, found.id, writer, looks)
+        of = run if target.startswith("homeassistant:") else found.id  # a home shows the newest, whichever that is
+        looks = partial(watched, opened, of, lambda *_: None) if watch else partial(iter, [None])
+        rounds = track(opened, of, writer, looks)
     target = without_login(target)
     if as_json:
         print_json({"run": found.id, "target": target, "rounds": rounds})

@@ -20,6 +20,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from typer.main import get_command
 
 from broker_server.store import Store, queries
+from broker_server.store.remedies import REVOKED
+from fleet_protocol.errors import RefusalReason
 from shoal.cli.main import app as command
 from shoal.view import metrics
 from shoal.view.app import make_app
@@ -82,6 +84,19 @@ def test_troubles_with_the_broker_are_counted(tmp_path):
     found = read(folder)
     assert found["shoal_broker_troubles_total", ("kind", "broker-lost")] == 2
     assert found["shoal_broker_troubles_total", ("kind", "inbox-full")] == 0
+
+
+def test_what_was_refused_between_runs_counts_and_who_was_revoked_is_not_away(store):
+    """The alert about forged messages was deaf between runs; that about devices rang for those that had left."""
+    before = read(store)
+    with closing(Store(store)) as opened:
+        opened.count_refusal("", "", RefusalReason.FORGED, "server")
+        opened.lose_device(next(item.id for item in opened.devices() if not item.online), REVOKED)
+    found = read(store)
+    forged = "shoal_refusals_total", ("reason", "forged")
+    assert found[forged] == before[forged] + 1
+    assert found["shoal_devices", ("state", "revoked")] == before["shoal_devices", ("state", "offline")] == 1
+    assert ("shoal_devices", ("state", "offline")) not in found
 
 
 def test_many_devices_are_few_rows(store, tmp_path, monkeypatch):
