@@ -51,6 +51,8 @@ def _columns(graph: SizedGraph, name: str) -> _Columns | None:
     channels = (graph.shapes.get(gather.input[0]) or (0,))[-1]
     if table is None or len(shape) != 2 or not channels or shape[1] % channels:
         return None
+    if len(graph.shapes[gather.input[0]]) != 3:  # maps of a batch by places and channels
+        return None
     places = numpy_helper.to_array(table).reshape(-1, shape[1] // channels)
     return _Columns(gather.input[0], places, shape[1], graph.sizes[name])
 

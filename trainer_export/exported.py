@@ -50,6 +50,8 @@ class _Calls(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", str(func))
         path = ([*traceback.current_meta.get("nn_module_stack", {}).values()] or [("",)])[-1][0]
+        if name.startswith("conv") and len(args) > 3:  # what a width must not change, though shapes may stay
+            name = f"{name} with stride, padding and dilation {args[3:6]}"
         if name != "__get__":
             self.places.setdefault(
                 (path, name),

@@ -40,17 +40,20 @@ class Start:
     partial: bool = False
 
     def put_into(
-        self, weights: Mapping[str, NDArray[np.float32]], further: Mapping[str, str] = MappingProxyType({})
+        self,
+        weights: Mapping[str, NDArray[np.float32]],
+        further: Mapping[str, str | NDArray[np.generic]] = MappingProxyType({}),
     ) -> dict[str, NDArray[np.float32]]:
         """The weights of a model, as they were drawn, with what this has of them.
 
         Args:
             weights: by the first name of each.
-            further: other names that a state of the model has, to the first one; empty for buffers, which are its own.
+            further: other names that a state of the model has, to the first one; to the values of buffers, which the
+                model makes itself; empty for those that it does not use.
 
         Raises:
-            ConfigError: two tensors get one name, what is one in the model differs, none fits, or without `partial` not
-                all fit; the message names some.
+            ConfigError: two tensors get one name, what is one in the model differs, a buffer has other values, none
+                fits, or without `partial` not all fit; the message names some.
         """
         given: dict[str, NDArray[np.float32]] = {}
         for name, value in self.tensors.items():
@@ -60,7 +63,14 @@ class Start:
             given[ours] = value
         for name in given.keys() & further.keys() - weights.keys():
             first, value = further[name], given.pop(name)
-            if first and not np.array_equal(given.setdefault(first, value), value):
+            if not isinstance(first, str):
+                fits = first.shape == value.shape
+                if not (np.array_equal(first.astype(value.dtype), value) if fits else self.partial):
+                    raise ConfigError(
+                        f"{self.source}: the buffer {name} is another than the model's, which would be exported: let"
+                        " the model have that of the file, or make it a parameter with requires_grad=False"
+                    )
+            elif first and not np.array_equal(given.setdefault(first, value), value):
                 raise ConfigError(f"{self.source}: {name} is not {first} there, and both are one tensor of the model")
         fitting = {name for name in weights.keys() & given.keys() if weights[name].shape == given[name].shape}
         if not fitting or (not self.partial and fitting != weights.keys() | given.keys()):

@@ -176,7 +176,8 @@ def _stochastic_depth(layer: Any) -> nn.Module | None:
     """Of timm, torchvision and whoever wrote their own: told by name, as PyTorch has none."""
     rate = next((getattr(layer, name) for name in ("drop_prob", "drop_rate", "p") if hasattr(layer, name)), None)
     is_one = type(layer).__name__.endswith(("DropPath", "StochasticDepth")) and getattr(layer, "mode", "row") == "row"
-    return SampleDropout(rate) if is_one and isinstance(rate, float) else None
+    alone = not [*layer.children(), *layer.parameters()] and getattr(layer, "scale_by_keep", True)
+    return SampleDropout(rate) if is_one and alone and isinstance(rate, float) else None
 
 
 def _counterpart(layer: nn.Module) -> tuple[nn.Module, str] | None:

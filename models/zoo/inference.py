@@ -59,13 +59,24 @@ def initial_weights(
     return {name: value.detach().numpy().copy() for name, value in module.named_parameters()}
 
 
-def further_names(arch: Architecture, settings: Mapping[str, Any] | None = None) -> dict[str, str]:
-    """What else the state of a global model has: further names of its parameters to the first, buffers to nothing."""
-    module = _meta_module(arch, Cut(), settings)  # names alone, of a model that may be large
+def further_names(
+    arch: Architecture, settings: Mapping[str, Any] | None = None
+) -> dict[str, str | NDArray[np.generic]]:
+    """What else the state of a global model has: further names of its parameters to the first, buffers to their values.
+
+    Running statistics have none, as the model does not use them.
+    """
+    with torch.random.fork_rng(devices=[]):
+        module = _module(arch, Cut(), settings)
     first = {id(value): name for name, value in module.named_parameters()}
-    names = {name: first[id(value)] for name, value in module.named_parameters(remove_duplicate=False)}
-    names |= {name: "" for name, _ in module.named_buffers(remove_duplicate=False)}
-    return {name: known for name, known in names.items() if known != name}
+    names: dict[str, str | NDArray[np.generic]] = {
+        name: value.numpy() for name, value in module.named_buffers(remove_duplicate=False)
+    }
+    for path, layer in module.named_modules():
+        if isinstance(layer, StaticBatchNorm):
+            names |= dict.fromkeys((f"{path}.running_mean", f"{path}.running_var"), "")
+    further = {name: first[id(value)] for name, value in module.named_parameters(remove_duplicate=False)}
+    return names | {name: known for name, known in further.items() if known != name}
 
 
 def infer_layout(arch: Architecture, settings: Mapping[str, Any] | None = None) -> Layout:

@@ -188,6 +188,22 @@ def test_stochastic_depth_drops_whole_samples() -> None:
     assert train_report(branch, Signature((5,), "float32", 3), sizes=(5, 4)).worst_absolute <= 1e-5
 
 
+def test_stochastic_depth_that_holds_its_branch_stays() -> None:
+    """The branch had gone with it, and with other scales than ours the model would be another."""
+
+    class StochasticDepth(nn.Module):
+        def __init__(self, module: nn.Module, p: float) -> None:
+            super().__init__()
+            self.module, self.p = module, p
+
+    scaled = DropPath(0.25)
+    scaled.scale_by_keep = False  # type: ignore[assignment]
+    module = nn.Sequential(StochasticDepth(nn.Linear(4, 4), 0.2), scaled)
+    names = [name for name, _ in module.named_parameters()]
+    found, done = convert(module)
+    assert (done, [name for name, _ in found.named_parameters()]) == ((), names)
+
+
 @pytest.mark.parametrize("layer", [nn.LazyBatchNorm2d(), nn.MultiheadAttention(4, 2, add_zero_attn=True)])
 def test_what_has_no_counterpart_is_refused(layer: nn.Module) -> None:
     with pytest.raises(ConfigError, match="cannot be converted"):

@@ -194,6 +194,15 @@ clip_norm = 0.5
     assert RecipeTable(proximal=True).difference(recipe) == "proximal is False, not True"
 
 
+def test_export_takes_several_numbers_of_a_loss(tmp_path):
+    """Weights of classes, a number for each: on the command line they had always ended in a traceback."""
+    command = ["export", "--arch", "mlp", "--set", "input_shape=1,4,4", "--set", "classes=3", "--set", "hidden=4"]
+    done = shoal(*command, "--formats", "onnx", "--loss-set", "class_weights=1,2,0.5", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    recipe = parse_manifest((tmp_path / "artifacts" / "mlp" / "w1.00-d1" / "manifest.json").read_bytes()).recipe
+    assert recipe.loss.settings["class_weights"] == [1, 2, 0.5]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [

@@ -29,6 +29,11 @@ class Block(nn.Module):
 
 
 def _model(cut: Cut, kind: str, classes: int) -> nn.Module:
+    if kind == "stride":
+        count, outputs = cut.width("first", 8), cut.width("second", 12)
+        inner = nn.Conv1d(count, outputs, 1, 1 if count == 1 else 2)
+        parts = nn.Conv1d(1, count, 1), inner, nn.AdaptiveAvgPool1d(1), nn.Flatten()
+        return nn.Sequential(nn.Unflatten(1, (1, 5)), *parts, nn.Linear(outputs, cut.classes(classes)))
     first, second = cut.width("first", 8), cut.width("second", 12)
     alike = cut.axes["first"].size == cut.axes["second"].size if kind == "sizes of the whole" else first == second
     block = Block(first, second, kept=alike and kind != "projection", projected=kind == "projection" and not alike)
@@ -44,6 +49,7 @@ def shortcut(cut: Cut, *, input_shape: tuple[int, ...] = (5,), classes: int = 3,
     ("kind", "message"),
     [
         ("shortcut", r"w0\.0625-d1: module 1 \(Block\), line \d+ of test_likeness\.py calls add alone in this tier"),
+        ("stride", r"w0\.0625-d1: module 2 .*calls conv1d with stride, padding and dilation \(\(1,\), .* alone"),
         ("projection", r"w0\.0625-d1: parameter 1\.projection\.weight is not there and should be \(1, 1\)"),
     ],
 )

@@ -81,12 +81,10 @@ def test_a_state_with_a_tensor_under_two_names_or_a_buffer_is_the_model_s():
         return Tied(cut.width("dim", 4), cut.classes(classes))
 
     drawn, further = initial_weights(arch), further_names(arch)
-    assert further == {
-        "head.weight": "embed.weight",
-        "again.weight": "one.weight",
-        "again.bias": "one.bias",
-        "places": "",
-    }
+    places = further.pop("places")
+    assert further == {"head.weight": "embed.weight", "again.weight": "one.weight", "again.bias": "one.bias"}
+    assert (places == np.arange(6)).all()
+    further["places"] = places
     there = {name: value.numpy() for name, value in Tied(4, 3).state_dict().items()}
     found = Start(there, "file").put_into(drawn, further)
     assert {name: (value == there[name]).all() for name, value in found.items()} == dict.fromkeys(drawn, True)
@@ -94,6 +92,12 @@ def test_a_state_with_a_tensor_under_two_names_or_a_buffer_is_the_model_s():
     assert (Start(alone, "file").put_into(drawn, further)["embed.weight"] == there["embed.weight"]).all()
     with pytest.raises(ConfigError, match=r"file: head\.weight is not embed\.weight there"):
         Start({**there, "head.weight": there["head.weight"] + 1}, "file").put_into(drawn, further)
+    with pytest.raises(ConfigError, match=r"file: the buffer places is another than the model's.*requires_grad=False"):
+        Start({**there, "places": there["places"] + 1}, "file", partial=True).put_into(drawn, further)
+    longer = {**there, "places": np.arange(7.0)}
+    assert Start(longer, "file", partial=True).put_into(drawn, further).keys() == drawn.keys()
+    with pytest.raises(ConfigError, match="the buffer places is another"):
+        Start(longer, "file").put_into(drawn, further)
 
 
 def test_files_of_anything_else_are_refused_and_run_nothing(tmp_path):

@@ -48,6 +48,18 @@ def tenths(x: Tensor) -> Tensor:
     return torch.round(x.detach() * 10) / 10
 
 
+class Turned(nn.Module):
+    """A spatial transformer that begins with the map as it is, where places lie on pixels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.theta = nn.Parameter(torch.eye(2, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        grid = functional.affine_grid(self.theta.expand(x.shape[0], 2, 3), list(x.shape), align_corners=True)
+        return functional.grid_sample(x, grid, align_corners=True)
+
+
 class Places(nn.Module):
     """Batch norm of a matrix, in which a sample has many rows."""
 
@@ -203,6 +215,8 @@ OTHERS: Mapping[str, tuple[int, nn.Module]] = {
     "negative whole numbers": (2, Do(lambda x: x * ((x.detach() * 9).long() // 4) + (x.detach() * 9).long() % -4)),
     "rest of a division towards zero": (2, Do(lambda x: torch.fmod(x, 0.7) + torch.fmod(x, x.detach().abs() + 1))),
     "sampled": (2, Do(lambda x: functional.grid_sample(x, x[:, :2].movedim(1, -1), align_corners=False))),
+    "sampled where it lies": (2, Turned()),
+    "norms of at most one": (2, Do(lambda x: torch.renorm(x, 2, 0, 9.0) * x.renorm(1, 1, 40.0))),
     "sampled from corner to corner": (2, Do(lambda x: functional.grid_sample(x, turned(x), align_corners=True))),
     "numbers for what is none": (2, Do(lambda x: x * torch.nan_to_num(x.detach().log(), nan=0.5, neginf=-1.0))),
     "towards zero": (
@@ -265,6 +279,13 @@ BAGS = [Bag(20, mode="mean"), Bag(150, mode="sum"), Bag(20, mode="max"), Bag(20,
 def test_bags_of_embeddings(bag: nn.Module) -> None:
     """Means, sums and maxima over the tokens of a sample, with a padding token that does not count."""
     assert train_report(bag, Signature((7,), "int64", 3), sizes=(4, 2)).worst_absolute <= TOLERANCE
+
+
+@pytest.mark.parametrize("chosen", [Do(lambda x: x.flip(1)), Do(lambda x: x.index_select(1, torch.tensor([1, 0])))])
+def test_channels_that_are_chosen_before_a_matrix(chosen: nn.Module) -> None:
+    """They had been taken for the columns of a convolution."""
+    module = nn.Sequential(chosen, nn.Flatten(), nn.Linear(12, 3))
+    assert train_report(module, Signature((2, 3, 2), "float32", 3), sizes=(4, 2)).worst_absolute <= TOLERANCE
 
 
 def test_one_hot() -> None:

@@ -103,6 +103,12 @@ def _diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
     return take(square.flatten(-2), square.dim() - 2, places)
 
 
+def _renorm(x: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
+    axes = [axis for axis in range(x.dim()) if axis != dim % x.dim()]
+    norm = torch.linalg.vector_norm(x, p, axes, keepdim=True)
+    return x * torch.where(norm > maxnorm, maxnorm / (norm + 1e-7), 1.0)
+
+
 def _diag_embed(x: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Any:
     return NotImplemented if offset or (dim1, dim2) != (-2, -1) else x.unsqueeze(-1) * torch.eye(x.shape[-1])
 
@@ -228,6 +234,7 @@ FUNCTIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         torch.Tensor.unfold: _unfold,
         **dict.fromkeys((torch.diagonal, torch.Tensor.diagonal), _diagonal),
         torch.diag_embed: _diag_embed,
+        **dict.fromkeys((torch.renorm, torch.Tensor.renorm), _renorm),
         **dict.fromkeys((torch.take_along_dim, torch.Tensor.take_along_dim), _take_along_dim),
         torch.cdist: _cdist,
         functional.batch_norm: _batch_norm,

@@ -29,7 +29,8 @@ def _grid_sample(
     for axis, size in enumerate((x.shape[3], x.shape[2])):
         place = (grid[..., axis] + 1) * ((size - 1) / 2 if align_corners else size / 2)
         place = (place if align_corners else place - 0.5).flatten(1).unsqueeze(-1)
-        shares.append(torch.relu(1 - torch.abs(place - torch.arange(size))))
+        low, pixels = torch.floor(place), torch.arange(size)  # on a pixel, too, the slope is that to the next one
+        shares.append((low == pixels) * (low + 1 - place) + (low + 1 == pixels) * (place - low))
     weights = (shares[1].unsqueeze(-1) * shares[0].unsqueeze(-2)).flatten(2)
     return torch.unflatten(x.flatten(2) @ weights.transpose(1, 2), 2, tuple(grid.shape[1:3]))
 

@@ -208,7 +208,8 @@ def _recipe(options: _Options) -> "RecipeTable":
         ("loss", options.loss, options.loss_set),
     ):
         before: Part = getattr(table, kind)
-        numbers = parse_settings(f"--{kind}-set", settings or [])
+        given = parse_settings(f"--{kind}-set", settings or [])
+        numbers = {key: list(each) if isinstance(each, tuple) else each for key, each in given.items()}
         if name is not None and name != before.name:
             changes[kind] = Part(name=name, settings=numbers)
         elif numbers:
