@@ -4,21 +4,69 @@ At the Unix socket a request is a line, and so is its answer. Who asks over the 
 thread of its own; few may wait.
 """
 
+import base64
 import contextlib
+import io
+import json
 import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from device_runtime.agent.refusals import refusal_of
-from device_runtime.answering import answer, encoded, samples_of
 from device_runtime.predicting import Predictor
 from device_runtime.settings import DeviceConfig, PredictConfig
-from fleet_protocol.errors import ConfigError, DataError, RefusalReason
+from fleet_protocol.data.readers import Named
+from fleet_protocol.errors import ConfigError, DataError, RefusalReason, ShoalError
 from fleet_protocol.messages import MESSAGE_LIMIT_BYTES, Ask, Predicted
+
+
+def answer(predictor: Predictor, request: bytes) -> bytes:
+    """The answer to a request, whatever it is."""
+    known: dict[str, str | int] = {}
+    try:
+        asked = json.loads(request)
+        if isinstance(asked, dict) and isinstance(asked.get("id"), str | int):
+            known = {"id": asked.pop("id")}
+        model, rows = predictor(samples_of(asked))
+        return encoded(**known, model=model, predictions=rows)
+    except Exception as error:  # noqa: BLE001  (errors of onnxruntime have no base; no request ends the agent)
+        said = f"{error}" if isinstance(error, ShoalError) else f"{type(error).__name__}: {error}"
+        return encoded(**known, error=said[:500])
+
+
+def encoded(**fields: str | int | Mapping[str, Any] | list[Any]) -> bytes:
+    """A line of JSON; a number that is not finite is a ValueError."""
+    return json.dumps(fields, allow_nan=False).encode() + b"\n"
+
+
+def samples_of(asked: Any) -> Named:
+    """The samples of a request, as arrays.
+
+    Raises:
+        DataError: it is none.
+        Exception: of numpy, about what no array can be made of.
+    """
+    match asked:
+        case {"x": value, **rest} | {"npy": value, **rest} if not rest:
+            kind = next(iter(asked))
+        case _:
+            raise DataError('a request is {"x": [sample, ...]} or {"npy": "..."}; an "id" is a text or a whole number')
+    return {name: _array(kind, one) for name, one in value.items()} if isinstance(value, dict) else _array(kind, value)
+
+
+def _array(kind: str, value: Any) -> NDArray[Any]:
+    data = io.BytesIO(base64.b64decode(value, validate=True)) if kind == "npy" else None
+    array: NDArray[Any] = np.array(value) if data is None else np.lib.format.read_array(data, allow_pickle=False)
+    if array.dtype.kind not in "fiub" or not array.ndim:
+        raise DataError("the samples are no array of numbers: all of them need the same shape")
+    return array
 
 
 class Serving:

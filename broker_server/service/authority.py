@@ -15,7 +15,7 @@ import ipaddress
 import re
 import secrets
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -24,8 +24,8 @@ from urllib.parse import urlsplit
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from broker_server.service import emqx
 from broker_server.service.certificates import Authority, pem, serial_of
+from broker_server.service.mosquitto import rights
 from broker_server.service.registry import MemberEntry, Registry, later, read_registry
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.identity.certificate import Certificate, Revocations, issue, read_certificate
@@ -35,7 +35,7 @@ from fleet_protocol.identity.release import MOST_SETS, Release
 from fleet_protocol.identity.sealing import new_key, public_key
 from fleet_protocol.locks import held
 from fleet_protocol.messages import BlobRef
-from fleet_protocol.topics import check_name
+from fleet_protocol.topics import Topics, check_name
 from fleet_protocol.transport import bracketed
 
 SERVER = "server"
@@ -58,6 +58,24 @@ listen = "{listen}"
 artifacts = "artifacts"
 arch = "conv"
 """
+EMQX = "emqx"  # folder of its files: TLS with client certificates, and access rules by name
+_ACTIONS = {"read": "subscribe", "write": "publish", "readwrite": "all"}
+
+
+def write_emqx_listener(folder: Path, port: int) -> None:
+    """Write the configuration into the folder of a fleet, for who copies it to the broker's host."""
+    text = Path(__file__).with_name("emqx.hocon").read_text(encoding="utf-8")
+    write_secret(folder / EMQX / "emqx.hocon", text.replace("PORT", str(port)))
+
+
+def write_emqx_rules(folder: Path, fleet: str, members: Iterable[str]) -> None:
+    """Write ``acl.conf`` for those who are members now, and deny everything else; see `rights`."""
+    rules = "".join(
+        f'{{allow, {{username, "{name}"}}, {_ACTIONS[right]}, ["{topic}"]}}.\n'
+        for name in members
+        for right, topic in rights(Topics(fleet), name)
+    )
+    write_secret(folder / EMQX / "acl.conf", f"{rules}{{deny, all}}.\n")
 
 
 @dataclass(frozen=True)
@@ -104,8 +122,8 @@ def found_fleet(folder: Path, founding: Founding) -> None:
     authority = Authority.generate(founding.fleet)
     authority.write(folder)
     Registry().write(folder)
-    if founding.url == emqx.FOLDER:
-        emqx.write_listener(folder, founding.port)
+    if founding.url == EMQX:
+        write_emqx_listener(folder, founding.port)
         founding = replace(founding, url=founding.broker)
     write_secret(folder / "fleet.toml", _FLEET_TOML.format(**vars(founding)))
     write_secret(folder / "address", founding.broker)
@@ -230,8 +248,8 @@ def _keep(folder: Path, registry: Registry) -> None:
     registry.write(folder)  # first: it counts even where the operator's and the authority's key are kept elsewhere
     authority = Authority.read(folder)
     write_secret(folder / "crl.pem", authority.revoked(registry.withdrawn))
-    if (folder / emqx.FOLDER).exists():
-        emqx.write_rules(folder, authority.fleet, registry.logins())
+    if (folder / EMQX).exists():
+        write_emqx_rules(folder, authority.fleet, registry.logins())
     said = Revocations(fleet=authority.fleet, counter=registry.epoch, since=registry.since)
     signed = issue(said, _operator(folder)).hex()
     if len(signed) > REVOKED_DIGITS:

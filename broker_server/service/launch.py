@@ -173,7 +173,7 @@ def steer(config: FleetConfig, wish: requests.Wanted, run: str = "") -> str:
 
 
 def predict(fleet: str, broker: BrokerConfig, device: str, asked: JsonValue, seconds: float = 30.0) -> Predicted:
-    """Let the model of a board judge samples, see `device_runtime.answering`, over the fleet's broker.
+    """Let the model of a board judge samples, see `device_runtime.asking`, over the fleet's broker.
 
     Raises:
         ConfigError: the board, or the server in its place, refuses in so many seconds, with the reason's name.

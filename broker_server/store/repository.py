@@ -51,7 +51,7 @@ def _settled(outcomes: Mapping[str, Outcome]) -> list[dict[str, Any]]:
 
 
 class Store(TaskTable):
-    """The database of a fleet; see `broker_server.store.database.Database` for how it is opened."""
+    """The database of a fleet; see `broker_server.store.task_table.Database` for how it is opened."""
 
     # Runs: begun with their initial version, ended once, found again when nobody works on them.
 

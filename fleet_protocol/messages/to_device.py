@@ -93,7 +93,7 @@ class Ask(TaskMessage):
     Attributes:
         task: id chosen by the asker; the answer carries it.
         device: id of the board.
-        asked: the samples, see `device_runtime.answering`.
+        asked: the samples, see `device_runtime.asking`.
         seconds: after which nobody waits for the answer.
     """
 

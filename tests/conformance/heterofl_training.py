@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from broker_server.rounds.statistics import combine
+from broker_server.rounds.judging import combine
 from fleet_protocol.manifest import statistic_mean, statistic_variance
 from models.zoo.layers import Scaler, StaticBatchNorm, set_mode
 from tests.conformance.entry import Check, Entry

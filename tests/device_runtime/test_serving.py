@@ -14,8 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from device_runtime.answering import answer
-from device_runtime.asking import Serving
+from device_runtime.asking import Serving, answer
 from device_runtime.predicting import Predictor
 from device_runtime.settings import PredictConfig, load_device_config
 from fleet_protocol.errors import ConfigError, DataError

@@ -37,7 +37,7 @@ from fleet_protocol.link import Link
 from fleet_protocol.messages import Cancel, DeviceStatus, Offer, Refuse
 from fleet_protocol.topics import BlobTopic, DeviceTopic, Topics, UploadTopic
 from fleet_protocol.transport import BrokerAddress, Connected, Disconnected, Received, Told, open_transport
-from shoal.cli.local_fleet import LocalDevice
+from shoal.cli.demo import LocalDevice
 from tests.brokers import embedded_broker, free_port, mosquitto_broker
 from tests.fleet.conftest import WIDTHS, Watcher
 

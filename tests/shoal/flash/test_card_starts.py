@@ -23,7 +23,7 @@ from fleet_protocol import control
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.mapped_tensors import open_tensors, tensors_in
 from models.registry import Registry, infer_layout
-from shoal.cli.local_fleet import LocalDevice, LocalFleet
+from shoal.cli.demo import LocalDevice, LocalFleet
 from shoal.flash.image import Card, make_card
 from simulation.data.datasets import load_dataset
 from tests.brokers import free_port
