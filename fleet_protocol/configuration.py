@@ -19,6 +19,7 @@ else:
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 # What pydantic calls things, and TOML.
+_MOST = 2**53
 _WORDS = {"a valid tuple": "a list, in [ ]", "a valid array": "a list, in [ ]", "an object": "a table"}
 
 
@@ -85,6 +86,8 @@ def validate_config(document: Mapping[str, Any], model: type[ModelT], *, source:
         ConfigError: it has a key that the schema does not know (with a suggestion), misses one, or a value of the wrong
             type; every problem is named.
     """
+    if beyond := [key for key in _beyond(document) if written]:
+        raise ConfigError(f"{source}: {', '.join(beyond)}: no whole number beyond 2**53, which messages do not hold")
     try:
         if written:
             return model.model_validate_json(json.dumps(document, default=str), strict=True)
@@ -92,6 +95,17 @@ def validate_config(document: Mapping[str, Any], model: type[ModelT], *, source:
     except ValidationError as error:
         problems = [_describe(dict(e), model) for e in error.errors()]
         raise ConfigError(f"{source}: " + "\n  ".join(["", *problems]).strip()) from error
+
+
+def _beyond(value: Any, key: str = "") -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _beyond(item, f"{key}.{name}".lstrip("."))
+    elif isinstance(value, list):
+        for item in value:
+            yield from _beyond(item, key)
+    elif isinstance(value, int) and abs(value) > _MOST:
+        yield key
 
 
 def parse_config(text: str, model: type[ModelT], *, source: str) -> ModelT:
@@ -102,7 +116,7 @@ def parse_config(text: str, model: type[ModelT], *, source: str) -> ModelT:
 def _parsed(text: str, source: str) -> dict[str, Any]:
     try:
         document: dict[str, Any] = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # of numbers with thousands of digits, and as many brackets
         raise ConfigError(f"{source} is not valid TOML: {error}") from error
     return document
 
@@ -110,7 +124,7 @@ def _parsed(text: str, source: str) -> dict[str, Any]:
 def read_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file; a ConfigError where it cannot be read or is no TOML."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise ConfigError(f"cannot read the configuration {path}: {reason}") from error

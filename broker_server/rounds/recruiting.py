@@ -41,7 +41,7 @@ def recruit(context: RunContext, services: Services, version: int, number: int) 
         if number <= until
     }
     busy = {task.device for task in tasks_of(context, services.store, number)}
-    eligible = _wait_for_devices(context, services, version, banned, busy)
+    eligible = _wait_for_devices(context, services, version, number, banned, busy)
     at_work = sum(map(fleet.is_online, busy))  # who left keeps its task, and no other's place
     wanted = wanted_of(len(eligible) + at_work, fraction=config.round.fraction, least=config.round.min_devices)
     wanted = max(0, wanted - at_work)
@@ -66,11 +66,12 @@ def recruit(context: RunContext, services: Services, version: int, number: int) 
 
 
 def _wait_for_devices(
-    context: RunContext, services: Services, version: int, banned: Collection[str], busy: Collection[str]
+    context: RunContext, services: Services, version: int, number: int, banned: Collection[str], busy: Collection[str]
 ) -> Mapping[str, Assignment]:
     config, dispatcher = context.config, services.dispatcher
     deadline = dispatcher.now() + config.round.wait_seconds
     told: tuple[str, ...] | None = None
+    unfit: Mapping[str, str] = {}
     while True:
         # Levels are dealt among all that are there, or who is busy or in quarantine would move those of the others.
         dealt = assign(dispatcher.fleet.profiles(), context.tiers, config.tiers, seed=config.seed, version=version)
@@ -85,9 +86,15 @@ def _wait_for_devices(
             stamp, needed = dispatcher.reporter.stamp, config.round.min_devices
             event = control.FleetChanged(**stamp, online=online, eligible=len(eligible), needed=needed)
             dispatcher.reporter.emit(event)
+            there = dispatcher.fleet.profiles()
+            whys = {name: why_unfit(profile, context.tiers, config.tiers) for name, profile in there.items()}
+            unfit = {name: why for name, why in whys.items() if why}
+            for name, why in unfit.items():
+                dispatcher.reporter.note("unfit", why, number, name)
         dispatcher.steering.look()
         if dispatcher.now() >= deadline:
-            declined = "".join(f"{name} {why}. " for name, why in sorted(dispatcher.fleet.declined.items())[:_TOLD])
+            reasons = sorted({**unfit, **dispatcher.fleet.declined}.items())[:_TOLD]
+            declined = "".join(f"{name}: {why}. " for name, why in reasons)
             raise TransportError(
                 f"{len(eligible)} eligible devices after {config.round.wait_seconds:g} s, "
                 f"{config.round.min_devices} needed; {len(online)} online: {', '.join(online) or 'none'}. {declined}"

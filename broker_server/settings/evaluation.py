@@ -43,7 +43,7 @@ class EvaluationKeys(FrozenModel):
     combine: Literal["pooled", "per_client"] = "pooled"
     statistics_every: int = Field(default=1, ge=1)
     statistics_fraction: Share = 1.0
-    threads: int = Field(default=0, ge=0)
+    threads: int = Field(default=0, ge=0, le=1024)
     metric: str | None = None
     direction: Literal["higher", "lower"] | None = None
     patience: int | None = Field(default=None, ge=1)

@@ -1,10 +1,11 @@
 """The configuration of a run, ``fleet.toml``, as frozen values."""
 
 import os
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from broker_server.settings.assignment import parse_mix
 from broker_server.settings.evaluation import EvaluationConfig, Share
@@ -49,6 +50,14 @@ class BrokerConfig(FrozenModel):
     connect_timeout_seconds: float = Field(default=30.0, gt=0)
     receivers: int = Field(default=0, ge=0, le=64)
     receiver_hosts: tuple[Annotated[str, Field(pattern=r"^[^-\s]\S*$")], ...] = ()
+
+    @field_validator("listen")
+    @classmethod
+    def _address(cls, listen: str, info: ValidationInfo) -> str:
+        listen = "127.0.0.1" if listen == "localhost" else listen.strip("[]")
+        if listen and info.context != STORED:
+            ip_address(listen)
+        return listen
 
     @model_validator(mode="after")
     def _hosts_have_receivers(self) -> "BrokerConfig":

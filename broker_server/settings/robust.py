@@ -26,9 +26,9 @@ class RobustConfig(FrozenModel):
         quarantine_rounds: for so many rounds.
     """
 
-    norm_bound: float = Field(default=5.0, ge=0)
+    norm_bound: float = Field(default=5.0, ge=0, le=1e15)
     beyond_norm: Literal["refuse", "clip"] = "refuse"
-    weight_bound: float = Field(default=10.0, ge=0)
+    weight_bound: float = Field(default=10.0, ge=0, le=1e15)
     beyond_weight: Literal["clip", "refuse"] = "clip"
     merge: Literal["mean", "median", "trimmed_mean", "krum"] = "mean"
     faulty: Annotated[float, Field(gt=0, lt=0.5)] = 0.2

@@ -256,7 +256,10 @@ def devices(store: Store, run: str | None = None) -> list[DeviceView]:
     record = find_run(store, run) if store.runs() or run is not None else None
     parts: Mapping[str, DevicePart] = store.parts(record.id) if record is not None else {}
     last = store.last_round(record.id) if record is not None else None
-    left_out = last.left_out.reasons if last is not None and last.left_out is not None else {}
+    left_out = dict(last.left_out.reasons) if last is not None and last.left_out is not None else {}
+    for line in store.events(record.id, last=200) if record is not None else []:
+        if line.kind == "unfit" and line.device and (line.round or 0) > (last.number if last is not None else 0):
+            left_out[line.device] = line.detail  # of who is waited for
     refused: Counter[str] = Counter()
     for count in store.refusals(record.id) if record is not None else []:
         refused[count.device] += count.count

@@ -8,10 +8,10 @@ import pytest
 from broker_server.rounds.artifacts import load_artifacts
 from broker_server.rounds.fleet import assign
 from broker_server.rounds.run_context import prepare_run
-from broker_server.settings.fleet import FleetConfig
+from broker_server.settings.fleet import BrokerConfig, FleetConfig
 from broker_server.settings.method import StrategyConfig
 from broker_server.strategies.server_optimizer import OptimizerSettings
-from fleet_protocol.configuration import parse_config
+from fleet_protocol.configuration import load_config, parse_config
 from fleet_protocol.data import load_data
 from fleet_protocol.data.sources import NpzData
 from fleet_protocol.errors import BlobError, ConfigError, DataError, PlanError
@@ -232,6 +232,31 @@ def test_a_key_without_effect_is_refused_where_somebody_writes_it(config, tables
     stored = FleetConfig.stored(json.dumps(document))
     assert all(getattr(getattr(stored, table), key) == to for table, keys in tables.items() for key, to in keys.items())
     assert config().other_than(json.dumps(document))
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("[train]\nbatch_size = 10000000000000000000000", r"train\.batch_size: no whole number beyond 2\*\*53"),
+        ("[robust]\nnorm_bound = 1e308", r"robust\.norm_bound: .*less than or equal to 1000000000000000"),
+        ("[evaluation]\nthreads = 3000000000", r"evaluation\.threads: .*less than or equal to 1024"),
+        ("seed = " + "9" * 5000, "not valid TOML"),
+        ("seed = " + "[" * 5000, "not valid TOML"),
+        ('[broker]\nlisten = "barn"', "broker.listen: 'barn' does not appear to be an IPv4 or IPv6 address"),
+    ],
+)
+def test_what_no_message_or_machine_holds_is_refused_when_it_is_read(lines, message, tmp_path):
+    """It had ended a server in the middle of a round, and at every start after that."""
+    path = tmp_path / "fleet.toml"
+    path.write_text(f'fleet = "lab"\n{lines}\n[model]\narch = "a"\n', "utf-8-sig")  # with a mark, as editors write
+    with pytest.raises(ConfigError, match=message):
+        load_config(path, FleetConfig)
+
+
+def test_a_broker_listens_where_localhost_is():
+    """It takes addresses alone, and had ended with a traceback in its log."""
+    assert BrokerConfig(listen="localhost").listen == "127.0.0.1"
+    assert BrokerConfig(listen="[::1]").listen == "::1"
 
 
 def test_a_run_goes_on_in_a_folder_that_was_moved(config, tmp_path):

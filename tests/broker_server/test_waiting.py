@@ -1,15 +1,17 @@
 """Rounds that do not wait: nobody who is gone costs the others time, over a real broker."""
 
 import contextlib
+import re
 import threading
 
 import pytest
 
 from broker_server.service import dispatcher
-from broker_server.store import Store, TaskPhase
+from broker_server.store import Store, TaskPhase, queries
 from broker_server.store.machine import RoundEvent
 from fleet_protocol import control
 from fleet_protocol.errors import RefusalReason
+from fleet_protocol.messages import DeviceStatus
 from tests.broker_server.peer import Peer, honest, profile
 from tests.brokers import mosquitto_broker
 
@@ -66,6 +68,21 @@ def test_a_round_with_a_tenth_of_its_devices_gone_closes_soon_after_the_slowest(
     assert tasks["gone"].phase is TaskPhase.MISSED
     assert tasks["gone"].timing.left is not None
     assert server.of(control.RoundClosed)[0].missing == ("gone",)
+
+
+def test_who_fits_no_tier_is_named_while_the_others_wait(mosquitto, config, running, fleet):
+    """Every view had said that nothing is wrong with it, for as long as the run waited."""
+    settings = config(round={"min_devices": 2, "wait_seconds": 2}, evaluation={"data": None})
+    small = Peer(fleet, "small", mosquitto, honest(), profile=profile(max_width=0.1))
+    with small, Peer(fleet, "fits", mosquitto, honest()):
+        finished = running(settings, mosquitto).wait()
+    assert re.search(r"1 eligible devices .* small: .*none of the tiers", finished.error), finished.error
+    with contextlib.closing(Store(settings.store)) as store:
+        store.see_device(DeviceStatus(fleet=fleet, device="small", online=True, state="idle"))
+        (seen,) = [view for view in queries.devices(store) if view.device.id == "small"]
+        assert "none of the tiers" in seen.reason
+        assert seen.remedy
+        assert [line.device for line in store.events(finished.run) if line.kind == "unfit"] == ["small"]
 
 
 def halts(peer, _work):

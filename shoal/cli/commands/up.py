@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from fleet_protocol.configuration import validate_config
 from fleet_protocol.errors import ConfigError
 from shoal.cli.common import DEFAULT_STORE, BrokerUrl
 from shoal.cli.extras import needs
@@ -43,7 +44,8 @@ def _up(options: _Options) -> None:
     else:
         raise ConfigError("shoal up: name a configuration with --config fleet.toml, or the fleet with --fleet NAME")
     changes = {"port": options.port, "listen": options.listen, "insecure": options.insecure or None}
-    broker = broker.model_copy(update={key: value for key, value in changes.items() if value is not None})
+    said = {key: value for key, value in changes.items() if value is not None}
+    broker = validate_config({**broker.model_dump(exclude_unset=True), **said}, BrokerConfig, source="shoal up")
     if options.view is not None:
         view = (view or ViewConfig()).model_copy(update={"port": options.view})
     serve(fleet, store, broker, view)

@@ -521,7 +521,7 @@ function rollouts() {
 
 const place = () => Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
 const go = (more) => { location.hash = new URLSearchParams({ ...place(), ...more }); };
-const DRAWN = { fleet, run, round, device, coverage: covered, models, methods, artifacts, rollouts };
+const DRAWN = { __proto__: null, fleet, run, round, device, coverage: covered, models, methods, artifacts, rollouts };
 
 async function api(path) {
   const answer = await fetch(`api/v1/${path}`, { headers: { Accept: "application/json" } });
@@ -599,6 +599,7 @@ function draw(again = false) {
 
 function failed(error) {
   if (error.status === 401) return login();
+  at("title").textContent = "Not found";
   at("content").replaceChildren(el("p", { class: "error", role: "alert" }, error.message), el("p", {}, el("a", { href: "#" }, "Back to the fleet")));
   state.shown = "";
 }
@@ -654,7 +655,12 @@ async function start() {
   });
   source.addEventListener("change", refresh);
   source.onopen = () => { at("live").textContent = "live"; };
-  source.onerror = () => { at("live").textContent = "the server does not answer"; };
+  source.onerror = () => {
+    at("live").textContent = "the server does not answer";
+    if (source.readyState !== EventSource.CLOSED) return; // it tries again by itself
+    state.source = null; // as after an answer that is none: of a proxy, or to who must log in again, which starts it
+    if (!state.login) setTimeout(start, 5000);
+  };
 }
 
 addEventListener("hashchange", navigate);

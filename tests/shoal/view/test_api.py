@@ -349,8 +349,9 @@ def test_a_token_is_asked_for(store):
 
 def test_beyond_loopback_a_token_is_needed_and_made(store, tmp_path):
     """It is made for its owner alone; one that others may read is not taken."""
-    with pytest.raises(ConfigError, match="--token-file"), serving(store, ViewConfig(host="0.0.0.0", port=0)):
-        pass
+    for host in ("0.0.0.0", "127.0.0.2"):  # of which a page of another name could read
+        with pytest.raises(ConfigError, match="--token-file"), serving(store, ViewConfig(host=host, port=0)):
+            pass
     file = tmp_path / "token"
     with serving(store, ViewConfig(host="0.0.0.0", port=0), file) as address:
         assert address.startswith("http://0.0.0.0:")

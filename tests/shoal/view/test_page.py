@@ -115,6 +115,22 @@ def show(page, view):
     page.wait_for_timeout(300)  # charts are drawn with the next frame
 
 
+def test_a_page_comes_back_after_a_proxy_said_no(fleet, browser):
+    """A browser asks no more for what was answered with an error; what nobody knows has a heading of its own."""
+    page = browser.new_page()
+    page.set_default_timeout(PATIENCE)
+    page.route("**/api/v1/events?*", lambda route: route.fulfill(status=502))
+    page.goto(f"{fleet}#view=constructor")
+    page.get_by_role("status").get_by_text("the server does not answer", exact=True).wait_for()
+    page.unroute("**/api/v1/events?*")
+    page.get_by_role("status").get_by_text("live", exact=True).wait_for()
+    assert page.locator("#title").text_content() == "Fleet"
+    page.evaluate("location.hash = 'view=round&round=999'")
+    page.get_by_text("has no round 999").wait_for()
+    assert page.locator("#title").text_content() == "Not found"
+    page.close()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_view_is_open_to_everybody_and_fits(fleet, opened, scheme):
     """No violation of axe-core's rules, nothing wider than the window, at the width of a phone and of a desk."""
