@@ -187,7 +187,9 @@ def _claim(config: SimulationConfig, *, begun: bool) -> None:
     functions = [Path(item.rpartition(":")[0]) for item in config.data.changes if ":" in item]
     named = (config.model.models, config.model.weights, config.clock.table, *functions)
     given = {str(name): blob_digest(Path(name).read_bytes()) for name in named if name and Path(name).is_file()}
-    but: Mapping[str, bool | set[str]] = {**dict.fromkeys(HOW_COMPUTED, True), "round": {"rounds"}}
+    falls = config.train.rate is not None and config.train.rate.kind in {"cosine", "linear"}
+    further = set() if falls or config.round.buffer is not None else {"rounds"}  # where earlier rounds stay as they are
+    but: Mapping[str, bool | set[str]] = {**dict.fromkeys(HOW_COMPUTED, True), "round": further}
     mine = config.model_dump(mode="json", exclude=but)
     if path.is_file():
         # Read as a configuration, so that keys which came later have their defaults.

@@ -304,7 +304,7 @@ class Judge:
                 self._dispatcher.pump(self._settled)  # a server that starts has not heard of all who are there
             profiles = self._dispatcher.fleet.profiles()
             able = {
-                device: item.examples > 0 and item.backends and not item.unable for device, item in profiles.items()
+                device: item.examples > 1 and item.backends and not item.unable for device, item in profiles.items()
             }
             devices = [device for device, can in able.items() if can and device not in absent]
             if not devices:

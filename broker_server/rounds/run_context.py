@@ -95,10 +95,11 @@ class RunContext:
         """What a task asks of a device after some closed rounds; the strategy has a say in training alone."""
         train = self.config.train
         rate, ramp, rounds = train.rate_after(closed_rounds), None, self.config.round.rounds
-        if train.rate is not None and train.rate.per == "step":
-            ramp = Ramp(schedule=train.rate, position=closed_rounds, rounds=rounds)
-        elif train.rate is not None:
-            rate *= train.rate.multiplier(closed_rounds, rounds)
+        schedule = train.rate if kind == "train" else None  # nothing is left of a rate after the last round
+        if schedule is not None and schedule.per == "step":
+            ramp = Ramp(schedule=schedule, position=closed_rounds, rounds=rounds)
+        elif schedule is not None:
+            rate *= schedule.multiplier(closed_rounds, rounds)
         settings = TrainSettings(
             learning_rate=rate,
             epochs=train.epochs,

@@ -136,6 +136,14 @@ class TrainConfig(FrozenModel):
     factor: float = Field(default=0.1, gt=0)
     schedule: Literal["after", "before"] = "after"
 
+    @model_validator(mode="after")
+    def _rate_has_effect(self, info: ValidationInfo) -> "TrainConfig":
+        for key, kinds in {"final": ("cosine", "linear"), "every": ("step",), "factor": ("step",)}.items():
+            if self.rate is not None:
+                where, instead = f'with kind = "{self.rate.kind}"', f'kind = "{kinds[0]}"'
+                self.rate.refuse_idle(info, key, self.rate.kind in kinds, where=where, instead=instead)
+        return self
+
     def rate_after(self, closed_rounds: int) -> float:
         """The learning rate of the round that follows ``closed_rounds`` closed ones."""
         acting = closed_rounds + (self.schedule == "before")

@@ -185,8 +185,8 @@ def status(store: Store, run: str | None = None) -> StatusView:
     return StatusView(
         run=record,
         round=store.last_round(record.id) if record is not None else None,
-        closed=len({version.round for version in versions if version.round}),
-        rounds=config.round.rounds if config is not None else 0,
+        closed=(closed := len({version.round for version in versions if version.round})),
+        rounds=max(closed, config.round.rounds) if config is not None else 0,
         version=versions[-1].number if versions else None,
         evaluation=next((item.evaluation for item in reversed(versions) if item.evaluation), None),
         online=sum(device.online for device in known),
@@ -207,8 +207,8 @@ def runs(store: Store, run: str | None = None) -> list[RunView]:
             RunView(
                 run=record,
                 strategy=config.strategy.name,
-                closed=len({version.round for version in versions if version.round}),
-                rounds=config.round.rounds,
+                closed=(closed := len({version.round for version in versions if version.round})),
+                rounds=max(closed, config.round.rounds),
                 versions=chosen(store, record.id),
                 evaluation=next((item.evaluation for item in reversed(versions) if item.evaluation), None),
                 seconds=(record.ended_at or time.time()) - record.created_at,
@@ -231,7 +231,7 @@ def compare(store: Store, one: str, other: str) -> Comparison:
     found = find_run(store, one), find_run(store, other)
     settings = [dict(leaves(json.loads(record.config))) for record in found]
     judged = [
-        {item.number: item.evaluation.accuracy for item in store.versions(record.id) if item.evaluation}
+        {item.number: item.evaluation.shown for item in store.versions(record.id) if item.evaluation}
         for record in found
     ]
     keys, numbers = sorted({*settings[0], *settings[1]}), sorted({*judged[0], *judged[1]})

@@ -121,7 +121,8 @@ class Merge(Generic[SumsT]):
             The state it is given may be overwritten.
         average: what it takes of the values of an entry; a merge of the method's own is a mean.
         deltas: whether the global model moves by the mean, for each entry, of how far the updates have moved it; then
-            an update that was made from an earlier model can move a later one.
+            an update that was made from an earlier model can move a later one, and all can count alike where noise is
+            added. So not where a fold has weights of its own.
     """
 
     start: Callable[[], SumsT]

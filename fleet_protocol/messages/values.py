@@ -199,6 +199,11 @@ class Evaluation(FrozenModel):
         """What is larger is better: the accuracy, or where there is none the loss with its sign changed."""
         return -self.loss if self.accuracy is None else self.accuracy
 
+    @property
+    def shown(self) -> float:
+        """The one figure of a column: the accuracy, or where there is none the loss."""
+        return self.loss if self.accuracy is None else self.accuracy
+
     def text(self, digits: int = 4) -> str:
         """The numbers for people: accuracy if there is one, loss, metrics."""
         shares = {"accuracy": self.accuracy, "loss": self.loss, **{item.name: item.value for item in self.metrics}}

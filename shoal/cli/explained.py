@@ -91,4 +91,4 @@ def _draw_comparison(view: queries.Comparison) -> None:
 
     print_rows("settings that differ", side_by_side("setting", view.settings), empty="the settings are the same")
     judged = {key: (number_text(one), number_text(other)) for key, (one, other) in view.accuracies.items()}
-    print_rows("accuracy", side_by_side("version", judged), empty="no version was judged")
+    print_rows("accuracy, or loss where there is none", side_by_side("version", judged), empty="no version was judged")

@@ -52,17 +52,19 @@ class SimulationDisplay(Display):
 
 
 def print_rounds(rows: "Sequence[RoundRow]", title: str) -> None:
-    """Print a simulation in one line; nothing if no round was evaluated."""
-    judged = [row for row in rows if row.accuracy is not None]
+    """Print a simulation in one line; nothing if no round was evaluated. Without an accuracy there is the loss."""
+    judged = [(row.accuracy, row.round) for row in rows if row.accuracy is not None]
+    name, highest = ("accuracy", "highest") if judged else ("loss", "lowest")
+    judged = judged or [(row.loss, row.round) for row in rows if row.loss is not None]
     if not judged:
         return
-    best = max(judged, key=lambda row: row.accuracy or 0.0)
+    best = max(judged) if highest == "highest" else min(judged)
     hidden = {} if rows[-1].epsilon is None else {"epsilon": f"{rows[-1].epsilon:.4g}"}
-    table = Table("rounds", "accuracy", "best", "simulated", "real", "payload", *hidden, title=title)
+    table = Table("rounds", name, highest, "simulated", "real", "payload", *hidden, title=title)
     table.add_row(
         str(len(rows)),
-        f"{judged[-1].accuracy:.4f}",
-        f"{best.accuracy:.4f} (round {best.round})",
+        f"{judged[-1][0]:.4f}",
+        f"{best[0]:.4f} (round {best[1]})",
         seconds_text(rows[-1].simulated_total),
         seconds_text(sum(row.seconds for row in rows)),
         bytes_text(sum(row.payload_bytes for row in rows)),

@@ -4,7 +4,7 @@ import io
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from broker_server.settings.fleet import FleetConfig
 from broker_server.store import EventRecord, RoundRecord, RunRecord, Store, VersionRecord, choosing, queries
 from broker_server.store.export import ExportedVersion, export_safetensors, load_version
 from fleet_protocol.blob_store import write_atomically
+from fleet_protocol.control import VersionEvaluation
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.manifest import parameter_input
 from fleet_protocol.signals import on_signals
@@ -141,7 +142,7 @@ def _draw_devices(views: Sequence[queries.DeviceView]) -> None:
 
 def _tier_accuracy(record: RoundRecord, tier: str) -> str:
     found = record.evaluation.tiers.get(tier) if record.evaluation else None
-    return number_text(None if found is None else found.loss if found.accuracy is None else found.accuracy)
+    return number_text(None if found is None else found.shown)
 
 
 def number_text(value: float | None) -> str:
@@ -188,7 +189,7 @@ def _draw_runs(views: Sequence[queries.RunView]) -> None:
             "strategy": view.strategy,
             "rounds": f"{view.closed} of {view.rounds}",
             "versions": ", ".join(f"{name} {number}" for name, number in view.versions.items()),
-            "accuracy": number_text(view.evaluation.accuracy if view.evaluation else None),
+            "accuracy": number_text(view.evaluation.shown if view.evaluation else None),
             "on the wire": bytes_text(view.run.wire_bytes),
             "begun": _clock(view.run.created_at),
             "time": seconds_text(view.seconds),
@@ -268,8 +269,11 @@ SUFFIXES: Mapping[str, str] = MappingProxyType({"safetensors": "safetensors", "t
 
 def save_version(
     opened: Store, run: str | None, version: int, tier: str | None, file_format: FileFormat, path: Path
-) -> None:
+) -> VersionRecord:
     """Write a global version, or a tier of it, as a file of that format; an existing one is replaced.
+
+    Returns:
+        The version, with the evaluation of what was written, where there is one.
 
     Raises:
         ConfigError: there is no such version, the tier is not exported, or what writes the format is not installed.
@@ -281,18 +285,29 @@ def save_version(
         exported = found[0]
         if file_format == "onnx":
             _save_onnx(found, path)
-            return
+            return exported.record
+    else:
+        exported = replace(exported, record=_judged(exported.record, queries.find_run(opened, run), tier))
     (_save_torch if file_format == "torch" else export_safetensors)(exported, path)
+    return exported.record
 
 
 def save(source: Store | Client, run: RunRecord, version: int, of: Mapping[str, str], path: Path) -> VersionRecord:
-    """Write a version, or the ``tier`` `of` it, in a ``format``; errors as of `save_version`."""
+    """Write a version, or the ``tier`` `of` it, in a ``format``; as `save_version`."""
     tier, kind = of.get("tier"), cast("FileFormat", of["format"])
-    Asked[Store, None](
-        lambda store, _: save_version(store, run.id, version, tier, kind, path),
-        lambda client, _: write_atomically(path, client.weights(version, run.id, **of)),
-    )(source)
-    return next(view.version for view in VERSIONS.look(source, run.id) if view.version.number == version)
+    if isinstance(source, Store):
+        return save_version(source, run.id, version, tier, kind, path)
+    write_atomically(path, source.weights(version, run.id, **of))
+    known = next(view.version for view in VERSIONS.look(source, run.id) if view.version.number == version)
+    return _judged(known, run, tier)
+
+
+def _judged(version: VersionRecord, run: RunRecord, tier: str | None) -> VersionRecord:
+    """A version with what is known of a tier of it, None for the whole model, where a run may have judged another."""
+    if version.evaluation is None or tier == FleetConfig.stored(run.config).evaluation.tier:
+        return version
+    own = version.evaluation.tiers.get(tier or "")
+    return replace(version, evaluation=None if own is None else VersionEvaluation(**dict(own)))
 
 
 def choose(source: Store | Client, run: str | None, *, best: bool) -> tuple[RunRecord, int]:

@@ -253,6 +253,13 @@ def test_what_no_message_or_machine_holds_is_refused_when_it_is_read(lines, mess
         load_config(path, FleetConfig)
 
 
+@pytest.mark.parametrize(("key", "value"), [("final", 0.01), ("every", 3.0), ("factor", 0.5)])
+def test_a_schedule_refuses_what_its_kind_does_not_use(key, value, config):
+    """A rate that shall fall to a hundredth stayed as it was where its kind was forgotten."""
+    with pytest.raises(ValueError, match=f'{key} has no effect with kind = "constant"'):
+        config(train={"rate": {key: value}})
+
+
 def test_a_broker_listens_where_localhost_is():
     """It takes addresses alone, and had ended with a traceback in its log."""
     assert BrokerConfig(listen="localhost").listen == "127.0.0.1"

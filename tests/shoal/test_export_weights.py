@@ -2,7 +2,9 @@
 
 import json
 import re
+import shutil
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -138,6 +140,27 @@ def test_a_tier_has_its_own_evaluation_or_none(store: Path, tmp_path: Path) -> N
 
     assert (told("0"), told("0", "--tier", "w1.00-d1"), told("0", "--tier", "w0.50-d1")) == ("0.5", "0.5", None)
     assert (told("1"), told("1", "--tier", "w0.50-d1")) == ("0.75", "0.25")
+
+
+def test_what_is_printed_is_of_the_file(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It was the number of what the run judges: of the whole model for a tier, of a tier for the whole model."""
+
+    def printed(where: Path, *options: str) -> str:
+        exported(where, tmp_path / "m.safetensors", "--version", "1", *options)
+        return capsys.readouterr().out
+
+    assert "accuracy 0.7500" in printed(store)
+    assert "accuracy 0.2500" in printed(store, "--tier", "w0.50-d1")
+    assert "accuracy" not in printed(store, "--tier", "w0.50-d1", "--version", "0")
+    other = shutil.copytree(store, tmp_path / "other")
+    with closing(Store(other)) as opened:
+        config = json.loads(opened.runs()[0].config)
+        config["evaluation"]["tier"] = "w0.50-d1"
+        opened.note_config("r1", json.dumps(config))
+    assert "accuracy" not in printed(other)
+    with safe_open(tmp_path / "m.safetensors", "numpy") as file:
+        assert "accuracy" not in file.metadata()
+    assert "accuracy 0.7500" in printed(other, "--tier", "w0.50-d1")
 
 
 @pytest.mark.parametrize(

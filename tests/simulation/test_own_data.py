@@ -190,6 +190,20 @@ def test_devices_are_judged_where_the_loss_ignores_a_label(ignoring, tmp_path):
     assert version.evaluation.examples == np.count_nonzero(labels != 255)
 
 
+@pytest.mark.slow
+def test_a_device_of_one_sample_ends_no_simulation(tmp_path):
+    """It has no variance to tell, and was asked for one after the round; a fleet goes on without it."""
+    draw = np.random.default_rng(0)
+    for name, count in (("a", 8), ("b", 8), ("c", 1)):
+        x = draw.normal(size=(count, 1, 8, 8)).astype(np.float32)
+        np.savez(tmp_path / f"part-{name}.npz", x=x, y=np.arange(count) % 2)
+    train = {"kind": "npz", "path": "part-*.npz"}
+    model = {"arch": "conv", "settings": {"channels": (4, 4)}, "widths": (1.0,)}
+    table = {"kind": "npz", "path": "part-a.npz"}
+    result = simulate(own(tmp_path, train, table, model=model, devices={"count": 3}))
+    assert result.finished.status == "finished", result.finished.error
+
+
 def test_text_may_have_a_part_of_a_vocabulary(tmp_path):
     """A pre-trained model has all of its own, and so no text that lacks the last of its words could be simulated."""
     np.savez(tmp_path / "d.npz", x=np.arange(80).reshape(40, 2), y=np.arange(40) % 4)

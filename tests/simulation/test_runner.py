@@ -18,7 +18,7 @@ import pytest
 
 from broker_server.rounds import counting
 from broker_server.settings.fleet import TrainConfig
-from broker_server.store import Store, TaskPhase, database
+from broker_server.store import Store, TaskPhase, task_table
 from broker_server.store.export import load_version
 from fleet_protocol import control
 from fleet_protocol.blob_store import BlobStore
@@ -87,11 +87,11 @@ def test_a_round_costs_the_same_however_many_were_before(cache, tmp_path, monkey
     """What is read of the store does not grow with the run, or thousands of rounds would take longer and longer."""
     read, by_round = [], []
 
-    def counted(kind, row, made=database.from_row):
+    def counted(kind, row, made=task_table.from_row):
         read.append(kind)
         return made(kind, row)
 
-    monkeypatch.setattr(database, "from_row", counted)
+    monkeypatch.setattr(task_table, "from_row", counted)
     monkeypatch.setattr(counting, "_BACK", 3)  # of 20 rounds at most, where a tier has too few norms
     config = settings(tmp_path / "out", cache, round={"rounds": 8}, evaluation={"every": 1, "statistics": "query"})
     simulate(config, watch=lambda _row: by_round.append(len(read)))
@@ -195,6 +195,21 @@ def test_more_rounds_go_on_from_the_last(cache, tmp_path, straight):
     same(tensors(four.folder, four.run), tensors(straight.folder, straight.run))
     again = simulate(settings(tmp_path / "out", cache))
     assert again.rounds == four.rounds
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "tables", [{"train": {"rate": {"kind": "cosine"}}}, {"round": {"buffer": 1}}], ids=["cosine", "buffer"]
+)
+def test_more_rounds_of_which_earlier_ones_would_be_others_are_refused(cache, tmp_path, tables):
+    """The folder had said that it is the run of more rounds, and its weights were of neither."""
+
+    def asked(rounds):
+        return settings(tmp_path / "out", cache, **{**tables, "round": {**tables.get("round", {}), "rounds": rounds}})
+
+    assert simulate(asked(1)).finished.status == "finished"
+    with pytest.raises(ConfigError, match=r"another \[round\]"):
+        simulate(asked(2))
 
 
 @pytest.mark.slow

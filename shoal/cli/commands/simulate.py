@@ -73,7 +73,8 @@ def _configured(options: _Options) -> "SimulationConfig":
 
 
 def _line(row: "RoundRow") -> str:
-    accuracy = "" if row.accuracy is None else f"accuracy {row.accuracy:.4f}, "
+    accuracy = "" if row.loss is None else f"loss {row.loss:.4f}, "
+    accuracy = accuracy if row.accuracy is None else f"accuracy {row.accuracy:.4f}, "
     loss = "" if row.train_loss is None else f"training loss {row.train_loss:.4f}, "
     local = "" if row.local_accuracy is None else f"local accuracy {row.local_accuracy:.4f}, "
     times = f"{seconds_text(row.simulated_total)} simulated, {seconds_text(row.seconds)} real"
