@@ -2,6 +2,10 @@
 
 At the Unix socket a request is a line, and so is its answer. Who asks over the broker is answered one at a time, in a
 thread of its own; few may wait.
+
+A request is ``{"x": [sample, ...]}``, or ``{"npy": "<an .npy file in base64>"}``, where a model takes several inputs
+either of them by name; it may have an ``"id"``. The answer has that again, with ``"model"`` and ``"predictions"``, or
+with ``"error"``.
 """
 
 import base64

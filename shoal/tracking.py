@@ -1,4 +1,8 @@
-"""Writes the rounds of a run, a fleet's or a simulation's, to TensorBoard, MLflow, OpenTelemetry or a home."""
+"""Writes the rounds of a run, a fleet's or a simulation's, to TensorBoard, MLflow, OpenTelemetry or a home.
+
+A home is Home Assistant's, by its discovery over MQTT: https://www.home-assistant.io/integrations/mqtt/. Its broker is
+told a run's figures and who is online, no weights and no samples.
+"""
 
 import json
 import os

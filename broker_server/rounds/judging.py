@@ -1,5 +1,8 @@
 """After a merge: batch norm statistics of the new version, and its accuracy on the server's test set.
 
+Statistics are those of HeteroFL (Diao et al., ICLR 2021), section 3; specification 1.6 and vector H8: for each norm a
+device tells the mean over its batches of the batch mean and of the unbiased batch variance.
+
 Devices do one task at a time, so they are asked for statistics before the next round. The test set needs no device:
 where nothing waits for what is found, a thread goes through it while the next round trains. No round ends before the
 one before it is judged, so at most one judgement is under way.

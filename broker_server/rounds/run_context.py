@@ -6,9 +6,10 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
-from broker_server.rounds.artifacts import Artifacts, TierArtifacts
+from broker_server.rounds.artifacts import Artifacts, TierArtifacts, load_artifacts
 from broker_server.rounds.best import require_metric
 from broker_server.rounds.fleet import require_levels, usable_tiers
 from broker_server.settings.fleet import FleetConfig
@@ -33,6 +34,31 @@ _SAME = (
     *("arch", "settings", "tier", "width", "depth", "classes", "input_shape", "input_dtype", "label_shape"),
     *("parameters", "statistics", "base"),
 )
+
+
+def load_others(config: FleetConfig, root: Path) -> Artifacts:
+    """The artifacts of a folder, with which a run of this configuration can go on.
+
+    Raises:
+        ConfigError: it cannot, or nothing was exported there; the message says why.
+        PlanError: the run asks for what these do not have.
+    """
+    arch, chunk_bytes = config.model.arch, config.round.chunk_bytes
+    model = config.model.model_copy(update={"artifacts": root})
+    artifacts = load_artifacts(root, arch, chunk_bytes=chunk_bytes)
+    new = prepare_run("", config.model_copy(update={"model": model}), artifacts)
+    old = prepare_run("", config, load_artifacts(config.model.artifacts, arch, chunk_bytes=chunk_bytes))
+    for item in old.tiers:
+        other = new.artifacts.tiers.get(item.tier.id)
+        if other is None:
+            raise ConfigError(f"{root} has no tier {item.tier.id}, which the run in progress trains; export it, too")
+        why = old.why_other(item, other.manifest)
+        if why:
+            raise ConfigError(
+                f"{other.folder}: {why} in the run in progress, whose updates would no longer add up; let it end, and"
+                " begin another with these"
+            )
+    return artifacts
 
 
 def new_run_id() -> str:

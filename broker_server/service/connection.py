@@ -4,12 +4,31 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from broker_server.rounds.fleet import Fleet
+from broker_server.rounds.reporting import Reporter
+from broker_server.rounds.stopping import Steering
 from broker_server.service.asking import Asking
 from broker_server.service.blob_service import BlobService
+from broker_server.service.clock import Clock
 from broker_server.service.inbox import Inbox
 from broker_server.service.outbox import Outbox
+from broker_server.service.uploads import Uploads
+from broker_server.store import Store
 from fleet_protocol.topics import Topics
 from fleet_protocol.transport import Transport
+
+
+@dataclass(frozen=True)
+class RunParts:
+    """What a run's dispatcher works with; the presence of the devices, `fleet`, is shared between runs."""
+
+    store: Store
+    fleet: Fleet
+    blobs: BlobService
+    uploads: Uploads
+    reporter: Reporter
+    steering: Steering
+    clock: Clock
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,10 @@ from broker_server.rounds.accounting import ByteCount
 from broker_server.rounds.collecting import Cohort, Collection, OpenTask
 from broker_server.rounds.stopping import StopRequested
 from broker_server.service.cohorts import REVEAL_SECONDS
-from broker_server.service.connection import Connection, Stop
+from broker_server.service.connection import Connection, RunParts, Stop
 from broker_server.service.limits import Limits
 from broker_server.service.receiver import Report
 from broker_server.service.replies import Replies
-from broker_server.service.run_parts import RunParts
 from fleet_protocol.errors import RefusalReason, RefusedError, StorageError
 from fleet_protocol.messages import Cancel, DeviceProfile, parse_presence
 from fleet_protocol.messages.presence import ALIVE_SECONDS

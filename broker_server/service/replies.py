@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from broker_server.rounds.collecting import OpenTask
-from broker_server.service.connection import Connection
-from broker_server.service.run_parts import RunParts
+from broker_server.service.connection import Connection, RunParts
 from broker_server.store import TaskPhase, TaskRecord
 from fleet_protocol import control, messages
 from fleet_protocol.errors import RefusalReason, RefusedError

@@ -34,7 +34,7 @@ from broker_server.service.asking import Asking, requested_config
 from broker_server.service.blob_service import BlobService, chunk_bytes_for
 from broker_server.service.broker import ChildBroker
 from broker_server.service.clock import Clock
-from broker_server.service.connection import Connection, Stop
+from broker_server.service.connection import Connection, RunParts, Stop
 from broker_server.service.dispatcher import MqttDispatcher
 from broker_server.service.inbox import Inbox
 from broker_server.service.limits import LINES, Bucket, Limits
@@ -44,7 +44,6 @@ from broker_server.service.partial_uploads import PartialUploads
 from broker_server.service.receiver import Begin
 from broker_server.service.receivers import Receivers
 from broker_server.service.rollout import Carrier
-from broker_server.service.run_parts import RunParts
 from broker_server.service.uploads import Uploads
 from broker_server.settings.fleet import BrokerConfig, FleetConfig
 from broker_server.store import RunRecord, Store

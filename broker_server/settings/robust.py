@@ -26,7 +26,7 @@ class RobustConfig(FrozenModel):
         quarantine_rounds: for so many rounds.
     """
 
-    norm_bound: float = Field(default=5.0, ge=0, le=1e15)
+    norm_bound: float = Field(default=5.0, ge=0, le=1e100)
     beyond_norm: Literal["refuse", "clip"] = "refuse"
     weight_bound: float = Field(default=10.0, ge=0, le=1e15)
     beyond_weight: Literal["clip", "refuse"] = "clip"

@@ -1,4 +1,8 @@
-"""The database of a store, and its tasks: what each device was asked in a round, and what came of it."""
+"""The database of a store, and its tasks: what each device was asked in a round, and what came of it.
+
+What may be lost with a killed server (who was there, lines of the log, counts) waits in memory and is written with the
+next commit, or by `Database.flush` now and then: a commit waits for the disk, and a fleet says much at once.
+"""
 
 import math
 import time

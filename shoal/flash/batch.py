@@ -1,4 +1,8 @@
-"""Seeds for one card or for a fleet of them, identities included."""
+"""The first start of a card that already has a system, of one or of a fleet of them, identities included.
+
+Raspberry Pi OS of Debian 13 and Ubuntu read cloud-init's files, which are JSON here; that of Debian 12 runs a script
+that the kernel's command line names. Either leaves a unit that installs the bundle beside, tried until it has worked.
+"""
 
 import csv
 import hashlib

@@ -37,7 +37,7 @@ Run = Annotated[str | None, Depends(_named)]
 
 
 def acting(store: Path, steer: Steer | None) -> APIRouter:
-    """The verbs; whoever calls them was let in by `shoal.view.access`.
+    """The verbs; whoever calls them was let in by `shoal.view.app`.
 
     They write the store, and steer as `broker_server.service.launch.steer`; None where no server works on the store.
     """

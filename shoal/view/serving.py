@@ -80,7 +80,7 @@ def serving(
 
 
 def _loopback(host: str) -> bool:
-    return host in {"localhost", "127.0.0.1", "::1"}  # the names that `shoal.view.access` takes without a token
+    return host in {"localhost", "127.0.0.1", "::1"}  # the names that `shoal.view.app` takes without a token
 
 
 def _token(path: Path) -> str:

@@ -9,8 +9,7 @@ import pytest
 
 from broker_server.rounds.artifacts import load_artifacts
 from broker_server.rounds.fleet import Fleet
-from broker_server.rounds.other_sets import load_others
-from broker_server.rounds.run_context import prepare_run
+from broker_server.rounds.run_context import load_others, prepare_run
 from broker_server.service.authority import Founding, found_fleet
 from broker_server.service.rollout import Carrier, begin, keep_rollout, read_rollout
 from broker_server.store import Store

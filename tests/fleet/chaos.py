@@ -31,8 +31,7 @@ from fleet_protocol import control
 from fleet_protocol.topics import Topics
 from fleet_protocol.transport import BrokerAddress
 from shoal.bench.fleet import ARCH, write_architecture
-from shoal.bench.light_device import light_member
-from shoal.bench.processes import device_name
+from shoal.bench.processes import device_name, light_member
 from shoal.bench.swarm import Swarm
 from tests.brokers import TestBroker, free_port, mosquitto_broker
 

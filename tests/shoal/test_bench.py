@@ -10,7 +10,7 @@ from fleet_protocol.mapped_tensors import blob_in
 from fleet_protocol.topics import Topics
 from fleet_protocol.weights import encode_weights
 from shoal.bench.fleet import bench_fleet
-from shoal.bench.light_device import light_member
+from shoal.bench.processes import light_member
 from shoal.bench.settings import FleetBench
 from tests.brokers import mosquitto_broker
 

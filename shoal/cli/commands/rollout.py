@@ -45,7 +45,7 @@ def _start(
     Of sets each board must have finished a training task, or more of --gate.
     """
     with needs("server"):
-        from broker_server.rounds.other_sets import load_others
+        from broker_server.rounds.run_context import load_others
         from broker_server.service.certificates import Authority
         from broker_server.service.rollout import begin
         from broker_server.settings.fleet import FleetConfig

@@ -18,8 +18,7 @@ import pytest
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.mapped_tensors import tensors_in
 from shoal.flash import image
-from shoal.flash.bundle import PINS, bundle, fetch_wheels, pack_runtime, read_part, runtime_files
-from shoal.flash.deb import debian_package
+from shoal.flash.bundle import PINS, bundle, debian_package, fetch_wheels, pack_runtime, read_part, runtime_files
 from shoal.flash.settings import Board, load_flash_config
 from tests.brokers import mosquitto_broker
 from tests.device_runtime.device_process import REPOSITORY, DeviceProcess

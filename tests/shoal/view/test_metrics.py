@@ -86,9 +86,9 @@ def test_troubles_with_the_broker_are_counted(tmp_path):
     assert found["shoal_broker_troubles_total", ("kind", "inbox-full")] == 0
 
 
-def test_what_was_refused_between_runs_counts_and_who_was_revoked_is_not_away(store):
+def test_what_was_refused_between_runs_counts_and_who_was_revoked_is_not_away(tmp_path):
     """The alert about forged messages was deaf between runs; that about devices rang for those that had left."""
-    before = read(store)
+    before = read(store := made(tmp_path, hostile=True))
     with closing(Store(store)) as opened:
         opened.count_refusal("", "", RefusalReason.FORGED, "server")
         opened.lose_device(next(item.id for item in opened.devices() if not item.online), REVOKED)
