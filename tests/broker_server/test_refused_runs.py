@@ -238,7 +238,7 @@ def test_a_key_without_effect_is_refused_where_somebody_writes_it(config, tables
     ("lines", "message"),
     [
         ("[train]\nbatch_size = 10000000000000000000000", r"train\.batch_size: no whole number beyond 2\*\*53"),
-        ("[robust]\nnorm_bound = 1e308", r"robust\.norm_bound: .*less than or equal to 1e.100"),
+        ("[robust]\nnorm_bound = 1e308", r"robust\.norm_bound: .*less than or equal to 10{100}"),
         ("[evaluation]\nthreads = 3000000000", r"evaluation\.threads: .*less than or equal to 1024"),
         ("seed = " + "9" * 5000, "not valid TOML"),
         ("seed = " + "[" * 5000, "not valid TOML"),
