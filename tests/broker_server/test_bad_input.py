@@ -418,7 +418,7 @@ def test_a_run_that_lacks_who_declined_says_so(url, config, running, fleet):
     settings = config(round={"wait_seconds": 1.0, "retries": 2}, evaluation={"data": None})
     with Peer(fleet, "bad", url, lambda peer, work: peer.refuse(work, RefusalReason.NO_DATA, "a label of 7")):
         finished = running(settings, url).wait()
-    assert "bad declined, no-data: a label of 7; asked again when it has been restarted" in finished.error
+    assert "bad: declined, no-data: a label of 7; asked again when it has been restarted" in finished.error
 
 
 def test_a_run_without_devices_fails_with_what_to_look_at(url, config, running, fleet):
