@@ -65,7 +65,7 @@ class Start:
             first, value = further[name], given.pop(name)
             if not isinstance(first, str):
                 fits = first.shape == value.shape
-                if not (np.allclose(first, value, 1e-5, 1e-6, equal_nan=True) if fits else self.partial):
+                if not (np.allclose(first, value, 4e-3, 1e-6, equal_nan=True) if fits else self.partial):
                     raise ConfigError(
                         f"{self.source}: the buffer {name} is another than the model's, which would be exported: let"
                         " the model have that of the file, or make it a parameter with requires_grad=False"

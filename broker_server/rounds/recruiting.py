@@ -88,8 +88,8 @@ def _wait_for_devices(
             dispatcher.reporter.emit(event)
             there = dispatcher.fleet.profiles()
             whys = {name: why_unfit(profile, context.tiers, config.tiers) for name, profile in there.items()}
-            unfit = {name: why for name, why in whys.items() if why}
-            for name, why in unfit.items():
+            before, unfit = unfit, {name: why for name, why in whys.items() if why}
+            for name, why in sorted(unfit.items() - before.items()):
                 dispatcher.reporter.note("unfit", why, number, name)
         dispatcher.steering.look()
         if dispatcher.now() >= deadline:

@@ -222,7 +222,7 @@ class ChildBroker(ABC):
             self.stop()
             try:
                 self.start()
-            except TransportError as error:
+            except (TransportError, ConfigError) as error:
                 raise ConnectionError(str(error)) from error
             return True
 

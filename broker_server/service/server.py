@@ -233,6 +233,7 @@ class Server:
                 payload, lambda request: self._asked_meanwhile(request, reporter, steering)
             ),
         )
+        coordinator = Coordinator(context, Services(dispatcher, self._store, self._blobs, self._updates), evaluators)
         last = self._store.last_round(context.run)
         if last is None or (last.state in FINAL and not self._store.late(context.run, last.number + 1, waiting=True)):
             partial.clear()
@@ -251,7 +252,6 @@ class Server:
             f"{context.strategy.name} on {context.artifacts.arch}, tiers "
             + ", ".join(item.tier.id for item in context.tiers),
         )
-        coordinator = Coordinator(context, Services(dispatcher, self._store, self._blobs, self._updates), evaluators)
         try:
             finished = coordinator.run()
         except StopRequested:

@@ -6,8 +6,9 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationInfo, model_validator
 
 from fleet_protocol.data import DataConfig
-from fleet_protocol.frozen import FrozenModel
+from fleet_protocol.frozen import STORED, FrozenModel
 
+_MOST_THREADS = 1024
 _FALLING = frozenset({"loss", "mae", "rmse", "perplexity"})
 Share = Annotated[float, Field(gt=0, le=1)]
 
@@ -43,7 +44,7 @@ class EvaluationKeys(FrozenModel):
     combine: Literal["pooled", "per_client"] = "pooled"
     statistics_every: int = Field(default=1, ge=1)
     statistics_fraction: Share = 1.0
-    threads: int = Field(default=0, ge=0, le=1024)
+    threads: int = Field(default=0, ge=0)
     metric: str | None = None
     direction: Literal["higher", "lower"] | None = None
     patience: int | None = Field(default=None, ge=1)
@@ -61,6 +62,8 @@ class EvaluationKeys(FrozenModel):
 
     @model_validator(mode="after")
     def _keys_go_together(self, info: ValidationInfo) -> "EvaluationKeys":
+        if self.threads > _MOST_THREADS and info.context != STORED:
+            raise ValueError(f"evaluation.threads is {_MOST_THREADS} at most; 0 is for all cores")
         if self.direction is not None and self.metric is None:
             raise ValueError("evaluation.direction goes with evaluation.metric")
         ends = self.patience is not None

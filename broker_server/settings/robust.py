@@ -4,7 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, model_validator
 
-from fleet_protocol.frozen import FrozenModel
+from fleet_protocol.frozen import STORED, FrozenModel
+
+_MOST_BOUND = 1e100  # times a norm, which is 1e30 at most
 
 
 class RobustConfig(FrozenModel):
@@ -26,9 +28,9 @@ class RobustConfig(FrozenModel):
         quarantine_rounds: for so many rounds.
     """
 
-    norm_bound: float = Field(default=5.0, ge=0, le=1e100)
+    norm_bound: float = Field(default=5.0, ge=0)
     beyond_norm: Literal["refuse", "clip"] = "refuse"
-    weight_bound: float = Field(default=10.0, ge=0, le=1e15)
+    weight_bound: float = Field(default=10.0, ge=0)
     beyond_weight: Literal["clip", "refuse"] = "clip"
     merge: Literal["mean", "median", "trimmed_mean", "krum"] = "mean"
     faulty: Annotated[float, Field(gt=0, lt=0.5)] = 0.2
@@ -37,6 +39,8 @@ class RobustConfig(FrozenModel):
 
     @model_validator(mode="after")
     def _has_effect(self, info: ValidationInfo) -> "RobustConfig":
+        if max(self.norm_bound, self.weight_bound) > _MOST_BOUND and info.context != STORED:
+            raise ValueError(f"norm_bound and weight_bound are {_MOST_BOUND:g} at most; 0 is for none")
         trims = self.merge in {"trimmed_mean", "krum"}
         where, instead = f'on merge = "{self.merge}"', 'merge = "trimmed_mean" or "krum"'
         self.refuse_idle(info, "faulty", trims, where=where, instead=instead)

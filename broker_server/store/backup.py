@@ -22,7 +22,7 @@ from fleet_protocol.digests import blob_digest, matches, place_of
 from fleet_protocol.errors import BlobError, ConfigError, StorageError
 
 _DATABASE, _ROOTS = "shoal.db", ("blobs", "updates")
-_OLD_SECONDS = 86400.0
+_WORK, _OLD_SECONDS = ".shoal-backup-", 86400.0
 
 
 def sweep(store: Store, folder: Path) -> None:
@@ -35,9 +35,10 @@ def sweep(store: Store, folder: Path) -> None:
         left += [path for path in objects.glob("??/[!.]*") if path.name not in needed]
     for path in left:
         path.unlink(missing_ok=True)
-    for path in folder.glob("backup-*"):
-        if path.stat().st_mtime < time.time() - _OLD_SECONDS:  # a younger one may be at work
-            shutil.rmtree(path, ignore_errors=True)
+    for path in folder.glob(f"{_WORK}*"):
+        with contextlib.suppress(FileNotFoundError):  # a younger one may be at work, or end just now
+            if path.stat().st_mtime < time.time() - _OLD_SECONDS:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def back_up(store: Path, file: Path) -> int:
@@ -51,7 +52,7 @@ def back_up(store: Path, file: Path) -> int:
     source, part = store / _DATABASE, file.with_name(f".{file.name}.{secrets.token_hex(4)}")
     try:
         part.touch(mode=0o600)  # as the store itself: whoever reads it has the model
-        with TemporaryDirectory(dir=store, prefix="backup-") as folder, ZipFile(part, "w") as out:
+        with TemporaryDirectory(dir=store, prefix=_WORK) as folder, ZipFile(part, "w") as out:
             made = Path(folder)
             with contextlib.closing(sqlite3.connect(source, PATIENT_SECONDS, isolation_level=None)) as holding:
                 holding.execute("BEGIN IMMEDIATE")  # from here on the server cannot commit

@@ -5,6 +5,7 @@ tables at once, and an upgrade that fails would leave half of itself behind.
 """
 
 import sqlite3
+import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -13,13 +14,14 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, s
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool, StaticPool
 
-from broker_server.store.schema import SCHEMA_VERSION, mark
+from broker_server.store.schema import SCHEMA_VERSION, mark, metadata
 from fleet_protocol.errors import StorageError
 
 BUSY_SECONDS = 10.0  # how long a reader waits for the transaction of another process
 PATIENT_SECONDS = 60.0  # how long the server does: a backup of the database may lock it for as long as it takes
 
-
+# Alembic hands its context to a migration through variables of its modules: one upgrade at a time in a process.
+_ALEMBIC = threading.Lock()
 _REMEDIES = {
     "is full": "free some space; nothing that is stored is lost",
     "is locked": "another process holds it, a backup or a look into it; let that one end",
@@ -156,14 +158,28 @@ def _version(connection: Connection, path: Path) -> int:
     return found
 
 
-def _upgrade(engine: Engine, path: Path) -> None:
-    from broker_server.store.upgrade import upgrade  # noqa: PLC0415  (loads Alembic, which a start can do without)
+def _bring_up(connection: Connection, found: int) -> None:
+    """Bring a database from a version, 0 if it is empty, to the newest, within the transaction that is open."""
+    from alembic import command  # noqa: PLC0415  (which a start can do without)
+    from alembic.config import Config  # noqa: PLC0415
 
+    config = Config()
+    config.set_main_option("script_location", "broker_server.store:migrations")
+    config.attributes["connection"] = connection
+    with _ALEMBIC:
+        if found:
+            command.upgrade(config, "head")
+        else:
+            metadata.create_all(connection)
+            command.stamp(config, "head")
+
+
+def _upgrade(engine: Engine, path: Path) -> None:
     # At once for writing, and only then looked at again: another process may have been first.
     with engine.connect().execution_options(begin="BEGIN IMMEDIATE") as connection, connection.begin():
         found = _version(connection, path)
         try:
-            upgrade(connection, found)
+            _bring_up(connection, found)
         except SQLAlchemyError as error:
             raise StorageError(
                 f"cannot bring the store {path} from schema version {found} to {SCHEMA_VERSION}, it is left as it was: "

@@ -62,8 +62,8 @@ def adapters_of(layout: Layout) -> tuple[Adapter, ...]:
         if len(item.dims) == 2 and len(cut) == 1 and item.dims[cut[0]].is_plain and item.dims[cut[0]].inner == 1:
             place = item.name.rpartition(".")[0], item.dims[cut[0]].axis
             sides.setdefault(place, {}).setdefault(cut[0], []).append(item)
-    pairs = {module: (found[1], found[0]) for (module, _), found in sides.items() if len(found) == 2}
-    for module, (ups, downs) in pairs.items():
+    pairs = {place: (found[1], found[0]) for place, found in sides.items() if len(found) == 2}
+    for (module, _), (ups, downs) in pairs.items():
         if len(ups) + len(downs) > 2:
             several = ", ".join(item.name for item in (*ups, *downs))
             raise PlanError(f"which of {several} are one adapter cannot be told; give each a module below {module}")

@@ -70,7 +70,8 @@ def further_names(
         module = _module(arch, Cut(), settings)
     first = {id(value): name for name, value in module.named_parameters()}
     names: dict[str, str | NDArray[np.generic]] = {
-        name: value.numpy() for name, value in module.named_buffers(remove_duplicate=False)
+        name: (value.float() if value.is_floating_point() else value).numpy()
+        for name, value in module.named_buffers(remove_duplicate=False)
     }
     for path, layer in module.named_modules():
         if isinstance(layer, StaticBatchNorm):

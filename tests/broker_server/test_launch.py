@@ -413,6 +413,17 @@ def test_an_embedded_broker_that_dies_is_started_again(config, running, fleet, t
     assert finished.status == "finished", finished.error
 
 
+def test_a_broker_that_cannot_start_now_may_start_later(tmp_path, monkeypatch):
+    """Whatever it lacks for a while: a port, a package that is upgraded just now, the list of members."""
+    with EmbeddedBroker(tmp_path, port=free_port()) as broker:
+        broker._process.kill()
+        monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+        with pytest.raises(ConnectionError, match="needs the package iotcore"):
+            broker.ensure()
+        monkeypatch.undo()
+        assert broker.ensure()
+
+
 @pytest.mark.slow
 def test_a_run_outlives_an_embedded_broker_whose_port_another_program_took(config, running, fleet, monkeypatch):
     """The run had failed for good, and its server ended; both wait until the port is free again."""

@@ -47,6 +47,13 @@ def test_an_adapter_is_known_by_its_shape():
     assert [(item.up, item.down, item.rank) for item in adapters_of(LAYOUT)] == [("a.up", "a.down", RANK)]
 
 
+def test_adapters_of_one_module_and_two_axes_are_two():
+    """What they share tells which factors belong together."""
+    names = {f"a.{axis}_up": ("kernel", axis) for axis in "rs"} | {f"a.{axis}_down": (axis, "inputs") for axis in "rs"}
+    layout = layout_of(names, {"r": RANK, "s": RANK, "kernel": OUT, "inputs": IN, "classes": 4})
+    assert [(item.up, item.down) for item in adapters_of(layout)] == [("a.r_up", "a.r_down"), ("a.s_up", "a.s_down")]
+
+
 def test_two_adapters_of_one_module_are_refused():
     """The later matrices had replaced the earlier, in some orders the one adapter's up beside the other's down."""
     up, down = ("kernel", "r"), ("r", "inputs")

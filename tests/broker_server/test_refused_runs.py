@@ -238,11 +238,10 @@ def test_a_key_without_effect_is_refused_where_somebody_writes_it(config, tables
     ("lines", "message"),
     [
         ("[train]\nbatch_size = 10000000000000000000000", r"train\.batch_size: no whole number beyond 2\*\*53"),
-        ("[robust]\nnorm_bound = 1e308", r"robust\.norm_bound: .*less than or equal to 10{100}"),
-        ("[evaluation]\nthreads = 3000000000", r"evaluation\.threads: .*less than or equal to 1024"),
+        ("[robust]\nnorm_bound = 1e308", r"robust: norm_bound and weight_bound are 1e\+100 at most"),
+        ("[evaluation]\nthreads = 3000000000", r"evaluation\.threads is 1024 at most"),
         ("seed = " + "9" * 5000, "not valid TOML"),
         ("seed = " + "[" * 5000, "not valid TOML"),
-        ('[broker]\nlisten = "barn"', "broker.listen: 'barn' does not appear to be an IPv4 or IPv6 address"),
     ],
 )
 def test_what_no_message_or_machine_holds_is_refused_when_it_is_read(lines, message, tmp_path):

@@ -99,7 +99,7 @@ def test_a_server_that_starts_finds_what_nobody_needs(url, config, fleet, tmp_pa
     with contextlib.closing(Store(settings.store)) as store:
         (run,) = store.runs()
         (task,) = store.tasks(run.id, 1, "train")
-        old, young = (settings.store / f"backup-{name}" for name in ("old", "young"))
+        old, young = (settings.store / f".shoal-backup-{name}" for name in ("old", "young"))
         for folder in (old, young):
             (folder / "blobs").mkdir(parents=True)
         os.utime(old, (0, 0))

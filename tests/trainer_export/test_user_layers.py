@@ -209,6 +209,7 @@ OTHERS: Mapping[str, tuple[int, nn.Module]] = {
     "distances": (2, Do(lambda x: torch.cdist(x, x[:, :, :3]))),
     "other bases": (2, Do(lambda x: torch.log2(x.abs() + 1) + torch.log10(x * x + 0.1) + torch.exp2(x))),
     "remainders": (2, Do(lambda x: x % 0.7 + torch.remainder(x, x.detach().abs() + 1))),
+    "quotients with nothing": (2, Do(lambda x: x * (x * x + 1).detach().div(0.0, rounding_mode="floor").clamp(max=3))),
     "quotients on a step": (2, Do(lambda x: x * tenths(x).div(0.1, rounding_mode="floor") + tenths(x) % 0.1)),
     "rests on a step": (2, Do(lambda x: x * torch.fmod(tenths(x), 0.1) + tenths(x) // -0.1 + x.fmod(tenths(x) + 9))),
     "norm over places of all samples": (2, Places()),

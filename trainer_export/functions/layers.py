@@ -77,7 +77,9 @@ def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
 def _one_hot(labels: Tensor, num_classes: int = -1) -> Tensor:
     if num_classes < 0:
         raise ExportError("one_hot without num_classes cannot be exported; name the number of classes")
-    return functional.embedding(labels, torch.eye(num_classes)).to(torch.int64)  # which has no row for other labels
+    # A table has no row for other labels; as few numbers as there are labels, of which a vocabulary may have many.
+    known = functional.embedding(labels, torch.arange(num_classes, dtype=torch.float32).unsqueeze(-1))
+    return (known == torch.arange(num_classes)).to(torch.int64)
 
 
 def _bilinear(left: Tensor, right: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""How a store of an older version becomes one of this version; run by `broker_server.store.upgrade`.
+"""How a store of an older version becomes one of this version; run by `broker_server.store.opening`.
 
 To change the schema: store a fixture of the present version (see ``tests/broker_server/fixtures/README.md``), change
 the record and the ``SCHEMA_VERSION`` of `broker_server.store.schema`, and add ``versions/v<number>_<what>.py`` whose

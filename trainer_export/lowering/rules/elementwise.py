@@ -93,8 +93,11 @@ def _div(e: Emitter, out: Spec, a: Any, b: Any, *, rounding_mode: str | None = N
         rest = e.pointwise("Mod", a, b, fmod=1)
         below = e.pointwise("Less", e.pointwise("Mul", rest, b), e.scalar(0, out.dtype), dtype=torch.bool)
         whole = e.pointwise("Div", e.pointwise("Sub", a, rest), b)
-        whole = e.pointwise("Round", whole) if out.dtype.is_floating_point else whole
-        return e.pointwise("Sub", whole, e.cast(below, out.dtype))
+        if not out.dtype.is_floating_point:
+            return e.pointwise("Sub", whole, e.cast(below, out.dtype))
+        found = e.pointwise("Sub", e.pointwise("Round", whole), e.cast(below, out.dtype))
+        none = e.pointwise("Equal", b, e.scalar(0, out.dtype), dtype=torch.bool)
+        return e.pointwise("Where", none, result, found, dtype=out.dtype)
     if rounding_mode is None or not out.dtype.is_floating_point:
         return result
     return e.pointwise("Mul", e.pointwise("Sign", result), e.pointwise("Floor", e.pointwise("Abs", result)))
