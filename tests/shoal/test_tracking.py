@@ -232,7 +232,7 @@ def test_a_home_that_is_watched_sees_the_next_run(store, tmp_path):
                 assert watching.poll() is None
             finally:
                 watching.send_signal(signal.SIGINT)
-                watching.wait(30)
+                assert watching.wait(30) == 0
 
 
 def test_a_place_that_is_none_says_which_there_are(store, typed, tmp_path):
