@@ -29,11 +29,12 @@ class VersionEvaluation(Evaluation):
     @property
     def summary(self) -> str:
         """In a few words: ``accuracy 0.8123, loss 0.4321; w1.00-d2 0.7654, w1.00-d4 0.7890``."""
-        beside = ", ".join(
-            f"{tier} {found.loss if found.accuracy is None else found.accuracy:.4f}"
-            for tier, found in self.tiers.items()
-        )
+        beside = ", ".join(f"{tier} {found.shown:.4f}" for tier, found in self.tiers.items())
         return self.text() + (f"; {beside}" if beside else "")
+
+    def of(self, tier: str) -> "VersionEvaluation | None":
+        """What is known of a further tier."""
+        return VersionEvaluation(**dict(self.tiers[tier])) if tier in self.tiers else None
 
 
 class _RunEvent(FrozenModel):

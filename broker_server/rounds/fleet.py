@@ -78,7 +78,7 @@ class Fleet:
 
     def is_online(self, device: str) -> bool:
         """Whether the device is connected, as far as we know, and not silent."""
-        return device in self._online and device not in self._silent | self._dismissed
+        return device in self._online and device not in self._silent and device not in self._dismissed
 
     def announced(self, device: str) -> int | None:
         """Samples that a device last said it has, None if it never did."""

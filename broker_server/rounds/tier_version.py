@@ -10,7 +10,6 @@ from broker_server.store import Store
 from broker_server.store.export import ExportedVersion
 from broker_server.store.queries import find_run
 from fleet_protocol.blob_store import BlobStore
-from fleet_protocol.control import VersionEvaluation
 from fleet_protocol.errors import ConfigError
 
 
@@ -49,6 +48,5 @@ def tier_version(
     statistics = {name: value for name, value in exported.statistics.items() if wanted.get(name) == value.shape}
     record = exported.record
     if record.evaluation is not None and found is not context.judged:  # of this tier, or nothing is known of it
-        own = record.evaluation.tiers.get(found.tier.id)
-        record = replace(record, evaluation=None if own is None else VersionEvaluation(**dict(own)))
+        record = replace(record, evaluation=record.evaluation.of(found.tier.id))
     return replace(exported, record=record, weights=weights, statistics=statistics), found, context.config

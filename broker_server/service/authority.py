@@ -19,7 +19,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
-from urllib.parse import urlsplit
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -36,7 +35,7 @@ from fleet_protocol.identity.sealing import new_key, public_key
 from fleet_protocol.locks import held
 from fleet_protocol.messages import BlobRef
 from fleet_protocol.topics import Topics, check_name
-from fleet_protocol.transport import bracketed
+from fleet_protocol.transport import BrokerAddress, bracketed
 
 SERVER = "server"
 MOST_DAYS = 36_500
@@ -276,8 +275,9 @@ def _added(folder: Path, registry: Registry, name: str, role: Literal["server", 
     certificate = Certificate(
         fleet=fleet, role=role, name=name, key=_public(key), serial=serial, expires=expires, sealing=opens
     )
-    address = (folder / "address").read_text(encoding="utf-8")
-    if role == "server" and (host := urlsplit(address).hostname):  # which may be another than the fleet was made with
+    address = (folder / "address").read_text(encoding="utf-8").strip()
+    host = BrokerAddress.parse(address).host  # which may be another than the fleet was made with
+    if role == "server":
         certificate_of_broker, key_of_broker = authority.issue(host, hosts=(host, "localhost", "127.0.0.1", "::1"))
         write_secret(folder / "broker.pem", certificate_of_broker)
         write_secret(folder / "broker.key", key_of_broker)

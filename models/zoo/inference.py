@@ -1,7 +1,7 @@
 """Infers the layout of a model by perturbation: build it with one axis larger, see what grows, and prove the order.
 
-So a user writes a plain torch module and only asks its `Cut` for sizes. All builds but that of the initial weights
-happen on torch's meta device and cost no memory.
+So a user writes a plain torch module and only asks its `Cut` for sizes. All builds but those of the initial weights and
+of buffers happen on torch's meta device and cost no memory.
 """
 
 import contextlib

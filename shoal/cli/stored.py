@@ -22,7 +22,6 @@ from broker_server.settings.fleet import FleetConfig
 from broker_server.store import EventRecord, RoundRecord, RunRecord, Store, VersionRecord, choosing, queries
 from broker_server.store.export import ExportedVersion, export_safetensors, load_version
 from fleet_protocol.blob_store import write_atomically
-from fleet_protocol.control import VersionEvaluation
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.manifest import parameter_input
 from fleet_protocol.signals import on_signals
@@ -306,8 +305,7 @@ def _judged(version: VersionRecord, run: RunRecord, tier: str | None) -> Version
     """A version with what is known of a tier of it, None for the whole model, where a run may have judged another."""
     if version.evaluation is None or tier == FleetConfig.stored(run.config).evaluation.tier:
         return version
-    own = version.evaluation.tiers.get(tier or "")
-    return replace(version, evaluation=None if own is None else VersionEvaluation(**dict(own)))
+    return replace(version, evaluation=version.evaluation.of(tier or ""))
 
 
 def choose(source: Store | Client, run: str | None, *, best: bool) -> tuple[RunRecord, int]:

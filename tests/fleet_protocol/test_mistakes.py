@@ -232,7 +232,10 @@ def test_a_board_without_a_clock_gets_in(folder):
 
 def test_a_server_that_moves_to_another_name_gets_a_certificate_for_it(folder):
     """Boards that were enrolled anew had refused the old name, and only a new fleet had another."""
-    (folder / "address").write_text("mqtts://barn.example:8883")
+    (folder / "address").write_text("barn.example:8883\n")
+    with pytest.raises(ConfigError, match="not of the form mqtt://"):
+        renew_server(folder)
+    (folder / "address").write_text("mqtts://barn.example:8883\n")  # as an editor ends a line
     renew_server(folder)
     broker = x509.load_pem_x509_certificate((folder / "broker.pem").read_bytes())
     store = Store([x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())])
