@@ -26,13 +26,17 @@ _WORK, _OLD_SECONDS = ".shoal-backup-", 86400.0
 
 
 def sweep(store: Store, folder: Path) -> None:
-    """Remove from an open store's folder what killed processes left, and where no run goes on what no version needs."""
+    """Remove from an open store's folder what killed processes left, and what the last rounds of ended runs have sent.
+
+    Nothing goes that the store does not know as a slice: its blobs may outlive a database that was lost or is older.
+    """
     objects, runs = folder / "blobs" / "objects", store.runs()
     left = list(objects.glob("??/.*"))
-    if all(run.ended_at is not None for run in runs):
-        kept = [version for run in runs for version in store.versions(run.id)]
-        needed = {digest for each in kept for digest in (each.digest, each.state_digest, each.statistics_digest)}
-        left += [path for path in objects.glob("??/[!.]*") if path.name not in needed]
+    for run in runs if all(run.ended_at is not None for run in runs) else ():
+        last = store.last_round(run.id)
+        sent = store.tasks(run.id, last.number, "train") if last is not None else []
+        slices = {choice.weights.digest for task in sent for choice in task.choices}
+        left += [objects / place_of(digest) for digest in slices - store.used(slices)]
     for path in left:
         path.unlink(missing_ok=True)
     for path in folder.glob(f"{_WORK}*"):

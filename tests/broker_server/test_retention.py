@@ -110,6 +110,9 @@ def test_a_server_that_starts_finds_what_nobody_needs(url, config, fleet, tmp_pa
         with Server(fleet, settings.store, BrokerConfig(url=url)):
             needed = {item.digest for item in store.versions(run.id)}
             assert {path.name for path in (blobs.root / "objects").rglob("*") if path.is_file()} == needed
+    (settings.store / "shoal.db").rename(tmp_path / "lost.db")
+    with Server(fleet, settings.store, BrokerConfig(url=url)):
+        assert all(map(blobs.has, needed))  # of which a database that is found again knows
 
 
 def test_a_run_goes_on_when_only_keep_versions_has_changed(url, config, running, fleet, tmp_path):
