@@ -1,0 +1,194 @@
+"""What samples look like in figures: type, range, mean and deviation, as a model sees them."""
+
+import math
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+from typing_extensions import Self
+
+from fleet_protocol.data.dataset import DataSet
+from fleet_protocol.errors import DataError
+from fleet_protocol.frozen import FrozenModel
+
+MOST_ROWS = 10_000
+"""Samples that are looked at; of more, this many are drawn evenly."""
+MOST_VALUES = 2**24
+"""Values that are looked at; large samples are fewer, but at least one."""
+MOST_GROUPS = 256
+"""Columns or channels with figures of their own; of more, all values share one row of figures."""
+
+_PIECE_VALUES = 2**18  # a piece of float64 takes 2 MB
+_DIGITS = 6  # of a figure that is no whole number: a summary travels
+_LARGEST = float(np.finfo(np.float32).max)
+_EXACT = 2**53
+
+_Size = Annotated[int, Field(ge=0, le=_EXACT)]
+_Figure = Annotated[float, Field(ge=-_LARGEST * 1.01, le=_LARGEST * 1.01)]
+_Figures = Annotated[tuple[_Figure, ...], Field(min_length=1, max_length=MOST_GROUPS)]
+
+Grouping = Literal["columns", "channels", "all"]
+
+
+class DataSummary(FrozenModel):
+    """What samples look like as a model sees them: after `scale`, `mean` and `std`; tokens as they are.
+
+    Each of the four figures has a value for every group: a column of flat samples, a channel (the
+    first axis) of others, or one for all values where there would be more than `MOST_GROUPS`.
+
+    Attributes:
+        shape: of one sample.
+        dtype: of the values in the source, before anything is done to them.
+        rows: samples in the data.
+        drawn: samples of them that were looked at.
+        groups: what the figures are of.
+        whole: whether all values that a model sees are whole numbers.
+        lowest: value of each group.
+        highest: value of each group.
+        mean: of each group.
+        deviation: standard deviation of each group (squares are divided by the number of values).
+    """
+
+    shape: Annotated[tuple[_Size, ...], Field(max_length=32)]
+    dtype: Annotated[str, Field(pattern="^[a-z]+[0-9]*$", max_length=16)]
+    rows: _Size
+    drawn: _Size
+    groups: Grouping
+    whole: bool
+    lowest: _Figures
+    highest: _Figures
+    mean: _Figures
+    deviation: _Figures
+
+    @model_validator(mode="after")
+    def _one_figure_a_group(self) -> Self:
+        counts = {len(self.lowest), len(self.highest), len(self.mean), len(self.deviation)}
+        if len(counts) != 1:
+            raise ValueError("lowest, highest, mean and deviation have a figure for each group")
+        return self
+
+
+class _Figuring:
+    """Running figures of groups; memory is that of one piece, however many rows come."""
+
+    def __init__(self, groups: int) -> None:
+        self.count = 0
+        self.whole = True
+        self.lowest = np.full(groups, np.inf)
+        self.highest = np.full(groups, -np.inf)
+        self.mean = np.zeros(groups)
+        self._squares = np.zeros(groups)  # of the distances from the mean, summed
+
+    def add(self, values: NDArray[np.float64]) -> None:
+        """Take in values ``[rows, groups, values of a group]``.
+
+        Means and squares of two sets are combined as in Chan, Golub, LeVeque: "Updating formulae
+        and a pairwise algorithm for computing sample variances", STAN-CS-79-773, 1979.
+        """
+        count = values.shape[0] * values.shape[2]
+        mean = values.mean(axis=(0, 2))
+        squares = np.square(values - mean[:, None]).sum(axis=(0, 2))
+        total = self.count + count
+        distance = mean - self.mean
+        self._squares += squares + np.square(distance) * (self.count * count / total)
+        self.mean += distance * (count / total)
+        self.count = total
+        np.minimum(self.lowest, values.min(axis=(0, 2)), out=self.lowest)
+        np.maximum(self.highest, values.max(axis=(0, 2)), out=self.highest)
+        self.whole = self.whole and bool((values == np.floor(values)).all())
+
+    @property
+    def deviation(self) -> NDArray[np.float64]:
+        """Of each group."""
+        return np.asarray(np.sqrt(self._squares / self.count))
+
+
+def summarise(data: DataSet, *, tokens: bool = False) -> DataSummary:
+    """Look at samples, in pieces and in float64.
+
+    At most `MOST_ROWS` samples and `MOST_VALUES` values are looked at, so that large data takes no
+    longer; of more samples as many are drawn evenly (see `drawn_rows`). Lowest and highest are
+    those of the samples that were looked at.
+
+    Args:
+        data: at least one sample.
+        tokens: whether the model takes whole numbers; they are never scaled.
+
+    Returns:
+        Figures with six digits; whole numbers up to 2**53 are exact.
+
+    Raises:
+        DataError: there is no value to look at.
+    """
+    shape = data.x.shape[1:]
+    if not len(data) or not math.prod(shape):
+        raise DataError(f"{data.source} holds {len(data)} samples of shape {list(shape)}: no value")
+    groups, kind = _grouping(shape)
+    figures = _Figuring(groups)
+    rows = drawn_rows(len(data), MOST_VALUES // max(1, math.prod(shape)))
+    with np.errstate(over="ignore"):  # a large scale may leave float32
+        for values in _pieces(data, rows, groups, tokens=tokens or _is_plain(data)):
+            figures.add(values)
+    return DataSummary(
+        shape=shape,
+        dtype=data.x.dtype.name,
+        rows=len(data),
+        drawn=len(rows),
+        groups=kind,
+        whole=figures.whole,
+        lowest=_written(figures.lowest),
+        highest=_written(figures.highest),
+        mean=_written(figures.mean),
+        deviation=_written(figures.deviation),
+    )
+
+
+def drawn_rows(count: int, most: int = MOST_ROWS) -> NDArray[np.int64]:
+    """Which of so many rows to look at, ascending: all if they are few, else evenly drawn ones.
+
+    Of as many equal stretches as rows are drawn, each gives one, at a place that follows from a
+    fixed seed: a fixed stride would always meet the same label where labels take turns. The same
+    count gives the same rows.
+    """
+    most = max(1, min(most, MOST_ROWS))
+    if count <= most:
+        return np.arange(count)
+    edges = np.arange(most + 1) * count // most
+    places = np.random.default_rng(0).random(most)
+    return edges[:-1] + (places * np.diff(edges)).astype(np.int64)
+
+
+def _grouping(shape: tuple[int, ...]) -> tuple[int, Grouping]:
+    """How many groups of values samples of a shape have, and what they are."""
+    if not shape or not 1 <= shape[0] <= MOST_GROUPS:
+        return 1, "all"
+    return shape[0], "columns" if len(shape) == 1 else "channels"
+
+
+def _is_plain(data: DataSet) -> bool:
+    """Whether whole numbers reach the model as they are, so that float32 need not round them."""
+    changed = data.scale != 1.0 or bool(data.mean.any()) or bool((data.std != 1.0).any())
+    return data.x.dtype.kind in "biu" and not changed
+
+
+def _pieces(data: DataSet, rows: NDArray[np.int64], groups: int, *, tokens: bool) -> Iterator[NDArray[np.float64]]:
+    """Values of some rows as a model sees them, ``[rows, groups, values of a group]``, by and by."""
+    size = max(1, _PIECE_VALUES // max(1, math.prod(data.x.shape[1:])))
+    dtype = "int64" if tokens else "float32"
+    for first in range(0, len(rows), size):
+        chosen = rows[first : first + size]
+        batch: NDArray[Any] = data.batch(chosen, dtype)[0]
+        values = batch.astype(np.float64).reshape(len(chosen), groups, -1)
+        yield np.clip(values, -_LARGEST, _LARGEST)
+
+
+def _written(figures: NDArray[np.float64]) -> tuple[float, ...]:
+    """Figures as they travel: whole numbers exactly, others with few digits."""
+    return tuple(_short(figure) for figure in figures.tolist())
+
+
+def _short(figure: float) -> float:
+    whole = figure.is_integer() and abs(figure) <= _EXACT
+    return figure if whole else float(f"{figure:.{_DIGITS}g}")
