@@ -200,6 +200,8 @@ class Server:
 
     def _go_on(self, record: RunRecord, config: FleetConfig, request: str | None) -> control.RunFinished:
         self._followed = True
+        if config.contract is None:  # names stay in the order that the run began with
+            config = config.model_copy(update={"contract": FleetConfig.stored(record.config).contract})
         context, evaluators = self._prepare(record.id, config)
         self._store.note_config(record.id, context.begun().config)  # the folder may have moved
         return self._work(context, evaluators, request)
@@ -215,7 +217,8 @@ class Server:
         if self._carrier is not None:
             context = replace(context, sets=self._carrier.sets)
         evaluators = open_evaluators(context)
-        return replace(context, contracts=evaluators.contracts), evaluators
+        kept = config.model_copy(update={"contract": evaluators.terms})
+        return replace(context, config=kept, contracts=evaluators.contracts), evaluators
 
     def _work(self, context: RunContext, evaluators: Evaluators, request: str | None) -> control.RunFinished:
         reporter = Reporter(context.run, self._store, self._tell)

@@ -243,9 +243,12 @@ class FleetConfig(RunKeys):
     def other_than(self, stored: str) -> list[str]:
         """Settings other than in a stored configuration; broker, store and page may be elsewhere now.
 
-        So may the whole folder: a path that is another is the same one where it lies alike beside the store.
+        So may the whole folder: a path that is another is the same one where it lies alike beside the store. A run
+        keeps the contract that it began with where none is said.
         """
         free, first = {"broker", "store", "view", "keep_versions"}, self.stored(stored)
+        if self.contract is None:
+            free.add("contract")
         before, now = (item.model_dump(exclude=free) for item in (first, self))
 
         def same(new: Any, old: Any) -> bool:
