@@ -12,7 +12,7 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -157,6 +157,16 @@ def open_evaluators(context: RunContext) -> Evaluators:
         contracts=contracts.by_tier(),
         terms=contracts.settled(),
     )
+
+
+def open_test_sets(context: RunContext) -> tuple[RunContext, Evaluators]:
+    """A run with the contract that its test sets make, which it keeps, and what judges it.
+
+    It raises what `open_evaluators` does.
+    """
+    evaluators = open_evaluators(context)
+    kept = context.config.model_copy(update={"contract": evaluators.terms})
+    return replace(context, config=kept, contracts=evaluators.contracts), evaluators
 
 
 @dataclass(frozen=True)

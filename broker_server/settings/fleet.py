@@ -240,6 +240,10 @@ class FleetConfig(RunKeys):
         """That of a run in a store, whose version may have been an earlier one."""
         return cls.model_validate_json(text, context=STORED)
 
+    def as_begun(self, stored: str) -> "FleetConfig":
+        """With the contract with which a stored run began, where none is said: its names keep their order."""
+        return self if self.contract else self.model_copy(update={"contract": self.stored(stored).contract})
+
     def other_than(self, stored: str) -> list[str]:
         """Settings other than in a stored configuration; broker, store and page may be elsewhere now.
 
