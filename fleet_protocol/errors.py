@@ -36,6 +36,10 @@ class DataError(ShoalError):
     exit_code = 4
 
 
+class DataChangedError(DataError):
+    """Files of a data set that change while they are read, or while somebody works with what was read."""
+
+
 class TransportError(ShoalError):
     """The broker cannot be reached, or a wait for the other side ran out."""
 
@@ -72,6 +76,7 @@ class RefusalReason(str, Enum):
     TOO_HEAVY = "too-heavy"
     UNSUPPORTED = "unsupported"
     NO_DATA = "no-data"
+    DATA_CHANGED = "data-changed"
     NO_SPACE = "no-space"
     FORGED = "forged"
     REPLAYED = "replayed"
