@@ -15,9 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet_protocol.errors import DataChangedError, DataError
+from fleet_protocol.free_memory import free_bytes
 
 MEMORY_BYTES = 64 * 2**20
-"""An array of a file with at most so many bytes is read into memory."""
+MEMORY_SHARE = 1 / 8
+"""An array of a file is read into memory if it has so many bytes, or is this share of what is free, at most."""
 
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
@@ -173,7 +175,7 @@ def _picks_rows(key: Any) -> bool:
 
 
 def read_npy(path: Path) -> Samples:
-    """The array of an ``.npy`` file: in memory, or where it has more than `MEMORY_BYTES` in its file.
+    """The array of an ``.npy`` file: in memory, or where it is large in its file (see `MEMORY_BYTES`).
 
     Values that do not lie row by row (Fortran's order) are always read into memory.
 
@@ -201,7 +203,12 @@ def read_npy(path: Path) -> Samples:
         columns: NDArray[Any] = stored.T
         return columns
     rows = FileRows(source, dtype, shape, offset)
-    return rows if rows.nbytes > MEMORY_BYTES else rows[:]
+    return rows if _is_large(rows.nbytes) else rows[:]
+
+
+def _is_large(size: int) -> bool:
+    """Whether so many bytes stay in their file."""
+    return size > MEMORY_BYTES and size > MEMORY_SHARE * free_bytes()
 
 
 def _opened(path: Path) -> _Descriptor:
@@ -225,7 +232,7 @@ def unmapped(array: NDArray[Any]) -> Samples:
     low, high = _bounds(array)
     source = _opened(Path(str(root.filename)))
     offset = root.offset + low - root.ctypes.data
-    if array.flags.c_contiguous and array.ndim and array.nbytes > MEMORY_BYTES:
+    if array.flags.c_contiguous and array.ndim and _is_large(array.nbytes):
         return FileRows(source, array.dtype, array.shape, offset)
     values = FileRows(source, np.dtype(np.uint8), (high - low,), offset)[:]
     copied: NDArray[Any] = np.ndarray(array.shape, array.dtype, values.data, array.ctypes.data - low, array.strides)

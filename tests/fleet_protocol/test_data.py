@@ -120,6 +120,7 @@ def test_several_inputs_and_targets_are_rows_in_the_models_order(tmp_path):
 def test_npy_pair_is_not_mapped(tmp_path, pixels, monkeypatch, most):
     """A small .npy file is read; of a large one the rows of a batch are, and its labels at once."""
     monkeypatch.setattr("fleet_protocol.data.file_rows.MEMORY_BYTES", most)
+    monkeypatch.setattr("fleet_protocol.data.file_rows.MEMORY_SHARE", 0)
     np.save(tmp_path / "x.npy", pixels)
     np.save(tmp_path / "y.npy", LABELS.astype(np.uint8))
     data = load(tmp_path, kind="npz", path="x.npy", y_path="y.npy", shape=[1, 4, 5], limit=5)

@@ -16,13 +16,14 @@ from fleet_protocol.errors import DataChangedError
 
 DTYPES = [np.uint8, np.dtype(">i4"), np.int64, np.float16, np.float32, np.bool_]
 SHAPES = arrays.array_shapes(min_dims=1, max_dims=4, min_side=0, max_side=7)
-SAME_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
+SAME_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
 
 
 @pytest.fixture(autouse=True)
 def nothing_in_memory(monkeypatch):
     """Every file counts as large."""
     monkeypatch.setattr("fleet_protocol.data.file_rows.MEMORY_BYTES", -1)
+    monkeypatch.setattr("fleet_protocol.data.file_rows.MEMORY_SHARE", -1)
 
 
 def in_file(folder: Path, values: np.ndarray) -> FileRows:
@@ -157,6 +158,7 @@ def views(path: Path) -> list[np.ndarray]:
 def test_no_part_of_a_mapping_is_left(tmp_path, monkeypatch, number, large):
     """Arrays that show a mapped file become reads of that file, or copies; the file may be cut short afterwards."""
     monkeypatch.setattr("fleet_protocol.data.file_rows.MEMORY_BYTES", 0 if large else 2**20)
+    monkeypatch.setattr("fleet_protocol.data.file_rows.MEMORY_SHARE", 0)
     values = counted((8, 3, 4), np.float32)
     np.save(tmp_path / "x.npy", values)
     view = views(tmp_path / "x.npy")[number]
