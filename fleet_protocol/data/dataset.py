@@ -76,6 +76,15 @@ class DataSet:
         if changes:
             raise DataChangedError(f"{shown(changes)} changed after it was read; {REPLACING}")
 
+    def check_kept(self) -> None:
+        """See that samples that stay in their file are those that were read, whatever has its name now.
+
+        Raises:
+            DataChangedError: somebody has written into the file.
+        """
+        if isinstance(self.x, FileRows) and self.x.rewritten:
+            raise DataChangedError(f"{self.x.path} was written into after it was read; {REPLACING}")
+
     def equals(self, other: "DataSet") -> bool:
         """Whether both have the same samples and targets in memory; what is read from a file may not be compared."""
         if isinstance(self.x, FileRows) or isinstance(other.x, FileRows):

@@ -31,11 +31,21 @@ class _Descriptor:
         self.path = path
         self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self.number)
+        self._at_first = os.fstat(self.number)
 
     @property
     def size(self) -> int:
         """Bytes that the file has now."""
         return os.fstat(self.number).st_size
+
+    @property
+    def rewritten(self) -> bool:
+        """Whether somebody has written into the file since it was opened; that another took its name is nothing."""
+        first, now = self._at_first, os.fstat(self.number)
+        if (first.st_size, first.st_mtime_ns) != (now.st_size, now.st_mtime_ns):
+            return True
+        # A time that was set back leaves this one; a name more or less changes it, too.
+        return first.st_nlink == now.st_nlink and first.st_ctime_ns != now.st_ctime_ns
 
     def fill(self, buffer: memoryview, offset: int) -> None:
         """Read as many bytes as a buffer takes, from an offset.
@@ -82,6 +92,11 @@ class FileRows:
     def path(self) -> Path:
         """The file."""
         return self._source.path
+
+    @property
+    def rewritten(self) -> bool:
+        """Whether the rows may be others than when the file was opened."""
+        return self._source.rewritten
 
     @property
     def ndim(self) -> int:
