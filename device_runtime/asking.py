@@ -27,7 +27,7 @@ from device_runtime.agent.refusals import refusal_of
 from device_runtime.predicting import Predictor
 from device_runtime.settings import DeviceConfig, PredictConfig
 from fleet_protocol.data.readers import Named
-from fleet_protocol.errors import ConfigError, DataError, RefusalReason, ShoalError
+from fleet_protocol.errors import ConfigError, DataChangedError, DataError, RefusalReason, ShoalError
 from fleet_protocol.messages import MESSAGE_LIMIT_BYTES, Ask, Predicted
 
 
@@ -165,6 +165,7 @@ class Asking:
         except Exception as error:  # noqa: BLE001  (errors of onnxruntime have no base; no request ends the thread)
             reason, detail = refusal_of(error)
             wrong = isinstance(error, DataError | ValueError | RecursionError)
+            wrong = wrong and not isinstance(error, DataChangedError)  # that is the board's own data
             return {"reason": RefusalReason.MALFORMED if wrong else reason, "detail": detail[:500]}
         if size > MESSAGE_LIMIT_BYTES:
             text = f"the answer has {size} bytes of at most {MESSAGE_LIMIT_BYTES}; ask for fewer samples at once"

@@ -80,8 +80,10 @@ class Predictor:
                 self._key = key
             manifest = self._model.manifest
             contract = read_contract(config.state_dir)
-            data = read_samples(samples, config.data, manifest, contract).batches(_BATCH, manifest.input_dtype)
-            return self._model.about, _rows(manifest, self._outputs(data, ends))
+            data = read_samples(samples, config.data, manifest, contract)
+            outputs = self._outputs(data.batches(_BATCH, manifest.input_dtype), ends)
+            data.check_unchanged()
+            return self._model.about, _rows(manifest, outputs)
         except (BlobError, StorageError, OSError):
             if read_index(config.state_dir) == index:
                 raise
@@ -111,6 +113,7 @@ def predict(config: DeviceConfig, path: Path) -> _Found:
     Raises:
         ConfigError: there is no model on this board yet, or it has no graph that predicts; the message says why.
         DataError: the samples are not what the model takes.
+        DataChangedError: their file, or those of the board's own data, changed meanwhile.
         BlobError: a file of the model is damaged.
         RefusedError: the graph is none that a board runs, or its outputs are not finite.
     """
@@ -177,4 +180,6 @@ def _statistics(config: DeviceConfig, model: _Model) -> Statistics:
     settings = TrainSettings(learning_rate=1.0, epochs=1, batch_size=_BATCH, seed=0)
     session = ForwardSession(model.manifest, model.graphs[STATS], model.parameters, threads=config.threads)
     course = Course(data, holdout_split(len(data), config.holdout)[0], settings, 0)
-    return measure(session, model.manifest, course, Hooks())[0]
+    statistics = measure(session, model.manifest, course, Hooks())[0]
+    data.check_unchanged()
+    return statistics

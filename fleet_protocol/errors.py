@@ -40,6 +40,10 @@ class MismatchError(DataError):
     """Data that is sound by itself, and does not fit the contract of the fleet."""
 
 
+class DataChangedError(DataError):
+    """Files of a data set that change while they are read, or while somebody works with what was read."""
+
+
 class TransportError(ShoalError):
     """The broker cannot be reached, or a wait for the other side ran out."""
 
@@ -77,6 +81,7 @@ class RefusalReason(str, Enum):
     UNSUPPORTED = "unsupported"
     NO_DATA = "no-data"
     DATA_MISMATCH = "data-mismatch"
+    DATA_CHANGED = "data-changed"
     NO_SPACE = "no-space"
     FORGED = "forged"
     REPLAYED = "replayed"

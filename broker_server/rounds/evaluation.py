@@ -1,5 +1,6 @@
 """Judging a global version: the eval graph of a tier over the server's test set, without label mask."""
 
+import logging
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,15 @@ from broker_server.rounds.artifacts import TierArtifacts
 from broker_server.rounds.onnx_runtime import open_graph, run_graph
 from fleet_protocol.data import CsvData, DataConfig, DataSet, load_data
 from fleet_protocol.data.contract import ContractTerms, reconciled
+from fleet_protocol.data.stamps import shown
 from fleet_protocol.errors import ConfigError, DataError
 from fleet_protocol.manifest import Manifest, parameter_input
 from fleet_protocol.messages import Evaluation
 from fleet_protocol.metrics import evaluation_of, summed_outputs
 from fleet_protocol.targets import counted
 from models.slicing import Tensors
+
+_LOG = logging.getLogger(__name__)
 
 
 def load_test_set(config: DataConfig, manifest: Manifest, terms: ContractTerms | None = None) -> DataSet:
@@ -40,7 +44,11 @@ def load_test_set(config: DataConfig, manifest: Manifest, terms: ContractTerms |
 
 
 class Evaluator:
-    """The eval graph of a tier, opened once for every version, with a test set; a ConfigError where it cannot be."""
+    """The eval graph of a tier, opened once for every version, with a test set; a ConfigError where it cannot be.
+
+    All versions are judged by the samples that were read at first. Where they stay in their file, and somebody writes
+    into that, every judgement is a DataChangedError.
+    """
 
     def __init__(self, judged: TierArtifacts, data: DataSet, *, batch_size: int, threads: int) -> None:
         graph = judged.manifest.graphs.get("onnx/eval")
@@ -52,6 +60,7 @@ class Evaluator:
         self._dtype = judged.manifest.input_dtype
         self._session = open_graph(judged.folder / graph.path, threads=threads)
         self._base = judged.base()
+        self._warned = False
 
     def _fixed(self, weights: Tensors, statistics: Tensors) -> dict[str, NDArray[Any]]:
         """What the graph takes but samples; every label counts, and a loss without a label mask has no such input."""
@@ -68,6 +77,7 @@ class Evaluator:
 
         Raises:
             DataError: the loss or a metric is not finite, or beyond 1e30; the statistics or the weights are useless.
+            DataChangedError: the test set is not what it was.
         """
         fixed = self._fixed(weights, statistics)
         names, sums = list(summed_outputs(self.judged.manifest.recipe)), dict[str, NDArray[np.float64]]()
@@ -75,6 +85,8 @@ class Evaluator:
             found = run_graph(self._session, names, {**fixed, "x": x, "y": y}, self.data.source)
             for name, value in zip(names, found, strict=True):
                 sums[name] = sums.get(name, np.zeros(())) + value.astype(np.float64)
+        self.data.check_kept()
+        self._warn_of_changes()
         try:
             return evaluation_of(sums, counted(self.data.y), self.judged.manifest.recipe)
         except ValidationError as error:
@@ -91,7 +103,9 @@ class Evaluator:
             (run_graph(self._session, ["loss_sum"], {**fixed, "x": x, "y": y}, self.data.source)[0], counted(y))
             for x, y in self.data.batches(samples, self._dtype)
         )
-        return np.fromiter((float(loss) / max(1, count) for loss, count in found), np.float64)
+        losses = np.fromiter((float(loss) / max(1, count) for loss, count in found), np.float64)
+        self.data.check_kept()
+        return losses
 
     def hits(
         self, weights: Tensors, statistics: Tensors, chosen: NDArray[np.int64], mask: NDArray[np.float32]
@@ -108,4 +122,16 @@ class Evaluator:
             x, y = self.data.batch(chosen[start : start + self._batch_size], self._dtype)
             correct += int(run_graph(self._session, ["correct"], {**fixed, "x": x, "y": y}, self.data.source)[0])
             count += counted(y)
+        self.data.check_kept()
         return correct, count
+
+    def _warn_of_changes(self) -> None:
+        """Say once that the files of the test set have other samples now than those that versions are judged by."""
+        changes = () if self._warned else self.data.changes()
+        if changes:
+            self._warned = True
+            _LOG.warning(
+                "%s changed after this run had read it: versions are judged by the samples as they were; start the"
+                " server again to judge by the new ones",
+                shown(changes),
+            )

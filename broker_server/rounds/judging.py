@@ -35,7 +35,7 @@ from fleet_protocol import control
 from fleet_protocol.control import VersionEvaluation
 from fleet_protocol.data import DataSet
 from fleet_protocol.data.contract import ContractTerms, DataContract
-from fleet_protocol.errors import ConfigError, DataError
+from fleet_protocol.errors import ConfigError, DataChangedError, DataError
 from fleet_protocol.manifest import parameter_input, statistic_mean, statistic_variance
 from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.messages import BlobRef, Evaluation
@@ -107,6 +107,7 @@ def over_batches(
         count += 1
         for name, value in zip(names, run_graph(session, names, {**inputs, "x": x}, data.source), strict=True):
             sums[name] = sums[name] + value if name in sums else np.asarray(value, np.float64)
+    data.check_kept()
     if not count:
         raise DataError("the test set has no batch of two samples, so batch norm has no statistics")
     return {name: (value / count).astype(np.float32) for name, value in sums.items()}
@@ -222,8 +223,12 @@ class Judge:
             fresh = last or (version.number // config.every) % config.statistics_every == 0
             digest = version.statistics_digest or (None if fresh else self._latest_statistics())
             if digest is None:
-                asks = config.statistics == "query"
-                found = self._query(record, version, judged) if asks else self._over_test_set(self._evaluator, weights)
+                try:
+                    asks = config.statistics == "query"
+                    own = self._evaluator
+                    found = self._query(record, version, judged) if asks else self._over_test_set(own, weights)
+                except DataChangedError as error:
+                    return Judgement(note=str(error))
                 if isinstance(found, str):
                     return Judgement(note=found)
                 digest = self._blobs.put(encode_weights(found))

@@ -28,7 +28,8 @@ from device_runtime.settings import DeviceConfig
 from device_runtime.training.choosers import chooser_of
 from device_runtime.training.task import Bench
 from fleet_protocol.blob_store import BlobStore
-from fleet_protocol.data import load_data
+from fleet_protocol.data import PythonData, load_data
+from fleet_protocol.data.stamps import Stamps
 from fleet_protocol.errors import MismatchError, RefusalReason, RefusedError, ShoalError, StorageError
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages import Accept, Offer, Profile
@@ -111,7 +112,7 @@ class Context:
         events: posted and not yet handled.
         outcomes: how recent tasks ended.
         refused: messages that were not from who may say them, by reason.
-        data_mark: when the files of the samples were last changed, as of `load_data`.
+        unread: the files of the samples as they were when they could not be read again; None where they could.
         staged: digests of the files of artifact sets that are fetched beforehand.
         status_at: ``time.monotonic()`` when the state is told to the fleet, if it lasts until then.
     """
@@ -129,7 +130,7 @@ class Context:
     events: deque[Event] = field(default_factory=deque)
     outcomes: deque[tuple[str, Event, Refusal | None]] = field(default_factory=lambda: deque(maxlen=_OUTCOMES_KEPT))
     refused: Counter[RefusalReason] = field(default_factory=Counter)
-    data_mark: float = 0.0
+    unread: Stamps | None = None
     staged: Collection[str] = ()
     status_at: float = math.inf
 
@@ -225,13 +226,24 @@ class Context:
         config = self.kit.config
         if self.bench is None or config.conditions.new_data is None:
             return None
-        try:
-            if self.task is None and self.data_mark != (mark := config.data.mark()):
-                self.data_mark = mark
-                self.bench = replace(self.bench, data=load_data(config.data))
-        except (ShoalError, OSError) as error:  # maybe only half of a file is written
-            self.kit.journal.warning(f"goes on with the samples it has: {error}")
+        if self.task is None:
+            self._read_again(self.bench)
         return len(self.bench.data) - self.kit.memory.learnt.samples
+
+    def _read_again(self, bench: Bench) -> None:
+        """Read files that have changed since they were read, or tried; a function of the user's is always asked."""
+        config, stamps = self.kit.config.data, self.unread or bench.data.stamps
+        if stamps is None:
+            return
+        later = stamps.again()
+        if not stamps.changes(later) and not isinstance(config, PythonData):
+            return
+        try:
+            self.bench = replace(bench, data=load_data(config))
+            self.unread = None
+        except (ShoalError, OSError) as error:  # maybe only half of a file is written
+            self.unread = later
+            self.kit.journal.warning(f"goes on with the samples it has: {error}")
 
     def hold(self, task: TaskInHand) -> None:
         """Make a task the one in hand; after a restart it has another part in a secure sum than before."""

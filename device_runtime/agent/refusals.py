@@ -5,6 +5,7 @@ import errno
 from fleet_protocol.errors import (
     BlobError,
     ConfigError,
+    DataChangedError,
     DataError,
     MismatchError,
     RefusalReason,
@@ -26,6 +27,8 @@ def refusal_of(error: Exception) -> Refusal:
         return (RefusalReason.NO_SPACE if full else RefusalReason.FAILED), str(error)
     if isinstance(error, MismatchError):
         return RefusalReason.DATA_MISMATCH, str(error)
+    if isinstance(error, DataChangedError):
+        return RefusalReason.DATA_CHANGED, str(error)
     if isinstance(error, DataError):
         return RefusalReason.NO_DATA, str(error)
     if isinstance(error, BlobError):

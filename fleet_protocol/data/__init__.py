@@ -10,6 +10,7 @@ from fleet_protocol.data.dataset import DataSet as DataSet
 from fleet_protocol.data.dataset import joined
 from fleet_protocol.data.dataset import make_dataset as make_dataset
 from fleet_protocol.data.facts import NO_FACTS, SourceFacts
+from fleet_protocol.data.file_rows import FileRows, unmapped
 from fleet_protocol.data.images import read_image, read_images
 from fleet_protocol.data.readers import Arrays, Named, read_idx, read_npz, read_python
 from fleet_protocol.data.sources import CsvData as CsvData
@@ -18,38 +19,78 @@ from fleet_protocol.data.sources import IdxData as IdxData
 from fleet_protocol.data.sources import ImagesData as ImagesData
 from fleet_protocol.data.sources import NpzData as NpzData
 from fleet_protocol.data.sources import PythonData as PythonData
+from fleet_protocol.data.stamps import REPLACING, shown, stamps_of
 from fleet_protocol.data.tables import read_csv
+from fleet_protocol.errors import DataChangedError
+
+_READS = 3
+"""Readings of a source whose files change meanwhile, before it is refused."""
+
+Reading = tuple[Named, Named, SourceFacts]
+"""Samples, targets, and what the source says of them."""
 
 
 def load_data(config: DataConfig, *, labelled: bool = True, given: Arrays | None = None) -> DataSet:
     """Read data; paths are absolute. Without labels it is arrays, a table or one image, and the labels mean nothing.
 
-    What is given is not read.
+    What is given is not read. Files that change while they are read are read again, a few times.
 
     Raises:
         DataError: the data is missing, empty or malformed; the message names the path and what was expected.
+        DataChangedError: its files changed in every reading.
         ConfigError: a package for this kind of data is not installed.
     """
+    if given is not None:
+        return _made(config, (*given, NO_FACTS), labelled=labelled)
+    before = stamps_of(config, labelled=labelled)
+    for _ in range(_READS):
+        failure: Exception | None = None
+        try:
+            data = _made(config, _read(config, labelled=labelled), labelled=labelled)
+        except Exception as error:  # noqa: BLE001 - half of a file may fail in any way
+            failure = error
+        after = before.again()
+        changes = before.changes(after)
+        if not changes and failure is not None:
+            raise failure
+        if not changes:
+            return replace(data, stamps=before)
+        before = after
+    raise DataChangedError(
+        f"{shown(changes)} changed each of the {_READS} times that it was read, so it is still being written;"
+        f" {REPLACING}"
+    )
+
+
+def _read(config: DataConfig, *, labelled: bool) -> Reading:
+    """What the reader of this kind of source delivers."""
+    match config:
+        case NpzData():
+            return *read_npz(config, labelled=labelled), NO_FACTS
+        case ImagesData() if labelled:
+            return read_images(config)
+        case ImagesData():
+            return read_image(config.path, config)[None], {}, NO_FACTS
+        case CsvData():
+            return read_csv(config, labelled=labelled)
+        case IdxData():
+            return *read_idx(config), NO_FACTS
+        case PythonData():
+            return *read_python(config), NO_FACTS
+
+
+def _made(config: DataConfig, reading: Reading, *, labelled: bool) -> DataSet:
+    """A data set of what a reader delivered."""
+    samples, targets, facts = reading
     source = config.entry_point if isinstance(config, PythonData) else str(config.path)
-    samples, targets, facts = (*given, NO_FACTS) if given is not None else _read(config, labelled=labelled)
     x, inputs = joined(source, samples)
     y, outputs = joined(source, targets) if labelled else (np.zeros(x.shape[:1], np.int64), {})
-    if config.limit is not None:
-        x, y = x[: config.limit], y[: config.limit]
+    if config.limit is not None and x.ndim and y.ndim:
+        x = x.head(config.limit) if isinstance(x, FileRows) else x[: config.limit]
+        y = y.head(config.limit) if isinstance(y, FileRows) else y[: config.limit]
     for name in config.transforms:
-        x = changed(name, x)
+        x = unmapped(changed(name, np.asarray(x)))
     named = ("shape", "scale", "mean", "std", "classes", "augment", "black")
-    data = make_dataset(source, x, y, **{name: getattr(config, name) for name in named})
+    data = make_dataset(source, x, np.asarray(y), **{name: getattr(config, name) for name in named})
     facts = replace(facts, columns_by_place=bool(config.transforms and facts.columns))
     return replace(data, parts=(inputs, outputs), facts=facts)
-
-
-def _read(config: DataConfig, *, labelled: bool) -> tuple[Named, Named, SourceFacts]:
-    """What the reader for this kind of data gives: samples, targets, and what it says of them."""
-    if isinstance(config, CsvData):
-        return read_csv(config, labelled=labelled)
-    if isinstance(config, ImagesData):
-        return read_images(config) if labelled else (read_image(config.path, config)[None], {}, NO_FACTS)
-    if isinstance(config, NpzData):
-        return *read_npz(config, labelled=labelled), NO_FACTS
-    return *(read_idx(config) if isinstance(config, IdxData) else read_python(config)), NO_FACTS

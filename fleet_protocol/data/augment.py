@@ -64,12 +64,22 @@ def based(base: Path, name: str) -> str:
     return f"{base / file}:{function}" if colon else name
 
 
-@functools.cache
 def user_function(name: str) -> Callable[..., Any]:
-    """A function of the user's, named ``file.py:function``; its file is run once in a process.
+    """A function of the user's, named ``file.py:function``; its file is run once in a process, and when it has changed.
 
     A DataError where file or function is missing, or the file raises.
     """
+    try:
+        status = Path(name.rpartition(":")[0]).stat()
+    except OSError:
+        return _loaded(name, ())
+    return _loaded(name, (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev))
+
+
+@functools.lru_cache(64)
+def _loaded(name: str, stamp: tuple[int, ...]) -> Callable[..., Any]:
+    """The function of a file as it is now; another stamp is another file."""
+    del stamp
     file, _, function = name.rpartition(":")
     path = Path(file)
     spec = importlib.util.spec_from_file_location(f"shoal_data_{path.stem}", path)

@@ -10,12 +10,14 @@ from numpy.typing import NDArray
 
 from fleet_protocol.data.augment import changed, crop, flip
 from fleet_protocol.data.facts import NO_FACTS, SourceFacts
-from fleet_protocol.errors import DataError
+from fleet_protocol.data.file_rows import FileRows, Samples
+from fleet_protocol.data.stamps import REPLACING, Stamps, shown
+from fleet_protocol.errors import DataChangedError, DataError
 from fleet_protocol.manifest import NO_PARTS, Manifest, Parts
 from fleet_protocol.targets import Targets, check_labels, fit_targets
 
 _IMAGES = 4  # dimensions of the samples: which, channels, height, width
-_CHECK_ROWS = 4096  # values are looked at in pieces, so that a check needs no second copy of the data
+_CHECK_BYTES = 2**22  # values are looked at in pieces, so that a check needs no second copy of the data
 
 
 @dataclass(frozen=True)
@@ -34,13 +36,14 @@ class DataSet:
         black: a black pixel among the raw samples, broadcast against one sample.
         parts: numbers of each input and of each target, in order, where the source names several.
         facts: what the source says beside the numbers, such as names.
+        stamps: the files that it was read from, as they were then; None where it was given.
 
     Raises:
         DataError: the samples are no images, and are to be changed as such.
     """
 
     source: str
-    x: NDArray[Any]
+    x: Samples
     y: Targets
     scale: float
     mean: NDArray[np.float32]
@@ -49,6 +52,7 @@ class DataSet:
     black: NDArray[np.float32] = field(default_factory=lambda: np.zeros((), np.float32))
     parts: Parts = NO_PARTS
     facts: SourceFacts = NO_FACTS
+    stamps: Stamps | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self._words and self.x.ndim != _IMAGES:
@@ -74,6 +78,32 @@ class DataSet:
     def column_names(self) -> tuple[str, ...]:
         """Names of the columns of a table, in their order here; empty where the source has none."""
         return self.facts.columns
+
+    def changes(self) -> tuple[str, ...]:
+        """The files, by their paths, that have changed since the samples were read."""
+        return () if self.stamps is None else self.stamps.changes(self.stamps.again())
+
+    def check_unchanged(self) -> None:
+        """See that the files are those that were read; a DataChangedError names those that are not."""
+        changes = self.changes()
+        if changes:
+            raise DataChangedError(f"{shown(changes)} changed after it was read; {REPLACING}")
+
+    def check_kept(self) -> None:
+        """See that samples that stay in their file are those that were read, whatever has its name now.
+
+        Raises:
+            DataChangedError: somebody has written into the file.
+        """
+        if isinstance(self.x, FileRows) and self.x.rewritten:
+            raise DataChangedError(f"{self.x.path} was written into after it was read; {REPLACING}")
+
+    def equals(self, other: "DataSet") -> bool:
+        """Whether both have the same samples and targets in memory; what is read from a file may not be compared."""
+        if isinstance(self.x, FileRows) or isinstance(other.x, FileRows):
+            return False
+        same_type = (self.x.dtype, self.y.dtype) == (other.x.dtype, other.y.dtype)
+        return same_type and np.array_equal(self.x, other.x) and np.array_equal(self.y, other.y)
 
     def batches(self, size: int, dtype: str) -> Iterator[tuple[NDArray[Any], Targets]]:
         """All samples in order, in batches of a type as of `batch`; the last may be smaller."""
@@ -124,7 +154,7 @@ class DataSet:
         self._check_samples(x, manifest.input_shape, manifest.input_dtype)
         return replace(self, x=x, y=fit_targets(self.source, self.y, manifest) if labelled else self.y)
 
-    def _check_samples(self, x: NDArray[Any], shape: Sequence[int], dtype: str) -> None:
+    def _check_samples(self, x: Samples, shape: Sequence[int], dtype: str) -> None:
         if tuple(shape) != x.shape[1:]:
             raise DataError(
                 f"samples in {self.source} have shape {list(x.shape[1:])}, the model takes {list(shape)}; "
@@ -132,7 +162,9 @@ class DataSet:
             )
         if dtype == "int64" and not np.issubdtype(self.x.dtype, np.integer):
             raise DataError(f"samples in {self.source} are {self.x.dtype}, the model takes integer tokens")
-        if dtype == "int64" and x.size and x.min() < 0:  # a graph would look them up from the end of its table
+        if dtype == "int64" and any(
+            piece.min() < 0 for piece in _pieces(x)
+        ):  # a graph would look them up from the end of its table
             raise DataError(f"samples in {self.source} have negative tokens; number them from 0")
         if dtype == "int64" and self._words:
             raise DataError(
@@ -140,7 +172,7 @@ class DataSet:
             )
 
 
-def joined(source: str, value: NDArray[Any] | Mapping[str, NDArray[Any]]) -> tuple[NDArray[Any], Mapping[str, int]]:
+def joined(source: str, value: Samples | Mapping[str, NDArray[Any]]) -> tuple[Samples, Mapping[str, int]]:
     """Several arrays ``[N, ...]`` of the same samples, else a DataError, as ``[N, numbers]``; a single one stays.
 
     The numbers are whole if all are, else float32; with them goes how many are of each name.
@@ -170,14 +202,24 @@ def check_parts(source: str, found: Parts, wanted: Parts) -> None:
             raise DataError("{} has the {} {}; name {}, in this order".format(source, what, *pair))
 
 
-def _check_finite(source: str, x: NDArray[Any]) -> None:
+def _pieces(x: Samples) -> Iterator[NDArray[Any]]:
+    """All samples that have a value, in order, in pieces."""
+    row_bytes = math.prod(x.shape[1:]) * x.dtype.itemsize
+    rows = max(1, _CHECK_BYTES // max(1, row_bytes))
+    for start in range(0, len(x) if row_bytes else 0, rows):
+        yield x[start : start + rows]
+
+
+def _check_finite(source: str, x: Samples) -> None:
     if not np.issubdtype(x.dtype, np.floating):
         return
-    for start in range(0, len(x), _CHECK_ROWS):
-        piece = _fits(x[start : start + _CHECK_ROWS])
+    start = 0
+    for values in _pieces(x):
+        piece = _fits(values)
         if not piece.all():
             row = start + int(np.argwhere(~piece)[0][0])
             raise DataError(f"sample {row} in {source} has a value that is not finite as float32; clean the data")
+        start += len(values)
 
 
 def _fits(values: NDArray[Any]) -> NDArray[np.bool_]:
@@ -213,7 +255,7 @@ def _per_channel(source: str, key: str, value: float | Sequence[float], shape: S
 
 def make_dataset(
     source: str,
-    x: NDArray[Any],
+    x: Samples,
     y: NDArray[Any],
     *,
     shape: Sequence[int] | None = None,

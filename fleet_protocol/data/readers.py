@@ -12,42 +12,48 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet_protocol.data.augment import user_function
+from fleet_protocol.data.file_rows import Samples, read_npy, unmapped
 from fleet_protocol.data.files import need, open_file
 from fleet_protocol.data.sources import IdxData, NpzData, PythonData
 from fleet_protocol.errors import DataError
 
-Named = NDArray[Any] | Mapping[str, NDArray[Any]]
+Named = Samples | Mapping[str, NDArray[Any]]
 Arrays = tuple[Named, Named]
 """Samples and targets; several inputs or targets by name."""
 
 _IDX_DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+_NPY_MAGIC = b"\x93NUMPY"
 
 
 def _load_numpy(path: Path) -> Any:
+    """The array of an ``.npy`` file, or an open ``.npz`` file."""
     need(path)
     try:
         with path.open("rb") as file:  # as np.load leaves a damaged archive open
-            begun = file.read(2) == b"PK" and not zipfile.is_zipfile(file)
-        if begun:
+            begins = file.read(len(_NPY_MAGIC))
+            partial = begins.startswith(b"PK") and not zipfile.is_zipfile(file)
+        if partial:
             raise DataError(f"{path} is the beginning of an archive: it is copied in part, or still being written")
-        return np.load(path, mmap_mode="r" if path.suffix == ".npy" else None, allow_pickle=False)
+        if begins == _NPY_MAGIC:
+            return read_npy(path)
+        return np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(f"{path} is not a numpy file of plain arrays: {error}") from error
 
 
 def read_npz(config: NpzData, *, labelled: bool = True) -> Arrays:
-    """Read arrays saved by numpy, or the samples alone; an ``.npy`` file stays on disk and is read page by page.
+    """Read arrays saved by numpy, or the samples alone; a large ``.npy`` file stays on disk (see `read_npy`).
 
     A DataError where a file or key is missing, or holds something else than plain arrays.
     """
     loaded = _load_numpy(config.path)
-    if isinstance(loaded, np.ndarray):
+    if not isinstance(loaded, np.lib.npyio.NpzFile):
         if not labelled:
             return loaded, {}
         if config.y_path is None:
             raise DataError(f"{config.path} holds samples only; name the file with the labels as `y_path`")
         labels = _load_numpy(config.y_path)
-        if not isinstance(labels, np.ndarray):
+        if isinstance(labels, np.lib.npyio.NpzFile):
             raise DataError(f"{config.y_path} is not an .npy file")
         return loaded, np.asarray(labels)
     with loaded:
@@ -92,6 +98,13 @@ def read_idx(config: IdxData) -> Arrays:
     return read_idx_file(config.path), read_idx_file(config.labels)
 
 
+def _unmapped_part(part: Any) -> Named:
+    """An array of the user's, or several by name; one that shows a mapped file is read from that instead."""
+    if isinstance(part, dict):
+        return {name: np.asarray(unmapped(np.asarray(array))) for name, array in part.items()}
+    return unmapped(np.asarray(part))
+
+
 def read_python(config: PythonData) -> Arrays:
     """Call the user's own loader; a DataError where it is missing, raises, or returns no two arrays."""
     function = user_function(config.entry_point)
@@ -104,7 +117,7 @@ def read_python(config: PythonData) -> Arrays:
     if not isinstance(result, tuple) or len(result) != 2:
         raise DataError(f"{config.entry_point} returned {type(result).__name__}; expected a pair (x, y) of arrays")
     try:
-        x, y = (part if isinstance(part, dict) else np.asarray(part) for part in result)
+        x, y = (_unmapped_part(part) for part in result)
     except ValueError as error:
         raise DataError(f"{config.entry_point} returned no arrays: {error}; make all samples of one shape") from error
     return x, y

@@ -3,7 +3,6 @@
 One frozen model per kind of source.
 """
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
@@ -49,11 +48,6 @@ class _Data(FrozenModel):
     augment: Augment = ()
     black: PerChannel = 0.0
     limit: int | None = Field(default=None, ge=1)
-
-    def mark(self) -> float:
-        """When its files, or folders and those in them, were last changed, in seconds; now where it has none."""
-        paths = [value for _, value in self if isinstance(value, Path) and value.exists()]
-        return max((path.stat().st_mtime for top in paths for path in (top, *top.glob("*/"))), default=time.time())
 
     def resolved(self, base: Path) -> Self:
         """The same source with relative paths taken from ``base``."""

@@ -1,6 +1,7 @@
 """The server's test set and the judgement of a global version, against plain numpy."""
 
 import gzip
+import os
 import struct
 from dataclasses import replace
 
@@ -13,7 +14,7 @@ from broker_server.rounds.evaluation import Evaluator, load_test_set
 from broker_server.rounds.judging import over_batches
 from broker_server.settings.evaluation import EvaluationConfig
 from fleet_protocol.data import IdxData, NpzData
-from fleet_protocol.errors import DataError
+from fleet_protocol.errors import DataChangedError, DataError
 from tests.broker_server.artifacts import ARCH, CLASSES, INPUTS, tiny_layout, tiny_weights
 
 
@@ -104,6 +105,60 @@ def test_useless_statistics_are_an_error(full, test_set):
     nan = {"stat.norm.mean": np.full(8, np.nan, np.float32), "stat.norm.var": np.ones(8, np.float32)}
     with pytest.raises(DataError, match="not finite"):
         Evaluator(full, data, batch_size=7, threads=1).evaluate(tiny_weights(tiny_layout()), nan)
+
+
+def judged(full, folder, monkeypatch, most):
+    """An evaluator on an .npy file, of which so many bytes at most are read into memory, and a function that judges."""
+    monkeypatch.setattr("fleet_protocol.data.file_rows.MEMORY_BYTES", most)
+    monkeypatch.setattr("fleet_protocol.data.file_rows.MEMORY_SHARE", 0)
+    draw = np.random.default_rng(5)
+    np.save(folder / "x.npy", draw.normal(size=(40, INPUTS)))
+    np.save(folder / "y.npy", draw.integers(0, CLASSES, 40))
+    data = load_test_set(NpzData(path=folder / "x.npy", y_path=folder / "y.npy"), full.manifest)
+    evaluator = Evaluator(full, data, batch_size=7, threads=1)
+    statistics = {"stat.norm.mean": np.zeros(8, np.float32), "stat.norm.var": np.ones(8, np.float32)}
+    return evaluator, lambda: evaluator.evaluate(tiny_weights(tiny_layout(), 3), statistics)
+
+
+@pytest.mark.parametrize("most", [0, 2**20], ids=["in-the-file", "in-memory"])
+def test_a_test_set_that_is_replaced_leaves_judgements_comparable(full, tmp_path, monkeypatch, caplog, most):
+    """All versions of a run are judged by the same samples; that there are others now is said once."""
+    _, judge = judged(full, tmp_path, monkeypatch, most)
+    first = judge()
+    assert not caplog.text
+    np.save(tmp_path / "new.npy", np.zeros((3, INPUTS)))
+    (tmp_path / "new.npy").rename(tmp_path / "x.npy")
+    assert [judge(), judge()] == [first, first]
+    assert caplog.text.count(f"{tmp_path / 'x.npy'} changed after this run had read it") == 1
+
+
+def test_a_test_set_in_memory_is_that_of_the_beginning(full, tmp_path, monkeypatch, caplog):
+    """Whatever is written into its files."""
+    _, judge = judged(full, tmp_path, monkeypatch, 2**20)
+    first = judge()
+    (tmp_path / "x.npy").write_bytes(b"")
+    assert judge() == first
+    assert "x.npy changed after" in caplog.text
+
+
+@pytest.mark.parametrize("change", ["rewritten", "fewer", "set back"])
+def test_a_test_set_that_is_written_into_is_named(full, tmp_path, monkeypatch, change):
+    """Where its samples are still in the file: no judgement by half of them, and no end of the server."""
+    evaluator, judge = judged(full, tmp_path, monkeypatch, 0)
+    before = (tmp_path / "x.npy").stat()
+    np.save(tmp_path / "x.npy", np.random.default_rng(6).normal(size=(20 if change == "fewer" else 40, INPUTS)))
+    if change == "set back":
+        os.utime(tmp_path / "x.npy", ns=(before.st_atime_ns, before.st_mtime_ns))
+    weights, channel = tiny_weights(tiny_layout(), 3), np.ones(8, np.float32)
+    given = weights, {"stat.norm.mean": channel, "stat.norm.var": channel}
+    for judging in (
+        judge,
+        lambda: evaluator.losses(*given, 15),
+        lambda: evaluator.hits(*given, np.arange(9), np.ones(CLASSES, np.float32)),
+        lambda: over_batches(full, weights, evaluator.data, batch_size=10, threads=1),
+    ):
+        with pytest.raises(DataChangedError, match=r"x\.npy (was written into|is shorter than it was)"):
+            judging()
 
 
 def write_idx(path, array, *, packed=False):

@@ -18,7 +18,7 @@ from device_runtime.settings import load_device_config
 from device_runtime.training.own_model import OwnModel
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.digests import blob_digest
-from fleet_protocol.errors import BlobError, ConfigError, DataError
+from fleet_protocol.errors import BlobError, ConfigError, DataChangedError, DataError
 from fleet_protocol.mapped_tensors import tensors_in
 from fleet_protocol.weights import encode_weights
 from models.registry import Registry
@@ -162,6 +162,25 @@ def test_samples_on_which_the_graph_does_not_run_are_an_error_of_the_data(board)
     predictor(board / "data.npz")
     with pytest.raises(DataError, match=r"the graph does not run on these samples: .*INVALID_ARGUMENT"):
         predictor._outputs(iter([(np.zeros((2, 5), np.float32), None)]), np.inf)
+
+
+def test_a_file_that_changes_while_it_is_judged_is_named(board, monkeypatch):
+    """Predictions of half of the old samples and half of the new are none."""
+    keep(board, initial_weights())
+    x = samples(10, 2)[0]
+    np.save(board / "some.npy", x)
+    rows = Predictor._outputs
+
+    def while_it_is_written(self, data, ends):
+        outputs = rows(self, data, ends)
+        np.save(board / "some.npy", x[::-1])
+        return outputs
+
+    monkeypatch.setattr(Predictor, "_outputs", while_it_is_written)
+    with pytest.raises(DataChangedError, match=r"some\.npy changed after it was read; write new data beside the old"):
+        found(board, "some.npy")
+    monkeypatch.undo()
+    assert len(found(board, "some.npy")[1]) == 10
 
 
 def test_what_a_board_lacks(board):

@@ -15,6 +15,7 @@ from PIL import Image
 from pydantic import TypeAdapter
 
 from fleet_protocol.data import DataConfig, load_data, make_dataset
+from fleet_protocol.data.file_rows import FileRows
 from fleet_protocol.data.tables import read_csv
 from fleet_protocol.errors import ConfigError, DataError
 from fleet_protocol.manifest import Manifest
@@ -115,13 +116,20 @@ def test_several_inputs_and_targets_are_rows_in_the_models_order(tmp_path):
         load(tmp_path, kind="npz", path="odd.npz", **keys)
 
 
-def test_npy_pair_stays_on_disk(tmp_path, pixels):
-    """An .npy file is mapped, not read."""
+@pytest.mark.parametrize("most", [0, 2**20], ids=["in-the-file", "in-memory"])
+def test_npy_pair_is_not_mapped(tmp_path, pixels, monkeypatch, most):
+    """A small .npy file is read; of a large one the rows of a batch are, and its labels at once."""
+    monkeypatch.setattr("fleet_protocol.data.file_rows.MEMORY_BYTES", most)
+    monkeypatch.setattr("fleet_protocol.data.file_rows.MEMORY_SHARE", 0)
     np.save(tmp_path / "x.npy", pixels)
     np.save(tmp_path / "y.npy", LABELS.astype(np.uint8))
-    data = load(tmp_path, kind="npz", path="x.npy", y_path="y.npy")
-    assert isinstance(data.x, np.memmap)
+    data = load(tmp_path, kind="npz", path="x.npy", y_path="y.npy", shape=[1, 4, 5], limit=5)
+    assert isinstance(data.x, np.ndarray if most else FileRows)
+    assert not isinstance(data.x, np.memmap)
     assert data.y.dtype == np.int64
+    x, y = data.batch(np.array([4, 0, 2, 3]), "float32")
+    np.testing.assert_array_equal(x, pixels[[4, 0, 2, 3]][:, None])
+    assert y.tolist() == [1, 0, 2, 0]
 
 
 @pytest.mark.parametrize("pack", [lambda b: b, gzip.compress], ids=["plain", "gz"])

@@ -15,6 +15,7 @@ from device_runtime.agent.states.base import DeviceState
 from device_runtime.agent.worker import Job, WorkDone, WorkFailed, WorkReport
 from device_runtime.training.backends.runtime import CPU
 from device_runtime.training.compute import compute, timed
+from device_runtime.training.current_data import DataSeen, on_current_data
 from device_runtime.training.hooks import EpochReport, Hooks, SelfTested, Settled, TaskStopped
 from device_runtime.training.task import Bench, Task
 from fleet_protocol.errors import MismatchError, StorageError
@@ -68,8 +69,10 @@ class _Computing(DeviceState):
             fetch_seconds=task.fetch_seconds,
         )
 
+        ready = [bench]  # the job takes it out, so that samples that it reads again replace these in memory
+
         def run(job: Job) -> object:
-            return self.compute(work, bench, Hooks(job.report, job.stopped))
+            return on_current_data(self.compute, work, ready.pop(), Hooks(job.report, job.stopped))
 
         ctx.kit.worker.start(self.phase, run)
 
@@ -127,6 +130,8 @@ class _Computing(DeviceState):
             self._losses.clear()  # what has begun on something else begins anew
             self.ctx.measured.provider = f"{value.provider} ({value.why})"
             self.ctx.kit.journal.info(f"trains on {self.ctx.measured.provider}")
+        elif isinstance(value, DataSeen):
+            self._take_data(value)
         elif isinstance(value, EpochReport):
             first, self._epochs = self._epochs is None, value
             self._losses.append(value.loss)  # every epoch has all samples, so the mean of these is that of all steps
@@ -135,6 +140,13 @@ class _Computing(DeviceState):
                 self.ctx.kit.journal.info(f"epoch {value.epoch}/{value.epochs} step={value.step} loss={value.loss:.4f}")
             if due:
                 self._tell(value)
+
+    def _take_data(self, seen: DataSeen) -> None:
+        """Have the samples of files that have changed."""
+        self.ctx.bench = replace(self.ctx.need_bench(), data=seen.data)
+        if seen.changed:
+            self._losses.clear()  # the task begins anew
+            self.ctx.kit.journal.warning(f"{seen.changed} changed: read again, {len(seen.data)} samples")
 
 
 class Training(_Computing):

@@ -1,0 +1,273 @@
+"""Samples that stay in a file and are read row by row, so that a file that is cut short is an error.
+
+A mapped file that another program truncates ends the process with SIGBUS when a lost page is touched. So no data file
+is mapped: what is small is read into memory, and of what is large the rows of a batch are read when they are wanted.
+"""
+
+import math
+import mmap
+import os
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet_protocol.errors import DataChangedError, DataError
+from fleet_protocol.free_memory import free_bytes
+
+MEMORY_BYTES = 64 * 2**20
+MEMORY_SHARE = 1 / 8
+"""An array of a file is read into memory if it has so many bytes, or is this share of what is free, at most."""
+
+_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+
+
+class _Descriptor:
+    """A file that is open for reading as long as somebody holds this."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self.number)
+        self._at_first = os.fstat(self.number)
+
+    @property
+    def size(self) -> int:
+        """Bytes that the file has now."""
+        return os.fstat(self.number).st_size
+
+    @property
+    def rewritten(self) -> bool:
+        """Whether somebody has written into the file since it was opened; that another took its name is nothing."""
+        first, now = self._at_first, os.fstat(self.number)
+        if (first.st_size, first.st_mtime_ns) != (now.st_size, now.st_mtime_ns):
+            return True
+        # A time that was set back leaves this one; a name more or less changes it, too.
+        return first.st_nlink == now.st_nlink and first.st_ctime_ns != now.st_ctime_ns
+
+    def fill(self, buffer: memoryview, offset: int) -> None:
+        """Read as many bytes as a buffer takes, from an offset.
+
+        Raises:
+            DataChangedError: the file ends before.
+            DataError: it cannot be read.
+        """
+        done = 0
+        while done < len(buffer):
+            try:
+                count = os.preadv(self.number, [buffer[done:]], offset + done)
+            except OSError as error:
+                raise DataError(f"cannot read {self.path}: {error.strerror or error}") from error
+            if not count:
+                raise DataChangedError(
+                    f"{self.path} is shorter than it was when it was opened: it has {self.size} bytes, and its samples"
+                    f" need {offset + len(buffer)}; write a new file beside it and rename that"
+                )
+            done += count
+
+
+class FileRows:
+    """An array ``[N, ...]`` whose rows lie one after the other in a file.
+
+    It is indexed as numpy's arrays are, and every index reads: a run of rows that follow one another costs one call of
+    the system. `numpy.asarray` reads all of it. It goes on with the file that it opened when another file takes the
+    name.
+
+    Args:
+        source: the file, open.
+        dtype: of a value.
+        shape: of the array.
+        offset: bytes before the first row.
+    """
+
+    def __init__(self, source: _Descriptor, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int) -> None:
+        self._source = source
+        self._offset = offset
+        self.dtype = dtype
+        self.shape = shape
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self._source.path
+
+    @property
+    def rewritten(self) -> bool:
+        """Whether the rows may be others than when the file was opened."""
+        return self._source.rewritten
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of values."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all values."""
+        return self.size * self.dtype.itemsize
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        if copy is False:
+            raise ValueError(f"{self.path} is read, so an array of it is always a copy")
+        return self[:].astype(dtype or self.dtype, copy=False)
+
+    def __getitem__(self, key: Any) -> NDArray[Any]:
+        """The same as numpy gives; DataChangedError where the file has become too short."""
+        first, *rest = key if isinstance(key, tuple) and key else (key,)
+        if not _picks_rows(first):
+            whole: NDArray[Any] = self[:][key]
+            return whole
+        numbers = self._numbers(first)
+        rows = self._rows(numbers.ravel())
+        if numbers.ndim == 1 and not rest:
+            return rows
+        # The same pattern, on the rows that were read.
+        place: Any = np.arange(numbers.size).reshape(numbers.shape) if numbers.ndim else 0
+        pattern = (slice(None) if isinstance(first, slice) else place, *rest)
+        picked: NDArray[Any] = rows[pattern]
+        return picked
+
+    def _numbers(self, key: Any) -> NDArray[np.int64]:
+        """The numbers of rows that an index means, from 0; IndexError where one does not exist."""
+        count = len(self)
+        if isinstance(key, slice):
+            return np.arange(*key.indices(count))
+        if not isinstance(key, np.ndarray) or key.dtype.kind not in "iu":
+            return np.asarray(np.arange(count)[key])
+        if key.size and (key.min() < -count or key.max() >= count):
+            raise IndexError(f"{self.path} has {count} samples, and is asked for {key.min()} to {key.max()}")
+        return np.where(key < 0, key + count, key).astype(np.int64, copy=False)
+
+    def _rows(self, numbers: NDArray[np.int64]) -> NDArray[Any]:
+        """Rows by their numbers, ``[K, ...]``."""
+        row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
+        values = np.empty(len(numbers) * row_bytes, np.uint8)
+        if values.size:
+            breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
+            starts = [0, *breaks.tolist()]
+            ends = [*breaks.tolist(), len(numbers)]
+            first_rows = numbers[starts].tolist()
+            buffer = values.data
+            for start, end, row in zip(starts, ends, first_rows, strict=True):
+                self._source.fill(buffer[start * row_bytes : end * row_bytes], self._offset + row * row_bytes)
+        return values.view(self.dtype).reshape(len(numbers), *self.shape[1:])
+
+    def head(self, count: int) -> "FileRows":
+        """The first rows, still in the file."""
+        return FileRows(self._source, self.dtype, (min(count, len(self)), *self.shape[1:]), self._offset)
+
+    def reshape(self, count: int, *shape: int) -> "FileRows":
+        """The same rows, each in another shape, still in the file; one size of a row may be -1.
+
+        Raises:
+            ValueError: it has another number of rows, or a row another number of values.
+        """
+        if count != len(self):
+            raise ValueError(f"{self.path} holds {len(self)} samples, which cannot become {count}")
+        row = np.zeros(self.shape[1:], np.bool_).reshape(shape).shape
+        return FileRows(self._source, self.dtype, (count, *row), self._offset)
+
+
+Samples = NDArray[Any] | FileRows
+"""Samples ``[N, ...]``, in memory or in a file."""
+
+
+def _picks_rows(key: Any) -> bool:
+    """Whether an index means rows alone: not all of them, a new axis, or a mask over several axes."""
+    if key is None or key is Ellipsis or isinstance(key, bool | np.bool_ | tuple):
+        return False
+    return not (isinstance(key, np.ndarray) and key.dtype == np.bool_ and key.ndim != 1)
+
+
+def read_npy(path: Path) -> Samples:
+    """The array of an ``.npy`` file: in memory, or where it is large in its file (see `MEMORY_BYTES`).
+
+    Values that do not lie row by row (Fortran's order) are always read into memory.
+
+    Raises:
+        DataError: the file cannot be read.
+        ValueError: it is no such file, or too short for its array.
+    """
+    source = _opened(path)
+    with os.fdopen(os.dup(source.number), "rb") as file:
+        version = np.lib.format.read_magic(file)
+        if version not in _HEADERS:
+            raise ValueError(f"it has version {version} of the format, for names of fields")
+        shape, fortran, dtype = _HEADERS[version](file)
+        offset = file.tell()
+    if dtype.hasobject:
+        raise ValueError("it holds Python objects")
+    needed = offset + math.prod(shape) * dtype.itemsize
+    if source.size < needed:
+        raise ValueError(
+            f"it has {source.size} bytes, and its array needs {needed}: it was copied in part, or is"
+            " still being written"
+        )
+    if fortran or not shape:
+        stored: NDArray[Any] = np.asarray(FileRows(source, dtype, (1, *shape[::-1]), offset)[0])
+        columns: NDArray[Any] = stored.T
+        return columns
+    rows = FileRows(source, dtype, shape, offset)
+    return rows if _is_large(rows.nbytes) else rows[:]
+
+
+def _is_large(size: int) -> bool:
+    """Whether so many bytes stay in their file."""
+    return size > MEMORY_BYTES and size > MEMORY_SHARE * free_bytes()
+
+
+def _opened(path: Path) -> _Descriptor:
+    try:
+        return _Descriptor(path)
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def unmapped(array: NDArray[Any]) -> Samples:
+    """The same values, not in a mapped file; an array that is mapped nowhere stays as it is.
+
+    Raises:
+        DataError: its file cannot be read.
+    """
+    root, mapped = _mapping(array)
+    if not mapped:
+        return array
+    if root is None or root.filename is None or root.mode == "c":  # mode c: values differ from the file's
+        return np.array(array)
+    low, high = _bounds(array)
+    source = _opened(Path(str(root.filename)))
+    offset = root.offset + low - root.ctypes.data
+    if array.flags.c_contiguous and array.ndim and _is_large(array.nbytes):
+        return FileRows(source, array.dtype, array.shape, offset)
+    values = FileRows(source, np.dtype(np.uint8), (high - low,), offset)[:]
+    copied: NDArray[Any] = np.ndarray(array.shape, array.dtype, values.data, array.ctypes.data - low, array.strides)
+    return copied
+
+
+def _mapping(array: NDArray[Any]) -> tuple["np.memmap[Any, Any] | None", bool]:
+    """The array of a mapped file that an array shows a part of, if it is numpy's, and whether there is any mapping."""
+    base: Any = array
+    root: np.memmap[Any, Any] | None = None
+    while isinstance(base, np.ndarray | memoryview):
+        root = base if isinstance(base, np.memmap) else root
+        base = base.obj if isinstance(base, memoryview) else base.base
+    return root, isinstance(base, mmap.mmap)
+
+
+def _bounds(array: NDArray[Any]) -> tuple[int, int]:
+    """The addresses of its first byte in memory, and of the one after its last."""
+    reach = [(size - 1) * stride for size, stride in zip(array.shape, array.strides, strict=True)]
+    first = array.ctypes.data
+    low = first + sum(min(0, step) for step in reach)
+    high = first + sum(max(0, step) for step in reach) + array.itemsize
+    return low, high if array.size else low
