@@ -39,7 +39,7 @@ def own_class(export: Export, tier: Tier, module: nn.Module) -> bytes:
     """The file with the description of a tier's class; `module` is the tier's exported model, which stays as it is."""
     origin = origin_of(module)
     settings = export.settings(tier)
-    builder = _builder_of(export.arch, tier, settings)
+    builder = _builder_of(export.arch, tier, settings, converts=origin is not None)
     restored = origin or Untouched.of(module).restored(lambda _path, _layer: False, converted=False)
     own = restored.own.model_copy(update={"builder": builder})
     if origin is not None and not own.problem:
@@ -105,8 +105,11 @@ def _plain_kernels() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(value=fast)
 
 
-def _builder_of(arch: Architecture, tier: Tier, settings: Mapping[str, Any]) -> Builder | None:
-    """Where Python finds the architecture; None where no module has it by a name."""
+def _builder_of(arch: Architecture, tier: Tier, settings: Mapping[str, Any], *, converts: bool) -> Builder | None:
+    """Where Python finds the architecture; None where no module has it by a name.
+
+    What was converted may have been by its builder.
+    """
     function = inspect.unwrap(arch.build)
     module = sys.modules.get(function.__module__)
     held = vars(module).items() if module is not None else ()
@@ -120,7 +123,7 @@ def _builder_of(arch: Architecture, tier: Tier, settings: Mapping[str, Any]) -> 
         file=file,
         name=name,
         settings={key: thaw(value) for key, value in settings.items() if value != arch.defaults[key]},
-        converts=_converts(replace(arch, build=function), tier, settings),
+        converts=converts and _converts(replace(arch, build=function), tier, settings),
     )
 
 

@@ -12,7 +12,7 @@ from broker_server.store import Store
 from broker_server.store.export import ExportedVersion
 from broker_server.store.queries import find_run
 from fleet_protocol.blob_store import BlobStore
-from fleet_protocol.errors import ConfigError, DataError
+from fleet_protocol.errors import ConfigError, ShoalError
 from fleet_protocol.manifest import StatisticSpec, statistic_mean, statistic_variance
 from models.own_class import OWN_CLASS, OwnClass, read_own_class
 from models.slicing import Tensors
@@ -147,7 +147,7 @@ def _with_statistics(version: TierVersion, context: RunContext) -> TierVersion:
         return replace(version, exported=replace(version.exported, statistics=kept))
     try:
         taken = _over_test_set(version)
-    except (ConfigError, DataError) as error:
+    except ShoalError as error:
         lacking = f"the store has no statistics for it, and none can be taken over the server's test set: {error}"
         return replace(version, exported=replace(version.exported, statistics={}), lacking=lacking)
     return replace(

@@ -82,20 +82,19 @@ def save_version(
 
 
 def _save_whole(opened: Store, exported: ExportedVersion, path: Path, shown: Path | None) -> Download:
-    """Write the tensors of a version as the store has them, which needs no artifacts but for what is said of them."""
-    config = FleetConfig.stored(queries.find_run(opened, exported.record.run).config)
-    judged_tier = config.evaluation.tier
+    """Write the tensors of a version as the store has them; where its artifacts are, with statistics that fit."""
     try:
         found = tier_version(opened, exported, None)
     except ShoalError as error:  # the store alone has been copied
-        kept = {} if judged_tier else exported.statistics
-        record = _judged(exported.record, queries.find_run(opened, exported.record.run), None)
-        export_safetensors(replace(exported, record=record, statistics=kept), path)
+        run = queries.find_run(opened, exported.record.run)
+        of_whole = FleetConfig.stored(run.config).evaluation.tier is None
+        record = _judged(exported.record, run, None)
+        statistics = exported.statistics if of_whole else {}
+        export_safetensors(replace(exported, record=record, statistics=statistics), path)
         return Download(record, note=f"how the file is loaded is not known here: {error}")
-    statistics = found.exported.statistics if judged_tier else exported.statistics
+    statistics = found.exported.statistics
     export_safetensors(replace(exported, record=found.exported.record, statistics=statistics), path)
-    written = replace(found, exported=replace(found.exported, statistics=statistics))
-    return _written(written, "safetensors", path, shown)
+    return _written(found, "safetensors", path, shown)
 
 
 def _written(found: TierVersion, file_format: FileFormat, path: Path, shown: Path | None) -> Download:
