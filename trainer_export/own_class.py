@@ -19,9 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from fleet_protocol.errors import ShoalError
+from fleet_protocol.manifest import statistic_mean, statistic_variance
 from models.architecture import Architecture, build
 from models.layout import thaw
-from models.own_class import Builder
+from models.own_class import Builder, OwnClass
 from models.slicing import Tensors
 from models.tier import Tier
 from models.user_lines import first_line
@@ -50,7 +51,7 @@ def own_class(export: Export, tier: Tier, module: nn.Module) -> bytes:
 def _difference(export: Export, tier: Tier, module: nn.Module, restored: Restored) -> str:
     """What is wrong with a fresh model of the class that has the weights of the exported one; empty for nothing."""
     model = prepared(module, "eval")
-    tensors = _drawn(model, export.seed)
+    tensors = _drawn(model, restored.own, export.seed)
     x = samples(module, export.arch.row(export.layout.settings))
     arch = replace(export.arch, build=inspect.unwrap(export.arch.build))
     try:
@@ -73,15 +74,21 @@ def _difference(export: Export, tier: Tier, module: nn.Module, restored: Restore
     )
 
 
-def _drawn(model: nn.Module, seed: int) -> Tensors:
-    """The tensors of a model as a run has them, with statistics that are drawn, and put into its norms."""
+def _drawn(model: nn.Module, own: OwnClass, seed: int) -> Tensors:
+    """The tensors of a model as a run has them, with statistics that are drawn, and put into its norms.
+
+    A norm without a scale in the user's class has one here that stays 1, and a shift that stays 0.
+    """
     generator = torch.Generator().manual_seed(seed)
     tensors = {name: value.detach() for name, value in model.named_parameters()}
     for path, norm in norms(model):
         norm.running_mean = torch.randn(norm.running_mean.shape, generator=generator) * 0.1
         norm.running_var = torch.rand(norm.running_var.shape, generator=generator) + 0.5
-        tensors[f"stat.{path}.mean"] = norm.running_mean
-        tensors[f"stat.{path}.var"] = norm.running_var
+        tensors[statistic_mean(path)] = norm.running_mean
+        tensors[statistic_variance(path)] = norm.running_var
+        if f"{path}.weight" not in own.needed:
+            norm.weight = nn.Parameter(torch.ones_like(norm.weight))
+            norm.bias = nn.Parameter(torch.zeros_like(norm.bias))
     return {name: value.numpy() for name, value in tensors.items()}
 
 

@@ -269,8 +269,9 @@ def convert(module: nn.Module) -> tuple[nn.Module, tuple[Replacement, ...]]:
             layer.use_nested_tensor = False  # its shortcut knows PyTorch's own attention alone
         if isinstance(layer, (nn.TransformerEncoder, nn.TransformerDecoder)):
             layer.register_forward_pre_hook(_with_plain_masks, with_kwargs=True)
-        for name, child in list(layer.named_children()):
-            setattr(layer, name, walk(child, f"{path}.{name}" if path else name))
+        for name, child in list(layer._modules.items()):  # noqa: SLF001 - named_children leaves second names out
+            if child is not None:
+                setattr(layer, name, walk(child, f"{path}.{name}" if path else name))
         return layer
 
     found = walk(module, "")

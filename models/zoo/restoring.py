@@ -22,7 +22,6 @@ from models.zoo.layers import StaticBatchNorm
 
 _BATCH_NORM = nn.modules.batchnorm._BatchNorm  # noqa: SLF001 - no public name
 _SPECTRAL_NORM = nn.utils.parametrizations._SpectralNorm  # noqa: SLF001 - no public name
-_FOREIGN = frozenset({torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2})  # types that numpy does not have
 _LAYER = re.compile(r"_l(\d+)")
 
 
@@ -44,12 +43,8 @@ class Restored:
     constants: Mapping[str, Tensor]
 
     def arrays(self) -> Tensors:
-        """The constants for numpy, which has no bfloat16: float32 instead, of which a class takes the same values."""
-        arrays = {}
-        for name, value in self.constants.items():
-            known = value.float() if value.dtype in _FOREIGN else value
-            arrays[name] = known.cpu().contiguous().numpy().copy()
-        return arrays
+        """The constants for numpy."""
+        return {name: value.cpu().contiguous().numpy().copy() for name, value in self.constants.items()}
 
 
 @dataclass(frozen=True)
