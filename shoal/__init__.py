@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from models.plan import compile_plan, make_plan, slice_weights
     from models.registry import Registry, infer_layout
     from models.tier import Tier
-    from models.zoo.restoring import load_weights
     from simulation.runner import simulate
     from simulation.settings import SimulationConfig
     from trainer_export.artifact_set import export_architecture
@@ -49,7 +48,6 @@ __all__ = [
     "export_architecture",
     "infer_layout",
     "load_version",
-    "load_weights",
     "loss",
     "make_plan",
     "metric",
@@ -74,7 +72,6 @@ _PLACES = {
     "export_architecture": "trainer_export.artifact_set",
     "infer_layout": "models.registry",
     "load_version": "broker_server.store.export",
-    "load_weights": "models.zoo.restoring",
     "loss": "trainer_export.losses.own",
     "make_plan": "models.plan",
     "metric": "trainer_export.metrics.own",

@@ -147,7 +147,7 @@ def _save_torch(found: TierVersion, path: Path) -> None:
     except ModuleNotFoundError as error:
         raise ConfigError(
             "--format torch needs torch, which is not installed here; take --format safetensors, "
-            "which `shoal.load_weights` puts into a model where torch is"
+            "whose lines load it where torch is"
         ) from error
 
     buffer = io.BytesIO()

@@ -38,8 +38,12 @@ def load_lines(found: TierVersion, file_format: str, path: Path, *, here: bool =
         lines[:0] = ["import shoal, torch"]
         lines += [f"model.load_state_dict(torch.load({str(path)!r}, weights_only=True))"]
     else:
-        lines[:0] = ["import shoal", "from safetensors.torch import load_file"]
-        lines += [f"shoal.load_weights(model, {_files(found, path)})"]
+        lines[:0] = [
+            "import shoal",
+            "from safetensors.torch import load_file",
+            "from models.zoo.restoring import load_weights",
+        ]
+        lines += [f"load_weights(model, {_files(found, path)})"]
     return (*lines, "model.eval()")
 
 
