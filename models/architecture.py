@@ -128,9 +128,17 @@ def architecture(
 
 
 def build(
-    arch: Architecture, tier: Tier | float = 1.0, depth: int | None = None, settings: Mapping[str, Any] | None = None
+    arch: Architecture,
+    tier: Tier | float = 1.0,
+    depth: int | None = None,
+    settings: Mapping[str, Any] | None = None,
+    *,
+    convert: bool = True,
 ) -> Any:
     """Build the module of a sub-model, of a tier or of a width and by default all blocks, with fresh random weights.
+
+    Without `convert` a builder that converts its model returns it as it is before: what weights of `export-weights` are
+    for.
 
     Raises:
         ConfigError: if a setting is unknown or the builder fails on it.
@@ -142,7 +150,13 @@ def build(
         width = tier
     Tier(width, 1 if depth is None else depth)
     cut = Cut(width, depth)
-    module = call_builder(arch, cut, settings)
+    if convert:
+        module = call_builder(arch, cut, settings)
+    else:
+        from models.zoo.conversion import unconverted  # noqa: PLC0415  (torch)
+
+        with unconverted():
+            module = call_builder(arch, cut, settings)
     if cut.blocks is None and depth not in (None, 1):
         raise PlanError(f"{arch.name} has no sub-model of depth {depth}; its depths are 1")
     return module

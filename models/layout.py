@@ -35,10 +35,11 @@ def freeze(value: Any) -> Any:
     return tuple(freeze(item) for item in value) if isinstance(value, (list, tuple)) else value
 
 
-def _thaw(value: Any) -> Any:
+def thaw(value: Any) -> Any:
+    """Turn what `freeze` made into plain dictionaries and lists again."""
     if isinstance(value, Mapping):
-        return {key: _thaw(item) for key, item in value.items()}
-    return [_thaw(item) for item in value] if isinstance(value, tuple) else value
+        return {key: thaw(item) for key, item in value.items()}
+    return [thaw(item) for item in value] if isinstance(value, tuple) else value
 
 
 _BY_NAME = BeforeValidator(lambda axes: {str(item["name"]): item for item in axes})
@@ -92,7 +93,7 @@ class Layout:
     """
 
     arch: str
-    settings: Annotated[Mapping[str, Any], PlainSerializer(_thaw)]
+    settings: Annotated[Mapping[str, Any], PlainSerializer(thaw)]
     axes: Annotated[Mapping[str, Axis], _BY_NAME, _LISTED]
     parameters: tuple[Parameter, ...]
     statistics: tuple[Statistic, ...]

@@ -13,7 +13,7 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 from json import JSONDecodeError, loads
 from ssl import SSLError
 from typing import Any, Literal, TypeVar
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, unquote, urlencode, urlsplit
 
 from pydantic import TypeAdapter
 
@@ -27,6 +27,9 @@ from fleet_protocol.errors import ConfigError, StorageError, TransportError
 RolloutVerb = Literal["pause", "resume", "stop"]
 Verb = Literal["start", "stop", "abandon", "pause", "resume", "promote", "rollback", "release"]
 _Answer = TypeVar("_Answer")
+
+LOADING = "Shoal-Loading"
+"""Header of an answer with a model: the lines of Python that load it, and a note, as JSON with percent signs."""
 
 
 class Client:
@@ -116,10 +119,11 @@ class Client:
         """The newest lines of the log `after` that of an id, of a run or of everything, oldest first."""
         return self.ask(list[EventRecord], "/log", last=last, after=after, **({"run": run} if run else {}))
 
-    def weights(self, version: int, run: str = "", **of: str) -> bytes:
-        """A global version as a safetensors file, whole or a `tier` of it; for operators."""
+    def weights(self, version: int, run: str = "", **of: str) -> tuple[bytes, tuple[str, ...], str]:
+        """A global version as a file, whole or a `tier` of it, the lines that load it, and a note; for operators."""
         with self._opened("GET", self._of(run, f"/versions/{version}/weights"), of) as (_, answer):
-            return answer.read()
+            told = loads(unquote(answer.headers.get(LOADING, "%7B%7D")))
+            return answer.read(), tuple(map(str, told.get("lines", ()))), str(told.get("note", ""))
 
     def rollouts(self) -> list[RolloutView]:
         """The release on its way to the boards, and those before it, newest first."""

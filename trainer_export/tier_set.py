@@ -16,6 +16,7 @@ from fleet_protocol.errors import ExportError, ShoalError
 from fleet_protocol.manifest import digest_of
 from fleet_protocol.weights import encode_weights
 from models.cut import CLASSES
+from models.own_class import OWN_CLASS
 from models.tier import Tier
 from models.user_lines import at_line_of, first_line
 from models.zoo.exchange import vocabulary_of
@@ -28,6 +29,7 @@ from trainer_export.formats.files import SetFile, UnavailableError
 from trainer_export.loss import Answer
 from trainer_export.manifests import Facts, manifest_of
 from trainer_export.model_inputs import check_output, heads_of, model_noise, prepared, require_one_output
+from trainer_export.own_class import own_class
 from trainer_export.parallel import Job, Tell
 from trainer_export.provenance import MADE_FROM, facts_of, record_of, unchanged
 from trainer_export.publishing import write_file
@@ -122,6 +124,7 @@ class TierSets:
         if head:
             write_file(folder / "head.safetensors", encode_weights(head))
         facts = Facts(signature, signature.noise or {}, tuple(checks), footprint, skipped)
+        write_file(folder / OWN_CLASS, own_class(export, tier, module))
         write_file(folder / "manifest.json", manifest_of(export, tier, files, facts).to_bytes())
         write_file(folder / MADE_FROM, record_of(folder, made_from))
 

@@ -1,8 +1,10 @@
 """A stored global version as one of its tiers: all weights that the tier's devices compute with, by their names."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from broker_server.rounds.artifacts import TierArtifacts, load_artifacts
+from broker_server.rounds.evaluation import load_test_set
+from broker_server.rounds.judging import over_batches
 from broker_server.rounds.run_context import RunContext, prepare_run
 from broker_server.rounds.tier_models import model_of
 from broker_server.settings.fleet import FleetConfig
@@ -10,7 +12,10 @@ from broker_server.store import Store
 from broker_server.store.export import ExportedVersion
 from broker_server.store.queries import find_run
 from fleet_protocol.blob_store import BlobStore
-from fleet_protocol.errors import ConfigError
+from fleet_protocol.errors import ConfigError, ShoalError
+from fleet_protocol.manifest import StatisticSpec, statistic_mean, statistic_variance
+from models.own_class import OWN_CLASS, OwnClass, read_own_class
+from models.slicing import Tensors
 
 
 def stored_context(store: Store, run: str | None = None) -> RunContext:
@@ -26,14 +31,91 @@ def stored_context(store: Store, run: str | None = None) -> RunContext:
     return prepare_run(record.id, config, artifacts)
 
 
-def tier_version(
-    store: Store, exported: ExportedVersion, tier: str | None
-) -> tuple[ExportedVersion, TierArtifacts, FleetConfig]:
+@dataclass(frozen=True)
+class TierVersion:
+    """An exported tier of a version.
+
+    Attributes:
+        exported: the version with the tier's weights, those that are frozen among them, and its statistics, if any.
+        artifacts: the tier's set.
+        config: of the run.
+        note: where the statistics are from, if not from the store; empty where nothing is to be said.
+        lacking: why there are no statistics although the model needs some; empty where nothing is missing.
+    """
+
+    exported: ExportedVersion
+    artifacts: TierArtifacts
+    config: FleetConfig
+    note: str = ""
+    lacking: str = ""
+
+    @property
+    def tensors(self) -> Tensors:
+        """Weights and statistics by the names of the exported model."""
+        return {**self.exported.weights, **self.exported.statistics}
+
+    @property
+    def own_class(self) -> tuple[OwnClass, Tensors] | None:
+        """What the exporter noted of the user's class, with its constants; None where an older one noted nothing.
+
+        A BlobError says that the file is damaged.
+        """
+        path = self.artifacts.folder / OWN_CLASS
+        return read_own_class(path) if path.is_file() else None
+
+    def own_state(self) -> Tensors:
+        """The state of the class that the user wrote, with every parameter and buffer, by the names of the class.
+
+        Raises:
+            ConfigError: there is no faithful one: statistics are missing, the class has no place for them, or the
+                exporter was an older one, which did not note what the class has.
+            BlobError: what the exporter noted is damaged.
+        """
+        found, norms = self.own_class, self.artifacts.manifest.statistics
+        if found is None and norms:
+            raise ConfigError(
+                f"{self.artifacts.folder} is of an older `shoal export`, which did not note what the class of the model"
+                f" calls the mean and variance of {norms[0].name}; run the same `shoal export` again, and this command"
+            )
+        if found is None:
+            return self.exported.weights
+        own, constants = found
+        if own.problem:
+            raise ConfigError(f"{self._title}: {own.problem}")
+        missing = own.missing(self.tensors)
+        if missing:
+            raise ConfigError(f"{self._title} lacks {', '.join(missing)} of the class: {self._why}")
+        return own.values(self.tensors, constants, self.exported.record.number)
+
+    def require_statistics(self) -> None:
+        """A ConfigError where statistics that the model needs are missing; it says which and why."""
+        if self.lacking:
+            missing = [name for spec in self.artifacts.manifest.statistics for name in statistics_of(spec)]
+            raise ConfigError(f"{self._title} lacks {', '.join(missing)}: {self.lacking}")
+
+    @property
+    def _title(self) -> str:
+        return f"version {self.exported.record.number}, {self.artifacts.tier.id}"
+
+    @property
+    def _why(self) -> str:
+        return self.lacking or (
+            f"{self.artifacts.folder} is of another class than the run trained; run `shoal export` of that again"
+        )
+
+
+def statistics_of(spec: StatisticSpec) -> tuple[str, str]:
+    """Names of the mean and variance of a norm among the tensors of a graph."""
+    return statistic_mean(spec.name), statistic_variance(spec.name)
+
+
+def tier_version(store: Store, exported: ExportedVersion, tier: str | None) -> TierVersion:
     """An exported tier of a version; None is the whole model.
 
-    Returns:
-        The version with the tier's weights, those that are frozen among them, and with the statistics that fit it; the
-        tier's artifact set; the configuration of the run.
+    Statistics of static batch norms are those that the version was judged with, where the tier is the one that is
+    judged. They are of that tier alone: a narrow one feeds its norms sums of fewer units, and a cut of the whole
+    model's statistics does not fit them. Of another tier they are taken over the server's test set, as
+    `evaluation.tiers` takes them, so that the tier scores what the run says.
 
     Raises:
         ConfigError: the tier is not exported, or its artifacts are no longer there.
@@ -44,9 +126,43 @@ def tier_version(
         raise ConfigError(f"--tier: {tier!r} is not exported; exported are {', '.join(artifacts.tiers)}")
     found = artifacts.full if tier is None else artifacts.tiers[tier]
     weights = {**found.base(), **model_of(context, found.tier, exported.record, BlobStore(store.folder / "blobs"))}
-    wanted = {spec.name: spec.shape for spec in found.manifest.graphs["onnx/infer"].inputs}
-    statistics = {name: value for name, value in exported.statistics.items() if wanted.get(name) == value.shape}
     record = exported.record
-    if record.evaluation is not None and found is not context.judged:  # of this tier, or nothing is known of it
+    if record.evaluation is not None and not _is_judged(context, found):  # of this tier, or nothing is known of it
         record = replace(record, evaluation=record.evaluation.of(found.tier.id))
-    return replace(exported, record=record, weights=weights, statistics=statistics), found, context.config
+    version = TierVersion(replace(exported, record=record, weights=weights), found, context.config)
+    return _with_statistics(version, context)
+
+
+def _is_judged(context: RunContext, found: TierArtifacts) -> bool:
+    """Whether a tier is the one that is judged, which need not be exported where nothing judges."""
+    wanted = context.config.evaluation.tier or context.artifacts.layout.tier(1.0).id
+    return found.tier.id == wanted
+
+
+def _with_statistics(version: TierVersion, context: RunContext) -> TierVersion:
+    """The version with the statistics that fit its tier."""
+    found = version.artifacts
+    kept = version.exported.statistics if _is_judged(context, found) else {}
+    if kept or not found.manifest.statistics:
+        return replace(version, exported=replace(version.exported, statistics=kept))
+    try:
+        taken = _over_test_set(version)
+    except ShoalError as error:
+        lacking = f"the store has no statistics for it, and none can be taken over the server's test set: {error}"
+        return replace(version, exported=replace(version.exported, statistics={}), lacking=lacking)
+    return replace(
+        version,
+        exported=replace(version.exported, statistics=taken),
+        note=f"the batch norms of {found.tier.id} have their statistics from the server's test set",
+    )
+
+
+def _over_test_set(version: TierVersion) -> Tensors:
+    config, found = version.config, version.artifacts
+    source = config.evaluation.tier_data.get(found.tier.id, config.evaluation.data)
+    if source is None:
+        raise ConfigError("the run has none ([evaluation.data])")
+    data = load_test_set(source, found.manifest)
+    return over_batches(
+        found, version.exported.weights, data, batch_size=config.train.batch_size, threads=config.evaluation.threads
+    )

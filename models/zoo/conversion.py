@@ -5,7 +5,9 @@ outside, fused attention and recurrent layers with dropout inside fall into part
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, cast
@@ -19,6 +21,7 @@ from models.architecture import Architecture, call_builder
 from models.cut import Cut
 from models.zoo.dropout import ChannelDropout, Dropout, SampleDropout
 from models.zoo.layers import SpectralNorm, StaticBatchNorm
+from models.zoo.restoring import Restored, Untouched
 
 
 def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
@@ -210,14 +213,39 @@ def _new_weight_norms(layer: nn.Module) -> bool:
     return bool(old)
 
 
+def is_replaced(layer: nn.Module) -> bool:
+    """Whether a conversion puts a counterpart in the place of a layer; a ConfigError as of `convert`."""
+    return _counterpart(layer) is not None
+
+
+_LEFT_OUT: ContextVar[list[str] | None] = ContextVar("left_out", default=None)
+
+
+@contextmanager
+def unconverted() -> Iterator[Sequence[str]]:
+    """While this holds, `convert` returns modules as they are, and notes the class of each here."""
+    left_out: list[str] = []
+    token = _LEFT_OUT.set(left_out)
+    try:
+        yield left_out
+    finally:
+        _LEFT_OUT.reset(token)
+
+
 def convert(module: nn.Module) -> tuple[nn.Module, tuple[Replacement, ...]]:
     """Replace what cannot be exported, in place but for a model that is such a layer; returns it and what was replaced.
 
-    Weights and statistics are kept; those of attention and of recurrent layers get other names.
+    Weights and statistics are kept; those of attention and of recurrent layers get other names. How the state of the
+    module as it was follows from what is returned is kept with it, for `origin_of`.
 
     Raises:
         ConfigError: a layer has settings that its counterpart lacks.
     """
+    left_out = _LEFT_OUT.get()
+    if left_out is not None:
+        left_out.append(type(module).__name__)
+        return module, ()
+    untouched = Untouched.of(module)
     done: list[Replacement] = []
     made: dict[int, nn.Module] = {}
 
@@ -241,11 +269,24 @@ def convert(module: nn.Module) -> tuple[nn.Module, tuple[Replacement, ...]]:
             layer.use_nested_tensor = False  # its shortcut knows PyTorch's own attention alone
         if isinstance(layer, (nn.TransformerEncoder, nn.TransformerDecoder)):
             layer.register_forward_pre_hook(_with_plain_masks, with_kwargs=True)
-        for name, child in list(layer.named_children()):
-            setattr(layer, name, walk(child, f"{path}.{name}" if path else name))
+        for name, child in list(layer._modules.items()):  # noqa: SLF001 - named_children leaves second names out
+            if child is not None:
+                setattr(layer, name, walk(child, f"{path}.{name}" if path else name))
         return layer
 
-    return walk(module, ""), tuple(done)
+    found = walk(module, "")
+    if done and _ORIGIN not in vars(found):
+        vars(found)[_ORIGIN] = untouched.restored(lambda _, layer: made.get(id(layer), layer) is not layer)
+    return found, tuple(done)
+
+
+_ORIGIN = "_shoal_origin"
+
+
+def origin_of(module: nn.Module) -> Restored | None:
+    """How the state of a module before its conversion follows from it; None where nothing was converted."""
+    origin: Restored | None = vars(module).get(_ORIGIN)
+    return origin
 
 
 def converted(arch: Architecture) -> Architecture:
@@ -254,6 +295,7 @@ def converted(arch: Architecture) -> Architecture:
     def build(cut: Any, **settings: Any) -> nn.Module:
         return convert(arch.build(cut, **settings))[0]
 
+    cast("Any", build).__wrapped__ = arch.build
     return replace(arch, build=build)
 
 

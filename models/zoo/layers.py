@@ -5,7 +5,8 @@ clients", ICLR 2021. A static batch norm keeps no running averages while it trai
 sub-models cannot be merged; its statistics are asked for after training. A Scaler makes up for the units that a
 narrower model lacks.
 
-Each such layer has a `mode`, set for a whole model by `set_mode`:
+Each such layer has a `mode`, set for a whole model by `set_mode`; PyTorch's own `train()` and `eval()` set the first
+and the last:
 
     ============  =============================  ==========================
     mode          StaticBatchNorm                Scaler
@@ -22,8 +23,10 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from typing_extensions import Self, override
 
 from fleet_protocol.errors import ConfigError
+from models.own_class import SPECTRAL_STEPS
 
 Mode = Literal["train", "statistics", "eval"]
 Norm = Literal["sbn", "none"]
@@ -32,7 +35,19 @@ _MODES = ("train", "statistics", "eval")
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 
-class StaticBatchNorm(nn.Module):
+class _Moded(nn.Module):
+    """A layer with a mode, which follows PyTorch's training flag where nobody sets it: ``eval()`` means mode eval."""
+
+    mode: Mode
+
+    @override
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        self.mode = "train" if mode else "eval"
+        return self
+
+
+class StaticBatchNorm(_Moded):
     """Batch normalisation without running averages, written out by hand.
 
     `torch.nn.functional.batch_norm` is avoided, since exporters turn it into inference mode without a word.
@@ -42,8 +57,8 @@ class StaticBatchNorm(nn.Module):
         eps: added to the variance.
         weight: scale, float32 [channels].
         bias: shift, float32 [channels].
-        running_mean: mean used in mode eval, float32 [channels]; not part of the state dict.
-        running_var: unbiased variance used in mode eval, float32 [channels]; not part of the state dict.
+        running_mean: mean used in mode eval, float32 [channels].
+        running_var: unbiased variance used in mode eval, float32 [channels].
         last_mean: mean of the last batch in mode statistics.
         last_var: unbiased variance of the last batch in mode statistics.
     """
@@ -58,8 +73,8 @@ class StaticBatchNorm(nn.Module):
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(channels))
         self.bias = nn.Parameter(torch.zeros(channels))
-        self.register_buffer("running_mean", torch.zeros(channels), persistent=False)
-        self.register_buffer("running_var", torch.ones(channels), persistent=False)
+        self.register_buffer("running_mean", torch.zeros(channels))
+        self.register_buffer("running_var", torch.ones(channels))
         self.last_mean: Tensor | None = None
         self.last_var: Tensor | None = None
 
@@ -89,8 +104,6 @@ class SpectralNorm(nn.Module):
     time, from the norms of the rows. Miyato et al.: "Spectral normalization for generative adversarial networks", 2018.
     """
 
-    _steps = 8  # of the power iteration
-
     def __init__(self, dim: int = 0) -> None:
         """Make the layer for weights with their outputs in a dimension."""
         super().__init__()
@@ -101,13 +114,13 @@ class SpectralNorm(nn.Module):
         rows = weight.movedim(self.dim, 0).flatten(1)
         fixed = rows.detach()
         left = fixed.square().sum(1).sqrt()
-        for _ in range(self._steps):
+        for _ in range(SPECTRAL_STEPS):
             right = functional.normalize(fixed.t() @ left, dim=0)
             left = functional.normalize(fixed @ right, dim=0)
         return weight / (left @ (rows @ right))
 
 
-class Scaler(nn.Module):
+class Scaler(_Moded):
     """Divides by the width share, in (0, 1], in training, so that narrow and wide models feed the next layer alike."""
 
     def __init__(self, rate: float) -> None:

@@ -1,32 +1,22 @@
 """What is stored of a run, as tables and as JSON; `run` is its id or the beginning of that, None for the newest."""
 
-import io
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Generic, Literal, TypeVar, cast
-
-import numpy as np
+from typing import Any, Generic, TypeVar
 
 from broker_server.rounds.advice import Advice, advice
-from broker_server.rounds.artifacts import TierArtifacts
 from broker_server.rounds.best import VersionView, versions
 from broker_server.rounds.quarantine import release
-from broker_server.rounds.tier_version import tier_version
-from broker_server.settings.fleet import FleetConfig
-from broker_server.store import EventRecord, RoundRecord, RunRecord, Store, VersionRecord, choosing, queries
-from broker_server.store.export import ExportedVersion, export_safetensors, load_version
-from fleet_protocol.blob_store import write_atomically
+from broker_server.store import EventRecord, RoundRecord, RunRecord, Store, choosing, queries
+from broker_server.store.export import load_version
 from fleet_protocol.errors import ConfigError
-from fleet_protocol.manifest import parameter_input
 from fleet_protocol.signals import on_signals
 from shoal.cli.console import bytes_text, output_console, print_json, print_rows, release_text, say, seconds_text
-from shoal.cli.extras import needs
 from shoal.cli.source import Asked, changes, opened
 from shoal.client import Client, Verb
 
@@ -262,52 +252,6 @@ def show_log(store: Path, run: str | None, *, last: int, as_json: bool, follow: 
                 _draw_log(events)
 
 
-FileFormat = Literal["safetensors", "torch", "onnx"]
-SUFFIXES: Mapping[str, str] = MappingProxyType({"safetensors": "safetensors", "torch": "pt", "onnx": "onnx"})
-
-
-def save_version(
-    opened: Store, run: str | None, version: int, tier: str | None, file_format: FileFormat, path: Path
-) -> VersionRecord:
-    """Write a global version, or a tier of it, as a file of that format; an existing one is replaced.
-
-    Returns:
-        The version, with the evaluation of what was written, where there is one.
-
-    Raises:
-        ConfigError: there is no such version, the tier is not exported, or what writes the format is not installed.
-        StorageError: the file cannot be written.
-    """
-    exported = load_version(opened, run, version)
-    if tier is not None or file_format != "safetensors":
-        found = tier_version(opened, exported, tier)
-        exported = found[0]
-        if file_format == "onnx":
-            _save_onnx(found, path)
-            return exported.record
-    else:
-        exported = replace(exported, record=_judged(exported.record, queries.find_run(opened, run), tier))
-    (_save_torch if file_format == "torch" else export_safetensors)(exported, path)
-    return exported.record
-
-
-def save(source: Store | Client, run: RunRecord, version: int, of: Mapping[str, str], path: Path) -> VersionRecord:
-    """Write a version, or the ``tier`` `of` it, in a ``format``; as `save_version`."""
-    tier, kind = of.get("tier"), cast("FileFormat", of["format"])
-    if isinstance(source, Store):
-        return save_version(source, run.id, version, tier, kind, path)
-    write_atomically(path, source.weights(version, run.id, **of))
-    known = next(view.version for view in VERSIONS.look(source, run.id) if view.version.number == version)
-    return _judged(known, run, tier)
-
-
-def _judged(version: VersionRecord, run: RunRecord, tier: str | None) -> VersionRecord:
-    """A version with what is known of a tier of it, None for the whole model, where a run may have judged another."""
-    if version.evaluation is None or tier == FleetConfig.stored(run.config).evaluation.tier:
-        return version
-    return replace(version, evaluation=version.evaluation.of(tier or ""))
-
-
 def choose(source: Store | Client, run: str | None, *, best: bool) -> tuple[RunRecord, int]:
     """A run, and its version that was judged best, or else the one that is promoted, or the newest.
 
@@ -348,36 +292,3 @@ def act(store: Store, verb: Verb, run: str | None, version: Any = None, device: 
         use = choosing.promote if verb == "promote" else choosing.roll_back
         use(store, load_version(store, of, version).record)
     return of
-
-
-def _save_onnx(found: tuple[ExportedVersion, TierArtifacts, FleetConfig], path: Path) -> None:
-    """Write a model for stock onnxruntime with metadata; a ConfigError without onnx, or the statistics of its norms."""
-    with needs("export"):
-        from trainer_export.formats.onnx import runnable  # noqa: PLC0415  (torch and onnx)
-
-    exported, artifacts, config = found
-    tensors = {parameter_input(name): value for name, value in exported.weights.items()} | exported.statistics
-    data, manifest = config.evaluation.data, artifacts.manifest
-    metadata = exported.metadata | {"tier": artifacts.tier.id, "classes": str(manifest.classes)}
-    if data is not None:  # a sample becomes (x * scale - mean) / std
-        metadata["preprocessing"] = data.model_dump_json(include={"shape", "scale", "mean", "std", "transforms"})
-    graph = (artifacts.folder / manifest.graphs["onnx/infer"].path).read_bytes()
-    write_atomically(path, runnable(graph, tensors, metadata))
-
-
-def _save_torch(exported: ExportedVersion, path: Path) -> None:
-    """Write the tensors of a module by its names, for ``load_state_dict(torch.load(path, weights_only=True))``.
-
-    Without torch it is a ConfigError.
-    """
-    try:
-        import torch  # noqa: PLC0415  (nothing else here needs it)
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            "--format torch needs torch, which is not installed here; take --format safetensors, "
-            "which torch reads through safetensors.torch.load_file"
-        ) from error
-
-    buffer = io.BytesIO()
-    torch.save({name: torch.from_numpy(np.array(value)) for name, value in exported.weights.items()}, buffer)
-    write_atomically(path, buffer.getvalue())

@@ -1,10 +1,12 @@
 """What an operator does on the page: the verbs of the command line, each with a line in the log that says who asked."""
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any, cast
+from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
 from fastapi import Path as InPath
@@ -14,8 +16,9 @@ from broker_server.settings.fleet import FleetConfig
 from broker_server.store import Store, queries
 from fleet_protocol.errors import ConfigError, ShoalError, StorageError, TransportError
 from fleet_protocol.requests import Wanted
-from shoal.cli.stored import FileFormat, act, save_version
-from shoal.client import RolloutVerb, Verb
+from shoal.cli.downloads import ELSEWHERE, FileFormat, save_version
+from shoal.cli.stored import act
+from shoal.client import LOADING, RolloutVerb, Verb
 
 _MOST = 2**31
 Steer = Callable[[FleetConfig, Wanted, str], str]
@@ -88,8 +91,10 @@ def acting(store: Path, steer: Steer | None) -> APIRouter:
             raise HTTPException(403, "models are for operators: this needs the token in operator.token of the store")
         with TemporaryDirectory() as folder, closing(Store(store, read_only=True)) as opened:
             path = Path(folder) / "weights"
-            save_version(opened, run, version, tier, file_format, path)
-            return Response(path.read_bytes(), media_type="application/octet-stream")
+            download = save_version(opened, run, version, tier, file_format, path, ELSEWHERE)
+            told = {"lines": download.lines, "note": download.note}
+            headers = {LOADING: quote(json.dumps(told))}
+            return Response(path.read_bytes(), media_type="application/octet-stream", headers=headers)
 
     @api.post("/rollout/actions/{verb}", summary="Steer the newest rollout.", responses=_CODES)
     def _act_on_rollout(request: Request, verb: RolloutVerb) -> dict[str, str | int]:

@@ -53,9 +53,21 @@ def test_evaluation_uses_the_buffers():
     torch.testing.assert_close(norm(x), reference, rtol=1e-12, atol=1e-12)
 
 
-def test_the_buffers_are_no_weights():
-    """Statistics are graph inputs of their own; a state dict holds scale and shift alone."""
-    assert [*StaticBatchNorm(3).state_dict()] == ["weight", "bias"]
+def test_the_statistics_are_no_weights_but_part_of_the_state():
+    """A run trains scale and shift alone; what the layer evaluates with goes into a file with them."""
+    assert [name for name, _ in StaticBatchNorm(3).named_parameters()] == ["weight", "bias"]
+    assert [*StaticBatchNorm(3).state_dict()] == ["weight", "bias", "running_mean", "running_var"]
+
+
+@pytest.mark.parametrize("layer", [StaticBatchNorm(3), Scaler(0.5)])
+def test_eval_of_pytorch_is_mode_eval(layer):
+    """A model that was loaded needs no function of Shoal to be evaluated, and trains again after `train()`."""
+    model = torch.nn.Sequential(layer)
+    assert layer.mode == "train"
+    model.eval()
+    assert layer.mode == "eval"
+    model.train()
+    assert layer.mode == "train"
 
 
 def test_h7_scaler(vectors):

@@ -88,7 +88,9 @@ def loaded(module: nn.Module, weights: dict[str, np.ndarray]) -> nn.Module:
     for name, value in module.double().named_parameters():
         if not value.requires_grad:
             given[name] = torch.randn(value.shape, generator=generator, dtype=torch.float64) / value[:1].numel() ** 0.5
-    module.load_state_dict(given)
+    trained = {name for name, _ in module.named_parameters()}
+    statistics = {name: value for name, value in module.state_dict().items() if name not in trained}
+    module.load_state_dict({**statistics, **given})
     return set_mode(module, "statistics")
 
 

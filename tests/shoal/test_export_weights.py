@@ -1,5 +1,6 @@
 """Versions of a store as files that other programs take: ONNX, PyTorch, safetensors; whole and as one of the tiers."""
 
+import copy
 import json
 import re
 import shutil
@@ -21,6 +22,7 @@ from fleet_protocol.control import VersionEvaluation
 from fleet_protocol.messages import Evaluation
 from fleet_protocol.weights import encode_weights
 from models.architecture import build
+from models.own_class import OWN_CLASS
 from models.registry import Registry
 from models.tier import Tier
 from models.zoo.inference import initial_weights
@@ -32,6 +34,7 @@ from trainer_export.recipe import Recipe
 SETTINGS = {"input_shape": (1, 8, 8), "classes": 5, "channels": (8, 12)}
 TIERS = (Tier(1.0, 1), Tier(0.5, 1))
 ARCH = Registry.zoo().get("conv")
+SAMPLES = 35  # so that the last of the batches of 16 has fewer
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +53,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     opened, blobs = Store(folder / "store"), BlobStore(folder / "store" / "blobs")
     rng = np.random.default_rng(3)
+    samples = rng.standard_normal((SAMPLES, 1, 8, 8)).astype(np.float32)
+    np.savez(folder / "test.npz", x=samples, y=np.arange(SAMPLES) % 5)
     module = build(ARCH, 1.0, settings=SETTINGS)
     norms = {name: item.weight.shape for name, item in module.named_modules() if isinstance(item, StaticBatchNorm)}
     kinds = {"mean": rng.standard_normal, "var": lambda shape: rng.random(shape) + 0.5}
@@ -90,7 +95,9 @@ def exported(store: Path, out: Path, *options: str) -> Path:
 
 def module_of(tensors: dict[str, np.ndarray], width: float) -> torch.nn.Module:
     module = build(ARCH, width, settings=SETTINGS)
-    module.load_state_dict({name: torch.from_numpy(value) for name, value in tensors.items()})
+    module.load_state_dict(
+        {**module.state_dict(), **{name: torch.from_numpy(value) for name, value in tensors.items()}}
+    )
     return set_mode(module, "eval")
 
 
@@ -115,6 +122,25 @@ def test_an_onnx_file_runs_alone_as_pytorch_does(store: Path, tmp_path: Path) ->
     assert json.loads(metadata["preprocessing"])["mean"] == 0.25
 
 
+def without_artifacts_of_today(store: Path, to: Path) -> Path:
+    """A copy of a store whose artifacts an older exporter made."""
+    artifacts = shutil.copytree(store.parent / "artifacts", to / "artifacts")
+    for path in artifacts.glob(f"*/*/{OWN_CLASS}"):
+        path.unlink()
+    return changed(store, to / "store", model={"artifacts": str(artifacts)})
+
+
+def changed(store: Path, to: Path, **tables: dict[str, object]) -> Path:
+    """A copy of a store with another configuration of its run."""
+    other = shutil.copytree(store, to)
+    with closing(Store(other)) as opened:
+        config = json.loads(opened.runs()[0].config)
+        for name, table in tables.items():
+            config[name] |= table
+        opened.note_config("r1", json.dumps(config))
+    return other
+
+
 def test_a_torch_file_is_a_state_dict(store: Path, tmp_path: Path) -> None:
     """Of the tier, by the module's names, without anything else; the newest version if none is said."""
     path = exported(store, tmp_path / "m.pt", "--tier", "w0.50-d1", "--format", "torch")
@@ -125,9 +151,77 @@ def test_a_torch_file_is_a_state_dict(store: Path, tmp_path: Path) -> None:
         leading = tuple(slice(size) for size in value.shape)
         np.testing.assert_array_equal(value.detach().numpy(), whole[name][leading])
     same = load_file(exported(store, tmp_path / "m.safetensors", "--tier", "w0.50-d1"))
-    assert {name: value.shape for name, value in same.items()} == {
-        name: tuple(value.shape) for name, value in module.named_parameters()
-    }
+    weights = {name: value.shape for name, value in same.items() if not name.startswith("stat.")}
+    assert weights == {name: tuple(value.shape) for name, value in module.named_parameters()}
+    statistics = {name for name in same if name.startswith("stat.")}
+    assert len(statistics) == len([name for name, _ in module.named_buffers()])
+
+
+def test_statistics_of_a_tier_that_is_not_judged_are_of_the_servers_test_set(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In batches of training, each alike, as PyTorch's own batch norm takes them; the user is told.
+
+    ONNX of such a tier was refused, as the store had no statistics that fit it.
+    """
+    path = exported(store, tmp_path / "m.pt", "--tier", "w0.50-d1", "--format", "torch", "--version", "1")
+    assert "statistics from the server's test set" in capsys.readouterr().err
+    module = build(ARCH, 0.5, settings=SETTINGS)
+    module.load_state_dict(torch.load(path, weights_only=True))
+    own = copy.deepcopy(module)
+    for name, norm in list(own.named_modules()):
+        if isinstance(norm, StaticBatchNorm):
+            theirs = torch.nn.BatchNorm2d(len(norm.weight), norm.eps, momentum=None)
+            theirs.weight, theirs.bias = norm.weight, norm.bias
+            own.set_submodule(name, theirs)
+    x = torch.from_numpy(np.load(store.parent / "test.npz")["x"]) * 0.5 - 0.25
+    size = FleetConfig.model_validate_json(Store(store, read_only=True).runs()[0].config).train.batch_size
+    assert SAMPLES % size > 1
+    set_mode(own, "statistics")
+    for layer in own.modules():
+        if isinstance(layer, torch.nn.BatchNorm2d):
+            layer.train()
+    with torch.no_grad():
+        for batch in x.split(size):
+            own(batch)
+        found, wanted = set_mode(module, "eval")(x), set_mode(own, "eval")(x)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    session = onnxruntime.InferenceSession(
+        exported(store, tmp_path / "m.onnx", "--tier", "w0.50-d1", "--format", "onnx", "--version", "1"),
+        providers=["CPUExecutionProvider"],
+    )
+    np.testing.assert_allclose(session.run(None, {"x": x.numpy()})[0], wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("file_format", ["torch", "onnx"])
+def test_without_statistics_no_file_is_written(
+    store: Path, tmp_path: Path, file_format: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Which are missing is said, and why; safetensors hold what there is."""
+    other = changed(store, tmp_path / "other", evaluation={"data": None})
+    names = {"torch": r"units\.0\.norm\.running_mean", "onnx": r"stat\.units\.0\.norm\.mean"}
+    out = tmp_path / "out"
+    assert ended(other, out, "--tier", "w0.50-d1", "--format", file_format) == 2
+    told = capsys.readouterr().err.replace("\n", " ")
+    assert re.search(rf"w0\.50-d1 lacks {names[file_format]}.* test set.*evaluation\.data", told)
+    assert not out.exists()
+    exported(other, out, "--tier", "w0.50-d1")
+    assert "no statistics" in capsys.readouterr().err
+    assert not any(name.startswith("stat.") for name in load_file(out))
+
+
+def test_artifacts_of_an_older_exporter_are_exported_again(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They do not say what a class calls its statistics; the refusal says what to do, and the other formats work."""
+    other = without_artifacts_of_today(store, tmp_path)
+    assert ended(other, tmp_path / "m.pt", "--format", "torch") == 2
+    assert re.search(r"older `shoal export`.*run the same `shoal export` again", capsys.readouterr().err)
+    assert not (tmp_path / "m.pt").exists()
+    exported(other, tmp_path / "m.onnx", "--format", "onnx")
+    exported(other, tmp_path / "m.safetensors")
+    same = exported(store, tmp_path / "same.safetensors").read_bytes()
+    assert (tmp_path / "m.safetensors").read_bytes() == same
 
 
 def test_a_tier_has_its_own_evaluation_or_none(store: Path, tmp_path: Path) -> None:
@@ -152,11 +246,7 @@ def test_what_is_printed_is_of_the_file(store: Path, tmp_path: Path, capsys: pyt
     assert "accuracy 0.7500" in printed(store)
     assert "accuracy 0.2500" in printed(store, "--tier", "w0.50-d1")
     assert "accuracy" not in printed(store, "--tier", "w0.50-d1", "--version", "0")
-    other = shutil.copytree(store, tmp_path / "other")
-    with closing(Store(other)) as opened:
-        config = json.loads(opened.runs()[0].config)
-        config["evaluation"]["tier"] = "w0.50-d1"
-        opened.note_config("r1", json.dumps(config))
+    other = changed(store, tmp_path / "other", evaluation={"tier": "w0.50-d1"})
     assert "accuracy" not in printed(other)
     with safe_open(tmp_path / "m.safetensors", "numpy") as file:
         assert "accuracy" not in file.metadata()
@@ -169,7 +259,6 @@ def test_what_is_printed_is_of_the_file(store: Path, tmp_path: Path, capsys: pyt
         (("--tier", "w0.25-d1"), r"'w0.25-d1' is not exported; exported are w1.00-d1, w0.50-d1"),
         (("--version", "7"), r"no version 7; it has versions 0 to 2"),
         (("--best", "--version", "1"), r"--best and --version both"),
-        (("--format", "onnx", "--tier", "w0.50-d1"), r"no stat\..* that fits this tier"),
     ],
 )
 def test_what_is_not_there_is_said(

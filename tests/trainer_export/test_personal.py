@@ -171,7 +171,8 @@ def test_a_personal_model_with_static_batch_norm_is_evaluated(board, tmp_path):
     found = board(1).evaluation
     data, kept = images((20, 40)), left_by(tmp_path, 1)
     module = build(ZOO.get("conv"), 1.0, settings=NORMED | {"classes": 100})
-    module.load_state_dict({n.removeprefix("model/"): torch.tensor(v) for n, v in kept.items() if "model/" in n})
+    weights = {n.removeprefix("model/"): torch.tensor(v) for n, v in kept.items() if "model/" in n}
+    module.load_state_dict({**module.state_dict(), **weights})
     norms = [layer for layer in module.modules() if isinstance(layer, StaticBatchNorm)]
     set_mode(module, "statistics")
     seen = []

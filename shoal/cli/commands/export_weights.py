@@ -29,10 +29,11 @@ class _Options:
 def _export_weights(options: _Options) -> None:
     with needs("server"):
         from broker_server.store import queries
+        from shoal.cli.downloads import SUFFIXES, save
         from shoal.cli.source import opened
-        from shoal.cli.stored import SUFFIXES, choose, save
+        from shoal.cli.stored import choose
 
-    from shoal.cli.console import print_json, say
+    from shoal.cli.console import error_console, print_json, say
 
     if options.best and options.version is not None:
         raise ConfigError("--best and --version both say which version; give one of the two")
@@ -40,9 +41,16 @@ def _export_weights(options: _Options) -> None:
     of = {"format": options.file_format} | ({} if options.tier is None else {"tier": options.tier})
     with opened(options.store, options.url) as source:
         run, version = choose(source, options.run, best=options.best)
-        record = save(source, run, version if options.version is None else options.version, of, path)
+        number = version if options.version is None else options.version
+        download = save(source, run, number, of, path)
+    record = download.record
     if options.as_json:
-        print_json({"path": str(path), "arch": run.arch, **queries.plain(record)})
+        described = queries.plain(record)
+        print_json({"path": str(path), "arch": run.arch, **described, "load": "\n".join(download.lines)})
         return
     accuracy = "" if record.evaluation is None else f", {record.evaluation.text()}"
     say(f"version {record.number} of run {record.run}{accuracy}: {path}")
+    if download.note:
+        error_console().print(f"note: {download.note}", markup=False, highlight=False, soft_wrap=True)
+    for line in download.lines:
+        say(f"  {line}")

@@ -1,0 +1,155 @@
+"""Writes global versions as files that other programs take: safetensors, a state dict of torch, ONNX."""
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal, cast
+
+import numpy as np
+
+from broker_server.rounds.tier_version import TierVersion, tier_version
+from broker_server.settings.fleet import FleetConfig
+from broker_server.store import RunRecord, Store, VersionRecord, queries
+from broker_server.store.export import ExportedVersion, export_safetensors, load_version
+from fleet_protocol.blob_store import write_atomically
+from fleet_protocol.errors import ConfigError, ShoalError
+from fleet_protocol.manifest import parameter_input
+from shoal.cli.extras import needs
+from shoal.cli.load_lines import load_lines
+from shoal.cli.stored import VERSIONS
+from shoal.client import Client
+
+FileFormat = Literal["safetensors", "torch", "onnx"]
+SUFFIXES: Mapping[str, str] = MappingProxyType({"safetensors": "safetensors", "torch": "pt", "onnx": "onnx"})
+
+ELSEWHERE = Path("the downloaded file")
+"""What a page calls a file in the lines that load it, as it does not know where the file will be."""
+
+
+@dataclass(frozen=True)
+class Download:
+    """What was written.
+
+    Attributes:
+        record: the version, with the evaluation of what was written, where there is one.
+        lines: of Python, that load the file; empty where that is not known here.
+        note: what else the user should know; empty for nothing.
+    """
+
+    record: VersionRecord
+    lines: tuple[str, ...] = ()
+    note: str = ""
+
+
+def save_version(
+    opened: Store,
+    run: str | None,
+    version: int,
+    tier: str | None,
+    file_format: FileFormat,
+    path: Path,
+    shown: Path | None = None,
+) -> Download:
+    """Write a global version, or a tier of it, as a file of that format; an existing one is replaced.
+
+    Args:
+        opened: the store.
+        run: None for the newest.
+        version: its number.
+        tier: None for the whole model.
+        file_format: of the file.
+        path: of the file.
+        shown: what the lines call the file where it is loaded on another machine; by default the path.
+
+    Raises:
+        ConfigError: there is no such version, the tier is not exported, a faithful file of this format is impossible,
+            or what writes the format is not installed.
+        StorageError: the file cannot be written.
+    """
+    exported = load_version(opened, run, version)
+    if tier is None and file_format == "safetensors":
+        return _save_whole(opened, exported, path, shown)
+    found = tier_version(opened, exported, tier)
+    if file_format == "onnx":
+        _save_onnx(found, path)
+    elif file_format == "torch":
+        _save_torch(found, path)
+    else:
+        export_safetensors(found.exported, path)
+    return _written(found, file_format, path, shown)
+
+
+def _save_whole(opened: Store, exported: ExportedVersion, path: Path, shown: Path | None) -> Download:
+    """Write the tensors of a version as the store has them; where its artifacts are, with statistics that fit."""
+    try:
+        found = tier_version(opened, exported, None)
+    except ShoalError as error:  # the store alone has been copied
+        run = queries.find_run(opened, exported.record.run)
+        of_whole = FleetConfig.stored(run.config).evaluation.tier is None
+        record = _judged(exported.record, run, None)
+        statistics = exported.statistics if of_whole else {}
+        export_safetensors(replace(exported, record=record, statistics=statistics), path)
+        return Download(record, note=f"how the file is loaded is not known here: {error}")
+    statistics = found.exported.statistics
+    export_safetensors(replace(exported, record=found.exported.record, statistics=statistics), path)
+    return _written(found, "safetensors", path, shown)
+
+
+def _written(found: TierVersion, file_format: FileFormat, path: Path, shown: Path | None) -> Download:
+    lines = load_lines(found, file_format, shown or path, here=shown is None)
+    return Download(found.exported.record, lines, found.note or found.lacking)
+
+
+def save(source: Store | Client, run: RunRecord, version: int, of: Mapping[str, str], path: Path) -> Download:
+    """Write a version, or the ``tier`` `of` it, in a ``format``; as `save_version`."""
+    tier, kind = of.get("tier"), cast("FileFormat", of["format"])
+    if isinstance(source, Store):
+        return save_version(source, run.id, version, tier, kind, path)
+    data, lines, note = source.weights(version, run.id, **of)
+    write_atomically(path, data)
+    known = next(view.version for view in VERSIONS.look(source, run.id) if view.version.number == version)
+    lines = tuple(line.replace(repr(str(ELSEWHERE)), repr(str(path))) for line in lines)
+    return Download(_judged(known, run, tier), lines, note)
+
+
+def _judged(version: VersionRecord, run: RunRecord, tier: str | None) -> VersionRecord:
+    """A version with what is known of a tier of it, None for the whole model, where a run may have judged another."""
+    if version.evaluation is None or tier == FleetConfig.stored(run.config).evaluation.tier:
+        return version
+    return replace(version, evaluation=version.evaluation.of(tier or ""))
+
+
+def _save_onnx(found: TierVersion, path: Path) -> None:
+    """Write a model for stock onnxruntime with metadata; a ConfigError without onnx, or the statistics of its norms."""
+    with needs("export"):
+        from trainer_export.formats.onnx import runnable  # noqa: PLC0415  (torch and onnx)
+
+    found.require_statistics()
+    tensors = {parameter_input(name): value for name, value in found.exported.weights.items()}
+    tensors |= found.exported.statistics
+    data, manifest = found.config.evaluation.data, found.artifacts.manifest
+    metadata = found.exported.metadata | {"tier": found.artifacts.tier.id, "classes": str(manifest.classes)}
+    if data is not None:  # a sample becomes (x * scale - mean) / std
+        metadata["preprocessing"] = data.model_dump_json(include={"shape", "scale", "mean", "std", "transforms"})
+    graph = (found.artifacts.folder / manifest.graphs["onnx/infer"].path).read_bytes()
+    write_atomically(path, runnable(graph, tensors, metadata))
+
+
+def _save_torch(found: TierVersion, path: Path) -> None:
+    """Write the state of the user's class, for ``load_state_dict(torch.load(path, weights_only=True))``.
+
+    Without torch it is a ConfigError.
+    """
+    try:
+        import torch  # noqa: PLC0415  (nothing else here needs it)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            "--format torch needs torch, which is not installed here; take --format safetensors, "
+            "whose lines load it where torch is"
+        ) from error
+
+    buffer = io.BytesIO()
+    torch.save({name: torch.from_numpy(np.array(value)) for name, value in found.own_state().items()}, buffer)
+    write_atomically(path, buffer.getvalue())

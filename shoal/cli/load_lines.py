@@ -1,0 +1,101 @@
+"""The lines of Python that load a file of weights: into the class that its author wrote, or into onnxruntime."""
+
+from pathlib import Path
+from typing import Any
+
+from broker_server.rounds.tier_version import TierVersion
+from fleet_protocol.errors import BlobError
+from fleet_protocol.manifest import BASE, Manifest
+from models.own_class import Builder
+from models.tier import Tier
+
+
+def load_lines(found: TierVersion, file_format: str, path: Path, *, here: bool = True) -> tuple[str, ...]:
+    """The lines that load a file, to be run as they are.
+
+    Args:
+        found: what is in the file.
+        file_format: ``torch``, ``safetensors`` or ``onnx``.
+        path: the file, as it is called in the lines.
+        here: whether they are for this machine, where the user's files are.
+
+    Returns:
+        Lines of Python; none where the class is not known by a name, or the file is not complete.
+    """
+    if file_format == "onnx":
+        return _onnx_lines(found, path)
+    if found.lacking and file_format == "safetensors":
+        return ()
+    try:
+        noted = found.own_class
+    except BlobError:
+        return ()
+    builder = noted[0].builder if noted is not None else None
+    if builder is None or (noted is not None and noted[0].problem):
+        return ()
+    lines = [*_imports(builder, here=here), _building(builder, found)]
+    if file_format == "torch":
+        lines[:0] = ["import shoal, torch"]
+        lines += [f"model.load_state_dict(torch.load({str(path)!r}, weights_only=True))"]
+    else:
+        lines[:0] = [
+            "import shoal",
+            "from safetensors.torch import load_file",
+            "from models.zoo.restoring import load_weights",
+        ]
+        lines += [f"load_weights(model, {_files(found, path)})"]
+    return (*lines, "model.eval()")
+
+
+def _imports(builder: Builder, *, here: bool) -> list[str]:
+    line = f"from {builder.module} import {builder.name}"
+    if builder.file is None:
+        return [line]
+    file = Path(builder.file)
+    if not (here and file.is_file()):
+        return [f"{line}  # of {file.name}, which --models named: start Python in its folder"]
+    if file.parent == Path.cwd():
+        return [line]
+    return [f"import sys; sys.path.append({str(file.parent)!r})", line]
+
+
+def _building(builder: Builder, found: TierVersion) -> str:
+    tier = found.artifacts.tier
+    given = [builder.name]
+    if tier != Tier(1.0, 1):
+        given.append(f"shoal.Tier({tier.width!r}, {tier.depth})")
+    if builder.settings:
+        given.append(f"settings={dict(builder.settings)!r}")
+    if builder.converts:
+        given.append("convert=False")
+    return f"model = shoal.build({', '.join(given)})"
+
+
+def _files(found: TierVersion, path: Path) -> str:
+    """What reads the tensors, those that are frozen and lie in a file of their own among them."""
+    read = f"load_file({str(path)!r})"
+    manifest = found.artifacts.manifest
+    if not manifest.base:
+        return read
+    base = found.artifacts.folder / manifest.files[BASE].path
+    return f"{{**load_file({str(base)!r}), **{read}}}"
+
+
+def _onnx_lines(found: TierVersion, path: Path) -> tuple[str, ...]:
+    manifest = found.artifacts.manifest
+    shape = ", ".join(map(str, ("batch", *manifest.input_shape)))
+    sizes = ", ".join(map(str, (1, *manifest.input_shape)))
+    return (
+        "import numpy, onnxruntime",
+        f"session = onnxruntime.InferenceSession({str(path)!r}, providers=['CPUExecutionProvider'])",
+        f"x = numpy.zeros(({sizes}), numpy.{manifest.input_dtype})  # yours: [{shape}]{_preparing(found, manifest)}",
+        "logits = session.run(None, {'x': x})[0]",
+    )
+
+
+def _preparing(found: TierVersion, manifest: Manifest) -> str:
+    data: Any = found.config.evaluation.data
+    if data is None or manifest.input_dtype == "int64":
+        return ""
+    plain = (data.scale, data.mean, data.std) == (1.0, 0.0, 1.0)
+    return "" if plain else f", each (x * {data.scale!r} - {data.mean!r}) / {data.std!r}"
