@@ -23,7 +23,7 @@ export PIP_COMPILE := 0
 unexport PYTHONDONTWRITEBYTECODE
 test test-slow test-installed test-training: export OMP_NUM_THREADS = 1
 
-.PHONY: soak install install-training demo test test-slow test-installed test-training mutants fuzz fuzz-api conformance check format bench results-check docs site clean arm board card-tools
+.PHONY: soak install install-training demo test test-slow test-installed test-training mutants fuzz fuzz-api conformance check readability format bench results-check docs site clean arm board card-tools
 
 install: $(STAMP) $(TESTS_STAMP)
 
@@ -104,6 +104,10 @@ check: $(STAMP)  ## Format, lint, types.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+PACKAGES := broker_server device_runtime fleet_protocol models reproduction shoal simulation trainer_export
+readability:  ## What lines and functions ask of their reader, one row a package; not a part of `make check` yet.
+	$(PYTHON) tools/readability.py $(READABILITY) $(PACKAGES)
 
 format: $(STAMP)
 	$(BIN)/ruff format .
