@@ -150,9 +150,8 @@ def measure(files: list[Path]) -> tuple[Counter[str], list[Function]]:
         tree = ast.parse(source)
         count_lines(source, docstring_lines(tree), total)
         count_nodes(tree, total)
-        for node in ast.walk(tree):
-            if isinstance(node, FUNCTIONS):
-                functions.append(measured_function(node, path))
+        definitions = [node for node in ast.walk(tree) if isinstance(node, FUNCTIONS)]
+        functions += [measured_function(node, path) for node in definitions]
     return total, functions
 
 
