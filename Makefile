@@ -11,7 +11,9 @@ EXTRAS := demo,simulate,view,dev
 TRAINING := .venv-training
 TRAINING_STAMP := $(TRAINING)/.installed
 BOARD := examples/board
-SIDE_BY_SIDE := -n logical --maxprocesses 4 --dist worksteal
+# One more than there are processors, since a third of the tests' time is waiting for processes and deadlines.
+WORKERS ?= $(shell expr $$(env -u OMP_NUM_THREADS nproc) + 1)
+SIDE_BY_SIDE := -n $(WORKERS) --maxprocesses 4 --dist worksteal
 # A suite keeps what failed in a place of its own, since several may run at once.
 SUITE = -m pytest --durations=20 --durations-min=20 -o cache_dir=.pytest_cache/$@ $(SIDE_BY_SIDE)
 
