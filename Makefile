@@ -78,6 +78,9 @@ $(TRAINING_STAMP): pyproject.toml constraints.txt
 	$(TRAINING)/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[demo-training,simulate-training,dev]"
 	touch $(TRAINING_STAMP)
 
+# Its few tests lie in two folders: to collect all others would take longer than to run these.
+TRAINING_TESTS := tests/device_runtime tests/trainer_export
+test-training: SIDE_BY_SIDE := -n 2 --dist worksteal -o testpaths="$(TRAINING_TESTS)"
 test-training: $(TRAINING_STAMP)  ## What onnxruntime-training adds; needs Python <= 3.12 on x86-64.
 	$(TRAINING)/bin/python $(SUITE) $(MARKS) $(TESTS)
 

@@ -46,6 +46,14 @@ def test_an_extra_of_each_kind_is_installed():
         assert f'"{extra}"' in text
 
 
+def test_the_training_suite_finds_its_tests(collected):
+    """They lie in the folders that `make test-training` collects."""
+    makefile = (ROOT / "Makefile").read_text()
+    folders = re.search(r"(?m)^TRAINING_TESTS := (.*)$", makefile)[1].split()
+    training = marked(collected, "ort_training")
+    assert {test for test in training if not test.startswith(tuple(f"{folder}/" for folder in folders))} == set()
+
+
 def test_a_kind_without_a_representative_is_seen():
     """A slow test of another name than those of the default suite needs one; further cases of a quick test do not."""
     quick = {"tests/test_a.py::test_one[1]", "tests/test_b.py::test_two"}
