@@ -11,8 +11,10 @@ EXTRAS := demo,simulate,view,dev
 TRAINING := .venv-training
 TRAINING_STAMP := $(TRAINING)/.installed
 BOARD := examples/board
-SIDE_BY_SIDE := -n logical --maxprocesses 4 --dist worksteal
-# A suite keeps what failed in a place of its own, since CI runs several at once; it sets ENDED to learn how each ended.
+# One more than there are processors, since a third of the tests' time is waiting for processes and deadlines.
+WORKERS ?= $(shell expr $$(env -u OMP_NUM_THREADS nproc) + 1)
+SIDE_BY_SIDE := -n $(WORKERS) --maxprocesses 4 --dist worksteal
+# A suite keeps what failed in a place of its own, since several may run at once.
 SUITE = -m pytest --durations=20 --durations-min=20 -o cache_dir=.pytest_cache/$@ $(SIDE_BY_SIDE)
 
 # Pip would compile all of each package; Python compiles what is imported, once, which is a small part of torch.
@@ -23,7 +25,7 @@ export PIP_COMPILE := 0
 unexport PYTHONDONTWRITEBYTECODE
 test test-slow test-installed test-training: export OMP_NUM_THREADS = 1
 
-.PHONY: soak install install-training demo test test-slow test-installed test-training mutants fuzz fuzz-api conformance check format bench results-check docs site clean arm board card-tools
+.PHONY: proofs soak install install-training demo test test-slow test-installed test-training mutants fuzz fuzz-api conformance check readability format bench results-check docs site clean arm board card-tools
 
 install: $(STAMP) $(TESTS_STAMP)
 
@@ -50,16 +52,24 @@ $(MUTANTS_STAMP): $(STAMP)
 demo: $(STAMP)  ## Export, start a broker, a server and six devices, train, compare, report.
 	$(BIN)/shoal demo $(DEMO)
 
+# What CI runs of slow proofs and of extras from the wheel, beside the default suite: `tests/representatives.py`.
+ifdef REPRESENTATIVES
+test: MARKS := -m "not arm and (representative or not slow and not installed)"
+test-training: MARKS := -m "ort_training and (representative or not slow)"
+else
+test-training: MARKS := -m ort_training
+endif
+
 # Tests run side by side; a worker that has nothing left takes from the others. How much of the packages they reach makes
 # them half as long again, and is a question to the whole suite, not to TESTS=tests/models.
-test: install  ## The default suite, or TESTS=...; COV=--cov for branch coverage, as in CI.
-	$(BIN)/python $(SUITE) $(COV) $(TESTS) $(ENDED)
+test: install  ## The default suite, or TESTS=...; COV=--cov for branch coverage; REPRESENTATIVES=1 for what CI adds.
+	$(BIN)/python $(SUITE) $(MARKS) $(COV) $(TESTS)
 
 test-slow: install  ## Proofs that take minutes.
-	$(BIN)/python $(SUITE) -m slow $(TESTS) $(ENDED)
+	$(BIN)/python $(SUITE) -m slow $(TESTS)
 
 test-installed: install  ## Each extra alone from the wheel, in an empty environment; takes a network and many minutes.
-	$(BIN)/python $(SUITE) -m installed $(TESTS) $(ENDED)
+	$(BIN)/python $(SUITE) -m installed $(TESTS)
 
 # onnxruntime-training is the same import package as onnxruntime, so what it adds is tested in an environment of its own.
 $(TRAINING_STAMP): pyproject.toml constraints.txt
@@ -68,8 +78,16 @@ $(TRAINING_STAMP): pyproject.toml constraints.txt
 	$(TRAINING)/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[demo-training,simulate-training,dev]"
 	touch $(TRAINING_STAMP)
 
+# Its few tests lie in two folders: to collect all others would take longer than to run these.
+TRAINING_TESTS := tests/device_runtime tests/trainer_export
+test-training: SIDE_BY_SIDE := -n 2 --dist worksteal -o testpaths="$(TRAINING_TESTS)"
 test-training: $(TRAINING_STAMP)  ## What onnxruntime-training adds; needs Python <= 3.12 on x86-64.
-	$(TRAINING)/bin/python $(SUITE) -m ort_training $(TESTS) $(ENDED)
+	$(TRAINING)/bin/python $(SUITE) $(MARKS) $(TESTS)
+
+# Ordered by how soon they end. Benchmarks, mutants and results are left to whoever reads their figures.
+PROOFS := conformance fuzz-api test-training test-installed fuzz soak arm test test-slow
+proofs: install  ## Hours: all that CI leaves out, in short where it has no end of its own; says at the end what failed.
+	$(BIN)/python -m tests.proofs COV=--cov RUNS=5 FUZZ="--seconds 300" $(PROOFS)
 
 # What builds a card (its refusals name the same packages) and the emulated board.
 card-tools: export PATH := $(PATH):/usr/sbin:/sbin
@@ -97,6 +115,7 @@ mutants: $(MUTANTS_STAMP)  ## Mistakes put into merge, slicing, plan and adaptiv
 fuzz: install  ## A million changed messages, chunks and files, none of which may crash, hang or be believed.
 	$(BIN)/python -m tests.fuzz $(FUZZ)
 
+FILE ?= $(wildcard ../shared/vectors/vectors.json)
 conformance: $(STAMP)  ## Worked examples of the papers through this code: make conformance FILE=vectors.json
 	$(BIN)/python -m tests.conformance $(FILE)
 
@@ -104,6 +123,10 @@ check: $(STAMP)  ## Format, lint, types.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+PACKAGES := broker_server device_runtime fleet_protocol models reproduction shoal simulation trainer_export
+readability:  ## What lines and functions ask of their reader, one row a package; not a part of `make check` yet.
+	$(PYTHON) tools/readability.py $(READABILITY) $(PACKAGES)
 
 format: $(STAMP)
 	$(BIN)/ruff format .

@@ -16,7 +16,7 @@ from broker_server.service.broker import EmbeddedBroker
 
 __all__ = ["TestBroker", "any_broker", "embedded_broker", "free_port", "mosquitto_broker"]
 
-START_SECONDS = 15.0
+START_SECONDS = 60.0
 
 _MOSQUITTO = """
 listener {port} 127.0.0.1

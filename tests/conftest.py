@@ -1,7 +1,8 @@
 """What every test shares: how property tests are judged, and which tests a machine can run at all.
 
 A property test is judged by what it finds, never by how long a busy machine takes. Tests marked `ort_training` need
-onnxruntime-training, which stands in the place of onnxruntime where it is installed; elsewhere they are skipped.
+onnxruntime-training, which stands in the place of onnxruntime where it is installed; elsewhere they are skipped. Slow
+and installed tests that `tests/representatives.py` names are marked `representative`; CI runs them, too.
 """
 
 import importlib.util
@@ -11,6 +12,8 @@ import sys
 import pytest
 from hypothesis import Phase, settings
 
+from tests.representatives import representatives
+
 settings.register_profile("shoal", deadline=None)
 # `make mutants` asks only whether a test fails: the same examples each time, and no search for the smallest.
 settings.register_profile(
@@ -19,7 +22,16 @@ settings.register_profile(
 settings.load_profile("shoal")
 
 
-def pytest_collection_modifyitems(items):
+COLLECTED = pytest.StashKey[dict[str, set[str]]]()
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what `-m` does not ask for
+def pytest_collection_modifyitems(config, items):
+    chosen = representatives()
+    for item in items:
+        if item.nodeid in chosen:
+            item.add_marker("representative")
+    config.stash[COLLECTED] = {item.nodeid: {mark.name for mark in item.iter_markers()} for item in items}
     marked = [item for item in items if item.get_closest_marker("ort_training")]
     if marked and importlib.util.find_spec("onnxruntime.training") is None:  # to look for it imports onnxruntime
         missing = pytest.mark.skip(reason="onnxruntime-training is not installed")
@@ -36,6 +48,14 @@ def pytest_sessionfinish(session, exitstatus):
         from tests.documents.platforms import ended  # noqa: PLC0415  (once in a suite)
 
         ended(config.option.markexpr)
+
+
+@pytest.fixture
+def collected(request):
+    """The marks of every test of the files that pytest was asked for, whichever of the tests run."""
+    if any("::" in argument for argument in request.config.args):
+        pytest.skip("single tests were asked for, and not whole files")
+    return request.config.stash[COLLECTED]
 
 
 @pytest.fixture(scope="session")

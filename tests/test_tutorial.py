@@ -30,7 +30,7 @@ def commands() -> list[list[str]]:
 
 def wait_for_port(port: int, process: subprocess.Popen) -> None:
     """As a reader does, who sees the server's greeting before opening the next terminal."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=0.5):
             return

@@ -122,7 +122,7 @@ class Running:
     def of(self, kind: type) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]
 
-    def wait_event(self, kind: type, count: int = 1, timeout_seconds: float = 30.0) -> Any:
+    def wait_event(self, kind: type, count: int = 1, timeout_seconds: float = 60.0) -> Any:
         with self.changed:
             done = self.changed.wait_for(lambda: len(self.of(kind)) >= count or self.error, timeout_seconds)
         if self.error:
@@ -130,7 +130,7 @@ class Running:
         assert done, f"no {kind.__name__} in {[event.type for event in self.events]}"
         return self.of(kind)[count - 1]
 
-    def wait(self, timeout_seconds: float = 60.0) -> RunFinished:
+    def wait(self, timeout_seconds: float = 120.0) -> RunFinished:
         self._thread.join(timeout_seconds)
         if self.error is not None:
             raise self.error

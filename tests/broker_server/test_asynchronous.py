@@ -132,7 +132,7 @@ def test_who_gives_up_a_task_of_an_earlier_round_ends_nothing(refused, url, conf
             stamp = {"fleet": fleet, "device": "b", "task": at_first.task, "run": at_first.run, "round": 1}
             b.link.publish(b.topics.reply("b"), Refuse(**stamp, **failed).to_bytes())
         with contextlib.closing(Store(settings.store, read_only=True)) as store:
-            give_up = time.monotonic() + 30
+            give_up = time.monotonic() + 60
             while not (task := store.task(at_first.task)).phase.answered and time.monotonic() < give_up:
                 threading.Event().wait(0.05)
             assert task.phase is (TaskPhase.REFUSED if refused else TaskPhase.DECLINED)

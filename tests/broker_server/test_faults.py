@@ -135,7 +135,7 @@ def test_a_run_that_waits_for_room_on_the_disk_can_be_steered(url, config, fleet
                 steer(settings, "stop", "another")
             assert steer(settings, "go") == run  # without waiting for the next attempt
             with second.changed:
-                assert second.changed.wait_for(lambda: len(second.of(control.RunFinished)) == 2, 5)
+                assert second.changed.wait_for(lambda: len(second.of(control.RunFinished)) == 2, 60)
             assert steer(settings, "stop") == run
             with pytest.raises(RunRejectedError, match="no run is in progress"):
                 steer(settings, "stop")

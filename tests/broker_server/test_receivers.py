@@ -144,11 +144,8 @@ def after_the_announcement(server, peer, work, data):
 STATES = [before_a_chunk, after_some_chunks, before_the_announcement, while_chunks_are_missing, after_the_announcement]
 
 
-@pytest.mark.parametrize(
-    "state",
-    [pytest.param(state, marks=() if state is after_some_chunks else pytest.mark.slow) for state in STATES],
-    ids=lambda state: state.__name__,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("state", STATES, ids=lambda state: state.__name__)
 def test_receivers_that_are_killed_lose_nothing(state, outcome):
     """Killed in any state of an upload, they are started again and ask for what they had not told of."""
     undisturbed, _ = outcome(0)

@@ -42,7 +42,7 @@ OTHER = {
 """Documents whose small decimals are no results of training, and what they are."""
 
 SHARES_OF_BYTES = r"\| (?:`\w+`|\w+) \| `(?:fp32|fp16|bf16|int8|int4|topk 0\.\d+)` \|"
-"""Rows whose shares `tests/test_upload_figures.py` computes from the stored bytes."""
+"""Rows whose shares `tests/documents/stored_tables.py` computes from the stored bytes."""
 
 
 def numbers(value: Any) -> Iterator[float]:

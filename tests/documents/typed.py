@@ -91,7 +91,7 @@ PLACES: dict[tuple[str, str], Place] = {
     ("README.md", "shoal devices --store lab/store"): _NEWCOMER,
     ("README.md", "shoal export-weights --store lab/store --format torch --out pi-1.pt"): _NEWCOMER,
     ("README.md", "SHOAL_DATA=/path/to/data shoal demo --data mnist"): Never(
-        "takes minutes and MNIST; tests/test_demo_figures.py has its figures, `make demo` runs the same on digits"
+        "takes minutes and MNIST; tests/documents/stored_tables.py has its figures, `make demo` is the same on digits"
     ),
     ("README.md", "shoal simulate*"): Scene("simulations"),
     ("README.md", "shoal reproduce heterofl-1 --scale smoke"): Scene("tables"),

@@ -226,7 +226,7 @@ def test_a_home_that_is_watched_sees_the_next_run(store, tmp_path):
                 with closing(Store(store)) as opened, opened._begin() as connection:
                     connection.execute(update(schema.devices).values(online=False))
                     connection.execute(update(schema.runs).values(status="running", ended_at=None))
-                give_up = time.monotonic() + 30
+                give_up = time.monotonic() + 60
                 while json.loads(simple([told], port=broker.port, hostname="127.0.0.1").payload)["online"]:
                     assert time.monotonic() < give_up
                 assert watching.poll() is None

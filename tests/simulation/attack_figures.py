@@ -2,7 +2,7 @@
 
     SHOAL_DATA=/path/to/data python -m tests.simulation.attack_figures
 
-Takes some minutes. The table in docs/rounds.md is compared with the file by tests/test_robust_figures.py.
+Takes some minutes. The table in docs/rounds.md is compared with the file by tests/documents/stored_tables.py.
 """
 
 import json

@@ -2,7 +2,7 @@
 
     SHOAL_DATA=/path/to/data python -m tests.simulation.privacy_figures
 
-Takes half an hour. The table in docs/privacy.md is compared with the file by tests/test_privacy_figures.py.
+Takes half an hour. The table in docs/privacy.md is compared with the file by tests/documents/stored_tables.py.
 """
 
 import json

@@ -15,7 +15,6 @@ from models.architecture import architecture
 from models.cut import Cut
 from models.registry import Registry
 from models.tier import Tier
-from tests.marking import mostly_slow
 from tests.trainer_export.helpers import TINY
 from tests.trainer_export.test_artifact_set import files_under
 from trainer_export.artifact_set import Others, TierReport, export_architecture
@@ -175,12 +174,9 @@ export_architecture(small, {}, tiers, Recipe(), Path(sys.argv[1]), ("onnx",), jo
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("number", "jobs"),
-    mostly_slow(
-        [(signal.SIGINT, 1), (signal.SIGTERM, 2), (signal.SIGKILL, 1), (signal.SIGKILL, 2)],
-        lambda case: case == (signal.SIGKILL, 1),
-    ),
+    ("number", "jobs"), [(signal.SIGINT, 1), (signal.SIGTERM, 2), (signal.SIGKILL, 1), (signal.SIGKILL, 2)]
 )
 def test_what_is_interrupted_leaves_nothing(tmp_path: Path, number: signal.Signals, jobs: int) -> None:
     """In the middle of a tier: an interrupt or an end takes everything away, after a kill the next export does."""

@@ -162,6 +162,7 @@ def test_an_application_trains_from_the_program_alone(tmp_path):
 
 
 @installed
+@pytest.mark.slow
 def test_the_runtimes_own_gradient_of_max_pooling_is_wrong():
     """If this fails the runtime was mended: its own kernel may take the place of ours."""
     with warnings.catch_warnings():

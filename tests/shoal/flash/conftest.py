@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 
 from shoal.flash.bundle import PINS
+from tests.broker_server.conftest import artifacts, config, fleet, test_set, url
 from tests.device_runtime.tiny_set import samples
+
+__all__ = ["artifacts", "config", "flash", "fleet", "hollow", "test_set", "url"]
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 FLASH = """

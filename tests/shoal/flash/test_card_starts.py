@@ -2,7 +2,6 @@
 its supply at random moments, and goes on.
 """
 
-import contextlib
 import os
 import random
 import shutil
@@ -18,10 +17,7 @@ from broker_server.service.authority import Founding, enroll, found_fleet
 from broker_server.service.server import Server
 from broker_server.settings.fleet import BrokerConfig, FleetConfig, ModelConfig, TrainConfig
 from broker_server.settings.rounds import RoundConfig
-from broker_server.store import Store
 from fleet_protocol import control
-from fleet_protocol.blob_store import BlobStore
-from fleet_protocol.mapped_tensors import open_tensors, tensors_in
 from models.registry import Registry, infer_layout
 from shoal.cli.demo import LocalDevice, LocalFleet
 from shoal.flash.image import Card, make_card
@@ -29,6 +25,7 @@ from simulation.data.datasets import load_dataset
 from tests.brokers import free_port
 from tests.shoal.flash.emulated import FIRMWARE, Board
 from tests.shoal.flash.mirror import needs_mirror
+from tests.shoal.flash.watch import Watch, joined, weights_of
 from trainer_export.artifact_set import export_architecture
 from trainer_export.recipe import Recipe
 
@@ -36,54 +33,6 @@ START_SECONDS, TASK_SECONDS = 3600.0, 1800.0  # an emulated processor beside oth
 CARD_BYTES = 2 << 30
 CUTS = int(os.environ.get("CUTS") or 1)
 SSH = '[ssh]\nkeys = ["{key}.pub"]\n[settings]\nmax_width = 0.25\nholdout = 0.0\n'
-
-
-class Watch:
-    """The events of a run, from the server's thread, and a wait for some of them; pi-1's first update is kept."""
-
-    def __init__(self, store):
-        self.events, self._changed = [], threading.Condition()
-        self.store, self.kept = store, store.with_name(f"{store.name}-kept")
-
-    def __call__(self, event):
-        if isinstance(event, control.UpdateReceived) and (event.device, event.round) == ("pi-1", 1):
-            shutil.copytree(self.store / "updates", self.kept, dirs_exist_ok=True)
-        with self._changed:
-            self.events.append(event)
-            self._changed.notify_all()
-
-    def wait(self, condition, seconds, what):
-        def seen():
-            return any(map(condition, self.events))
-
-        with self._changed:
-            self._changed.wait_for(
-                lambda: seen() or any(isinstance(event, control.RunFinished) for event in self.events), seconds
-            )
-            if not seen():
-                raise TimeoutError(f"no {what} within {seconds} s; last: {self.events[-3:]}")
-
-    def update(self):
-        """What pi-1 sent in the first round."""
-        with contextlib.closing(Store(self.store)) as opened:
-            task = next(task for task in opened.tasks_of(opened.runs()[0].id, "pi-1") if task.round == 1)
-        return open_tensors(BlobStore(self.kept).path(task.update_digest))
-
-    def count(self, kind):
-        """How often the board did something."""
-        return sum(isinstance(event, kind) and event.device == "pi-1" for event in self.events)
-
-
-def joined(event):
-    """The last device that a round waits for is told by the round's start alone."""
-    return isinstance(event, control.RoundStarted) and "pi-1" in event.devices
-
-
-def weights_of(store):
-    """What the first round has learnt: later a maximum may fall to the other side, for the last bit of a sum."""
-    with contextlib.closing(Store(store)) as opened:
-        version = opened.version(opened.runs()[0].id, 1)
-    return tensors_in(BlobStore(store / "blobs").read(version.digest))
 
 
 @pytest.fixture
@@ -211,7 +160,8 @@ def test_a_card_joins_its_fleet_and_outlives_power_cuts(flash, fleet, tmp_path):
     config = fleet("undisturbed")
     with barn(tmp_path, native), Server(config.fleet, config.store, config.broker, listener=alone) as server:
         assert server.run(config).status == "finished"
-    sent, same = watch.update(), alone.update()
+    sent = watch.update()
+    same = alone.update()
     assert sent.keys() == same.keys()
     furthest = max(float(np.abs(sent[name] - same[name]).max()) for name in same)
     print(f"the update of the arm64 board is at most {furthest:.1e} from that of an x86-64 device")
