@@ -41,6 +41,12 @@ Text = Annotated[str, Field(max_length=8000), AfterValidator(plain)]
 """A reason for people to read."""
 
 
+Finding = Annotated[str, Field(min_length=1, max_length=1000), AfterValidator(plain)]
+"""What looks wrong in a board's data, one sentence."""
+
+MOST_FINDINGS = 8
+
+
 def _ascending(ranges: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
     """See that ranges name every chunk at most once, so that reading them costs no more than the blob has chunks."""
     if any(start >= stop for start, stop in ranges) or any(a[1] > b[0] for a, b in pairwise(ranges)):
