@@ -23,7 +23,7 @@ from device_runtime.board import check_system, clock_doubt, installed_backends, 
 from device_runtime.conditions import Seen, Watch
 from device_runtime.self_test import provider_test, self_test
 from device_runtime.settings import DeviceConfig, load_device_config
-from fleet_protocol.errors import ConfigError, ShoalError, StorageError, TransportError
+from fleet_protocol.errors import ConfigError, MismatchError, ShoalError, StorageError, TransportError
 from fleet_protocol.onnx_runtime import check_runtime
 
 _SERVER_SECONDS = 3.0
@@ -187,9 +187,19 @@ def _providers(config: DeviceConfig) -> str:
 
 def _data(config: DeviceConfig) -> str:
     from fleet_protocol.data import load_data  # noqa: PLC0415  (numpy)
+    from fleet_protocol.data.contract import read_contract, reconciled  # noqa: PLC0415
 
     data = load_data(config.data)
-    return f"{len(data)} samples of shape {tuple(data.x.shape[1:])} in {data.source}"
+    contract = read_contract(config.state_dir)
+    try:
+        reconciled(data, contract, own_labels=config.own_model is not None)
+    except MismatchError as error:
+        if contract is None:  # the fleet may have one, of which this board has not heard
+            raise _DoubtError(f"{error}; nothing to do where the fleet's contract says it") from error
+        raise
+    agreed = "" if contract is None else "; they fit the fleet's contract"
+    left_out = f"; left out: {data.facts.left_out_text}" if data.facts.left_out else ""
+    return f"{len(data)} samples of shape {tuple(data.x.shape[1:])} in {data.source}{agreed}{left_out}"
 
 
 def _condition(seen: Seen) -> str:

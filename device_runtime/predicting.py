@@ -26,6 +26,7 @@ from device_runtime.training.task import base_tensors
 from device_runtime.training.weights_file import read_weights
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.data import load_data
+from fleet_protocol.data.contract import NO_CONTRACT, in_columns, read_contract
 from fleet_protocol.data.readers import Named
 from fleet_protocol.data.samples import read_samples
 from fleet_protocol.digests import blob_digest
@@ -78,7 +79,8 @@ class Predictor:
                 self._graph, self._fixed = _opened(config, self._model)
                 self._key = key
             manifest = self._model.manifest
-            data = read_samples(samples, config.data, manifest).batches(_BATCH, manifest.input_dtype)
+            contract = read_contract(config.state_dir)
+            data = read_samples(samples, config.data, manifest, contract).batches(_BATCH, manifest.input_dtype)
             return self._model.about, _rows(manifest, self._outputs(data, ends))
         except (BlobError, StorageError, OSError):
             if read_index(config.state_dir) == index:
@@ -171,7 +173,7 @@ def _statistics(config: DeviceConfig, model: _Model) -> Statistics:
     """Of the static batch norms, on the board's own training samples, as its evaluation has them."""
     if not model.manifest.statistics:
         return {}
-    data = load_data(config.data).fitted(model.manifest)
+    data = in_columns(load_data(config.data), read_contract(config.state_dir) or NO_CONTRACT).fitted(model.manifest)
     settings = TrainSettings(learning_rate=1.0, epochs=1, batch_size=_BATCH, seed=0)
     session = ForwardSession(model.manifest, model.graphs[STATS], model.parameters, threads=config.threads)
     course = Course(data, holdout_split(len(data), config.holdout)[0], settings, 0)

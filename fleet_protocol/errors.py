@@ -36,6 +36,10 @@ class DataError(ShoalError):
     exit_code = 4
 
 
+class MismatchError(DataError):
+    """Data that is sound by itself, and does not fit the contract of the fleet."""
+
+
 class TransportError(ShoalError):
     """The broker cannot be reached, or a wait for the other side ran out."""
 
@@ -72,6 +76,7 @@ class RefusalReason(str, Enum):
     TOO_HEAVY = "too-heavy"
     UNSUPPORTED = "unsupported"
     NO_DATA = "no-data"
+    DATA_MISMATCH = "data-mismatch"
     NO_SPACE = "no-space"
     FORGED = "forged"
     REPLAYED = "replayed"

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from broker_server.settings.method import StrategyConfig
 from broker_server.strategies.registry import build_strategy
 from fleet_protocol.blob_store import write_atomically
-from fleet_protocol.data import CsvData, DataConfig, DataSet, ImagesData, load_data
+from fleet_protocol.data import DataConfig, DataSet, load_data
+from fleet_protocol.data.contract import common_contract, reconciled
 from fleet_protocol.data.dataset import check_parts
-from fleet_protocol.data.readers import csv_names
 from fleet_protocol.errors import ConfigError, DataError
 from fleet_protocol.manifest import parse_manifest
 from fleet_protocol.targets import fit_targets
@@ -57,14 +57,9 @@ def own_data(train: DataConfig, test: DataConfig, ignored: int | None = None) ->
         ConfigError: a package for this kind of data is not installed.
     """
     sides = [_each(train), _each(test)]
-    folders = tuple(sorted({path.name for side in sides for config in side for path in _label_folders(config)}))
-    tables = [it for side in sides for it in side if isinstance(it, CsvData) and it.columns is None]
-    other = next((it for it in tables if csv_names(it) != csv_names(tables[0])), None)
-    if other is not None:
-        text = f"{other.path} has other columns than {tables[0].path}, or in another order"
-        raise DataError(f"{text}; say `columns` by their names, on the boards too")
-    labelled = {"labels": folders}  # of all folders of images, which one may not have
-    sets = [[load_data(it.model_copy(update=labelled) if _label_folders(it) else it) for it in side] for side in sides]
+    read = [[load_data(config) for config in side] for side in sides]
+    contract = common_contract([data for side in reversed(read) for data in side])  # as a server, by the test set
+    sets = [[reconciled(data, contract, own_labels=True) for data in side] for side in read]
     xs = [_joined([_ready(data) for data in side], side) for side in sets]
     ys = [_joined([data.y for data in side], side) for side in sets]
     if any(mine.shape[1:] != theirs.shape[1:] for mine, theirs in (xs, ys)):
@@ -86,7 +81,7 @@ def own_data(train: DataConfig, test: DataConfig, ignored: int | None = None) ->
         ys[0],
         xs[1],
         ys[1],
-        train.classes or len(folders) or classes,
+        train.classes or len(contract.labels) or classes,
         tokens=1 + max(int(x.max()) for x in xs) if xs[0].dtype.kind in "iu" else 0,
         train_group=groups[0],
         test_group=groups[1],
@@ -110,13 +105,6 @@ def _each(config: DataConfig) -> list[DataConfig]:
         raise DataError(f"{getattr(config, 'path', '')} must match at least one file, and each path as many: {counts}")
     rows = zip(*found.values(), strict=True)
     return [config.model_copy(update=dict(zip(found, row, strict=True))) for row in rows]
-
-
-def _label_folders(config: DataConfig) -> list[Path]:
-    """The folders of images that nobody gave labels to."""
-    if not isinstance(config, ImagesData) or config.labels is not None or config.targets is not None:
-        return []
-    return [path for path in config.path.glob("*") if path.is_dir()]
 
 
 def _ready(data: DataSet) -> NDArray[Any]:

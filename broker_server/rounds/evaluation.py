@@ -8,7 +8,8 @@ from pydantic import ValidationError
 
 from broker_server.rounds.artifacts import TierArtifacts
 from broker_server.rounds.onnx_runtime import open_graph, run_graph
-from fleet_protocol.data import DataConfig, DataSet, load_data
+from fleet_protocol.data import CsvData, DataConfig, DataSet, load_data
+from fleet_protocol.data.contract import ContractTerms, reconciled
 from fleet_protocol.errors import ConfigError, DataError
 from fleet_protocol.manifest import Manifest, parameter_input
 from fleet_protocol.messages import Evaluation
@@ -17,15 +18,22 @@ from fleet_protocol.targets import counted
 from models.slicing import Tensors
 
 
-def load_test_set(config: DataConfig, manifest: Manifest) -> DataSet:
+def load_test_set(config: DataConfig, manifest: Manifest, terms: ContractTerms | None = None) -> DataSet:
     """Read a test set for the tier that it judges; samples have the model's shape where the configuration names none.
 
+    Args:
+        config: where it is.
+        manifest: of the tier.
+        terms: what the fleet has settled; labels and columns are brought into its order by their names.
+
     Raises:
-        DataError: a file or array is missing, damaged or empty, or does not fit the model.
+        DataError: a file or array is missing, damaged or empty, or does not fit the model or the terms.
         ConfigError: a package for this kind of data is not installed.
     """
-    shaped = config if config.shape else config.model_copy(update={"shape": manifest.input_shape})
-    data = load_data(shaped).fitted(manifest)
+    shape = manifest.input_shape
+    flat_table = isinstance(config, CsvData) and len(shape) == 1  # its columns are counted once they are picked
+    shaped = config if config.shape or flat_table else config.model_copy(update={"shape": shape})
+    data = reconciled(load_data(shaped), terms, own_labels=True).fitted(manifest)
     if not counted(data.y):
         raise DataError(f"{data.source}: every label is negative, so none counts")
     return data

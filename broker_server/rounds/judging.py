@@ -12,7 +12,7 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from broker_server.rounds.artifacts import TierArtifacts
 from broker_server.rounds.closing import ClosingRule
 from broker_server.rounds.collecting import Collection
+from broker_server.rounds.contracts import FleetContracts
 from broker_server.rounds.dispatch import Services, gather
-from broker_server.rounds.evaluation import Evaluator, load_test_set
+from broker_server.rounds.evaluation import Evaluator
 from broker_server.rounds.onnx_runtime import open_graph, run_graph
 from broker_server.rounds.planning import keep_sent, open_collection, statistics_tasks, tasks_of
 from broker_server.rounds.quarantine import quarantined
@@ -32,7 +33,8 @@ from broker_server.store import RoundRecord, TaskPhase, VersionRecord
 from broker_server.store.machine import RoundEvent, RoundState
 from fleet_protocol import control
 from fleet_protocol.control import VersionEvaluation
-from fleet_protocol.data import DataConfig, DataSet
+from fleet_protocol.data import DataSet
+from fleet_protocol.data.contract import DataContract
 from fleet_protocol.errors import ConfigError, DataError
 from fleet_protocol.manifest import parameter_input, statistic_mean, statistic_variance
 from fleet_protocol.mapped_tensors import open_tensors
@@ -119,6 +121,7 @@ class Evaluators:
     # all but the last version are judged while the next round goes on. A simulation does without: its workers have all
     # cores, and its rows the judgements
     apart: bool = False
+    contracts: Mapping[str, DataContract] = field(default_factory=dict)  # of the boards' data, by tier
 
 
 def open_evaluators(context: RunContext) -> Evaluators:
@@ -131,12 +134,12 @@ def open_evaluators(context: RunContext) -> Evaluators:
     """
     config = context.config.evaluation
 
-    def opened(tier: TierArtifacts, default: DataConfig) -> Evaluator:
-        test_set = load_test_set(config.tier_data.get(tier.tier.id, default), tier.manifest)
+    def opened(tier: TierArtifacts, test_set: DataSet) -> Evaluator:
         return Evaluator(tier, test_set, batch_size=config.batch_size, threads=config.threads)
 
+    contracts = FleetContracts(context)
     if config.data is None:
-        return Evaluators()
+        return Evaluators(contracts=contracts.by_tier())
     judged, beside = context.judged, context.judged_beside
     others = [tier for tier in beside if tier is not judged]
     if config.statistics == "query" and any(map(has_statistics, others)):
@@ -144,9 +147,14 @@ def open_evaluators(context: RunContext) -> Evaluators:
             "evaluation.tiers: devices are asked for the batch norm statistics of one tier; to judge"
             f' {", ".join(item.tier.id for item in others)} as well set evaluation.statistics = "server-batch"'
         )
-    own = opened(judged, config.data)
-    by_tier = {tier.tier.id: opened(tier, config.data) for tier in others}
-    return Evaluators(own, tuple(by_tier.get(tier.tier.id, own) for tier in beside), apart=not config.awaited)
+    own = opened(judged, contracts.test_set(judged))
+    by_tier = {tier.tier.id: opened(tier, contracts.test_set(tier)) for tier in others}
+    return Evaluators(
+        own,
+        tuple(by_tier.get(tier.tier.id, own) for tier in beside),
+        apart=not config.awaited,
+        contracts=contracts.by_tier(),
+    )
 
 
 @dataclass(frozen=True)

@@ -192,7 +192,7 @@ def open_collection(context: RunContext, tasks: Sequence[TaskRecord], rule: Clos
                 task,
                 manifests[task.tier].manifest,
                 manifests={choice.tier: manifests[choice.tier].manifest for choice in task.choices},
-                instructions=asked[task.version],
+                instructions=asked[task.version].model_copy(update={"contract": context.contracts.get(task.tier)}),
             )
             for task in tasks
         },

@@ -5,7 +5,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -18,6 +18,7 @@ from broker_server.store.privacy_spent import require_accountant
 from broker_server.store.records import RunRecord
 from broker_server.strategies.registry import build_strategy
 from broker_server.strategies.strategy import Average, PlanRequest, Strategy
+from fleet_protocol.data.contract import DataContract
 from fleet_protocol.encodings import LEVELS
 from fleet_protocol.errors import ConfigError, PlanError
 from fleet_protocol.manifest import Manifest
@@ -74,6 +75,7 @@ class RunContext:
         config: with absolute paths.
         tiers: in use, largest first.
         noise: random bytes for what a name says; those of the operating system, which nobody can draw again.
+        contracts: what a sample is to a device, by the tier that it trains.
         sets: by tier, artifact sets that a device has tested and trains instead of those of the run.
     """
 
@@ -84,6 +86,7 @@ class RunContext:
     strategy: Strategy
     noise: Callable[[str], Draw] = lambda _name: os.urandom
     sets: Callable[[str], Mapping[str, tuple[Manifest, BlobRef]]] = lambda _device: {}
+    contracts: Mapping[str, DataContract] = field(default_factory=dict)
 
     def set_of(self, device: str, item: TierArtifacts) -> BlobRef:
         """The artifact set that a task of a device names for a tier."""

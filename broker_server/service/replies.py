@@ -100,7 +100,7 @@ class Replies:
         elif not record.phase.answered:
             self._parts.blobs.forget(record.device)
             detail = f"{message.reason.value}: {message.detail}"
-            if message.reason is RefusalReason.NO_DATA:
+            if message.reason in {RefusalReason.NO_DATA, RefusalReason.DATA_MISMATCH}:
                 again = "asked again when it has been restarted, or has other data"
                 self._parts.fleet.declined[record.device] = f"declined, {detail}; {again}"
             self._store.settle([record.id], TaskPhase.DECLINED, detail)

@@ -34,7 +34,7 @@ from fleet_protocol.manifest import Manifest, parse_manifest
 from fleet_protocol.messages import BlobRef
 
 _LOOK_SECONDS = 1.0
-_EXCUSED = ("busy", "late", "no-data", "no-space", "too-far")  # what a board runs has no part in them
+_EXCUSED = ("busy", "data-mismatch", "late", "no-data", "no-space", "too-far")  # what a board runs has no part in them
 
 
 class Rollout(FrozenModel):

@@ -214,7 +214,8 @@ class Server:
         context = prepare_run(run, config, artifacts)
         if self._carrier is not None:
             context = replace(context, sets=self._carrier.sets)
-        return context, open_evaluators(context)
+        evaluators = open_evaluators(context)
+        return replace(context, contracts=evaluators.contracts), evaluators
 
     def _work(self, context: RunContext, evaluators: Evaluators, request: str | None) -> control.RunFinished:
         reporter = Reporter(context.run, self._store, self._tell)

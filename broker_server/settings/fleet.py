@@ -13,6 +13,7 @@ from broker_server.settings.privacy import PrivacyConfig, SecureSumConfig
 from broker_server.settings.robust import RobustConfig
 from broker_server.settings.rounds import DownloadConfig, RoundConfig, UploadConfig
 from broker_server.strategies.server_optimizer import OptimizerSettings
+from fleet_protocol.data.contract import ContractTerms
 from fleet_protocol.frozen import STORED, FrozenModel
 from fleet_protocol.messages import Name
 from fleet_protocol.recipe import RecipeTable
@@ -220,6 +221,8 @@ class FleetConfig(RunKeys):
         model: which model.
         round: how rounds go.
         evaluation: how the global model is judged.
+        contract: what a sample is to every board, where the test set does not say it, or says another order of names;
+            None for what the test set says.
         view: the page that `shoal up` serves beside; None for none.
     """
 
@@ -229,6 +232,7 @@ class FleetConfig(RunKeys):
     model: ModelConfig
     round: RoundConfig = RoundConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    contract: ContractTerms | None = None
     view: ViewConfig | None = None
 
     @classmethod

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from device_runtime.agent.agreement import Agreement
 from device_runtime.agent.cache import Cache
 from device_runtime.agent.choosing import able, probe
 from device_runtime.agent.journal import Journal
@@ -28,7 +29,7 @@ from device_runtime.training.choosers import chooser_of
 from device_runtime.training.task import Bench
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.data import load_data
-from fleet_protocol.errors import RefusalReason, RefusedError, ShoalError, StorageError
+from fleet_protocol.errors import MismatchError, RefusalReason, RefusedError, ShoalError, StorageError
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages import Accept, Offer, Profile
 
@@ -89,6 +90,7 @@ class Kit:
     cache: Cache  # what the blobs are for
     memory: Memory  # what was too large for this board
     worker: Worker  # the thread for long work
+    agreement: Agreement  # the data as the fleet's contract wants it
 
 
 @dataclass
@@ -244,8 +246,9 @@ class Context:
         now, config = time.monotonic(), self.kit.config
         try:
             choices, problem = able(offer, config, self.need_bench()), None
-        except RefusedError as error:
-            choices, problem = (), (error.reason, str(error))
+            self.kit.agreement.bench(self.need_bench(), offer)  # before anything is fetched for it
+        except (RefusedError, MismatchError) as error:
+            choices, problem = (), refusal_of(error)
         if self.measured.paused:
             choices, problem = (), (RefusalReason.BUSY, self.measured.paused)
         chooses = len(choices) > 1 and chooser_of(offer) is not None

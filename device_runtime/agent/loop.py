@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from signal import Signals
 from typing import TYPE_CHECKING, Any
 
+from device_runtime.agent.agreement import Agreement
 from device_runtime.agent.cache import Cache
 from device_runtime.agent.context import Context, Kit
 from device_runtime.agent.journal import Journal
@@ -113,6 +114,7 @@ class Agent:
             cache=Cache(config.state_dir, blobs, config.max_cache_bytes),
             memory=Memory(config.state_dir, config.conditions.root),
             worker=Worker(inbox),
+            agreement=Agreement(config.state_dir),
         )
         self.ctx = Context(kit, Uplink(config, kit.journal), Watch(config.conditions), Releases(config))
         self._state: DeviceState = STATES[State.STARTING](self.ctx)

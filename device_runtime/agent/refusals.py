@@ -2,7 +2,15 @@
 
 import errno
 
-from fleet_protocol.errors import BlobError, ConfigError, DataError, RefusalReason, RefusedError, StorageError
+from fleet_protocol.errors import (
+    BlobError,
+    ConfigError,
+    DataError,
+    MismatchError,
+    RefusalReason,
+    RefusedError,
+    StorageError,
+)
 
 Refusal = tuple[RefusalReason, str]
 """A reason with its detail, a text for the operator."""
@@ -16,6 +24,8 @@ def refusal_of(error: Exception) -> Refusal:
         cause = error.__cause__
         full = isinstance(cause, OSError) and cause.errno in {errno.ENOSPC, errno.EDQUOT}
         return (RefusalReason.NO_SPACE if full else RefusalReason.FAILED), str(error)
+    if isinstance(error, MismatchError):
+        return RefusalReason.DATA_MISMATCH, str(error)
     if isinstance(error, DataError):
         return RefusalReason.NO_DATA, str(error)
     if isinstance(error, BlobError):

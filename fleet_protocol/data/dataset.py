@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet_protocol.data.augment import changed, crop, flip
+from fleet_protocol.data.facts import NO_FACTS, SourceFacts
 from fleet_protocol.errors import DataError
 from fleet_protocol.manifest import NO_PARTS, Manifest, Parts
 from fleet_protocol.targets import Targets, check_labels, fit_targets
@@ -32,6 +33,7 @@ class DataSet:
         augment: random changes to the samples of a training step; see `fleet_protocol.data.augment`.
         black: a black pixel among the raw samples, broadcast against one sample.
         parts: numbers of each input and of each target, in order, where the source names several.
+        facts: what the source says beside the numbers, such as names.
 
     Raises:
         DataError: the samples are no images, and are to be changed as such.
@@ -46,6 +48,7 @@ class DataSet:
     augment: tuple[str, ...] = ()
     black: NDArray[np.float32] = field(default_factory=lambda: np.zeros((), np.float32))
     parts: Parts = NO_PARTS
+    facts: SourceFacts = NO_FACTS
 
     def __post_init__(self) -> None:
         if self._words and self.x.ndim != _IMAGES:
@@ -61,6 +64,16 @@ class DataSet:
 
     def __len__(self) -> int:
         return len(self.y)
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """Names of the labels 0, 1, ...; empty where the source has none."""
+        return self.facts.labels
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """Names of the columns of a table, in their order here; empty where the source has none."""
+        return self.facts.columns
 
     def batches(self, size: int, dtype: str) -> Iterator[tuple[NDArray[Any], Targets]]:
         """All samples in order, in batches of a type as of `batch`; the last may be smaller."""

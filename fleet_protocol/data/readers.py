@@ -1,73 +1,30 @@
-"""Readers of the data formats: each turns one kind of ``[data]`` table into samples and labels."""
+"""Readers of arrays: each turns one kind of ``[data]`` table into samples and labels, which have no names."""
 
-import csv
-import gzip
-import importlib
-import io
-import itertools
 import math
 import struct
 import zipfile
 import zlib
-from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fleet_protocol.data.augment import user_function
-from fleet_protocol.data.sources import CsvData, IdxData, ImagesData, NpzData, PythonData
-from fleet_protocol.errors import ConfigError, DataError
+from fleet_protocol.data.files import need, open_file
+from fleet_protocol.data.sources import IdxData, NpzData, PythonData
+from fleet_protocol.errors import DataError
 
 Named = NDArray[Any] | Mapping[str, NDArray[Any]]
 Arrays = tuple[Named, Named]
 """Samples and targets; several inputs or targets by name."""
 
-IMAGE_SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 _IDX_DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
-_GZIP_MAGIC = b"\x1f\x8b"
-
-
-def _open(path: Path) -> IO[bytes]:
-    """Open a file, unpacking it if its content says gzip."""
-    try:
-        with path.open("rb") as file:
-            packed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
-        return gzip.GzipFile(path, "rb") if packed else path.open("rb")  # type: ignore[return-value]
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
-
-
-def _rows(path: Path, delimiter: str = ",") -> Iterator[tuple[int, list[str]]]:
-    """The lines of a table that are not empty, plain or gzipped, each with its number."""
-    try:
-        with _open(path) as raw:
-            text = io.TextIOWrapper(raw, "utf-8-sig", errors="replace", newline="")
-            lines = csv.reader(text, delimiter=delimiter)
-            yield from ((lines.line_num, row) for row in lines if row)
-    except (OSError, EOFError, zlib.error, csv.Error) as error:
-        raise DataError(f"{path} is truncated or damaged: {error}; copy it again") from error
-
-
-def _need(path: Path, *, folder: bool = False) -> None:
-    try:
-        there = path.is_dir() if folder else path.is_file()
-    except OSError as error:
-        why = f"{error.strerror}; the agent's user needs the folders above it, and its unit none below /home"
-        raise DataError(f"cannot look at {path}: {why}") from error
-    if not there:
-        what = (
-            "folder {} does not exist; expected one folder per label in it"
-            if folder
-            else "file {} does not exist, or is a folder"
-        )
-        raise DataError(f"the data {what.format(path)}")
 
 
 def _load_numpy(path: Path) -> Any:
-    _need(path)
+    need(path)
     try:
         with path.open("rb") as file:  # as np.load leaves a damaged archive open
             begun = file.read(2) == b"PK" and not zipfile.is_zipfile(file)
@@ -109,161 +66,11 @@ def read_npz(config: NpzData, *, labelled: bool = True) -> Arrays:
     return x if len(x) > 1 else x[keys[0][0]], y if len(y) != 1 else y[keys[1][0]]
 
 
-def _image_module() -> Any:
-    try:
-        return importlib.import_module("PIL.Image")
-    except ImportError as error:
-        raise ConfigError(
-            "reading a folder of images needs Pillow: pip install 'shoal[images]' (or convert the images to .npz)"
-        ) from error
-
-
-def read_images(config: ImagesData) -> Arrays:
-    """Read a folder with one folder of images per label, as uint8 samples ``[N, channels, height, width]`` and labels.
-
-    Raises:
-        DataError: no folder, no images, unreadable ones, or sizes that differ.
-        ConfigError: Pillow is not installed.
-    """
-    _need(config.path, folder=True)
-    _image_module()  # without Pillow nothing is looked for
-    listed = _listed(config) if config.targets is not None else _sorted_into_folders(config)
-    samples: list[NDArray[np.uint8]] = []
-    for path, _ in listed:
-        pixels = read_image(path, config)
-        if samples and pixels.shape != samples[0].shape:
-            raise DataError(
-                f"image {path} has shape {list(pixels.shape)}, the others {list(samples[0].shape)}; "
-                "set `size = [height, width]` in [data]"
-            )
-        samples.append(pixels)
-    if not samples:
-        raise DataError(f"{config.path} is empty: expected <label>/<image> files in it")
-    return np.stack(samples), np.array([target for _, target in listed])
-
-
-def read_image(path: Path, config: ImagesData) -> NDArray[np.uint8]:
-    """Read one image as a source has them, ``[channels, height, width]``; it raises what `read_images` does."""
-    try:
-        with _image_module().open(path) as opened:
-            if opened.mode[0] in "IF":
-                raise DataError(f"{path} has more than 8 bits a channel, which would be cut; save its numbers as .npz")
-            shown = opened
-            if "A" in opened.getbands() or "transparency" in opened.info:  # as viewers show it, on white
-                shown = _image_module().new("RGBA", opened.size, "white")
-                shown.alpha_composite(opened.convert("RGBA"))
-            picture = shown.convert("L" if config.channels == 1 else "RGB")
-            if config.size is not None:
-                picture = picture.resize((config.size[1], config.size[0]))
-            pixels = np.asarray(picture, np.uint8)
-    except (OSError, ValueError) as error:
-        raise DataError(f"cannot read the image {path}: {error}") from error
-    return pixels[None] if config.channels == 1 else pixels.transpose(2, 0, 1)
-
-
-def _sorted_into_folders(config: ImagesData) -> list[tuple[Path, int]]:
-    """The images with their labels."""
-    names = config.labels or tuple(sorted(p.name for p in config.path.iterdir() if p.is_dir()))
-    unknown = sorted({p.name for p in config.path.iterdir() if p.is_dir()} - set(names))
-    if unknown:
-        raise DataError(f"{config.path} has a folder {unknown[0]!r} that `labels` does not name")
-    # A label that a device has no folder for is normal in a fleet; a folder that `labels` forgets is not.
-    return [
-        (path, label)
-        for label, name in enumerate(names)
-        for path in sorted((config.path / name).glob("*"))
-        if path.suffix.lower() in IMAGE_SUFFIXES
-    ]
-
-
-def _listed(config: ImagesData) -> list[tuple[Path, Any]]:
-    """The images with their number, or numbers, in the order of the table."""
-    table = config.targets
-    assert table is not None
-    _need(table)
-    found: list[tuple[Path, Any]] = []
-    for line, row in _rows(table):
-        try:
-            numbers = [float(field) for field in row[1:]]
-        except ValueError as error:
-            raise DataError(f"line {line} of {table}: {error}; expected numbers") from error
-        if not numbers or (found and len(np.atleast_1d(found[0][1])) != len(numbers)):
-            raise DataError(f"line {line} of {table} has {len(numbers)} numbers; all need equally many")
-        found.append((config.path / row[0], numbers if len(numbers) > 1 else numbers[0]))
-    return found
-
-
-def csv_names(config: CsvData) -> tuple[str, ...]:
-    """The names of a table's columns but those that are learnt, in order; none without a header."""
-    learnt, rows = config.label_columns or (config.label_column,), _rows(config.path, config.delimiter)
-    found = [field.strip() for _, row in itertools.islice(rows, int(config.header)) for field in row]
-    return tuple(name for name in found if name not in learnt)
-
-
-def _column(path: Path, column: str | int, names: Sequence[str] | None, width: int) -> int:
-    if isinstance(column, int):
-        if not -width <= column < width:
-            raise DataError(f"{path} has {width} columns, there is no column {column}")
-        return column % width
-    if names is None or column not in names:
-        shown = ", ".join(names[:12]) if names else "no header"
-        raise DataError(
-            f"{path} has no column {column!r} (it has {shown}); see `label_column`, `columns`, `delimiter`, `header`"
-        )
-    return list(names).index(column)
-
-
-def read_csv(config: CsvData, *, labelled: bool = True) -> Arrays:
-    """Read a table of float32 samples ``[N, columns]`` and labels ``[N]``, or ``[N, columns]`` where several are named.
-
-    Without `labelled` their columns are skipped, and need not be there.
-
-    Raises:
-        DataError: a missing column, one that is learnt and read as well, or a field that is no number, with its line.
-    """
-    _need(config.path)
-    values, labels = array("f"), array("d")
-    targets, used, width = [0], [0], 0
-    names: list[str] | None = None
-    for line, row in _rows(config.path, config.delimiter):
-        if not width:
-            width = len(row)
-            names = [field.strip() for field in row] if config.header else None
-            wanted = config.label_columns or (config.label_column,)
-            if not labelled:
-                wanted = tuple(column for column in wanted if column in (*(names or ()), *range(width)))
-            targets = [_column(config.path, column, names, width) for column in wanted]
-            chosen = config.columns or tuple(i for i in range(width) if i not in targets)
-            used = [_column(config.path, column, names, width) for column in chosen]
-            both = next((place for place in used if place in targets), None)
-            if both is not None:
-                raise DataError(
-                    f"{config.path}: column {names[both] if names else both} is to be learnt and is among `columns`, so"
-                    " that a model would read the answer; take it out of `columns`"
-                )
-            if config.header:
-                continue
-        if len(row) != width:
-            raise DataError(f"line {line} of {config.path} has {len(row)} fields instead of {width}")
-        try:
-            values.extend(float(row[i]) for i in used)
-            labels.extend(float(row[i]) for i in targets)
-        except ValueError as error:
-            raise DataError(f"line {line} of {config.path}: {error}; expected numbers") from error
-    if not values:
-        raise DataError(f"{config.path} is empty: it holds no line of data")
-    x = np.frombuffer(values, np.float32).reshape(-1, len(used))
-    if not labelled:
-        return x, {}
-    y = np.frombuffer(labels, np.float64).reshape(len(x), len(targets))
-    return x, y if config.label_columns else y[:, 0]
-
-
 def read_idx_file(path: Path) -> NDArray[Any]:
     """An array of the shape that an IDX file, plain or gzipped, declares; a DataError where it is none or damaged."""
-    _need(path)
+    need(path)
     try:
-        with _open(path) as file:
+        with open_file(path) as file:
             zeros, code, dimensions = struct.unpack(">HBB", file.read(4))
             if zeros or code not in _IDX_DTYPES:
                 raise DataError(f"{path} is not an IDX file: it starts with {zeros:#06x} {code:#04x}")

@@ -8,18 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from fleet_protocol.data import CsvData, DataConfig, DataSet, ImagesData, NpzData, load_data
-from fleet_protocol.data.readers import IMAGE_SUFFIXES, Arrays, Named
+from fleet_protocol.data.contract import NO_CONTRACT, ContractTerms, in_columns
+from fleet_protocol.data.images import IMAGE_SUFFIXES
+from fleet_protocol.data.readers import Arrays, Named
 from fleet_protocol.errors import DataError
 from fleet_protocol.manifest import Manifest
 
 _KEPT = ("scale", "mean", "std", "transforms")
 
 
-def read_samples(samples: Path | Named, source: DataConfig, manifest: Manifest) -> DataSet:
+def read_samples(
+    samples: Path | Named, source: DataConfig, manifest: Manifest, contract: ContractTerms | None = None
+) -> DataSet:
     """Samples ``[N, ...]``, of an ``.npz`` or ``.npy`` file, a table or an image, as a model takes them, unlabelled.
 
     Of the source of the board's own data scale, mean, std and transforms hold, and where the file is of its kind, names
-    of arrays and columns, channels and size.
+    of arrays and columns, channels and size. Columns of a table are put into the order of the fleet's contract.
 
     Raises:
         DataError: the file is not what its ending says, or holds other samples than the model takes.
@@ -39,10 +43,12 @@ def read_samples(samples: Path | Named, source: DataConfig, manifest: Manifest) 
         own = source if isinstance(source, ImagesData) else grey
     else:
         raise DataError(f"{path} is none of .npz, .npy, .csv and an image; convert it")
-    shape = None if manifest.parts[0] else takes
+    flat_table = isinstance(own, CsvData) and len(takes) == 1  # its columns are counted once they are picked
+    shape = None if manifest.parts[0] or flat_table else takes
     update = {"path": path, "shape": shape, "classes": None, "augment": (), "limit": None}
     given: Arrays | None = None if isinstance(samples, Path) else (samples, {})
-    return load_data(own.model_copy(update=update), labelled=False, given=given).fitted(manifest, labelled=False)
+    data = load_data(own.model_copy(update=update), labelled=False, given=given)
+    return in_columns(data, contract or NO_CONTRACT).fitted(manifest, labelled=False)
 
 
 def asked(path: Path) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from typing_extensions import Self
 
 from fleet_protocol.data.augment import Augment, FunctionName, based
@@ -82,8 +82,10 @@ class ImagesData(_Data):
     """A folder with one folder of images per label; needs the extra ``images``.
 
     Attributes:
-        path: the folder; its folders in order of their names are labels 0, 1, ... unless ``labels`` names them.
-        labels: names of the folders in the order of the labels.
+        path: the folder; each folder in it that holds images, at any depth, is a label. Hidden folders, those of the
+            system (``@eaDir``, ``lost+found``) and those without images are none.
+        labels: names of the folders in the order of the labels. Without it the fleet's contract says the order, and
+            where there is none (on a server, in a simulation), they stand in the order of their names.
         targets: instead of folders a table without header: the file of an image, from ``path``, then its number or
             numbers.
         size: height and width to resize to, or None where all images have one size.
@@ -110,6 +112,8 @@ class CsvData(_Data):
         columns: columns to use, in order; by default all but the label.
         delimiter: between the fields.
         header: whether the first line names the columns.
+        labels: names in the order of the labels, where the label is a text; without it as for images.
+        missing: number that stands for a missing value of a column that is read; None refuses a table that has one.
     """
 
     kind: Literal["csv"] = "csv"
@@ -119,6 +123,14 @@ class CsvData(_Data):
     columns: tuple[str | int, ...] | None = None
     delimiter: str = Field(default=",", min_length=1, max_length=1)
     header: bool = True
+    labels: tuple[str, ...] | None = Field(default=None, min_length=1)
+    missing: float | None = None
+
+    @model_validator(mode="after")
+    def _one_column_has_names(self) -> Self:
+        if self.labels is not None and self.label_columns is not None:
+            raise ValueError("labels names those of one label_column; label_columns are numbers")
+        return self
 
 
 class IdxData(_Data):

@@ -8,7 +8,7 @@ from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages.bounds import Positive
 from fleet_protocol.messages.values import Name
 
-SCHEMA_VERSION = 7  # 7: chunks of graphs are packed
+SCHEMA_VERSION = 8  # 8: offers may carry the contract of the data, and refusals have a reason for it
 
 
 class Message(FrozenModel):
@@ -20,7 +20,7 @@ class Message(FrozenModel):
         fleet: name of the fleet.
     """
 
-    v: Literal[7] = 7
+    v: Literal[8] = 8
     type: str
     fleet: Name = ""
 

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from fleet_protocol.data.contract import DataContract
 from fleet_protocol.encodings import KEEP
 from fleet_protocol.frozen import Free, FrozenModel
 from fleet_protocol.messages.bounds import Measure, Positive, PositiveMeasure, Word
@@ -141,6 +142,8 @@ class Instructions(FrozenModel):
         stays: parameters of the model that stay on the device (they may have another shape there). They are not in
             its update, and its labels are not in its metrics.
         upload: how the update travels.
+        contract: what a sample is to the fleet; the device brings its data into this form, or refuses. None where the
+            fleet has none.
     """
 
     routine: Name = "train"
@@ -149,6 +152,7 @@ class Instructions(FrozenModel):
     chooser: Chooser | None = None
     stays: tuple[Word, ...] = ()
     upload: Upload = Upload()
+    contract: DataContract | None = None
 
 
 class TierChoice(FrozenModel):

@@ -167,7 +167,7 @@ def test_only_the_board_that_was_asked_answers(url, settings, fleet, ask):
             other.tell(ask, **lie)
             of.reply(Predicted(task="p-of-nobody", **lie))
             of.reply(Predicted(task=ask.task, device="other", **lie))
-            head = f'{{"v":7,"type":"predicted","task":"{ask.task}","predictions":'
+            head = f'{{"v":8,"type":"predicted","task":"{ask.task}","predictions":'
             for tail in ("[" * 90_000, '[{"y":1e999}]}', '[{"y":NaN}]}', '[],"model":{"a":{}}}', '"' + "a" * 300_000):
                 of.link.publish(of.topics.reply("d"), (head + tail).encode())
             threading.Timer(0.5, of.tell, (ask,)).start()
@@ -195,7 +195,7 @@ def test_hostile_requests_end_nothing(url, settings, fleet, ask):
         ask_when_known(ask)
         link = Link(BrokerAddress.parse(url), f"evil-{fleet}", queue.SimpleQueue())
         link.connect(10)
-        head = '{"v":7,"type":"ask","task":"p","device":"d","seconds":5,"asked":'
+        head = '{"v":8,"type":"ask","task":"p","device":"d","seconds":5,"asked":'
         for tail in (
             "[" * 90_000,
             '{"x":1e999}}',

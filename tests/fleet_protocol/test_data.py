@@ -15,7 +15,7 @@ from PIL import Image
 from pydantic import TypeAdapter
 
 from fleet_protocol.data import DataConfig, load_data, make_dataset
-from fleet_protocol.data.readers import read_csv
+from fleet_protocol.data.tables import read_csv
 from fleet_protocol.errors import ConfigError, DataError
 from fleet_protocol.manifest import Manifest
 from fleet_protocol.recipe_spec import LossSpec, OptimizerSpec, RecipeSpec

@@ -92,24 +92,24 @@ def test_noise_is_refused(payload):
             parse(payload)
 
 
-@pytest.mark.parametrize(("field", "version"), [("schema_version", 5), ("v", 6), ("v", 8)])
+@pytest.mark.parametrize(("field", "version"), [("schema_version", 5), ("v", 6), ("v", 9)])
 def test_a_message_of_another_version_is_refused_by_its_number(field, version):
     """A board that was not brought up to date is told so in the server's log, and is not half understood."""
     other = {field: version, "type": "status", "fleet": "lab", "device": "pi", "online": True, "state": "idle"}
-    with pytest.raises(RefusedError, match=f"version {version} of the protocol, and this Shoal speaks version 7: b"):
+    with pytest.raises(RefusedError, match=f"version {version} of the protocol, and this Shoal speaks version 8: b"):
         m.parse_presence(json.dumps(other).encode())
 
 
 def test_what_topic_and_task_say_is_not_said_again_and_may_not_differ():
     """Left out it is filled in; said, it stays for whoever receives it to compare; nothing is no name."""
     said = m.Accept(task="t1")
-    assert said.to_bytes() == b'{"v":7,"type":"accept","task":"t1"}'
+    assert said.to_bytes() == b'{"v":8,"type":"accept","task":"t1"}'
     heard = m.parse_device_message(said.to_bytes()).told(fleet="lab", device="pi", run="r1", round=3, tier="w1.00-d1")
     assert (heard.fleet, heard.device, heard.run, heard.round, heard.tier) == ("lab", "pi", "r1", 3, "w1.00-d1")
     assert m.Accept(**FROM).told(fleet="attic", device="nano", run="r2", round=4) == m.Accept(**FROM)
     for nothing in ({"device": ""}, {"round": 0}, {"run": ""}):
         with pytest.raises(RefusedError):
-            m.parse_device_message(json.dumps({"v": 7, "type": "accept", "task": "t1", **nothing}).encode())
+            m.parse_device_message(json.dumps({"v": 8, "type": "accept", "task": "t1", **nothing}).encode())
 
 
 def test_what_a_task_costs_beside_its_tensors_is_small():

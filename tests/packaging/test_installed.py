@@ -300,11 +300,11 @@ with EmbeddedBroker(Path("broker"), port={port}) as broker:
     "images": """
 from pathlib import Path
 from PIL import Image
-from fleet_protocol.data.readers import read_images
+from fleet_protocol.data.images import read_images
 from fleet_protocol.data.sources import ImagesData
 Path("pictures/cat").mkdir(parents=True)
 Image.new("L", (4, 4)).save("pictures/cat/one.png")
-x, y = read_images(ImagesData(path=Path("pictures"), size=(2, 2), channels=1))
+x, y, _ = read_images(ImagesData(path=Path("pictures"), size=(2, 2), channels=1))
 print(x.shape == (1, 1, 2, 2))
 """,
     "privacy": """

@@ -17,7 +17,7 @@ from device_runtime.training.backends.runtime import CPU
 from device_runtime.training.compute import compute, timed
 from device_runtime.training.hooks import EpochReport, Hooks, SelfTested, Settled, TaskStopped
 from device_runtime.training.task import Bench, Task
-from fleet_protocol.errors import StorageError
+from fleet_protocol.errors import MismatchError, StorageError
 from fleet_protocol.messages import Progress
 
 _LACKING = re.compile("bad.alloc|[Ff]ailed to allocate memory")  # the errors of onnxruntime have no kinds
@@ -45,8 +45,9 @@ class _Computing(DeviceState):
             raise RuntimeError(f"the device in state {ctx.state.value!r} has no manifest; this is a bug")
         load = ctx.kit.memory.load(self.phase, task.record.tier, manifest.peak_memory_bytes)
         try:
+            bench = ctx.kit.agreement.bench(bench, task.offer)
             ctx.save(phase=self.phase, load=load)
-        except StorageError as error:
+        except (MismatchError, StorageError) as error:
             ctx.fail(error)
             return
         ctx.tell_state()

@@ -74,7 +74,8 @@ class Starting(DeviceState):
         self.ctx.bench = Bench(
             data, self.ctx.kit.blobs, backend, config.threads, config.holdout, own, config.state_dir, accelerators=tried
         )
-        self.ctx.kit.journal.info(f"data {data.source}: {len(data)} samples; backend {backend}")
+        left_out = f" (left out: {data.facts.left_out_text})" if data.facts.left_out else ""
+        self.ctx.kit.journal.info(f"data {data.source}: {len(data)} samples{left_out}; backend {backend}")
         self.ctx.measured.unable = self_test(config.state_dir, backend)
         if self.ctx.measured.unable:
             self.ctx.kit.journal.error(f"this board joins, but it cannot train: {self.ctx.measured.unable}")

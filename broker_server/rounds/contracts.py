@@ -1,0 +1,117 @@
+"""The contract of a run's data: what ``[contract]`` and the server's test sets say, found to agree."""
+
+import logging
+from collections.abc import Mapping
+
+from broker_server.rounds.artifacts import TierArtifacts
+from broker_server.rounds.evaluation import load_test_set
+from broker_server.rounds.run_context import RunContext
+from fleet_protocol.data import CsvData, DataConfig, DataSet
+from fleet_protocol.data.contract import NO_CONTRACT, ContractTerms, DataContract, contract_of
+from fleet_protocol.errors import ConfigError, MismatchError
+from fleet_protocol.manifest import Manifest
+
+_LOG = logging.getLogger(__name__)
+_VOCABULARY = "vocab"  # the setting of models of tokens
+
+
+class FleetContracts:
+    """The contracts of one run while its test sets are read, the one that judges the whole model first.
+
+    A tier with a head of its own has labels of its own: only its own test set says what they are.
+    """
+
+    def __init__(self, context: RunContext) -> None:
+        """The contracts of a run; those of its tables ``[contract]`` and ``[evaluation]``."""
+        self._context = context
+        self._said = context.config.contract or ContractTerms()
+        self._shared: DataContract | None = None
+        self._own: dict[str, DataContract] = {}
+
+    def test_set(self, tier: TierArtifacts) -> DataSet:
+        """Read the test set that judges a tier, in the order of the run's labels and columns.
+
+        Raises:
+            ConfigError: it disagrees with ``[contract]``, or with the test set of the whole model.
+            DataError: it cannot be read, or does not fit the tier.
+        """
+        config = self._context.config.evaluation
+        assert config.data is not None
+        source = config.tier_data.get(tier.tier.id, config.data)
+        terms = self._terms(tier, source)
+        filled = isinstance(source, CsvData) and source.missing is None
+        read_from = source.model_copy(update={"missing": terms.missing}) if filled else source
+        try:
+            data = load_test_set(read_from, tier.manifest, terms)
+            contract = contract_of(data, terms)
+        except MismatchError as error:
+            said = "[contract]" if self._context.config.contract is not None else "[evaluation]"
+            raise ConfigError(f"the test set and {said} of fleet.toml disagree: {error}") from error
+        _check_labels(contract, data, tier.manifest)
+        if self._has_own_labels(tier):
+            self._own[tier.tier.id] = contract
+        elif self._shared is None:
+            self._shared = contract
+        return data
+
+    def by_tier(self) -> Mapping[str, DataContract]:
+        """The contract of each tier that devices train; none where nothing is known."""
+        contracts = {tier.tier.id: self._of(tier) for tier in self._context.artifacts.tiers.values()}
+        return {tier: contract for tier, contract in contracts.items() if contract != NO_CONTRACT}
+
+    def _of(self, tier: TierArtifacts) -> DataContract:
+        if tier.tier.id in self._own:
+            return self._own[tier.tier.id]
+        shared = self._shared or DataContract(**dict(self._with_bounds(self._said, tier.manifest)))
+        return shared.model_copy(update={"labels": ()}) if self._has_own_labels(tier) else shared
+
+    def _has_own_labels(self, tier: TierArtifacts) -> bool:
+        return bool(self._context.artifacts.layout.own_head(tier.tier))
+
+    def _terms(self, tier: TierArtifacts, source: DataConfig) -> ContractTerms:
+        """What a test set must agree with."""
+        terms = self._said
+        if self._shared is not None:
+            terms = ContractTerms(**self._shared.model_dump(exclude={"summary"}))
+        if self._has_own_labels(tier):
+            terms = terms.model_copy(update={"labels": ()})
+        rule = source.missing if isinstance(source, CsvData) else None
+        if rule is not None and terms.missing not in {None, rule}:
+            raise ConfigError(
+                f"[contract] missing = {terms.missing:g} of fleet.toml and missing = {rule:g} of the test set "
+                f"{source.path} disagree: say one number for both"
+            )
+        if terms.missing is None:
+            terms = terms.model_copy(update={"missing": rule})
+        return self._with_bounds(terms, tier.manifest)
+
+    def _with_bounds(self, terms: ContractTerms, manifest: Manifest) -> ContractTerms:
+        """The terms with the vocabulary of a model of tokens."""
+        vocabulary = manifest.settings.get(_VOCABULARY)
+        if manifest.input_dtype != "int64" or not isinstance(vocabulary, int):
+            return terms
+        if terms.tokens is not None and terms.tokens > vocabulary:
+            raise ConfigError(
+                f"[contract] tokens = {terms.tokens} of fleet.toml, and {manifest.arch} has a vocabulary of "
+                f"{vocabulary}: say {vocabulary} or less"
+            )
+        return terms if terms.tokens is not None else terms.model_copy(update={"tokens": vocabulary})
+
+
+def _check_labels(contract: DataContract, data: DataSet, manifest: Manifest) -> None:
+    """See that there are as many names as the model has labels."""
+    count = len(contract.labels)
+    if count > manifest.classes:
+        raise ConfigError(
+            f"the fleet has {count} names for labels (of [contract] or of {data.source}), and {manifest.arch} "
+            f"{manifest.tier} has {manifest.classes} classes: name as many, or export the model with more"
+        )
+    if 0 < count < manifest.classes:
+        _LOG.warning(
+            "%s names %d labels, and %s has %d classes: boards with others are refused; name all of them in order as"
+            " labels in [contract] of fleet.toml",
+            data.source,
+            count,
+            manifest.arch,
+            manifest.classes,
+        )

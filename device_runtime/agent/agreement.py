@@ -1,0 +1,54 @@
+"""The board's data as the fleet's contract wants it, and that contract on disk for whoever looks without a server."""
+
+import contextlib
+from dataclasses import replace
+from pathlib import Path
+
+from device_runtime.training.task import Bench
+from fleet_protocol.blob_store import write_atomically
+from fleet_protocol.data import DataSet
+from fleet_protocol.data.contract import CONTRACT_FILE, DataContract, read_contract, reconciled
+from fleet_protocol.errors import StorageError
+from fleet_protocol.messages import Instructions
+
+
+class Agreement:
+    """Brings a board's data into the form of each offer's contract; keeps the last result, as offers repeat it."""
+
+    def __init__(self, folder: Path) -> None:
+        """An agreement that is kept in the agent's state folder."""
+        self._folder = folder
+        self._asked: tuple[DataSet, DataContract | None, bool] | None = None
+        self._agreed: DataSet | None = None
+
+    def bench(self, bench: Bench, offer: Instructions) -> Bench:
+        """The bench with its data as an offer's contract wants it.
+
+        Where a part of the model stays on the board, what a label means may be the board's own business.
+
+        Raises:
+            MismatchError: the data does not fit; the message says what to change.
+        """
+        contract = offer.contract
+        own_labels = bool(offer.stays)
+        if own_labels and contract is not None:
+            contract = contract.model_copy(update={"labels": ()})
+        if self._agreed is None or not self._is_answered(bench.data, contract, own_labels=own_labels):
+            self._agreed = None
+            self._keep(offer.contract)
+            self._agreed = reconciled(bench.data, contract, own_labels=own_labels)
+            self._asked = (bench.data, contract, own_labels)
+        return replace(bench, data=self._agreed)
+
+    def _is_answered(self, data: DataSet, contract: DataContract | None, *, own_labels: bool) -> bool:
+        if self._asked is None:
+            return False
+        asked_data, asked_contract, asked_labels = self._asked
+        return asked_data is data and asked_contract == contract and asked_labels == own_labels
+
+    def _keep(self, contract: DataContract | None) -> None:
+        """Write the contract down, refused or not, so that `shoal device doctor` sees what a change has mended."""
+        if contract is None or contract == read_contract(self._folder):
+            return
+        with contextlib.suppress(StorageError):  # on a full disk the doctor compares with an earlier one
+            write_atomically(self._folder / CONTRACT_FILE, contract.to_bytes())

@@ -1,0 +1,318 @@
+"""What a sample is to a fleet: names and order of labels and columns, bounds, and how values look.
+
+Names decide, positions never: whoever reads data puts labels and columns into the order of the contract
+by their names, and refuses what does not fit before anything is trained on it.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import AfterValidator, Field, ValidationError, model_validator
+from typing_extensions import Self
+
+from fleet_protocol.data.dataset import DataSet
+from fleet_protocol.data.facts import plain_name
+from fleet_protocol.data.summary import DataSummary, summarise
+from fleet_protocol.errors import ConfigError, MismatchError
+from fleet_protocol.frozen import FrozenModel, problems
+
+MOST_BYTES = 64 * 1024
+"""Of all names together: the contract is in every offer, and hosted brokers cap a packet at 128 kB."""
+
+CONTRACT_FILE = "contract.json"
+"""Where a board keeps the contract that it was last offered, in its state folder."""
+
+_SHOWN = 12  # names in a message
+_CHECK_ROWS = 4096  # tokens are looked at in pieces, so that data on disk need not fit into memory
+_WITHOUT_NAME = re.compile(r"|Unnamed: \d+")  # the second is pandas' name for a column that has none
+
+
+def _readable(name: str) -> str:
+    if not name.isprintable() or name != plain_name(name):
+        raise ValueError(f"the name {name!r} has characters that cannot be printed, or spaces around it; rename it")
+    return name
+
+
+Title = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_readable)]
+"""Name of a label or a column."""
+
+
+class ContractTerms(FrozenModel):
+    """What a fleet has settled about its samples, ``[contract]`` in ``fleet.toml``; what is empty or None is open.
+
+    Attributes:
+        labels: names in the order of the model's labels 0, 1, ...
+        columns: names of the columns of a table in the order of the model's inputs.
+        tokens: size of the vocabulary; every token is below it.
+        range: lowest and highest value as the model sees it.
+        missing: number that stands for a missing value of a column.
+    """
+
+    labels: tuple[Title, ...] = ()
+    columns: tuple[Title, ...] = ()
+    tokens: int | None = Field(default=None, ge=1, le=2**53)
+    range: tuple[float, float] | None = None
+    missing: float | None = None
+
+    @model_validator(mode="after")
+    def _names_are_few_and_differ(self) -> Self:
+        for what, names in (("labels", self.labels), ("columns", self.columns)):
+            if len(set(names)) != len(names):
+                twice = next(name for name in names if names.count(name) > 1)
+                raise ValueError(f"{what} has the name {twice!r} twice")
+        size = sum(len(name.encode()) + 3 for name in (*self.labels, *self.columns))
+        if size > MOST_BYTES:
+            raise ValueError(
+                f"the names of labels and columns take {size} bytes, of which {MOST_BYTES} travel with every task; "
+                "give them shorter names, or number them in an .npz file"
+            )
+        if self.range is not None and self.range[0] >= self.range[1]:
+            raise ValueError("range is the lowest and the highest value, in this order")
+        return self
+
+
+class DataContract(ContractTerms):
+    """What a sample is to a fleet, as its boards are told.
+
+    Attributes:
+        summary: how the server's own samples look to the model; None where it has none.
+    """
+
+    summary: DataSummary | None = None
+
+
+NO_CONTRACT = DataContract()
+
+
+def contract_of(data: DataSet, said: ContractTerms = NO_CONTRACT) -> DataContract:
+    """The contract that a server's own samples stand for, where `said` leaves something open.
+
+    Args:
+        data: samples as `reconciled` with `said`.
+        said: what is settled already.
+
+    Raises:
+        MismatchError: a column of a table has no name.
+        ConfigError: names are not printable, or too many.
+    """
+    in_columns(data, said)
+    update = {
+        "labels": said.labels or data.label_names,
+        "columns": said.columns or data.column_names,
+        "summary": summarise(data, tokens=said.tokens is not None),
+    }
+    try:
+        return DataContract.model_validate(dict(said) | update)
+    except ValidationError as error:
+        raise ConfigError(f"{data.source}: {problems(error, 'the names')}") from error
+
+
+def common_contract(sets: Sequence[DataSet]) -> DataContract:
+    """One contract for samples of several sources, as a simulation has them: one order of names for all.
+
+    Labels have the order that a source says, else that of all names sorted; columns that of the first table.
+
+    Raises:
+        MismatchError: a column has no name, or two sources say labels in different orders.
+    """
+    said = {data.label_names: data.source for data in sets if data.facts.labels_said}
+    if len(said) > 1:
+        first, second, *_ = said.items()
+        raise MismatchError(
+            f"{second[1]} has the labels {_shown(second[0])}, and {first[1]} {_shown(first[0])}; say the same `labels` "
+            "in both tables"
+        )
+    found = sorted({name for data in sets for name in data.label_names})
+    labels = next(iter(said), tuple(found))
+    columns = next((data.column_names for data in sets if data.column_names), ())
+    if columns:
+        in_columns(next(data for data in sets if data.column_names), NO_CONTRACT)
+    return DataContract(labels=labels, columns=columns)
+
+
+def reconciled(data: DataSet, contract: ContractTerms | None, *, own_labels: bool = False) -> DataSet:
+    """Samples with labels and columns in the order of a contract, by their names.
+
+    Sources without names, such as arrays, are taken as they are.
+
+    Args:
+        data: as a reader gives it.
+        contract: of the fleet; None where it has none.
+        own_labels: whether a source may number labels in an order of its own where the contract has
+            no names for them, as nobody else needs to know what they mean.
+
+    Returns:
+        The same samples, or new arrays where the order is another.
+
+    Raises:
+        MismatchError: the data does not fit; the message names the file, what differs and what to do.
+    """
+    contract = contract or NO_CONTRACT
+    data = in_columns(data, contract)
+    data = _in_labels(data, contract, own_labels=own_labels)
+    _check_filled(data, contract)
+    _check_range(data, contract)
+    return data
+
+
+def in_columns(data: DataSet, contract: ContractTerms) -> DataSet:
+    """Samples with their columns in the order of a contract, and tokens below its bound; labels need not be there.
+
+    Raises:
+        MismatchError: a column is missing or has no name, or a token is beyond the vocabulary.
+    """
+    _check_tokens(data, contract)
+    names = data.column_names
+    if not names:
+        return data
+    if not contract.columns:
+        _check_named(data, names)
+        return data
+    missing = [name for name in contract.columns if name not in names]
+    if missing:
+        raise MismatchError(
+            f"{data.source} has no column {missing[0]!r}, which the fleet's model takes (it has {_shown(names)}); "
+            "rename the column in the file, or name it among `columns` in [data] of device.toml"
+        )
+    order = [names.index(name) for name in contract.columns]
+    return data if order == [*range(len(names))] else _picked(data, order, contract)
+
+
+def _check_named(data: DataSet, names: Sequence[str]) -> None:
+    place = next((place for place, name in enumerate(names) if _WITHOUT_NAME.fullmatch(name)), None)
+    if place is not None:
+        others = [name for name in names if not _WITHOUT_NAME.fullmatch(name)]
+        raise MismatchError(
+            f"column {place} of {data.source} has no name: it looks like the index that pandas writes. Name the "
+            f"columns to use in [data]: columns = {_listed(others)}, or write the table with to_csv(..., index=False)"
+        )
+
+
+def _picked(data: DataSet, order: Sequence[int], contract: ContractTerms) -> DataSet:
+    """The samples with some of their columns, by place."""
+    per_column = [array for array in (data.mean, data.std) if array.ndim]
+    shaped = data.x.ndim != 2
+    if data.facts.columns_by_place or (shaped and (per_column or len(order) != len(data.column_names))):
+        raise MismatchError(
+            f"{data.source} has other columns than the fleet, or in another order, and `transforms` or `shape` in "
+            f"[data] takes them by place: set columns = {_listed(contract.columns)}"
+        )
+    flat = data.x.reshape(len(data.x), -1)[:, order]
+    x = flat.reshape(data.x.shape) if shaped else flat
+
+    def of_columns(values: NDArray[np.float32]) -> NDArray[np.float32]:
+        return values[order] if values.ndim else values
+
+    facts = replace(data.facts, columns=contract.columns)
+    return replace(
+        data, x=x, mean=of_columns(data.mean), std=of_columns(data.std), black=of_columns(data.black), facts=facts
+    )
+
+
+def _in_labels(data: DataSet, contract: ContractTerms, *, own_labels: bool) -> DataSet:
+    """Samples with their labels numbered as in a contract."""
+    names = data.label_names
+    if not names:
+        _check_numbers(data, contract)
+        return data
+    if not contract.labels:
+        if own_labels or data.facts.labels_said:
+            return data
+        raise MismatchError(
+            f"{data.source} has the labels {_shown(names)}, and nobody has said their order, so that this board would "
+            f"number them for itself: set labels = {_listed(names)} in [data] of device.toml, all labels of the model "
+            "in its order; or say them for all boards as labels in [contract] of fleet.toml"
+        )
+    if names == contract.labels:
+        return data
+    present = {names[number] for number in np.unique(data.y) if number >= 0}
+    unknown = sorted(present - set(contract.labels))
+    if unknown:
+        raise MismatchError(
+            f"{data.source} has the label {unknown[0]!r}, which is none of the fleet's labels "
+            f"({_shown(contract.labels)}): rename it or move its samples away, or name it in [contract] labels of "
+            "fleet.toml"
+        )
+    places = {name: place for place, name in enumerate(contract.labels)}
+    new_numbers = np.array([places.get(name, -1) for name in names], np.int64)
+    facts = replace(data.facts, labels=contract.labels, labels_said=True)
+    return replace(data, y=np.where(data.y >= 0, new_numbers[data.y], data.y), facts=facts)
+
+
+def _check_numbers(data: DataSet, contract: ContractTerms) -> None:
+    """See that numbers as labels mean one thing: where names are numbers, they stand in their places."""
+    are_numbers = all(name.isdecimal() for name in contract.labels)
+    places = [str(place) for place in range(len(contract.labels))]
+    if not contract.labels or not are_numbers or [*contract.labels] == places or data.y.dtype.kind == "f":
+        return
+    raise MismatchError(
+        f"{data.source} has numbers as labels, and the fleet's labels have numbers as names in another order "
+        f"({_shown(contract.labels)}), so that nobody can tell which is meant: say labels in the order of the numbers "
+        "in [contract] of fleet.toml, or, for a table, name them in [data] of device.toml: labels = [...]"
+    )
+
+
+def _check_filled(data: DataSet, contract: ContractTerms) -> None:
+    filled = data.facts.filled
+    if filled is None or not contract.columns or contract.missing == filled:
+        return
+    rule = "has no rule for them" if contract.missing is None else f"takes {contract.missing:g}"
+    remedy = (
+        f"set missing = {filled:g} in [evaluation.data] or [contract] of fleet.toml, or leave such lines out"
+        if contract.missing is None
+        else f"set missing = {contract.missing:g} in [data] of device.toml"
+    )
+    raise MismatchError(f"{data.source} has {filled:g} where values are missing, and the fleet {rule}: {remedy}")
+
+
+def _check_tokens(data: DataSet, contract: ContractTerms) -> None:
+    several_inputs = bool(data.parts[0])
+    if contract.tokens is None or data.x.dtype.kind not in "iu" or several_inputs:
+        return
+    for start in range(0, len(data.x), _CHECK_ROWS):
+        piece = data.x[start : start + _CHECK_ROWS]
+        if piece.size and piece.max() >= contract.tokens:
+            row = start + int(np.argwhere(piece >= contract.tokens)[0][0])
+            raise MismatchError(
+                f"sample {row} in {data.source} has the token {int(piece.max())}, and the fleet's vocabulary has "
+                f"{contract.tokens}, numbered from 0: make the tokens with the fleet's tokenizer"
+            )
+
+
+def _check_range(data: DataSet, contract: ContractTerms) -> None:
+    if contract.range is None:
+        return
+    lowest, highest = contract.range
+    summary = summarise(data, tokens=contract.tokens is not None)
+    found_lowest = min(summary.lowest)
+    found_highest = max(summary.highest)
+    if found_lowest < lowest or found_highest > highest:
+        raise MismatchError(
+            f"values in {data.source} lie in {found_lowest:g} to {found_highest:g} as the model sees them, and the "
+            f"fleet's in {lowest:g} to {highest:g}: set `scale` in [data] of device.toml (1/255 = "
+            "0.00392156862745098 for pixels), or `mean` and `std`"
+        )
+
+
+def _shown(names: Sequence[str]) -> str:
+    more = f", ... {len(names)} in all" if len(names) > _SHOWN else ""
+    return ", ".join(name or "one without a name" for name in names[:_SHOWN]) + more
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Names as a list of TOML."""
+    more = ", ..." if len(names) > _SHOWN else ""
+    return "[" + ", ".join('"{}"'.format(name.replace('"', '\\"')) for name in names[:_SHOWN]) + more + "]"
+
+
+def read_contract(folder: Path) -> DataContract | None:
+    """The contract that a board keeps in its state folder; None where there is none that can be read."""
+    try:
+        return DataContract.model_validate_json((folder / CONTRACT_FILE).read_bytes())
+    except (OSError, ValidationError):
+        return None

@@ -1,0 +1,46 @@
+"""What a source says of its samples beside their numbers: names, rules, and what it left out."""
+
+import unicodedata
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class SourceFacts:
+    """What a reader knows of the samples that it has read.
+
+    Attributes:
+        labels: names of the labels 0, 1, ...; empty where they are numbers.
+        labels_said: whether somebody named them in this order, as `labels` in ``[data]`` does; else the
+            reader has sorted the names that it found.
+        columns: names of the columns of a table, in the order of the samples; empty where there are none. A column
+            without a name has an empty one.
+        columns_by_place: whether a function of the user's got the columns in this order, so that they
+            can no longer change places.
+        filled: the number that stands where a value was missing; None where none was.
+        left_out: how many files or folders were passed over, by kind.
+    """
+
+    labels: tuple[str, ...] = ()
+    labels_said: bool = False
+    columns: tuple[str, ...] = ()
+    columns_by_place: bool = False
+    filled: float | None = None
+    left_out: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def left_out_text(self) -> str:
+        """What was passed over, for people; empty where nothing was."""
+        return ", ".join(f"{count} {kind}" for kind, count in sorted(self.left_out.items()))
+
+
+NO_FACTS = SourceFacts()
+"""What is known of plain arrays."""
+
+
+def plain_name(text: str) -> str:
+    """A name as it is compared: without spaces around it, and letters with accents as one character.
+
+    Some file systems store an accent as a character of its own.
+    """
+    return unicodedata.normalize("NFC", text.strip())

@@ -1,0 +1,62 @@
+"""Files of data: opened whether packed or not, looked for with a message that says what is missing, read by lines."""
+
+import csv
+import gzip
+import io
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from fleet_protocol.errors import DataError
+
+_GZIP_MAGIC = b"\x1f\x8b"
+
+
+def open_file(path: Path) -> IO[bytes]:
+    """Open a file, unpacking it if its content says gzip.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            packed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
+        return gzip.GzipFile(path, "rb") if packed else path.open("rb")  # type: ignore[return-value]
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def table_rows(path: Path, delimiter: str = ",") -> Iterator[tuple[int, list[str]]]:
+    """The lines of a table that are not empty, plain or gzipped, each with its number.
+
+    Raises:
+        DataError: the file cannot be read, or is damaged.
+    """
+    try:
+        with open_file(path) as raw:
+            text = io.TextIOWrapper(raw, "utf-8-sig", errors="replace", newline="")
+            lines = csv.reader(text, delimiter=delimiter)
+            yield from ((lines.line_num, row) for row in lines if row)
+    except (OSError, EOFError, zlib.error, csv.Error) as error:
+        raise DataError(f"{path} is truncated or damaged: {error}; copy it again") from error
+
+
+def need(path: Path, *, folder: bool = False) -> None:
+    """See that a file or a folder is there.
+
+    Raises:
+        DataError: it is not, or may not be looked at.
+    """
+    try:
+        there = path.is_dir() if folder else path.is_file()
+    except OSError as error:
+        why = f"{error.strerror}; the agent's user needs the folders above it, and its unit none below /home"
+        raise DataError(f"cannot look at {path}: {why}") from error
+    if not there:
+        what = (
+            "folder {} does not exist; expected one folder per label in it"
+            if folder
+            else "file {} does not exist, or is a folder"
+        )
+        raise DataError(f"the data {what.format(path)}")

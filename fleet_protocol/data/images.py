@@ -1,0 +1,194 @@
+"""Folders of images: one folder for each label, or a table that names each image with its numbers."""
+
+import importlib
+import os
+import struct
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet_protocol.data.facts import SourceFacts, plain_name
+from fleet_protocol.data.files import need, table_rows
+from fleet_protocol.data.sources import ImagesData
+from fleet_protocol.errors import ConfigError, DataError
+
+IMAGE_SUFFIXES = {".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+# What operating systems, file stores and unpackers put beside files of the user's.
+_SYSTEM_FOLDERS = {"@eadir", "#recycle", "__macosx", "$recycle.bin", "lost+found", "system volume information"}
+_HIDDEN = "hidden files or folders"
+_SYSTEM = "folders of the system"
+_EMPTY = "folders without images"
+_LOOSE = "images outside of the folders of labels"
+_OTHERS = "files that are not images"
+_ORIENTATION = 274  # of EXIF: how a camera was held
+_UPRIGHT = 1
+# What Pillow's parser of EXIF raises where a camera's notes are damaged; the pixels need not be.
+_DAMAGED_NOTES = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    OSError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    struct.error,
+)
+
+
+def _image_module(name: str = "Image") -> Any:
+    try:
+        return importlib.import_module(f"PIL.{name}")
+    except ImportError as error:
+        raise ConfigError(
+            "reading a folder of images needs Pillow: pip install 'shoal[images]' (or convert the images to .npz)"
+        ) from error
+
+
+def read_images(config: ImagesData) -> tuple[NDArray[np.uint8], NDArray[Any], SourceFacts]:
+    """Read a folder with one folder of images per label.
+
+    Returns:
+        uint8 samples ``[N, channels, height, width]``, labels or numbers ``[N, ...]``, and the names.
+
+    Raises:
+        DataError: no folder, no images, unreadable ones, or sizes that differ.
+        ConfigError: Pillow is not installed.
+    """
+    need(config.path, folder=True)
+    _image_module()  # without Pillow nothing is looked for
+    facts = SourceFacts()
+    if config.targets is not None:
+        listed = _listed(config)
+    else:
+        listed, facts = _sorted_into_folders(config)
+    samples: list[NDArray[np.uint8]] = []
+    for path, _ in listed:
+        pixels = read_image(path, config)
+        if samples and pixels.shape != samples[0].shape:
+            raise DataError(
+                f"image {path} has shape {list(pixels.shape)}, the others {list(samples[0].shape)}; "
+                "set `size = [height, width]` in [data]"
+            )
+        samples.append(pixels)
+    if not samples:
+        left_out = f" (left out: {facts.left_out_text})" if facts.left_out else ""
+        raise DataError(f"{config.path} is empty: expected <label>/<image> files in it{left_out}")
+    return np.stack(samples), np.array([target for _, target in listed]), facts
+
+
+def read_image(path: Path, config: ImagesData) -> NDArray[np.uint8]:
+    """Read one image as a source has them, ``[channels, height, width]``, turned as viewers show it.
+
+    It raises what `read_images` does.
+    """
+    try:
+        with _image_module().open(path) as opened:
+            if opened.mode[0] in "IF":
+                raise DataError(f"{path} has more than 8 bits a channel, which would be cut; save its numbers as .npz")
+            shown = _upright(opened)
+            if "A" in shown.getbands() or "transparency" in shown.info:  # as viewers show it, on white
+                layer = shown.convert("RGBA")
+                shown = _image_module().new("RGBA", layer.size, "white")
+                shown.alpha_composite(layer)
+            picture = shown.convert("L" if config.channels == 1 else "RGB")
+            if config.size is not None:
+                picture = picture.resize((config.size[1], config.size[0]))
+            pixels = np.asarray(picture, np.uint8)
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot read the image {path}: {error}") from error
+    return pixels[None] if config.channels == 1 else pixels.transpose(2, 0, 1)
+
+
+def _upright(picture: Any) -> Any:
+    """A picture as viewers show it: a camera that was turned says so beside the pixels."""
+    try:
+        orientation = picture.getexif().get(_ORIENTATION, _UPRIGHT)
+    except _DAMAGED_NOTES:
+        return picture
+    return picture if orientation == _UPRIGHT else _image_module("ImageOps").exif_transpose(picture)
+
+
+def _sorted_into_folders(config: ImagesData) -> tuple[list[tuple[Path, int]], SourceFacts]:
+    """The images with their labels, and the names of these."""
+    left_out = Counter[str]()
+    by_name = _images_by_label(config, left_out)
+    said = config.labels
+    labels = tuple(map(plain_name, said)) if said is not None else tuple(sorted(by_name))
+    unknown = sorted(by_name.keys() - set(labels))
+    if unknown:
+        raise DataError(
+            f"{config.path} has a folder {unknown[0]!r} that `labels` does not name: name it there, or move it away"
+        )
+    # A label that a device has no folder for is normal in a fleet; a folder that `labels` forgets is not.
+    listed = []
+    for number, name in enumerate(labels):
+        listed += [(path, number) for path in by_name.get(name, ())]
+    return listed, SourceFacts(labels, labels_said=said is not None, left_out=dict(left_out))
+
+
+def _images_by_label(config: ImagesData, left_out: Counter[str]) -> dict[str, list[Path]]:
+    """The images of each folder that is a label, in the order of their paths; what is none is counted."""
+    by_name: dict[str, list[Path]] = {}
+    said = {plain_name(name) for name in config.labels or ()}
+    for entry in sorted(config.path.iterdir()):
+        name = plain_name(entry.name)
+        if not entry.is_dir():
+            left_out.update(_kind_of_file(entry.name, loose=True))
+        elif name not in said and _is_aside(entry.name):
+            left_out[_HIDDEN if entry.name.startswith(".") else _SYSTEM] += 1
+        else:
+            images = sorted(_images_below(entry, left_out))
+            if images:
+                by_name[name] = by_name.get(name, []) + images
+            elif name not in said:
+                left_out[_EMPTY] += 1
+    return by_name
+
+
+def _images_below(folder: Path, left_out: Counter[str]) -> Iterator[Path]:
+    """The images in a folder and in the folders below it; links to folders below it are not followed."""
+    for place, folders, files in os.walk(folder):
+        aside = [name for name in folders if _is_aside(name)]
+        for name in aside:
+            left_out[_HIDDEN if name.startswith(".") else _SYSTEM] += 1
+        folders[:] = [name for name in folders if name not in aside]
+        for name in files:
+            other = _kind_of_file(name)
+            left_out.update(other)
+            if not other:
+                yield Path(place, name)
+
+
+def _is_aside(name: str) -> bool:
+    """Whether a folder is not the user's data, by its name."""
+    return name.startswith(".") or name.lower() in _SYSTEM_FOLDERS
+
+
+def _kind_of_file(name: str, *, loose: bool = False) -> Sequence[str]:
+    """Why a file is left out; nothing where it is an image of a label."""
+    if name.startswith("."):  # ``._1.png`` holds what macOS knows of 1.png
+        return (_HIDDEN,)
+    if Path(name).suffix.lower() not in IMAGE_SUFFIXES:
+        return (_OTHERS,)
+    return (_LOOSE,) if loose else ()
+
+
+def _listed(config: ImagesData) -> list[tuple[Path, Any]]:
+    """The images with their number, or numbers, in the order of the table."""
+    table = config.targets
+    assert table is not None
+    need(table)
+    listed: list[tuple[Path, Any]] = []
+    for line, row in table_rows(table):
+        try:
+            numbers = [float(field) for field in row[1:]]
+        except ValueError as error:
+            raise DataError(f"line {line} of {table}: {error}; expected numbers") from error
+        if not numbers or (listed and len(np.atleast_1d(listed[0][1])) != len(numbers)):
+            raise DataError(f"line {line} of {table} has {len(numbers)} numbers; all need equally many")
+        listed.append((config.path / row[0], numbers if len(numbers) > 1 else numbers[0]))
+    return listed

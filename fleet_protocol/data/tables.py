@@ -1,0 +1,281 @@
+"""Tables with one sample per line: columns by name, labels as numbers or names, and a rule for missing values."""
+
+import math
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet_protocol.data.facts import SourceFacts, plain_name
+from fleet_protocol.data.files import need, table_rows
+from fleet_protocol.data.sources import CsvData
+from fleet_protocol.errors import DataError
+
+# What programs write where they have no value, in small letters.
+_MISSING = frozenset({"", "nan", "na", "n/a", "<na>", "#n/a", "null", "none", "nil", "?", "-", "missing"})
+_SHOWN = 12  # names in a message
+
+_Row = tuple[int, list[str]]
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Which fields of a line are what.
+
+    Attributes:
+        path: of the table.
+        names: of all columns, empty for one without; None without a header.
+        width: fields of a line.
+        targets: places of what is to be learnt.
+        used: places of what a model reads.
+    """
+
+    path: object
+    names: tuple[str, ...] | None
+    width: int
+    targets: tuple[int, ...]
+    used: tuple[int, ...]
+
+    def title(self, place: int) -> str:
+        """A column for people."""
+        if self.names is None:
+            return f"column {place}"
+        return f"column {self.names[place]!r}" if self.names[place] else f"column {place}, which has no name,"
+
+
+@dataclass
+class _Labels:
+    """The labels of one column while lines come: numbers, or the names that are met.
+
+    Attributes:
+        said: their names, where somebody named them in the order of the labels.
+        numbers: what was read: numbers, or places among `names`.
+        names: those met so far, with their places; None for numbers.
+    """
+
+    said: tuple[str, ...] | None
+    numbers: "array[float]" = field(default_factory=lambda: array("d"))
+    names: dict[str, int] | None = None
+
+    def add(self, text: str, where: str) -> None:
+        """Take in the label of a line; a DataError has its place."""
+        name = plain_name(text)
+        if not self.numbers:
+            as_names = self.said is not None or not _is_number(name)
+            self.names = {label: place for place, label in enumerate(self.said or ())} if as_names else None
+        if not name:
+            raise DataError(f"{where} has no label; leave the line out")
+        if self.names is None:
+            self.numbers.append(_label_number(name, where))
+            return
+        if self.said is None and _is_number(name):
+            raise DataError(
+                f"{where} has the label {name!r}, a number, where lines before have names such as "
+                f"{next(iter(self.names))!r}; name all labels in [data]: labels = [...]"
+            )
+        if self.said is not None and name not in self.names:
+            raise DataError(f"{where} has the label {name!r}, which `labels` in [data] does not name")
+        self.numbers.append(self.names.setdefault(name, len(self.names)))
+
+    def finished(self) -> tuple[NDArray[np.float64], tuple[str, ...]]:
+        """The numbers of the labels ``[N]``, and their names in order; none where labels are numbers."""
+        numbers = np.frombuffer(self.numbers, np.float64)
+        if self.names is None:
+            return numbers, ()
+        if self.said is not None:
+            return numbers, self.said
+        ordered = tuple(sorted(self.names))
+        rank = {name: place for place, name in enumerate(ordered)}
+        new_places = np.array([rank[name] for name in self.names], np.float64)
+        return new_places[numbers.astype(np.int64)], ordered
+
+
+def read_csv(config: CsvData, *, labelled: bool = True) -> tuple[NDArray[np.float32], NDArray[np.float64], SourceFacts]:
+    """Read a table; without `labelled` the columns of labels are skipped, and need not be there.
+
+    Returns:
+        float32 samples ``[N, columns]``; labels ``[N]``, or ``[N, columns]`` where several are named,
+        all 0 without `labelled`; and the names.
+
+    Raises:
+        DataError: a missing or ambiguous column, one that is learnt and read as well, a field that is
+            no number, a missing value without a rule, or a header that is none.
+    """
+    need(config.path)
+    rows = table_rows(config.path, config.delimiter)
+    layout, lines = _begin(config, rows, labelled=labelled)
+    values = array("f")
+    line_numbers = array("q")
+    several = array("d")
+    said = None if config.labels is None else tuple(map(plain_name, config.labels))
+    labels = _Labels(said)
+    for line, row in lines:
+        if len(row) != layout.width:
+            raise DataError(f"line {line} of {config.path} has {len(row)} fields instead of {layout.width}")
+        values.extend(_numbers(layout, line, row))
+        line_numbers.append(line)
+        if labelled and config.label_columns is None:
+            labels.add(row[layout.targets[0]], f"line {line} of {config.path}")
+        else:
+            where = f"line {line} of {config.path}"
+            several.extend(_label_number(row[place], where) for place in layout.targets if labelled)
+    if not values:
+        raise DataError(f"{config.path} is empty: it holds no line of data")
+    x = np.frombuffer(values, np.float32).reshape(-1, len(layout.used))
+    x, filled = _filled(config, layout, x, line_numbers)
+    names = () if layout.names is None else tuple(layout.names[place] for place in layout.used)
+    if not labelled:
+        return x, np.zeros(len(x)), SourceFacts(columns=names, filled=filled)
+    if config.label_columns is not None:
+        y = np.frombuffer(several, np.float64).reshape(len(x), -1)
+        return x, y, SourceFacts(columns=names, filled=filled)
+    y, label_names = labels.finished()
+    return x, y, SourceFacts(label_names, labels_said=said is not None, columns=names, filled=filled)
+
+
+def _begin(config: CsvData, rows: Iterator[_Row], *, labelled: bool) -> tuple[_Layout, Iterator[_Row]]:
+    """What the columns are, and the lines of data."""
+    first = next(rows, None)
+    if first is None:
+        raise DataError(f"{config.path} is empty: it holds no line of data")
+    if not config.header:
+        return _layout(config, None, len(first[1]), labelled=labelled), chain([first], rows)
+    names = tuple(map(plain_name, first[1]))
+    second = next(rows, None)
+    _check_header(config, names, None if second is None else second[1])
+    layout = _layout(config, names, len(names), labelled=labelled)
+    return layout, rows if second is None else chain([second], rows)
+
+
+def _layout(config: CsvData, names: tuple[str, ...] | None, width: int, *, labelled: bool) -> _Layout:
+    wanted = config.label_columns or (config.label_column,)
+    if not labelled:
+        wanted = tuple(column for column in wanted if column in (*(names or ()), *range(width)))
+    targets = tuple(_place(config, column, names, width) for column in wanted)
+    chosen = config.columns or tuple(place for place in range(width) if place not in targets)
+    used = tuple(_place(config, column, names, width) for column in chosen)
+    layout = _Layout(config.path, names, width, targets, used)
+    both = next((place for place in used if place in targets), None)
+    if both is not None:
+        raise DataError(
+            f"{config.path}: {_bare(layout, both)} is to be learnt and is among `columns`, so"
+            " that a model would read the answer; take it out of `columns`"
+        )
+    counts = Counter(names[place] for place in {*targets, *used}) if names is not None else {}
+    twice = next((name for name, count in counts.items() if name and count > 1), None)
+    if twice is not None:
+        raise DataError(
+            f"{config.path} has {counts[twice]} columns with the name {twice!r}: rename or remove all but one, "
+            "or name the columns to use by `columns` in [data]"
+        )
+    return layout
+
+
+def _bare(layout: _Layout, place: int) -> str:
+    return f"column {layout.names[place] if layout.names else place}"
+
+
+def _place(config: CsvData, column: str | int, names: Sequence[str] | None, width: int) -> int:
+    if isinstance(column, int):
+        if not -width <= column < width:
+            raise DataError(f"{config.path} has {width} columns, there is no column {column}")
+        return column % width
+    name = plain_name(column)
+    if names is None or name not in names:
+        shown = ", ".join(names[:_SHOWN]) if names else "no header"
+        raise DataError(
+            f"{config.path} has no column {column!r} (it has {shown}); see `label_column`, `columns`, `delimiter`, "
+            "`header`"
+        )
+    return list(names).index(name)
+
+
+def _check_header(config: CsvData, names: tuple[str, ...], second: Sequence[str] | None) -> None:
+    """See that the first line is a header and not a sample, which would be lost.
+
+    It is one where a column of the configuration is named in it, where it has no number, where its
+    numbers count the columns (0, 1, 2, ... as pandas writes them), or where the next line has a
+    number below one of its texts.
+    """
+    configured = {*(config.label_columns or (config.label_column,)), *(config.columns or ())}
+    named = any(isinstance(column, str) and plain_name(column) in names for column in configured)
+    numbers = [name for name in names if _is_number(name)]
+    counted = numbers == [str(place) for place in range(len(numbers))]
+    texts = [place for place, name in enumerate(names) if not _is_number(name) and not _is_missing(name)]
+    following = second if second is not None and len(second) == len(names) else names
+    titled = any(_is_number(following[place]) for place in texts)
+    if named or counted or titled:
+        return
+    raise DataError(
+        f"the first line of {config.path} holds {'a sample' if texts else 'numbers only'} "
+        f"({', '.join(names[:4])}, ...), which would be lost as a header: set header = false in [data]; "
+        "if it is a header, say the label by its name in it (label_column)"
+    )
+
+
+def _numbers(layout: _Layout, line: int, row: Sequence[str]) -> list[float]:
+    """What a model reads of a line; NaN where a value is missing."""
+    fields = [row[place] for place in layout.used]
+    try:
+        return [*map(float, fields)]
+    except ValueError:
+        return [_number(layout, line, place, row[place]) for place in layout.used]
+
+
+def _number(layout: _Layout, line: int, place: int, text: str) -> float:
+    if _is_missing(text):
+        return math.nan
+    try:
+        return float(text)
+    except ValueError:
+        raise DataError(
+            f"line {line} of {layout.path}: {layout.title(place)} holds {text.strip()[:40]!r}, expected numbers; leave "
+            "the column out of `columns` in [data], or turn its words into numbers"
+            + ("; if the line has the names of the columns, set header = true" if layout.names is None else "")
+        ) from None
+
+
+def _filled(
+    config: CsvData, layout: _Layout, x: NDArray[np.float32], lines: Sequence[int]
+) -> tuple[NDArray[np.float32], float | None]:
+    """The samples with the number of the rule where a value is missing, and that number if it was needed."""
+    missing = np.isnan(x)
+    if not missing.any():
+        return x, None
+    if config.missing is None:
+        row, column = np.argwhere(missing)[0]
+        place = layout.used[int(column)]
+        raise DataError(
+            f"line {lines[int(row)]} of {config.path} has no value in {layout.title(place)} ({int(missing.sum())} such "
+            "values): set `missing` in [data] to the number that stands for them, on every board and the server alike, "
+            "or leave those lines out"
+        )
+    return np.where(missing, np.float32(config.missing), x), config.missing
+
+
+def _label_number(text: str, where: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        raise DataError(
+            f"{where} has the label {text.strip()[:40]!r}, expected numbers; labels that are names are all "
+            "texts, or are named in [data]: labels = [...]"
+        ) from None
+    if math.isnan(number):
+        raise DataError(f"{where} has no label; leave the line out")
+    return number
+
+
+def _is_missing(text: str) -> bool:
+    return text.strip().lower() in _MISSING
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return not math.isnan(float(text))
+    except ValueError:
+        return False
