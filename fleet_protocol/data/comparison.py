@@ -28,18 +28,17 @@ _LEAST_VALUES = 20  # of a group, on both sides: fewer say little of a deviation
 _AS_OTHERS = "set `scale`, `mean` and `std` in [data] as the other boards have them"
 
 
-def findings(data: DataSet, fleet: DataSummary | None = None, columns: Sequence[str] = ()) -> tuple[DataFinding, ...]:
+def findings(data: DataSet, fleet: DataSummary | None = None) -> tuple[DataFinding, ...]:
     """What looks wrong in samples alone, and what looks different from the fleet's.
 
     Args:
         data: of a board.
         fleet: what the fleet says a sample is, where that is known.
-        columns: names of the board's columns.
     """
-    alone = inspect(data, columns, fleet)
+    alone = inspect(data, fleet)
     if fleet is None:
         return alone
-    return (*alone, *compare(summarise(data, tokens=are_tokens(fleet)), fleet, columns))
+    return (*alone, *compare(summarise(data, tokens=are_tokens(fleet)), fleet, data.column_names))
 
 
 def compare(own: DataSummary, fleet: DataSummary, columns: Sequence[str] = ()) -> tuple[DataFinding, ...]:

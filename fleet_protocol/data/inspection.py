@@ -59,19 +59,18 @@ class _Table:
     names: tuple[str, ...]
 
 
-def inspect(data: DataSet, columns: Sequence[str] = (), fleet: DataSummary | None = None) -> tuple[DataFinding, ...]:
+def inspect(data: DataSet, fleet: DataSummary | None = None) -> tuple[DataFinding, ...]:
     """Look for what is wrong in samples themselves; samples that are not flat have no such findings.
 
     Args:
         data: at most `MOST_LOOKED_AT` of its samples are looked at, evenly drawn.
-        columns: names of the columns, where they have some.
         fleet: what the fleet says a sample is, where that is known: a column that is constant
             there, too, or says yes or no, is no finding.
 
     Returns:
         A finding for each kind: the answer, an index, constant columns.
     """
-    table = _table(data, columns)
+    table = _table(data)
     if table is None or len(table.rows) < _LEAST_INDEX_ROWS:
         return ()
     answers = _answers(table)
@@ -119,7 +118,7 @@ def _s(columns: Sequence[int], one: str, many: str) -> str:
     return one if len(columns) == 1 else many
 
 
-def _table(data: DataSet, columns: Sequence[str]) -> _Table | None:
+def _table(data: DataSet) -> _Table | None:
     """The samples as a table, None where they are none."""
     x: NDArray[Any] = data.x[:, None] if data.x.ndim == 1 else data.x
     if x.ndim != 2 or not 1 <= x.shape[1] <= MOST_LOOKED_AT:
@@ -134,7 +133,7 @@ def _table(data: DataSet, columns: Sequence[str]) -> _Table | None:
         targets[:, :MOST_GROUPS].astype(np.float64),
         rows,
         whole,
-        tuple(columns) if len(columns) == x.shape[1] else (),
+        data.column_names if len(data.column_names) == x.shape[1] else (),
     )
 
 

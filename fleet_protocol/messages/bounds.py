@@ -41,10 +41,11 @@ Text = Annotated[str, Field(max_length=8000), AfterValidator(plain)]
 """A reason for people to read."""
 
 
-Finding = Annotated[str, Field(min_length=1, max_length=1000), AfterValidator(plain)]
-"""What looks wrong in a board's data, one sentence."""
+FINDING_CHARACTERS = 1000
+MOST_FINDINGS = 8  # of one board
 
-MOST_FINDINGS = 8
+Finding = Annotated[str, Field(min_length=1, max_length=FINDING_CHARACTERS), AfterValidator(plain)]
+"""What looks wrong in a board's data, one sentence."""
 
 
 def _ascending(ranges: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:

@@ -1,11 +1,14 @@
 """What looks wrong in samples: every finding with a case beside it that must not be one."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from sklearn import datasets
 
 from fleet_protocol.data import make_dataset
 from fleet_protocol.data.comparison import compare, findings
+from fleet_protocol.data.facts import SourceFacts
 from fleet_protocol.data.inspection import inspect
 from fleet_protocol.data.summary import summarise
 
@@ -24,8 +27,9 @@ TABLE = np.stack(
 NAMES = ("indoor", "drift", "pressure", "wait")
 
 
-def data_of(x, y=LABELS, **settings):
-    return make_dataset("attic.csv", np.asarray(x), np.asarray(y), **settings)
+def data_of(x, y=LABELS, names=(), **settings):
+    made = make_dataset("attic.csv", np.asarray(x), np.asarray(y), **settings)
+    return replace(made, facts=SourceFacts(columns=names))
 
 
 def with_column(column, at=1):
@@ -50,7 +54,7 @@ def only(found, kind):
 
 def test_a_plain_table_has_no_finding():
     """Nor has one without names, of few samples, or of whole numbers."""
-    assert inspect(data_of(TABLE), NAMES) == ()
+    assert inspect(data_of(TABLE, names=NAMES)) == ()
     assert inspect(data_of(TABLE[:6], LABELS[:6])) == ()
     assert inspect(data_of(np.round(TABLE))) == ()
     assert inspect(data_of(TABLE[:, 0])) == ()
@@ -59,7 +63,7 @@ def test_a_plain_table_has_no_finding():
 @pytest.mark.parametrize("value", [0.0, 21.5, -999.0])
 def test_a_constant_column(value):
     """A sensor that is stuck is named with its value."""
-    text = only(inspect(data_of(with_column(value)), NAMES), "constant")
+    text = only(inspect(data_of(with_column(value), names=NAMES)), "constant")
     assert text.startswith(f"column 'drift' is {value:g} in all 300 samples")
 
 
@@ -94,7 +98,7 @@ def test_tokens_begin_alike():
 )
 def test_the_answer_among_the_inputs(column):
     """A column that is the label, or from which it follows."""
-    text = only(inspect(data_of(with_column(column)), NAMES), "answer")
+    text = only(inspect(data_of(with_column(column), names=NAMES)), "answer")
     assert text.startswith("column 'drift' determines the label in all 300 samples")
     assert "leave it out of `columns`" in text
 
@@ -111,16 +115,16 @@ def test_the_answer_among_the_inputs(column):
 )
 def test_a_column_that_goes_with_the_label(column):
     """Is what a model is for."""
-    assert inspect(data_of(with_column(column)), NAMES) == ()
+    assert inspect(data_of(with_column(column), names=NAMES)) == ()
 
 
 def test_numbers_that_are_to_be_learnt_among_the_inputs():
     """In another unit; a column that goes with them is none."""
     target = RNG.normal(50.0, 10.0, COUNT)
-    assert only(inspect(data_of(with_column(target * 1.8 + 32), target), NAMES), "answer")
-    assert inspect(data_of(with_column(target + RNG.normal(0, 2.0, COUNT)), target), NAMES) == ()
+    assert only(inspect(data_of(with_column(target * 1.8 + 32), target, names=NAMES)), "answer")
+    assert inspect(data_of(with_column(target + RNG.normal(0, 2.0, COUNT)), target, names=NAMES)) == ()
     pair = np.stack([RNG.normal(0, 1, COUNT), target], axis=1)
-    assert only(inspect(data_of(with_column(-target), pair), NAMES), "answer")
+    assert only(inspect(data_of(with_column(-target), pair, names=NAMES)), "answer")
 
 
 def test_one_label_or_few_samples_say_nothing_of_an_answer():
@@ -143,7 +147,7 @@ def test_a_language_model_has_its_input_as_target():
 )
 def test_a_column_that_numbers_the_samples(column):
     """As an index of pandas does, also after sorting and splitting."""
-    text = only(inspect(data_of(with_column(column)), NAMES), "index")
+    text = only(inspect(data_of(with_column(column), names=NAMES)), "index")
     assert text.startswith("column 'drift' numbers the samples (300 different whole numbers from ")
     assert "index=False" in text
 
@@ -153,8 +157,8 @@ def test_the_name_of_an_index_is_enough():
     ids = RNG.choice(10**6, 10, replace=False)
     x = np.stack([ids, TABLE[:10, 0]], 1).astype(np.float32)
     for name in ("", "Unnamed: 0", "index"):
-        assert only(inspect(data_of(x, LABELS[:10]), (name, "indoor")), "index").startswith(f"column {name!r} numbers")
-    assert inspect(data_of(x, LABELS[:10]), ("income", "indoor")) == ()
+        assert only(inspect(data_of(x, LABELS[:10], (name, "indoor"))), "index").startswith(f"column {name!r} numbers")
+    assert inspect(data_of(x, LABELS[:10], ("income", "indoor"))) == ()
 
 
 @pytest.mark.parametrize(
@@ -164,7 +168,7 @@ def test_the_name_of_an_index_is_enough():
 )
 def test_whole_numbers_that_number_nothing(column):
     """Counts repeat themselves, and large numbers differ by chance."""
-    assert inspect(data_of(with_column(column)), NAMES) == ()
+    assert inspect(data_of(with_column(column), names=NAMES)) == ()
 
 
 def test_large_data_is_drawn_from():
@@ -289,13 +293,13 @@ def test_a_constant_column_is_none_where_it_may_be():
     """In the fleet it is constant as well, or says yes or no; a sensor that is stuck at 0 is one."""
     flag = (RNG.random(COUNT) < 0.4).astype(np.float32)
     same, flags = (summarise(data_of(with_column(column))) for column in (21.5, flag))
-    assert findings(data_of(with_column(21.5)), same, NAMES) == ()
-    assert findings(data_of(with_column(1.0)), flags, NAMES) == ()
-    assert kinds(findings(data_of(with_column(1.0)), None, NAMES)) == ["constant"]
-    assert kinds(findings(data_of(with_column(0.0)), FLEET, NAMES)) == ["constant"]
+    assert findings(data_of(with_column(21.5), names=NAMES), same) == ()
+    assert findings(data_of(with_column(1.0), names=NAMES), flags) == ()
+    assert kinds(findings(data_of(with_column(1.0), names=NAMES), None)) == ["constant"]
+    assert kinds(findings(data_of(with_column(0.0), names=NAMES), FLEET)) == ["constant"]
     stuck = np.round(TABLE).astype(np.int64)
     stuck[:, 1] = 4
-    assert kinds(findings(data_of(stuck), FLEET, NAMES)) == ["constant"]
+    assert kinds(findings(data_of(stuck, names=NAMES), FLEET)) == ["constant"]
 
 
 def deals(x, y):
