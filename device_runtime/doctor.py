@@ -186,7 +186,8 @@ def _providers(config: DeviceConfig) -> str:
 
 
 def _data(config: DeviceConfig) -> str:
-    from fleet_protocol.data import load_data  # noqa: PLC0415  (numpy)
+    from device_runtime.agent.data_findings import sentences  # noqa: PLC0415  (numpy)
+    from fleet_protocol.data import load_data  # noqa: PLC0415
     from fleet_protocol.data.contract import read_contract, reconciled  # noqa: PLC0415
 
     data = load_data(config.data)
@@ -199,7 +200,10 @@ def _data(config: DeviceConfig) -> str:
         raise
     agreed = "" if contract is None else "; they fit the fleet's contract"
     left_out = f"; left out: {data.facts.left_out_text}" if data.facts.left_out else ""
-    return f"{len(data)} samples of shape {tuple(data.x.shape[1:])} in {data.source}{agreed}{left_out}"
+    said = f"{len(data)} samples of shape {tuple(data.x.shape[1:])} in {data.source}{agreed}{left_out}"
+    if found := sentences(data, contract):
+        raise _DoubtError(". ".join([said, *(f"{sentence[:1].upper()}{sentence[1:]}" for sentence in found)]))
+    return said
 
 
 def _condition(seen: Seen) -> str:

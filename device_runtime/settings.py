@@ -120,6 +120,8 @@ class DeviceConfig(FrozenModel):
         conditions: when this board may train.
         runtime: what computes the training steps.
         predict: predictions on this board, ``true`` for `shoal device predict` alone.
+        report_data: tell the fleet what looks wrong in the data, in sentences with figures; without it that stays in
+            this board's log and `shoal device doctor`.
     """
 
     fleet: Name
@@ -143,6 +145,7 @@ class DeviceConfig(FrozenModel):
     conditions: ConditionsConfig = ConditionsConfig()
     runtime: RuntimeConfig = RuntimeConfig()
     predict: Annotated[PredictConfig | None, _SWITCH] = None
+    report_data: bool = True
 
     def accelerators(self) -> Accelerators | None:
         """What is tried beside the CPU; None for nothing."""

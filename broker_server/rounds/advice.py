@@ -17,6 +17,7 @@ _MANY_MISSED = 0.2
 _MUCH_WORSE = 0.1
 _LONG_UNCHANGED = 5
 _UNFAIR = 0.2
+_SHOWN_BOARDS = 3
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ def advice(store: Store, run: str | None = None, now: float | None = None) -> li
         *_standstill(record, rounds, time.time() if now is None else now),
         *_lost(rounds, devices := queries.devices(store, record.id)),
         *_scores(store, record),
+        *_wrong_data(devices),
         *_unfair(devices),
         *_away(record, devices),
     ]
@@ -113,6 +115,23 @@ def _scores(store: Store, run: RunRecord) -> Iterator[Advice]:
     elif run.ended_at:
         evidence = f"Of {len(judged)} judged versions it is the best: {show}."
         yield Advice("info", f"Version {at.version.number} is the one to take", evidence, take)
+
+
+def _wrong_data(devices: Sequence[DeviceView]) -> Iterator[Advice]:
+    profiles = {view.device.id: view.device.profile for view in devices}
+    findings = {name: profile.findings for name, profile in profiles.items() if profile and profile.findings}
+    if not findings:
+        return
+    shown = [f"{name}: {'; '.join(sentences)}" for name, sentences in list(findings.items())[:_SHOWN_BOARDS]]
+    more = len(findings) - len(shown)
+    others = [f"{more} more, see `shoal devices`"] if more else []
+    yield Advice(
+        "bad",
+        f"The data of {len(findings)} of {len(devices)} devices looks wrong",
+        f"{'. '.join([*shown, *others])}.",
+        "Change [data] in the device.toml there, and see what `shoal device doctor` says; if most boards say the same,"
+        " look at [evaluation.data] of fleet.toml.",
+    )
 
 
 def _unfair(devices: Sequence[DeviceView]) -> Iterator[Advice]:

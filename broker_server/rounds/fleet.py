@@ -85,6 +85,11 @@ class Fleet:
         profile = self._profiles.get(device)
         return None if profile is None else profile.examples
 
+    def findings(self, device: str) -> tuple[str, ...]:
+        """What a device last said that looks wrong in its data."""
+        profile = self._profiles.get(device)
+        return () if profile is None or profile.findings is None else profile.findings
+
     @property
     def known(self) -> frozenset[str]:
         """Ids of all devices that ever announced themselves."""

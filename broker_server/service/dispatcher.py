@@ -16,6 +16,7 @@ from broker_server.rounds.collecting import Cohort, Collection, OpenTask
 from broker_server.rounds.stopping import StopRequested
 from broker_server.service.cohorts import REVEAL_SECONDS
 from broker_server.service.connection import Connection, RunParts, Stop
+from broker_server.service.data_findings import DataFindings
 from broker_server.service.limits import Limits
 from broker_server.service.receiver import Report
 from broker_server.service.replies import Replies
@@ -60,6 +61,7 @@ class MqttDispatcher:
         self._uploads = parts.uploads
         self._replies = Replies(parts, connection)
         self._limits = Limits(parts.fleet.knows)
+        self._findings = DataFindings(parts.fleet, parts.reporter)
         self._strangers: set[str] = set()  # tasks of which a stray chunk was told, so that each is told once
         self._past: dict[str, OpenTask] = {}  # tasks of this run that are over
         self._dropped = 0
@@ -235,6 +237,7 @@ class MqttDispatcher:
         changed = self.fleet.see(said)
         self._store.see_device(said)
         if isinstance(said, DeviceProfile):
+            self._findings.look(device, self._number)
             return
         if said.state in _AT_WORK:
             self.blobs.arrived(device)
@@ -260,6 +263,8 @@ class MqttDispatcher:
         self._uploads.cohorts.open(collection)
         self._uploads.open(self._open.values())
         self._strangers.clear()
+        for task in collection.tasks.values():
+            self._findings.look(task.record.device, collection.number)
         self.offer_again()
         self._listened = self._clock.now()
 

@@ -62,6 +62,12 @@ from fleet_protocol.transport import Connected, Disconnected, Farewell, Received
 
 _LOG = logging.getLogger(__name__)
 
+UNDESCRIBED = (
+    "nothing says what a sample is, so boards that read labels, columns or scale differently are not found: add the"
+    " server's own samples as [evaluation.data] of fleet.toml, or names of labels and columns as [contract]"
+)
+"""Said once of a run that has no contract."""
+
 RETRY_SECONDS = 10.0  # between attempts to go on with a run whose store or broker was not there
 _ANSWERS = (control.RunRejected, control.RunSteered)
 QUIET_SECONDS = 0.5  # without a message, after which what waits is written to the store
@@ -252,6 +258,9 @@ class Server:
             f"{context.strategy.name} on {context.artifacts.arch}, tiers "
             + ", ".join(item.tier.id for item in context.tiers),
         )
+        if not context.contracts:
+            _LOG.warning(UNDESCRIBED)
+            reporter.note("no-contract", UNDESCRIBED)
         try:
             finished = coordinator.run()
         except StopRequested:

@@ -13,6 +13,7 @@ from typing import Any
 from device_runtime.agent.agreement import Agreement
 from device_runtime.agent.cache import Cache
 from device_runtime.agent.choosing import able, probe
+from device_runtime.agent.data_findings import DataFindings
 from device_runtime.agent.journal import Journal
 from device_runtime.agent.machine import WORKING, Event, State
 from device_runtime.agent.memory import Memory
@@ -57,8 +58,18 @@ class Measured:
         if self.board is not None:
             self.board = replace(self.board, temperature_celsius=temperature(sysfs), on_battery=on_battery(sysfs))
 
-    def profile(self, config: DeviceConfig, examples: int, memory: Memory, releases: Releases) -> Profile | None:
-        """What the device with so many training samples says about itself; None before the board is measured."""
+    def profile(
+        self, config: DeviceConfig, examples: int, memory: Memory, releases: Releases, findings: tuple[str, ...] = ()
+    ) -> Profile | None:
+        """What the device says about itself; None before the board is measured.
+
+        Args:
+            config: the operator's.
+            examples: training samples.
+            memory: what was too large for the board.
+            releases: its runtimes.
+            findings: what looks wrong in its data.
+        """
         board, large = self.board, memory.too_large
         if board is None:
             return None
@@ -76,6 +87,7 @@ class Measured:
             lowered=large.said if large else None,
             release=releases.record,
             sets=releases.sets,
+            findings=findings or None,
         )
 
 
@@ -92,6 +104,7 @@ class Kit:
     memory: Memory  # what was too large for this board
     worker: Worker  # the thread for long work
     agreement: Agreement  # the data as the fleet's contract wants it
+    findings: DataFindings  # what looks wrong in it
 
 
 @dataclass
@@ -196,10 +209,14 @@ class Context:
         """Tell the fleet what this device is, where that has changed, and what it does."""
         # What was measured during a task is told at its end, once.
         bench = self.bench if self.state is State.IDLE or self.uplink.told is None else None
-        known = (self.kit.config, bench.examples, self.kit.memory, self.releases) if bench is not None else None
-        profile = None if known is None else self.measured.profile(*known)
+        profile = None if bench is None else self._profile(bench)
         self.uplink.publish_status(self.state.value if does else None, profile)
         self.status_at = math.inf
+
+    def _profile(self, bench: Bench) -> Profile | None:
+        findings = self.kit.findings.of(bench.data)
+        told = findings if self.kit.config.report_data else ()
+        return self.measured.profile(self.kit.config, bench.examples, self.kit.memory, self.releases, told)
 
     def tell_state(self) -> None:
         """Tell the fleet of a state that begins, once it has lasted: a small model goes through all of them at once."""
@@ -259,6 +276,8 @@ class Context:
         try:
             choices, problem = able(offer, config, self.need_bench()), None
             self.kit.agreement.bench(self.need_bench(), offer)  # before anything is fetched for it
+            self.kit.findings.heard(offer.contract)
+            self.publish_status(does=False)  # what looks different is heard before the offer is accepted
         except (RefusedError, MismatchError) as error:
             choices, problem = (), refusal_of(error)
         if self.measured.paused:

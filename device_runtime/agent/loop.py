@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from device_runtime.agent.agreement import Agreement
 from device_runtime.agent.cache import Cache
 from device_runtime.agent.context import Context, Kit
+from device_runtime.agent.data_findings import DataFindings
 from device_runtime.agent.journal import Journal
 from device_runtime.agent.machine import WORKING, Event, State, successor
 from device_runtime.agent.memory import Memory
@@ -105,16 +106,18 @@ class Agent:
     def __init__(self, config: DeviceConfig) -> None:
         inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         blobs = BlobStore(config.state_dir)
+        journal = Journal(config.device)
         kit = Kit(
             config=config,
             inbox=inbox,
-            journal=Journal(config.device),
+            journal=journal,
             blobs=blobs,
             store=TaskStore(config.state_dir),
             cache=Cache(config.state_dir, blobs, config.max_cache_bytes),
             memory=Memory(config.state_dir, config.conditions.root),
             worker=Worker(inbox),
             agreement=Agreement(config.state_dir),
+            findings=DataFindings(config.state_dir, journal),
         )
         self.ctx = Context(kit, Uplink(config, kit.journal), Watch(config.conditions), Releases(config))
         self._state: DeviceState = STATES[State.STARTING](self.ctx)

@@ -145,6 +145,11 @@ def summarise(data: DataSet, *, tokens: bool = False) -> DataSummary:
     )
 
 
+def are_tokens(summary: DataSummary) -> bool:
+    """Whether samples may be tokens: whole numbers of an integer type, which nothing scales."""
+    return summary.whole and summary.dtype.startswith(("int", "uint"))
+
+
 def drawn_rows(count: int, most: int = MOST_ROWS) -> NDArray[np.int64]:
     """Which of so many rows to look at, ascending: all if they are few, else evenly drawn ones.
 

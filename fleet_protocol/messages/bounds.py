@@ -41,6 +41,13 @@ Text = Annotated[str, Field(max_length=8000), AfterValidator(plain)]
 """A reason for people to read."""
 
 
+FINDING_CHARACTERS = 1000
+MOST_FINDINGS = 8  # of one board
+
+Finding = Annotated[str, Field(min_length=1, max_length=FINDING_CHARACTERS), AfterValidator(plain)]
+"""What looks wrong in a board's data, one sentence."""
+
+
 def _ascending(ranges: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
     """See that ranges name every chunk at most once, so that reading them costs no more than the blob has chunks."""
     if any(start >= stop for start, stop in ranges) or any(a[1] > b[0] for a, b in pairwise(ranges)):

@@ -16,7 +16,9 @@ from fleet_protocol.messages.bounds import (
     CHUNKS_LIMIT,
     DEFAULT_CHUNK_BYTES,
     MOST_CHUNK_BYTES,
+    MOST_FINDINGS,
     Count,
+    Finding,
     Loss,
     Measure,
     Positive,
@@ -138,6 +140,8 @@ class Profile(FrozenModel):
         lowered: why, and when it will take larger sub-models again.
         release: record of `device_runtime.agent.releases`; None where the board takes none.
         sets: the same of releases that are artifact sets.
+        findings: what looks wrong in its data, or different from the fleet's; None where nothing does, or where the
+            board does not tell.
     """
 
     arch: Word
@@ -161,6 +165,7 @@ class Profile(FrozenModel):
     lowered: Text | None = None
     release: ReleaseRecord | None = None
     sets: ReleaseRecord | None = None
+    findings: Annotated[tuple[Finding, ...], Field(min_length=1, max_length=MOST_FINDINGS)] | None = None
 
 
 class Measured(FrozenModel):

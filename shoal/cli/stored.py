@@ -127,6 +127,9 @@ def _draw_devices(views: Sequence[queries.DeviceView]) -> None:
             }
         )
     print_rows("devices", rows, empty="no device was ever seen")
+    for view in views:
+        for finding in (view.device.profile.findings if view.device.profile else None) or ():
+            say(f"the data of {view.device.id} looks wrong: {finding}")
 
 
 def _tier_accuracy(record: RoundRecord, tier: str) -> str:

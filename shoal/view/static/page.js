@@ -271,6 +271,7 @@ function device() {
   const name = place().device, view = state.devices.find((found) => found.device.id === name), tasks = state.detail.tasks;
   part("device", "", [view, acts()], () => [
     el("p", { class: view.reason ? "" : "good" }, view.reason === "not drawn" ? "Waits: it was not drawn in the newest round." : view.reason ? `Does not train: ${view.reason}. ` : "Takes part.", ...sentence(view.reason === "not drawn" ? "" : capital(view.remedy)), " ", releasing(view)),
+    ...(view.device.profile?.findings ?? []).map((finding) => el("p", { class: "bad" }, `Its data looks wrong: ${finding}.`)),
     tiles({ tier: view.tier ?? "-", merged: view.merged, missed: view.missed, refused: view.refused, samples: view.examples ?? "-", memory: size(view.resident_bytes), "last seen": clock(view.device.last_seen_at),
       "its agent is": view.device.online || view.device.state === "simulated" ? view.device.state : `offline, was ${view.device.state}` })]);
   const said = view.device.profile;

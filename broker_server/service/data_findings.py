@@ -1,0 +1,39 @@
+"""What boards say looks wrong in their data, in the log of a run by name, before an update of theirs counts."""
+
+import logging
+from collections import Counter
+
+from broker_server.rounds.fleet import Fleet
+from broker_server.rounds.reporting import Reporter
+
+_LOG = logging.getLogger(__name__)
+_MOST_CHANGES = 20  # of one board in a run: a board that says something else each time must not fill the log
+
+EVENT = "data-looks-wrong"
+"""Kind of the lines of the log."""
+
+
+class DataFindings:
+    """Notes what boards say of their data, once per board and change."""
+
+    def __init__(self, fleet: Fleet, reporter: Reporter) -> None:
+        """Of a run, of which nothing is noted yet."""
+        self._fleet = fleet
+        self._reporter = reporter
+        self._noted: dict[str, tuple[str, ...]] = {}
+        self._changes: Counter[str] = Counter()
+
+    def look(self, device: str, number: int | None) -> None:
+        """Note what a device says now, in a round if there is one, unless that is noted already."""
+        findings = self._fleet.findings(device)
+        noted = self._noted.get(device, ())
+        if findings == noted or self._changes[device] >= _MOST_CHANGES:
+            return
+        self._noted[device] = findings
+        self._changes[device] += 1
+        for finding in findings:
+            if finding not in noted:
+                _LOG.warning("the data of %s looks wrong: %s", device, finding)
+                self._reporter.note(EVENT, finding, number, device)
+        if not findings:
+            self._reporter.note(EVENT, "no longer: nothing looks wrong in its data", number, device)

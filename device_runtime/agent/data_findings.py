@@ -1,0 +1,52 @@
+"""What looks wrong in this board's data: looked at once per load and contract, kept for whoever asks."""
+
+from pathlib import Path
+
+from device_runtime.agent.journal import Journal
+from fleet_protocol.data import DataSet
+from fleet_protocol.data.comparison import findings
+from fleet_protocol.data.contract import DataContract, in_columns, read_contract
+from fleet_protocol.errors import DataError, MismatchError
+from fleet_protocol.messages.bounds import FINDING_CHARACTERS, MOST_FINDINGS
+
+
+def sentences(data: DataSet, contract: DataContract | None) -> tuple[str, ...]:
+    """What looks wrong in samples, or different from what a contract says of the fleet's.
+
+    Data that does not fit the contract is looked at alone: whoever trains on it refuses it anyway.
+    """
+    summary = None if contract is None else contract.summary
+    try:
+        fitting = data if contract is None else in_columns(data, contract)
+    except MismatchError:
+        fitting, summary = data, None
+    try:
+        found = findings(fitting, summary)
+    except DataError:  # no value to look at, which the model's own check says better
+        return ()
+    return tuple(finding.text[:FINDING_CHARACTERS] for finding in found[:MOST_FINDINGS])
+
+
+class DataFindings:
+    """The findings of the data that the agent has now, by the contract that it heard last."""
+
+    def __init__(self, folder: Path, journal: Journal) -> None:
+        """Compared with the contract that is kept in the state folder, until another comes."""
+        self._contract = read_contract(folder)
+        self._journal = journal
+        self._looked: tuple[DataSet, DataContract | None] | None = None
+        self._sentences: tuple[str, ...] = ()
+
+    def heard(self, contract: DataContract | None) -> None:
+        """From now on compare with another contract, None for a fleet that has none."""
+        self._contract = contract
+
+    def of(self, data: DataSet) -> tuple[str, ...]:
+        """One sentence for each finding; new ones are logged."""
+        if self._looked is None or self._looked[0] is not data or self._looked[1] != self._contract:
+            before, self._sentences = self._sentences, sentences(data, self._contract)
+            self._looked = (data, self._contract)
+            for sentence in self._sentences:
+                if sentence not in before:
+                    self._journal.warning(f"the data looks wrong: {sentence}")
+        return self._sentences

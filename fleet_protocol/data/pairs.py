@@ -1,0 +1,112 @@
+"""Figures of a board's samples beside the fleet's, group by group."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet_protocol.data.inspection import named
+from fleet_protocol.data.summary import DataSummary
+
+_SPREAD = 0.1  # deviation as a share of the range; below, values are seldom other than one
+_ALIKE = 1.0  # deviations between the means of what may be the same column
+_ALIKE_TIMES = 3.0  # between their deviations
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Of each group, float64 arrays of one length."""
+
+    lowest: NDArray[np.float64]
+    highest: NDArray[np.float64]
+    mean: NDArray[np.float64]
+    deviation: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, summary: DataSummary) -> "Figures":
+        """As arrays."""
+        figures = (summary.lowest, summary.highest, summary.mean, summary.deviation)
+        return cls(*(np.array(figure) for figure in figures))
+
+    @property
+    def range(self) -> NDArray[np.float64]:
+        """From lowest to highest."""
+        return self.highest - self.lowest
+
+    @property
+    def dense(self) -> NDArray[np.bool_]:
+        """Whether values are spread over their range, not seldom other than one value."""
+        return (self.range > 0) & (self.deviation >= _SPREAD * self.range)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Figures of a board and of the fleet.
+
+    Attributes:
+        own: the board's.
+        fleet: the fleet's.
+        noun: what a group is, for people; empty where the figures are of all values.
+        names: of the groups.
+    """
+
+    own: Figures
+    fleet: Figures
+    noun: str
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, own: DataSummary, fleet: DataSummary, columns: Sequence[str]) -> "Pair":
+        """Of two summaries with the same groups."""
+        nouns = {"columns": "column", "channels": "channel", "all": ""}
+        names = tuple(columns) if len(columns) == len(own.mean) else ()
+        return cls(Figures.of(own), Figures.of(fleet), nouns[own.groups], names)
+
+    @property
+    def vary(self) -> NDArray[np.bool_]:
+        """Groups with more than one value on both sides."""
+        return (self.own.range > 0) & (self.fleet.range > 0)
+
+    @property
+    def deviations(self) -> NDArray[np.float64]:
+        """The board's deviations in units of the fleet's, 1 where either has none."""
+        return _quotient(self.own.deviation, self.fleet.deviation, self.vary)
+
+    @property
+    def ranges(self) -> NDArray[np.float64]:
+        """The same of the ranges."""
+        return _quotient(self.own.range, self.fleet.range, self.vary)
+
+    @property
+    def distances(self) -> NDArray[np.float64]:
+        """Between each of the board's means and each of the fleet's, in the larger deviation."""
+        apart = np.abs(self.own.mean[:, None] - self.fleet.mean)
+        largest = np.maximum(self.own.deviation[:, None], self.fleet.deviation)
+        return _quotient(apart, largest, largest > 0, otherwise=0.0)
+
+    @property
+    def alike(self) -> NDArray[np.bool_]:
+        """Whether each of the board's groups may be each of the fleet's."""
+        least = np.minimum(self.own.deviation[:, None], self.fleet.deviation)
+        most = np.maximum(self.own.deviation[:, None], self.fleet.deviation)
+        times = _quotient(most, least, least > 0, otherwise=np.inf)
+        return (self.distances <= _ALIKE) & (times <= _ALIKE_TIMES)
+
+    def name(self, *groups: int) -> str:
+        """Groups for people."""
+        return named(groups, self.names, self.noun)
+
+    def shown(self, i: int) -> str:
+        """Range and deviation of a group on both sides."""
+        own, fleet = self.own, self.fleet
+        return (
+            f"from {own.lowest[i]:g} to {own.highest[i]:g}, the fleet's from {fleet.lowest[i]:g} to "
+            f"{fleet.highest[i]:g} (deviation {own.deviation[i]:.3g} for {fleet.deviation[i]:.3g})"
+        )
+
+
+def _quotient(
+    above: NDArray[np.float64], below: NDArray[np.float64], where: NDArray[np.bool_], *, otherwise: float = 1.0
+) -> NDArray[np.float64]:
+    return np.divide(above, below, out=np.full_like(above, otherwise), where=where)
