@@ -120,16 +120,16 @@ def _s(columns: Sequence[int], one: str, many: str) -> str:
 
 def _table(data: DataSet) -> _Table | None:
     """The samples as a table, None where they are none."""
-    x: NDArray[Any] = data.x[:, None] if data.x.ndim == 1 else data.x
-    if x.ndim != 2 or not 1 <= x.shape[1] <= MOST_LOOKED_AT:
+    columns = math.prod(data.x.shape[1:])
+    if data.x.ndim > 2 or not 1 <= columns <= MOST_LOOKED_AT:
         return None
-    rows = drawn_rows(len(x), min(MOST_LOOKED_AT, _MOST_VALUES // x.shape[1]))
+    rows = drawn_rows(len(data), min(MOST_LOOKED_AT, _MOST_VALUES // columns))
     targets: NDArray[Any] = data.y[rows].reshape(len(rows), -1)
     whole = data.y.dtype.kind != "f"
     if whole and data.y.ndim > 1 and data.x.dtype.kind in "biu":
         targets = targets[:, :0]  # tokens: a language model has its input as targets
     return _Table(
-        x[rows].astype(np.float64),
+        data.x[rows].astype(np.float64).reshape(len(rows), columns),
         targets[:, :MOST_GROUPS].astype(np.float64),
         rows,
         whole,
