@@ -12,6 +12,7 @@ from fleet_protocol.errors import ConfigError, MismatchError
 from fleet_protocol.manifest import Manifest
 
 _LOG = logging.getLogger(__name__)
+NO_TERMS = ContractTerms()
 _VOCABULARY = "vocab"  # the setting of models of tokens
 
 
@@ -24,7 +25,7 @@ class FleetContracts:
     def __init__(self, context: RunContext) -> None:
         """The contracts of a run; those of its tables ``[contract]`` and ``[evaluation]``."""
         self._context = context
-        self._said = context.config.contract or ContractTerms()
+        self._said = context.config.contract or NO_TERMS
         self._shared: DataContract | None = None
         self._own: dict[str, DataContract] = {}
 
@@ -45,8 +46,11 @@ class FleetContracts:
             data = load_test_set(read_from, tier.manifest, terms)
             contract = contract_of(data, terms)
         except MismatchError as error:
-            said = "[contract]" if self._context.config.contract is not None else "[evaluation]"
-            raise ConfigError(f"the test set and {said} of fleet.toml disagree: {error}") from error
+            if not (terms.labels or terms.columns or terms.range or terms.tokens):
+                raise
+            settled = "[contract] of fleet.toml, or the names with which the run began,"
+            other = settled if self._said != NO_TERMS else "the test set of the whole model, or the model,"
+            raise ConfigError(f"{_source_name(source)} and {other} disagree: {error}") from error
         _check_labels(contract, data, tier.manifest)
         if self._has_own_labels(tier):
             self._own[tier.tier.id] = contract
@@ -58,6 +62,12 @@ class FleetContracts:
         """The contract of each tier that devices train; none where nothing is known."""
         contracts = {tier.tier.id: self._of(tier) for tier in self._context.artifacts.tiers.values()}
         return {tier: contract for tier, contract in contracts.items() if contract != NO_CONTRACT}
+
+    def settled(self) -> ContractTerms | None:
+        """What the run keeps when it goes on later, so that a test set that has changed by then moves no name."""
+        if self._shared is None or not (self._shared.labels or self._shared.columns):
+            return self._context.config.contract
+        return ContractTerms(**self._shared.model_dump(exclude={"summary", "tokens"}), tokens=self._said.tokens)
 
     def _of(self, tier: TierArtifacts) -> DataContract:
         if tier.tier.id in self._own:
@@ -96,6 +106,11 @@ class FleetContracts:
                 f"{vocabulary}: say {vocabulary} or less"
             )
         return terms if terms.tokens is not None else terms.model_copy(update={"tokens": vocabulary})
+
+
+def _source_name(source: DataConfig) -> str:
+    """A test set for people."""
+    return f"the test set {getattr(source, 'path', None) or getattr(source, 'entry_point', '')}"
 
 
 def _check_labels(contract: DataContract, data: DataSet, manifest: Manifest) -> None:

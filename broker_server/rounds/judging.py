@@ -12,7 +12,7 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -34,7 +34,7 @@ from broker_server.store.machine import RoundEvent, RoundState
 from fleet_protocol import control
 from fleet_protocol.control import VersionEvaluation
 from fleet_protocol.data import DataSet
-from fleet_protocol.data.contract import DataContract
+from fleet_protocol.data.contract import ContractTerms, DataContract
 from fleet_protocol.errors import ConfigError, DataError
 from fleet_protocol.manifest import parameter_input, statistic_mean, statistic_variance
 from fleet_protocol.mapped_tensors import open_tensors
@@ -122,6 +122,7 @@ class Evaluators:
     # cores, and its rows the judgements
     apart: bool = False
     contracts: Mapping[str, DataContract] = field(default_factory=dict)  # of the boards' data, by tier
+    terms: ContractTerms | None = None  # what a run keeps of them when it goes on later
 
 
 def open_evaluators(context: RunContext) -> Evaluators:
@@ -139,7 +140,7 @@ def open_evaluators(context: RunContext) -> Evaluators:
 
     contracts = FleetContracts(context)
     if config.data is None:
-        return Evaluators(contracts=contracts.by_tier())
+        return Evaluators(contracts=contracts.by_tier(), terms=context.config.contract)
     judged, beside = context.judged, context.judged_beside
     others = [tier for tier in beside if tier is not judged]
     if config.statistics == "query" and any(map(has_statistics, others)):
@@ -154,7 +155,18 @@ def open_evaluators(context: RunContext) -> Evaluators:
         tuple(by_tier.get(tier.tier.id, own) for tier in beside),
         apart=not config.awaited,
         contracts=contracts.by_tier(),
+        terms=contracts.settled(),
     )
+
+
+def open_test_sets(context: RunContext) -> tuple[RunContext, Evaluators]:
+    """A run with the contract that its test sets make, which it keeps, and what judges it.
+
+    It raises what `open_evaluators` does.
+    """
+    evaluators = open_evaluators(context)
+    kept = context.config.model_copy(update={"contract": evaluators.terms})
+    return replace(context, config=kept, contracts=evaluators.contracts), evaluators
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from broker_server.rounds.artifacts import load_artifacts
 from broker_server.rounds.coordinator import Coordinator
 from broker_server.rounds.dispatch import Services
 from broker_server.rounds.fleet import Fleet
-from broker_server.rounds.judging import Evaluators, open_evaluators
+from broker_server.rounds.judging import Evaluators, open_test_sets
 from broker_server.rounds.new_version import first_version
 from broker_server.rounds.reporting import Listener, Reporter
 from broker_server.rounds.run_context import RunContext, new_run_id, prepare_run
@@ -206,7 +206,7 @@ class Server:
 
     def _go_on(self, record: RunRecord, config: FleetConfig, request: str | None) -> control.RunFinished:
         self._followed = True
-        context, evaluators = self._prepare(record.id, config)
+        context, evaluators = self._prepare(record.id, config.as_begun(record.config))
         self._store.note_config(record.id, context.begun().config)  # the folder may have moved
         return self._work(context, evaluators, request)
 
@@ -220,8 +220,7 @@ class Server:
         context = prepare_run(run, config, artifacts)
         if self._carrier is not None:
             context = replace(context, sets=self._carrier.sets)
-        evaluators = open_evaluators(context)
-        return replace(context, contracts=evaluators.contracts), evaluators
+        return open_test_sets(context)
 
     def _work(self, context: RunContext, evaluators: Evaluators, request: str | None) -> control.RunFinished:
         reporter = Reporter(context.run, self._store, self._tell)

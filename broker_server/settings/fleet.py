@@ -240,12 +240,19 @@ class FleetConfig(RunKeys):
         """That of a run in a store, whose version may have been an earlier one."""
         return cls.model_validate_json(text, context=STORED)
 
+    def as_begun(self, stored: str) -> "FleetConfig":
+        """With the contract with which a stored run began, where none is said: its names keep their order."""
+        return self if self.contract else self.model_copy(update={"contract": self.stored(stored).contract})
+
     def other_than(self, stored: str) -> list[str]:
         """Settings other than in a stored configuration; broker, store and page may be elsewhere now.
 
-        So may the whole folder: a path that is another is the same one where it lies alike beside the store.
+        So may the whole folder: a path that is another is the same one where it lies alike beside the store. A run
+        keeps the contract that it began with where none is said.
         """
         free, first = {"broker", "store", "view", "keep_versions"}, self.stored(stored)
+        if self.contract is None:
+            free.add("contract")
         before, now = (item.model_dump(exclude=free) for item in (first, self))
 
         def same(new: Any, old: Any) -> bool:

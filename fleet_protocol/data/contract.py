@@ -38,6 +38,10 @@ def _readable(name: str) -> str:
     return name
 
 
+_LARGEST = 3.4e38  # of float32
+Number = Annotated[float, Field(ge=-_LARGEST, le=_LARGEST)]
+"""A value of a sample."""
+
 Title = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_readable)]
 """Name of a label or a column."""
 
@@ -56,8 +60,8 @@ class ContractTerms(FrozenModel):
     labels: tuple[Title, ...] = ()
     columns: tuple[Title, ...] = ()
     tokens: int | None = Field(default=None, ge=1, le=2**53)
-    range: tuple[float, float] | None = None
-    missing: float | None = None
+    range: tuple[Number, Number] | None = None
+    missing: Number | None = None
 
     @model_validator(mode="after")
     def _names_are_few_and_differ(self) -> Self:

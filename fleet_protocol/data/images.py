@@ -3,6 +3,7 @@
 import importlib
 import os
 import struct
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -106,7 +107,9 @@ def read_image(path: Path, config: ImagesData) -> NDArray[np.uint8]:
 def _upright(picture: Any) -> Any:
     """A picture as viewers show it: a camera that was turned says so beside the pixels."""
     try:
-        orientation = picture.getexif().get(_ORIENTATION, _UPRIGHT)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about damaged notes, too
+            orientation = picture.getexif().get(_ORIENTATION, _UPRIGHT)
     except _DAMAGED_NOTES:
         return picture
     return picture if orientation == _UPRIGHT else _image_module("ImageOps").exif_transpose(picture)

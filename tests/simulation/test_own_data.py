@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from broker_server.store import Store
 from device_runtime.training.course import Moment, training_batch
 from fleet_protocol.data import DataConfig, load_data
+from fleet_protocol.data.contract import contract_of, reconciled
 from fleet_protocol.errors import ConfigError, DataError
 from models import Registry
 from models.pretrained import MINILM_VOCAB
@@ -97,17 +98,15 @@ def test_devices_have_the_batches_of_boards(boards):
     assert devices.of(0).y.dtype == np.float32
 
 
-def test_boards_whose_columns_stand_in_another_order_are_refused(boards):
-    """Numbers are joined by place, as a board reads them, unless the columns are named."""
+def test_columns_in_another_order_are_matched_by_name(boards):
+    """As in a fleet: the test set says which columns and in what order; further ones of a board are left out."""
     lines = (boards / "boards/b.csv").read_text().splitlines()
-    text = "\n".join(",".join(line.split(",")[place] for place in (1, 0, 2, 3)) for line in lines)
-    (boards / "boards/b.csv").write_text(text)
+    rows = [line.split(",") for line in lines]
+    moved = [",".join([str(number), row[1], row[0], row[2], row[3]]) for number, row in enumerate(rows[1:])]
+    (boards / "boards/b.csv").write_text("\n".join([",b,a,c,label", *moved]))
     plain = {"kind": "csv", "path": "boards/*.csv"}
-    with pytest.raises(DataError, match=r"b\.csv has other columns than .*a\.csv, or in another order; say `columns`"):
-        prepare(own(boards, plain, {**plain, "path": "test.csv"}, model=REGRESSION))
-    named = {**plain, "columns": ["a", "b", "c"]}
-    x = np.load(prepare(own(boards, named, {**named, "path": "test.csv"}, model=REGRESSION)).data / "train_x.npy")
-    assert x[12].tolist() == [float(lines[1].split(",")[place]) for place in range(3)]
+    x = np.load(prepare(own(boards, plain, {**plain, "path": "test.csv"}, model=REGRESSION)).data / "train_x.npy")
+    assert x[12].tolist() == [float(rows[1][place]) for place in range(3)]
 
 
 def test_numbers_are_learnt_and_a_changed_file_is_refused(boards):
@@ -145,6 +144,21 @@ def test_folders_of_images_share_their_labels(tmp_path):
     assert data.test_y.tolist() == [0]
     assert data.classes == 2
     np.testing.assert_allclose(data.train_x, np.full((3, 1, 2, 3), 0.2), rtol=1e-6)
+
+
+def test_a_simulation_has_the_labels_of_a_fleet(tmp_path):
+    """What a system puts beside the folders, and empty ones, shift no label, on either side."""
+    for place in ("a/bee", "a/cat", "test/bee", "test/cat", "test/dog"):
+        (tmp_path / place).mkdir(parents=True)
+        Image.new("L", (3, 2), 51).save(tmp_path / place / "1.png")
+    for place in ("a/.ipynb_checkpoints", "a/ant", "test/@eaDir"):
+        (tmp_path / place).mkdir()
+    table = {"kind": "images", "channels": 1}
+    train, test = config(tmp_path, path="a", **table), config(tmp_path, path="test", **table)
+    data = own_data(train, test)
+    contract = contract_of(load_data(test))
+    assert (data.train_y.tolist(), data.test_y.tolist(), data.classes) == ([0, 1], [0, 1, 2], 3)
+    assert reconciled(load_data(train), contract).y.tolist() == data.train_y.tolist()
 
 
 def test_any_split_of_one_file(tmp_path):
@@ -220,7 +234,7 @@ def test_text_may_have_a_part_of_a_vocabulary(tmp_path):
     ("changes", "words"),
     [
         ({"path": "boards/*.txt"}, "match at least one file"),
-        ({"columns": ["a"]}, "those of the test set"),
+        ({"columns": ["a"]}, "has no column 'b', which the fleet's model takes"),
         ({"transforms": ["own.py:nothing"]}, "has no attribute 'nothing'"),
         ({"transforms": ["own.py:noise"]}, "missing 1 required positional argument"),
     ],

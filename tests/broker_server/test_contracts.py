@@ -1,0 +1,162 @@
+"""The contract of a run: what `[contract]` and the test sets say, and what happens where they disagree."""
+
+import json
+import logging
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from broker_server.rounds.artifacts import load_artifacts
+from broker_server.rounds.judging import open_evaluators
+from broker_server.rounds.run_context import prepare_run
+from broker_server.settings.fleet import FleetConfig
+from fleet_protocol.errors import ConfigError, MismatchError
+from models.registry import Registry, infer_layout
+from trainer_export.artifact_set import export_architecture
+from trainer_export.recipe import Recipe
+
+NAMES = ["ant", "bee", "cat"]
+
+
+@pytest.fixture(scope="module")
+def artifacts(tmp_path_factory):
+    """A small network over six columns with three classes."""
+    folder = tmp_path_factory.mktemp("contracts")
+    architecture = Registry.zoo().get("mlp")
+    settings = architecture.settings({"input_shape": (6,), "hidden": (4,), "classes": 3})
+    tiers = (infer_layout(architecture, settings).tier(1.0),)
+    export_architecture(architecture, settings, tiers, Recipe(), folder, formats=("onnx",))
+    return folder
+
+
+@pytest.fixture
+def opened(artifacts, tmp_path):
+    """The evaluators of a run with these tables."""
+
+    def build(data, contract=None):
+        config = fleet(tmp_path, artifacts, data, contract)
+        loaded = load_artifacts(artifacts, "mlp", chunk_bytes=1024)
+        return open_evaluators(prepare_run("run", config, loaded))
+
+    return build
+
+
+def fleet(folder, artifacts, data, contract=None):
+    return FleetConfig.model_validate(
+        {
+            "fleet": "lab",
+            "store": folder / "store",
+            "model": {"artifacts": artifacts, "arch": "mlp"},
+            "evaluation": {"data": data},
+            "contract": contract,
+        }
+    )
+
+
+def table(folder, labels, names="abcdef", **keys):
+    lines = [",".join([*names, "label"])]
+    lines += [",".join([*map(str, range(6)), label]) for label in labels]
+    path = folder / f"{len([*folder.iterdir()])}.csv"
+    path.write_text("\n".join(lines))
+    return {"kind": "csv", "path": path, **keys}
+
+
+def only(evaluators):
+    (contract,) = evaluators.contracts.values()
+    return contract
+
+
+def test_the_test_set_says_names_and_how_values_look(opened, tmp_path):
+    """Labels sorted by name, columns as they stand."""
+    contract = only(opened(table(tmp_path, ["cat", "ant", "bee"])))
+    assert (contract.labels, contract.columns) == (tuple(NAMES), tuple("abcdef"))
+    assert contract.summary.highest == (0.0, 1.0, 2.0, 3.0, 4.0, 5.0)
+
+
+def test_images_without_names_of_columns(opened, tmp_path):
+    """Folders that a system has put there are no labels."""
+    for name in (*NAMES, ".hidden", "@eaDir"):
+        (tmp_path / "img" / name).mkdir(parents=True)
+        Image.new("L", (6, 1), 9).save(tmp_path / "img" / name / "1.png")
+    data = {"kind": "images", "path": tmp_path / "img", "channels": 1, "shape": [6]}
+    contract = only(opened(data))
+    assert (contract.labels, contract.columns) == (tuple(NAMES), ())
+
+
+def test_the_table_wins_and_the_test_set_follows_by_name(opened, tmp_path):
+    """Another order of both, and a further column of the file."""
+    said = {"labels": ["cat", "bee", "ant"], "columns": [*"fedcba"]}
+    evaluators = opened(table(tmp_path, ["ant", "cat"]), said)
+    judged = evaluators.judged.data
+    assert judged.y.tolist() == [2, 0]
+    assert judged.x[0].tolist() == [5, 4, 3, 2, 1, 0]
+    assert only(evaluators).labels == ("cat", "bee", "ant")
+    lines = ["x,a,b,c,d,e,f,label", "9,0,1,2,3,4,5,ant"]
+    (tmp_path / "more.csv").write_text("\n".join(lines))
+    more = opened({"kind": "csv", "path": tmp_path / "more.csv"}, said)
+    assert more.judged.data.x[0].tolist() == [5, 4, 3, 2, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("contract", "message"),
+    [
+        ({"labels": ["ant", "bee"]}, r"\.csv and \[contract\] of fleet\.toml.* disagree: .*\.csv has the label 'cat'"),
+        ({"columns": ["a", "z"]}, r"\[contract\] of fleet\.toml.*no column 'z'"),
+        ({"range": [0, 1]}, r"\[contract\] of fleet\.toml.*lie in 0 to 5 .* 0 to 1"),
+        ({"missing": 1}, r"\[contract\] missing = 1 of fleet\.toml and missing = 0 of the test set .* disagree"),
+        ({"labels": [*NAMES, "dog"]}, r"has 4 names for labels .* has 3 classes"),
+    ],
+)
+def test_a_disagreement_names_both(opened, tmp_path, contract, message):
+    """A run that begins with one of two meanings would be wrong in silence."""
+    with pytest.raises(ConfigError, match=message):
+        opened(table(tmp_path, ["cat", "ant"], missing=0), contract)
+
+
+def test_names_that_the_test_set_lacks_are_warned_of(opened, tmp_path, caplog):
+    """Boards with the class would be refused: say all of them."""
+    with caplog.at_level(logging.WARNING):
+        opened(table(tmp_path, ["cat", "ant"]))
+    assert "names 2 labels, and mlp has 3 classes" in caplog.text
+
+
+def test_a_column_without_a_name_is_refused(opened, tmp_path):
+    """As for a board."""
+    with pytest.raises(MismatchError, match=r"column 0 of .* has no name"):
+        opened(table(tmp_path, NAMES, ["", *"bcdef"]))
+
+
+def test_arrays_have_no_names(opened, tmp_path):
+    """Labels and columns may be said for them; else the contract has a summary alone."""
+    np.savez(tmp_path / "d.npz", x=np.zeros((3, 6), np.float32), y=[0, 1, 2])
+    data = {"kind": "npz", "path": tmp_path / "d.npz"}
+    contract = only(opened(data))
+    assert (
+        contract.to_bytes()
+        == json.dumps(
+            {"labels": [], "columns": [], "summary": json.loads(contract.summary.to_bytes())}, separators=(",", ":")
+        ).encode()
+    )
+    assert only(opened(data, {"labels": NAMES})).labels == tuple(NAMES)
+    with pytest.raises(ConfigError, match="numbers as labels"):
+        opened(data, {"labels": ["1", "2", "0"]})
+
+
+def test_without_a_test_set_the_table_alone_is_told(artifacts, opened):
+    """And nothing where there is none."""
+    assert opened(None).contracts == {}
+    assert only(opened(None, {"labels": NAMES})).labels == tuple(NAMES)
+
+
+def test_a_run_keeps_the_names_that_it_began_with(artifacts, opened, tmp_path):
+    """A class that the test set has got since would move the others."""
+    begun = opened(table(tmp_path, ["bee", "cat"]))
+    stored = fleet(tmp_path, artifacts, None, begun.terms.model_dump())
+    now = fleet(tmp_path, artifacts, None)
+    assert now.other_than(stored.model_dump_json()) == []
+    with pytest.raises(ConfigError, match=r"the names with which the run began, disagree: .* has the label 'ant'"):
+        opened(table(tmp_path, NAMES), begun.terms.model_dump())
+    moved = opened(table(tmp_path, ["cat", "bee"], "fedcba"), begun.terms.model_dump())
+    assert moved.judged.data.y.tolist() == [1, 0]
+    assert moved.judged.data.column_names == tuple("abcdef")

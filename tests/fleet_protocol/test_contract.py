@@ -1,0 +1,193 @@
+"""The contract of a fleet's data: labels and columns are matched by name, and what does not fit is named."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from fleet_protocol.data import DataConfig, load_data, make_dataset
+from fleet_protocol.data.contract import (
+    CONTRACT_FILE,
+    ContractTerms,
+    DataContract,
+    common_contract,
+    contract_of,
+    read_contract,
+    reconciled,
+)
+from fleet_protocol.data.facts import SourceFacts
+from fleet_protocol.errors import ConfigError, MismatchError
+
+CONFIG = TypeAdapter(DataConfig)
+COLUMNS = ("a", "b", "c")
+
+
+def table(folder, text, **keys):
+    """A table as a board reads it."""
+    path = folder / f"{len([*folder.iterdir()])}.csv"
+    path.write_text(text)
+    return load_data(CONFIG.validate_python({"kind": "csv", "path": path, **keys}))
+
+
+def labelled(*names, said=False, y=(0, 1, 1)):
+    """Three samples whose labels have names."""
+    data = make_dataset("board", np.zeros((3, 2), np.float32), np.array(y))
+    return replace(data, facts=SourceFacts(labels=names, labels_said=said))
+
+
+def test_labels_are_numbered_by_name():
+    """A board that lacks a class, or names them in another order, gets the numbers of the fleet."""
+    contract = DataContract(labels=("ant", "bee", "cat"))
+    assert reconciled(labelled("bee", "cat"), contract).y.tolist() == [1, 2, 2]
+    assert reconciled(labelled("cat", "bee", "ant", said=True, y=(0, 1, 2)), contract).y.tolist() == [2, 1, 0]
+    assert reconciled(labelled("ant", "bee"), contract).label_names == contract.labels
+    same = labelled("ant", "bee", "cat")
+    assert reconciled(same, contract).y is same.y
+
+
+def test_a_label_that_the_fleet_lacks_is_refused_by_name():
+    """Only a name that samples have counts: one that is said and has no sample does no harm."""
+    contract = DataContract(labels=("ant", "bee"))
+    with pytest.raises(MismatchError, match="board has the label 'dog', which is none of the fleet's labels"):
+        reconciled(labelled("ant", "dog"), contract)
+    assert reconciled(labelled("bee", "ant", "dog", said=True), contract).y.tolist() == [1, 0, 0]
+
+
+def test_a_numbering_that_nobody_has_said_is_refused():
+    """Without names in the fleet a board would number its folders for itself."""
+    for contract in (None, DataContract(), DataContract(columns=COLUMNS)):
+        with pytest.raises(
+            MismatchError, match=r'nobody has said their order.*set labels = \["ant", "bee"\] in \[data'
+        ):
+            reconciled(labelled("ant", "bee"), contract)
+    assert reconciled(labelled("ant", "bee", said=True), None).y.tolist() == [0, 1, 1]
+    assert reconciled(labelled("ant", "bee"), None, own_labels=True).y.tolist() == [0, 1, 1]
+
+
+def test_labels_that_do_not_count_stay():
+    """A negative label is none, whatever the order of the names."""
+    data = replace(labelled("bee", "ant", y=(0, 1, 1)), y=np.array([0, -1, 1]))
+    assert reconciled(data, DataContract(labels=("ant", "bee"))).y.tolist() == [1, -1, 0]
+
+
+def test_numbers_as_labels_meet_names_that_are_numbers_out_of_place():
+    """Whether label 2 is the third name, or the name "2", cannot be known; in order they are the same."""
+    plain = make_dataset("d.npz", np.zeros((3, 2), np.float32), np.array([0, 1, 2]))
+    ordered = DataContract(labels=tuple(map(str, range(12))))
+    assert reconciled(plain, ordered).y.tolist() == [0, 1, 2]
+    assert reconciled(plain, DataContract(labels=("ant", "bee", "cat"))).y.tolist() == [0, 1, 2]
+    with pytest.raises(MismatchError, match=r"d\.npz has numbers as labels.*0, 1, 10, 11.*nobody can tell"):
+        reconciled(plain, DataContract(labels=tuple(sorted(ordered.labels))))
+
+
+def test_columns_are_picked_and_ordered_by_name(tmp_path):
+    """Another order, further columns, and an index column of pandas change nothing; mean and std go along."""
+    contract = DataContract(columns=COLUMNS)
+    data = table(tmp_path, ",c,label,b,x,a\n0,3,1,2,9,1\n1,30,0,20,9,10\n", mean=[7, 3, 2, 9, 1])
+    found = reconciled(data, contract)
+    assert found.x.tolist() == [[1, 2, 3], [10, 20, 30]]
+    assert found.batch(slice(None), "float32")[0][0].tolist() == [0, 0, 0]
+    assert found.column_names == COLUMNS
+    assert found.y.tolist() == [1, 0]
+
+
+def test_columns_laid_out_as_an_image_are_ordered_too(tmp_path):
+    """Before they have the shape of a sample their names decide."""
+    data = table(tmp_path, "d,c,b,a,label\n4,3,2,1,0\n", shape=[1, 2, 2])
+    found = reconciled(data, DataContract(columns=("a", "b", "c", "d")))
+    assert found.x.tolist() == [[[[1, 2], [3, 4]]]]
+    further = table(tmp_path, "d,c,b,a,label\n4,3,2,1,0\n", shape=[1, 2, 2])
+    with pytest.raises(MismatchError, match=r'takes them by place: set columns = \["a", "b"\]'):
+        reconciled(further, DataContract(columns=("a", "b")))
+
+
+def test_columns_that_a_function_took_by_place_must_stand_right(tmp_path):
+    """A function among `transforms` has had them in the order of the file."""
+    (tmp_path / "own.py").write_text("def same(x):\n    return x\n")
+    keys = {"transforms": [f"{tmp_path}/own.py:same"]}
+    contract = DataContract(columns=("a", "b"))
+    with pytest.raises(MismatchError, match=r'set columns = \["a", "b"\]'):
+        reconciled(table(tmp_path, "b,a,label\n1,2,0\n", **keys), contract)
+    said = table(tmp_path, "b,a,label\n1,2,0\n", columns=["a", "b"], **keys)
+    assert reconciled(said, contract).x.tolist() == [[2, 1]]
+
+
+def test_a_missing_column_is_refused_by_name(tmp_path):
+    """The board's file, the column, and what the file has."""
+    with pytest.raises(MismatchError, match=r"0\.csv has no column 'c', which the fleet's model takes \(it has a, b\)"):
+        reconciled(table(tmp_path, "a,b,label\n1,2,0\n"), DataContract(columns=COLUMNS))
+
+
+@pytest.mark.parametrize("title", ["", " ", "Unnamed: 0"])
+def test_a_column_without_a_name_is_refused_unless_columns_are_named(tmp_path, title):
+    """It is an index as pandas writes it: a model would learn the order of the lines."""
+    text = f"{title},a,b,label\n0,1,2,0\n1,3,4,1\n"
+    with pytest.raises(MismatchError, match=r'column 0 of .* has no name.*columns = \["a", "b"\]'):
+        reconciled(table(tmp_path, text), None)
+    with pytest.raises(MismatchError, match="has no name"):
+        contract_of(table(tmp_path, text))
+    chosen = table(tmp_path, text, columns=["a", "b"])
+    assert reconciled(chosen, None).x.tolist() == [[1, 2], [3, 4]]
+
+
+def test_what_stands_for_missing_values_is_the_fleets(tmp_path):
+    """A board that puts another number there, or any where the fleet has no rule, is refused."""
+    data = table(tmp_path, "a,b,label\n1,,0\n", missing=-1)
+    assert data.x.tolist() == [[1, -1]]
+    with pytest.raises(MismatchError, match=r"and the fleet takes 0: set missing = 0 in \[data\] of device"):
+        reconciled(data, DataContract(columns=("a", "b"), missing=0))
+    with pytest.raises(MismatchError, match=r"set missing = -1 in \[evaluation\.data\] or \[contract\] of fleet"):
+        reconciled(data, DataContract(columns=("a", "b")))
+    assert reconciled(data, DataContract(columns=("a", "b"), missing=-1)).x.tolist() == [[1, -1]]
+
+
+def test_tokens_lie_below_the_bound():
+    """Beyond the vocabulary the lookup of a graph fails in the middle of a step."""
+    data = make_dataset("text", np.array([[0, 4], [7, 2]]), np.array([0, 1]))
+    assert reconciled(data, DataContract(tokens=8)) is data
+    with pytest.raises(MismatchError, match="sample 1 in text has the token 7, and the fleet's vocabulary has 7"):
+        reconciled(data, DataContract(tokens=7))
+
+
+def test_values_lie_in_the_range_that_is_said():
+    """As the model sees them: pixels of 0 to 255 need a scale."""
+    pixels = make_dataset("pixels", np.array([[0.0, 255.0]]), np.array([0]))
+    with pytest.raises(MismatchError, match=r"values in pixels lie in 0 to 255 .* the fleet's in 0 to 1: set `scale`"):
+        reconciled(pixels, DataContract(range=(0, 1)))
+    scaled = replace(pixels, scale=1 / 255)
+    assert reconciled(scaled, DataContract(range=(0, 1))) is scaled
+
+
+def test_a_servers_samples_make_the_contract(tmp_path):
+    """Names and a summary; what is said beforehand stays."""
+    data = table(tmp_path, "b,a,label\n1,2,no\n3,5,yes\n")
+    contract = contract_of(data)
+    assert (contract.labels, contract.columns) == (("no", "yes"), ("b", "a"))
+    assert contract.summary.highest == (3.0, 5.0)
+    terms = ContractTerms(labels=("yes", "no"), columns=("a",))
+    assert contract_of(reconciled(data, terms), terms).labels == ("yes", "no")
+    again = DataContract.model_validate_json(contract.to_bytes())
+    assert again == contract
+
+
+def test_names_that_cannot_travel_are_refused(tmp_path):
+    """Twice the same, endless, too many, or not to be printed."""
+    for names in (("a", "a"), ("a" * 201,), ("a\n",), ("",), tuple(f"{i:0100}" for i in range(1000))):
+        with pytest.raises(ValidationError):
+            DataContract(labels=names)
+    data = labelled(*(f"{i:0100}" for i in range(1000)))
+    with pytest.raises(ConfigError, match="board: the names: Value error, the names of labels and columns take"):
+        contract_of(data)
+    assert read_contract(tmp_path) is None
+    (tmp_path / CONTRACT_FILE).write_text("{")
+    assert read_contract(tmp_path) is None
+
+
+def test_several_sources_share_one_order():
+    """As in a simulation: that which one says, else all names sorted."""
+    found = common_contract([labelled("bee", "cat"), labelled("ant", "bee")])
+    assert found.labels == ("ant", "bee", "cat")
+    assert common_contract([labelled("bee"), labelled("bee", "ant", said=True)]).labels == ("bee", "ant")
+    with pytest.raises(MismatchError, match="say the same `labels`"):
+        common_contract([labelled("ant", "bee", said=True), labelled("bee", "ant", said=True)])

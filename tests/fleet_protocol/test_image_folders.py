@@ -1,0 +1,111 @@
+"""Folders of images: which folders are labels, which files are images, and how they are turned."""
+
+import numpy as np
+import pytest
+from PIL import Image
+from pydantic import TypeAdapter
+
+from fleet_protocol.data import DataConfig, load_data
+from fleet_protocol.errors import DataError
+
+CONFIG = TypeAdapter(DataConfig)
+PIXELS = np.arange(20, dtype=np.uint8).reshape(4, 5) * 9
+
+
+def write(folder, *names):
+    """Images, and files of other kinds."""
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix in {".png", ".jfif"} and not path.name.startswith("."):
+            Image.fromarray(PIXELS).save(path, "PNG" if path.suffix == ".png" else "JPEG")
+        else:
+            path.write_bytes(b"x")
+
+
+def load(folder, **keys):
+    return load_data(CONFIG.validate_python({"kind": "images", "path": folder, "channels": 1, **keys}))
+
+
+@pytest.mark.parametrize(
+    ("beside", "kind"),
+    [
+        (".ipynb_checkpoints/1.png", "hidden files or folders"),
+        (".Trash-1000/info/1.png", "hidden files or folders"),
+        ("@eaDir/1.png", "folders of the system"),
+        ("__MACOSX/a/1.png", "folders of the system"),
+        ("lost+found/1.png", "folders of the system"),
+        ("System Volume Information/1.png", "folders of the system"),
+        ("$RECYCLE.BIN/1.png", "folders of the system"),
+        ("aardvark/notes.txt", "folders without images"),
+        ("cat/._1.png", "hidden files or folders"),
+        ("cat/@eaDir/1.png", "folders of the system"),
+        ("cat/.thumbs/1.png", "hidden files or folders"),
+        ("cat/Thumbs.db", "files that are not images"),
+        ("loose.png", "images outside of the folders of labels"),
+    ],
+)
+def test_what_a_system_puts_beside_images_is_left_out_and_counted(tmp_path, beside, kind):
+    """It is neither a label nor an image, and the numbers of the labels stay."""
+    write(tmp_path, "cat/1.png", "dog/1.png", beside)
+    data = load(tmp_path)
+    assert (data.label_names, data.y.tolist()) == (("cat", "dog"), [0, 1])
+    assert kind in data.facts.left_out
+
+
+def test_an_empty_folder_is_no_label(tmp_path):
+    """A board that has no sample of a class yet must not shift the others."""
+    write(tmp_path, "cat/1.png", "dog/1.png")
+    (tmp_path / "ant").mkdir()
+    assert load(tmp_path).label_names == ("cat", "dog")
+    assert load(tmp_path, labels=["ant", "cat", "dog"]).y.tolist() == [1, 2]
+
+
+def test_folders_below_a_label_are_read(tmp_path):
+    """Sessions, days or cameras below a label, however deep."""
+    write(tmp_path, "cat/2.png", "cat/monday/am/1.png", "dog/1.png")
+    data = load(tmp_path)
+    assert data.y.tolist() == [0, 0, 1]
+    assert not data.facts.left_out
+
+
+def test_jfif_is_an_image(tmp_path):
+    """Browsers on Windows save photographs so."""
+    write(tmp_path, "cat/1.png", "dog/1.jfif")
+    assert load(tmp_path).y.tolist() == [0, 1]
+
+
+def test_images_are_turned_as_viewers_show_them(tmp_path):
+    """A camera says how it was held; damaged notes of it change nothing."""
+    for orientation, turns in ((1, 0), (6, 1), (3, 2), (8, 3)):
+        notes = Image.Exif()
+        notes[274] = orientation
+        folder = tmp_path / str(orientation)
+        (folder / "cat").mkdir(parents=True)
+        Image.fromarray(np.rot90(PIXELS, turns)).save(folder / "cat" / "1.png", exif=notes)
+        assert (load(folder).x[0, 0] == PIXELS).all()
+    (tmp_path / "bad" / "cat").mkdir(parents=True)
+    Image.fromarray(PIXELS).save(tmp_path / "bad" / "cat" / "1.png", exif=b"Exif\0\0II*\0\xff\xff\xff\xff")
+    assert (load(tmp_path / "bad").x[0, 0] == PIXELS).all()
+
+
+def test_names_with_accents_are_one_name_however_they_are_stored(tmp_path):
+    """On macOS an accent is a character of its own."""
+    write(tmp_path, "cafe\u0301/1.png", "the\u0301/1.png")
+    assert load(tmp_path, labels=["th\u00e9", "caf\u00e9"]).y.tolist() == [0, 1]
+    assert load(tmp_path).label_names == ("caf\u00e9", "th\u00e9")
+
+
+def test_a_folder_without_any_label_says_what_it_left_out(tmp_path):
+    """The remedy is in what was passed over."""
+    write(tmp_path, "1.png", ".x/1.png")
+    with pytest.raises(DataError, match=r"is empty: expected <label>/<image> files in it \(left out: 1 hidden"):
+        load(tmp_path)
+
+
+def test_a_folder_with_images_that_labels_forgets_is_refused(tmp_path):
+    """One that is hidden or has none is not missed."""
+    write(tmp_path, "cat/1.png", "dog/1.png", ".x/1.png", "empty/notes.txt")
+    with pytest.raises(DataError, match="has a folder 'dog' that `labels` does not name"):
+        load(tmp_path, labels=["cat"])
+    assert load(tmp_path, labels=["dog", "cat"]).y.tolist() == [0, 1]
