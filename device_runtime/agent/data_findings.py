@@ -6,7 +6,7 @@ from device_runtime.agent.journal import Journal
 from fleet_protocol.data import DataSet
 from fleet_protocol.data.comparison import findings
 from fleet_protocol.data.contract import DataContract, in_columns, read_contract
-from fleet_protocol.errors import DataError, MismatchError
+from fleet_protocol.errors import MismatchError, ShoalError
 from fleet_protocol.messages.bounds import FINDING_CHARACTERS, MOST_FINDINGS
 
 
@@ -22,7 +22,7 @@ def sentences(data: DataSet, contract: DataContract | None) -> tuple[str, ...]:
         fitting, summary = data, None
     try:
         found = findings(fitting, summary)
-    except DataError:  # no value to look at, which the model's own check says better
+    except ShoalError:  # no value, or a file that changes: whoever trains on it says that
         return ()
     return tuple(finding.text[:FINDING_CHARACTERS] for finding in found[:MOST_FINDINGS])
 

@@ -9,6 +9,8 @@ from sqlalchemy import update
 from broker_server.rounds.advice import advice
 from broker_server.rounds.best import versions
 from broker_server.store import Store, schema
+from fleet_protocol.messages import DeviceProfile
+from tests.broker_server.peer import profile
 from tests.shoal.view.stores import RUN, evaluation, made
 
 UNFAIR = "The model serves some devices much worse than others"
@@ -101,3 +103,20 @@ def test_versions_are_judged_by_the_best(opened):
 def test_a_store_without_a_run_has_nothing_to_say(tmp_path):
     with closing(Store(tmp_path)) as empty:
         assert advice(empty) == []
+
+
+def test_data_that_looks_wrong_is_named_with_its_board(opened):
+    """Each board with all its sentences; of many boards the number."""
+    title = "The data of {} of 6 devices looks wrong"
+    assert not [name for name in said(opened) if "looks wrong" in name]
+    for number in range(1, 5):
+        sentences = ("values range from 0 to 255", "column 3 is 7") if number == 1 else ("samples have shape [3]",)
+        name = f"pi-000{number}"
+        opened.see_device(DeviceProfile(fleet="lab", device=name, profile=profile(findings=sentences)))
+        opened.flush()
+        found = said(opened)[title.format(number)]
+        assert found.kind == "bad"
+        assert found.evidence.startswith("pi-0001: values range from 0 to 255; column 3 is 7.")
+        assert (f"{name}: " in found.evidence) is (number < 4)
+    assert found.evidence.endswith("1 more, see `shoal devices`.")
+    assert "[evaluation.data]" in found.remedy

@@ -3,7 +3,6 @@
 import contextlib
 import subprocess
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -74,32 +73,12 @@ def test_a_board_with_another_scale_is_named_before_its_first_update_counts(grou
         assert not [line for line in lines if line.kind in {EVENT, "no-contract"} and line.device != "barn"]
 
 
-def test_a_board_may_keep_its_findings(ground, boards):
-    """Then they stand in its own log alone."""
-    with embedded_broker(ground.folder) as broker, ground.fleet(broker.url, []) as agents:
-        config = ground.config(broker.url, rounds=1, min_devices=1)
-        (ground.folder / "devices").mkdir(exist_ok=True)
-        silent = ground.fleet(broker.url, boards[-1:])
-        with silent:
-            pass  # which writes its configuration
-        path = ground.folder / "devices" / "barn.toml"
-        path.write_text(f"report_data = false\n{path.read_text()}")
-        agents.start("barn")
-        finished = run(config, Watcher())
-        agents.check()
-    assert finished.status == "finished", finished.error
-    assert "the data looks wrong: values range from 0 to 255" in (ground.folder / "devices" / "barn.log").read_text()
-    with contextlib.closing(Store(ground.folder / "store", read_only=True)) as store:
-        assert [view.device.profile.findings for view in queries.devices(store)] == [None]
-        assert not [line for line in queries.log(store) if line.kind == EVENT]
-
-
 def test_a_server_without_samples_says_so_once(ground, boards, caplog):
     """Nothing says then what a sample is, so a scale is nobody's; it says how to add that."""
     with embedded_broker(ground.folder) as broker:
         config = ground.config(broker.url, rounds=2, min_devices=1)
         config = config.model_copy(update={"evaluation": EvaluationConfig()})
-        with ground.fleet(broker.url, [replace(boards[-1])]) as agents:
+        with ground.fleet(broker.url, boards[-1:]) as agents:
             finished = run(config, Watcher())
             agents.check()
     assert finished.status == "finished", finished.error

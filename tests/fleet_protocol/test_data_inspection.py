@@ -4,6 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
 from sklearn import datasets
 
 from fleet_protocol.data import make_dataset
@@ -300,6 +303,34 @@ def test_a_constant_column_is_none_where_it_may_be():
     stuck = np.round(TABLE).astype(np.int64)
     stuck[:, 1] = 4
     assert kinds(findings(data_of(stuck, names=NAMES), FLEET)) == ["constant"]
+
+
+@given(
+    x=st.tuples(st.integers(1, 40), st.integers(1, 4), st.sampled_from([(), (2,)])).flatmap(
+        lambda size: arrays.arrays(
+            st.sampled_from([np.float32, np.float64, np.uint8, np.int64, np.bool_]), (size[0], size[1], *size[2])
+        )
+    ),
+    targets=st.sampled_from(["labels", "numbers", "several", "none"]),
+    seed=st.integers(0, 9),
+)
+def test_no_samples_make_it_fail(x, targets, seed):
+    """Whatever the values, types and targets: what looks wrong is sentences, or nothing, of one line each."""
+    if x.dtype.kind == "f":
+        x = np.nan_to_num(x, posinf=1e30, neginf=-1e30).clip(-1e30, 1e30)
+    draw = np.random.default_rng(seed)
+    y = {
+        "labels": draw.integers(0, 2, len(x)),
+        "numbers": draw.normal(size=len(x)),
+        "several": draw.integers(0, 2, (len(x), 3)),
+        "none": np.full(len(x), -100),
+    }[targets]
+    data = data_of(x, y)
+    other = summarise(data_of(np.flip(x, 1) * (seed % 3 + 1), y))
+    for finding in (*findings(data), *findings(data, summarise(data)), *findings(data, other)):
+        assert finding.text
+        assert finding.text.isprintable()
+    assert compare(summarise(data), summarise(data)) == ()
 
 
 def deals(x, y):

@@ -1,0 +1,60 @@
+"""What boards say of their data stands in the log of a run once per board and change."""
+
+from contextlib import closing
+
+import pytest
+from pydantic import ValidationError
+
+from broker_server.rounds.fleet import Fleet
+from broker_server.rounds.reporting import Reporter
+from broker_server.service.data_findings import EVENT, DataFindings
+from broker_server.store import Store
+from fleet_protocol.messages import DeviceProfile
+from tests.broker_server.peer import profile
+
+
+@pytest.fixture
+def noted(tmp_path):
+    """Lets a board say something, and returns what a run's log has of it."""
+    with closing(Store(tmp_path)) as store:
+        fleet = Fleet()
+        findings = DataFindings(fleet, Reporter("run", store))
+
+        def say(device, *sentences):
+            fleet.see(DeviceProfile(fleet="lab", device=device, profile=profile(findings=sentences or None)))
+            findings.look(device, 2)
+            return [(line.device, line.round, line.detail) for line in store.events() if line.kind == EVENT]
+
+        yield say
+
+
+def test_each_board_and_change_is_one_line(noted):
+    """What was noted is not noted again; what is new is; and that nothing looks wrong any more."""
+    assert noted("attic") == []
+    first = ("barn", 2, "values range from 0 to 255")
+    assert noted("barn", "values range from 0 to 255") == [first]
+    assert noted("barn", "values range from 0 to 255") == [first]
+    second = ("barn", 2, "column 3 is 7")
+    assert noted("barn", "values range from 0 to 255", "column 3 is 7") == [first, second]
+    third = ("attic", 2, "values range from 0 to 255")
+    assert noted("attic", "values range from 0 to 255") == [first, second, third]
+    last = ("barn", 2, "no longer: nothing looks wrong in its data")
+    assert noted("barn") == [first, second, third, last]
+
+
+def test_a_board_that_says_something_else_each_time_fills_no_log(noted):
+    """Twenty changes of one board are noted; others are heard all the same."""
+    for number in range(50):
+        lines = noted("barn", f"sentence {number}")
+    assert len(lines) == 20
+    assert noted("attic", "a constant column")[-1][0] == "attic"
+
+
+def test_what_a_board_may_say_is_bounded():
+    """Eight sentences of a thousand characters, which move no cursor; without any a profile has the bytes as before."""
+    assert profile(findings=("x" * 1000,) * 8).findings
+    assert profile(findings=("red \x1b[31m text",)).findings == ("red  [31m text",)
+    for findings in (("x",) * 9, ("x" * 1001,), ("",), ()):
+        with pytest.raises(ValidationError):
+            profile(findings=findings)
+    assert b"findings" not in profile().to_bytes()
