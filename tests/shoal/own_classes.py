@@ -76,11 +76,10 @@ class Buffers(nn.Module):
         self.register_buffer("shift", torch.linspace(0.0, 0.1, 64))
         self.register_buffer("kept", torch.arange(64) % 9 != 0)
         self.register_buffer("steps", torch.tensor(3))
-        self.register_buffer("part", torch.tensor(0.5, dtype=torch.float16))
         self.register_buffer("gain", torch.tensor(1.5), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = torch.where(self.kept, x.flatten(1) + self.shift, 0.0) * self.gain * self.part.float() * self.steps
+        x = torch.where(self.kept, x.flatten(1) + self.shift, 0.0) * self.gain * self.steps
         return self.last(torch.relu(self.norm(self.first(x))))
 
 
