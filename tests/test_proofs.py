@@ -71,7 +71,7 @@ def test_every_suite_and_target_of_proof_is_run():
     makefile = (ROOT / "Makefile").read_text()
     targets = set(re.findall(r"(?m)^([a-z-]+):.*## ", makefile))
     proofs = set(re.search(r"(?m)^PROOFS := (.*)$", makefile)[1].split())
-    ci = set(re.search(r"(?m)^make --jobs 2 .*$", (ROOT / ".ci" / "run").read_text())[0].split()) & targets
+    ci = set(re.search(r"make --jobs 2 .*", (ROOT / ".ci" / "run").read_text())[0].split()) & targets
     measuring = {"bench", "mutants", "readability", "results-check"}
     using = {"board", "demo", "docs", "proofs"}
     assert targets - proofs - ci == measuring | using
