@@ -2,15 +2,29 @@
 
 import logging
 from collections import Counter
+from collections.abc import Mapping
 
 from broker_server.rounds.fleet import Fleet
 from broker_server.rounds.reporting import Reporter
+from fleet_protocol.data.contract import DataContract
 
 _LOG = logging.getLogger(__name__)
 _MOST_CHANGES = 20  # of one board in a run: a board that says something else each time must not fill the log
 
 EVENT = "data-looks-wrong"
 """Kind of the lines of the log."""
+
+_UNDESCRIBED = (
+    "nothing says what a sample is, so boards that read labels, columns or scale differently are not found: add the"
+    " server's own samples as [evaluation.data] of fleet.toml, or names of labels and columns as [contract]"
+)
+
+
+def note_undescribed(contracts: Mapping[str, DataContract], reporter: Reporter) -> None:
+    """Say of a run that begins if it has no contract, and how to add one."""
+    if not contracts:
+        _LOG.warning(_UNDESCRIBED)
+        reporter.note("no-contract", _UNDESCRIBED)
 
 
 class DataFindings:

@@ -35,6 +35,7 @@ from broker_server.service.blob_service import BlobService, chunk_bytes_for
 from broker_server.service.broker import ChildBroker
 from broker_server.service.clock import Clock
 from broker_server.service.connection import Connection, RunParts, Stop
+from broker_server.service.data_findings import note_undescribed
 from broker_server.service.dispatcher import MqttDispatcher
 from broker_server.service.inbox import Inbox
 from broker_server.service.limits import LINES, Bucket, Limits
@@ -61,12 +62,6 @@ from fleet_protocol.topics import DeviceTopic, ServerTopic, Topics
 from fleet_protocol.transport import Connected, Disconnected, Farewell, Received, Rejected, Transport, open_transport
 
 _LOG = logging.getLogger(__name__)
-
-UNDESCRIBED = (
-    "nothing says what a sample is, so boards that read labels, columns or scale differently are not found: add the"
-    " server's own samples as [evaluation.data] of fleet.toml, or names of labels and columns as [contract]"
-)
-"""Said once of a run that has no contract."""
 
 RETRY_SECONDS = 10.0  # between attempts to go on with a run whose store or broker was not there
 _ANSWERS = (control.RunRejected, control.RunSteered)
@@ -258,9 +253,7 @@ class Server:
             f"{context.strategy.name} on {context.artifacts.arch}, tiers "
             + ", ".join(item.tier.id for item in context.tiers),
         )
-        if not context.contracts:
-            _LOG.warning(UNDESCRIBED)
-            reporter.note("no-contract", UNDESCRIBED)
+        note_undescribed(context.contracts, reporter)
         try:
             finished = coordinator.run()
         except StopRequested:
