@@ -361,7 +361,7 @@ def _save_onnx(found: tuple[ExportedVersion, TierArtifacts, FleetConfig], path: 
     metadata = exported.metadata | {"tier": artifacts.tier.id, "classes": str(manifest.classes)}
     if data is not None:  # a sample becomes (x * scale - mean) / std
         metadata["preprocessing"] = data.model_dump_json(include={"shape", "scale", "mean", "std", "transforms"})
-    graph = (artifacts.folder / manifest.graphs["onnx/infer"].path).read_bytes()
+    graph = artifacts.path(manifest.graphs["onnx/infer"]).read_bytes()
     write_atomically(path, runnable(graph, tensors, metadata))
 
 
