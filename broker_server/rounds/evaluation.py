@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from broker_server.rounds.artifacts import TierArtifacts
-from broker_server.rounds.onnx_runtime import open_graph, run_graph
+from broker_server.rounds.onnx_runtime import Halt, open_graph, run_graph
 from fleet_protocol.data import DataConfig, DataSet, load_data
 from fleet_protocol.errors import ConfigError, DataError
 from fleet_protocol.manifest import Manifest, parameter_input
@@ -34,15 +34,18 @@ def load_test_set(config: DataConfig, manifest: Manifest) -> DataSet:
 class Evaluator:
     """The eval graph of a tier, opened once for every version, with a test set; a ConfigError where it cannot be."""
 
-    def __init__(self, judged: TierArtifacts, data: DataSet, *, batch_size: int, threads: int) -> None:
+    def __init__(
+        self, judged: TierArtifacts, data: DataSet, *, batch_size: int, threads: int, halt: Halt | None = None
+    ) -> None:
         graph = judged.manifest.graphs.get("onnx/eval")
         if graph is None:
             raise ConfigError(f"{judged.folder} has no eval graph; export the architecture again")
         self.judged = judged
+        self.halt = halt or Halt()  # ends what runs
         self.data = data
         self._batch_size = batch_size
         self._dtype = judged.manifest.input_dtype
-        self._session = open_graph(judged.folder / graph.path, threads=threads)
+        self._session = open_graph(judged.path(graph), threads=threads, halt=self.halt)
         self._base = judged.base()
 
     def _fixed(self, weights: Tensors, statistics: Tensors) -> dict[str, NDArray[Any]]:
