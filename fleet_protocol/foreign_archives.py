@@ -30,6 +30,10 @@ _UNIX = 3  # the system whose file modes the upper half of `external_attr` holds
 _BROKEN = (BadZipFile, EOFError, NotImplementedError, RuntimeError, ValueError, zlib.error)
 
 
+class BeyondBoundsError(BlobError):
+    """An archive that holds more than it may."""
+
+
 @dataclass(frozen=True)
 class Bounds:
     """What an archive may hold.
@@ -82,11 +86,11 @@ class _Listing(io.RawIOBase):
         wanted = left if size is None or size < 0 else min(size, left)
         most = max(PIECE_BYTES, self._bounds.members * self._bounds.header_bytes)
         if wanted > most:
-            raise BlobError(f"{self._source}: its list of members has {wanted:,} bytes; {most:,} are the most")
+            raise BeyondBoundsError(f"{self._source}: its list of members has {wanted:,} bytes; {most:,} are the most")
         data = self._file.read(wanted)
         members = data.count(_ENTRY)
         if members > self._bounds.members:
-            raise BlobError(f"{self._source} has {members:,} members; {self._bounds.members:,} are the most")
+            raise BeyondBoundsError(f"{self._source} has {members:,} members; {self._bounds.members:,} are the most")
         return data
 
 
@@ -137,9 +141,10 @@ def open_archive(path: Path, bounds: Bounds | None = None) -> Iterator[Archive]:
     """Open a zip archive that somebody else may have made, and look at its list of members before anything is unpacked.
 
     Raises:
-        BlobError: it is no zip archive, is damaged, is beyond the bounds, or has a member that is refused: one whose
-            name leads out of a folder (see `name_problem`) or is there twice, a link, a device, an encrypted one, or
-            one that is packed in another way than deflate.
+        BeyondBoundsError: it holds more than it may.
+        BlobError: it is no zip archive, is damaged, or has a member that is refused: one whose name leads out of a
+            folder (see `name_problem`) or is there twice, a link, a device, an encrypted one, or one that is packed in
+            another way than deflate.
         OSError: it cannot be opened or read.
     """
     allowed = bounds or Bounds()
@@ -197,8 +202,8 @@ def _member_problem(info: ZipInfo) -> str | None:
 def _check_sizes(archive: ZipFile, source: Path, size: int, bounds: Bounds) -> None:
     unpacked = sum(info.file_size for info in archive.infolist())
     if unpacked > bounds.unpacked_bytes:
-        raise BlobError(f"{source} unpacks to {unpacked:,} bytes; {bounds.unpacked_bytes:,} are the most")
+        raise BeyondBoundsError(f"{source} unpacks to {unpacked:,} bytes; {bounds.unpacked_bytes:,} are the most")
     if unpacked > bounds.ratio * size:
-        raise BlobError(
+        raise BeyondBoundsError(
             f"{source} has {size:,} bytes and unpacks to {unpacked:,}, more than {bounds.ratio:g} times as many"
         )

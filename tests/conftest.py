@@ -19,6 +19,14 @@ settings.register_profile(
 settings.load_profile("shoal")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _own_configuration(tmp_path_factory):
+    """Keys that commands make for their user are not put among those of whoever runs the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        yield
+
+
 def pytest_collection_modifyitems(items):
     marked = [item for item in items if item.get_closest_marker("ort_training")]
     if marked and importlib.util.find_spec("onnxruntime.training") is None:  # to look for it imports onnxruntime
