@@ -91,11 +91,11 @@ def plain(text: str) -> str:
     return text if text.isprintable() else "".join(letter if letter.isprintable() else " " for letter in text)
 
 
-def visible(text: str) -> str:
+def visible(text: str, *, lines: bool = True) -> str:
     r"""The same text with its control characters, marks of direction and broken letters written out, as ``\x1b``.
 
-    Line ends and tabs stay. Whatever a terminal or a journal shows passes through here, so that no file, message or
-    name moves its cursor or draws over what stands there.
+    Line ends and tabs stay; without `lines` they are written out, too. Whatever a terminal or a journal shows passes
+    through here, so that no file, message or name moves its cursor or draws over what stands there.
 
     Example:
         >>> visible("board\x1b[2J 7")
@@ -103,11 +103,12 @@ def visible(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(letter if _is_shown(letter) else ascii(letter)[1:-1] for letter in text)
+    kept = "\n\t" if lines else ""
+    return "".join(letter if _is_shown(letter) or letter in kept else ascii(letter)[1:-1] for letter in text)
 
 
 def _is_shown(letter: str) -> bool:
-    return letter.isprintable() or letter in "\n\t" or category(letter) == "Zs"
+    return letter.isprintable() or category(letter) == "Zs"
 
 
 class RefusedError(ShoalError):

@@ -2,7 +2,6 @@
 
 import base64
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from fleet_protocol.data import CsvData, DataConfig, DataSet, ImagesData, NpzData, load_data
 from fleet_protocol.data.readers import IMAGE_SUFFIXES, Arrays, Named
 from fleet_protocol.errors import DataError
+from fleet_protocol.logs import print_line
 from fleet_protocol.manifest import Manifest
 
 _KEPT = ("scale", "mean", "std", "transforms")
@@ -61,6 +61,6 @@ def print_predictions(model: Mapping[str, Any], rows: Sequence[Mapping[str, Any]
     if as_json:
         print(json.dumps({"model": dict(model), "predictions": [dict(row) for row in rows]}, indent=2))
         return
-    print(", ".join(f"{key} {value}" for key, value in model.items()), file=sys.stderr)
+    print_line(", ".join(f"{key} {value}" for key, value in model.items()), error=True)
     for number, row in enumerate(rows):
-        print(f"{number}: {row['label']} ({row['share']:.1%})" if "label" in row else f"{number}: {row}")
+        print_line(f"{number}: {row['label']} ({row['share']:.1%})" if "label" in row else f"{number}: {row}")
