@@ -148,7 +148,7 @@ def open_archive(path: Path, bounds: Bounds | None = None) -> Iterator[Archive]:
         OSError: it cannot be opened or read.
     """
     allowed = bounds or Bounds()
-    with open_regular(path) as file:
+    with open_regular(path.resolve()) as file:  # the archive itself is named by its user
         size = os.fstat(file.fileno()).st_size
         try:
             archive = ZipFile(_Listing(file, path, allowed))

@@ -52,7 +52,7 @@ def name_problem(name: str) -> str | None:
 
 def quoted(name: str) -> str:
     """A name for a message: in quotes, visible and short."""
-    return f"'{visible(name[:200])}'"
+    return f"'{visible(name[:200], lines=False)}'"
 
 
 def _checked_name(name: str) -> str:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from fleet_protocol.data.augment import user_function
 from fleet_protocol.data.sources import CsvData, IdxData, ImagesData, NpzData, PythonData
 from fleet_protocol.errors import ConfigError, DataError
+from fleet_protocol.foreign_files import name_problem, quoted
 
 Named = NDArray[Any] | Mapping[str, NDArray[Any]]
 Arrays = tuple[Named, Named]
@@ -189,6 +190,9 @@ def _listed(config: ImagesData) -> list[tuple[Path, Any]]:
             raise DataError(f"line {line} of {table}: {error}; expected numbers") from error
         if not numbers or (found and len(np.atleast_1d(found[0][1])) != len(numbers)):
             raise DataError(f"line {line} of {table} has {len(numbers)} numbers; all need equally many")
+        problem = name_problem(row[0])
+        if problem is not None:
+            raise DataError(f"line {line} of {table}: {quoted(row[0])} names no image in {config.path}: {problem}")
         found.append((config.path / row[0], numbers if len(numbers) > 1 else numbers[0]))
     return found
 

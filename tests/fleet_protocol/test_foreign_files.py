@@ -1,7 +1,9 @@
 """The table of what is refused of names, files and archives that come from others."""
 
+import ast
 import os
 import pickle
+import re
 import socket
 import stat
 import struct
@@ -11,15 +13,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from fleet_protocol.data import load_data
-from fleet_protocol.data.sources import NpzData
+from fleet_protocol.data.sources import ImagesData, NpzData
 from fleet_protocol.errors import BlobError, DataError, plain, visible
 from fleet_protocol.foreign_archives import Bounds, check_archive, open_archive
 from fleet_protocol.foreign_files import name_problem, path_within, read_within, twins
 from fleet_protocol.manifest import FileSpec
 from fleet_protocol.mapped_tensors import open_tensors
 
+ROOT = Path(__file__).parents[2]
 NAMES = {
     "absolute": "/etc/hostname",
     "climbing": "../secret",
@@ -288,6 +292,13 @@ def test_an_archive_within_its_bounds_is_read(tmp_path):
             found.read("inner/text", 10)
 
 
+def test_an_archive_that_its_user_names_by_a_link_is_read(tmp_path):
+    """What lies in an archive is foreign; where it lies its user knows."""
+    zipped(tmp_path / "good.zip", {"a": b"1"})
+    (tmp_path / "newest.zip").symlink_to("good.zip")
+    check_archive(tmp_path / "newest.zip")
+
+
 def test_a_list_that_understates_a_member_gives_no_more_than_it_says(tmp_path):
     """The content goes on beyond the size that the list of members claims: it is refused as damaged."""
     path = zipped(tmp_path / "lies.zip", {"a": bytes(30_000_000)}, compression=zipfile.ZIP_DEFLATED)
@@ -338,3 +349,50 @@ def test_what_a_terminal_would_obey_is_written_out(text):
         assert shown.isprintable()
     assert visible("Größe\t7\u3000\n") == "Größe\t7\u3000\n"
     assert ascii(text)[1:-1].startswith(visible(text)[:2])
+
+
+def calls(path):
+    """The names of what a module calls, with the line of each."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func), f"{path.relative_to(ROOT)}: {ast.unparse(node)}"
+
+
+def test_no_archive_is_opened_elsewhere():
+    """Whoever reads a zip archive reads it within bounds, and nobody unpacks a tar archive; both are written."""
+    found = []
+    for package in (
+        "broker_server",
+        "device_runtime",
+        "fleet_protocol",
+        "models",
+        "shoal",
+        "simulation",
+        "trainer_export",
+    ):
+        for path in (ROOT / package).rglob("*.py"):
+            found += [
+                what
+                for name, what in calls(path)
+                if re.search(r"(ZipFile|tarfile\.open|TarFile|extractall|unpack_archive)$", name)
+            ]
+    assert sorted(found) == [
+        "broker_server/store/backup.py: ZipFile(part, 'w', strict_timestamps=False)",
+        "fleet_protocol/foreign_archives.py: ZipFile(_Listing(file, path, allowed))",
+        "shoal/flash/tree.py: tarfile.open(fileobj=buffer, mode='w', format=tarfile.GNU_FORMAT)",
+    ]
+
+
+def test_a_table_of_images_names_images_of_its_folder(tmp_path):
+    """A path in a table leads nowhere else, and the line that does is named."""
+    Image.new("L", (2, 2)).save(tmp_path / "secret.png")
+    (tmp_path / "images").mkdir()
+    Image.new("L", (2, 2)).save(tmp_path / "images" / "own.png")
+    table = tmp_path / "targets.csv"
+    source = ImagesData(path=tmp_path / "images", targets=table, shape=(1, 2, 2))
+    table.write_text("own.png,1\n")
+    assert len(load_data(source)) == 1
+    for name in ("../secret.png", str(tmp_path / "secret.png"), "own.png\x1b[2J"):
+        table.write_text(f"own.png,1\n{name},2\n")
+        with pytest.raises(DataError, match=r"line 2 of .*targets\.csv: .* names no image in"):
+            load_data(source)
