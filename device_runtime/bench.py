@@ -19,6 +19,7 @@ from device_runtime.training.epochs import made_up_steps
 from fleet_protocol.allocator import settle_allocator
 from fleet_protocol.child_process import python_module
 from fleet_protocol.errors import ConfigError
+from fleet_protocol.foreign_files import path_within, read_within
 from fleet_protocol.manifest import BASE, parse_manifest
 from fleet_protocol.mapped_tensors import open_tensors
 
@@ -80,13 +81,14 @@ def costs(folder: Path, batch: int) -> Iterator[Cost]:
 def _cost(path: Path, batch: int, began: float) -> Cost:
     settle_allocator()
     load_runtime()  # which each process does once, whatever it opens
-    manifest = parse_manifest(path.read_bytes())
+    manifest = parse_manifest(read_within(path.parent, path.name))
     key = step_graph_key(choose_backend("auto"), manifest)
     if key is None:
         raise ConfigError("it has no step for this runtime")
-    graph, base = path.parent / manifest.graphs[key].path, {}
+    graph = path_within(path.parent, manifest.graphs[key].path)
+    base = {}
     if BASE in manifest.files:
-        base = open_tensors(path.parent / manifest.files[BASE].path)
+        base = open_tensors(path_within(path.parent, manifest.files[BASE].path))
     start = time.process_time()
     steps = made_up_steps(Sessions(threads=1).train(manifest, graph, base), manifest, batch)
     opened = time.process_time() - start

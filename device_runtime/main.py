@@ -15,7 +15,7 @@ from device_runtime.predicting import predict
 from device_runtime.settings import load_device_config
 from fleet_protocol.data.samples import print_predictions
 from fleet_protocol.errors import ShoalError
-from fleet_protocol.logs import log_to_stderr
+from fleet_protocol.logs import log_to_stderr, print_line
 
 _FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
@@ -29,7 +29,7 @@ def run_device(config_path: Path, enrolment: Path | None = None, level: int = lo
     try:
         return Agent(load_device_config(config_path, enrolment)).run()
     except ShoalError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        print_line(f"error: {error}", error=True)
         return RESTART if on_trial() else error.exit_code  # whatever a release cannot read, the one before could
 
 
@@ -38,7 +38,7 @@ def predict_file(config_path: Path, data: Path, enrolment: Path | None = None, *
     try:
         model, rows = predict(load_device_config(config_path, enrolment), data)
     except ShoalError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        print_line(f"error: {error}", error=True)
         return error.exit_code
     print_predictions(model, rows, as_json=as_json)
     return 0
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for finding in examine(options.config, options.enrolment):
         findings.append(finding)
         if not options.json:
-            print(f"{finding.level:8} {finding.check:14} {finding.detail}", flush=True)
+            print_line(f"{finding.level:8} {finding.check:14} {finding.detail}")
     if options.json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
     return next((finding.exit_code for finding in findings if finding.level == "failed"), 0)

@@ -57,11 +57,25 @@ def name_among(data: bytes | memoryview, digests: Iterable[str]) -> str | None:
 
 def file_matches(path: Path, digest: str) -> bool:
     """Whether a file, read piece by piece, is what a digest of either form names; an OSError where it is unreadable."""
-    is_new = _is_blake3(digest)
-    hasher: _Hasher = blake3() if is_new else hashlib.sha256()
+    with path.open("rb") as file:
+        return pieces_match(iter(lambda: file.read(_READ_BYTES), b""), digest)
+
+
+def file_digest(path: Path) -> str:
+    """The name that the content of a file has as a new blob, read piece by piece; an OSError where it is unreadable."""
+    hasher = blake3()
     with path.open("rb") as file:
         while piece := file.read(_READ_BYTES):
             hasher.update(piece)
+    return _BLAKE3 + hasher.hexdigest()
+
+
+def pieces_match(pieces: Iterable[bytes], digest: str) -> bool:
+    """Whether bytes that come piece by piece are what a digest of either form names."""
+    is_new = _is_blake3(digest)
+    hasher: _Hasher = blake3() if is_new else hashlib.sha256()
+    for piece in pieces:
+        hasher.update(piece)
     return (_BLAKE3 if is_new else "") + hasher.hexdigest() == digest
 
 

@@ -4,6 +4,7 @@ A message says what failed, for which device, round or tensor, and what to do ne
 """
 
 from enum import Enum
+from unicodedata import category
 
 
 class ShoalError(Exception):
@@ -98,6 +99,26 @@ def plain(text: str) -> str:
     """What a stranger wrote, as one line for a terminal: it moves no cursor, names no colour, and is not endless."""
     text = text[:8000]
     return text if text.isprintable() else "".join(letter if letter.isprintable() else " " for letter in text)
+
+
+def visible(text: str, *, lines: bool = True) -> str:
+    r"""The same text with its control characters, marks of direction and broken letters written out, as ``\x1b``.
+
+    Line ends and tabs stay; without `lines` they are written out, too. Whatever a terminal or a journal shows passes
+    through here, so that no file, message or name moves its cursor or draws over what stands there.
+
+    Example:
+        >>> visible("board\x1b[2J 7")
+        'board\\x1b[2J 7'
+    """
+    if text.isprintable():
+        return text
+    kept = "\n\t" if lines else ""
+    return "".join(letter if _is_shown(letter) or letter in kept else ascii(letter)[1:-1] for letter in text)
+
+
+def _is_shown(letter: str) -> bool:
+    return letter.isprintable() or category(letter) == "Zs"
 
 
 class RefusedError(ShoalError):

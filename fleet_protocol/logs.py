@@ -6,14 +6,35 @@ import logging
 import os
 import socket
 import struct
+import sys
+from typing import Any
 
 from typing_extensions import override
+
+from fleet_protocol.errors import visible
 
 IDS = ("device", "round", "task")
 """What a line is about, where it is known; of a record by ``extra``."""
 
 
 _JOURNAL = "/run/systemd/journal/socket"
+
+
+def print_line(text: str, *, error: bool = False) -> None:
+    """Print text to standard output, or as an error, where no console draws; it moves no cursor, see `visible`."""
+    print(visible(text), file=sys.stderr if error else sys.stdout, flush=True)
+
+
+class _Lines(logging.Formatter):
+    """A message is a line, whatever it says; where something failed stands in lines below."""
+
+    @override
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return visible(super().formatMessage(record), lines=False)
+
+    @override
+    def formatException(self, ei: Any) -> str:
+        return visible(super().formatException(ei))
 
 
 class _Json(logging.Formatter):
@@ -24,7 +45,8 @@ class _Json(logging.Formatter):
         said["message"] = getattr(record, "said", None) or record.getMessage()
         if record.exc_info:
             said["error"] = self.formatException(record.exc_info)
-        return json.dumps({name: value for name, value in said.items() if value is not None}, ensure_ascii=False)
+        told = json.dumps({name: value for name, value in said.items() if value is not None}, ensure_ascii=False)
+        return "".join(letter if letter.isprintable() else json.dumps(letter)[1:-1] for letter in told)
 
 
 class _Journald(logging.Handler):
@@ -52,5 +74,5 @@ def log_to_stderr(level: int, line: str) -> None:
         about = os.fstat(2)
         if os.environ.get("JOURNAL_STREAM") == f"{about.st_dev}:{about.st_ino}":
             handler, line = _Journald(), "%(message)s"
-    handler.setFormatter(_Json() if os.environ.get("SHOAL_LOG") == "json" else logging.Formatter(line))
+    handler.setFormatter(_Json() if os.environ.get("SHOAL_LOG") == "json" else _Lines(line))
     logging.basicConfig(level=level, handlers=[handler])

@@ -16,6 +16,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from fleet_protocol.digests import DIGEST_PATTERN
 from fleet_protocol.errors import BlobError
+from fleet_protocol.foreign_files import MemberName, twins
 from fleet_protocol.frozen import Free, FrozenModel, problems
 from fleet_protocol.recipe_spec import Grown, RecipeSpec
 
@@ -119,12 +120,12 @@ class FileSpec(FrozenModel):
     """A file of the set by content.
 
     Attributes:
-        path: relative to the folder of the set.
+        path: within the folder of the set, see `fleet_protocol.foreign_files`.
         digest: of the content; see `fleet_protocol.digests`.
         size: bytes.
     """
 
-    path: str
+    path: MemberName
     digest: str = Field(pattern=DIGEST_PATTERN)
     size: int = Field(ge=1)
 
@@ -237,6 +238,18 @@ class Manifest(Grown):
         if self.base and BASE not in self.files:
             raise ValueError("there are frozen tensors and no file of them")
         return self
+
+    @model_validator(mode="after")
+    def _files_are_apart(self) -> "Manifest":
+        alike = twins(spec.path for spec in self.all_files)
+        if alike is not None:
+            raise ValueError(f"{alike[0]!r} and {alike[1]!r} are one file on some systems")
+        return self
+
+    @property
+    def all_files(self) -> tuple[FileSpec, ...]:
+        """Every file of the set but the manifest: graphs, then the others."""
+        return (*self.graphs.values(), *self.files.values())
 
     @property
     def parts(self) -> Parts:

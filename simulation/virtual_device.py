@@ -22,7 +22,9 @@ from device_runtime.training.routines import Result
 from device_runtime.training.task import Bench, Task, base_tensors
 from device_runtime.training.weights_file import read_weights
 from fleet_protocol.blob_store import BlobStore
+from fleet_protocol.digests import matches
 from fleet_protocol.errors import BlobError, RefusedError, ShoalError
+from fleet_protocol.foreign_files import read_within
 from fleet_protocol.manifest import Manifest, parse_manifest
 from fleet_protocol.noise import seeded
 from simulation.data.held import VirtualData
@@ -96,11 +98,11 @@ class VirtualDevices:
     def _manifest(self, item: WorkItem) -> Manifest:
         digest = item.artifact_set.digest
         if digest not in self._manifests:
-            path = self._setup.artifacts / self._setup.arch / item.tier / "manifest.json"
-            try:
-                self._manifests[digest] = parse_manifest(path.read_bytes())
-            except OSError as error:
-                raise BlobError(f"cannot read {path}: {error.strerror}; start the simulation again") from error
+            folder = self._setup.artifacts / self._setup.arch
+            data = read_within(folder, f"{item.tier}/manifest.json")
+            if not matches(data, digest):
+                raise BlobError(f"the manifest of {item.tier} in {folder} was changed; start the simulation again")
+            self._manifests[digest] = parse_manifest(data)
         return self._manifests[digest]
 
     def _bench(self, item: WorkItem) -> Bench:

@@ -224,6 +224,11 @@ class VirtualDispatcher:
             self.fleet.see(self._boards[task.record.device].status())
         self._collection, self._computing, self._ahead, self._now = None, set(), [], 0.0
 
+    @property
+    def stopping(self) -> bool:
+        """Whether the simulation shall stop."""
+        return self._stopping.is_set()
+
     def pump(self, until: float) -> None:
         """Wait for some results, or go on to what happens next.
 
@@ -231,7 +236,7 @@ class VirtualDispatcher:
             StopRequested: the simulation shall stop.
             SimulationError: a worker failed.
         """
-        if self._stopping.is_set():
+        if self.stopping:
             raise StopRequested
         if self._collection is not None and self._computing:
             for result in self._engine.take(PATIENCE_SECONDS):

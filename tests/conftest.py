@@ -25,6 +25,14 @@ settings.load_profile("shoal")
 COLLECTED = pytest.StashKey[dict[str, set[str]]]()
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _own_configuration(tmp_path_factory):
+    """Keys that commands make for their user are not put among those of whoever runs the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        yield
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out what `-m` does not ask for
 def pytest_collection_modifyitems(config, items):
     chosen = representatives()

@@ -1,5 +1,10 @@
-"""The exported folder of one architecture: layout, manifests, initial weights, and the blobs to serve."""
+"""The exported folder of one architecture: layout, manifests, initial weights, and the blobs to serve.
 
+Somebody else may have made the folder. So every file of it lies within it, and what is served under a digest has that
+digest: a set that names another file of this machine is refused when it is read.
+"""
+
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,8 +13,10 @@ from types import MappingProxyType
 import numpy as np
 
 from fleet_protocol.blobs import blob_ref
+from fleet_protocol.digests import file_matches
 from fleet_protocol.errors import BlobError, ConfigError, PlanError
-from fleet_protocol.manifest import BASE, Manifest, parse_manifest
+from fleet_protocol.foreign_files import name_problem, path_within, quoted, read_within
+from fleet_protocol.manifest import BASE, FileSpec, Manifest, parse_manifest
 from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.messages import BlobRef
 from models.layout import Layout
@@ -26,16 +33,20 @@ class TierArtifacts:
     ref: BlobRef
     folder: Path
 
+    def path(self, spec: FileSpec) -> Path:
+        """Where a file of the set lies; a ConfigError where that is not within its folder."""
+        return _path(self.folder, spec.path)
+
     @property
     def head(self) -> Path:
-        """File with the initial weights of a head of its own, where it has one."""
-        return self.folder / "head.safetensors"
+        """File with the initial weights of a head of its own, where it has one; a ConfigError as of `path`."""
+        return _path(self.folder, "head.safetensors")
 
     def base(self) -> Tensors:
         """The frozen tensors beside the weights, read-only float32 views; a BlobError where their file is damaged."""
         if not self.manifest.base:
             return {}
-        found = open_tensors(self.folder / self.manifest.files[BASE].path)
+        found = open_tensors(self.path(self.manifest.files[BASE]))
         return {spec.name: found[spec.name] for spec in self.manifest.base}
 
 
@@ -47,7 +58,7 @@ class Artifacts:
     layout: Layout  # the global model
     tiers: Mapping[str, TierArtifacts]  # artifact sets by tier id, largest first
     initial: Path  # file with the initial global weights
-    files: Mapping[str, Path]  # every blob a device may ask for, by digest
+    files: Mapping[str, Path]  # every blob a device may ask for, by digest, which each had when it was read
 
     @property
     def full(self) -> TierArtifacts:
@@ -85,33 +96,74 @@ class Artifacts:
         return {name: given[name] for name in shapes}
 
 
-def _read(path: Path, hint: str) -> bytes:
+_AGAIN = "export the architecture again"
+
+
+def _read(folder: Path, name: str) -> bytes:
     try:
-        return path.read_bytes()
+        return read_within(folder, name)
+    except BlobError as error:
+        raise ConfigError(f"{error}; {_AGAIN}") from error
+
+
+def _path(folder: Path, name: str) -> Path:
+    try:
+        return path_within(folder, name)
+    except BlobError as error:
+        raise ConfigError(f"{error}; {_AGAIN}") from error
+
+
+def _initial(folder: Path) -> Path:
+    """Where the exported weights lie, or would lie; a run that goes on needs none."""
+    path = folder / "init.safetensors"
+    return _path(folder, path.name) if path.is_symlink() or path.exists() else path
+
+
+@functools.lru_cache(maxsize=4096)
+def _has_digest(path: Path, digest: str, state: tuple[int, ...]) -> bool:
+    """Whether a file has a digest; asked once in a process for as long as its `state` stays the same."""
+    del state
+    return file_matches(path, digest)
+
+
+def _check_content(path: Path, spec: FileSpec) -> None:
+    """See that a file is what a manifest says, or raise a ConfigError.
+
+    Hashing a set of 100 MB takes a processor 0.1 s.
+    """
+    try:
+        about = path.stat()
+        if about.st_size != spec.size:
+            raise ConfigError(f"{path} has {about.st_size} bytes instead of {spec.size}; {_AGAIN}")
+        state = (about.st_dev, about.st_ino, about.st_mtime_ns, about.st_ctime_ns, about.st_size)
+        right = _has_digest(path, spec.digest, state)
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}. {hint}") from error
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    if not right:
+        raise ConfigError(f"{path} does not have the digest that the manifest beside it says; {_AGAIN}")
 
 
-def _load_tier(folder: Path, layout: Layout, chunk_bytes: int) -> tuple[TierArtifacts, dict[str, Path]]:
-    data = _read(folder / "manifest.json", "Export the architecture again.")
+def _load_tier(root: Path, name: str, layout: Layout, chunk_bytes: int) -> tuple[TierArtifacts, dict[str, Path]]:
+    """Read the set in a folder of that name, and where each file of it lies by its digest."""
+    place = _path(root, f"{name}/manifest.json")
+    folder = place.parent
+    data = _read(folder, place.name)
     try:
         manifest = parse_manifest(data)
         tier = Tier.parse(manifest.tier)
         shapes = layout.shapes(tier)
     except (BlobError, PlanError) as error:
-        raise ConfigError(f"{folder / 'manifest.json'}: {error}") from error
+        raise ConfigError(f"{place}: {error}") from error
     if {spec.name: spec.shape for spec in manifest.parameters} != shapes:
-        raise ConfigError(
-            f"{folder}: the manifest's parameters are not those of layout.json; export the architecture again"
-        )
+        raise ConfigError(f"{folder}: the manifest's parameters are not those of layout.json; {_AGAIN}")
     ref = blob_ref(data, chunk_bytes)
-    files = {ref.digest: folder / "manifest.json"}
-    for spec in (*manifest.graphs.values(), *manifest.files.values()):
-        path = folder / spec.path
-        if not path.is_file() or path.stat().st_size != spec.size:
-            raise ConfigError(f"{path} is missing or does not have {spec.size} bytes; export the architecture again")
+    found = TierArtifacts(tier, manifest, ref, folder)
+    files = {ref.digest: place}
+    for spec in manifest.all_files:
+        path = found.path(spec)
+        _check_content(path, spec)
         files[spec.digest] = path
-    return TierArtifacts(tier, manifest, ref, folder), files
+    return found, files
 
 
 def load_artifacts(root: Path, arch: str, *, chunk_bytes: int, weights: Path | None = None) -> Artifacts:
@@ -120,8 +172,12 @@ def load_artifacts(root: Path, arch: str, *, chunk_bytes: int, weights: Path | N
     A safetensors file of weights takes the place of the exported ones.
 
     Raises:
-        ConfigError: nothing of that name was exported there, or what lies there is incomplete.
+        ConfigError: nothing of that name was exported there, what lies there is incomplete or is other than its
+            manifests say, or a file of it lies elsewhere.
     """
+    problem = name_problem(arch)
+    if problem is not None:
+        raise ConfigError(f"{quoted(arch)} names no architecture: {problem}")
     folder = root / arch
     if not folder.is_dir():
         there = sorted(path.parent.name for path in root.glob("*/layout.json")) if root.is_dir() else []
@@ -129,8 +185,9 @@ def load_artifacts(root: Path, arch: str, *, chunk_bytes: int, weights: Path | N
         raise ConfigError(
             f"no architecture {arch!r} in {root} ({known}); run `shoal export --arch {arch} --out {root}`"
         )
-    layout = Layout.from_json(_read(folder / "layout.json", "Export the architecture again."))
-    loaded = [_load_tier(path.parent, layout, chunk_bytes) for path in sorted(folder.glob("*/manifest.json"))]
+    layout = Layout.from_json(_read(folder, "layout.json"))
+    names = sorted(path.parent.name for path in folder.glob("*/manifest.json"))
+    loaded = [_load_tier(folder, name, layout, chunk_bytes) for name in names]
     if not loaded:
         raise ConfigError(f"{folder} holds no tier; export the architecture again")
     tiers = sorted((tier for tier, _ in loaded), key=lambda item: (-item.manifest.parameter_count, item.tier.id))
@@ -138,6 +195,6 @@ def load_artifacts(root: Path, arch: str, *, chunk_bytes: int, weights: Path | N
         arch=arch,
         layout=layout,
         tiers=MappingProxyType({item.tier.id: item for item in tiers}),
-        initial=weights or folder / "init.safetensors",
+        initial=weights or _initial(folder),
         files=MappingProxyType({name: path for _, files in loaded for name, path in files.items()}),
     )

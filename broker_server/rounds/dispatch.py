@@ -50,6 +50,10 @@ class Dispatcher(Protocol):
         """What the run's operator wants."""
 
     @property
+    def stopping(self) -> bool:
+        """Whether the run shall stop here and be continued later."""
+
+    @property
     def settling_seconds(self) -> float:
         """How long it may take, from its start, to hear who is there."""
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from broker_server.rounds.artifacts import TierArtifacts
-from broker_server.rounds.onnx_runtime import open_graph, run_graph
+from broker_server.rounds.onnx_runtime import Halt, open_graph, run_graph
 from fleet_protocol.data import CsvData, DataConfig, DataSet, load_data
 from fleet_protocol.data.contract import ContractTerms, reconciled
 from fleet_protocol.data.stamps import shown
@@ -50,15 +50,18 @@ class Evaluator:
     into that, every judgement is a DataChangedError.
     """
 
-    def __init__(self, judged: TierArtifacts, data: DataSet, *, batch_size: int, threads: int) -> None:
+    def __init__(
+        self, judged: TierArtifacts, data: DataSet, *, batch_size: int, threads: int, halt: Halt | None = None
+    ) -> None:
         graph = judged.manifest.graphs.get("onnx/eval")
         if graph is None:
             raise ConfigError(f"{judged.folder} has no eval graph; export the architecture again")
         self.judged = judged
+        self.halt = halt or Halt()  # ends what runs
         self.data = data
         self._batch_size = batch_size
         self._dtype = judged.manifest.input_dtype
-        self._session = open_graph(judged.folder / graph.path, threads=threads)
+        self._session = open_graph(judged.path(graph), threads=threads, halt=self.halt)
         self._base = judged.base()
         self._warned = False
 

@@ -8,12 +8,14 @@ where nothing waits for what is found, a thread goes through it while the next r
 one before it is judged, so at most one judgement is under way.
 """
 
+import contextlib
 import math
 import random
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError  # another than the built-in one in Python 3.10
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,10 +26,11 @@ from broker_server.rounds.collecting import Collection
 from broker_server.rounds.contracts import FleetContracts
 from broker_server.rounds.dispatch import Services, gather
 from broker_server.rounds.evaluation import Evaluator
-from broker_server.rounds.onnx_runtime import open_graph, run_graph
+from broker_server.rounds.onnx_runtime import Halt, open_graph, run_graph
 from broker_server.rounds.planning import keep_sent, open_collection, statistics_tasks, tasks_of
 from broker_server.rounds.quarantine import quarantined
 from broker_server.rounds.run_context import RunContext
+from broker_server.rounds.stopping import StopRequested
 from broker_server.rounds.tier_models import model_of
 from broker_server.store import RoundRecord, TaskPhase, VersionRecord
 from broker_server.store.machine import RoundEvent, RoundState
@@ -44,6 +47,9 @@ from models.slicing import Tensors
 
 Statistics = dict[str, NDArray[np.float32]]
 """``stat.<norm>.mean`` and ``stat.<norm>.var`` to vectors of the norm's channels."""
+
+_LOOK_SECONDS = 0.2  # between two looks whether the server shall end, while it waits for a judgement
+_FoundT = TypeVar("_FoundT")
 
 
 def has_statistics(full: TierArtifacts) -> bool:
@@ -83,7 +89,13 @@ def combine(
 
 
 def over_batches(
-    full: TierArtifacts, weights: Mapping[str, NDArray[Any]], data: DataSet, *, batch_size: int, threads: int
+    full: TierArtifacts,
+    weights: Mapping[str, NDArray[Any]],
+    data: DataSet,
+    *,
+    batch_size: int,
+    threads: int,
+    halt: Halt | None = None,
 ) -> Statistics:
     """Run the stats graph over the server's own samples: the mean over batches, each batch alike (vector H8).
 
@@ -96,7 +108,7 @@ def over_batches(
     graph = full.manifest.graphs.get("onnx/stats")
     if graph is None:
         raise ConfigError(f"{full.folder} has no stats graph; export the architecture again")
-    session = open_graph(full.folder / graph.path, threads=threads)
+    session = open_graph(full.path(graph), threads=threads, halt=halt)
     names = [spec.name for spec in graph.outputs]
     inputs = {parameter_input(name): value for name, value in {**full.base(), **weights}.items()}
     sums: dict[str, NDArray[np.float64]] = {}
@@ -135,9 +147,10 @@ def open_evaluators(context: RunContext) -> Evaluators:
         DataError: a test set cannot be read, or does not fit its tier.
     """
     config = context.config.evaluation
+    halt = Halt()
 
     def opened(tier: TierArtifacts, test_set: DataSet) -> Evaluator:
-        return Evaluator(tier, test_set, batch_size=config.batch_size, threads=config.threads)
+        return Evaluator(tier, test_set, batch_size=config.batch_size, threads=config.threads, halt=halt)
 
     contracts = FleetContracts(context)
     if config.data is None:
@@ -226,7 +239,7 @@ class Judge:
                 try:
                     asks = config.statistics == "query"
                     own = self._evaluator
-                    found = self._query(record, version, judged) if asks else self._over_test_set(own, weights)
+                    found = self._query(record, version, judged) if asks else self._own_statistics(own, weights)
                 except DataChangedError as error:
                     return Judgement(note=str(error))
                 if isinstance(found, str):
@@ -239,7 +252,7 @@ class Judge:
         if self._apart and not last:
             self._under_way = version, self._thread.submit(self._found, self._evaluator, weights, statistics, version)
             return Judgement(later=True)
-        found_now = self._found(self._evaluator, weights, statistics, version)
+        found_now = self._awaited(self._thread.submit(self._found, self._evaluator, weights, statistics, version))
         if found_now.evaluation is not None:
             self._store.judge_version(version.run, version.number, evaluation=found_now.evaluation)
         return found_now
@@ -262,15 +275,25 @@ class Judge:
         if self._under_way is None:
             return
         (version, future), self._under_way = self._under_way, None
-        found, reporter = future.result(), self._dispatcher.reporter
+        found, reporter = self._awaited(future), self._dispatcher.reporter
         self._store.judge_closed(version, found.evaluation, found.note)
         about = reporter.stamp | {"round": version.round, "version": version.number}
         event = control.RoundJudged(**about, evaluation=found.evaluation, note=found.note)
         reporter.emit(event, f"version {version.number}: {found.shown}")
 
     def close(self) -> None:
-        """Let the thread end; what it has not told is found again by the next server."""
+        """End the thread, and what it runs; what it has not told is found again by the next server."""
+        if self._evaluator is not None:
+            self._evaluator.halt.stop()
         self._thread.shutdown()
+
+    def _awaited(self, future: Future[_FoundT]) -> _FoundT:
+        """Wait for the thread, and go on to look whether the server shall end; then a StopRequested."""
+        while True:
+            with contextlib.suppress(FutureTimeoutError):
+                return future.result(_LOOK_SECONDS)
+            if self._dispatcher.stopping:
+                raise StopRequested
 
     def _found(self, evaluator: Evaluator, weights: Tensors, statistics: Tensors, version: VersionRecord) -> Judgement:
         """What the test sets say of a version; it only reads, so that it may run beside a round."""
@@ -296,9 +319,15 @@ class Judge:
         found = self._over_test_set(evaluator, weights) if has_statistics(evaluator.judged) else {}
         return evaluator.evaluate(weights, found)
 
+    def _own_statistics(self, evaluator: Evaluator, weights: Tensors) -> Statistics:
+        """Statistics of the judged tier from the server's own samples, or a StopRequested."""
+        return self._awaited(self._thread.submit(self._over_test_set, evaluator, weights))
+
     def _over_test_set(self, evaluator: Evaluator, weights: Tensors) -> Statistics:
         size, threads = self._context.config.train.batch_size, self._context.config.evaluation.threads
-        return over_batches(evaluator.judged, weights, evaluator.data, batch_size=size, threads=threads)
+        return over_batches(
+            evaluator.judged, weights, evaluator.data, batch_size=size, threads=threads, halt=evaluator.halt
+        )
 
     def _judged_blob(self, version: VersionRecord) -> BlobRef:
         """What is judged of a version: all of it, or the model of the configured tier."""

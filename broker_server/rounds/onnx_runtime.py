@@ -1,40 +1,110 @@
-"""Opens graphs with onnxruntime, which is imported when the first one is run."""
+"""Opens graphs with onnxruntime, which is imported when the first one is run.
 
-from collections.abc import Mapping, Sequence
+A graph may come from somebody else, so it passes the check of boards before it is opened, and each run of it has a
+deadline. onnxruntime looks between two operators, and between two steps of a loop, whether it is to end.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
 
-from fleet_protocol.errors import BlobError, DataError
+from fleet_protocol.errors import BlobError, DataError, RefusedError
+from fleet_protocol.graphs.check import check_file
 from fleet_protocol.onnx_runtime import load_runtime
 
 _MISSING = "evaluating needs onnxruntime: pip install 'shoal[server]' (or 'shoal[server-training]')"
 
+RUN_SECONDS = 600.0
+"""The longest that a graph may take for one batch."""
 
-def open_graph(path: Path, *, threads: int = 0) -> Any:
-    """Open an ONNX graph as an ``onnxruntime.InferenceSession``; with 0 threads an operator takes every core.
+
+class Halt:
+    """Ends the graphs that run, and lets none run any more; see `OpenGraph`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: list[Any] = []
+        self._stopped = False
+
+    def stop(self) -> None:
+        """End them soon; any thread may call it."""
+        with self._lock:
+            self._stopped = True
+            for options in self._running:
+                options.terminate = True
+
+    @contextlib.contextmanager
+    def watching(self, options: Any) -> Iterator[None]:
+        """Know of a run while it lasts."""
+        with self._lock:
+            options.terminate = self._stopped
+            self._running.append(options)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._running.remove(options)
+
+
+class OpenGraph:
+    """A graph that was opened, and what may end it."""
+
+    def __init__(self, session: Any, new_options: Callable[[], Any], halt: Halt) -> None:
+        self._session = session
+        self._new_options = new_options
+        self._halt = halt
+
+    def run(self, names: Sequence[str] | None, inputs: Mapping[str, NDArray[Any]]) -> list[Any]:
+        """Run it on a batch, at most for `RUN_SECONDS`; whatever onnxruntime raises is raised."""
+        options = self._new_options()
+        deadline = threading.Timer(RUN_SECONDS, _terminate, (options,))
+        deadline.daemon = True
+        with self._halt.watching(options):
+            deadline.start()
+            try:
+                found: list[Any] = self._session.run(names, inputs, options)
+            finally:
+                deadline.cancel()
+        return found
+
+
+def _terminate(options: Any) -> None:
+    options.terminate = True
+
+
+def open_graph(path: Path, *, threads: int = 0, halt: Halt | None = None) -> OpenGraph:
+    """Check an ONNX graph as a board does, and open it; with 0 threads an operator takes every core.
+
+    What runs of it ends with `halt`, where one is given.
 
     Raises:
         ConfigError: onnxruntime is not installed, or twice.
-        BlobError: the file is no graph that it can run.
+        BlobError: the file is no graph that it can run, or has parts that the exporter does not write.
     """
     runtime = load_runtime(_MISSING)
+    try:
+        check_file(path)
+    except RefusedError as error:
+        raise BlobError(f"{path}: {error}; export the architecture again") from error
     options = runtime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
     # Idle worker threads that spin would take the cores from devices on the same machine.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
-        return runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's own exceptions share no public base class
         raise BlobError(f"onnxruntime cannot open {path}: {error}") from error
+    return OpenGraph(session, runtime.RunOptions, halt or Halt())
 
 
-def run_graph(session: Any, names: Sequence[str], inputs: Mapping[str, NDArray[Any]], source: str) -> list[Any]:
+def run_graph(graph: OpenGraph, names: Sequence[str], inputs: Mapping[str, NDArray[Any]], source: str) -> list[Any]:
     """Run an opened graph; where it does not run on samples of a source, a token beyond its table say, a DataError."""
     try:
-        found: list[Any] = session.run(names, inputs)
+        return graph.run(names, inputs)
     except Exception as error:  # as above
         raise DataError(f"the graph does not run on samples of {source}: {error}") from error
-    return found

@@ -61,6 +61,7 @@ class _Served:
     path: Path
     size: int
     chunk_bytes: int
+    offered: tuple[int, int]  # the file's time and size when it was offered
     checked: list[tuple[int, int]] = field(default_factory=list)  # the file's time and size when its digest was right
 
     @property
@@ -108,7 +109,9 @@ class BlobService:
         for digest, path in files.items():
             known = self._served.get(digest)
             if known is None or known.path != path:
-                self._served[digest] = _Served(path, path.stat().st_size, chunk_bytes or self._chunk_bytes)
+                about = path.stat()
+                offered = (about.st_mtime_ns, about.st_size)
+                self._served[digest] = _Served(path, about.st_size, chunk_bytes or self._chunk_bytes, offered)
 
     def withdraw(self, digests: Iterable[str]) -> None:
         """Offer blobs no longer, and forget who got them."""
@@ -229,7 +232,8 @@ def _mapped(served: _Served, digest: str, *, check: bool) -> memoryview:
     """The bytes of a blob, from the page cache, for as long as somebody has them.
 
     Devices check what they receive, and ask again for what is wrong: only then is the file's digest taken, once for as
-    long as the file stays the same, and only then do chunks carry digests of their own.
+    long as the file stays the same, and only then do chunks carry digests of their own. A file that is another than was
+    offered is checked before anything of it goes out.
 
     Raises:
         BlobError: the file cannot be read, or is no longer what was offered.
@@ -242,7 +246,7 @@ def _mapped(served: _Served, digest: str, *, check: bool) -> memoryview:
     except (OSError, ValueError) as error:
         raise BlobError(f"cannot read {path}: {error}") from error
     now = (found.st_mtime_ns, found.st_size)
-    if check and now not in served.checked:
+    if (check or now != served.offered) and now not in served.checked:
         if not matches(data, digest):
             raise BlobError(f"{path} was changed on disk; it no longer has the digest that was offered")
         served.checked.append(now)

@@ -81,6 +81,11 @@ class MqttDispatcher:
         """``time.monotonic()`` without the time in which the broker was away."""
         return self._clock.now()
 
+    @property
+    def stopping(self) -> bool:
+        """Whether the server shall end."""
+        return self._connection.stopping.is_set()
+
     def pump(self, until: float) -> None:
         """Handle the events that are there, do what is due, commit what was accepted; wait until a time at most.
 
@@ -88,7 +93,7 @@ class MqttDispatcher:
             StopRequested: the server shall end.
             StorageError: its disk is full.
         """
-        if self._connection.stopping.is_set():
+        if self.stopping:
             raise StopRequested
         now = time.monotonic()
         until = now + until - self._clock.now()

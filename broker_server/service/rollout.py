@@ -25,7 +25,7 @@ from broker_server.store.remedies import REVOKED
 from broker_server.store.task_table import Answer
 from fleet_protocol.blob_store import BlobStore, write_atomically
 from fleet_protocol.blobs import blob_ref
-from fleet_protocol.digests import blob_digest
+from fleet_protocol.digests import blob_digest, matches
 from fleet_protocol.errors import BlobError, ConfigError, StorageError
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.identity.enrolment import Papers
@@ -147,7 +147,7 @@ def _files_of(release: Release, sets: Mapping[str, tuple[Manifest, BlobRef]]) ->
     """Digests of all that boards may ask for of a release, with the manifests of its artifact sets."""
     digests = [ref.digest for ref in (*release.builds.values(), *release.sets.values())]
     for manifest, _ in sets.values():
-        digests += [spec.digest for spec in (*manifest.graphs.values(), *manifest.files.values())]
+        digests += [spec.digest for spec in manifest.all_files]
     return digests
 
 
@@ -226,7 +226,10 @@ def begin(
         store.put(data)
     files = {} if sets is None else sets.files
     for digest, path in files.items():  # whose digests may be of the older form
-        store.keep(digest, path.read_bytes())
+        data = path.read_bytes()
+        if not matches(data, digest):
+            raise BlobError(f"{path} was changed while it was read; begin the rollout again")
+        store.keep(digest, data)
     store.sync(files)
     return keep_rollout(folder, lambda: rollout)
 

@@ -4,10 +4,11 @@ Transactions begin and end where SQLAlchemy says, never where Python's sqlite3 g
 tables at once, and an upgrade that fails would leave half of itself behind.
 """
 
+import os
 import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, select
@@ -46,7 +47,8 @@ def open_for_writing(path: Path, *, durable: bool = True) -> Engine:
         StorageError: it cannot be used, is no store, or was written by a newer version of Shoal.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _keep_private(path)
     except OSError as error:
         raise StorageError(f"cannot open the store {path}: {error}") from error
     engine = create_engine(
@@ -58,6 +60,18 @@ def open_for_writing(path: Path, *, durable: bool = True) -> Engine:
         if _stored_version(engine, path) < SCHEMA_VERSION:
             _upgrade(engine, path)
     return engine
+
+
+def _keep_private(path: Path) -> None:
+    """Make a database for its owner alone, where there is none; SQLite gives the files beside it the same rights.
+
+    One that everybody may read was made before there was this rule. One that a group may read, somebody has so wanted.
+    """
+    os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    for file in (path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")):
+        with suppress(FileNotFoundError, PermissionError):  # another's file
+            if file.stat().st_mode & 0o007:
+                file.chmod(0o600)
 
 
 def open_for_reading(path: Path) -> Engine:

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from device_runtime.training.measuring import EVAL, STATS
 from device_runtime.training.own_model_files import KEPT_RUNS, Kept, OwnModelFiles
 from fleet_protocol.digests import matches
-from fleet_protocol.errors import ConfigError
+from fleet_protocol.errors import BlobError, ConfigError
+from fleet_protocol.foreign_files import DOCUMENT_LIMIT, path_within, read_within
 from fleet_protocol.manifest import FileSpec
 from fleet_protocol.mapped_tensors import tensors_in
 from fleet_protocol.pair_manifest import PairManifest, parse_pair_manifest
@@ -71,7 +72,7 @@ class OwnModel:
 
     def read(self, file: FileSpec) -> bytes:
         """The content of a file of the pair; a ConfigError where it cannot be read, or is not what was exported."""
-        data = self._read(file.path)
+        data = self._read(file.path, file.size)
         if not matches(data, file.digest):
             raise ConfigError(
                 f"[own_model] set: {self.folder / file.path} is damaged, or of another export than the manifest beside"
@@ -81,16 +82,15 @@ class OwnModel:
 
     def path(self, file: FileSpec) -> Path:
         """Where a graph of the pair is; a ConfigError where it is not there."""
-        path = self.folder / file.path
-        if not path.is_file():
-            raise ConfigError(f"[own_model] set: {path} is missing; copy the whole set to this board again")
-        return path
-
-    def _read(self, name: str) -> bytes:
         try:
-            return (self.folder / name).read_bytes()
-        except OSError as error:
+            return path_within(self.folder, file.path)
+        except BlobError as error:
+            raise ConfigError(f"[own_model] set: {error}; copy the whole set to this board again") from error
+
+    def _read(self, name: str, limit: int = DOCUMENT_LIMIT) -> bytes:
+        try:
+            return read_within(self.folder, name, limit)
+        except BlobError as error:
             raise ConfigError(
-                f"[own_model] set: cannot read {self.folder / name}: {error.strerror}; name the folder that the export"
-                " of the pair printed, and copy all of it"
+                f"[own_model] set: {error}; name the folder that the export of the pair printed, and copy all of it"
             ) from error

@@ -16,6 +16,7 @@ from fleet_protocol.data.facts import SourceFacts, plain_name
 from fleet_protocol.data.files import need, table_rows
 from fleet_protocol.data.sources import ImagesData
 from fleet_protocol.errors import ConfigError, DataError
+from fleet_protocol.foreign_files import name_problem, quoted
 
 IMAGE_SUFFIXES = {".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 # What operating systems, file stores and unpackers put beside files of the user's.
@@ -193,5 +194,8 @@ def _listed(config: ImagesData) -> list[tuple[Path, Any]]:
             raise DataError(f"line {line} of {table}: {error}; expected numbers") from error
         if not numbers or (listed and len(np.atleast_1d(listed[0][1])) != len(numbers)):
             raise DataError(f"line {line} of {table} has {len(numbers)} numbers; all need equally many")
+        problem = name_problem(row[0])
+        if problem is not None:
+            raise DataError(f"line {line} of {table}: {quoted(row[0])} names no image in {config.path}: {problem}")
         listed.append((config.path / row[0], numbers if len(numbers) > 1 else numbers[0]))
     return listed

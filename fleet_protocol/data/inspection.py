@@ -133,7 +133,7 @@ def _table(data: DataSet) -> _Table | None:
         targets[:, :MOST_GROUPS].astype(np.float64),
         rows,
         whole,
-        data.column_names if len(data.column_names) == x.shape[1] else (),
+        data.column_names if len(data.column_names) == columns else (),
     )
 
 

@@ -2,7 +2,6 @@
 
 import base64
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from fleet_protocol.data.contract import NO_CONTRACT, ContractTerms, in_columns
 from fleet_protocol.data.images import IMAGE_SUFFIXES
 from fleet_protocol.data.readers import Arrays, Named
 from fleet_protocol.errors import DataError
+from fleet_protocol.logs import print_line
 from fleet_protocol.manifest import Manifest
 
 _KEPT = ("scale", "mean", "std", "transforms")
@@ -67,6 +67,6 @@ def print_predictions(model: Mapping[str, Any], rows: Sequence[Mapping[str, Any]
     if as_json:
         print(json.dumps({"model": dict(model), "predictions": [dict(row) for row in rows]}, indent=2))
         return
-    print(", ".join(f"{key} {value}" for key, value in model.items()), file=sys.stderr)
+    print_line(", ".join(f"{key} {value}" for key, value in model.items()), error=True)
     for number, row in enumerate(rows):
-        print(f"{number}: {row['label']} ({row['share']:.1%})" if "label" in row else f"{number}: {row}")
+        print_line(f"{number}: {row['label']} ({row['share']:.1%})" if "label" in row else f"{number}: {row}")

@@ -1,20 +1,22 @@
 """Holds a graph against what the exporter writes, before anything runs it.
 
-That is all that a board runs. An operator *keeps* what it is given unless it is a contraction or a reduction, whose
-numbers are sums over many products or entries. A *selector* decides by some of its inputs which entries of the others
-are taken.
+That is all that a board runs, and all that a server evaluates. An operator *keeps* what it is given unless it is a
+contraction or a reduction, whose numbers are sums over many products or entries. A *selector* decides by some of its
+inputs which entries of the others are taken.
 """
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+import mmap
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 
 from typing_extensions import Buffer
 
 from fleet_protocol.digests import name_among
-from fleet_protocol.errors import RefusalReason, RefusedError
+from fleet_protocol.errors import BlobError, RefusalReason, RefusedError
 from fleet_protocol.graphs.model import Graph, Node, Port, read_model
 from fleet_protocol.manifest import GraphSpec, TensorSpec
 
@@ -68,6 +70,13 @@ MASKING = frozenset(
     ["And", "Cast", "Expand", "Identity", "Not", "Or", "Reshape", "Slice", "Squeeze", "Tile", "Transpose", "Unsqueeze"]
 )
 """Operators that make masks of masks."""
+
+
+SIZE_LIMIT = 2**24
+"""The most that a constant may make of one dimension: a loop over its rows ends, and a tensor has some memory."""
+
+_SIZED: Mapping[str, tuple[int, ...]] = MappingProxyType({"Expand": (1,), "Range": (0, 1, 2), "Tile": (1,)})
+"""Operators that make a value larger, with the inputs that say how large."""
 
 
 def is_batch(name: str) -> bool:
@@ -167,8 +176,36 @@ def check_graph(data: Buffer, specs: Iterable[GraphSpec], *, leaves: bool = True
         RefusedError: the manifest does not have it, its inputs or outputs are others than the manifest says, or it
             has operators or parts that the exporter does not write, or it gives its batch back.
     """
+    _on_view(data, lambda view: _check(view, specs, leaves))
+
+
+def check_file(path: Path) -> None:
+    """See that the graph in a file has only operators and parts that the exporter writes, as `check_structure` does.
+
+    Raises:
+        RefusedError: it has others.
+        BlobError: the file cannot be read.
+    """
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            _on_view(data, check_structure)
+    except (OSError, ValueError) as error:  # a file of no bytes cannot be mapped
+        raise BlobError(f"cannot read graph {path}: {error}") from error
+
+
+def _on_view(data: Buffer, look: Callable[[memoryview], object]) -> None:
+    """Look at bytes, and let go of all of them before a refusal is raised, so that whoever mapped them can close them.
+
+    The frames of a traceback hold the pieces that were looked at.
+    """
+    refusal: RefusedError | None = None
     with memoryview(data) as view:
-        _check(view, specs, leaves)
+        try:
+            look(view)
+        except RefusedError as error:
+            refusal = RefusedError(error.reason, str(error))
+    if refusal is not None:
+        raise refusal
 
 
 def _check(data: memoryview, specs: Iterable[GraphSpec], leaves: bool) -> None:
@@ -211,7 +248,18 @@ def check_structure(data: memoryview) -> Graph:
     return graph
 
 
-def _check_nodes(graph: Graph, around: AbstractSet[str] = frozenset({""})) -> None:
+def _check_sizes(node: Node, largest: Mapping[str, int]) -> None:
+    """See that no constant makes a value so large that a loop over its rows would not end."""
+    for place in _SIZED.get(node.op_type, ()):
+        size = largest.get(node.inputs[place], 0) if place < len(node.inputs) else 0
+        if size > SIZE_LIMIT:
+            raise _unsafe(f"a node {node.op_type} makes {size:,} rows; {SIZE_LIMIT:,} are the most")
+
+
+def _check_nodes(
+    graph: Graph, around: AbstractSet[str] = frozenset({""}), sizes: Mapping[str, int] = MappingProxyType({})
+) -> None:
+    largest = {**sizes, **graph.largest}
     known = {*around, *graph.constants, *(port.name for port in graph.inputs)}
     if len(known) != len(around) + len(graph.constants) + len(graph.inputs):
         raise _unsafe("two inputs or constants of a graph have one name")
@@ -221,8 +269,9 @@ def _check_nodes(graph: Graph, around: AbstractSet[str] = frozenset({""})) -> No
         strange = next((name for name in node.inputs if name not in known), None)
         if strange is not None:
             raise _unsafe(f"a node {node.op_type} takes {strange!r}, which nothing before it makes")
+        _check_sizes(node, largest)
         if node.body is not None:
-            _check_body(node, node.body, known)
+            _check_body(node, node.body, known, largest)
         made = [name for name in node.outputs if name]
         if len(set(made)) < len(made) or not known.isdisjoint(made):
             raise _unsafe(f"a node {node.op_type} makes a value that is there already")
@@ -232,11 +281,11 @@ def _check_nodes(graph: Graph, around: AbstractSet[str] = frozenset({""})) -> No
         raise _unsafe(f"nothing makes the output {absent!r}")
 
 
-def _check_body(node: Node, body: Graph, known: AbstractSet[str]) -> None:
+def _check_body(node: Node, body: Graph, known: AbstractSet[str], largest: Mapping[str, int]) -> None:
     """What a loop does in each step; it may read what the graph around it has made."""
     if (len(body.inputs), len(body.outputs)) != (len(node.inputs), len(node.outputs)):
         raise _unsafe(f"the body of a node {node.op_type} has other inputs or outputs than the node")
-    _check_nodes(body, known)
+    _check_nodes(body, known, largest)
 
 
 def _compare(what: str, ports: Sequence[Port], stated: Sequence[TensorSpec]) -> None:

@@ -9,6 +9,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
+
+import numpy as np
 
 from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.graphs.wire import BYTES, FLOAT, NUMBER, Field, Message, Raw, floats, numbers, read, text
@@ -18,6 +21,10 @@ _NAMES_LIMIT = 4096  # inputs and outputs of one node
 _RANK_LIMIT = 16
 _FLOAT32, _INT32, _INT64, _BOOL = 1, 6, 7, 9
 _ITEM_BYTES = {_FLOAT32: 4, _INT32: 4, _INT64: 8, _BOOL: 1}
+_WHOLE: Mapping[int, np.dtype[Any]] = {_INT32: np.dtype("<i4"), _INT64: np.dtype("<i8")}
+EMPTY_LIMIT = 2**24
+"""Most rows of a constant without an element: it costs nothing to store, and a loop over its rows would not end."""
+
 _DTYPES = {_FLOAT32: "float32", _INT64: "int64"}
 _TENSOR_ATTRIBUTE, _GRAPH_ATTRIBUTE, _GRAPHS_ATTRIBUTE = 4, 5, 10
 _LOOP = "Scan"
@@ -108,6 +115,7 @@ class Graph:
     opsets: Mapping[str, int]
     nodes: tuple[Node, ...]  # in the order of the file, which is one they can run in
     constants: frozenset[str]  # names of the initializers
+    largest: Mapping[str, int]  # of those that hold short lists of whole numbers, such as shapes: the largest magnitude
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
 
@@ -155,13 +163,15 @@ def _graph(data: memoryview, *, loops: bool = True) -> Graph:
     if len(graph["node"]) > NODES_LIMIT:
         raise _bad(f"it has {len(graph['node'])} nodes; {NODES_LIMIT} are the most")
     constants = [_constant(_view(item), "an initializer") for item in graph["initializer"]]
-    if len(set(constants)) < len(constants):
+    names = frozenset(constant.name for constant in constants)
+    if len(names) < len(constants):
         raise _bad("two initializers have one name")
     return Graph(
         ir_version=0,
         opsets=MappingProxyType({}),
         nodes=tuple(_node(_view(item), loops=loops) for item in graph["node"]),
-        constants=frozenset(constants),
+        constants=names,
+        largest=MappingProxyType({each.name: each.largest for each in constants if each.largest is not None}),
         inputs=tuple(_port(_view(item)) for item in graph["input"]),
         outputs=tuple(_port(_view(item)) for item in graph["output"]),
     )
@@ -172,7 +182,7 @@ def _node(data: memoryview, *, loops: bool) -> Node:
     if max(len(node["input"]), len(node["output"])) > _NAMES_LIMIT:
         raise _bad(f"a node has more than {_NAMES_LIMIT} inputs or outputs")
     op_type = text(node["op_type"])
-    bodies = [_attribute(_view(item), loop=loops and op_type == _LOOP) for item in node["attribute"]]
+    bodies = [_attribute(_view(item), op_type, loop=loops and op_type == _LOOP) for item in node["attribute"]]
     found = [body for body in bodies if body is not None]
     if len(found) != (op_type == _LOOP):
         raise _bad(f"a node {op_type} contains {len(found)} graphs")
@@ -180,13 +190,13 @@ def _node(data: memoryview, *, loops: bool) -> Node:
     return Node(text(node["domain"]), op_type, names[0], names[1], next(iter(found), None))
 
 
-def _attribute(data: memoryview, *, loop: bool) -> Graph | None:
+def _attribute(data: memoryview, op_type: str, *, loop: bool) -> Graph | None:
     """Check an attribute; the body of a loop is returned."""
     attribute = read(data, _ATTRIBUTE, "an attribute")
     kind = _small(attribute["type"], "the type of an attribute")
     is_body = kind == _GRAPH_ATTRIBUTE and loop
     if (kind == _GRAPH_ATTRIBUTE and not loop) or kind == _GRAPHS_ATTRIBUTE or bool(attribute["g"]) != is_body:
-        raise _bad("a node contains a graph")
+        raise _bad(f"a node {op_type} contains a graph")
     for _ in numbers(attribute["ints"]):
         pass
     for _ in floats(attribute["floats"]):
@@ -196,19 +206,40 @@ def _attribute(data: memoryview, *, loop: bool) -> Graph | None:
     return _graph(_view(attribute["g"][0]), loops=False) if is_body else None
 
 
-def _constant(data: memoryview, what: str) -> str:
+@dataclass(frozen=True)
+class _Constant:
+    name: str
+    largest: int | None  # of a short list of whole numbers; None of every other tensor
+
+
+def _constant(data: memoryview, what: str) -> _Constant:
     """Check that a tensor holds exactly the elements that its shape says, here and not in another file."""
     tensor = read(data, _TENSOR, f"the tensor of {what}")
     name, dims = text(tensor["name"]), tuple(numbers(tensor["dims"]))
     dtype = _small(tensor["data_type"], "an element type")
     if dtype not in _ITEM_BYTES or len(dims) > _RANK_LIMIT or any(not 0 <= size < 2**40 for size in dims):
         raise _bad(f"{what} {name!r} has element type {dtype} and shape {dims}")
+    if 0 in dims and math.prod(max(1, size) for size in dims) > EMPTY_LIMIT:
+        raise _bad(f"{what} {name!r} has shape {dims} and no element")
     held = sum(len(_view(item)) for item in tensor["raw_data"]) // _ITEM_BYTES[dtype]
     held += sum(1 for _ in floats(tensor["float_data"]))
     held += sum(1 for key in ("int32_data", "int64_data") for _ in numbers(tensor[key]))
     if held != math.prod(dims):
         raise _bad(f"{what} {name!r} of shape {dims} holds {held} elements")
-    return name
+    return _Constant(name, _largest(tensor, dtype) if 0 < held <= _RANK_LIMIT else None)
+
+
+def _largest(tensor: Message, dtype: int) -> int | None:
+    """The largest magnitude of the whole numbers of a tensor; None of one of another type."""
+    if dtype not in _WHOLE:
+        return None
+    listed = [number for key in ("int32_data", "int64_data") for number in numbers(tensor[key])]
+    for piece in tensor["raw_data"]:
+        raw = bytes(_view(piece))
+        if len(raw) % _ITEM_BYTES[dtype]:
+            raise _bad("the content of a tensor is cut off")
+        listed += np.frombuffer(raw, _WHOLE[dtype]).tolist()
+    return max(map(abs, listed))
 
 
 def _port(data: memoryview) -> Port:

@@ -3,25 +3,49 @@
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
 from rich.measure import Measurement
+from rich.segment import Segment
 from rich.table import Table
+from rich.text import Text
+from typing_extensions import override
+
+from fleet_protocol.errors import visible
 
 PIPE_WIDTH, _WIDEST = 160, 10_000
 
 
+class ShoalConsole(Console):
+    """A console on which no text moves the cursor, however it got there; what rich itself draws goes through.
+
+    Stores, messages, files and their names are written by others. See `visible`.
+    """
+
+    @override
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(visible(text), **options)
+
+    @override
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            if segment.control:
+                yield segment
+            else:
+                yield Segment(visible(segment.text), segment.style)
+
+
 def output_console() -> Console:
     """The console of standard output; where it is no terminal, lines are not cut at 80 columns."""
-    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    return ShoalConsole(width=None if sys.stdout.isatty() else PIPE_WIDTH)
 
 
 def error_console() -> Console:
     """The console of standard error, as wide as that of standard output."""
-    return Console(stderr=True, width=None if sys.stderr.isatty() else PIPE_WIDTH)
+    return ShoalConsole(stderr=True, width=None if sys.stderr.isatty() else PIPE_WIDTH)
 
 
 def say(text: str) -> None:

@@ -133,7 +133,7 @@ def _save_onnx(found: TierVersion, path: Path) -> None:
     metadata = found.exported.metadata | {"tier": found.artifacts.tier.id, "classes": str(manifest.classes)}
     if data is not None:  # a sample becomes (x * scale - mean) / std
         metadata["preprocessing"] = data.model_dump_json(include={"shape", "scale", "mean", "std", "transforms"})
-    graph = (found.artifacts.folder / manifest.graphs["onnx/infer"].path).read_bytes()
+    graph = found.artifacts.path(manifest.graphs["onnx/infer"]).read_bytes()
     write_atomically(path, runnable(graph, tensors, metadata))
 
 

@@ -77,7 +77,7 @@ def _files(found: TierVersion, path: Path) -> str:
     manifest = found.artifacts.manifest
     if not manifest.base:
         return read
-    base = found.artifacts.folder / manifest.files[BASE].path
+    base = found.artifacts.path(manifest.files[BASE])
     return f"{{**load_file({str(base)!r}), **{read}}}"
 
 

@@ -9,12 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from rich.markup import escape
+
 from broker_server.rounds.advice import Advice, advice
 from broker_server.rounds.best import VersionView, versions
 from broker_server.rounds.quarantine import release
 from broker_server.store import EventRecord, RoundRecord, RunRecord, Store, choosing, queries
 from broker_server.store.export import load_version
-from fleet_protocol.errors import ConfigError
+from fleet_protocol.errors import ConfigError, visible
 from fleet_protocol.signals import on_signals
 from shoal.cli.console import bytes_text, output_console, print_json, print_rows, release_text, say, seconds_text
 from shoal.cli.source import Asked, changes, opened
@@ -76,7 +78,8 @@ def _draw_status(view: queries.StatusView) -> None:
         console.print(f"no run yet; {view.online} of {view.devices} devices online")
         return
     accuracy = "not evaluated" if view.evaluation is None else view.evaluation.summary
-    console.print(f"run [bold]{view.run.id}[/] of {view.run.arch}: {view.run.status}", highlight=False)
+    about = f"{escape(view.run.arch)}: {escape(view.run.status)}"
+    console.print(f"run [bold]{escape(view.run.id)}[/] of {about}", highlight=False)
     if view.insecure:
         console.print(
             "  [bold red]insecure[/]: nothing is signed; whoever reaches the broker can run graphs on the boards"
@@ -210,7 +213,7 @@ def _draw_versions(views: Sequence[VersionView]) -> None:
 def _draw_log(events: Sequence[EventRecord]) -> None:
     for event in events:
         where = " ".join(part for part in (f"round {event.round}" if event.round else "", event.device or "") if part)
-        say(f"{_clock(event.at)} {event.kind:18} {where:24} {event.detail}")
+        say(visible(f"{_clock(event.at)} {event.kind:18} {where:24} {event.detail}", lines=False))
     if not events:
         say("the log is empty")
 

@@ -8,12 +8,10 @@ package is made of the same files, without dpkg: it has neither a board's key no
 
 import hashlib
 import importlib.metadata
-import io
 import os
 import re
 import subprocess
 import sys
-import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
@@ -22,12 +20,14 @@ from types import MappingProxyType
 
 import device_runtime
 import fleet_protocol
-from fleet_protocol.errors import ConfigError
+from fleet_protocol.errors import BlobError, ConfigError
+from fleet_protocol.foreign_archives import open_archive
 from shoal.flash.settings import CONFIG, DATA, ENROLMENT, Board, FlashConfig
 from shoal.flash.tree import Entry, packed
 
 _UNIT = "usr/lib/systemd/system/shoal-device.service"
 HOME = "opt/shoal"
+_WHEEL_FILE_BYTES = 500_000_000
 
 # Everything that Shoal imports on a board, and what that imports. onnxruntime asks for sympy, protobuf, flatbuffers,
 # packaging and coloredlogs as well, and imports none of them to run a graph. One list for Python 3.10 to 3.13.
@@ -172,12 +172,12 @@ def runtime_tree(board: Board, wheels: list[Path]) -> Iterator[Entry]:
 
 def _unpacked(wheel: Path, site: str) -> Iterator[Entry]:
     try:
-        archive = zipfile.ZipFile(io.BytesIO(wheel.read_bytes()))
-    except (OSError, zipfile.BadZipFile) as error:
+        with open_archive(wheel) as archive:
+            for name in sorted(archive.members):
+                if not _UNUSED.match(name):
+                    yield Entry(f"{site}/{name}", archive.read(name, _WHEEL_FILE_BYTES))
+    except (OSError, BlobError) as error:
         raise ConfigError(f"{wheel} is no whole wheel: {error}; delete it, and it is fetched again") from error
-    for name in sorted(archive.namelist()):
-        if not name.endswith("/") and not _UNUSED.match(name):
-            yield Entry(f"{site}/{name}", archive.read(name))
 
 
 def read_part(name: str) -> bytes:

@@ -92,7 +92,11 @@ def eval_graph(layout: Layout, tier: Tier) -> bytes:
         helper.make_node("Relu", ["normed"], ["h"]),
         helper.make_node("Gemm", ["h", "param.head.weight", "param.head.bias"], ["raw"], transB=1),
         helper.make_node("Mul", ["raw", "mask"], ["logits"]),
-        helper.make_node("SoftmaxCrossEntropyLoss", ["logits", "y"], ["loss_sum"], reduction="sum"),
+        helper.make_node("LogSoftmax", ["logits"], ["shares"], axis=1),
+        helper.make_node("Unsqueeze", ["y", "last"], ["labels"]),
+        helper.make_node("GatherElements", ["shares", "labels"], ["right"], axis=1),
+        helper.make_node("ReduceSum", ["right"], ["gain"], keepdims=0),
+        helper.make_node("Neg", ["gain"], ["loss_sum"]),
         helper.make_node("ArgMax", ["logits"], ["best"], axis=1, keepdims=0),
         helper.make_node("Equal", ["best", "y"], ["hits"]),
         helper.make_node("Cast", ["hits"], ["ones"], to=TensorProto.INT64),
@@ -108,7 +112,8 @@ def eval_graph(layout: Layout, tier: Tier) -> bytes:
     ]
     outputs = [_value("loss_sum", []), _value("correct", [], TensorProto.INT64)]
     eps = helper.make_tensor("eps", TensorProto.FLOAT, [], [1e-5])
-    return _graph("eval", nodes, inputs, outputs, [eps])
+    last = helper.make_tensor("last", TensorProto.INT64, [1], [1])
+    return _graph("eval", nodes, inputs, outputs, [eps, last])
 
 
 def stats_graph(layout: Layout, tier: Tier) -> bytes:

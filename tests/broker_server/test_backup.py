@@ -11,8 +11,9 @@ import zipfile
 import numpy as np
 import pytest
 
-from broker_server.store import Store, TaskPhase, backup
-from broker_server.store.backup import back_up, restore
+from broker_server.service.backup_keys import user_signer
+from broker_server.store import Store, TaskPhase, backup, restoring
+from broker_server.store.backup import back_up
 from broker_server.store.export import load_version
 from broker_server.store.machine import FINAL, RoundState
 from fleet_protocol.blob_store import BlobStore
@@ -21,6 +22,11 @@ from shoal.cli.main import main
 from tests.broker_server.conftest import Running
 from tests.broker_server.peer import Peer, honest, profile
 from tests.broker_server.test_resume import expected, start_dying, weights_of
+
+
+def restore(file, store):
+    """Restore a backup of one's own."""
+    restoring.restore(file, store, known={user_signer().public})
 
 
 @pytest.fixture
@@ -36,7 +42,7 @@ def killed(url, config, fleet, tmp_path):
 def test_a_restored_store_goes_on_where_it_was(killed, url, running, tmp_path):
     """With the update that was acknowledged, though the store it came from is gone."""
     file, elsewhere = tmp_path / "store.zip", killed.model_copy(update={"store": tmp_path / "elsewhere"})
-    assert back_up(killed.store, file) >= 3
+    assert back_up(killed.store, file, [user_signer()]) >= 3
     shutil.rmtree(killed.store)
     restore(file, elsewhere.store)
     assert [oct(path.stat().st_mode)[-3:] for path in (file, elsewhere.store)] == ["600", "700"]  # the model is in it
@@ -60,7 +66,7 @@ def test_backups_of_a_run_in_progress_are_each_whole(url, config, fleet, running
         while not seen or max(seen)[0] < 8:
             if (settings.store / "shoal.db").is_file():
                 with contextlib.suppress(StorageError):  # before the first tables are there
-                    back_up(settings.store, tmp_path / "store.zip")
+                    back_up(settings.store, tmp_path / "store.zip", [user_signer()])
                     restore(tmp_path / "store.zip", tmp_path / "copy")
                     with contextlib.closing(Store(tmp_path / "copy", read_only=True)) as store:
                         begun = store.runs()
@@ -85,7 +91,7 @@ def test_no_server_commits_between_the_database_and_the_links(tmp_path, monkeypa
             tried.append(True)
 
     monkeypatch.setattr(backup, "_copy", copying)
-    back_up(tmp_path / "store", tmp_path / "store.zip")
+    back_up(tmp_path / "store", tmp_path / "store.zip", [user_signer()])
     assert tried
 
 
@@ -127,7 +133,7 @@ def test_what_is_no_whole_backup_makes_no_store(kind, tmp_path):
     with contextlib.closing(Store(tmp_path / "store")) as store:
         store.log("said", "something")
     BlobStore(tmp_path / "store" / "blobs").put(b"x" * 1000)
-    assert back_up(tmp_path / "store", tmp_path / "good.zip") == 1
+    assert back_up(tmp_path / "store", tmp_path / "good.zip", [user_signer()]) == 1
     damage(tmp_path / "good.zip", tmp_path / "bad.zip", kind)
     before = sorted(tmp_path.iterdir())
     with pytest.raises(BlobError, match=r"bad\.zip"):
@@ -138,7 +144,7 @@ def test_what_is_no_whole_backup_makes_no_store(kind, tmp_path):
 def test_of_a_damaged_store_no_backup_is_made(killed, tmp_path):
     """It could not be restored, and would take the place of one that can; an export names the damage and leaves it."""
     file = tmp_path / "store.zip"
-    back_up(killed.store, file)
+    back_up(killed.store, file, [user_signer()])
     good, database = file.read_bytes(), killed.store / "shoal.db"
     with contextlib.closing(Store(killed.store, read_only=True)) as store:
         version = store.version(store.runs()[0].id, 0)
@@ -146,7 +152,7 @@ def test_of_a_damaged_store_no_backup_is_made(killed, tmp_path):
         whole = path.read_bytes()
         path.write_bytes(whole[:-1])
         with pytest.raises(BlobError, match=r"blobs/objects/.* is damaged, so no backup was made"):
-            back_up(killed.store, file)
+            back_up(killed.store, file, [user_signer()])
         with pytest.raises(BlobError, match="of version 0, is damaged; `shoal restore` a backup"):
             load_version(store, version.run, 0)
         assert path.read_bytes() == whole[:-1]
@@ -158,7 +164,7 @@ def test_of_a_damaged_store_no_backup_is_made(killed, tmp_path):
     data[4096 * (page - 1) : 4096 * page] = bytes(4096)
     database.write_bytes(data)
     with pytest.raises(StorageError, match=r"cannot copy the database of .*"):
-        back_up(killed.store, file)
+        back_up(killed.store, file, [user_signer()])
     assert file.read_bytes() == good
 
 
@@ -202,10 +208,13 @@ def test_the_commands_say_what_they_did(tmp_path, monkeypatch, capsys):
             main()
         return ended.value.code or 0, "".join(capsys.readouterr())
 
-    file = tmp_path / "store.zip"
+    file, signer = tmp_path / "store.zip", user_signer()
+    own = f"{signer.words} (key {signer.public[:16]})"
     assert shoal("backup", tmp_path / "store", file, "--json")[0] == 0
-    assert shoal("restore", file, tmp_path / "copy") == (0, f"{tmp_path / 'copy'} is what {file} holds\n")
-    assert json.loads(shoal("restore", file, tmp_path / "again", "--json")[1]) == {"path": str(tmp_path / "again")}
+    code, said = shoal("restore", file, tmp_path / "copy")
+    assert (code, said) == (0, f"{tmp_path / 'copy'} is what {file} holds, signed by {own}\n")
+    told = json.loads(shoal("restore", file, tmp_path / "again", "--json")[1])
+    assert told == {"path": str(tmp_path / "again"), "signed_by": [own]}
     code, said = shoal("restore", file, tmp_path / "copy")
     assert (code, "there already; stop its server and move it away" in " ".join(said.split())) == (2, True), said
     code, said = shoal("backup", tmp_path / "none", tmp_path / "none.zip")
@@ -215,7 +224,7 @@ def test_the_commands_say_what_they_did(tmp_path, monkeypatch, capsys):
 
 def test_restore_never_overwrites(tmp_path):
     Store(tmp_path / "store").close()
-    back_up(tmp_path / "store", tmp_path / "store.zip")
+    back_up(tmp_path / "store", tmp_path / "store.zip", [user_signer()])
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter").write_text("dear")
     with pytest.raises(ConfigError, match="take another folder"):

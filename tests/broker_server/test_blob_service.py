@@ -69,6 +69,19 @@ def test_a_file_that_is_damaged_is_found_when_a_device_asks_again(service, broke
     assert "attic" in problem
 
 
+def test_nothing_of_a_file_that_was_replaced_goes_out(service, broker, tmp_path):
+    """Also where nobody has asked for it before: what lies there now may be another file of this machine."""
+    blobs = BlobStore(tmp_path)
+    digest = blobs.put(bytes(range(256)) * 1024)
+    service.serve({digest: blobs.path(digest)})
+    blobs.path(digest).unlink()
+    (tmp_path / "secret").write_bytes(b"secret" * 1000)
+    blobs.path(digest).symlink_to(tmp_path / "secret")
+    (problem,) = ask(service, digest, (0, 3))
+    assert "was changed on disk" in problem
+    assert broker.chunks == {}
+
+
 def test_a_graph_travels_packed_and_counts_as_it_travels(service, broker, tmp_path):
     """And once more as it is, with digests, where it did not arrive whole."""
     blobs = BlobStore(tmp_path)

@@ -1,5 +1,8 @@
 """The store: what is committed is found again, with its types."""
 
+import contextlib
+import os
+import stat
 import time
 from dataclasses import replace
 
@@ -193,3 +196,21 @@ def test_commits_wait_for_the_disk_where_they_must(tmp_path, durable, level):
         assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == level
         assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
     opened.close()
+
+
+def test_a_store_is_for_its_owner_alone_wherever_it_lies(tmp_path):
+    """The folder, the database and what SQLite keeps beside it; what a group was given it keeps, and nobody else."""
+    before = os.umask(0o022)
+    try:
+        store = Store(tmp_path / "made" / "store")
+    finally:
+        os.umask(before)
+    with contextlib.closing(store):
+        store.log("said", "something")
+        files = {path.name: stat.S_IMODE(path.stat().st_mode) for path in store.folder.glob("shoal.db*")}
+        assert files == {"shoal.db": 0o600, "shoal.db-shm": 0o600, "shoal.db-wal": 0o600}
+        assert stat.S_IMODE(store.folder.stat().st_mode) == 0o700
+    for before, after in ((0o640, 0o640), (0o644, 0o600)):
+        store.path.chmod(before)
+        Store(store.folder).close()
+        assert stat.S_IMODE(store.path.stat().st_mode) == after

@@ -275,6 +275,28 @@ def test_a_session_is_made_only_of_a_checked_graph(tmp_path) -> None:
         (tmp_path / "empty").write_bytes(b"")
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda data: data[: len(data) // 2], "longer than the file"),
+        (lambda data: data + b"\x08\x09", "two of ir_version"),
+        (lambda data: data.replace(b"Flatten", b"Flotten"), "no operator Flotten"),
+        (lambda data: data.replace(b"flat", b"fl\xfft"), "not UTF-8"),
+    ],
+    ids=["cut off", "a field twice", "an operator", "a name"],
+)
+def test_a_refusal_has_its_name_however_deep_it_was_found(tmp_path, change, said) -> None:
+    """The file is mapped while it is read; what was looked at when it was refused keeps nobody from closing it."""
+    tiny = write_tiny_set(tmp_path / "good")
+    evil = tmp_path / "evil.onnx"
+    evil.write_bytes(change(thief().SerializeToString()))
+    spec = tiny.manifest.graphs["onnx/train"].model_copy(update={"digest": digest_of(evil.read_bytes())})
+    manifest = tiny.manifest.model_copy(update={"graphs": {"onnx/train": spec}})
+    with pytest.raises(RefusedError, match=said) as caught:
+        TrainSession(manifest, evil)
+    assert caught.value.reason is RefusalReason.UNSAFE_GRAPH
+
+
 GOOD = thief().SerializeToString()
 
 

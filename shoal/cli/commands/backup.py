@@ -1,11 +1,11 @@
-"""Write a store to one file; its server may go on meanwhile."""
+"""Write a store to one file, signed as yours; its server may go on meanwhile."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from shoal.cli.common import AsJson
+from shoal.cli.common import HERE, AsJson, FleetFolder
 from shoal.cli.console import print_json, say
 from shoal.cli.extras import needs
 
@@ -13,13 +13,21 @@ from shoal.cli.extras import needs
 def _backup(
     store: Annotated[Path, typer.Argument(help="Folder of the server's store.")],
     file: Annotated[Path, typer.Argument(help="File to write, for example store.zip.")],
+    folder: FleetFolder = HERE,
     as_json: AsJson = False,
 ) -> None:
     with needs("server"):
+        from broker_server.service.backup_keys import signers
         from broker_server.store.backup import back_up
+        from broker_server.store.restoring import MOST_BYTES, MOST_FILES
 
-    blobs = back_up(store, file)
+    keys = signers(store, folder)
+    blobs = back_up(store, file, keys)
+    size = file.stat().st_size
+    signed_by = [signer.words for signer in keys]
     if as_json:
-        print_json({"path": str(file), "blobs": blobs, "bytes": file.stat().st_size})
+        print_json({"path": str(file), "blobs": blobs, "bytes": size, "signed_by": signed_by})
         return
-    say(f"{store} with {blobs} blobs is in {file}")
+    say(f"{store} with {blobs} blobs is in {file}, signed by {' and '.join(signed_by)}")
+    if blobs > MOST_FILES or size > MOST_BYTES:
+        say(f"it is large: restore it with --most-files {blobs} --most-bytes {size}")

@@ -91,7 +91,7 @@ def _bench(
 
     with needs("device"):
         from device_runtime.bench import SMALL, board_line, costs
-    from shoal.cli.console import print_json
+    from shoal.cli.console import print_json, say
 
     found = costs(folder or SMALL, batch)
     if as_json:
@@ -99,10 +99,10 @@ def _bench(
         return
     for number, cost in enumerate(found):
         if not number:
-            print(board_line(), end="\n\n")
-            print("| set | batch | step, ms (quartiles) | wall, ms | opens, ms | again, ms | start, s | MB | loss |")
-            print("|---|---|---|---|---|---|---|---|---|")
+            say(f"{board_line()}\n")
+            say("| set | batch | step, ms (quartiles) | wall, ms | opens, ms | again, ms | start, s | MB | loss |")
+            say("|---|---|---|---|---|---|---|---|---|")
         step = f"{cost.step_ms:.3f} ({cost.step_low_ms:.3f} to {cost.step_high_ms:.3f}) | {cost.wall_ms:.3f}"
         start = f"{cost.opens_ms:.1f} | {cost.opens_again_ms:.1f} | {cost.first_step_seconds:.2f}"
         name = f"{cost.arch} {cost.tier}"
-        print(f"| {name} | {cost.batch} | {step} | {start} | {cost.peak_mb:.0f} | {cost.loss:.4f} |", flush=True)
+        say(f"| {name} | {cost.batch} | {step} | {start} | {cost.peak_mb:.0f} | {cost.loss:.4f} |")

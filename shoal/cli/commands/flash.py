@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from rich.progress import Progress
 
+from fleet_protocol.errors import visible
 from fleet_protocol.identity.enrolment import write_secret
 from shoal.cli.console import bytes_text, error_console, say
 from shoal.cli.grouped import grouped
@@ -66,7 +67,7 @@ def _image(card: Card) -> None:
         def confirm(disk: Disk) -> bool:
             bar.stop()
             name, about = disk.path.name, f"{disk.path}, {disk.model}, {bytes_text(disk.size)}"
-            if typer.prompt(f"{about}: all that is on it goes. Type {name} to go on") != name:
+            if typer.prompt(visible(f"{about}: all that is on it goes. Type {name} to go on")) != name:
                 return False
             bar.start()
             return True

@@ -1,0 +1,77 @@
+"""What a stored configuration names: files, programs, addresses and other words that somebody chose.
+
+It is found by walking the configuration, so that a setting which is added later is found, too.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel
+
+from broker_server.settings.fleet import FleetConfig
+from fleet_protocol.errors import ShoalError
+
+_ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://|^[\w.-]+:\d+$", re.IGNORECASE)
+_PROGRAM = re.compile(r"^.*[^:/\\]:[A-Za-z_]\w*$")
+
+
+@dataclass(frozen=True)
+class NamedSetting:
+    """A setting whose value is a name.
+
+    Attributes:
+        setting: where it stands, such as ``evaluation.data.path``.
+        kind: ``path``, ``address``, ``program`` or ``word``.
+        value: as it stands there.
+    """
+
+    setting: str
+    kind: str
+    value: str
+
+
+def names_in(text: str) -> tuple[NamedSetting, ...]:
+    """What a configuration names, as the JSON that a store has of a run; of one that cannot be read, every text."""
+    try:
+        found: Any = FleetConfig.stored(text)
+    except (ValueError, ShoalError):  # of another version, or changed
+        try:
+            found = json.loads(text)
+        except ValueError:
+            return (NamedSetting("(the configuration cannot be read)", "word", text[:1000]),)
+    return tuple(_named(found, ""))
+
+
+def _named(value: Any, setting: str) -> Iterator[NamedSetting]:
+    if isinstance(value, BaseModel):
+        for name, field in type(value).model_fields.items():
+            if not _is_choice(field.annotation):
+                yield from _named(getattr(value, name), f"{setting}.{name}" if setting else name)
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _named(each, f"{setting}.{key}" if setting else str(key))
+    elif isinstance(value, list | tuple | set | frozenset):
+        for number, each in enumerate(value):
+            yield from _named(each, f"{setting}.{number}")
+    elif isinstance(value, Path):
+        yield NamedSetting(setting, "path", str(value))
+    elif isinstance(value, str) and value and not isinstance(value, Enum):
+        yield NamedSetting(setting, _kind(value), value)
+
+
+def _is_choice(annotation: Any) -> bool:
+    """Whether a field has one of a few values that Shoal itself names."""
+    return any(get_origin(each) is Literal for each in (annotation, *get_args(annotation)))
+
+
+def _kind(value: str) -> str:
+    if _ADDRESS.search(value):
+        return "address"
+    if _PROGRAM.match(value):
+        return "program"
+    return "path" if "/" in value or "\\" in value else "word"

@@ -1,0 +1,194 @@
+"""A store from a backup: all of it is checked before it is there, in bounded memory, and whose it is comes first."""
+
+import contextlib
+import re
+import secrets
+import shutil
+import sqlite3
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from broker_server.store.backup import DATABASE, ROOTS
+from broker_server.store.backup_signature import (
+    INVENTORY,
+    SIGNATURES,
+    SIGNATURES_LIMIT,
+    BackupStatement,
+    read_inventory,
+    read_statements,
+)
+from broker_server.store.repository import Store
+from fleet_protocol.blob_store import replacing
+from fleet_protocol.blobs import storage_error
+from fleet_protocol.digests import DIGEST_PATTERN, pieces_match, place_of
+from fleet_protocol.errors import BlobError, ConfigError
+from fleet_protocol.foreign_archives import Archive, BeyondBoundsError, Bounds, open_archive
+from fleet_protocol.foreign_files import quoted
+
+MOST_FILES = 100_000
+MOST_BYTES = 64 * 10**9
+"""What is restored without being asked for more."""
+
+_LINE_BYTES = 300  # of a member in the inventory, at most
+_HELP = (
+    "`shoal restore --trust` shows what its runs name (paths, programs, addresses), takes none of that, and restores"
+    " the rest"
+)
+
+
+def restore(
+    file: Path,
+    store: Path,
+    *,
+    known: Collection[str] = (),
+    trust: bool = False,
+    most_files: int = MOST_FILES,
+    most_bytes: int = MOST_BYTES,
+) -> tuple[BackupStatement, ...]:
+    """Make a store from a file that `back_up` wrote; it is in its place once all of it was checked.
+
+    Args:
+        file: the backup.
+        store: folder to make.
+        known: public keys in hexadecimal, of which one must have signed it.
+        trust: take one that is not signed, or with other keys.
+        most_files: blobs that it may hold.
+        most_bytes: that all of it may have.
+
+    Returns:
+        Who has signed it; nobody where it is of before backups were signed.
+
+    Raises:
+        ConfigError: something is there already; or nobody known has signed it.
+        BlobError: the file is torn, damaged, changed, larger than the bounds or no backup.
+        StorageError: it cannot be read or written, or holds a store of a newer Shoal.
+    """
+    store = store.resolve()  # "." has no name
+    if store.exists() and (not store.is_dir() or any(store.iterdir())):
+        raise ConfigError(f"{store} is there already; stop its server and move it away, or take another folder")
+    made = store.with_name(f".{store.name}.{secrets.token_hex(4)}")
+    bounds = Bounds(members=most_files + 3, unpacked_bytes=most_bytes, ratio=1.0)
+    try:
+        with contextlib.ExitStack() as stack:
+            archive = _open(stack, file, bounds)
+            statements, digests = _contents(archive, file)
+            if not trust:
+                _check_signer(file, statements, known)
+            made.mkdir(mode=0o700, parents=True)
+            for name, digest in digests.items():
+                _unpack(archive, file, name, digest, made / name)
+        _check_tables(made / DATABASE, file)
+        Store(made, read_only=True).close()
+        made.rename(store)
+    except OSError as error:
+        raise storage_error("restore", file, error) from error
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+    return statements
+
+
+def _open(stack: contextlib.ExitStack, file: Path, bounds: Bounds) -> Archive:
+    try:
+        return stack.enter_context(open_archive(file, bounds))
+    except BeyondBoundsError as error:
+        raise BlobError(f"{error}; for a larger backup of your own name --most-bytes or --most-files") from error
+
+
+def _contents(archive: Archive, file: Path) -> tuple[tuple[BackupStatement, ...], Mapping[str, str]]:
+    """Who has signed a backup, and the digest that each file of the store must have, by its name.
+
+    Raises:
+        BlobError: it holds something else than was signed, or than a store has.
+    """
+    if SIGNATURES not in archive.members:
+        statements: tuple[BackupStatement, ...] = ()
+        names: list[str] = list(archive.members)
+        database = archive.comment.decode(errors="replace")  # blobs have their digests as names
+    else:
+        statements, names, database = _signed_contents(archive, file)
+    digests = {name: database if name == DATABASE else name.rpartition("/")[2] for name in names}
+    for name, digest in digests.items():
+        if not re.fullmatch(DIGEST_PATTERN, digest) or name not in _places(name, digest):
+            raise BlobError(f"{quoted(name)} in {file} is damaged, or not of a store; take another backup")
+    if DATABASE not in digests:
+        raise BlobError(f"{file} is no whole backup of a store: it has no {DATABASE}")
+    return statements, digests
+
+
+def _places(name: str, digest: str) -> Collection[str]:
+    """Where a file of a store may lie; it follows from the digest, so that no name leads out of the folder."""
+    if name == DATABASE:
+        return (DATABASE,)
+    return [Path(root, "objects", place_of(digest)).as_posix() for root in ROOTS]
+
+
+def _signed_contents(archive: Archive, file: Path) -> tuple[tuple[BackupStatement, ...], list[str], str]:
+    """Statements, names of the store's files, and the database's digest, as they were signed."""
+    limit = len(archive.members) * _LINE_BYTES
+    try:
+        inventory = archive.read(INVENTORY, limit)
+        statements = read_statements(archive.read(SIGNATURES, SIGNATURES_LIMIT), inventory)
+        listed = read_inventory(inventory)
+    except BlobError as error:
+        raise BlobError(f"{file} is no whole backup of a store: {error}") from error
+    there = dict(archive.members)
+    for name in (INVENTORY, SIGNATURES):
+        del there[name]
+    strange = sorted(there.keys() ^ listed.keys())
+    if strange:
+        what = "was added after it was signed" if strange[0] in there else "is missing"
+        raise BlobError(f"{file} was changed: {quoted(strange[0])} {what}; take another backup")
+    if archive.comment:
+        raise BlobError(f"{file} was changed: it has a comment, which is not signed; take another backup")
+    for name, size in there.items():
+        if size != listed[name].size:
+            raise BlobError(f"{file} was changed: {quoted(name)} has {size} bytes instead of {listed[name].size}")
+        if name != DATABASE and listed[name].digest != name.rpartition("/")[2]:
+            raise BlobError(f"{file} was changed: {quoted(name)} is listed under another digest")
+    database = listed[DATABASE].digest if DATABASE in listed else ""
+    return statements, list(there), database
+
+
+def _check_signer(file: Path, statements: Sequence[BackupStatement], known: Collection[str]) -> None:
+    if not statements:
+        raise ConfigError(f"{file} is not signed, so nobody says whose it is; {_HELP}")
+    if not any(statement.key in known for statement in statements):
+        whose = " and ".join(statement.shown for statement in statements)
+        raise ConfigError(f"{file} was signed by {whose}, neither by you nor by the operator of this fleet; {_HELP}")
+
+
+def _unpack(archive: Archive, file: Path, name: str, digest: str, target: Path) -> None:
+    """Write a member to its place, piece by piece, if it has its digest."""
+    with replacing(target) as out:
+        if not pieces_match(_written(archive.pieces(name), out), digest):
+            raise BlobError(f"{quoted(name)} in {file} is damaged, or not of a store; take another backup")
+
+
+def _written(pieces: Iterable[bytes], out: IO[bytes]) -> Iterator[bytes]:
+    for piece in pieces:
+        out.write(piece)
+        yield piece
+
+
+def _check_tables(database: Path, file: Path) -> None:
+    """See that a database is whole, and has tables alone: a trigger or a view is a program of somebody else's.
+
+    Raises:
+        BlobError: it is damaged, or has something else.
+    """
+    address = f"{database.absolute().as_uri()}?mode=ro&immutable=1"
+    try:
+        with contextlib.closing(sqlite3.connect(address, uri=True)) as opened:
+            opened.execute("PRAGMA trusted_schema=OFF")
+            strange = opened.execute(
+                "SELECT type, name FROM sqlite_master WHERE type NOT IN ('table', 'index')"
+                " OR sql LIKE '%VIRTUAL%TABLE%' LIMIT 1"
+            ).fetchone()
+            state = opened.execute("PRAGMA quick_check(1)").fetchone()[0]
+    except sqlite3.Error as error:
+        raise BlobError(f"the database in {file} is damaged: {error}; take another backup") from error
+    if strange is not None:
+        raise BlobError(f"the database in {file} has a {strange[0]} {quoted(str(strange[1]))}, as no store has")
+    if state != "ok":
+        raise BlobError(f"the database in {file} is damaged: {state}; take another backup")
