@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from pydantic import ValidationError
 
@@ -73,7 +72,7 @@ def config_of(request: RunRequest | OwnRun | AnotherRun, store: Store, own: Flee
         except ValidationError as error:
             raise ConfigError(f"the requested configuration: {problems(error, 'the document', 1)}") from error
     if isinstance(request, AnotherRun):
-        return trusted_config(Path(store.folder), queries.find_run(store, request.run or None), own)
+        return trusted_config(store, queries.find_run(store, request.run or None), own)
     if own is None:
         raise ConfigError(_NO_FILE)
     try:

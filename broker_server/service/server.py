@@ -47,7 +47,7 @@ from broker_server.service.partial_uploads import PartialUploads
 from broker_server.service.receiver import Begin
 from broker_server.service.receivers import Receivers
 from broker_server.service.rollout import Carrier
-from broker_server.service.trusted import keep_config, trusted_config, what_differs
+from broker_server.service.trusted import trusted_config, what_differs
 from broker_server.service.uploads import Uploads
 from broker_server.settings.fleet import BrokerConfig, FleetConfig
 from broker_server.store import RunRecord, Store
@@ -224,12 +224,7 @@ class Server:
         unfinished = self._store.unfinished(self.fleet)
         if unfinished is None:
             return None
-        config = trusted_config(self._folder, unfinished, self._own)
-        if changed := what_differs(config, unfinished.config):
-            why = f"the store's configuration of run {unfinished.id} was changed, and is not used: {changed}"
-            _LOG.warning(why)
-            self._store.log("configuration-changed", why, run=unfinished.id)
-        return self._go_on(unfinished, config, None)
+        return self._go_on(unfinished, trusted_config(self._store, unfinished, self._own), None)
 
     def _go_on(self, record: RunRecord, config: FleetConfig, request: str | None) -> control.RunFinished:
         self._control.followed = self._control.open
@@ -238,7 +233,6 @@ class Server:
         return self._work(context, evaluators, request)
 
     def _prepare(self, run: str, config: FleetConfig) -> tuple[RunContext, Evaluators]:
-        """What a run is done with; the configuration, which this server trusts, is kept for its successors."""
         here = {"store": self._folder.resolve(), "broker": self._broker_config}
         config = config.model_copy(update=here)
         artifacts = load_artifacts(
@@ -250,9 +244,7 @@ class Server:
         context = prepare_run(run, config, artifacts)
         if self._carrier is not None:
             context = replace(context, sets=self._carrier.sets)
-        evaluators = open_evaluators(context)
-        keep_config(self._folder, run, context.begun().config)
-        return context, evaluators
+        return context, open_evaluators(context)
 
     def _work(self, context: RunContext, evaluators: Evaluators, request: str | None) -> control.RunFinished:
         reporter = Reporter(context.run, self._store, self._tell)

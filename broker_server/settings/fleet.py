@@ -260,7 +260,7 @@ class FleetConfig(RunKeys):
         """
         before = self.stored(stored).leaves()
         now = self.leaves()
-        return sorted(name for name in before.keys() | now.keys() if not _same(before.get(name), now.get(name)))
+        return [name for name in {**now, **before} if not _same(before.get(name), now.get(name))]
 
     def leaves(self) -> dict[str, tuple[Any, Any]]:
         """Every setting that says what a run is, as ``train.epochs``, with its value as JSON has it, twice.

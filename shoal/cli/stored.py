@@ -267,9 +267,17 @@ SUFFIXES: Mapping[str, str] = MappingProxyType({"safetensors": "safetensors", "t
 
 
 def save_version(
-    opened: Store, run: str | None, version: int, tier: str | None, file_format: FileFormat, path: Path
+    opened: Store,
+    run: str | None,
+    version: int,
+    tier: str | None,
+    file_format: FileFormat,
+    path: Path,
+    artifacts: Path | None = None,
 ) -> VersionRecord:
     """Write a global version, or a tier of it, as a file of that format; an existing one is replaced.
+
+    The `artifacts` are those of `stored_context`.
 
     Returns:
         The version, with the evaluation of what was written, where there is one.
@@ -280,7 +288,7 @@ def save_version(
     """
     exported = load_version(opened, run, version)
     if tier is not None or file_format != "safetensors":
-        found = tier_version(opened, exported, tier)
+        found = tier_version(opened, exported, tier, artifacts)
         exported = found[0]
         if file_format == "onnx":
             _save_onnx(found, path)
@@ -291,11 +299,18 @@ def save_version(
     return exported.record
 
 
-def save(source: Store | Client, run: RunRecord, version: int, of: Mapping[str, str], path: Path) -> VersionRecord:
+def save(
+    source: Store | Client,
+    run: RunRecord,
+    version: int,
+    of: Mapping[str, str],
+    path: Path,
+    artifacts: Path | None = None,
+) -> VersionRecord:
     """Write a version, or the ``tier`` `of` it, in a ``format``; as `save_version`."""
     tier, kind = of.get("tier"), cast("FileFormat", of["format"])
     if isinstance(source, Store):
-        return save_version(source, run.id, version, tier, kind, path)
+        return save_version(source, run.id, version, tier, kind, path, artifacts)
     write_atomically(path, source.weights(version, run.id, **of))
     known = next(view.version for view in VERSIONS.look(source, run.id) if view.version.number == version)
     return _judged(known, run, tier)

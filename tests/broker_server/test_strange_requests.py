@@ -9,12 +9,10 @@ import time
 import pytest
 
 from broker_server.service.server import Server
-from broker_server.settings.fleet import BrokerConfig
 from broker_server.store import Store
 from fleet_protocol.link import Link
 from fleet_protocol.topics import Topics
-from fleet_protocol.transport import BrokerAddress, Received
-from tests.broker_server.peer import Peer, honest
+from fleet_protocol.transport import BrokerAddress
 
 CODE = """
 from pathlib import Path
