@@ -42,7 +42,9 @@ class Bounds:
         return self.least <= value <= self.most and not (self.whole and isinstance(value, float))
 
     def __str__(self) -> str:
-        return f"a {'whole ' if self.whole else ''}number from {self.least:g} to {self.most:g}"
+        if self.whole:
+            return f"a whole number from {self.least} to {self.most}"
+        return f"a number from {self.least:g} to {self.most:g}"
 
 
 SETTABLE: Mapping[str, Bounds] = MappingProxyType(
