@@ -210,7 +210,7 @@ def test_nothing_but_numbers_and_fingerprints_travels(change):
 
 @pytest.mark.parametrize("kind", ["insecure", "enrolled"])
 def test_what_a_request_may_set_is_set(kind, config, fleet, tmp_path):
-    """From another computer, to which the server's paths mean nothing: the numbers are as asked, the rest is its own."""
+    """From another computer, to which the server's paths mean nothing: numbers are as asked, the rest its own."""
     numbers = {"round.rounds": 1, "seed": 77, "train.epochs": 5, "train.steps": 9, "round.wait_seconds": 33.0}
     with open_fleet(kind, config, fleet, tmp_path) as (settings, elsewhere):
         wanted = Wanted.of(elsewhere)

@@ -61,7 +61,7 @@ NAMED = pytest.mark.parametrize(
     [
         'kind = "python"\nentry_point = "{file}:load"\n',
         'kind = "npz"\npath = "d.npz"\ntransforms = ["{file}:same"]\n',
-        'kind = "npz"\npath = "d.npz"\naugment = ["crop", "{file}:same"]\n',
+        'kind = "npz"\npath = "d.npz"\naugment = ["{file}:same"]\n',
     ],
     ids=["entry point", "transforms", "augment"],
 )
