@@ -10,6 +10,7 @@ from device_runtime.conditions import ConditionsConfig
 from device_runtime.training.accelerators import Accelerators
 from device_runtime.training.own_model_files import KEPT_RUNS
 from fleet_protocol.configuration import read_toml, validate_config
+from fleet_protocol.data.own_functions import require_own_functions
 from fleet_protocol.data.sources import DataConfig
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.frozen import FrozenModel
@@ -122,6 +123,7 @@ class DeviceConfig(FrozenModel):
         predict: predictions on this board, ``true`` for `shoal device predict` alone.
         report_data: tell the fleet what looks wrong in the data, in sentences with figures; without it that stays in
             this board's log and `shoal device doctor`.
+        code: further folders whose Python functions the data may name, beside the folder of this file.
     """
 
     fleet: Name
@@ -146,6 +148,7 @@ class DeviceConfig(FrozenModel):
     runtime: RuntimeConfig = RuntimeConfig()
     predict: Annotated[PredictConfig | None, _SWITCH] = None
     report_data: bool = True
+    code: tuple[Path, ...] = ()
 
     def accelerators(self) -> Accelerators | None:
         """What is tried beside the CPU; None for nothing."""
@@ -199,17 +202,6 @@ class DeviceConfig(FrozenModel):
         day = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(over))
         return f"the enrolment ended on {day}: its operator lets it go on with `shoal renew {member.enrolment.name}`"
 
-    def resolved(self, base: Path) -> "DeviceConfig":
-        """The same configuration with relative paths taken from a folder, usually that of its file."""
-        return self.model_copy(update={"data": self.data.resolved(base), **_based(self, base)})
-
-
-def _based(section: FrozenModel, base: Path) -> dict[str, object]:
-    """The paths of a section, and of those in it, from a folder."""
-    inner = {name: value for name, value in section if isinstance(value, FrozenModel) and name != "data"}
-    found: dict[str, object] = {name: base / value for name, value in section if isinstance(value, Path)}
-    return found | {name: value.model_copy(update=_based(value, base)) for name, value in inner.items()}
-
 
 def load_device_config(path: Path, enrolment: Path | None = None) -> DeviceConfig:
     """Read a device's configuration file.
@@ -234,5 +226,6 @@ def load_device_config(path: Path, enrolment: Path | None = None) -> DeviceConfi
             if document.setdefault(key, value) != value and key != "broker":
                 raise ConfigError(f"{path}: {key} is {document[key]!r}, and in the enrolment {enrolment} {value!r}")
     config = validate_config(document, DeviceConfig, source=str(path), written=True).resolved(base)
+    require_own_functions(config, path, config.code)
     config.address()
     return config

@@ -1,7 +1,7 @@
 """The base of every value that crosses a border: frozen, strict about unknown keys, JSON both ways."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any
@@ -51,17 +51,26 @@ class FrozenModel(BaseModel):
 
     def resolved(self, base: Path) -> Self:
         """The same with every relative path in it taken from a folder, usually that of its file."""
-        found = {name: (value, _resolved(value, base)) for name, value in self}
-        changed = {name: new for name, (old, new) in found.items() if new != old}  # what was not said stays so
+        return self.relocated(lambda path: base / path)
+
+    def relocated(self, move: Callable[[Path], Path]) -> Self:
+        """The same with every path in it replaced by what a function makes of it.
+
+        A model that names files in other ways, as ``file.py:function``, says here which of its values do.
+        """
+        replaced = {name: (value, _relocated(value, move)) for name, value in self}
+        changed = {name: new for name, (old, new) in replaced.items() if new != old}  # what was not said stays so
         return self.model_copy(update=changed) if changed else self
 
 
-def _resolved(value: Any, base: Path) -> Any:
+def _relocated(value: Any, move: Callable[[Path], Path]) -> Any:
     if isinstance(value, Mapping):
-        return {key: _resolved(item, base) for key, item in value.items()}
+        return {key: _relocated(item, move) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_relocated(item, move) for item in value)
     if isinstance(value, FrozenModel):
-        return value.resolved(base)
-    return base / value if isinstance(value, Path) else value
+        return value.relocated(move)
+    return move(value) if isinstance(value, Path) else value
 
 
 def problems(error: ValidationError, whole: str, most: int = 3) -> str:

@@ -1,9 +1,9 @@
-"""What the command line asks of a running server, on ``Topics.server_control``."""
+"""What is asked of a running server on ``Topics.server_control``: numbers and names, and nothing to open or to run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, StrictFloat, StrictInt
 
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages import Ask
@@ -14,24 +14,38 @@ Wish = Literal["go", "pause", "stop", "abandon"]
 """What an operator wants of a run; see `SteerRequest`."""
 
 Wanted = Literal[Wish, "start"]
-"""The same, and another run with the settings of that one."""
+"""The same, and another run with the settings of that one, which is asked at the server's socket alone."""
+
+
+SettingName = Annotated[str, Field(pattern=r"^[a-z][A-Za-z0-9_.-]{0,199}$")]
+"""A key of ``fleet.toml`` with its tables, as ``train.epochs``."""
+
+Fingerprints = Annotated[str, Field(pattern=r"^[0-9a-f]{16}( [0-9a-f]{16})?$")]
+"""One of a value, or two of a value with paths: as they lie from the store, and absolute."""
+
+Number = StrictInt | StrictFloat
+MOST_SETTINGS = 2000
 
 
 class RunRequest(FrozenModel):
-    """Ask a running server for a run.
+    """Ask a running server for a run of its own configuration.
+
+    No value of a setting but numbers travels. That the asker means the same configuration the server sees by
+    fingerprints, which it compares with those of its own.
 
     Attributes:
         request: id chosen by the asker; the events that answer carry it.
         fleet: name of the fleet.
-        config: the server's configuration as JSON, with absolute paths; its ``store`` and ``broker`` are the running
-            server's own and not read.
+        settings: numbers that the run shall have; the server has a list of those that may be set, and their bounds.
+        others: every other setting of the run to the fingerprints of its value.
     """
 
     type: Literal["run-request"] = "run-request"
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     request: Name
     fleet: Name
-    config: str
+    settings: Mapping[SettingName, Number] = Field(default_factory=dict, max_length=MOST_SETTINGS)
+    others: Mapping[SettingName, Fingerprints] = Field(default_factory=dict, max_length=MOST_SETTINGS)
 
 
 class SteerRequest(FrozenModel):

@@ -17,7 +17,7 @@ A round takes as long as its slowest device, and rounds add up. What the specifi
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from itertools import pairwise
@@ -74,9 +74,9 @@ class ClockConfig(FrozenModel):
     download: bool = False
     dynamics: DynamicsConfig = DynamicsConfig()
 
-    def resolved(self, base: Path) -> Self:
-        """The same, with the path of a table taken as relative to a folder."""
-        return self if self.table == SHIPPED else self.model_copy(update={"table": str(base / self.table)})
+    def relocated(self, move: Callable[[Path], Path]) -> Self:
+        """The same, with the path of a table as `move` replaces it."""
+        return self if self.table == SHIPPED else self.model_copy(update={"table": str(move(Path(self.table)))})
 
 
 class DeviceType(FrozenModel):

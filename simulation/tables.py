@@ -1,6 +1,6 @@
 """The tables of ``sim.toml`` for what a fleet has outside of its configuration: a model to export, data, devices."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -8,7 +8,7 @@ from pydantic import Field, ValidationInfo, model_validator
 from typing_extensions import Self
 
 from fleet_protocol.data import Augment, DataConfig
-from fleet_protocol.data.augment import based
+from fleet_protocol.data.augment import relocated
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.recipe import RecipeTable
 
@@ -74,9 +74,10 @@ class DataTable(FrozenModel):
         """Random changes to the training samples, wherever they are said."""
         return self.augment if self.train is None else self.train.augment
 
-    def resolved(self, base: Path) -> Self:
-        """The same table with relative paths taken from ``base``."""
-        return super().resolved(base).model_copy(update={"augment": tuple(based(base, item) for item in self.augment)})
+    def relocated(self, move: Callable[[Path], Path]) -> Self:
+        """The same table with its files, those of functions among them, as `move` replaces them."""
+        augment = tuple(relocated(move, name) for name in self.augment)
+        return super().relocated(move).model_copy(update={"augment": augment})
 
 
 class PartitionTable(FrozenModel):

@@ -172,7 +172,7 @@ def targets() -> Iterator[list[Target]]:
         control.RunSteered(**run, request="q", wish="pause"),
     ]
     asked = [
-        requests.RunRequest(request="q", fleet="lab", config='{"a": 1}'),
+        requests.RunRequest(request="q", fleet="lab", settings={"round.rounds": 3}, others={"model.arch": "0" * 16}),
         requests.SteerRequest(request="q", fleet="lab", run="r1", wish="stop"),
         Ask(task="q", fleet="lab", device="pi", asked={"x": [[0.5]]}, seconds=1.0),
     ]

@@ -1,14 +1,16 @@
 """A stored global version as one of its tiers: all weights that the tier's devices compute with, by their names."""
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from broker_server.rounds.artifacts import TierArtifacts, load_artifacts
-from broker_server.rounds.evaluation import load_test_set
+from broker_server.rounds.contracts import FleetContracts
 from broker_server.rounds.judging import over_batches
 from broker_server.rounds.run_context import RunContext, prepare_run
 from broker_server.rounds.tier_models import model_of
 from broker_server.settings.fleet import FleetConfig
 from broker_server.store import Store
+from broker_server.store.configurations import kept_config, one_name
 from broker_server.store.export import ExportedVersion
 from broker_server.store.queries import find_run
 from fleet_protocol.blob_store import BlobStore
@@ -18,17 +20,37 @@ from models.own_class import OWN_CLASS, OwnClass, read_own_class
 from models.slicing import Tensors
 
 
-def stored_context(store: Store, run: str | None = None) -> RunContext:
-    """What was fixed for a stored run, by default the newest, from its configuration and the artifacts that it names.
+def stored_context(store: Store, run: str | None = None, artifacts: Path | None = None) -> RunContext:
+    """What was fixed for a stored run, by default the newest.
+
+    Args:
+        store: where it is.
+        run: its id, or the beginning of it.
+        artifacts: folder of exported sets; by default the one that the run's server was given. Where that is not known,
+            as in a store from a backup, nothing but this says it: the database's word is not taken.
 
     Raises:
-        ConfigError: there is no such run, or its artifacts are no longer there.
+        ConfigError: there is no such run, its artifacts are no longer there, or nobody says where they are.
         PlanError: the artifacts are others now.
     """
     record = find_run(store, run)
-    config = FleetConfig.stored(record.config)
-    artifacts = load_artifacts(config.model.artifacts, record.arch, chunk_bytes=config.round.chunk_bytes)
-    return prepare_run(record.id, config, artifacts)
+    kept = kept_config(store.folder, record.id)
+    if kept is None and artifacts is None:
+        raise ConfigError(
+            f"nobody has said here where the artifact sets of run {record.id} lie, as its store is from a backup, or of"
+            " an earlier Shoal: `shoal export-weights --artifacts FOLDER` takes them from a folder of yours"
+        )
+    config = kept or _numbers_of(record.config)
+    folder = artifacts or config.model.artifacts
+    architecture = one_name("architecture", config.model.arch)
+    return prepare_run(record.id, config, load_artifacts(folder, architecture, chunk_bytes=config.round.chunk_bytes))
+
+
+def _numbers_of(stored: str) -> FleetConfig:
+    """What the database says, without test sets: whoever changed it could name any file or function."""
+    config = FleetConfig.stored(stored)
+    judging = config.evaluation.model_copy(update={"data": None, "tier_data": {}})
+    return config.model_copy(update={"evaluation": judging})
 
 
 @dataclass(frozen=True)
@@ -109,8 +131,8 @@ def statistics_of(spec: StatisticSpec) -> tuple[str, str]:
     return statistic_mean(spec.name), statistic_variance(spec.name)
 
 
-def tier_version(store: Store, exported: ExportedVersion, tier: str | None) -> TierVersion:
-    """An exported tier of a version; None is the whole model.
+def tier_version(store: Store, exported: ExportedVersion, tier: str | None, folder: Path | None = None) -> TierVersion:
+    """An exported tier of a version; None is the whole model. The artifact sets are those of `stored_context`.
 
     Statistics of static batch norms are those that the version was judged with, where the tier is the one that is
     judged. They are of that tier alone: a narrow one feeds its norms sums of fewer units, and a cut of the whole
@@ -120,7 +142,7 @@ def tier_version(store: Store, exported: ExportedVersion, tier: str | None) -> T
     Raises:
         ConfigError: the tier is not exported, or its artifacts are no longer there.
     """
-    context = stored_context(store, exported.record.run)
+    context = stored_context(store, exported.record.run, folder)
     artifacts = context.artifacts
     if tier is not None and tier not in artifacts.tiers:
         raise ConfigError(f"--tier: {tier!r} is not exported; exported are {', '.join(artifacts.tiers)}")
@@ -146,7 +168,7 @@ def _with_statistics(version: TierVersion, context: RunContext) -> TierVersion:
     if kept or not found.manifest.statistics:
         return replace(version, exported=replace(version.exported, statistics=kept))
     try:
-        taken = _over_test_set(version)
+        taken = _over_test_set(version, context)
     except ShoalError as error:
         lacking = f"the store has no statistics for it, and none can be taken over the server's test set: {error}"
         return replace(version, exported=replace(version.exported, statistics={}), lacking=lacking)
@@ -157,12 +179,12 @@ def _with_statistics(version: TierVersion, context: RunContext) -> TierVersion:
     )
 
 
-def _over_test_set(version: TierVersion) -> Tensors:
-    config, found = version.config, version.artifacts
-    source = config.evaluation.tier_data.get(found.tier.id, config.evaluation.data)
-    if source is None:
+def _over_test_set(version: TierVersion, context: RunContext) -> Tensors:
+    """Statistics of the tier from the samples that judge it, as `evaluation.tiers` takes them."""
+    config = version.config
+    if config.evaluation.data is None:
         raise ConfigError("the run has none ([evaluation.data])")
-    data = load_test_set(source, found.manifest)
-    return over_batches(
-        found, version.exported.weights, data, batch_size=config.train.batch_size, threads=config.evaluation.threads
-    )
+    data = FleetContracts(context).test_set(version.artifacts)
+    size = config.train.batch_size
+    threads = config.evaluation.threads
+    return over_batches(version.artifacts, version.exported.weights, data, batch_size=size, threads=threads)

@@ -2,26 +2,25 @@
 
 import time
 from collections.abc import Callable
-
-from pydantic import ValidationError
+from dataclasses import dataclass
 
 from broker_server.rounds.fleet import Fleet
 from broker_server.service.outbox import Outbox
-from broker_server.settings.fleet import FleetConfig
-from fleet_protocol.errors import ConfigError, RefusalReason
-from fleet_protocol.frozen import problems
+from fleet_protocol.control import RunEvent
+from fleet_protocol.errors import RefusalReason
 from fleet_protocol.messages import MESSAGE_LIMIT_BYTES, Ask, Predicted
-from fleet_protocol.requests import RunRequest, ServerRequest, parse_request
+
+Answer = Callable[[RunEvent], None]
+"""Tells whoever asked."""
 
 MOST = 64  # that wait for their answers
 
 
-def requested_config(request: RunRequest) -> FleetConfig:
-    """The configuration of the run that is asked for; a ConfigError where it is none."""
-    try:
-        return FleetConfig.model_validate_json(request.config)
-    except ValidationError as error:
-        raise ConfigError(f"the requested configuration: {problems(error, 'the document', 1)}") from error
+@dataclass(frozen=True)
+class _Waiting:
+    ask: Ask
+    answer: Answer
+    until: float  # a ``time.monotonic()``
 
 
 class Asking:
@@ -29,46 +28,44 @@ class Asking:
 
     def __init__(self, fleet: Fleet, outbox: Outbox) -> None:
         self._fleet, self._outbox = fleet, outbox
-        self._waiting: dict[str, tuple[Ask, float]] = {}
-        self._last: str | None = None
+        self._waiting: dict[str, _Waiting] = {}
 
-    def requested(self, payload: bytes, otherwise: Callable[[ServerRequest], None]) -> None:
-        """Take what is asked of a board; what is asked of the server is another's."""
-        request = parse_request(payload)
-        if isinstance(request, Ask):
-            self._ask(request)
-        elif request.request != self._last:  # a broker may send one again that it has no acknowledgement of
-            self._last = request.request
-            otherwise(request)
-
-    def _ask(self, ask: Ask) -> None:
+    def ask(self, ask: Ask, answer: Answer) -> None:
         """Ask the board, or say at once why it is not asked."""
         if not self._fleet.knows(ask.device):
-            self._refuse(ask, RefusalReason.UNKNOWN_DEVICE, "it has never been here; `shoal devices` lists who has")
+            unknown = "it has never been here; `shoal devices` lists who has"
+            _refuse(ask, answer, RefusalReason.UNKNOWN_DEVICE, unknown)
         elif not self._fleet.is_online(ask.device):
-            self._refuse(ask, RefusalReason.AWAY, "it is not connected; see `shoal devices`")
+            _refuse(ask, answer, RefusalReason.AWAY, "it is not connected; see `shoal devices`")
         elif len(self._waiting) >= MOST:
-            self._refuse(ask, RefusalReason.TOO_MANY, f"{MOST} requests wait for their answers; ask again")
+            _refuse(ask, answer, RefusalReason.TOO_MANY, f"{MOST} requests wait for their answers; ask again")
         elif len(ask.to_bytes()) > MESSAGE_LIMIT_BYTES:  # numbers may be longer than they were written
-            self._refuse(ask, RefusalReason.OVERSIZED, "this is too long for one message; ask for fewer samples")
+            too_long = "this is too long for one message; ask for fewer samples"
+            _refuse(ask, answer, RefusalReason.OVERSIZED, too_long)
         else:
-            self._waiting[ask.task] = ask, time.monotonic() + ask.seconds
+            self._waiting[ask.task] = _Waiting(ask, answer, time.monotonic() + ask.seconds)
             self._outbox.send(ask.device, ask)
 
     def take(self, said: Predicted) -> None:
         """Tell a board's answer; nobody waits for one that is late, or that was asked of another board."""
-        if said.task in self._waiting and self._waiting[said.task][0].device == said.device:
+        waiting = self._waiting.get(said.task)
+        if waiting is not None and waiting.ask.device == said.device:
             del self._waiting[said.task]
-            self._outbox.event(said)
+            waiting.answer(said)
 
     def turn(self) -> None:
         """Say of whom nothing came in time, or who has gone."""
-        for name, (ask, ends) in list(self._waiting.items()):
-            if time.monotonic() >= ends:
+        for name, waiting in list(self._waiting.items()):
+            ask = waiting.ask
+            if time.monotonic() >= waiting.until:
                 late = f"no answer in {ask.seconds:g} s; see its log, and whether it has the server's version"
-                self._refuse(self._waiting.pop(name)[0], RefusalReason.LATE, late)
+                _refuse(ask, waiting.answer, RefusalReason.LATE, late)
             elif not self._fleet.is_online(ask.device):
-                self._refuse(self._waiting.pop(name)[0], RefusalReason.AWAY, "it went away before it answered")
+                _refuse(ask, waiting.answer, RefusalReason.AWAY, "it went away before it answered")
+            else:
+                continue
+            del self._waiting[name]
 
-    def _refuse(self, ask: Ask, reason: RefusalReason, detail: str) -> None:
-        self._outbox.event(Predicted(task=ask.task, device=ask.device, reason=reason, detail=detail))
+
+def _refuse(ask: Ask, answer: Answer, reason: RefusalReason, detail: str) -> None:
+    answer(Predicted(task=ask.task, device=ask.device, reason=reason, detail=detail))

@@ -16,6 +16,7 @@ from broker_server.rounds.collecting import Cohort, Collection, OpenTask
 from broker_server.rounds.stopping import StopRequested
 from broker_server.service.cohorts import REVEAL_SECONDS
 from broker_server.service.connection import Connection, RunParts, Stop
+from broker_server.service.control_socket import LocalRequest
 from broker_server.service.data_findings import DataFindings
 from broker_server.service.limits import Limits
 from broker_server.service.receiver import Report
@@ -43,10 +44,15 @@ _AT_WORK = frozenset({"training", "measuring", "uploading"})  # that of one that
 
 
 class MqttDispatcher:
-    """Where all that reaches the server during a run is handled; `on_control` takes a request of the command line."""
+    """Where all that reaches the server during a run is handled; `on_control` takes what is asked of the server."""
 
     def __init__(
-        self, connection: Connection, parts: RunParts, *, nudge_seconds: float, on_control: Callable[[bytes], None]
+        self,
+        connection: Connection,
+        parts: RunParts,
+        *,
+        nudge_seconds: float,
+        on_control: Callable[[Received | LocalRequest], None],
     ) -> None:
         self.settling_seconds = SETTLING_SECONDS
         self.steering = parts.steering
@@ -157,9 +163,11 @@ class MqttDispatcher:
             elif silence >= SILENT_SECONDS / 2 <= time.monotonic() - task.offered:
                 self._offer(task)
 
-    def _handle(self, event: Event | Report | Stop) -> None:
+    def _handle(self, event: Event | LocalRequest | Report | Stop) -> None:
         if isinstance(event, Received):
             self._route(event)
+        elif isinstance(event, LocalRequest):
+            self._on_control(event)
         elif isinstance(event, Stop):
             raise StopRequested
         elif isinstance(event, Connected):
@@ -200,7 +208,7 @@ class MqttDispatcher:
                 case UploadTopic(task):
                     self._chunk(task, event)
                 case ServerTopic("control"):
-                    self._on_control(event.payload)
+                    self._on_control(event)
                 case ServerTopic("status") if why := self._outbox.rival(event.payload, self.reporter.run):
                     self.reporter.note("another-server", why, self._number)
         except RefusedError as error:

@@ -10,7 +10,7 @@ import contextlib
 import queue
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,24 +18,24 @@ from pydantic import JsonValue, ValidationError
 
 from broker_server.rounds.reporting import Listener
 from broker_server.service.alone import another
+from broker_server.service.local_requests import AnotherRun, OwnRun
 from broker_server.service.membership import broker_address, member_of
 from broker_server.service.server import Server
+from broker_server.service.visiting import ANSWER_SECONDS, Inbox, Place, asked, is_here, visiting
 from broker_server.settings.fleet import BrokerConfig, FleetConfig
+from broker_server.settings.requested import Wanted
 from fleet_protocol import control, requests
 from fleet_protocol.errors import ConfigError, RefusedError, ShoalError, TransportError
-from fleet_protocol.frozen import problems
+from fleet_protocol.frozen import FrozenModel, problems
 from fleet_protocol.identity.member import Member
-from fleet_protocol.locks import held
 from fleet_protocol.messages import MESSAGE_LIMIT_BYTES, Ask, Predicted, ServerStatus
 from fleet_protocol.signals import on_signals
 from fleet_protocol.topics import Topics
-from fleet_protocol.transport import BrokerAddress, Disconnected, Event, Received, Transport, open_transport
+from fleet_protocol.transport import BrokerAddress, Disconnected, Event, Received
 
 PROBE_SECONDS = 1.0
-HOSTED_SECONDS = 5.0  # a broker that the server starts is up with it, or nobody would answer
 ACCEPT_SECONDS = 60.0  # the server reads artifacts and the test set before it says that the run has started
 AWAY_SECONDS = 60.0
-ANSWER_SECONDS = 60.0  # a server that is merging or judging answers afterwards
 GRACE_SECONDS = 5.0  # in which the server says what has become of a request whose time is over
 LOOK_SECONDS = 1.0
 
@@ -46,42 +46,6 @@ class RunRejectedError(ShoalError):
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
-
-
-@contextlib.contextmanager
-def _visit(
-    address: BrokerAddress, fleet: str, timeout_seconds: float, member: Member | None
-) -> Iterator[tuple[Transport, queue.SimpleQueue[Event]]]:
-    inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
-    client = f"shoal-{fleet}-cli-{secrets.token_hex(4)}"
-    link = open_transport(address, client, inbox, session_expiry_seconds=0, member=member)
-    link.connect(timeout_seconds)
-    with contextlib.closing(link):
-        yield link, inbox
-
-
-@contextlib.contextmanager
-def _asked(fleet: str, broker: BrokerConfig, request: requests.Request) -> Iterator[queue.SimpleQueue[Event]]:
-    """Ask the server of a fleet something, and hear what it tells from then on.
-
-    Of an enrolled fleet one asks at a time: the server takes nothing of who came before somebody it has heard.
-    """
-    topics, member, timeout = Topics(fleet), member_of(broker, fleet), broker.connect_timeout_seconds
-    with contextlib.ExitStack() as stack, contextlib.ExitStack() as turn:
-        if member is not None:
-            member.folder.mkdir(parents=True, exist_ok=True)
-            busy = (
-                f"another command asks the server of fleet {fleet} all the time; end it, or try again when it is done"
-            )
-            turn.enter_context(held(member.folder / "asking", busy, seconds=ANSWER_SECONDS, error=TransportError))
-        wait = min(timeout, HOSTED_SECONDS) if broker.hosted else timeout
-        link, inbox = stack.enter_context(_visit(broker_address(broker), fleet, wait, member))
-        link.subscribe(topics.server_events)
-        link.subscribe(topics.server_status)
-        link.publish(topics.server_control, request.to_bytes())
-        link.drain(time.monotonic() + timeout)
-        turn.close()
-        yield inbox
 
 
 def _read_status(event: Event, topics: Topics) -> ServerStatus | None:
@@ -96,7 +60,7 @@ def server_status(
 ) -> ServerStatus | None:
     """What a fleet's server last said about itself, None if none ever did; a TransportError without its broker."""
     topics = Topics(fleet)
-    with _visit(address, fleet, connect_seconds, member) as (link, inbox):
+    with visiting(address, fleet, connect_seconds, member) as (link, inbox):
         link.subscribe(topics.server_status)
         deadline = time.monotonic() + PROBE_SECONDS
         while (left := deadline - time.monotonic()) > 0:
@@ -107,26 +71,29 @@ def server_status(
     return None
 
 
-def _request(config: FleetConfig, wish: requests.Wanted, run: str = "") -> requests.RunRequest | requests.SteerRequest:
-    name = f"r{secrets.token_hex(8)}"
-    if wish == "start":
-        return requests.RunRequest(request=name, fleet=config.fleet, config=config.model_dump_json())
-    return requests.SteerRequest(request=name, fleet=config.fleet, run=run, wish=wish)
+def _new_name() -> str:
+    return f"r{secrets.token_hex(8)}"
 
 
 def submit(config: FleetConfig, *, listener: Listener | None = None) -> control.RunFinished:
-    """Ask a running server, which can read all of its paths, for a run and follow it to its end.
+    """Ask the running server for a run, and follow it to its end.
+
+    The server that works on the configuration's store, on this computer, does the run as the configuration says, if it
+    can read all of its paths. One elsewhere does a run of its own configuration, see `Wanted`.
 
     Raises:
         RunRejectedError: the server did not take it.
         TransportError: the server does not answer, or went away.
     """
-    request = _request(config, "start")
-    with _asked(config.fleet, config.broker, request) as inbox:
-        return _follow(inbox, Topics(config.fleet), request.request, listener or (lambda _event: None))
+    name = _new_name()
+    here = OwnRun(request=name, fleet=config.fleet, config=config.model_dump_json())
+    wanted = Wanted.of(config)
+    elsewhere = requests.RunRequest(request=name, fleet=config.fleet, settings=wanted.settings, others=wanted.others)
+    with asked(config, here, elsewhere) as inbox:
+        return _follow(inbox, Topics(config.fleet), name, listener or (lambda _event: None))
 
 
-def _follow(inbox: queue.SimpleQueue[Event], topics: Topics, request: str, listener: Listener) -> control.RunFinished:
+def _follow(inbox: Inbox, topics: Topics, request: str, listener: Listener) -> control.RunFinished:
     """Wait for the end of a run; as long as its server is there that may take any time."""
     run: str | None = None
     give_up: float | None = time.monotonic() + ACCEPT_SECONDS
@@ -156,52 +123,57 @@ def _follow(inbox: queue.SimpleQueue[Event], topics: Topics, request: str, liste
                 return told
 
 
-def steer(config: FleetConfig, wish: requests.Wanted, run: str = "") -> str:
-    """Ask the server of a fleet to hold, end or go on with a run, or to begin one and tell no more of it; say its id.
+def steer(home: Place, wish: requests.Wanted, run: str = "") -> str:
+    """Ask the server of a fleet to hold, end or go on with a run, or to begin another like it; say the run's id.
 
-    The run is named by the beginning of its id; empty is the one in progress.
+    The run is named by the beginning of its id; empty is the one in progress, or to begin another the newest. That
+    another begins is asked of a server on this computer alone.
 
     Raises:
         RunRejectedError: no such run is in progress, or another is.
         TransportError: there is no broker, or no server.
     """
-    request = _request(config, wish, run)
-    told = _answer(config.fleet, config.broker, request, request.request, ANSWER_SECONDS)
+    name = _new_name()
+    if wish == "start":
+        told = _answer(home, AnotherRun(request=name, fleet=home.fleet, run=run), None, name, ANSWER_SECONDS)
+    else:
+        request = requests.SteerRequest(request=name, fleet=home.fleet, run=run, wish=wish)
+        told = _answer(home, request, request, name, ANSWER_SECONDS)
     if isinstance(told, control.RunRejected):
         raise RunRejectedError(told.detail, told.exit_code)
     return str(told.run)
 
 
-def predict(fleet: str, broker: BrokerConfig, device: str, asked: JsonValue, seconds: float = 30.0) -> Predicted:
-    """Let the model of a board judge samples, see `device_runtime.asking`, over the fleet's broker.
+def predict(home: Place, device: str, samples: JsonValue, seconds: float = 30.0) -> Predicted:
+    """Let the model of a board judge samples, see `device_runtime.asking`; the server hands them on.
 
     Raises:
         ConfigError: the board, or the server in its place, refuses in so many seconds, with the reason's name.
         TransportError: there is no broker, or no server.
     """
     try:
-        given = {"fleet": fleet, "device": device, "asked": asked, "seconds": seconds}
+        given = {"fleet": home.fleet, "device": device, "asked": samples, "seconds": seconds}
         ask = Ask.model_validate({"task": f"p{secrets.token_hex(8)}", **given})
     except ValidationError as error:
         raise ConfigError(f"no request for predictions: {problems(error, 'the request')}") from error
     if (size := len(ask.to_bytes())) > MESSAGE_LIMIT_BYTES:
         raise ConfigError(f"oversized: the request has {size} bytes of at most {MESSAGE_LIMIT_BYTES}; ask for less")
-    told: Predicted = _answer(fleet, broker, ask, ask.task, seconds + GRACE_SECONDS)
+    told: Predicted = _answer(home, ask, ask, ask.task, seconds + GRACE_SECONDS)
     if told.reason is not None:
         raise ConfigError(f"{device} predicts nothing, {told.reason.value}: {told.detail}")
     return told
 
 
-def _answer(fleet: str, broker: BrokerConfig, request: requests.Request, name: str, seconds: float) -> Any:
+def _answer(home: Place, here: FrozenModel, elsewhere: FrozenModel | None, name: str, seconds: float) -> Any:
     """What a server answers to a request, by its name; a TransportError where that is nothing."""
     give_up = time.monotonic() + seconds
-    with _asked(fleet, broker, request) as inbox:
+    with asked(home, here, elsewhere) as inbox:
         while (left := give_up - time.monotonic()) > 0:
             with contextlib.suppress(queue.Empty):
-                told = _told(inbox.get(timeout=left), Topics(fleet))
+                told = _told(inbox.get(timeout=left), Topics(home.fleet))
                 if told is not None and name in {getattr(told, "request", None), getattr(told, "task", None)}:
                     return told
-    raise TransportError(f"no server of fleet {fleet} answers; is `shoal up` or `shoal run` running?")
+    raise TransportError(f"no server of fleet {home.fleet} answers; is `shoal up` or `shoal run` running?")
 
 
 def _told(event: Event, topics: Topics) -> control.RunEvent | None:
@@ -216,6 +188,8 @@ def run_fleet(config: FleetConfig, *, listener: Listener | None = None) -> contr
 
     Its ``exit_code`` is the command line's. That it could not begin is a ShoalError.
     """
+    if is_here(config):
+        return submit(config, listener=listener)
     address, member = broker_address(config.broker), member_of(config.broker, config.fleet)
     status: ServerStatus | None = None
     if not config.broker.hosted:
@@ -227,7 +201,10 @@ def run_fleet(config: FleetConfig, *, listener: Listener | None = None) -> contr
             status = server_status(address, config.fleet, connect_seconds=PROBE_SECONDS, member=member)
     if another(status, config.store):
         return submit(config, listener=listener)
-    with Server(config.fleet, config.store, config.broker, listener=listener) as server, on_signals(server.stop):
+    with (
+        Server(config.fleet, config.store, config.broker, own=config, listener=listener) as server,
+        on_signals(server.stop),
+    ):
         return server.run(config)
 
 
@@ -236,10 +213,13 @@ def serve_fleet(
     store: Path,
     broker: BrokerConfig,
     *,
+    own: FleetConfig | None = None,
     listener: Listener | None = None,
     on_ready: Callable[[Server], None] | None = None,
 ) -> None:
     """Be the server of a fleet until SIGTERM or SIGINT; `on_ready` is called once when devices and requests can come.
+
+    Its `own` configuration is the one that it does runs of which are asked for over MQTT; None takes none.
 
     Raises:
         TransportError: the broker cannot be reached, or another server has this fleet.
@@ -255,7 +235,7 @@ def serve_fleet(
                 "for good, and the broker did not notice, let the broker forget what it said: mosquitto_pub -r -n -t "
                 f"{Topics(fleet).server_status}"
             )
-    with Server(fleet, store, broker, listener=listener) as server, on_signals(server.stop):
+    with Server(fleet, store, broker, own=own, listener=listener) as server, on_signals(server.stop):
         if on_ready is not None:
             on_ready(server)
         server.serve()

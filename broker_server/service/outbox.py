@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 from broker_server.service.alone import name_of, rival
@@ -21,9 +22,13 @@ class Outbox:
     """Sends the server's messages.
 
     A message that paho cannot take is dropped: every exchange of the protocol is repeated by whoever waits for it.
+    What the server says of itself is handed to `also`, too.
     """
 
-    def __init__(self, link: Transport, topics: Topics, folder: Path) -> None:
+    def __init__(
+        self, link: Transport, topics: Topics, folder: Path, *, also: Callable[[bytes], None] = lambda _status: None
+    ) -> None:
+        self._also = also
         self._link = link
         self._topics = topics
         self._store = name_of(folder)
@@ -37,6 +42,7 @@ class Outbox:
     def status(self, run: str | None) -> None:
         """Say, retained, that the server is here, and with which run."""
         message = ServerStatus(fleet=self._topics.fleet, online=True, run=run, store=self._store)
+        self._also(message.to_bytes())
         with contextlib.suppress(TransportError):
             self._link.publish(self._topics.server_status, message.to_bytes(), retain=True)
 

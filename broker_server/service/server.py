@@ -30,21 +30,25 @@ from broker_server.rounds.new_version import first_version
 from broker_server.rounds.reporting import Listener, Reporter
 from broker_server.rounds.run_context import RunContext, new_run_id, prepare_run
 from broker_server.rounds.stopping import ASKED, Steering, StopRequested
-from broker_server.service.asking import Asking, requested_config
+from broker_server.service.asking import Answer, Asking
+from broker_server.service.between_runs import BetweenRuns
 from broker_server.service.blob_service import BlobService, chunk_bytes_for
 from broker_server.service.broker import ChildBroker
 from broker_server.service.clock import Clock
 from broker_server.service.connection import Connection, RunParts, Stop
+from broker_server.service.control import Control, ServerRequested, config_of, is_open
+from broker_server.service.control_socket import ControlSocket, LocalRequest
 from broker_server.service.data_findings import note_undescribed
 from broker_server.service.dispatcher import MqttDispatcher
 from broker_server.service.inbox import Inbox
-from broker_server.service.limits import LINES, Bucket, Limits
+from broker_server.service.limits import Limits
 from broker_server.service.membership import broker_address, hosted_broker, member_of, why_unsealed
 from broker_server.service.outbox import Outbox
 from broker_server.service.partial_uploads import PartialUploads
 from broker_server.service.receiver import Begin
 from broker_server.service.receivers import Receivers
 from broker_server.service.rollout import Carrier
+from broker_server.service.trusted import trusted_config, what_differs
 from broker_server.service.uploads import Uploads
 from broker_server.settings.fleet import BrokerConfig, FleetConfig
 from broker_server.store import RunRecord, Store
@@ -55,29 +59,44 @@ from fleet_protocol import control, requests
 from fleet_protocol.allocator import memory_of_a_server
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.blobs import DEFAULT_CHUNK_BYTES
-from fleet_protocol.errors import ConfigError, RefusedError, ShoalError, StorageError
+from fleet_protocol.errors import ConfigError, ShoalError, StorageError
 from fleet_protocol.locks import held
-from fleet_protocol.messages import NeedChunks, Predicted, ServerStatus, parse_device_message, parse_presence
-from fleet_protocol.topics import DeviceTopic, ServerTopic, Topics
+from fleet_protocol.messages import ServerStatus
+from fleet_protocol.topics import Topics
 from fleet_protocol.transport import Connected, Disconnected, Farewell, Received, Rejected, Transport, open_transport
 
 _LOG = logging.getLogger(__name__)
 
 RETRY_SECONDS = 10.0  # between attempts to go on with a run whose store or broker was not there
-_ANSWERS = (control.RunRejected, control.RunSteered)
 QUIET_SECONDS = 0.5  # without a message, after which what waits is written to the store
 SESSION_SECONDS = 60  # longer than a broken connection lasts, short enough not to queue much for a dead server
 
 
 class Server:
-    """A server, from entering to leaving the ``with`` block; `listener` hears every event of every run in its thread.
+    """A server, from entering to leaving the ``with`` block.
+
+    Args:
+        fleet: name of the fleet.
+        store: folder of its store.
+        broker: which broker.
+        own: the configuration that this server does runs of which are asked for over MQTT; None takes none.
+        listener: hears every event of every run, in the server's thread.
 
     Raises:
         ConfigError: the broker's address is malformed.
     """
 
-    def __init__(self, fleet: str, store: Path, broker: BrokerConfig, *, listener: Listener | None = None) -> None:
+    def __init__(
+        self,
+        fleet: str,
+        store: Path,
+        broker: BrokerConfig,
+        *,
+        own: FleetConfig | None = None,
+        listener: Listener | None = None,
+    ) -> None:
         self.fleet = fleet
+        self._own = own
         self.address = broker_address(broker)
         self._member, self._carrier = member_of(broker, fleet), None
         if self._member is not None and broker.identity is not None:
@@ -92,7 +111,6 @@ class Server:
         self._resume_at = math.inf
         self._stack = contextlib.ExitStack()
         self._broker: ChildBroker | None = None
-        self._followed = True
         self.receivers: Receivers | None = None
 
     # Life.
@@ -110,7 +128,6 @@ class Server:
             self._broker = hosted_broker(self._broker_config, self.fleet, self._folder / "broker")
             stack.enter_context(self._broker or contextlib.nullcontext())
             self._known = Fleet(self._store.known_devices(self.fleet))
-            self._limits, self._lines = Limits(self._known.knows), Bucket(LINES)
             self._link = self._connect()
             stack.callback(self._link.close, farewell=self._farewell())
             its = self._topics
@@ -121,9 +138,15 @@ class Server:
                 self.receivers = stack.enter_context(Receivers(begin, self._inbox))
             else:
                 self._link.subscribe(its.upload("+", "+"))
-            self._outbox = Outbox(self._link, self._topics, self._folder)
+            at_hand = stack.enter_context(ControlSocket(self._folder, self._inbox.put))
+            self._outbox = Outbox(self._link, self._topics, self._folder, also=at_hand.greet_with)
             self._releases = BlobService(self._link, self._topics, DEFAULT_CHUNK_BYTES)
             self._asking = Asking(self._known, self._outbox)
+            limits = Limits(self._known.knows)
+            heard_by = self._topics, self._known, self._store, limits, self._releases, self._asking, self._outbox
+            self._between = BetweenRuns(*heard_by)
+            by_mqtt = is_open(self._broker_config)
+            self._control = Control(self._asking, self._outbox, at_hand, by_mqtt, self._between.count)
             heard = self._link, self._topics, self._outbox, self._inbox
             self._connection = Connection(*heard, self._asking, self._stopping, self._carry, self._revive_broker)
             self._outbox.status(None)
@@ -159,12 +182,11 @@ class Server:
 
     # Runs.
 
-    def run(self, config: FleetConfig, *, request: str | None = None) -> control.RunFinished:
+    def run(self, config: FleetConfig) -> control.RunFinished:
         """Do one run, or go on with the one of the same configuration that was cut short.
 
         Args:
             config: with absolute paths; its store and broker are this server's.
-            request: id of the request it answers.
 
         Returns:
             How it ended; ``stopped`` if `stop` was called, and then the next server goes on with it.
@@ -172,16 +194,20 @@ class Server:
         Raises:
             ShoalError: the run cannot begin: wrong configuration, missing artifacts or test set.
         """
+        return self._begin(config, None, followed=False)
+
+    def _begin(self, config: FleetConfig, request: str | None, *, followed: bool) -> control.RunFinished:
+        """Do as `run`, for a request, if any, and for somebody who may follow it over MQTT."""
         if config.fleet != self.fleet:
             raise ConfigError(f"the configuration is of fleet {config.fleet}, this server has fleet {self.fleet}")
         unfinished = self._store.unfinished(self.fleet)
-        changed = [] if unfinished is None else config.other_than(unfinished.config)
+        changed = "" if unfinished is None else what_differs(config, unfinished.config)
         if unfinished is not None and not changed:
             return self._go_on(unfinished, config, request)
-        self._followed = request is not None
+        self._control.followed = followed
         context, evaluators = self._prepare(new_run_id(), config)
         if unfinished is not None:
-            why = f"run {context.run} was begun from its start, with other settings: {', '.join(changed)}"
+            why = f"run {context.run} was begun from its start, with other settings: {changed}"
             _LOG.warning("run %s ends unfinished: %s; `shoal export-weights` has what it learnt", unfinished.id, why)
             self._store.end_run(unfinished.id, "stopped", why)
         self._store.add_run(context.begun(), first_version(context, self._blobs))
@@ -197,15 +223,19 @@ class Server:
             ShoalError: it cannot go on.
         """
         unfinished = self._store.unfinished(self.fleet)
-        return None if unfinished is None else self._go_on(unfinished, FleetConfig.stored(unfinished.config), None)
+        if unfinished is None:
+            return None
+        return self._go_on(unfinished, trusted_config(self._store, unfinished, self._own), None)
 
     def _go_on(self, record: RunRecord, config: FleetConfig, request: str | None) -> control.RunFinished:
-        self._followed = True
+        self._control.followed = self._control.open
         context, evaluators = self._prepare(record.id, config.as_begun(record.config))
         self._store.note_config(record.id, context.begun().config)  # the folder may have moved
         return self._work(context, evaluators, request)
 
     def _prepare(self, run: str, config: FleetConfig) -> tuple[RunContext, Evaluators]:
+        here = {"store": self._folder.resolve(), "broker": self._broker_config}
+        config = config.model_copy(update=here)
         artifacts = load_artifacts(
             config.model.artifacts,
             config.model.arch,
@@ -230,8 +260,8 @@ class Server:
             self._connection,
             RunParts(self._store, self._known, blobs, uploads, reporter, steering, clock),
             nudge_seconds=context.config.round.nudge_seconds,
-            on_control=lambda payload: self._asking.requested(
-                payload, lambda request: self._asked_meanwhile(request, reporter, steering)
+            on_control=lambda event: self._control.take(
+                event, lambda request, answer: self._asked_meanwhile(request, answer, reporter, steering)
             ),
         )
         coordinator = Coordinator(context, Services(dispatcher, self._store, self._blobs, self._updates), evaluators)
@@ -302,9 +332,11 @@ class Server:
             elif isinstance(event, Disconnected):
                 self._resume_at = 0.0
             elif isinstance(event, Rejected):
-                self._refused(event.error, "")
+                self._between.refused(event.error)
             elif isinstance(event, Received):
-                self._idle(event)
+                self._between.route(event, self._control, self._requested)
+            elif isinstance(event, LocalRequest):
+                self._control.take(event, self._requested)
 
     def _try_to_resume(self) -> None:
         """Go on with a run that an earlier server left, or whose store or broker was not there for a while."""
@@ -319,46 +351,17 @@ class Server:
             with contextlib.suppress(StorageError):
                 self._store.log("resume-failed", why)
 
-    def _idle(self, event: Received) -> None:
-        topic = self._topics.parse(event.topic)
-        try:
-            if isinstance(topic, DeviceTopic):
-                self._limits.check(topic.device, topic.channel, time.monotonic(), len(event.payload))
-                self._known.heard(topic.device)
-            if isinstance(topic, DeviceTopic) and topic.channel in {"status", "profile"}:
-                said = parse_presence(event.payload).told(fleet=self.fleet, device=topic.device)
-                if (said.fleet, said.device) == (self.fleet, topic.device):
-                    self._known.see(said)
-                    self._store.see_device(said)
-            elif isinstance(topic, DeviceTopic) and topic.channel == "reply":
-                reply = parse_device_message(event.payload).told(device=topic.device)
-                if isinstance(reply, NeedChunks) and reply.device == topic.device:
-                    self._releases.need(reply.device, reply.digest, reply.ranges)
-                elif isinstance(reply, Predicted) and reply.device == topic.device:
-                    self._asking.take(reply)
-            elif topic == ServerTopic("control"):
-                self._asking.requested(event.payload, self._requested)
-            elif topic == ServerTopic("status") and (why := self._outbox.rival(event.payload, None)):
-                self._store.log("another-server", why)
-        except RefusedError as error:
-            known = isinstance(topic, DeviceTopic) and self._known.knows(topic.device)
-            self._refused(error, topic.device if isinstance(topic, DeviceTopic) and known else "")
-
-    def _refused(self, error: RefusedError, device: str) -> None:
-        self._store.count_refusal("", device, error.reason, "server")
-        if self._lines.take(time.monotonic()):
-            self._store.log("refused", f"{error.reason.value}: {error}")
-
-    def _requested(self, request: requests.ServerRequest) -> None:
+    def _requested(self, request: ServerRequested, answer: Answer) -> None:
         try:
             if request.fleet != self.fleet:
                 raise ConfigError(f"this server has fleet {self.fleet}, the request is for {request.fleet}")
             if isinstance(request, requests.SteerRequest):
                 self._steer_unfinished(request)
             else:
-                self.run(requested_config(request), request=request.request)
+                config = config_of(request, self._store, self._own)
+                self._begin(config, request.request, followed=isinstance(request, requests.RunRequest))
         except ShoalError as error:
-            self._tell(control.RunRejected(request=request.request, detail=str(error), exit_code=error.exit_code))
+            answer(control.RunRejected(request=request.request, detail=str(error), exit_code=error.exit_code))
 
     def _steer_unfinished(self, request: requests.SteerRequest) -> None:
         """Do what an operator wants of a run that is not over and cannot go on: end it, or try again at once."""
@@ -374,9 +377,11 @@ class Server:
         self._store.log("run-steered", ASKED + request.wish, run=record.id)
         self._tell(control.RunSteered(run=record.id, seconds=0.0, request=request.request, wish=request.wish))
 
-    def _asked_meanwhile(self, request: requests.ServerRequest, reporter: Reporter, steering: Steering) -> None:
+    def _asked_meanwhile(
+        self, request: ServerRequested, answer: Answer, reporter: Reporter, steering: Steering
+    ) -> None:
         """What a run in progress is asked for: to be steered, as no second one is taken."""
-        if request.fleet != self.fleet or isinstance(request, requests.RunRequest):
+        if request.fleet != self.fleet or not isinstance(request, requests.SteerRequest):
             detail = "another run is in progress; wait for it, watch it (`shoal status`), or end it (`shoal stop`)"
         elif not reporter.run.startswith(request.run):
             detail = f"run {request.run} is not in progress, run {reporter.run} is"
@@ -386,15 +391,10 @@ class Server:
             self._store.note_wish(reporter.run, None if request.wish == "go" else ASKED + request.wish)
             reporter.emit(steered, ASKED + request.wish)
             return
-        self._tell(control.RunRejected(request=request.request, detail=detail, exit_code=ConfigError.exit_code))
+        answer(control.RunRejected(request=request.request, detail=detail, exit_code=ConfigError.exit_code))
 
     def _tell(self, event: control.RunEvent) -> None:
-        """Tell whoever watches over MQTT, then the caller's display.
-
-        That is done where the run was asked for over MQTT, or may have been by an earlier server: then somebody follows
-        it. Answers are told in any case.
-        """
-        if self._followed or isinstance(event, _ANSWERS):
-            self._outbox.event(event)
+        """Tell whoever watches the server, then the caller's display."""
+        self._control.tell(event)
         if self._listener is not None:
             self._listener(event)

@@ -1,10 +1,11 @@
 """The configuration of a run, ``fleet.toml``, as frozen values."""
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from broker_server.settings.assignment import parse_mix
 from broker_server.settings.evaluation import EvaluationConfig, Share
@@ -14,7 +15,8 @@ from broker_server.settings.robust import RobustConfig
 from broker_server.settings.rounds import DownloadConfig, RoundConfig, UploadConfig
 from broker_server.strategies.server_optimizer import OptimizerSettings
 from fleet_protocol.data.contract import ContractTerms
-from fleet_protocol.frozen import STORED, FrozenModel
+from fleet_protocol.errors import ConfigError
+from fleet_protocol.frozen import STORED, FrozenModel, problems
 from fleet_protocol.messages import Name
 from fleet_protocol.recipe import RecipeTable
 from fleet_protocol.schedule import RateSchedule
@@ -224,6 +226,7 @@ class FleetConfig(RunKeys):
         contract: what a sample is to every board, where the test set does not say it, or says another order of names;
             None for what the test set says.
         view: the page that `shoal up` serves beside; None for none.
+        code: further folders whose Python functions ``evaluation.data`` may name, beside the folder of this file.
     """
 
     fleet: Name
@@ -234,11 +237,25 @@ class FleetConfig(RunKeys):
     evaluation: EvaluationConfig = EvaluationConfig()
     contract: ContractTerms | None = None
     view: ViewConfig | None = None
+    code: tuple[Path, ...] = ()
 
     @classmethod
     def stored(cls, text: str) -> "FleetConfig":
-        """That of a run in a store, whose version may have been an earlier one."""
-        return cls.model_validate_json(text, context=STORED)
+        """That of a run in a store, whose version may have been an earlier one: numbers and words to read and to show.
+
+        Whoever can write the store can write it, so no path, address or function in it is ever opened or called; what
+        a server goes on with is decided by `broker_server.service.trusted`.
+
+        Raises:
+            ConfigError: it is no configuration.
+        """
+        try:
+            return cls.model_validate_json(text, context=STORED)
+        except ValidationError as error:
+            text = problems(error, "the document")
+            raise ConfigError(
+                f"the configuration of the run in the store was changed, or is damaged: {text}"
+            ) from error
 
     def as_begun(self, stored: str) -> "FleetConfig":
         """With the contract with which a stored run began, where none is said: its names keep their order."""
@@ -250,25 +267,44 @@ class FleetConfig(RunKeys):
         So may the whole folder: a path that is another is the same one where it lies alike beside the store. A run
         keeps the contract that it began with where none is said.
         """
-        free, first = {"broker", "store", "view", "keep_versions"}, self.stored(stored)
+        before = self.stored(stored).leaves()
+        now = self.leaves()
+        changed = [name for name in {**now, **before} if not _same(before.get(name), now.get(name))]
         if self.contract is None:
-            free.add("contract")
-        before, now = (item.model_dump(exclude=free) for item in (first, self))
+            return [name for name in changed if name.partition(".")[0] != "contract"]
+        return changed
 
-        def same(new: Any, old: Any) -> bool:
-            return bool(new == old) or _beside(new, self.store) == _beside(old, first.store)
+    def leaves(self) -> dict[str, tuple[Any, Any]]:
+        """Every setting that says what a run is, as ``train.epochs``, with its value as JSON has it, twice.
 
-        found = []
-        for name, value in now.items():
-            old = before[name]
-            inner = value.keys() if isinstance(value, dict) and isinstance(old, dict) else ()
-            parts = [f"{name}.{key}" for key in inner if not same(value[key], old.get(key))]
-            found += parts or [name] * (not same(value, old))
-        return found
+        First with paths as they lie from the store, which are the same in a folder that was moved, or copied to
+        another computer; then with absolute paths. What is the same in one of both is the same setting.
+        """
+        beside: dict[str, Any] = {}
+        absolute: dict[str, Any] = {}
+        placed = self.relocated(lambda path: Path(os.path.relpath(path, self.store)))
+        _add_leaves(placed.model_dump(mode="json", exclude=ELSEWHERE), "", beside)
+        _add_leaves(self.model_dump(mode="json", exclude=ELSEWHERE), "", absolute)
+        return {name: (value, absolute[name]) for name, value in beside.items()}
 
 
-def _beside(value: Any, store: Path) -> Any:
-    """A dumped setting with its paths as they lie from a store."""
-    if isinstance(value, dict):
-        return {key: _beside(each, store) for key, each in value.items()}
-    return os.path.relpath(value, store) if isinstance(value, Path) else value
+ELSEWHERE = {"broker", "store", "view", "code", "keep_versions"}
+"""Settings of a server, and not of a run: they may be others when it goes on."""
+
+
+_PLAIN_KEY = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_MOST_TABLES = 4  # in one another; what is deeper is one value
+
+
+def _add_leaves(value: Any, name: str, found: dict[str, Any], depth: int = 0) -> None:
+    """Add the settings of a table, whose keys may be anybody's: a table with strange keys is one value."""
+    named = isinstance(value, dict) and all(_PLAIN_KEY.fullmatch(key) for key in value)
+    if not named or not value or depth >= _MOST_TABLES:
+        found[name] = value
+        return
+    for key, inner in value.items():
+        _add_leaves(inner, f"{name}.{key}".lstrip("."), found, depth + 1)
+
+
+def _same(before: tuple[Any, Any] | None, now: tuple[Any, Any] | None) -> bool:
+    return before is not None and now is not None and (before[0] == now[0] or before[1] == now[1])

@@ -8,6 +8,7 @@ from sqlalchemy import bindparam, func, insert, select, text, update
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
 from broker_server.store import schema
+from broker_server.store.configurations import keep_config
 from broker_server.store.machine import RoundEvent, RoundState, advance
 from broker_server.store.records import DeviceRecord, EventRecord, RefusalRecord, RoundRecord, RunRecord, VersionRecord
 from broker_server.store.rows import from_row, to_row
@@ -56,7 +57,8 @@ class Store(TaskTable):
     # Runs: begun with their initial version, ended once, found again when nobody works on them.
 
     def add_run(self, run: RunRecord, first: VersionRecord) -> None:
-        """Begin a run with its initial version."""
+        """Begin a run with its initial version, and a configuration that is the caller's own."""
+        keep_config(self.folder, run.id, run.config)
         with self._begin() as connection:
             connection.execute(insert(schema.runs).values(to_row(run)))
             connection.execute(insert(schema.versions).values(to_row(first)))
@@ -74,7 +76,8 @@ class Store(TaskTable):
         self._set_run(run, detail=detail, **({"status": "running"} if detail is None else {}))
 
     def note_config(self, run: str, config: str) -> None:
-        """Say what a run that goes on goes on with."""
+        """Say what a run that goes on goes on with, a configuration that is the caller's own."""
+        keep_config(self.folder, run, config)
         self._set_run(run, config=config)
 
     def add_bytes(self, run: str, *, wire: int, payload: int) -> None:

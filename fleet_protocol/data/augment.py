@@ -58,10 +58,16 @@ def flip(images: NDArray[np.float32], generator: np.random.Generator) -> NDArray
     return images
 
 
-def based(base: Path, name: str) -> str:
-    """The name of a function, ``file.py:function``, with its file taken from a folder; other words stay."""
-    file, colon, function = name.rpartition(":")
-    return f"{base / file}:{function}" if colon else name
+def file_of(name: str) -> Path | None:
+    """The file of a function, ``file.py:function``; None for other words."""
+    file, colon, _ = name.rpartition(":")
+    return Path(file) if colon else None
+
+
+def relocated(move: Callable[[Path], Path], name: str) -> str:
+    """The name of a function, ``file.py:function``, with its file as `move` replaces it; other words stay."""
+    file = file_of(name)
+    return name if file is None else f"{move(file)}:{name.rpartition(':')[2]}"
 
 
 def user_function(name: str) -> Callable[..., Any]:

@@ -3,21 +3,21 @@
 One frozen model per kind of source.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from fleet_protocol.data.augment import Augment, FunctionName, based
+from fleet_protocol.data.augment import Augment, FunctionName, file_of, relocated
 from fleet_protocol.frozen import Free, FrozenModel
 
 PerChannel = float | tuple[float, ...]
 Positive = Annotated[float, Field(gt=0)]
 
 
-class _Data(FrozenModel):
+class Source(FrozenModel):
     """What every source has.
 
     A sample becomes ``(x * scale - mean) / std`` when it is put into a batch; in memory it keeps the type it came with.
@@ -49,13 +49,18 @@ class _Data(FrozenModel):
     black: PerChannel = 0.0
     limit: int | None = Field(default=None, ge=1)
 
-    def resolved(self, base: Path) -> Self:
-        """The same source with relative paths taken from ``base``."""
-        found = {name: tuple(based(base, item) for item in getattr(self, name)) for name in ("transforms", "augment")}
-        return super().resolved(base).model_copy(update=found)
+    def relocated(self, move: Callable[[Path], Path]) -> Self:
+        """The same source with its files, those of functions among them, as `move` replaces them."""
+        transforms = tuple(relocated(move, name) for name in self.transforms)
+        augment = tuple(relocated(move, name) for name in self.augment)
+        return super().relocated(move).model_copy(update={"transforms": transforms, "augment": augment})
+
+    def functions(self) -> tuple[str, ...]:
+        """The functions of the user's, ``file.py:function``, that are called to read or change the samples."""
+        return tuple(name for name in (*self.transforms, *self.augment) if file_of(name) is not None)
 
 
-class NpzData(_Data):
+class NpzData(Source):
     """Arrays saved by numpy.
 
     Attributes:
@@ -72,7 +77,7 @@ class NpzData(_Data):
     y_key: str | tuple[str, ...] = "y"
 
 
-class ImagesData(_Data):
+class ImagesData(Source):
     """A folder with one folder of images per label; needs the extra ``images``.
 
     Attributes:
@@ -96,7 +101,7 @@ class ImagesData(_Data):
     scale: Positive = 1 / 255
 
 
-class CsvData(_Data):
+class CsvData(Source):
     """A table with one sample per line.
 
     Attributes:
@@ -127,7 +132,7 @@ class CsvData(_Data):
         return self
 
 
-class IdxData(_Data):
+class IdxData(Source):
     """Two IDX files, as MNIST comes; plain or ``.gz``.
 
     Attributes:
@@ -142,7 +147,7 @@ class IdxData(_Data):
     scale: Positive = 1 / 255
 
 
-class PythonData(_Data):
+class PythonData(Source):
     """The user's own loader.
 
     Attributes:
@@ -154,9 +159,13 @@ class PythonData(_Data):
     entry_point: FunctionName
     options: Mapping[str, Free] = Field(default_factory=dict)
 
-    def resolved(self, base: Path) -> Self:
-        """The same source with the file taken from ``base``."""
-        return super().resolved(base).model_copy(update={"entry_point": based(base, self.entry_point)})
+    def relocated(self, move: Callable[[Path], Path]) -> Self:
+        """The same source with the file of its function as `move` replaces it."""
+        return super().relocated(move).model_copy(update={"entry_point": relocated(move, self.entry_point)})
+
+    def functions(self) -> tuple[str, ...]:
+        """Its loader, and the functions through which what it loads goes."""
+        return (self.entry_point, *super().functions())
 
 
 DataConfig = Annotated[NpzData | ImagesData | CsvData | IdxData | PythonData, Field(discriminator="kind")]

@@ -51,6 +51,7 @@ def save_version(
     file_format: FileFormat,
     path: Path,
     shown: Path | None = None,
+    artifacts: Path | None = None,
 ) -> Download:
     """Write a global version, or a tier of it, as a file of that format; an existing one is replaced.
 
@@ -62,6 +63,7 @@ def save_version(
         file_format: of the file.
         path: of the file.
         shown: what the lines call the file where it is loaded on another machine; by default the path.
+        artifacts: those of `stored_context`.
 
     Raises:
         ConfigError: there is no such version, the tier is not exported, a faithful file of this format is impossible,
@@ -70,8 +72,8 @@ def save_version(
     """
     exported = load_version(opened, run, version)
     if tier is None and file_format == "safetensors":
-        return _save_whole(opened, exported, path, shown)
-    found = tier_version(opened, exported, tier)
+        return _save_whole(opened, exported, path, shown, artifacts)
+    found = tier_version(opened, exported, tier, artifacts)
     if file_format == "onnx":
         _save_onnx(found, path)
     elif file_format == "torch":
@@ -81,10 +83,12 @@ def save_version(
     return _written(found, file_format, path, shown)
 
 
-def _save_whole(opened: Store, exported: ExportedVersion, path: Path, shown: Path | None) -> Download:
+def _save_whole(
+    opened: Store, exported: ExportedVersion, path: Path, shown: Path | None, artifacts: Path | None
+) -> Download:
     """Write the tensors of a version as the store has them; where its artifacts are, with statistics that fit."""
     try:
-        found = tier_version(opened, exported, None)
+        found = tier_version(opened, exported, None, artifacts)
     except ShoalError as error:  # the store alone has been copied
         run = queries.find_run(opened, exported.record.run)
         of_whole = FleetConfig.stored(run.config).evaluation.tier is None
@@ -102,11 +106,18 @@ def _written(found: TierVersion, file_format: FileFormat, path: Path, shown: Pat
     return Download(found.exported.record, lines, found.note or found.lacking)
 
 
-def save(source: Store | Client, run: RunRecord, version: int, of: Mapping[str, str], path: Path) -> Download:
+def save(
+    source: Store | Client,
+    run: RunRecord,
+    version: int,
+    of: Mapping[str, str],
+    path: Path,
+    artifacts: Path | None = None,
+) -> Download:
     """Write a version, or the ``tier`` `of` it, in a ``format``; as `save_version`."""
     tier, kind = of.get("tier"), cast("FileFormat", of["format"])
     if isinstance(source, Store):
-        return save_version(source, run.id, version, tier, kind, path)
+        return save_version(source, run.id, version, tier, kind, path, artifacts=artifacts)
     data, lines, note = source.weights(version, run.id, **of)
     write_atomically(path, data)
     known = next(view.version for view in VERSIONS.look(source, run.id) if view.version.number == version)

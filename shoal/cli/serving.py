@@ -10,9 +10,11 @@ from rich.markup import escape
 
 from broker_server.service.launch import predict, run_fleet, serve_fleet, steer
 from broker_server.service.server import Server
+from broker_server.service.visiting import Home
 from broker_server.settings.fleet import BrokerConfig, FleetConfig, ViewConfig
 from fleet_protocol import control
 from fleet_protocol.configuration import load_config
+from fleet_protocol.data.own_functions import require_own_functions
 from fleet_protocol.data.samples import asked, print_predictions
 from fleet_protocol.requests import Wanted, Wish
 from shoal.cli.console import error_console, print_json, say
@@ -28,18 +30,21 @@ def read_fleet(path: Path, broker: str | None) -> FleetConfig:
     """Read fleet.toml, whose relative paths are relative to its folder; `broker` counts instead of its address.
 
     Raises:
-        ConfigError: the file is missing or wrong.
+        ConfigError: the file is missing or wrong, or calls functions of other folders than its own and those it lists.
     """
     config = load_config(path, FleetConfig).resolved(path.resolve().parent)
+    require_own_functions(config, path, config.code)
     if broker is None:
         return config
     return config.model_copy(update={"broker": config.broker.model_copy(update={"url": broker})})
 
 
-def serve(fleet: str, store: Path, broker: BrokerConfig, view: ViewConfig | None = None) -> None:
-    """Take run requests until stopped, and draw what happens; without `view` no page is served.
+def serve(
+    fleet: str, store: Path, broker: BrokerConfig, own: FleetConfig | None = None, view: ViewConfig | None = None
+) -> None:
+    """Take requests until stopped, and draw what happens; without `view` no page is served.
 
-    That the server cannot go on is a ShoalError.
+    Over MQTT it takes runs of its `own` configuration alone. That the server cannot go on is a ShoalError.
     """
     console = error_console()
     display: list[RunDisplay] = []
@@ -63,13 +68,13 @@ def serve(fleet: str, store: Path, broker: BrokerConfig, view: ViewConfig | None
                 from shoal.view.serving import serving  # noqa: PLC0415  (an extra of its own)
             token_file = view.token_file or store / "view.token"
 
-            def steered(settings: FleetConfig, wish: Wanted, run: str) -> str:
-                return steer(settings.model_copy(update={"fleet": fleet, "broker": broker}), wish, run)
+            def steered(wish: Wanted, run: str) -> str:
+                return steer(Home(fleet, store, broker), wish, run)
 
             address = page.enter_context(serving(store, view, token_file, steered))
             text = f"page at {address}; log in with the token in {token_file}"
             console.print(text, highlight=False, markup=False, soft_wrap=True)
-        serve_fleet(fleet, store, broker, listener=show, on_ready=ready)
+        serve_fleet(fleet, store, broker, own=own, listener=show, on_ready=ready)
     console.print("stopped")
 
 
@@ -94,7 +99,7 @@ def steer_run(
 
 def predict_at(source: FleetConfig, device: str, data: Path, seconds: float, *, as_json: bool) -> None:
     """Print what the model of a board says of the samples in a file; errors as of `predict` and `asked`."""
-    found = predict(source.fleet, source.broker, device, asked(data), seconds)
+    found = predict(source, device, asked(data), seconds)
     print_predictions(found.model, found.predictions, as_json=as_json)
 
 

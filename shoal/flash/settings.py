@@ -164,6 +164,8 @@ class FlashConfig(FrozenModel):
         data = self.data.resolved(Path(DATA))
         document: dict[str, Any] = {"state_dir": STATE, **self.settings}
         document |= {} if self.server is None else {"broker": self.server}
+        if data.functions() and "code" not in self.settings:
+            document["code"] = [DATA]
         document["data"] = {"kind": data.kind, **data.model_dump(mode="json", exclude_defaults=True)}
         if self.fleet is None or self.enrolment is not None:
             idle = {"fleet", "device", "broker", "identity", "tls", "insecure"} & self.settings.keys()

@@ -12,7 +12,6 @@ from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
 from fastapi import Path as InPath
 
 from broker_server.service.rollout import read_rollout, steer_rollout
-from broker_server.settings.fleet import FleetConfig
 from broker_server.store import Store, queries
 from fleet_protocol.errors import ConfigError, ShoalError, StorageError, TransportError
 from fleet_protocol.requests import Wanted
@@ -21,7 +20,7 @@ from shoal.cli.stored import act
 from shoal.client import LOADING, RolloutVerb, Verb
 
 _MOST = 2**31
-Steer = Callable[[FleetConfig, Wanted, str], str]
+Steer = Callable[[Wanted, str], str]
 Tier = Annotated[str | None, Query(max_length=64, description="Such as w0.50-d2.")]
 _CODES: dict[int | str, dict[str, Any]] = {
     403: {"description": "not the operator's token, or asked from a page of another server"},
@@ -42,7 +41,7 @@ Run = Annotated[str | None, Depends(_named)]
 def acting(store: Path, steer: Steer | None) -> APIRouter:
     """The verbs; whoever calls them was let in by `shoal.view.app`.
 
-    They write the store, and steer as `broker_server.service.launch.steer`; None where no server works on the store.
+    They write the store, and `steer` its server as `broker_server.service.launch` does; None where none works on it.
     """
     api = APIRouter(prefix="/api/v1")
 
@@ -74,7 +73,7 @@ def acting(store: Path, steer: Steer | None) -> APIRouter:
                     raise ConfigError("a page of `shoal up --view` does this, and so do `shoal stop`, pause and resume")
                 else:
                     wish = cast("Wanted", "go" if verb == "resume" else verb)
-                    named = steer(FleetConfig.stored(record.config), wish, record.id)
+                    named = steer(wish, record.id)
         return {"done": asked, "run": named}
 
     about = "A version as the file that `shoal export-weights` writes, whole or a tier of it; for operators."

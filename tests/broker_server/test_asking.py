@@ -12,6 +12,7 @@ import pytest
 from broker_server.service import asking
 from broker_server.service.launch import predict, run_fleet
 from broker_server.service.mosquitto import configuration
+from broker_server.service.visiting import Home
 from broker_server.settings.fleet import BrokerConfig
 from fleet_protocol.errors import ConfigError, TransportError
 from fleet_protocol.link import Link
@@ -44,15 +45,18 @@ class Board(Peer):
 
 @pytest.fixture
 def settings(url, config):
-    return config(evaluation={"data": None}, broker={"url": url}, round={"rounds": 1, "wait_seconds": 60})
+    broker = {"url": url, "insecure": True}
+    return config(evaluation={"data": None}, broker=broker, round={"rounds": 1, "wait_seconds": 60})
 
 
-@pytest.fixture
-def ask(url, fleet):
-    """Asks a board as an operator does."""
+@pytest.fixture(params=["socket", "broker"])
+def ask(request, settings, tmp_path):
+    """Asks a board as an operator does, on the server's computer or on another."""
+    store = settings.store if request.param == "socket" else tmp_path / "elsewhere"
+    home = Home(settings.fleet, store, settings.broker)
 
     def asking(device="d", asked=X, seconds=PATIENCE):
-        return predict(fleet, BrokerConfig(url=url), device, asked, seconds)
+        return predict(home, device, asked, seconds)
 
     return asking
 
@@ -80,13 +84,14 @@ def test_a_board_is_asked_between_runs_and_in_one(url, settings, fleet, ask):
 
 
 def ask_when_known(ask, *given, **how):
-    """The server hears of a board a moment after it has come."""
+    """The server hears what a board is a moment after it has come, and then that it is there."""
     deadline = time.monotonic() + PATIENCE
     while True:
         try:
             return ask(*given, **how)
         except ConfigError as error:
-            if "unknown-device" not in str(error) or time.monotonic() > deadline:
+            coming = "unknown-device" in str(error) or "not connected" in str(error)
+            if not coming or time.monotonic() > deadline:
                 raise
 
 
@@ -211,10 +216,10 @@ def test_hostile_requests_end_nothing(url, settings, fleet, ask):
         assert all(len(item.to_bytes()) < 2**18 for item in board.got(Ask))
 
 
-def test_nobody_serves(url, fleet, monkeypatch):
+def test_nobody_serves(url, fleet, tmp_path, monkeypatch):
     monkeypatch.setattr("broker_server.service.launch.GRACE_SECONDS", 0.2)
     with pytest.raises(TransportError, match="no server of fleet"):
-        predict(fleet, BrokerConfig(url=url), "d", X, 0.2)
+        predict(Home(fleet, tmp_path, BrokerConfig(url=url)), "d", X, 0.2)
 
 
 def test_small_messages_do_not_wait(url, fleet, tmp_path):

@@ -5,12 +5,14 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from broker_server.rounds.fleet import Fleet
+from broker_server.service.between_runs import BetweenRuns
 from broker_server.service.inbox import Inbox
 from broker_server.service.limits import Bucket, Limits, Rate
 from broker_server.service.replies import Replies
@@ -102,7 +104,7 @@ def test_a_flood_delays_a_round_by_two_seconds_at_most(kind, count, broker, conf
 
 def waited(link, topics, inbox, name):
     """Seconds until the server answers a request."""
-    request = requests.RunRequest(request=name, fleet=topics.fleet, config="{}")
+    request = requests.RunRequest(request=name, fleet=topics.fleet)
     asked = time.monotonic()
     link.publish(topics.server_control, request.to_bytes())
     inbox.get(timeout=60)
@@ -117,7 +119,7 @@ def test_a_flood_delays_a_run_request_by_a_second_at_most(broker, tmp_path, flee
     """
     inbox = queue.SimpleQueue()
     topics = Topics(fleet)
-    with Server(fleet, tmp_path / "store", BrokerConfig(url=broker.url)) as server:
+    with Server(fleet, tmp_path / "store", BrokerConfig(url=broker.url, insecure=True)) as server:
         thread = threading.Thread(target=server.serve)
         thread.start()
         link = Link(BrokerAddress.parse(broker.url), "asks", inbox)
@@ -160,12 +162,15 @@ def test_an_exception_from_one_message_is_counted_and_ends_nothing(url, config, 
 
 def test_chunks_of_a_release_are_asked_for_in_ones_own_name(tmp_path):
     """A member that asked in invented names had the idle server keep every one of them."""
-    server, asked = Server("lab", tmp_path, BrokerConfig()), []
-    server._releases, server._limits = SimpleNamespace(need=lambda *asks: asked.append(asks)), Limits(lambda _: True)
-    server._known = Fleet()
-    for name in ("pi", "invented"):
-        need = NeedChunks(fleet="lab", run="r", round=1, task="t", device=name, digest="0" * 64, ranges=((0, 1),))
-        server._idle(Received(Topics("lab").reply("pi"), need.to_bytes(), retained=False))
+    asked = []
+    releases = SimpleNamespace(need=lambda *asks: asked.append(asks))
+    with closing(Store(tmp_path)) as store:
+        limits = Limits(lambda _: True)
+        hears = BetweenRuns(Topics("lab"), Fleet(), store, limits, releases, asking=None, outbox=None)
+        for name in ("pi", "invented"):
+            need = NeedChunks(fleet="lab", run="r", round=1, task="t", device=name, digest="0" * 64, ranges=((0, 1),))
+            said = Received(Topics("lab").reply("pi"), need.to_bytes(), retained=False)
+            hears.route(said, control=None, act=None)
     assert [device for device, *_ in asked] == ["pi"]
 
 

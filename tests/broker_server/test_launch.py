@@ -23,6 +23,7 @@ from broker_server.service.launch import RunRejectedError, run_fleet, serve_flee
 from broker_server.service.membership import broker_address
 from broker_server.service.server import Server
 from broker_server.settings.fleet import BrokerConfig
+from broker_server.settings.requested import Wanted
 from broker_server.store import RunRecord, Store, VersionRecord, queries
 from broker_server.store.export import export_safetensors, load_version
 from fleet_protocol import control, requests
@@ -39,6 +40,7 @@ SERVE = """
 import sys
 from pathlib import Path
 from broker_server.settings.fleet import BrokerConfig
+from broker_server.settings.requested import Wanted
 from broker_server.service.launch import serve_fleet
 fleet, store, port = sys.argv[1:]
 serve_fleet(fleet, Path(store), BrokerConfig(port=int(port)), on_ready=lambda _server: print("ready", flush=True))
@@ -49,7 +51,8 @@ class Serving:
     """A server that takes requests, in a thread."""
 
     def __init__(self, config, url):
-        self.server = Server(config.fleet, config.store, BrokerConfig(url=url))
+        broker = BrokerConfig(url=url, insecure=config.broker.insecure)
+        self.server = Server(config.fleet, config.store, broker, own=config)
 
     def __enter__(self):
         self.server.__enter__()
@@ -94,8 +97,9 @@ def test_a_run_is_submitted_to_the_server_that_is_up(url, config, fleet):
 
 def test_a_request_that_comes_again_is_answered_once(url, config, fleet):
     """A broker repeats what it has no acknowledgement of: the run was told that another, itself, is in progress."""
-    settings = config(evaluation={"data": None}, broker={"url": url})
-    request = requests.RunRequest(request="r1", fleet=fleet, config=settings.model_dump_json())
+    settings = config(evaluation={"data": None}, broker={"url": url, "insecure": True})
+    wanted = Wanted.of(settings)
+    request = requests.RunRequest(request="r1", fleet=fleet, settings=wanted.settings, others=wanted.others)
     inbox, told = queue.SimpleQueue(), []
     link = Link(BrokerAddress.parse(url), f"twice-{fleet}", inbox)
     with Serving(settings, url), Peer(fleet, "d", url, honest()), contextlib.closing(link):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 
 import pytest
 
@@ -194,7 +195,7 @@ def test_commands_steer_a_run_by_the_page_of_its_server(url, settings, tmp_path)
         return done.returncode, " ".join((done.stdout + done.stderr).split())
 
     view = ViewConfig(port=0, actions=True)
-    with Serving(settings, url), page.serving(settings.store, view, steer=steer) as address:
+    with Serving(settings, url), page.serving(settings.store, view, steer=partial(steer, settings)) as address:
         run = Followed(settings)
         with run.heard:
             assert run.heard.wait_for(lambda: "fleet-changed" in run.events, 60)
@@ -217,7 +218,9 @@ def test_a_run_is_stopped_from_the_page(url, settings):
     """An operator's click reaches the server over its broker, and both note it."""
     testing, app = pytest.importorskip("fastapi.testclient"), pytest.importorskip("shoal.view.app")
     token = "the token of whoever acts"
-    client = testing.TestClient(app.make_app(settings.store, None, token, steer), base_url="http://localhost")
+    client = testing.TestClient(
+        app.make_app(settings.store, None, token, partial(steer, settings)), base_url="http://localhost"
+    )
     with Serving(settings, url):
         run = Followed(settings)
         with run.heard:

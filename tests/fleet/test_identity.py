@@ -150,7 +150,7 @@ class Outsider:
                     run=started.run, seconds=1, status="finished", version=9, rounds=9, wire_bytes=0, payload_bytes=0
                 )
                 self.say("forged end", event.topic, end.to_bytes())
-                request = requests.RunRequest(request="r1", fleet="test", config="{}")
+                request = requests.RunRequest(request="r1", fleet="test")
                 self.say("forged request", TOPICS.server_control, request.to_bytes())
 
 
@@ -200,13 +200,15 @@ def test_whatever_is_said_in_anothers_place_is_refused_and_counted(ground, tmp_p
         bad = read_enrolment(enroll(folder, "bad")) if who == "insider" else None
         config, watcher = identified(ground, folder, BrokerConfig(url=broker.url)), Watcher()
         attacker = stack.enter_context(Outsider(broker.url, bad))
-        server = stack.enter_context(Server(config.fleet, config.store, config.broker, listener=watcher))
+        server = Server(config.fleet, config.store, config.broker, own=config, listener=watcher)
+        stack.enter_context(server)
         serving = threading.Thread(target=server.serve)
         serving.start()
         stack.callback(serving.join, 20)
         stack.callback(server.stop)
         fleet = stack.enter_context(ground.fleet(broker.url, members(ground, enrolments)))
-        finished = submit(config)
+        elsewhere = config.model_copy(update={"store": ground.folder / "elsewhere"})
+        finished = submit(elsewhere)  # over MQTT
         fleet.check()
         logs = "".join((ground.folder / "devices" / f"{name}.log").read_text() for name in enrolments)
     assert (finished.status, finished.rounds) == ("finished", 3)

@@ -52,7 +52,9 @@ def boards(request, ground):
             broker = stack.enter_context(any_broker(ground.folder))
             config = ground.config(broker.url, rounds=1)
             started = ground.fleet(broker.url)
-        server = stack.enter_context(Server(config.fleet, config.store, config.broker))
+        server = stack.enter_context(Server(config.fleet, config.store, config.broker, own=config))
+        if request.param == "enrolled":  # over MQTT, where the members sign
+            config = config.model_copy(update={"store": ground.folder / "elsewhere"})
         fleet = stack.enter_context(serving(started, "device-0", "device-1"))
         thread = threading.Thread(target=server.serve)
         thread.start()
@@ -83,7 +85,7 @@ def test_boards_judge_over_the_broker(boards, ground, monkeypatch, capsys):
     assert wanted["model"].keys() == {"run", "round", "version", "tier", "digest"}
 
     def ask(device="device-1", rows=x):
-        return predict(config.fleet, config.broker, device, {"x": rows.tolist()}, PATIENCE)
+        return predict(config, device, {"x": rows.tolist()}, PATIENCE)
 
     with pytest.raises(ConfigError, match=r"malformed: .*cannot become `shape` \[1, 8, 8\]"):
         ask(rows=np.zeros((2, 5)))

@@ -199,7 +199,7 @@ def test_an_operator_acts(tmp_path):
     """Verbs are done once, on the run that is meant; what cannot be done now is an error."""
     store, asked = made(tmp_path), []
 
-    def steer(_config, wish, run):
+    def steer(wish, run):
         asked.append((wish, run))
         return "another" if wish == "start" else run
 
@@ -229,7 +229,7 @@ def test_the_example_of_the_page_runs(tmp_path):
         if words[0] == "round-started":
             raise KeyboardInterrupt
 
-    with serving(store, ViewConfig(port=0, actions=True), steer=lambda *wanted: f"{wanted[1]}ed") as address:
+    with serving(store, ViewConfig(port=0, actions=True), steer=lambda *wanted: f"{wanted[0]}ed") as address:
         names = {"token": (store / "operator.token").read_text().strip(), "print": note}
         with pytest.raises(KeyboardInterrupt):
             exec(example.replace("http://127.0.0.1:8420", address), names)

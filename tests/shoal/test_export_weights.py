@@ -4,6 +4,7 @@ import copy
 import json
 import re
 import shutil
+import sqlite3
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -269,3 +270,29 @@ def test_what_is_not_there_is_said(
     assert ended(store, out, *options) == 2
     assert re.search(message, capsys.readouterr().err.replace("\n", " "))
     assert not out.exists()
+
+
+def test_artifact_sets_of_a_restored_store_are_named_by_whoever_exports(store: Path, tmp_path: Path, capsys) -> None:
+    """The database's word for a folder is not taken: another's backup could have named any; an option says it."""
+    restored = Path(shutil.copytree(store, tmp_path / "restored"))
+    shutil.rmtree(restored / "configurations")
+    options = ("--tier", "w0.50-d1")
+    assert ended(restored, tmp_path / "m.safetensors", *options) == 2
+    assert "--artifacts FOLDER" in "".join(capsys.readouterr().err.split("\n"))
+    assert not (tmp_path / "m.safetensors").exists()
+    exported(restored, tmp_path / "whole.safetensors")  # needs no artifacts
+    sets = ("--artifacts", str(store.parent / "artifacts"))
+    found = exported(restored, tmp_path / "m.safetensors", *options, *sets)
+    assert found.read_bytes() == exported(store, tmp_path / "same.safetensors", *options).read_bytes()
+
+
+def test_an_architecture_in_the_database_is_no_path(store: Path, tmp_path: Path, capsys) -> None:
+    """Beside the folder that the option names."""
+    restored = Path(shutil.copytree(store, tmp_path / "restored"))
+    shutil.rmtree(restored / "configurations")
+    with closing(sqlite3.connect(restored / "shoal.db")) as database, database:
+        (config,) = database.execute("SELECT config FROM runs").fetchone()
+        database.execute("UPDATE runs SET config = ?", (config.replace('"arch":"conv"', '"arch":"../../conv"'),))
+    sets = ("--artifacts", str(store.parent / "artifacts"))
+    assert ended(restored, tmp_path / "m.safetensors", "--tier", "w0.50-d1", *sets) == 2
+    assert "is no name that a file can have" in " ".join(capsys.readouterr().err.split())

@@ -20,6 +20,9 @@ class _Options:
     version: Annotated[int | None, typer.Option(min=0, help="Global version; by default the newest.")] = None
     best: Annotated[bool, typer.Option("--best", help="The version that was judged best.")] = False
     tier: Annotated[str | None, typer.Option(help="Tier such as w0.50-d2; by default the whole model.")] = None
+    artifacts: Annotated[
+        Path | None, typer.Option(help="Folder of the exported sets, of a store from a backup; by default the run's.")
+    ] = None
     out: Annotated[Path | None, typer.Option(help="File to write.")] = None
     file_format: Annotated[Literal["safetensors", "torch", "onnx"], typer.Option("--format")] = "safetensors"
     as_json: AsJson = False
@@ -42,7 +45,7 @@ def _export_weights(options: _Options) -> None:
     with opened(options.store, options.url) as source:
         run, version = choose(source, options.run, best=options.best)
         number = version if options.version is None else options.version
-        download = save(source, run, number, of, path)
+        download = save(source, run, number, of, path, options.artifacts)
     record = download.record
     if options.as_json:
         described = queries.plain(record)

@@ -48,8 +48,8 @@ def _start(
         from broker_server.rounds.run_context import load_others
         from broker_server.service.certificates import Authority
         from broker_server.service.rollout import begin
-        from broker_server.settings.fleet import FleetConfig
         from broker_server.store import Store
+        from broker_server.store.configurations import kept_config
     from fleet_protocol.identity.release import kind_of
     from shoal.flash.bundle import release_files
     from shoal.flash.settings import load_flash_config
@@ -64,7 +64,12 @@ def _start(
             run = opened.unfinished(Authority.read(folder).fleet)
         if run is None:
             raise ConfigError(f"no run is in progress in {store}; a run that begins takes the sets of its [model]")
-        sets, gate = load_others(FleetConfig.stored(run.config), artifacts.resolve()), max(gate, 1)
+        kept = kept_config(store, run.id)
+        if kept is None:
+            raise ConfigError(
+                f"the server of {store} has not gone on with run {run.id} yet: start it, and say this again"
+            )
+        sets, gate = load_others(kept, artifacts.resolve()), max(gate, 1)
     boards = [load_flash_config(path) for path in configs or ()]
     builds = {kind_of(each.target.machine, each.target.python): release_files(each) for each in boards}
     shares = [share / 100 for share in stages or ((5, 25, 100) if canary is None else (canary, 100))]

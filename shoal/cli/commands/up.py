@@ -1,4 +1,4 @@
-"""Start broker, coordinator and store, and take run requests until stopped."""
+"""Start broker, coordinator and store, and take requests until stopped; over MQTT for runs of this file alone."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,12 @@ from shoal.cli.grouped import grouped
 
 @dataclass(frozen=True)
 class _Options:
-    config: Annotated[Path | None, typer.Option(help="Take fleet, store and broker from this fleet.toml.")] = None
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="The configuration of the runs that it does when it is asked over MQTT, with fleet, store and broker."
+        ),
+    ] = None
     fleet: Annotated[str | None, typer.Option(help="Name of the fleet.")] = None
     store: Annotated[Path | None, typer.Option(help="Folder of the store.")] = None
     broker: BrokerUrl = None
@@ -33,11 +38,11 @@ def _up(options: _Options) -> None:
         from broker_server.settings.fleet import BrokerConfig, ViewConfig
         from shoal.cli.serving import read_fleet, serve
 
-    view = None
+    own = view = None
     if options.config is not None:
         base = read_fleet(options.config, options.broker)
         fleet, store, broker = options.fleet or base.fleet, options.store or base.store, base.broker
-        view = base.view
+        own, view = base, base.view
     elif options.fleet is not None:
         fleet, store = options.fleet, options.store or DEFAULT_STORE
         broker = BrokerConfig() if options.broker is None else BrokerConfig(url=options.broker)
@@ -48,4 +53,6 @@ def _up(options: _Options) -> None:
     broker = validate_config({**broker.model_dump(exclude_unset=True), **said}, BrokerConfig, source="shoal up")
     if options.view is not None:
         view = (view or ViewConfig()).model_copy(update={"port": options.view})
-    serve(fleet, store, broker, view)
+    if own is not None:
+        own = own.model_copy(update={"fleet": fleet, "store": store.resolve(), "broker": broker})
+    serve(fleet, store, broker, own, view)

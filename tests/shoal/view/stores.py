@@ -13,6 +13,7 @@ from broker_server.service.registry import Registry
 from broker_server.service.rollout import Rollout
 from broker_server.settings.fleet import FleetConfig
 from broker_server.store import DeviceRecord, LeftOut, RoundRecord, RunRecord, Store, TaskPhase, TaskRecord, schema
+from broker_server.store.configurations import keep_config
 from broker_server.store.machine import RoundEvent, RoundState
 from broker_server.store.records import VersionRecord
 from broker_server.store.rows import to_row
@@ -77,6 +78,7 @@ def made(folder: Path, devices: int = 6, rounds: int = 4, asked: int = 4, *, hos
             versions.append(version(number, judged, began + 50))
     run = RunRecord(RUN, "lab", ARCH, config.model_dump_json(), "running", None, now - 9000, None, 5_200_000, 5_000_000)
     with closing(Store(folder / "store")) as store:
+        keep_config(store.folder, RUN, run.config)
         for table, rows in (
             (schema.runs, [run]), (schema.devices, seen), (schema.versions, versions),
             (schema.rounds, records), (schema.tasks, tasks),

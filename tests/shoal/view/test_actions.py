@@ -194,10 +194,10 @@ def test_a_page_of_another_server_asks_in_vain(store, origin):
 def test_the_server_is_asked_to_steer(store):
     """With the run's whole id and the wish of the command; one that does not answer is said to be away."""
     asked = []
-    client = acting(store, steer=lambda config, wish, run: asked.append((config.fleet, wish, run)) or "named")
+    client = acting(store, steer=lambda wish, run: asked.append((wish, run)) or "named")
     for verb in ("pause", "resume", "stop", "abandon", "start"):
         assert client.post(f"/api/v1/runs/{RUN}/actions/{verb}").json() == {"done": verb, "run": "named"}
-    assert asked == [("lab", wish, RUN) for wish in ("pause", "go", "stop", "abandon", "start")]
+    assert asked == [(wish, RUN) for wish in ("pause", "go", "stop", "abandon", "start")]
 
     def away(*_):
         raise TransportError("no server answers")

@@ -318,9 +318,7 @@ def test_an_operator_acts_once_it_is_confirmed(tmp_path, opened):
     digest = BlobStore(store / "blobs").put(encode_weights({"w": np.zeros(2, np.float32)}))
     with closing(Store(store)) as written, written._begin() as connection:
         connection.execute(update(schema.versions).where(schema.versions.c.number == 2).values(digest=digest))
-    with serving(
-        store, ViewConfig(port=0, actions=True), steer=lambda *wanted: asked.append(wanted[1:]) or RUN
-    ) as address:
+    with serving(store, ViewConfig(port=0, actions=True), steer=lambda *wanted: asked.append(wanted) or RUN) as address:
         page = opened(address)
         show(page, "view=models")
         assert page.get_by_role("button", name="Promote").count() == 0

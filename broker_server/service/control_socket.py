@@ -1,0 +1,222 @@
+"""The server's end of the socket in its store: takes one request of each client, and tells all of them what happens.
+
+A thread of its own looks after the clients, so that nobody who connects and says nothing, or reads nothing, holds up a
+round: a client has so many seconds for its one line, and is let go where too much waits for it.
+"""
+
+import contextlib
+import logging
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from typing_extensions import Self
+
+from broker_server.service.local import LINE_LIMIT_BYTES, SOCKET, SUPPORTED, address_of, may_ask, remove_stale, user_at
+
+_LOG = logging.getLogger(__name__)
+
+MOST_CLIENTS = 32
+REQUEST_SECONDS = 10.0  # from connecting to the end of the line
+_MOST_WAITING_BYTES = 8 * 1024 * 1024  # of one client: some 10,000 events that it has not read
+_READ_BYTES = 64 * 1024
+_STOP_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class LocalRequest:
+    """What a local client asks, and how it alone is answered; an answer to one who has gone is nobody's."""
+
+    payload: bytes
+    answer: Callable[[bytes], None]
+
+
+@dataclass(eq=False)
+class _Client:
+    connection: socket.socket
+    until: float  # when its request must be there
+    heard: bytearray = field(default_factory=bytearray)
+    waiting: bytearray = field(default_factory=bytearray)
+    asked: bool = False
+
+
+class ControlSocket:
+    """Listens in the folder of a store, which its server has locked, while the ``with`` block lasts.
+
+    Where the system has no such sockets, or the folder's file system, the log says so, and nobody asks here.
+
+    Args:
+        folder: of the store.
+        put: takes each request, in the thread of the socket.
+    """
+
+    def __init__(self, folder: Path, put: Callable[[LocalRequest], None]) -> None:
+        self._folder = folder
+        self._put = put
+        self._greeting = b""
+        self._clients: set[_Client] = set()
+        self._lock = threading.Lock()  # of the clients and what waits for them
+        self._listening: socket.socket | None = None
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        if not SUPPORTED:
+            return self
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._bind(listening)
+        except OSError as error:
+            listening.close()
+            _LOG.warning("local commands cannot ask this server for anything: no socket in %s: %s", self._folder, error)
+            return self
+        listening.setblocking(False)
+        self._listening = listening
+        self._wake, self._woken = socket.socketpair()
+        self._wake.setblocking(False)
+        self._woken.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listening, selectors.EVENT_READ)
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._work, name="shoal-control", daemon=True)
+        self._thread.start()
+        return self
+
+    def _bind(self, listening: socket.socket) -> None:
+        remove_stale(self._folder)
+        with address_of(self._folder) as address:
+            listening.bind(address)
+        (self._folder / SOCKET).chmod(0o600)  # until here nobody can connect, as nobody listens
+        listening.listen(MOST_CLIENTS)
+
+    def __exit__(self, *_: object) -> None:
+        if self._listening is None or self._thread is None:
+            return
+        self._stopping.set()
+        self._wake_up()
+        self._thread.join(_STOP_SECONDS)
+        for client in list(self._clients):
+            self._let_go(client)
+        self._selector.close()
+        for each in (self._listening, self._wake, self._woken):
+            each.close()
+        with contextlib.suppress(OSError):
+            (self._folder / SOCKET).unlink()
+
+    # What the server says; called in its thread.
+
+    def greet_with(self, line: bytes) -> None:
+        """Tell all clients, and from now on each new one first, how the server is."""
+        with self._lock:
+            self._greeting = line
+        self.tell(line)
+
+    def tell(self, line: bytes) -> None:
+        """Tell all clients something, a JSON document without line breaks."""
+        with self._lock:
+            for client in self._clients:
+                client.waiting += line + b"\n"
+            nobody = not self._clients
+        if not nobody:
+            self._wake_up()
+
+    def _answer(self, client: _Client, line: bytes) -> None:
+        with self._lock:
+            client.waiting += line + b"\n"
+        self._wake_up()
+
+    def _wake_up(self) -> None:
+        if self._listening is not None:
+            with contextlib.suppress(OSError):  # full: it is awake
+                self._wake.send(b"\0")
+
+    # The thread of the socket.
+
+    def _work(self) -> None:
+        while not self._stopping.is_set():
+            for key, events in self._selector.select(self._patience()):
+                if key.fileobj is self._listening:
+                    self._accept()
+                elif key.fileobj is self._woken:
+                    with contextlib.suppress(OSError):
+                        self._woken.recv(_READ_BYTES)
+                elif events & selectors.EVENT_READ:
+                    self._read(key.data)
+            self._look_after(time.monotonic())
+        self._look_after(time.monotonic())  # the last words
+
+    def _patience(self) -> float | None:
+        ends = [client.until for client in self._clients if not client.asked]
+        return max(0.0, min(ends) - time.monotonic()) if ends else None
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listening.accept()  # type: ignore[union-attr]
+        except OSError:  # it has gone already, or there are no descriptors left
+            return
+        connection.setblocking(False)
+        user = user_at(connection)
+        if not may_ask(user) or len(self._clients) >= MOST_CLIENTS:
+            why = f"user {user} may not ask" if not may_ask(user) else f"{MOST_CLIENTS} clients are there already"
+            _LOG.warning("the socket in %s takes no further client: %s", self._folder, why)
+            connection.close()
+            return
+        client = _Client(connection, time.monotonic() + REQUEST_SECONDS)
+        with self._lock:
+            client.waiting += self._greeting + b"\n" if self._greeting else b""
+            self._clients.add(client)
+        self._selector.register(connection, selectors.EVENT_READ, client)
+
+    def _read(self, client: _Client) -> None:
+        try:
+            data = client.connection.recv(_READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data or client.asked:  # it has gone, or says more than one line
+            self._let_go(client)
+            return
+        client.heard += data
+        line, end, rest = client.heard.partition(b"\n")
+        if rest or len(line) > LINE_LIMIT_BYTES:
+            self._let_go(client)
+        elif end:
+            client.asked = True
+            client.heard.clear()
+            if line:  # an empty line is of one who listens alone
+                self._put(LocalRequest(bytes(line), lambda answer: self._answer(client, answer)))
+
+    def _look_after(self, now: float) -> None:
+        """Send what waits, and let go who is too slow."""
+        for client in list(self._clients):
+            with self._lock:
+                sent = self._send(client)
+                too_much = len(client.waiting) > _MOST_WAITING_BYTES
+                left = bool(client.waiting)
+            if not sent or too_much or (not client.asked and now >= client.until):
+                self._let_go(client)
+                continue
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if left else 0)
+            self._selector.modify(client.connection, events, client)
+
+    def _send(self, client: _Client) -> bool:
+        try:
+            while client.waiting:
+                del client.waiting[: client.connection.send(client.waiting)]
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return True
+
+    def _let_go(self, client: _Client) -> None:
+        with self._lock:
+            self._clients.discard(client)
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(client.connection)
+        client.connection.close()

@@ -1,0 +1,97 @@
+"""The configurations of runs as their servers took them, in files beside the database: what may be opened and called.
+
+Whoever can change the database, or hands on a backup, could write any path, address or function into
+the configuration of a run. So a store keeps a copy of every configuration that a run begins or goes
+on with, in ``configurations`` of its folder, for its owner alone: no backup has it, and no restore
+makes it. The database's own is for numbers and words to show.
+"""
+
+import os
+import re
+import stat
+from pathlib import Path
+
+from broker_server.settings.fleet import FleetConfig
+from fleet_protocol.blob_store import write_atomically
+from fleet_protocol.blobs import storage_error
+from fleet_protocol.errors import ConfigError
+
+FOLDER = "configurations"
+_WRITABLE_BY_OTHERS = 0o022
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+
+
+def keep_config(folder: Path, run: str, config: str) -> None:
+    """Keep the configuration of a run, as JSON, beside the database of a store, for the owner alone.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    write_atomically(_place(folder, run), config.encode())
+
+
+def kept_config(folder: Path, run: str) -> FleetConfig | None:
+    """The copy of a run's configuration, with its paths as they are now where the folder was moved; None without one.
+
+    Raises:
+        ConfigError: somebody else could have written it.
+        StorageError: it cannot be read.
+    """
+    path = _place(folder, run)
+    try:
+        text = _read_own(path, folder)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise storage_error("read", path, error) from error
+    try:
+        return _moved(FleetConfig.stored(text), folder.resolve())
+    except ConfigError as error:
+        raise ConfigError(f"{path} is damaged: {error}; remove it") from error
+
+
+def one_name(kind: str, name: str) -> str:
+    """A name of the database that becomes a part of a path; a ConfigError where it could lead anywhere else."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"{kind} {name!r} is no name that a file can have; the database was changed")
+    return name
+
+
+def _place(folder: Path, run: str) -> Path:
+    return folder / FOLDER / f"{one_name('run', run)}.json"
+
+
+def _read_own(path: Path, folder: Path) -> str:
+    """Read a file that nobody but the owner of the store can have written.
+
+    Raises:
+        OSError: it cannot be read, or is a link.
+        ConfigError: it is another's, or others may write it.
+    """
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+    with os.fdopen(descriptor, encoding="utf-8") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or not _is_ours(status, folder):
+            raise ConfigError(f"{path} may have been written by another user; remove it")
+        return file.read()
+
+
+def _is_ours(status: os.stat_result, folder: Path) -> bool:
+    if not hasattr(os, "geteuid"):  # Windows
+        return True
+    user = os.geteuid()
+    owner = user or folder.stat().st_uid  # root may look after another's store
+    return status.st_uid in {user, owner} and not status.st_mode & _WRITABLE_BY_OTHERS
+
+
+def _moved(config: FleetConfig, folder: Path) -> FleetConfig:
+    """A configuration whose store was in another folder: what lay beside it lies beside it still, if it is there."""
+    before = config.store
+
+    def place(path: Path) -> Path:
+        beside = Path(os.path.normpath(folder / os.path.relpath(path, before)))
+        return beside if beside.exists() else path
+
+    if before.resolve() == folder:
+        return config
+    return config.relocated(place).model_copy(update={"store": folder})
