@@ -174,7 +174,7 @@ def _with_statistics(version: TierVersion, context: RunContext) -> TierVersion:
         return replace(version, exported=replace(version.exported, statistics={}), lacking=lacking)
     return replace(
         version,
-        exported=replace(version.exported, statistics=taken),
+        exported=replace(version.exported, statistics=dict(taken)),
         note=f"the batch norms of {found.tier.id} have their statistics from the server's test set",
     )
 
