@@ -6,9 +6,12 @@ about. `make test-slow` runs all. Of the extras that are installed from the whee
 device, of a server and of an exporter.
 """
 
+import sys
 from collections.abc import Iterable
 
 __all__ = ["INSTALLED", "SLOW", "function_of", "module_of", "modules_without_quick_cases", "representatives"]
+
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 SLOW = {
     "tests/broker_server/test_encoded_updates.py": "test_good_and_bad_encodings",
@@ -56,7 +59,7 @@ SLOW = {
     "tests/reproduction/test_conformance.py": "test_the_command_runs_as_a_module",
     "tests/reproduction/test_running.py": "test_every_table_runs_at_the_scale_smoke[heterofl-1]",
     "tests/reproduction/test_sharing.py": "test_rounds_that_end_by_time_are_not_those_of_another_clock",
-    "tests/shoal/flash/test_bundle.py": "test_it_installs_without_a_network_and_trains[3.11]",
+    "tests/shoal/flash/test_bundle.py": f"test_it_installs_without_a_network_and_trains[{PYTHON}]",
     "tests/shoal/flash/test_image.py": "test_the_same_inputs_give_the_same_card",
     "tests/shoal/test_api.py": "test_the_examples_run",
     "tests/shoal/test_commands.py": "test_export_explains_how_it_cuts",
