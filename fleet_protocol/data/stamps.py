@@ -8,6 +8,7 @@ content counts as well.
 
 import contextlib
 import os
+import stat
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ REPLACING = "write new data beside the old and rename it"
 """How files of data are replaced, so that nobody reads half of the new and half of the old."""
 
 _READ_BYTES = 2**20
+_IMAGE_ENDINGS = tuple(sorted(IMAGE_SUFFIXES))
 _SHOWN = 3  # names in a message
 
 FileStamp = tuple[int, ...]
@@ -67,11 +69,11 @@ def stamps_of(config: DataConfig, *, labelled: bool = True) -> Stamps:
     files: dict[str, FileStamp | str] = {}
     young: dict[str, str] = {}
     for path in _single_files(config, labelled=labelled):
-        files[str(path)] = _look(path, young)
+        files[str(path)] = _stamp(str(path), _status(path), young)
     if isinstance(config, ImagesData) and labelled:
         hasher = blake3()
-        for path in _images(config):
-            hasher.update(f"{path}\0{_look(path, young)}\0".encode(errors="surrogateescape"))
+        for name, status in _images(config):
+            hasher.update(f"{name}\0{_stamp(name, status, young)}\0".encode(errors="surrogateescape"))
         files[str(config.path)] = hasher.hexdigest()
     return Stamps(config, labelled, files, young)
 
@@ -82,19 +84,25 @@ def shown(paths: tuple[str, ...]) -> str:
     return ", ".join(paths[:_SHOWN]) + more
 
 
-def _look(path: Path, young: dict[str, str]) -> FileStamp:
-    """The stamp of a file; where that is young, its content goes into `young`."""
+def _status(path: Path | os.DirEntry[str]) -> os.stat_result | None:
+    """What the system says about a file, or about what a link leads to; None where there is none."""
     try:
-        status = path.stat()
+        return path.stat()
     except OSError:
+        return None
+
+
+def _stamp(path: str, status: os.stat_result | None, young: dict[str, str]) -> FileStamp:
+    """The stamp of a file; where that is young, its content goes into `young`."""
+    if status is None:
         return ()
+    if stat.S_ISDIR(status.st_mode):
+        # The size of a folder says nothing, and its times tell of files that do not belong to the data.
+        return (status.st_ino, status.st_dev)
     newest = max(status.st_mtime_ns, status.st_ctime_ns)
-    is_file = not path.is_dir()
-    if is_file and newest > time.time_ns() - int(YOUNG_SECONDS * 1e9):
-        young[str(path)] = _content(str(path))
-    # The size of a folder says nothing, and its times tell of files that do not belong to the data.
-    times = (status.st_size, status.st_mtime_ns, status.st_ctime_ns) if is_file else ()
-    return (*times, status.st_ino, status.st_dev)
+    if newest > time.time_ns() - int(YOUNG_SECONDS * 1e9):
+        young[path] = _content(path)
+    return (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev)
 
 
 def _content(path: str) -> str:
@@ -144,30 +152,33 @@ def _named_files(folder: Path, options: Any) -> Iterator[Path]:
             yield folder / value
 
 
-def _images(config: ImagesData) -> Iterator[Path]:
-    """The images of a folder and its folders, or those that a table lists."""
+def _images(config: ImagesData) -> Iterator[tuple[str, os.stat_result | None]]:
+    """The images of a folder and its folders, or those that a table lists, with what the system says about each."""
     if config.targets is not None:
         with contextlib.suppress(DataError):  # the reader says what is wrong with the table
             for _, row in table_rows(config.targets):
-                yield config.path / row[0]
+                yield str(config.path / row[0]), _status(config.path / row[0])
         return
     visited: set[tuple[int, int]] = set()
-    waiting = [config.path]
+    waiting = [str(config.path)]
     while waiting:
         folder = waiting.pop()
-        try:
-            status = folder.stat()
-            entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-        except OSError:
-            yield folder  # as one that is gone, or may not be read
-            continue
-        if (status.st_dev, status.st_ino) in visited:  # a link that leads back
+        status = _status(Path(folder))
+        yield folder, status  # also one that is gone
+        if status is None or (status.st_dev, status.st_ino) in visited:  # a link that leads back
             continue
         visited.add((status.st_dev, status.st_ino))
-        yield folder
-        for entry in entries:
-            path = Path(entry.path)
+        for entry in _entries(folder):
             if entry.is_dir():
-                waiting.append(path)
-            elif path.suffix.lower() in IMAGE_SUFFIXES:
-                yield path
+                waiting.append(entry.path)
+            elif entry.name.lower().endswith(_IMAGE_ENDINGS):
+                yield entry.path, _status(entry)
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    """What a folder holds, by name; nothing where it may not be read, or is none."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+    except OSError:
+        return []
