@@ -19,9 +19,11 @@ from broker_server.store import Store, queries, schema
 from broker_server.store.rows import to_row
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.mapped_tensors import tensors_in
+from fleet_protocol.messages import DeviceProfile
 from fleet_protocol.weights import encode_weights
 from shoal.cli.console import flat
 from shoal.view.serving import serving
+from tests.broker_server.peer import profile
 from tests.shoal.view.stores import HOSTILE, RUN, TIERS, made
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -188,6 +190,23 @@ def test_it_says_who_learns_who_does_not_and_what_to_do(fleet, opened):
         assert f"{states.count(kind)} {words}" in asked or kind not in states
     show(page, "view=run")
     assert "whole model: 0.6000 at first" in page.get_by_role("img", name="Accuracy").get_attribute("aria-label")
+
+
+def test_what_looks_wrong_in_a_boards_data_is_said(tmp_path, opened):
+    """On the page of the device and among what to do next, as text."""
+    store = made(tmp_path)
+    findings = ("values range from 0 to 255, the fleet's from 0 to 1", "column '<b>bold</b>' is 7")
+    with closing(Store(store)) as written:
+        written.see_device(DeviceProfile(fleet="lab", device="pi-0000", profile=profile(findings=findings)))
+        written.flush()
+    with serving(store, ViewConfig(port=0)) as address:
+        page = opened(address)
+        page.get_by_text("devices looks wrong").first.wait_for()
+        show(page, "view=device&device=pi-0000")
+        for finding in findings:
+            page.get_by_text(f"Its data looks wrong: {finding}.").wait_for()
+        show(page, "view=device&device=pi-0001")
+        assert page.get_by_text("Its data looks wrong").count() == 0
 
 
 def test_a_version_is_downloaded_or_it_is_said_why_not(tmp_path, opened):
