@@ -47,6 +47,7 @@ def test_the_readme_shows_the_file_it_talks_about():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_the_tutorial_works_as_written(tmp_path):
     """Export, data, server, three boards, a run, weights for torch: each command of the README, in its order."""
     folder = tmp_path / "tutorial"
@@ -66,7 +67,7 @@ def test_the_tutorial_works_as_written(tmp_path):
                 if words[1] == "up":
                     wait_for_port(int(port), background[-1])
                 continue
-            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200, check=False)
+            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, check=False)
             assert done.returncode == 0, f"{words}: {done.stderr}"
             outputs[words[1]] = done.stdout
         status = subprocess.run(
@@ -75,7 +76,7 @@ def test_the_tutorial_works_as_written(tmp_path):
     finally:
         for process in background:
             process.terminate()
-        codes = [process.wait(20) for process in background]
+        codes = [process.wait(60) for process in background]
     assert codes == [0, 0, 0, 0]
     assert json.loads(status.stdout)["evaluation.accuracy"] > 0.9
     assert "w0.25-d1" in outputs["export"]

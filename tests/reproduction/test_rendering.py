@@ -493,6 +493,7 @@ def test_only_what_is_claimed_of_an_older_run_goes_by_the_last_evaluation():
     assert by_seed(("heterofl", 2)) == ([everywhere(30.0), everywhere(5.0)], pytest.approx(25.0))
 
 
+@pytest.mark.slow
 def test_the_page_of_results_is_what_the_command_makes(tmp_path):
     """Every table, and the page, from the stored figures alone: nothing there is edited by hand."""
     folder = Path(__file__).parents[2] / "docs" / "results"
