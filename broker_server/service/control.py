@@ -110,7 +110,7 @@ class Control:
         """Take a request; `act` does what is asked of the server, and raises nothing about it.
 
         Raises:
-            RefusedError: it came over MQTT and is malformed, or the first one where that is closed.
+            RefusedError: it came over MQTT, which is open, and is malformed.
         """
         if isinstance(event, LocalRequest):
             self._take_local(event, act)
@@ -146,7 +146,10 @@ class Control:
             _LOG.warning("a request came over MQTT: %s", CLOSED)
         if not self._answers.take(time.monotonic()):
             return
-        request = parse_request(payload)
+        try:
+            request = parse_request(payload)
+        except RefusedError:  # nobody to answer
+            return
         if isinstance(request, Ask):
             told = Predicted(task=request.task, device=request.device, reason=RefusalReason.UNSUPPORTED, detail=CLOSED)
             self.outbox.event(told)

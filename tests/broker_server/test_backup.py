@@ -75,7 +75,7 @@ def test_backups_of_a_run_in_progress_are_each_whole(url, config, fleet, running
                     shutil.rmtree(tmp_path / "copy")
         assert server.wait().status == "finished"
     assert len(seen) > 3
-    assert {path.name for path in settings.store.iterdir() if path.is_dir()} == {"blobs", "updates"}
+    assert {path.name for path in settings.store.iterdir() if path.is_dir()} == {"blobs", "updates", "configurations"}
 
 
 def test_no_server_commits_between_the_database_and_the_links(tmp_path, monkeypatch):

@@ -298,7 +298,7 @@ def test_nonsense_on_every_topic_is_counted(url, config, running, fleet):
     with Peer(fleet, "d", url, noisy):
         server = running(config(evaluation={"data": None}), url)
         server.wait()
-    assert refusals(server) == {"malformed": 4, "oversized": 1, "unknown-task": 2}
+    assert refusals(server) == {"malformed": 3, "unsupported": 1, "oversized": 1, "unknown-task": 2}
     assert server.of(control.RoundClosed)[0].merged == {"d": "w1.00-d1"}
 
 

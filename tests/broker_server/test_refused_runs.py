@@ -275,7 +275,7 @@ def test_a_run_goes_on_in_a_folder_that_was_moved(config, tmp_path):
 
     before, after = lying(tmp_path / "old"), lying(tmp_path / "deeper" / "new")
     assert after.other_than(before.model_dump_json()) == []
-    assert lying(tmp_path / "new", "u.npz").other_than(before.model_dump_json()) == ["evaluation.data"]
+    assert lying(tmp_path / "new", "u.npz").other_than(before.model_dump_json()) == ["evaluation.data.path"]
     restored = before.model_copy(update={"store": tmp_path / "elsewhere" / "store"})
     assert restored.other_than(before.model_dump_json()) == []
 
