@@ -88,8 +88,8 @@ class FleetContracts:
         rule = source.missing if isinstance(source, CsvData) else None
         if rule is not None and terms.missing not in {None, rule}:
             raise ConfigError(
-                f"[contract] missing = {terms.missing:g} of fleet.toml and missing = {rule:g} of the test set "
-                f"{source.path} disagree: say one number for both"
+                f"[contract] missing = {terms.missing:g} of fleet.toml and missing = {rule:g} of "
+                f"{_source_name(source)} disagree: say one number for both"
             )
         if terms.missing is None:
             terms = terms.model_copy(update={"missing": rule})

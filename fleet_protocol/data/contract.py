@@ -28,6 +28,7 @@ CONTRACT_FILE = "contract.json"
 """Where a board keeps the contract that it was last offered, in its state folder."""
 
 _SHOWN = 12  # names in a message
+_LISTED = 100  # names in a line that somebody copies
 _CHECK_ROWS = 4096  # tokens are looked at in pieces, so that data on disk need not fit into memory
 _WITHOUT_NAME = re.compile(r"|Unnamed: \d+")  # the second is pandas' name for a column that has none
 
@@ -310,8 +311,8 @@ def _shown(names: Sequence[str]) -> str:
 
 def _listed(names: Sequence[str]) -> str:
     """Names as a list of TOML."""
-    more = ", ..." if len(names) > _SHOWN else ""
-    return "[" + ", ".join('"{}"'.format(name.replace('"', '\\"')) for name in names[:_SHOWN]) + more + "]"
+    more = ", ..." if len(names) > _LISTED else ""
+    return "[" + ", ".join('"{}"'.format(name.replace('"', '\\"')) for name in names[:_LISTED]) + more + "]"
 
 
 def read_contract(folder: Path) -> DataContract | None:
