@@ -96,6 +96,8 @@ def path_within(folder: Path, name: str) -> Path:
         home = folder.resolve(strict=True)
         real = path.resolve(strict=True)
         mode = real.stat().st_mode
+    except FileNotFoundError as error:
+        raise BlobError(f"{path} is missing") from error
     except (OSError, RuntimeError) as error:  # a RuntimeError for links in a circle
         reason = getattr(error, "strerror", None) or str(error)
         raise BlobError(f"cannot read {path}: {reason}") from error

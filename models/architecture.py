@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from fleet_protocol.errors import ConfigError, PlanError
 from fleet_protocol.spelling import did_you_mean
+from models.conversion_switch import unconverted
 from models.cut import Cut
 from models.inputs import Row
 from models.layout import freeze
@@ -153,8 +154,6 @@ def build(
     if convert:
         module = call_builder(arch, cut, settings)
     else:
-        from models.zoo.conversion import unconverted  # noqa: PLC0415  (torch)
-
         with unconverted():
             module = call_builder(arch, cut, settings)
     if cut.blocks is None and depth not in (None, 1):

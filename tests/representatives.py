@@ -35,6 +35,7 @@ SLOW = {
     "tests/documents/test_typed.py": "test_exports[shoal export --arch mlp --widths 1 --formats onnx --out sets]",
     "tests/fleet/test_base.py": "test_boards_of_unequal_rank_share_a_base_that_each_fetches_once",
     "tests/fleet/test_chaos.py": "test_rounds_close_whatever_the_network_does",
+    "tests/fleet/test_contract.py": "test_boards_with_disjoint_classes_learn_as_with_one_numbering",
     "tests/fleet/test_encodings.py": "test_a_fleet_ends_where_its_simulation_does[int8-heterofl-0.3-fp32]",
     "tests/fleet/test_entities.py": "test_alone_every_device_keeps_its_labels_too",
     "tests/fleet/test_identity.py": "test_whatever_is_said_in_anothers_place_is_refused_and_counted[insider]",

@@ -21,12 +21,13 @@ from torch import Tensor, nn
 from fleet_protocol.errors import ShoalError
 from fleet_protocol.manifest import statistic_mean, statistic_variance
 from models.architecture import Architecture, build
+from models.conversion_switch import unconverted
 from models.layout import thaw
 from models.own_class import Builder, OwnClass
 from models.slicing import Tensors
 from models.tier import Tier
 from models.user_lines import first_line
-from models.zoo.conversion import origin_of, unconverted
+from models.zoo.conversion import origin_of
 from models.zoo.exchange import samples
 from models.zoo.restoring import Restored, Untouched
 from trainer_export.exported import Export

@@ -183,7 +183,7 @@ def _over_test_set(version: TierVersion, context: RunContext) -> Tensors:
     """Statistics of the tier from the samples that judge it, as `evaluation.tiers` takes them."""
     config = version.config
     if config.evaluation.data is None:
-        raise ConfigError("the run has none ([evaluation.data])")
+        raise ConfigError("none is known here, as the run has no [evaluation.data], or its store is from a backup")
     data = FleetContracts(context).test_set(version.artifacts)
     size = config.train.batch_size
     threads = config.evaluation.threads

@@ -5,9 +5,7 @@ outside, fused attention and recurrent layers with dropout inside fall into part
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, cast
@@ -18,6 +16,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from fleet_protocol.errors import ConfigError
 from models.architecture import Architecture, call_builder
+from models.conversion_switch import left_out
 from models.cut import Cut
 from models.zoo.dropout import ChannelDropout, Dropout, SampleDropout
 from models.zoo.layers import SpectralNorm, StaticBatchNorm
@@ -218,20 +217,6 @@ def is_replaced(layer: nn.Module) -> bool:
     return _counterpart(layer) is not None
 
 
-_LEFT_OUT: ContextVar[list[str] | None] = ContextVar("left_out", default=None)
-
-
-@contextmanager
-def unconverted() -> Iterator[Sequence[str]]:
-    """While this holds, `convert` returns modules as they are, and notes the class of each here."""
-    left_out: list[str] = []
-    token = _LEFT_OUT.set(left_out)
-    try:
-        yield left_out
-    finally:
-        _LEFT_OUT.reset(token)
-
-
 def convert(module: nn.Module) -> tuple[nn.Module, tuple[Replacement, ...]]:
     """Replace what cannot be exported, in place but for a model that is such a layer; returns it and what was replaced.
 
@@ -241,9 +226,9 @@ def convert(module: nn.Module) -> tuple[nn.Module, tuple[Replacement, ...]]:
     Raises:
         ConfigError: a layer has settings that its counterpart lacks.
     """
-    left_out = _LEFT_OUT.get()
-    if left_out is not None:
-        left_out.append(type(module).__name__)
+    classes = left_out()
+    if classes is not None:
+        classes.append(type(module).__name__)
         return module, ()
     untouched = Untouched.of(module)
     done: list[Replacement] = []

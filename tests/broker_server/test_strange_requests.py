@@ -28,7 +28,7 @@ from tests.broker_server.peer import Peer, honest, silent
 from tests.broker_server.test_launch import Serving
 from tests.brokers import mosquitto_broker
 
-PATIENCE = 40
+PATIENCE = 90
 CODE = """
 from pathlib import Path
 

@@ -389,7 +389,7 @@ def test_a_table_of_images_names_images_of_its_folder(tmp_path):
     (tmp_path / "images").mkdir()
     Image.new("L", (2, 2)).save(tmp_path / "images" / "own.png")
     table = tmp_path / "targets.csv"
-    source = ImagesData(path=tmp_path / "images", targets=table, shape=(1, 2, 2))
+    source = ImagesData(path=tmp_path / "images", targets=table, channels=1, shape=(1, 2, 2))
     table.write_text("own.png,1\n")
     assert len(load_data(source)) == 1
     for name in ("../secret.png", str(tmp_path / "secret.png"), "own.png\x1b[2J"):
