@@ -203,7 +203,7 @@ class Server:
         unfinished = self._store.unfinished(self.fleet)
         changed = "" if unfinished is None else what_differs(config, unfinished.config)
         if unfinished is not None and not changed:
-            return self._go_on(unfinished, config, request)
+            return self._go_on(unfinished, config.as_begun(unfinished.config), request)
         self._control.followed = followed
         context, evaluators = self._prepare(new_run_id(), config)
         if unfinished is not None:
@@ -229,7 +229,7 @@ class Server:
 
     def _go_on(self, record: RunRecord, config: FleetConfig, request: str | None) -> control.RunFinished:
         self._control.followed = self._control.open
-        context, evaluators = self._prepare(record.id, config.as_begun(record.config))
+        context, evaluators = self._prepare(record.id, config)
         self._store.note_config(record.id, context.begun().config)  # the folder may have moved
         return self._work(context, evaluators, request)
 

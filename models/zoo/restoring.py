@@ -10,12 +10,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor, nn
 from torch.nn.utils.weight_norm import WeightNorm
 
-from fleet_protocol.errors import ConfigError
 from models.own_class import Entry, Kind, OwnClass
 from models.slicing import Tensors
 from models.zoo.layers import StaticBatchNorm
@@ -175,34 +172,3 @@ _RULES: Mapping[type[nn.Module], Callable[[Any], Iterator[Part]]] = MappingProxy
         _SPECTRAL_NORM: _spectral_norm,
     }
 )
-
-
-def load_weights(module: nn.Module, tensors: Mapping[str, Any]) -> None:
-    """Load the tensors of a run into a fresh model of the user's own class, as it is before any conversion.
-
-    Args:
-        module: as its class makes it, for the tier that the tensors are of.
-        tensors: float32, by the names that a safetensors file of `shoal export-weights` has: parameters, and
-            statistics ``stat.<norm>.mean`` and ``.var``.
-
-    Raises:
-        ConfigError: tensors of the class are missing, or its state has no place for statistics that are there.
-    """
-    from models.zoo.conversion import is_replaced  # noqa: PLC0415  (which imports this module)
-
-    arrays = {name: value.numpy() if isinstance(value, Tensor) else value for name, value in tensors.items()}
-    statistics = {name for name in arrays if name.startswith("stat.")}
-    untouched = Untouched.of(module)
-    ways = (
-        untouched.restored(lambda _, layer: is_replaced(layer)),
-        untouched.restored(lambda _path, _layer: False, converted=False),
-    )
-    fitting = [way for way in ways if not way.own.missing(arrays) and statistics <= way.own.needed]
-    if not fitting:
-        own = ways[0].own
-        own.require(arrays)
-        raise ConfigError(
-            f"{own.problem or f'the class has no place for {min(statistics)}'}; build the class that was exported"
-        )
-    state = fitting[0].own.values(arrays, fitting[0].arrays(), 0)
-    module.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in state.items()})

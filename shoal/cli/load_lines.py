@@ -41,7 +41,7 @@ def load_lines(found: TierVersion, file_format: str, path: Path, *, here: bool =
         lines[:0] = [
             "import shoal",
             "from safetensors.torch import load_file",
-            "from models.zoo.restoring import load_weights",
+            "from models.zoo.loading import load_weights",
         ]
         lines += [f"load_weights(model, {_files(found, path)})"]
     return (*lines, "model.eval()")

@@ -29,7 +29,7 @@ from fleet_protocol.errors import ConfigError
 from fleet_protocol.messages import Evaluation
 from fleet_protocol.weights import encode_weights
 from models.tier import Tier
-from models.zoo.restoring import load_weights
+from models.zoo.loading import load_weights
 from shoal.cli.downloads import ELSEWHERE, Download, FileFormat, save_version
 from shoal.cli.main import main
 from simulation.runner import simulate
