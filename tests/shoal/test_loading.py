@@ -250,7 +250,7 @@ def test_a_class_that_is_another_after_the_conversion_is_found_at_export(
     monkeypatch.chdir(tmp_path)
     store = exported_by_hand("two_faced", tmp_path)
     capsys.readouterr()
-    refused = pytest.raises(ConfigError, match="computes something else with the same weights")
+    refused = pytest.raises(ConfigError, match="gives other outputs with the same weights")
     with closing(Store(store, read_only=True)) as opened, refused:
         save_version(opened, None, 0, None, "torch", tmp_path / "w.pt")
     assert not (tmp_path / "w.pt").exists()
