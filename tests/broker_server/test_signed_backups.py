@@ -365,7 +365,7 @@ def test_more_than_the_bounds_is_restored_where_it_is_asked_for(given, tmp_path,
     size = file.stat().st_size
     for option, low, high in (("--most-bytes", 1000, size), ("--most-files", 1, 2)):
         code, said = command(monkeypatch, capsys, "restore", file, tmp_path / option, option, low)
-        assert (code, option in said, "are the most" in said) == (BlobError.exit_code, True, True), said
+        assert (code, option in said, "the limit is" in said) == (BlobError.exit_code, True, True), said
         assert command(monkeypatch, capsys, "restore", file, tmp_path / option, option, high)[0] == 0
 
 
