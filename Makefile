@@ -125,7 +125,7 @@ check: $(STAMP)  ## Format, lint, types.
 	$(BIN)/mypy
 
 PACKAGES := broker_server device_runtime fleet_protocol models reproduction shoal simulation trainer_export
-readability:  ## What lines and functions ask of their reader, one row a package; not a part of `make check` yet.
+readability:  ## How hard lines and functions are to read, one row per package; not a part of `make check` yet.
 	$(PYTHON) tools/readability.py $(READABILITY) $(PACKAGES)
 
 format: $(STAMP)

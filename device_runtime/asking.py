@@ -165,7 +165,7 @@ class Asking:
         except Exception as error:  # noqa: BLE001  (errors of onnxruntime have no base; no request ends the thread)
             reason, detail = refusal_of(error)
             wrong = isinstance(error, DataError | ValueError | RecursionError)
-            wrong = wrong and not isinstance(error, DataChangedError)  # that is the board's own data
+            wrong = wrong and not isinstance(error, DataChangedError)  # the error concerns the board's own data
             return {"reason": RefusalReason.MALFORMED if wrong else reason, "detail": detail[:500]}
         if size > MESSAGE_LIMIT_BYTES:
             text = f"the answer has {size} bytes of at most {MESSAGE_LIMIT_BYTES}; ask for fewer samples at once"

@@ -195,8 +195,8 @@ def _data(config: DeviceConfig) -> str:
     try:
         reconciled(data, contract, own_labels=config.own_model is not None)
     except MismatchError as error:
-        if contract is None:  # the fleet may have one, of which this board has not heard
-            raise _DoubtError(f"{error}; nothing to do where the fleet's contract says it") from error
+        if contract is None:  # the fleet may have one that this board has not received yet
+            raise _DoubtError(f"{error}; no change is needed if the fleet's contract sets it") from error
         raise
     agreed = "" if contract is None else "; they fit the fleet's contract"
     left_out = f"; left out: {data.facts.left_out_text}" if data.facts.left_out else ""

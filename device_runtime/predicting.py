@@ -113,7 +113,7 @@ def predict(config: DeviceConfig, path: Path) -> _Found:
     Raises:
         ConfigError: there is no model on this board yet, or it has no graph that predicts; the message says why.
         DataError: the samples are not what the model takes.
-        DataChangedError: their file, or those of the board's own data, changed meanwhile.
+        DataChangedError: their file, or a file of the board's own data, changed meanwhile.
         BlobError: a file of the model is damaged.
         RefusedError: the graph is none that a board runs, or its outputs are not finite.
     """

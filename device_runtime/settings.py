@@ -121,9 +121,9 @@ class DeviceConfig(FrozenModel):
         conditions: when this board may train.
         runtime: what computes the training steps.
         predict: predictions on this board, ``true`` for `shoal device predict` alone.
-        report_data: tell the fleet what looks wrong in the data, in sentences with figures; without it that stays in
-            this board's log and `shoal device doctor`.
-        code: further folders whose Python functions the data may name, beside the folder of this file.
+        report_data: send the data findings to the fleet, as sentences with figures; if false, they stay in this board's
+            log and `shoal device doctor`.
+        code: further folders whose Python functions the data may name, besides the folder of this file.
     """
 
     fleet: Name

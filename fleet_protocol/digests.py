@@ -62,7 +62,7 @@ def file_matches(path: Path, digest: str) -> bool:
 
 
 def file_digest(path: Path) -> str:
-    """The name that the content of a file has as a new blob, read piece by piece; an OSError where it is unreadable."""
+    """Return the name of a file's content as a new blob, read piece by piece; raise an OSError if unreadable."""
     hasher = blake3()
     with path.open("rb") as file:
         while piece := file.read(_READ_BYTES):
@@ -71,7 +71,7 @@ def file_digest(path: Path) -> str:
 
 
 def pieces_match(pieces: Iterable[bytes], digest: str) -> bool:
-    """Whether bytes that come piece by piece are what a digest of either form names."""
+    """Return whether bytes, piece by piece, match a digest of either form."""
     is_new = _is_blake3(digest)
     hasher: _Hasher = blake3() if is_new else hashlib.sha256()
     for piece in pieces:

@@ -38,11 +38,11 @@ class DataError(ShoalError):
 
 
 class MismatchError(DataError):
-    """Data that is sound by itself, and does not fit the contract of the fleet."""
+    """Valid data that does not fit the contract of the fleet."""
 
 
 class DataChangedError(DataError):
-    """Files of a data set that change while they are read, or while somebody works with what was read."""
+    """Files of a data set changed while they were read, or while their samples were in use."""
 
 
 class TransportError(ShoalError):
@@ -102,10 +102,10 @@ def plain(text: str) -> str:
 
 
 def visible(text: str, *, lines: bool = True) -> str:
-    r"""The same text with its control characters, marks of direction and broken letters written out, as ``\x1b``.
+    r"""Escape control characters, direction marks and broken letters of a text, as in ``\x1b``.
 
-    Line ends and tabs stay; without `lines` they are written out, too. Whatever a terminal or a journal shows passes
-    through here, so that no file, message or name moves its cursor or draws over what stands there.
+    Line ends and tabs stay; without `lines` they are escaped, too. All output to a terminal or a journal passes
+    through here, so that no file, message or name can move the cursor or overwrite other text.
 
     Example:
         >>> visible("board\x1b[2J 7")

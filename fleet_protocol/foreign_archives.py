@@ -1,7 +1,7 @@
-"""Zip archives that come from others, read within bounds: members, headers, sizes and ratios, in bounded memory.
+"""Reads zip archives from untrusted sources within bounds: members, headers, sizes and ratios, in bounded memory.
 
-The list of members is read as a whole by Python's zipfile, so its size is bounded before it is parsed. Contents are
-read piece by piece, and never more of them than the list says.
+Python's zipfile reads the list of members at once, so its size is checked before it is parsed. Contents are read piece
+by piece, and never beyond the sizes in the list.
 """
 
 import contextlib
@@ -22,27 +22,27 @@ from fleet_protocol.errors import BlobError
 from fleet_protocol.foreign_files import name_problem, open_regular, quoted, twins
 
 PIECE_BYTES = 1024 * 1024
-"""So much of a member is in memory at a time."""
+"""Bytes of a member that are in memory at a time."""
 
-_ENTRY = b"PK\x01\x02"  # how each entry of the list of members begins
+_ENTRY = b"PK\x01\x02"  # first bytes of each entry in the list of members
 _ENCRYPTED = 0x1
 _UNIX = 3  # the system whose file modes the upper half of `external_attr` holds
 _BROKEN = (BadZipFile, EOFError, NotImplementedError, RuntimeError, ValueError, zlib.error)
 
 
 class BeyondBoundsError(BlobError):
-    """An archive that holds more than it may."""
+    """An archive exceeds its bounds."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """What an archive may hold.
+    """The bounds of an archive.
 
     Attributes:
-        members: most files and folders.
-        unpacked_bytes: most bytes of all members together once they are unpacked.
-        ratio: most bytes that all members together unpack to, for each byte of the archive.
-        header_bytes: most bytes of the list of members for each of `members`, names among them.
+        members: most files and folders together.
+        unpacked_bytes: most bytes of all members together after unpacking.
+        ratio: most unpacked bytes of all members for each byte of the archive.
+        header_bytes: most bytes of the list of members for each of `members`, including names.
     """
 
     members: int = 100_000
@@ -52,9 +52,9 @@ class Bounds:
 
 
 class _Listing(io.RawIOBase):
-    """An archive's file that gives out no list of members beyond the bounds.
+    """An archive's file that refuses to return a list of members beyond the bounds.
 
-    zipfile reads that list in one piece, whatever size the archive claims for it.
+    zipfile reads that list in one piece, with the size that the archive claims.
     """
 
     def __init__(self, file: BinaryIO, source: Path, bounds: Bounds) -> None:
@@ -86,20 +86,20 @@ class _Listing(io.RawIOBase):
         wanted = left if size is None or size < 0 else min(size, left)
         most = max(PIECE_BYTES, self._bounds.members * self._bounds.header_bytes)
         if wanted > most:
-            raise BeyondBoundsError(f"{self._source}: its list of members has {wanted:,} bytes; {most:,} are the most")
+            raise BeyondBoundsError(f"{self._source}: its list of members has {wanted:,} bytes; the limit is {most:,}")
         data = self._file.read(wanted)
         members = data.count(_ENTRY)
         if members > self._bounds.members:
-            raise BeyondBoundsError(f"{self._source} has {members:,} members; {self._bounds.members:,} are the most")
+            raise BeyondBoundsError(f"{self._source} has {members:,} members; the limit is {self._bounds.members:,}")
         return data
 
 
 class Archive:
-    """An archive whose list of members was found to be within the bounds; see `open_archive`.
+    """An archive whose list of members is within the bounds; see `open_archive`.
 
     Attributes:
         members: its files by name, with their sizes in bytes, in the order of the archive.
-        comment: what stands at its end.
+        comment: the comment at its end.
     """
 
     def __init__(self, archive: ZipFile, source: Path) -> None:
@@ -113,7 +113,7 @@ class Archive:
         """Read a member piece by piece.
 
         Raises:
-            BlobError: there is none of that name, or it is damaged.
+            BlobError: there is no such member, or it is damaged.
         """
         info = self._files.get(name)
         if info is None:
@@ -130,7 +130,7 @@ class Archive:
             raise BlobError(f"{quoted(name)} in {self._source} is cut off: {left:,} bytes are missing")
 
     def read(self, name: str, limit: int) -> bytes:
-        """Read a member as a whole, up to a limit in bytes; errors are those of `pieces`."""
+        """Read a whole member, up to a limit in bytes; errors are those of `pieces`."""
         if self.members.get(name, 0) > limit:
             raise BlobError(f"{quoted(name)} in {self._source} has more than {limit:,} bytes")
         return b"".join(self.pieces(name))
@@ -138,22 +138,21 @@ class Archive:
 
 @contextlib.contextmanager
 def open_archive(path: Path, bounds: Bounds | None = None) -> Iterator[Archive]:
-    """Open a zip archive that somebody else may have made, and look at its list of members before anything is unpacked.
+    """Open an untrusted zip archive, and check its list of members before anything is unpacked.
 
     Raises:
-        BeyondBoundsError: it holds more than it may.
-        BlobError: it is no zip archive, is damaged, or has a member that is refused: one whose name leads out of a
-            folder (see `name_problem`) or is there twice, a link, a device, an encrypted one, or one that is packed in
-            another way than deflate.
+        BeyondBoundsError: it exceeds the bounds.
+        BlobError: it is not a zip archive, is damaged, or has a refused member: its name leads out of a folder (see
+            `name_problem`) or occurs twice; it is a link, a device or encrypted; or its compression is not deflate.
         OSError: it cannot be opened or read.
     """
     allowed = bounds or Bounds()
-    with open_regular(path.resolve()) as file:  # the archive itself is named by its user
+    with open_regular(path.resolve()) as file:  # the user chose the archive's own name
         size = os.fstat(file.fileno()).st_size
         try:
             archive = ZipFile(_Listing(file, path, allowed))
         except _BROKEN as error:
-            raise BlobError(f"{path} is no whole zip archive: {error}") from error
+            raise BlobError(f"{path} is not a complete zip archive: {error}") from error
         with archive:
             _check_names(archive, path)
             _check_sizes(archive, path, size, allowed)
@@ -161,7 +160,7 @@ def open_archive(path: Path, bounds: Bounds | None = None) -> Iterator[Archive]:
 
 
 def check_archive(path: Path, bounds: Bounds | None = None) -> None:
-    """See that an archive is one that `open_archive` opens, before another reader is given it; errors are the same."""
+    """Check that `open_archive` accepts an archive before another reader opens it; errors are the same."""
     with open_archive(path, bounds):
         pass
 
@@ -171,18 +170,18 @@ def _check_names(archive: ZipFile, source: Path) -> None:
     for info in archive.infolist():
         problem = _member_problem(info)
         if problem is None and info.filename in seen:
-            problem = "it is there twice"
+            problem = "it occurs twice"
         if problem is not None:
             raise BlobError(f"{source} has a member {quoted(info.orig_filename)}, which is refused: {problem}")
         seen.add(info.filename)
     alike = twins(seen)
     if alike is not None:
         first, second = map(quoted, alike)
-        raise BlobError(f"{source} has members {first} and {second}, which are one file on some systems")
+        raise BlobError(f"{source} has members {first} and {second}, which are the same file on some systems")
 
 
 def _member_problem(info: ZipInfo) -> str | None:
-    # zipfile cuts a name at its first NUL, so the name of the archive is asked.
+    # zipfile cuts a name at its first NUL, so the original name is checked.
     problem = name_problem(info.orig_filename.removesuffix("/"))
     if problem is not None:
         return problem
@@ -191,18 +190,18 @@ def _member_problem(info: ZipInfo) -> str | None:
     if kind not in {0, stat.S_IFREG, stat.S_IFDIR}:
         return "it is a link, a device or a pipe"
     if info.is_dir() and info.file_size:
-        return "it is a folder with a content"
+        return "it is a folder with content"
     if info.flag_bits & _ENCRYPTED:
         return "it is encrypted"
     if info.compress_type not in {ZIP_STORED, ZIP_DEFLATED}:
-        return f"it is packed by method {info.compress_type}; 0 and 8 are read"
+        return f"it uses compression method {info.compress_type}; only 0 and 8 are supported"
     return None
 
 
 def _check_sizes(archive: ZipFile, source: Path, size: int, bounds: Bounds) -> None:
     unpacked = sum(info.file_size for info in archive.infolist())
     if unpacked > bounds.unpacked_bytes:
-        raise BeyondBoundsError(f"{source} unpacks to {unpacked:,} bytes; {bounds.unpacked_bytes:,} are the most")
+        raise BeyondBoundsError(f"{source} unpacks to {unpacked:,} bytes; the limit is {bounds.unpacked_bytes:,}")
     if unpacked > bounds.ratio * size:
         raise BeyondBoundsError(
             f"{source} has {size:,} bytes and unpacks to {unpacked:,}, more than {bounds.ratio:g} times as many"

@@ -1,7 +1,7 @@
-"""Names and files that come from others: what a name may say, and what it may lead to.
+"""Checks file names from untrusted sources, and the files that they lead to.
 
-A manifest, an archive or a table that somebody else wrote names files. Such a name counts within one folder alone, and
-means the same file on every system. `tests/fleet_protocol/test_foreign_files.py` has the table of what is refused.
+A manifest, an archive or a table from somebody else names files. Such a name is valid only within one folder, and must
+mean the same file on every system. `tests/fleet_protocol/test_foreign_files.py` has the table of refused names.
 """
 
 import os
@@ -21,15 +21,15 @@ NAME_LIMIT = 1024
 DOCUMENT_LIMIT = 64 * 1024 * 1024
 """Most bytes of a document that is read as a whole, such as a manifest."""
 
-_PART_LIMIT = 255  # bytes of one part of a name, as file systems have it
+_PART_LIMIT = 255  # most bytes of one part of a name in file systems
 _UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})  # controls, marks of direction, halves of letters, line ends
 
 
 def name_problem(name: str) -> str | None:
-    """Say why a name is not that of a file within a folder; None where it is.
+    """Return why a name is not valid for a file within a folder; None if it is valid.
 
     Args:
-        name: as somebody wrote it, with ``/`` between its parts.
+        name: the name as written, with ``/`` between its parts.
     """
     parts = name.split("/")
     if any(unicodedata.category(letter) in _UNSEEN for letter in name):
@@ -51,23 +51,23 @@ def name_problem(name: str) -> str | None:
 
 
 def quoted(name: str) -> str:
-    """A name for a message: in quotes, visible and short."""
+    """Quote a name for messages: visible and short."""
     return f"'{visible(name[:200], lines=False)}'"
 
 
 def _checked_name(name: str) -> str:
     problem = name_problem(name)
     if problem is not None:
-        raise ValueError(f"{quoted(name)} names no file of its folder: {problem}")
+        raise ValueError(f"{quoted(name)} does not name a file of its folder: {problem}")
     return name
 
 
 MemberName = Annotated[str, AfterValidator(_checked_name)]
-"""A name as `name_problem` allows it, as the type of a field."""
+"""Type of a field for a name that `name_problem` accepts."""
 
 
 def twins(names: Iterable[str]) -> tuple[str, str] | None:
-    """Find two different names that some file systems take for one, which differ in case or composition alone."""
+    """Find two names that are the same on some file systems: they differ only in case or composition."""
     first_of: dict[str, str] = {}
     for name in names:
         folded = unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
@@ -80,17 +80,17 @@ def twins(names: Iterable[str]) -> tuple[str, str] | None:
 def path_within(folder: Path, name: str) -> Path:
     """Find the file that a name means within a folder.
 
-    Links may lie on the way as long as they stay within the folder.
+    The path may contain links that stay within the folder.
 
     Returns:
         The file's own path, without links.
 
     Raises:
-        BlobError: the name is refused, nothing is there, it is no regular file, or a link leads out of the folder.
+        BlobError: the name is refused, the file is missing or not regular, or a link leads out of the folder.
     """
     problem = name_problem(name)
     if problem is not None:
-        raise BlobError(f"{folder}: {quoted(name)} names no file of this folder: {problem}")
+        raise BlobError(f"{folder}: {quoted(name)} does not name a file of this folder: {problem}")
     path = folder / name
     try:
         home = folder.resolve(strict=True)
@@ -104,7 +104,7 @@ def path_within(folder: Path, name: str) -> Path:
     if not real.is_relative_to(home):
         raise BlobError(f"{path} is not read: a link leads out of {folder}, to {real}")
     if not stat.S_ISREG(mode):
-        raise BlobError(f"{path} is not read: it is no regular file")
+        raise BlobError(f"{path} is not read: it is not a regular file")
     return real
 
 
@@ -112,7 +112,7 @@ def open_regular(path: Path) -> BinaryIO:
     """Open a file for reading, without waiting for a pipe and without following a link in its last part.
 
     Raises:
-        BlobError: it is no regular file.
+        BlobError: it is not a regular file.
         OSError: it cannot be opened.
     """
     flags = os.O_RDONLY
@@ -122,14 +122,14 @@ def open_regular(path: Path) -> BinaryIO:
     if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         return file
     file.close()
-    raise BlobError(f"{path} is not read: it is no regular file")
+    raise BlobError(f"{path} is not read: it is not a regular file")
 
 
 def read_within(folder: Path, name: str, limit: int = DOCUMENT_LIMIT) -> bytes:
     """Read the file that a name means within a folder, see `path_within`, up to a limit in bytes.
 
     Raises:
-        BlobError: as of `path_within`; or it is longer, or cannot be read.
+        BlobError: the errors of `path_within`; or it is longer, or cannot be read.
     """
     path = path_within(folder, name)
     try:

@@ -1,4 +1,4 @@
-"""How much memory a process may still take: what the system has free, and what its control groups allow."""
+"""Measures how much memory a process may still use: free memory, limited by its control groups."""
 
 import re
 from collections.abc import Iterator
@@ -6,10 +6,10 @@ from pathlib import Path, PurePosixPath
 
 
 def free_bytes(root: Path = Path("/")) -> int:
-    """Bytes that are free, at most what a control group allows; 0 where the system says nothing.
+    """Return free bytes, at most what a control group allows; 0 if the system reports nothing.
 
     Args:
-        root: the folder that has ``proc`` and ``sys`` in it.
+        root: the folder that contains ``proc`` and ``sys``.
     """
     return min([_available(root), *_limits(root)])
 
@@ -20,7 +20,7 @@ def _available(root: Path) -> int:
 
 
 def _limits(root: Path) -> Iterator[int]:
-    """The limits of the control groups that this process is in, of version 2 and 1, and of those above them."""
+    """Yield the limits of this process's control groups, version 2 and 1, and of their parents."""
     groups = root / "sys/fs/cgroup"
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]

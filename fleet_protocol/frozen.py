@@ -54,12 +54,12 @@ class FrozenModel(BaseModel):
         return self.relocated(lambda path: base / path)
 
     def relocated(self, move: Callable[[Path], Path]) -> Self:
-        """The same with every path in it replaced by what a function makes of it.
+        """Apply a function to every path in the value.
 
-        A model that names files in other ways, as ``file.py:function``, says here which of its values do.
+        A model with other values that name files, such as ``file.py:function``, overrides this method.
         """
         replaced = {name: (value, _relocated(value, move)) for name, value in self}
-        changed = {name: new for name, (old, new) in replaced.items() if new != old}  # what was not said stays so
+        changed = {name: new for name, (old, new) in replaced.items() if new != old}  # unset values stay unset
         return self.model_copy(update=changed) if changed else self
 
 

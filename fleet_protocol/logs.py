@@ -21,12 +21,12 @@ _JOURNAL = "/run/systemd/journal/socket"
 
 
 def print_line(text: str, *, error: bool = False) -> None:
-    """Print text to standard output, or as an error, where no console draws; it moves no cursor, see `visible`."""
+    """Print text to standard output or error, without a console; it cannot move the cursor, see `visible`."""
     print(visible(text), file=sys.stderr if error else sys.stdout, flush=True)
 
 
 class _Lines(logging.Formatter):
-    """A message is a line, whatever it says; where something failed stands in lines below."""
+    """A message is one line, regardless of its content; a traceback follows on separate lines."""
 
     @override
     def formatMessage(self, record: logging.LogRecord) -> str:

@@ -120,7 +120,7 @@ class FileSpec(FrozenModel):
     """A file of the set by content.
 
     Attributes:
-        path: within the folder of the set, see `fleet_protocol.foreign_files`.
+        path: path within the folder of the set, see `fleet_protocol.foreign_files`.
         digest: of the content; see `fleet_protocol.digests`.
         size: bytes.
     """
@@ -243,12 +243,12 @@ class Manifest(Grown):
     def _files_are_apart(self) -> "Manifest":
         alike = twins(spec.path for spec in self.all_files)
         if alike is not None:
-            raise ValueError(f"{alike[0]!r} and {alike[1]!r} are one file on some systems")
+            raise ValueError(f"{alike[0]!r} and {alike[1]!r} are the same file on some systems")
         return self
 
     @property
     def all_files(self) -> tuple[FileSpec, ...]:
-        """Every file of the set but the manifest: graphs, then the others."""
+        """Return every file of the set except the manifest: graphs first, then the others."""
         return (*self.graphs.values(), *self.files.values())
 
     @property

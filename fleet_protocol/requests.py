@@ -1,4 +1,4 @@
-"""What is asked of a running server on ``Topics.server_control``: numbers and names, and nothing to open or to run."""
+"""Requests to a running server on ``Topics.server_control``: numbers and names, but nothing to open or run."""
 
 from collections.abc import Callable, Mapping
 from typing import Annotated, Literal
@@ -14,30 +14,30 @@ Wish = Literal["go", "pause", "stop", "abandon"]
 """What an operator wants of a run; see `SteerRequest`."""
 
 Wanted = Literal[Wish, "start"]
-"""The same, and another run with the settings of that one, which is asked at the server's socket alone."""
+"""The same, plus another run with the settings of that one, which only the server's socket accepts."""
 
 
 SettingName = Annotated[str, Field(pattern=r"^[a-z][A-Za-z0-9_.-]{0,199}$")]
-"""A key of ``fleet.toml`` with its tables, as ``train.epochs``."""
+"""A key of ``fleet.toml`` with its tables, such as ``train.epochs``."""
 
 Fingerprints = Annotated[str, Field(pattern=r"^[0-9a-f]{16}( [0-9a-f]{16})?$")]
-"""One of a value, or two of a value with paths: as they lie from the store, and absolute."""
+"""One fingerprint of a value, or two of a value with paths: relative to the store, and absolute."""
 
 Number = StrictInt | StrictFloat
 MOST_SETTINGS = 2000
 
 
 class RunRequest(FrozenModel):
-    """Ask a running server for a run of its own configuration.
+    """Request a run of its own configuration from a running server.
 
-    No value of a setting but numbers travels. That the asker means the same configuration the server sees by
-    fingerprints, which it compares with those of its own.
+    The request carries only numbers as values. The server compares its fingerprints with those of its own
+    configuration, to check that both mean the same one.
 
     Attributes:
         request: id chosen by the asker; the events that answer carry it.
         fleet: name of the fleet.
-        settings: numbers that the run shall have; the server has a list of those that may be set, and their bounds.
-        others: every other setting of the run to the fingerprints of its value.
+        settings: numbers for the run; the server defines which numbers may be set, and their bounds.
+        others: fingerprints of the value of every other setting.
     """
 
     type: Literal["run-request"] = "run-request"

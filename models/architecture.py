@@ -138,8 +138,7 @@ def build(
 ) -> Any:
     """Build the module of a sub-model, of a tier or of a width and by default all blocks, with fresh random weights.
 
-    Without `convert` a builder that converts its model returns it as it is before: what weights of `export-weights` are
-    for.
+    Without `convert` a builder that converts its model returns it unconverted, to load weights of `export-weights`.
 
     Raises:
         ConfigError: if a setting is unknown or the builder fails on it.

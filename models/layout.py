@@ -36,7 +36,7 @@ def freeze(value: Any) -> Any:
 
 
 def thaw(value: Any) -> Any:
-    """Turn what `freeze` made into plain dictionaries and lists again."""
+    """Turn the result of `freeze` back into plain dictionaries and lists."""
     if isinstance(value, Mapping):
         return {key: thaw(item) for key, item in value.items()}
     return [thaw(item) for item in value] if isinstance(value, tuple) else value

@@ -1,9 +1,9 @@
-"""What the state of a user's own class is made of, so that weights of a run load into it: names, kinds and sources.
+"""Describes the state of a user's own class, so that weights of a run load into it: names, kinds and sources.
 
-A run knows the tensors of the model that was exported. The class that the user wrote may have others: `convert` gives
-attention and recurrent layers parameters of other names, batch norm keeps its statistics in buffers, and buffers that
-never change are in no weights at all. The exporter, which has the class, writes this description beside each tier; a
-server, which has no torch, makes the state from it.
+A run stores the tensors of the exported model. The user's class may have others: `convert` renames parameters of
+attention and recurrent layers, batch norm keeps its statistics in buffers, and weights do not include buffers that
+never change. The exporter, which has the class, writes this description beside each tier; a server, which has no torch,
+builds the state from it.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ OWN_CLASS = "own_class.safetensors"
 """Name of the file beside a tier's other files: constants, and the description in its header."""
 
 SPECTRAL_STEPS = 8
-"""Steps of the power iteration by which a spectral norm finds its vectors, from the norms of the rows."""
+"""Steps of the power iteration with which a spectral norm computes its vectors, starting from the rows' norms."""
 
 Kind = Literal["parameter", "mean", "variance", "count", "left", "right", "constant"]
 
@@ -37,9 +37,9 @@ class Entry(FrozenModel):
     """One tensor of the state of a class.
 
     Attributes:
-        name: in the state.
-        kind: ``parameter``, one of the run's, or several behind each other along the first dimension; ``mean`` and
-            ``variance``, statistics of a norm; ``count``, of batches that a norm has seen; ``left`` and ``right``, the
+        name: name in the state.
+        kind: ``parameter``, a parameter of the run, or several joined along the first dimension; ``mean`` and
+            ``variance``, statistics of a norm; ``count``, batches that a norm has seen; ``left`` and ``right``, the
             vectors of a spectral norm of a parameter; ``constant``, a buffer that never changes.
         sources: names of parameters, or of the norm, in the exported model; empty for constants and counts.
         dim: dimension of the outputs, for the vectors of a spectral norm.
@@ -52,7 +52,7 @@ class Entry(FrozenModel):
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """Names of the run's tensors that it is made of."""
+        """Names of the run's tensors from which it is made."""
         if self.kind == "mean":
             return (f"stat.{self.sources[0]}.mean",)
         if self.kind == "variance":
@@ -61,14 +61,14 @@ class Entry(FrozenModel):
 
 
 class Builder(FrozenModel):
-    """Where what builds the class is, and how it is called.
+    """The function that builds the class, and its arguments.
 
     Attributes:
-        module: that Python imports it from; of a file of the user's its name without the suffix.
-        file: path of the file of the user's, where it is one.
-        name: of the architecture in the module.
-        settings: that differ from the architecture's own.
-        converts: whether it converts what it builds, which the class is the origin of.
+        module: module from which Python imports it; for the user's file, its name without the suffix.
+        file: path of the user's file, if any.
+        name: name of the architecture in the module.
+        settings: settings that differ from the architecture's defaults.
+        converts: whether it converts the model that it builds, so that the class is the original.
     """
 
     module: str
@@ -82,10 +82,10 @@ class OwnClass(FrozenModel):
     """The class of a tier as its author wrote it.
 
     Attributes:
-        format_version: of this schema.
-        entries: in the order of the state.
-        builder: None where no module has it by a name.
-        problem: why weights of a run cannot be loaded into the class; empty where they can.
+        format_version: version of this schema.
+        entries: entries in the order of the state.
+        builder: the builder; None if no module has it under a name.
+        problem: why weights of a run cannot be loaded into the class; empty if they can.
     """
 
     format_version: Literal[1] = 1
@@ -94,29 +94,29 @@ class OwnClass(FrozenModel):
     problem: str = ""
 
     def missing(self, tensors: Tensors) -> list[str]:
-        """Names in the state for which the tensors of a run have nothing."""
+        """Return names in the state that the tensors of a run do not provide."""
         return [entry.name for entry in self.entries if not all(name in tensors for name in entry.needed)]
 
     @property
     def needed(self) -> frozenset[str]:
-        """Names of all tensors of a run that it takes something from."""
+        """Return the names of all tensors of a run that the state uses."""
         return frozenset(name for entry in self.entries for name in entry.needed)
 
     def require(self, tensors: Tensors) -> None:
-        """See that a run has all that the class takes; a ConfigError names what is missing in the state."""
+        """Raise a ConfigError that names missing entries if a run does not provide the whole state."""
         missing = self.missing(tensors)
         if missing:
             more = f" and {len(missing) - _SHOWN} more" if missing[_SHOWN:] else ""
-            raise ConfigError(f"there is nothing for {', '.join(missing[:_SHOWN])}{more} of the class")
+            raise ConfigError(f"the run has no values for {', '.join(missing[:_SHOWN])}{more} of the class")
 
     def values(self, tensors: Tensors, constants: Tensors, steps: int) -> dict[str, NDArray[Any]]:
-        """The state of the class.
+        """Build the state of the class.
 
         Args:
-            tensors: of the run, by the names of the exported model: float32 parameters, frozen ones among them, and
+            tensors: tensors of the run, by names of the exported model: float32 parameters, including frozen ones, and
                 statistics, ``stat.<norm>.mean`` and ``.var``.
-            constants: buffers by the names of the state.
-            steps: by how much counts of batches are further than in the constants.
+            constants: buffers, by the names of the state.
+            steps: number to add to the counts of batches in the constants.
 
         Raises:
             ConfigError: tensors are missing.
@@ -125,16 +125,16 @@ class OwnClass(FrozenModel):
         return {entry.name: _VALUES[entry.kind](entry, tensors, constants, steps) for entry in self.entries}
 
     def to_bytes(self, constants: Tensors | None = None) -> bytes:
-        """The description as a file, with the constants in it."""
+        """Write the description as a file, including the constants."""
         return save(dict(constants or {}), {_HEADER: self.model_dump_json(exclude_defaults=True)})
 
 
 def read_own_class(path: Path) -> tuple[OwnClass, dict[str, NDArray[Any]]]:
-    """Read what `OwnClass.to_bytes` wrote; a BlobError where the file is damaged, or of another version."""
+    """Read a file of `OwnClass.to_bytes`; raise a BlobError if it is damaged, or of another version."""
     try:
         with safe_open(path, "numpy") as file:
             header = (file.metadata() or {}).get(_HEADER, "")
-            constants = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is no mapping)
+            constants = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
         return OwnClass.model_validate_json(header), constants
     except ValidationError as error:
         wrong = problems(error, "document")
@@ -171,7 +171,7 @@ def _right(entry: Entry, tensors: Tensors, constants: Tensors, steps: int) -> ND
 
 
 def _singular_vectors(weight: NDArray[Any], dim: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """The vectors that `models.zoo.layers.SpectralNorm` finds for a weight: float32 [rows] and [columns]."""
+    """Compute the vectors of `models.zoo.layers.SpectralNorm` for a weight: float32 [rows] and [columns]."""
     moved = np.moveaxis(weight, dim, 0)
     rows = moved.reshape(len(moved), -1)
     left = np.sqrt(np.square(rows).sum(1))

@@ -29,7 +29,7 @@ Verb = Literal["start", "stop", "abandon", "pause", "resume", "promote", "rollba
 _Answer = TypeVar("_Answer")
 
 LOADING = "Shoal-Loading"
-"""Header of an answer with a model: the lines of Python that load it, and a note, as JSON with percent signs."""
+"""Header of a response with a model: lines of Python that load it, and a note, as percent-encoded JSON."""
 
 
 class Client:
@@ -120,7 +120,7 @@ class Client:
         return self.ask(list[EventRecord], "/log", last=last, after=after, **({"run": run} if run else {}))
 
     def weights(self, version: int, run: str = "", **of: str) -> tuple[bytes, tuple[str, ...], str]:
-        """A global version as a file, whole or a `tier` of it, the lines that load it, and a note; for operators."""
+        """Return a version or a `tier` of it as a file, the lines that load it, and a note; for operators."""
         with self._opened("GET", self._of(run, f"/versions/{version}/weights"), of) as (_, answer):
             told = loads(unquote(answer.headers.get(LOADING, "%7B%7D")))
             return answer.read(), tuple(map(str, told.get("lines", ()))), str(told.get("note", ""))

@@ -75,7 +75,7 @@ class ClockConfig(FrozenModel):
     dynamics: DynamicsConfig = DynamicsConfig()
 
     def relocated(self, move: Callable[[Path], Path]) -> Self:
-        """The same, with the path of a table as `move` replaces it."""
+        """Apply `move` to the path of a table."""
         return self if self.table == SHIPPED else self.model_copy(update={"table": str(move(Path(self.table)))})
 
 

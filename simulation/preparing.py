@@ -58,7 +58,7 @@ def own_data(train: DataConfig, test: DataConfig, ignored: int | None = None) ->
     """
     sides = [_each(train), _each(test)]
     read = [[load_data(config) for config in side] for side in sides]
-    contract = common_contract([data for side in reversed(read) for data in side])  # as a server, by the test set
+    contract = common_contract([data for side in reversed(read) for data in side])  # like a server, the test set first
     sets = [[reconciled(data, contract, own_labels=True) for data in side] for side in read]
     xs = [_joined([_ready(data) for data in side], side) for side in sets]
     ys = [_joined([data.y for data in side], side) for side in sets]

@@ -75,7 +75,7 @@ class DataTable(FrozenModel):
         return self.augment if self.train is None else self.train.augment
 
     def relocated(self, move: Callable[[Path], Path]) -> Self:
-        """The same table with its files, those of functions among them, as `move` replaces them."""
+        """Apply `move` to the files of the table, including those of functions."""
         augment = tuple(relocated(move, name) for name in self.augment)
         return super().relocated(move).model_copy(update={"augment": augment})
 

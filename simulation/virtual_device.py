@@ -101,7 +101,7 @@ class VirtualDevices:
             folder = self._setup.artifacts / self._setup.arch
             data = read_within(folder, f"{item.tier}/manifest.json")
             if not matches(data, digest):
-                raise BlobError(f"the manifest of {item.tier} in {folder} was changed; start the simulation again")
+                raise BlobError(f"the manifest of {item.tier} in {folder} has changed; start the simulation again")
             self._manifests[digest] = parse_manifest(data)
         return self._manifests[digest]
 

@@ -226,7 +226,7 @@ class VirtualDispatcher:
 
     @property
     def stopping(self) -> bool:
-        """Whether the simulation shall stop."""
+        """Whether the simulation should stop."""
         return self._stopping.is_set()
 
     def pump(self, until: float) -> None:

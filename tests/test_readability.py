@@ -63,4 +63,4 @@ def test_layout_changes_nothing_but_lines(tmp_path):
     joined = PLAIN.replace("total(values: list[int])", "total(\n    values: list[int],\n)")
     _, printed = measured(tmp_path / "one", PLAIN)
     _, laid_out = measured(tmp_path / "two", joined)
-    assert printed.split("asks most")[-1].split()[-4:-2] == laid_out.split("asks most")[-1].split()[-4:-2]
+    assert printed.split("hardest")[-1].split()[-4:-2] == laid_out.split("hardest")[-1].split()[-4:-2]

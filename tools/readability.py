@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""How much each line and each function of Python code asks of its reader.
+"""Measures how hard lines and functions of Python code are to read.
 
-    python tools/readability.py FOLDER...            a table, and the functions that ask most
-    python tools/readability.py --limits FOLDER...   exit code 1 where a limit below is passed
+    python tools/readability.py FOLDER...            a table, and the hardest functions
+    python tools/readability.py --limits FOLDER...   exit code 1 if a limit below is exceeded
 
-Line counts can be lowered by saying more on a line, so nothing here is a count of lines alone:
-syntax nodes per line of code (no blank line, comment or docstring), and nodes, branches and
-statements of a function, cannot be gained by layout. A row counts per 1,000 lines of code, except
-where it names a share in percent or a number of functions.
+Packing more into a line lowers line counts, so no figure counts only lines: layout cannot improve
+syntax nodes per line of code (without blank lines, comments and docstrings), or nodes, branches
+and statements of a function. A column counts per 1,000 lines of code, unless it is a share in
+percent or a number of functions.
 """
 
 import ast
@@ -41,9 +41,9 @@ BRANCHES = (
 )
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-# Parts of other nodes: they come with them, and ask nothing more of a reader.
+# Parts of other nodes, which add nothing to read.
 OPERATORS = (ast.expr_context, ast.operator, ast.boolop, ast.cmpop, ast.unaryop)
-# Local names that say that something is there, and not what.
+# Local names that do not describe their value.
 _THINGS = "item items found known part parts made told said given"
 _OTHERS = "other others rest one ones what which each"
 VAGUE = frozenset(f"{_THINGS} {_OTHERS}".split())
@@ -54,11 +54,11 @@ HEAD = (
 )
 
 Function = tuple[int, int, str]
-"""Nodes, branches, and where the function stands."""
+"""Nodes, branches, and the place of the function."""
 
 
 def docstring_lines(tree: ast.AST) -> set[int]:
-    """Numbers of the lines on which strings stand that are statements of their own."""
+    """Return the numbers of lines with strings that are statements."""
     lines: set[int] = set()
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
@@ -71,14 +71,14 @@ def docstring_lines(tree: ast.AST) -> set[int]:
 
 
 def is_text(statement: ast.stmt) -> bool:
-    """Whether a statement is a string and nothing else."""
+    """Return whether a statement is only a string."""
     if not isinstance(statement, ast.Expr):
         return False
     return isinstance(statement.value, ast.Constant) and isinstance(statement.value.value, str)
 
 
 def own_nodes(function: ast.AST) -> list[ast.AST]:
-    """Nodes of a function without those of functions inside it."""
+    """Yield the nodes of a function without those of nested functions."""
     nodes: list[ast.AST] = []
     waiting = [function]
     while waiting:
@@ -90,33 +90,33 @@ def own_nodes(function: ast.AST) -> list[ast.AST]:
 
 
 def measured_function(function: ast.FunctionDef | ast.AsyncFunctionDef, path: Path) -> Function:
-    """What one function asks."""
+    """Measure one function."""
     nodes = [node for node in own_nodes(function) if not isinstance(node, OPERATORS)]
     branches = sum(isinstance(node, BRANCHES) for node in nodes)
     return len(nodes), branches, f"{path}:{function.lineno} {function.name}"
 
 
 def is_packed(node: ast.AST) -> bool:
-    """Whether it is an assignment of several values to several names."""
+    """Return whether a node assigns several values to several names."""
     if not isinstance(node, ast.Assign):
         return False
     return isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple)
 
 
 def is_vague(node: ast.AST) -> bool:
-    """Whether it gives a value to a name that does not say what the value is."""
+    """Return whether a node assigns to a name that does not describe the value."""
     return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in VAGUE
 
 
 def is_nested_choice(node: ast.AST) -> bool:
-    """Whether it is a conditional expression with another one in it."""
+    """Return whether a node is a conditional expression that contains another."""
     if not isinstance(node, ast.IfExp):
         return False
     return any(isinstance(inner, ast.IfExp) for inner in ast.iter_child_nodes(node))
 
 
 def count_nodes(tree: ast.AST, total: Counter[str]) -> None:
-    """Add what the nodes of a module are."""
+    """Add the counts of a module's nodes."""
     for node in ast.walk(tree):
         if isinstance(node, OPERATORS):
             continue
@@ -129,7 +129,7 @@ def count_nodes(tree: ast.AST, total: Counter[str]) -> None:
 
 
 def count_lines(source: str, documented: set[int], total: Counter[str]) -> None:
-    """Add what the lines of a module are, of which some are documentation."""
+    """Add the counts of a module's lines, some of which are documentation."""
     lines = source.splitlines()
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     total["comments"] += sum(token.type == tokenize.COMMENT for token in tokens)
@@ -142,7 +142,7 @@ def count_lines(source: str, documented: set[int], total: Counter[str]) -> None:
 
 
 def measure(files: list[Path]) -> tuple[Counter[str], list[Function]]:
-    """What all of some files ask together, and each of their functions."""
+    """Measure files together, and each of their functions."""
     total: Counter[str] = Counter()
     functions = []
     for path in files:
@@ -156,14 +156,14 @@ def measure(files: list[Path]) -> tuple[Counter[str], list[Function]]:
 
 
 def files_of(root: Path) -> list[Path]:
-    """The modules of a folder, without migrations of a database, which must not change."""
+    """Return the modules of a folder, without database migrations, which must not change."""
     if root.is_file():
         return [root]
     return sorted(path for path in root.rglob("*.py") if "migrations" not in path.parts)
 
 
 def limited(total: Counter[str], functions: list[Function]) -> dict[str, float]:
-    """The figures that have a limit."""
+    """Return the figures that have a limit."""
     code = max(total["code lines"], 1)
     return {
         "nodes/line": total["nodes"] / code,
@@ -177,7 +177,7 @@ def limited(total: Counter[str], functions: list[Function]) -> dict[str, float]:
 
 
 def row_of(folder: str, total: Counter[str], figures: dict[str, float]) -> str:
-    """A folder's row of the table."""
+    """Return a folder's row of the table."""
     code = max(total["code lines"], 1)
     documented = 100 * total["docstring lines"] / max(total["lines"], 1)
     comments = 1000 * total["comments"] / code
@@ -191,7 +191,7 @@ def row_of(folder: str, total: Counter[str], figures: dict[str, float]) -> str:
 
 
 def passed_limits(folder: str, figures: dict[str, float]) -> list[str]:
-    """Each limit that a folder passes, with what it has."""
+    """Yield each limit that a folder exceeds, with its figure."""
     limits = dict(LIMITS)
     if Path(folder).name in DENSE:
         limits["nodes/line"] = DENSE_NODES
@@ -203,7 +203,7 @@ def passed_limits(folder: str, figures: dict[str, float]) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Measure the folders that are named, print the table, and return the exit code."""
+    """Measure the given folders, print the table, and return the exit code."""
     hold = "--limits" in arguments
     folders = [argument for argument in arguments if not argument.startswith("--")]
     print(HEAD)
@@ -215,7 +215,7 @@ def main(arguments: list[str]) -> int:
         print(row_of(folder, total, figures))
         passed += passed_limits(folder, figures)
         worst += functions
-    print("\nfunctions that ask most (nodes, branches):")
+    print("\nhardest functions (nodes, branches):")
     for nodes, branches, where in sorted(worst, reverse=True)[:20]:
         print(f"{nodes:6}{branches:5}  {where}")
     if hold:

@@ -6,7 +6,7 @@
     <out>/<arch>/<tier>/base.safetensors   frozen tensors, where there are any: one file under many names, or a slice
     <out>/<arch>/<tier>/manifest.json      what a device must know
     <out>/<arch>/<tier>/head.safetensors   initial weights of a head of the tier's own, where it has one
-    <out>/<arch>/<tier>/own_class.safetensors  how weights load into the class that the user wrote; boards never get it
+    <out>/<arch>/<tier>/own_class.safetensors  how weights load into the user's class; not sent to boards
     <out>/<arch>/<tier>/*.onnx             the portable graphs, hard links into objects
     <out>/<arch>/<tier>/ort-training/*     the same for onnxruntime-training
     <out>/<arch>/<tier>/executorch/*.pte   train, eval and infer for Android, iOS and C++

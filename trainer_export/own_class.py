@@ -1,8 +1,8 @@
-"""Describes, for each tier, how weights of a run load into the class that the user wrote, and tries it out.
+"""Describes, for each tier, how weights of a run load into the user's class, and tests the description.
 
-Random weights and statistics are loaded into a fresh model of the class, which must then compute what the exported one
-does. Where it does not, or has no place for something, the description says so, and `shoal export-weights` refuses to
-write a file that would load and be wrong.
+The exporter loads random weights and statistics into a fresh model of the class, which must then compute the same as
+the exported model. If it does not, or has no place for a tensor, the description records the problem, and `shoal
+export-weights` refuses to write a file that would load but give wrong results.
 """
 
 import inspect
@@ -33,12 +33,12 @@ from models.zoo.restoring import Restored, Untouched
 from trainer_export.exported import Export
 from trainer_export.model_inputs import heads_of, norms, prepared
 
-_TOLERANCE = 1e-3  # of the largest output: what both compute in another order, and a norm of few numbers makes larger
-_USER_FILES = "shoal_user_models_"  # how a registry names the modules of users' files
+_TOLERANCE = 1e-3  # relative to the largest output: order of operations, amplified by a norm of few numbers
+_USER_FILES = "shoal_user_models_"  # prefix of a registry's modules for users' files
 
 
 def own_class(export: Export, tier: Tier, module: nn.Module) -> bytes:
-    """The file with the description of a tier's class; `module` is the tier's exported model, which stays as it is."""
+    """Write the description of a tier's class; `module` is the tier's exported model, which does not change."""
     origin = origin_of(module)
     settings = export.settings(tier)
     builder = _builder_of(export.arch, tier, settings, converts=origin is not None)
@@ -50,7 +50,7 @@ def own_class(export: Export, tier: Tier, module: nn.Module) -> bytes:
 
 
 def _difference(export: Export, tier: Tier, module: nn.Module, restored: Restored) -> str:
-    """What is wrong with a fresh model of the class that has the weights of the exported one; empty for nothing."""
+    """Return what is wrong with a fresh model of the class with the exported weights; empty if nothing."""
     model = prepared(module, "eval")
     tensors = _drawn(model, restored.own, export.seed)
     x = samples(module, export.arch.row(export.layout.settings))
@@ -58,27 +58,27 @@ def _difference(export: Export, tier: Tier, module: nn.Module, restored: Restore
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad(), _plain_kernels():
             wanted = heads_of(model(x))
-            torch.manual_seed(export.seed + 1)  # what it draws, the state must make up for
+            torch.manual_seed(export.seed + 1)  # the state must replace the values that the model draws
             fresh: nn.Module = build(arch, tier, settings=export.settings(tier), convert=False)
             values = restored.own.values(tensors, restored.arrays(), 0)
             fresh.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in values.items()})
             found = heads_of(fresh.eval()(x))
     except ShoalError as error:
         return str(error)
-    except Exception as error:  # noqa: BLE001 - of the user's class; the export itself goes well without it
-        return f"the weights cannot be loaded into the class as it is before the conversion: {first_line(error)}"
+    except Exception as error:  # noqa: BLE001 - an error of the user's class does not stop the export
+        return f"the weights cannot be loaded into the class before the conversion: {first_line(error)}"
     if all(_alike(found.get(name), value) for name, value in wanted.items()):
         return ""
     return (
-        "the class as it is before the conversion computes something else with the same weights and statistics: what"
-        " it has beside its state, such as buffers with persistent=False, is another each time it is built"
+        "the class before the conversion gives other outputs with the same weights and statistics: values outside"
+        " its state, such as buffers with persistent=False, change each time it is built"
     )
 
 
 def _drawn(model: nn.Module, own: OwnClass, seed: int) -> Tensors:
-    """The tensors of a model as a run has them, with statistics that are drawn, and put into its norms.
+    """Return the tensors of a model as in a run, with random statistics, which are also put into its norms.
 
-    A norm without a scale in the user's class has one here that stays 1, and a shift that stays 0.
+    A norm without a scale in the user's class has a constant scale of 1 and shift of 0 here.
     """
     generator = torch.Generator().manual_seed(seed)
     tensors = {name: value.detach() for name, value in model.named_parameters()}
@@ -102,7 +102,7 @@ def _alike(found: Tensor | None, wanted: Tensor) -> bool:
 
 @contextmanager
 def _plain_kernels() -> Iterator[None]:
-    """While this holds, encoders take no shortcut past what is padded, and nobody is warned of what is tried."""
+    """Within this context, encoders do not skip padding, and the test raises no warnings."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(value=False)
     try:
@@ -114,9 +114,9 @@ def _plain_kernels() -> Iterator[None]:
 
 
 def _builder_of(arch: Architecture, tier: Tier, settings: Mapping[str, Any], *, converts: bool) -> Builder | None:
-    """Where Python finds the architecture; None where no module has it by a name.
+    """Return where Python finds the architecture; None if no module has it under a name.
 
-    What was converted may have been by its builder.
+    A converted model may have been converted by its builder.
     """
     function = inspect.unwrap(arch.build)
     module = sys.modules.get(function.__module__)

@@ -129,8 +129,8 @@ def _wrong_data(devices: Sequence[DeviceView]) -> Iterator[Advice]:
         "bad",
         f"The data of {len(findings)} of {len(devices)} devices looks wrong",
         f"{'. '.join([*shown, *others])}.",
-        "Change [data] in the device.toml there, and see what `shoal device doctor` says; if most boards say the same,"
-        " look at [evaluation.data] of fleet.toml.",
+        "Change [data] in the device.toml there, and run `shoal device doctor`; if most boards report the same,"
+        " check [evaluation.data] of fleet.toml.",
     )
 
 

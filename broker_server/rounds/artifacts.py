@@ -1,7 +1,7 @@
 """The exported folder of one architecture: layout, manifests, initial weights, and the blobs to serve.
 
-Somebody else may have made the folder. So every file of it lies within it, and what is served under a digest has that
-digest: a set that names another file of this machine is refused when it is read.
+The folder may come from somebody else. So every file must be within the folder, and the server serves a file only under
+its own digest. Reading a set that names another file of this machine fails.
 """
 
 import functools
@@ -34,12 +34,12 @@ class TierArtifacts:
     folder: Path
 
     def path(self, spec: FileSpec) -> Path:
-        """Where a file of the set lies; a ConfigError where that is not within its folder."""
+        """Return the path of a file of the set; raise a ConfigError if it is outside the folder."""
         return _path(self.folder, spec.path)
 
     @property
     def head(self) -> Path:
-        """File with the initial weights of a head of its own, where it has one; a ConfigError as of `path`."""
+        """Return the file with the initial weights of the tier's own head, if any; errors are those of `path`."""
         return _path(self.folder, "head.safetensors")
 
     def base(self) -> Tensors:
@@ -58,7 +58,7 @@ class Artifacts:
     layout: Layout  # the global model
     tiers: Mapping[str, TierArtifacts]  # artifact sets by tier id, largest first
     initial: Path  # file with the initial global weights
-    files: Mapping[str, Path]  # every blob a device may ask for, by digest, which each had when it was read
+    files: Mapping[str, Path]  # every blob that a device may request, by the digest that it had when it was read
 
     @property
     def full(self) -> TierArtifacts:
@@ -114,22 +114,22 @@ def _path(folder: Path, name: str) -> Path:
 
 
 def _initial(folder: Path) -> Path:
-    """Where the exported weights lie, or would lie; a run that goes on needs none."""
+    """Return the path of the exported weights; a resumed run does not need the file."""
     path = folder / "init.safetensors"
     return _path(folder, path.name) if path.is_symlink() or path.exists() else path
 
 
 @functools.lru_cache(maxsize=4096)
 def _has_digest(path: Path, digest: str, state: tuple[int, ...]) -> bool:
-    """Whether a file has a digest; asked once in a process for as long as its `state` stays the same."""
+    """Return whether a file has a digest; the process caches the result while `state` stays the same."""
     del state
     return file_matches(path, digest)
 
 
 def _check_content(path: Path, spec: FileSpec) -> None:
-    """See that a file is what a manifest says, or raise a ConfigError.
+    """Check a file against its manifest; raise a ConfigError if they differ.
 
-    Hashing a set of 100 MB takes a processor 0.1 s.
+    Hashing a set of 100 MB takes 0.1 s of processor time.
     """
     try:
         about = path.stat()
@@ -140,11 +140,11 @@ def _check_content(path: Path, spec: FileSpec) -> None:
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     if not right:
-        raise ConfigError(f"{path} does not have the digest that the manifest beside it says; {_AGAIN}")
+        raise ConfigError(f"{path} does not have the digest in the manifest beside it; {_AGAIN}")
 
 
 def _load_tier(root: Path, name: str, layout: Layout, chunk_bytes: int) -> tuple[TierArtifacts, dict[str, Path]]:
-    """Read the set in a folder of that name, and where each file of it lies by its digest."""
+    """Read the set in a folder with that name, and the path of each of its files by digest."""
     place = _path(root, f"{name}/manifest.json")
     folder = place.parent
     data = _read(folder, place.name)
@@ -155,7 +155,7 @@ def _load_tier(root: Path, name: str, layout: Layout, chunk_bytes: int) -> tuple
     except (BlobError, PlanError) as error:
         raise ConfigError(f"{place}: {error}") from error
     if {spec.name: spec.shape for spec in manifest.parameters} != shapes:
-        raise ConfigError(f"{folder}: the manifest's parameters are not those of layout.json; {_AGAIN}")
+        raise ConfigError(f"{folder}: the parameters of the manifest and of layout.json differ; {_AGAIN}")
     ref = blob_ref(data, chunk_bytes)
     found = TierArtifacts(tier, manifest, ref, folder)
     files = {ref.digest: place}
@@ -172,12 +172,12 @@ def load_artifacts(root: Path, arch: str, *, chunk_bytes: int, weights: Path | N
     A safetensors file of weights takes the place of the exported ones.
 
     Raises:
-        ConfigError: nothing of that name was exported there, what lies there is incomplete or is other than its
-            manifests say, or a file of it lies elsewhere.
+        ConfigError: no set with that name was exported there, the set is incomplete or differs from its
+            manifests, or one of its files is elsewhere.
     """
     problem = name_problem(arch)
     if problem is not None:
-        raise ConfigError(f"{quoted(arch)} names no architecture: {problem}")
+        raise ConfigError(f"{quoted(arch)} does not name an architecture: {problem}")
     folder = root / arch
     if not folder.is_dir():
         there = sorted(path.parent.name for path in root.glob("*/layout.json")) if root.is_dir() else []

@@ -1,4 +1,4 @@
-"""The contract of a run's data: what ``[contract]`` and the server's test sets say, found to agree."""
+"""The contract of a run's data, made from ``[contract]`` and the server's test sets, which must agree."""
 
 import logging
 from collections.abc import Mapping
@@ -13,17 +13,17 @@ from fleet_protocol.manifest import Manifest
 
 _LOG = logging.getLogger(__name__)
 NO_TERMS = ContractTerms()
-_VOCABULARY = "vocab"  # the setting of models of tokens
+_VOCABULARY = "vocab"  # a setting of models that take tokens
 
 
 class FleetContracts:
-    """The contracts of one run while its test sets are read, the one that judges the whole model first.
+    """Builds the contracts of one run from its test sets; the one that judges the whole model comes first.
 
-    A tier with a head of its own has labels of its own: only its own test set says what they are.
+    A tier with its own head has its own labels: only its own test set defines them.
     """
 
     def __init__(self, context: RunContext) -> None:
-        """The contracts of a run; those of its tables ``[contract]`` and ``[evaluation]``."""
+        """Start from a run's tables ``[contract]`` and ``[evaluation]``."""
         self._context = context
         self._said = context.config.contract or NO_TERMS
         self._shared: DataContract | None = None
@@ -59,12 +59,12 @@ class FleetContracts:
         return data
 
     def by_tier(self) -> Mapping[str, DataContract]:
-        """The contract of each tier that devices train; none where nothing is known."""
+        """Return the contract of each tier that devices train; empty if there is none."""
         contracts = {tier.tier.id: self._of(tier) for tier in self._context.artifacts.tiers.values()}
         return {tier: contract for tier, contract in contracts.items() if contract != NO_CONTRACT}
 
     def settled(self) -> ContractTerms | None:
-        """What the run keeps when it goes on later, so that a test set that has changed by then moves no name."""
+        """Return the terms that a resumed run keeps, so that a changed test set does not move a name."""
         if self._shared is None or not (self._shared.labels or self._shared.columns):
             return self._context.config.contract
         return ContractTerms(**self._shared.model_dump(exclude={"summary", "tokens"}), tokens=self._said.tokens)
@@ -79,7 +79,7 @@ class FleetContracts:
         return bool(self._context.artifacts.layout.own_head(tier.tier))
 
     def _terms(self, tier: TierArtifacts, source: DataConfig) -> ContractTerms:
-        """What a test set must agree with."""
+        """Return the terms that a test set must agree with."""
         terms = self._said
         if self._shared is not None:
             terms = ContractTerms(**self._shared.model_dump(exclude={"summary"}))
@@ -89,41 +89,41 @@ class FleetContracts:
         if rule is not None and terms.missing not in {None, rule}:
             raise ConfigError(
                 f"[contract] missing = {terms.missing:g} of fleet.toml and missing = {rule:g} of "
-                f"{_source_name(source)} disagree: say one number for both"
+                f"{_source_name(source)} disagree: set both to the same number"
             )
         if terms.missing is None:
             terms = terms.model_copy(update={"missing": rule})
         return self._with_bounds(terms, tier.manifest)
 
     def _with_bounds(self, terms: ContractTerms, manifest: Manifest) -> ContractTerms:
-        """The terms with the vocabulary of a model of tokens."""
+        """Add the vocabulary of a model of tokens to the terms."""
         vocabulary = manifest.settings.get(_VOCABULARY)
         if manifest.input_dtype != "int64" or not isinstance(vocabulary, int):
             return terms
         if terms.tokens is not None and terms.tokens > vocabulary:
             raise ConfigError(
                 f"[contract] tokens = {terms.tokens} of fleet.toml, and {manifest.arch} has a vocabulary of "
-                f"{vocabulary}: say {vocabulary} or less"
+                f"{vocabulary}: set {vocabulary} or less"
             )
         return terms if terms.tokens is not None else terms.model_copy(update={"tokens": vocabulary})
 
 
 def _source_name(source: DataConfig) -> str:
-    """A test set for people."""
+    """Return the name of a test set for messages."""
     return f"the test set {getattr(source, 'path', None) or getattr(source, 'entry_point', '')}"
 
 
 def _check_labels(contract: DataContract, data: DataSet, manifest: Manifest) -> None:
-    """See that there are as many names as the model has labels."""
+    """Check that the model has as many classes as there are label names."""
     count = len(contract.labels)
     if count > manifest.classes:
         raise ConfigError(
             f"the fleet has {count} names for labels (of [contract] or of {data.source}), and {manifest.arch} "
-            f"{manifest.tier} has {manifest.classes} classes: name as many, or export the model with more"
+            f"{manifest.tier} has {manifest.classes} classes: list as many names, or export the model with more classes"
         )
     if 0 < count < manifest.classes:
         _LOG.warning(
-            "%s names %d labels, and %s has %d classes: boards with others are refused; name all of them in order as"
+            "%s names %d labels, and %s has %d classes: boards with other labels are refused; list all in order as"
             " labels in [contract] of fleet.toml",
             data.source,
             count,

@@ -51,7 +51,7 @@ class Dispatcher(Protocol):
 
     @property
     def stopping(self) -> bool:
-        """Whether the run shall stop here and be continued later."""
+        """Whether the run should stop here and resume later."""
 
     @property
     def settling_seconds(self) -> float:

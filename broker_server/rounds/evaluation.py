@@ -26,16 +26,16 @@ def load_test_set(config: DataConfig, manifest: Manifest, terms: ContractTerms |
     """Read a test set for the tier that it judges; samples have the model's shape where the configuration names none.
 
     Args:
-        config: where it is.
+        config: location of the test set.
         manifest: of the tier.
-        terms: what the fleet has settled; labels and columns are brought into its order by their names.
+        terms: what the fleet has fixed; labels and columns are put into its order by name.
 
     Raises:
         DataError: a file or array is missing, damaged or empty, or does not fit the model or the terms.
         ConfigError: a package for this kind of data is not installed.
     """
     shape = manifest.input_shape
-    flat_table = isinstance(config, CsvData) and len(shape) == 1  # its columns are counted once they are picked
+    flat_table = isinstance(config, CsvData) and len(shape) == 1  # its columns are counted after they are picked
     shaped = config if config.shape or flat_table else config.model_copy(update={"shape": shape})
     data = reconciled(load_data(shaped), terms, own_labels=True).fitted(manifest)
     if not counted(data.y):
@@ -44,10 +44,10 @@ def load_test_set(config: DataConfig, manifest: Manifest, terms: ContractTerms |
 
 
 class Evaluator:
-    """The eval graph of a tier, opened once for every version, with a test set; a ConfigError where it cannot be.
+    """The eval graph of a tier with a test set; it is opened once and used for every version.
 
-    All versions are judged by the samples that were read at first. Where they stay in their file, and somebody writes
-    into that, every judgement is a DataChangedError.
+    All versions are judged by the samples that were read first. If the samples stay in their file, and a program writes
+    into that file, every later judgement raises a DataChangedError. Raises a ConfigError if the graph cannot be opened.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Evaluator:
         if graph is None:
             raise ConfigError(f"{judged.folder} has no eval graph; export the architecture again")
         self.judged = judged
-        self.halt = halt or Halt()  # ends what runs
+        self.halt = halt or Halt()  # stops running graphs
         self.data = data
         self._batch_size = batch_size
         self._dtype = judged.manifest.input_dtype
@@ -80,7 +80,7 @@ class Evaluator:
 
         Raises:
             DataError: the loss or a metric is not finite, or beyond 1e30; the statistics or the weights are useless.
-            DataChangedError: the test set is not what it was.
+            DataChangedError: the test set has changed.
         """
         fixed = self._fixed(weights, statistics)
         names, sums = list(summed_outputs(self.judged.manifest.recipe)), dict[str, NDArray[np.float64]]()
@@ -129,12 +129,12 @@ class Evaluator:
         return correct, count
 
     def _warn_of_changes(self) -> None:
-        """Say once that the files of the test set have other samples now than those that versions are judged by."""
+        """Log once that the files of the test set have changed since the samples were read."""
         changes = () if self._warned else self.data.changes()
         if changes:
             self._warned = True
             _LOG.warning(
-                "%s changed after this run had read it: versions are judged by the samples as they were; start the"
+                "%s changed after this run had read it: the run judges versions by the samples as they were; start the"
                 " server again to judge by the new ones",
                 shown(changes),
             )

@@ -86,7 +86,7 @@ class Fleet:
         return None if profile is None else profile.examples
 
     def findings(self, device: str) -> tuple[str, ...]:
-        """What a device last said that looks wrong in its data."""
+        """The data findings that a device last reported."""
         profile = self._profiles.get(device)
         return () if profile is None or profile.findings is None else profile.findings
 

@@ -13,7 +13,7 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeoutError  # another than the built-in one in Python 3.10
+from concurrent.futures import TimeoutError as FutureTimeoutError  # differs from the built-in one in Python 3.10
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
@@ -48,7 +48,7 @@ from models.slicing import Tensors
 Statistics = dict[str, NDArray[np.float32]]
 """``stat.<norm>.mean`` and ``stat.<norm>.var`` to vectors of the norm's channels."""
 
-_LOOK_SECONDS = 0.2  # between two looks whether the server shall end, while it waits for a judgement
+_LOOK_SECONDS = 0.2  # between two checks whether the server should stop, while it waits for a judgement
 _FoundT = TypeVar("_FoundT")
 
 
@@ -135,7 +135,7 @@ class Evaluators:
     # cores, and its rows the judgements
     apart: bool = False
     contracts: Mapping[str, DataContract] = field(default_factory=dict)  # of the boards' data, by tier
-    terms: ContractTerms | None = None  # what a run keeps of them when it goes on later
+    terms: ContractTerms | None = None  # the part that a resumed run keeps
 
 
 def open_evaluators(context: RunContext) -> Evaluators:
@@ -174,9 +174,9 @@ def open_evaluators(context: RunContext) -> Evaluators:
 
 
 def open_test_sets(context: RunContext) -> tuple[RunContext, Evaluators]:
-    """A run with the contract that its test sets make, which it keeps, and what judges it.
+    """Return a run with the contract from its test sets, which it stores, and its evaluators.
 
-    It raises what `open_evaluators` does.
+    Raises the errors of `open_evaluators`.
     """
     evaluators = open_evaluators(context)
     kept = context.config.model_copy(update={"contract": evaluators.terms})
@@ -282,13 +282,13 @@ class Judge:
         reporter.emit(event, f"version {version.number}: {found.shown}")
 
     def close(self) -> None:
-        """End the thread, and what it runs; what it has not told is found again by the next server."""
+        """End the thread and its running graph; the next server repeats judgements that were not reported."""
         if self._evaluator is not None:
             self._evaluator.halt.stop()
         self._thread.shutdown()
 
     def _awaited(self, future: Future[_FoundT]) -> _FoundT:
-        """Wait for the thread, and go on to look whether the server shall end; then a StopRequested."""
+        """Wait for the thread; raise a StopRequested if the server should stop meanwhile."""
         while True:
             with contextlib.suppress(FutureTimeoutError):
                 return future.result(_LOOK_SECONDS)
@@ -320,7 +320,7 @@ class Judge:
         return evaluator.evaluate(weights, found)
 
     def _own_statistics(self, evaluator: Evaluator, weights: Tensors) -> Statistics:
-        """Statistics of the judged tier from the server's own samples, or a StopRequested."""
+        """Compute statistics of the judged tier from the server's own samples; may raise a StopRequested."""
         return self._awaited(self._thread.submit(self._over_test_set, evaluator, weights))
 
     def _over_test_set(self, evaluator: Evaluator, weights: Tensors) -> Statistics:

@@ -1,7 +1,7 @@
-"""Opens graphs with onnxruntime, which is imported when the first one is run.
+"""Opens graphs with onnxruntime, which is imported when the first graph runs.
 
-A graph may come from somebody else, so it passes the check of boards before it is opened, and each run of it has a
-deadline. onnxruntime looks between two operators, and between two steps of a loop, whether it is to end.
+A graph may come from somebody else, so it must pass the check that boards use before it is opened, and each run of it
+has a deadline. onnxruntime checks between two operators, and between two steps of a loop, whether it should stop.
 """
 
 import contextlib
@@ -19,11 +19,11 @@ from fleet_protocol.onnx_runtime import load_runtime
 _MISSING = "evaluating needs onnxruntime: pip install 'shoal[server]' (or 'shoal[server-training]')"
 
 RUN_SECONDS = 600.0
-"""The longest that a graph may take for one batch."""
+"""The most seconds that a graph may take for one batch."""
 
 
 class Halt:
-    """Ends the graphs that run, and lets none run any more; see `OpenGraph`."""
+    """Stops running graphs and prevents further runs; see `OpenGraph`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -31,7 +31,7 @@ class Halt:
         self._stopped = False
 
     def stop(self) -> None:
-        """End them soon; any thread may call it."""
+        """Stop all runs soon; any thread may call this."""
         with self._lock:
             self._stopped = True
             for options in self._running:
@@ -39,7 +39,7 @@ class Halt:
 
     @contextlib.contextmanager
     def watching(self, options: Any) -> Iterator[None]:
-        """Know of a run while it lasts."""
+        """Register a run while it lasts."""
         with self._lock:
             options.terminate = self._stopped
             self._running.append(options)
@@ -51,7 +51,7 @@ class Halt:
 
 
 class OpenGraph:
-    """A graph that was opened, and what may end it."""
+    """An open graph, and the `Halt` that may stop it."""
 
     def __init__(self, session: Any, new_options: Callable[[], Any], halt: Halt) -> None:
         self._session = session
@@ -59,7 +59,7 @@ class OpenGraph:
         self._halt = halt
 
     def run(self, names: Sequence[str] | None, inputs: Mapping[str, NDArray[Any]]) -> list[Any]:
-        """Run it on a batch, at most for `RUN_SECONDS`; whatever onnxruntime raises is raised."""
+        """Run the graph on a batch, for at most `RUN_SECONDS`; errors of onnxruntime are not caught."""
         options = self._new_options()
         deadline = threading.Timer(RUN_SECONDS, _terminate, (options,))
         deadline.daemon = True
@@ -77,13 +77,13 @@ def _terminate(options: Any) -> None:
 
 
 def open_graph(path: Path, *, threads: int = 0, halt: Halt | None = None) -> OpenGraph:
-    """Check an ONNX graph as a board does, and open it; with 0 threads an operator takes every core.
+    """Check an ONNX graph as a board does, and open it; with 0 threads an operator uses every core.
 
-    What runs of it ends with `halt`, where one is given.
+    Runs of the graph stop with `halt`, if it is given.
 
     Raises:
         ConfigError: onnxruntime is not installed, or twice.
-        BlobError: the file is no graph that it can run, or has parts that the exporter does not write.
+        BlobError: onnxruntime cannot run the graph, or it has parts that the exporter does not write.
     """
     runtime = load_runtime(_MISSING)
     try:

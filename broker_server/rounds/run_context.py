@@ -75,7 +75,7 @@ class RunContext:
         config: with absolute paths.
         tiers: in use, largest first.
         noise: random bytes for what a name says; those of the operating system, which nobody can draw again.
-        contracts: what a sample is to a device, by the tier that it trains.
+        contracts: the data contract of the devices of each tier, by tier.
         sets: by tier, artifact sets that a device has tested and trains instead of those of the run.
     """
 

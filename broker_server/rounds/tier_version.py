@@ -21,24 +21,24 @@ from models.slicing import Tensors
 
 
 def stored_context(store: Store, run: str | None = None, artifacts: Path | None = None) -> RunContext:
-    """What was fixed for a stored run, by default the newest.
+    """Return the fixed settings and plans of a stored run, by default the newest.
 
     Args:
-        store: where it is.
-        run: its id, or the beginning of it.
-        artifacts: folder of exported sets; by default the one that the run's server was given. Where that is not known,
-            as in a store from a backup, nothing but this says it: the database's word is not taken.
+        store: the store of the run.
+        run: the run's id, or the beginning of it.
+        artifacts: folder of exported sets; by default the folder of the run's server. If that is unknown, as in a store
+            from a backup, this argument is required: the database is not trusted for paths.
 
     Raises:
-        ConfigError: there is no such run, its artifacts are no longer there, or nobody says where they are.
+        ConfigError: there is no such run, its artifacts no longer exist, or their folder is unknown.
         PlanError: the artifacts are others now.
     """
     record = find_run(store, run)
     kept = kept_config(store.folder, record.id)
     if kept is None and artifacts is None:
         raise ConfigError(
-            f"nobody has said here where the artifact sets of run {record.id} lie, as its store is from a backup, or of"
-            " an earlier Shoal: `shoal export-weights --artifacts FOLDER` takes them from a folder of yours"
+            f"the folder of the artifact sets of run {record.id} is unknown, because its store is from a backup or"
+            " an earlier Shoal: name the folder with `shoal export-weights --artifacts FOLDER`"
         )
     config = kept or _numbers_of(record.config)
     folder = artifacts or config.model.artifacts
@@ -47,7 +47,7 @@ def stored_context(store: Store, run: str | None = None, artifacts: Path | None 
 
 
 def _numbers_of(stored: str) -> FleetConfig:
-    """What the database says, without test sets: whoever changed it could name any file or function."""
+    """Return the database's configuration without test sets, since a changed one could name any file or function."""
     config = FleetConfig.stored(stored)
     judging = config.evaluation.model_copy(update={"data": None, "tier_data": {}})
     return config.model_copy(update={"evaluation": judging})
@@ -58,11 +58,11 @@ class TierVersion:
     """An exported tier of a version.
 
     Attributes:
-        exported: the version with the tier's weights, those that are frozen among them, and its statistics, if any.
+        exported: the version with the tier's weights, including frozen ones, and its statistics, if any.
         artifacts: the tier's set.
         config: of the run.
-        note: where the statistics are from, if not from the store; empty where nothing is to be said.
-        lacking: why there are no statistics although the model needs some; empty where nothing is missing.
+        note: the source of the statistics, if it is not the store; otherwise empty.
+        lacking: why statistics that the model needs are missing; empty if none are missing.
     """
 
     exported: ExportedVersion
@@ -73,31 +73,32 @@ class TierVersion:
 
     @property
     def tensors(self) -> Tensors:
-        """Weights and statistics by the names of the exported model."""
+        """Return weights and statistics by the names of the exported model."""
         return {**self.exported.weights, **self.exported.statistics}
 
     @property
     def own_class(self) -> tuple[OwnClass, Tensors] | None:
-        """What the exporter noted of the user's class, with its constants; None where an older one noted nothing.
+        """Return the exporter's description of the user's class, with its constants; None for an older exporter.
 
-        A BlobError says that the file is damaged.
+        Raises a BlobError if the file is damaged.
         """
         path = self.artifacts.folder / OWN_CLASS
         return read_own_class(path) if path.is_file() else None
 
     def own_state(self) -> Tensors:
-        """The state of the class that the user wrote, with every parameter and buffer, by the names of the class.
+        """Return the state of the user's class, with every parameter and buffer, by the names of the class.
 
         Raises:
-            ConfigError: there is no faithful one: statistics are missing, the class has no place for them, or the
-                exporter was an older one, which did not note what the class has.
-            BlobError: what the exporter noted is damaged.
+            ConfigError: a faithful state is not possible: statistics are missing, the class has no place for them, or
+                an older exporter did not record what the class has.
+            BlobError: the exporter's description is damaged.
         """
         found, norms = self.own_class, self.artifacts.manifest.statistics
         if found is None and norms:
             raise ConfigError(
-                f"{self.artifacts.folder} is of an older `shoal export`, which did not note what the class of the model"
-                f" calls the mean and variance of {norms[0].name}; run the same `shoal export` again, and this command"
+                f"{self.artifacts.folder} is from an older `shoal export`, which did not record what the"
+                f" class of the model calls the mean and variance of {norms[0].name}; run the same `shoal export`"
+                " again, and this command"
             )
         if found is None:
             return self.exported.weights
@@ -110,7 +111,7 @@ class TierVersion:
         return own.values(self.tensors, constants, self.exported.record.number)
 
     def require_statistics(self) -> None:
-        """A ConfigError where statistics that the model needs are missing; it says which and why."""
+        """Raise a ConfigError, with names and reason, if statistics that the model needs are missing."""
         if self.lacking:
             missing = [name for spec in self.artifacts.manifest.statistics for name in statistics_of(spec)]
             raise ConfigError(f"{self._title} lacks {', '.join(missing)}: {self.lacking}")
@@ -122,22 +123,23 @@ class TierVersion:
     @property
     def _why(self) -> str:
         return self.lacking or (
-            f"{self.artifacts.folder} is of another class than the run trained; run `shoal export` of that again"
+            f"{self.artifacts.folder} was exported from another class than the run trained;"
+            " run `shoal export` with that class again"
         )
 
 
 def statistics_of(spec: StatisticSpec) -> tuple[str, str]:
-    """Names of the mean and variance of a norm among the tensors of a graph."""
+    """Return the names of the mean and variance of a norm among the tensors of a graph."""
     return statistic_mean(spec.name), statistic_variance(spec.name)
 
 
 def tier_version(store: Store, exported: ExportedVersion, tier: str | None, folder: Path | None = None) -> TierVersion:
-    """An exported tier of a version; None is the whole model. The artifact sets are those of `stored_context`.
+    """Return an exported tier of a version; None is the whole model. Artifact sets are those of `stored_context`.
 
-    Statistics of static batch norms are those that the version was judged with, where the tier is the one that is
-    judged. They are of that tier alone: a narrow one feeds its norms sums of fewer units, and a cut of the whole
-    model's statistics does not fit them. Of another tier they are taken over the server's test set, as
-    `evaluation.tiers` takes them, so that the tier scores what the run says.
+    For the judged tier, the statistics of static batch norms are those with which the version was judged. They fit
+    only that tier: a narrow tier feeds its norms sums of fewer units, so a cut of the whole model's statistics does
+    not fit. For another tier they are computed over the server's test set, as `evaluation.tiers` does, so that the
+    tier scores what the run reports.
 
     Raises:
         ConfigError: the tier is not exported, or its artifacts are no longer there.
@@ -149,20 +151,20 @@ def tier_version(store: Store, exported: ExportedVersion, tier: str | None, fold
     found = artifacts.full if tier is None else artifacts.tiers[tier]
     weights = {**found.base(), **model_of(context, found.tier, exported.record, BlobStore(store.folder / "blobs"))}
     record = exported.record
-    if record.evaluation is not None and not _is_judged(context, found):  # of this tier, or nothing is known of it
+    if record.evaluation is not None and not _is_judged(context, found):  # of this tier, or nothing is known about it
         record = replace(record, evaluation=record.evaluation.of(found.tier.id))
     version = TierVersion(replace(exported, record=record, weights=weights), found, context.config)
     return _with_statistics(version, context)
 
 
 def _is_judged(context: RunContext, found: TierArtifacts) -> bool:
-    """Whether a tier is the one that is judged, which need not be exported where nothing judges."""
+    """Return whether a tier is the judged one, which need not be exported if nothing is judged."""
     wanted = context.config.evaluation.tier or context.artifacts.layout.tier(1.0).id
     return found.tier.id == wanted
 
 
 def _with_statistics(version: TierVersion, context: RunContext) -> TierVersion:
-    """The version with the statistics that fit its tier."""
+    """Return the version with the statistics that fit its tier."""
     found = version.artifacts
     kept = version.exported.statistics if _is_judged(context, found) else {}
     if kept or not found.manifest.statistics:
@@ -170,7 +172,7 @@ def _with_statistics(version: TierVersion, context: RunContext) -> TierVersion:
     try:
         taken = _over_test_set(version, context)
     except ShoalError as error:
-        lacking = f"the store has no statistics for it, and none can be taken over the server's test set: {error}"
+        lacking = f"the store has no statistics for it, and they cannot be computed over the server's test set: {error}"
         return replace(version, exported=replace(version.exported, statistics={}), lacking=lacking)
     return replace(
         version,
@@ -180,10 +182,10 @@ def _with_statistics(version: TierVersion, context: RunContext) -> TierVersion:
 
 
 def _over_test_set(version: TierVersion, context: RunContext) -> Tensors:
-    """Statistics of the tier from the samples that judge it, as `evaluation.tiers` takes them."""
+    """Compute statistics of the tier from the samples that judge it, as `evaluation.tiers` does."""
     config = version.config
     if config.evaluation.data is None:
-        raise ConfigError("none is known here, as the run has no [evaluation.data], or its store is from a backup")
+        raise ConfigError("no test set is known: the run has no [evaluation.data], or its store is from a backup")
     data = FleetContracts(context).test_set(version.artifacts)
     size = config.train.batch_size
     threads = config.evaluation.threads

@@ -11,7 +11,7 @@ from fleet_protocol.errors import RefusalReason
 from fleet_protocol.messages import MESSAGE_LIMIT_BYTES, Ask, Predicted
 
 Answer = Callable[[RunEvent], None]
-"""Tells whoever asked."""
+"""Sends an answer to the sender of a request."""
 
 MOST = 64  # that wait for their answers
 
@@ -20,7 +20,7 @@ MOST = 64  # that wait for their answers
 class _Waiting:
     ask: Ask
     answer: Answer
-    until: float  # a ``time.monotonic()``
+    until: float  # a time of ``time.monotonic()``
 
 
 class Asking:
@@ -33,14 +33,14 @@ class Asking:
     def ask(self, ask: Ask, answer: Answer) -> None:
         """Ask the board, or say at once why it is not asked."""
         if not self._fleet.knows(ask.device):
-            unknown = "it has never been here; `shoal devices` lists who has"
+            unknown = "it has never connected; `shoal devices` lists the devices that have"
             _refuse(ask, answer, RefusalReason.UNKNOWN_DEVICE, unknown)
         elif not self._fleet.is_online(ask.device):
             _refuse(ask, answer, RefusalReason.AWAY, "it is not connected; see `shoal devices`")
         elif len(self._waiting) >= MOST:
-            _refuse(ask, answer, RefusalReason.TOO_MANY, f"{MOST} requests wait for their answers; ask again")
+            _refuse(ask, answer, RefusalReason.TOO_MANY, f"{MOST} requests already wait for answers; try again later")
         elif len(ask.to_bytes()) > MESSAGE_LIMIT_BYTES:  # numbers may be longer than they were written
-            too_long = "this is too long for one message; ask for fewer samples"
+            too_long = "the request is too long for one message; request fewer samples"
             _refuse(ask, answer, RefusalReason.OVERSIZED, too_long)
         else:
             self._waiting[ask.task] = _Waiting(ask, answer, time.monotonic() + ask.seconds)
@@ -61,7 +61,7 @@ class Asking:
                 late = f"no answer in {ask.seconds:g} s; see its log, and whether it has the server's version"
                 _refuse(ask, waiting.answer, RefusalReason.LATE, late)
             elif not self._fleet.is_online(ask.device):
-                _refuse(ask, waiting.answer, RefusalReason.AWAY, "it went away before it answered")
+                _refuse(ask, waiting.answer, RefusalReason.AWAY, "it disconnected before it answered")
             else:
                 continue
             del self._waiting[name]

@@ -1,4 +1,4 @@
-"""Whose keys sign a backup, and whose backups are restored without a question: the operator's, and the user's own."""
+"""The keys that sign a backup and that a restore trusts: the operator's, and the user's own."""
 
 import getpass
 import os
@@ -19,10 +19,10 @@ _KEY = Path("shoal", "backup.pem")
 
 
 def user_key_path() -> Path:
-    """Where the user's own key lies: in the folder of configurations.
+    """Return the path of the user's own key, in the user's folder for configurations.
 
     Raises:
-        ConfigError: the user has no home.
+        ConfigError: the user has no home folder.
     """
     named = Path(os.environ.get("XDG_CONFIG_HOME", ""))
     try:
@@ -33,30 +33,30 @@ def user_key_path() -> Path:
 
 
 def user_signer() -> Signer:
-    """The user's own key, which is made on first use, for the user alone.
+    """Read the user's own key, or create it on first use, readable only by the user.
 
     Raises:
-        ConfigError: the file holds no such key, or others may read it.
-        StorageError: it cannot be made.
+        ConfigError: the file does not hold such a key, or others may read it.
+        StorageError: it cannot be created.
     """
     path = user_key_path()
     if not path.exists():
         write_secret(path, pem(Ed25519PrivateKey.generate()), durable=True)
     if os.name == "posix" and path.stat().st_mode & 0o077:
-        raise ConfigError(f"others may read the key of your backups: chmod 600 {path}")
+        raise ConfigError(f"other users can read the key of your backups: run chmod 600 {path}")
     return Signer(f"{_user()} on {platform.node() or 'a computer'}", _read_key(path))
 
 
 def signers(store: Path, folder: Path | None = None) -> tuple[Signer, ...]:
-    """Who signs a backup of a store: the operator whose key lies in the fleet's folder, and the user.
+    """Return the signers of a backup: the operator whose key is in the fleet's folder, and the user.
 
     Args:
-        store: folder of the store, which lies in the fleet's folder.
-        folder: of the fleet where that is another.
+        store: folder of the store, inside the fleet's folder.
+        folder: the fleet's folder, if the store is not in it.
 
     Raises:
-        ConfigError: there is no operator's key, and no key of the user's own can be made or read.
-        StorageError: likewise.
+        ConfigError: there is no operator's key, and the user's own key cannot be read.
+        StorageError: there is no operator's key, and the user's own key cannot be created.
     """
     found = tuple(_operators(store, folder))
     try:
@@ -64,13 +64,13 @@ def signers(store: Path, folder: Path | None = None) -> tuple[Signer, ...]:
     except (ConfigError, StorageError):
         if not found:
             raise
-        return found  # a service has no home; its operator is known by the fleet's folder
+        return found  # a service has no home folder, but the fleet's folder has the operator's key
 
 
 def known_keys(store: Path, folder: Path | None = None) -> Mapping[str, str]:
-    """Public keys whose backups are one's own, in hexadecimal, with whose each is; arguments are those of `signers`.
+    """Return the trusted public keys in hexadecimal, with their owners; arguments are those of `signers`.
 
-    A key of the user's own is not made. Of an operator the public key is enough, since the other may be kept elsewhere.
+    The user's own key is not created. The operator's public key is enough, since the private key may be kept elsewhere.
     """
     keys: dict[str, str] = {}
     for place in _fleet_folders(store, folder):
@@ -90,7 +90,7 @@ def _fleet_folders(store: Path, folder: Path | None) -> tuple[Path, ...]:
 
 
 def _operators(store: Path, folder: Path | None) -> Iterator[Signer]:
-    """The operators whose keys are there; a ConfigError where one cannot be read."""
+    """Return the operators whose keys are present; raise a ConfigError if a key cannot be read."""
     for place in _fleet_folders(store, folder):
         path = place / "operator.pem"
         if path.exists():
@@ -98,7 +98,7 @@ def _operators(store: Path, folder: Path | None) -> Iterator[Signer]:
 
 
 def _operator_of(place: Path) -> str:
-    """The operator of the fleet of a folder, in words."""
+    """Return a name for the operator of the fleet in a folder."""
     try:
         return f"the operator of fleet {read_enrolment(place / 'server.enrolment').fleet}"
     except ConfigError:
@@ -108,15 +108,15 @@ def _operator_of(place: Path) -> str:
 def _read_key(path: Path) -> Ed25519PrivateKey:
     try:
         key = serialization.load_pem_private_key(path.read_bytes(), None)
-    except (OSError, TypeError, ValueError) as error:  # a TypeError for one with a passphrase
+    except (OSError, TypeError, ValueError) as error:  # a TypeError for a key with a passphrase
         raise ConfigError(f"cannot read the key {path}: {error}") from error
     if not isinstance(key, Ed25519PrivateKey):
-        raise ConfigError(f"{path} is no Ed25519 key")
+        raise ConfigError(f"{path} is not an Ed25519 key")
     return key
 
 
 def _user() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # the number of the user has no name
+    except (KeyError, OSError):  # the user's number has no name
         return f"user {os.getuid()}"

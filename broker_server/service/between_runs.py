@@ -1,4 +1,4 @@
-"""What a server hears while no run is in progress: who is there, which chunks of a release are missing, requests."""
+"""Handles messages while no run is in progress: presence, missing chunks of releases, requests."""
 
 import time
 from dataclasses import dataclass
@@ -18,16 +18,16 @@ from fleet_protocol.transport import Received
 
 @dataclass
 class BetweenRuns:
-    """Puts what comes where it belongs.
+    """Passes each message to its handler.
 
     Attributes:
-        topics: of the fleet.
-        known: who has been there.
-        store: of the server.
-        limits: how much is read of whom.
-        releases: serves what boards are to run.
-        asking: asks boards for predictions.
-        outbox: over MQTT.
+        topics: the fleet's topics.
+        known: the devices that have connected.
+        store: the server's store.
+        limits: how much the server reads from each sender.
+        releases: serves releases to boards.
+        asking: requests predictions from boards.
+        outbox: sends over MQTT.
     """
 
     topics: Topics
@@ -42,7 +42,7 @@ class BetweenRuns:
         self._lines = Bucket(LINES)
 
     def route(self, event: Received, control: Control, act: Act) -> None:
-        """Handle a message; what it asks of the server goes through `control` to `act`."""
+        """Handle a message; requests to the server go through `control` to `act`."""
         topic = self.topics.parse(event.topic)
         try:
             if isinstance(topic, DeviceTopic):
@@ -71,11 +71,11 @@ class BetweenRuns:
                 self.asking.take(reply)
 
     def refused(self, error: RefusedError, device: str = "") -> None:
-        """Count what was refused, and write a line of the log about it as long as there are few."""
+        """Count a refused message, and log the first few."""
         self.count(error.reason, device)
         if self._lines.take(time.monotonic()):
             self.store.log("refused", f"{error.reason.value}: {error}")
 
     def count(self, reason: RefusalReason, device: str = "") -> None:
-        """Count what was refused, of a device that is known, or of nobody in particular."""
+        """Count a refused message for its device, or for unknown senders together."""
         self.store.count_refusal("", device, reason, "server")

@@ -61,7 +61,7 @@ class _Served:
     path: Path
     size: int
     chunk_bytes: int
-    offered: tuple[int, int]  # the file's time and size when it was offered
+    offered: tuple[int, int]  # the file's time and size at the time of the offer
     checked: list[tuple[int, int]] = field(default_factory=list)  # the file's time and size when its digest was right
 
     @property
@@ -232,8 +232,8 @@ def _mapped(served: _Served, digest: str, *, check: bool) -> memoryview:
     """The bytes of a blob, from the page cache, for as long as somebody has them.
 
     Devices check what they receive, and ask again for what is wrong: only then is the file's digest taken, once for as
-    long as the file stays the same, and only then do chunks carry digests of their own. A file that is another than was
-    offered is checked before anything of it goes out.
+    long as the file stays the same, and only then do chunks carry digests of their own. If a file has
+    changed since the offer, it is checked before any part of it is sent.
 
     Raises:
         BlobError: the file cannot be read, or is no longer what was offered.

@@ -1,9 +1,9 @@
-"""What is asked of the server, at the socket of its store and over MQTT, and who hears what it tells.
+"""Requests to the server, over the socket of its store and over MQTT, and the events that answer them.
 
-At the socket the owner of the store asks for what he likes. MQTT is open where whoever speaks has
-signed it, or the configuration says ``insecure = true``. There somebody asks for a run of the
-server's own configuration, steers a run, or asks a board for predictions; nothing that is to be
-opened, called or connected to comes that way.
+The owner of the store can send any request over the socket. MQTT is open if the sender has signed
+the request, or if the configuration says ``insecure = true``. An MQTT request can ask for a run of
+the server's own configuration, steer a run, or request predictions from a board; it cannot name
+anything for the server to open, call or connect to.
 """
 
 import logging
@@ -34,37 +34,38 @@ _LOG = logging.getLogger(__name__)
 ServerRequested = RunRequest | LocalServerRequest
 Act = Callable[[ServerRequested, Answer], None]
 
-_ANSWERS = Rate(1, 10)  # to strangers where MQTT is closed: whoever floods a server makes it say no more than this
+_ANSWERS = Rate(1, 10)  # to unknown senders where MQTT is closed: limits the answers to a flood
 CLOSED = (
-    "this server takes no requests over MQTT, as nobody signs them in a fleet without identities: ask on its computer,"
-    " as its user, with its store in fleet.toml; or make identities with `shoal init`; or say insecure = true in"
+    "this server accepts no requests over MQTT, because a fleet without identities has no signatures: run the command"
+    " on its computer, as its user, with its store in fleet.toml; or create identities with `shoal init`; or set"
+    " insecure = true in"
     " [broker] (`shoal up --insecure`) for a network that you trust"
 )
 _NO_FILE = (
-    "this server has no configuration of its own, so it takes no runs over MQTT: start it with `shoal up --config"
-    " fleet.toml`, or ask with `shoal run --config FILE` on its computer, as its user, with its store in the file"
+    "this server was started without a configuration, so it accepts no runs over MQTT: start it with `shoal up --config"
+    " fleet.toml`, or use `shoal run --config FILE` on its computer, as its user, with its store in the file"
 )
 _REMEDY = (
-    "Write that into the file of `shoal up --config` and start the server again, or ask with `shoal run --config FILE`"
+    "Write that into the file of `shoal up --config` and restart the server, or use `shoal run --config FILE`"
     " on its computer, as its user, with its store in the file"
 )
 
 
 def is_open(broker: BrokerConfig) -> bool:
-    """Whether a server takes requests over MQTT: signed ones, or where somebody said that anybody may ask."""
+    """Return whether a server accepts requests over MQTT: signed ones, or all with ``insecure = true``."""
     return broker.identity is not None or broker.insecure
 
 
 def config_of(request: RunRequest | OwnRun | AnotherRun, store: Store, own: FleetConfig | None) -> FleetConfig:
-    """The configuration of the run that is asked for.
+    """Return the configuration of a requested run.
 
     Args:
-        request: at the socket, with any configuration; over MQTT with numbers for `own`.
-        store: the server's.
-        own: the server's own configuration, None for none.
+        request: with any configuration over the socket; with numbers for `own` over MQTT.
+        store: the server's store.
+        own: the server's own configuration, or None.
 
     Raises:
-        ConfigError: it is none, or says what a request may not say.
+        ConfigError: it is not valid, or sets something that a request may not set.
     """
     if isinstance(request, OwnRun):
         try:
@@ -83,15 +84,15 @@ def config_of(request: RunRequest | OwnRun | AnotherRun, store: Store, own: Flee
 
 @dataclass
 class Control:
-    """Takes requests from both ways, hands on those that are for the server, and tells what happens on both.
+    """Receives requests from socket and MQTT, passes on those for the server, and sends events to both.
 
     Attributes:
-        asking: asks boards.
-        outbox: over MQTT.
-        socket: in the store.
-        open: whether requests over MQTT are taken.
-        count: called with the reason of each that is not.
-        followed: whether somebody may follow the run in progress over MQTT.
+        asking: requests predictions from boards.
+        outbox: sends over MQTT.
+        socket: the socket in the store.
+        open: whether the server accepts requests over MQTT.
+        count: called with the reason of each refused request.
+        followed: whether the run in progress may have followers over MQTT.
     """
 
     asking: Asking
@@ -107,10 +108,10 @@ class Control:
         self._last: str | None = None
 
     def take(self, event: Received | LocalRequest, act: Act) -> None:
-        """Take a request; `act` does what is asked of the server, and raises nothing about it.
+        """Handle a request; `act` carries out requests to the server, and raises no error.
 
         Raises:
-            RefusedError: it came over MQTT, which is open, and is malformed.
+            RefusedError: it came over MQTT, which is open, but is malformed.
         """
         if isinstance(event, LocalRequest):
             self._take_local(event, act)
@@ -120,7 +121,7 @@ class Control:
             request = parse_request(event.payload)
             if isinstance(request, Ask):
                 self.asking.ask(request, self.outbox.event)
-            elif request.request != self._last:  # a broker may send one again that it has no acknowledgement of
+            elif request.request != self._last:  # a broker may resend an unacknowledged request
                 self._last = request.request
                 act(request, self.outbox.event)
 
@@ -139,7 +140,7 @@ class Control:
             act(request, answer)
 
     def _turn_away(self, payload: bytes) -> None:
-        """Answer a request that is not taken, as long as there are few; count all of them, and log the first."""
+        """Count a refused request, answer the first few, and log the first."""
         self.count(RefusalReason.UNSUPPORTED)
         if not self._said_closed:
             self._said_closed = True
@@ -148,7 +149,7 @@ class Control:
             return
         try:
             request = parse_request(payload)
-        except RefusedError:  # nobody to answer
+        except RefusedError:  # there is no sender to answer
             return
         if isinstance(request, Ask):
             told = Predicted(task=request.task, device=request.device, reason=RefusalReason.UNSUPPORTED, detail=CLOSED)
@@ -158,7 +159,7 @@ class Control:
             self.outbox.event(rejected)
 
     def tell(self, event: control.RunEvent) -> None:
-        """Tell all at the socket; over MQTT where a run may be followed there, or somebody may have steered it."""
+        """Send an event to all clients of the socket, and over MQTT if a run has followers or was steered there."""
         self.socket.tell(event.to_bytes())
         if self.followed or (self.open and isinstance(event, control.RunSteered)):
             self.outbox.event(event)

@@ -1,7 +1,7 @@
-"""The server's end of the socket in its store: takes one request of each client, and tells all of them what happens.
+"""The server's end of the socket in its store: accepts one request per client, and sends events to all clients.
 
-A thread of its own looks after the clients, so that nobody who connects and says nothing, or reads nothing, holds up a
-round: a client has so many seconds for its one line, and is let go where too much waits for it.
+A separate thread serves the clients, so that a client that sends or reads nothing does not delay a round: a client has
+limited time to send its line, and is disconnected if too much unread data waits for it.
 """
 
 import contextlib
@@ -22,14 +22,14 @@ _LOG = logging.getLogger(__name__)
 
 MOST_CLIENTS = 32
 REQUEST_SECONDS = 10.0  # from connecting to the end of the line
-_MOST_WAITING_BYTES = 8 * 1024 * 1024  # of one client: some 10,000 events that it has not read
+_MOST_WAITING_BYTES = 8 * 1024 * 1024  # per client: some 10,000 unread events
 _READ_BYTES = 64 * 1024
 _STOP_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
 class LocalRequest:
-    """What a local client asks, and how it alone is answered; an answer to one who has gone is nobody's."""
+    """A local client's request, and the way to answer only that client; an answer to a closed client is dropped."""
 
     payload: bytes
     answer: Callable[[bytes], None]
@@ -38,7 +38,7 @@ class LocalRequest:
 @dataclass(eq=False)
 class _Client:
     connection: socket.socket
-    until: float  # when its request must be there
+    until: float  # deadline for its request
     heard: bytearray = field(default_factory=bytearray)
     waiting: bytearray = field(default_factory=bytearray)
     asked: bool = False
@@ -47,11 +47,11 @@ class _Client:
 class ControlSocket:
     """Listens in the folder of a store, which its server has locked, while the ``with`` block lasts.
 
-    Where the system has no such sockets, or the folder's file system, the log says so, and nobody asks here.
+    If the system or the folder's file system has no such sockets, the log reports it, and no client can connect.
 
     Args:
-        folder: of the store.
-        put: takes each request, in the thread of the socket.
+        folder: the store's folder.
+        put: receives each request, in the thread of the socket.
     """
 
     def __init__(self, folder: Path, put: Callable[[LocalRequest], None]) -> None:
@@ -59,7 +59,7 @@ class ControlSocket:
         self._put = put
         self._greeting = b""
         self._clients: set[_Client] = set()
-        self._lock = threading.Lock()  # of the clients and what waits for them
+        self._lock = threading.Lock()  # guards the clients and their unread data
         self._listening: socket.socket | None = None
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -72,7 +72,7 @@ class ControlSocket:
             self._bind(listening)
         except OSError as error:
             listening.close()
-            _LOG.warning("local commands cannot ask this server for anything: no socket in %s: %s", self._folder, error)
+            _LOG.warning("local commands cannot reach this server: no socket in %s: %s", self._folder, error)
             return self
         listening.setblocking(False)
         self._listening = listening
@@ -90,7 +90,7 @@ class ControlSocket:
         remove_stale(self._folder)
         with address_of(self._folder) as address:
             listening.bind(address)
-        (self._folder / SOCKET).chmod(0o600)  # until here nobody can connect, as nobody listens
+        (self._folder / SOCKET).chmod(0o600)  # no client can connect earlier, since nothing listens yet
         listening.listen(MOST_CLIENTS)
 
     def __exit__(self, *_: object) -> None:
@@ -107,16 +107,16 @@ class ControlSocket:
         with contextlib.suppress(OSError):
             (self._folder / SOCKET).unlink()
 
-    # What the server says; called in its thread.
+    # Called in the server's thread.
 
     def greet_with(self, line: bytes) -> None:
-        """Tell all clients, and from now on each new one first, how the server is."""
+        """Send the server's state to all clients, and from now on first to each new one."""
         with self._lock:
             self._greeting = line
         self.tell(line)
 
     def tell(self, line: bytes) -> None:
-        """Tell all clients something, a JSON document without line breaks."""
+        """Send all clients a JSON document without line breaks."""
         with self._lock:
             for client in self._clients:
                 client.waiting += line + b"\n"
@@ -131,7 +131,7 @@ class ControlSocket:
 
     def _wake_up(self) -> None:
         if self._listening is not None:
-            with contextlib.suppress(OSError):  # full: it is awake
+            with contextlib.suppress(OSError):  # a full pipe has already woken it
                 self._wake.send(b"\0")
 
     # The thread of the socket.
@@ -147,7 +147,7 @@ class ControlSocket:
                 elif events & selectors.EVENT_READ:
                     self._read(key.data)
             self._look_after(time.monotonic())
-        self._look_after(time.monotonic())  # the last words
+        self._look_after(time.monotonic())  # sends the last events
 
     def _patience(self) -> float | None:
         ends = [client.until for client in self._clients if not client.asked]
@@ -156,13 +156,13 @@ class ControlSocket:
     def _accept(self) -> None:
         try:
             connection, _ = self._listening.accept()  # type: ignore[union-attr]
-        except OSError:  # it has gone already, or there are no descriptors left
+        except OSError:  # it has closed already, or no descriptors are left
             return
         connection.setblocking(False)
         user = user_at(connection)
         if not may_ask(user) or len(self._clients) >= MOST_CLIENTS:
-            why = f"user {user} may not ask" if not may_ask(user) else f"{MOST_CLIENTS} clients are there already"
-            _LOG.warning("the socket in %s takes no further client: %s", self._folder, why)
+            why = f"user {user} is not allowed" if not may_ask(user) else f"{MOST_CLIENTS} clients are connected"
+            _LOG.warning("the socket in %s refuses a client: %s", self._folder, why)
             connection.close()
             return
         client = _Client(connection, time.monotonic() + REQUEST_SECONDS)
@@ -178,7 +178,7 @@ class ControlSocket:
             return
         except OSError:
             data = b""
-        if not data or client.asked:  # it has gone, or says more than one line
+        if not data or client.asked:  # it has closed, or sends more than one line
             self._let_go(client)
             return
         client.heard += data
@@ -188,11 +188,11 @@ class ControlSocket:
         elif end:
             client.asked = True
             client.heard.clear()
-            if line:  # an empty line is of one who listens alone
+            if line:  # a client that only listens sends an empty line
                 self._put(LocalRequest(bytes(line), lambda answer: self._answer(client, answer)))
 
     def _look_after(self, now: float) -> None:
-        """Send what waits, and let go who is too slow."""
+        """Send waiting data, and disconnect clients that are too slow."""
         for client in list(self._clients):
             with self._lock:
                 sent = self._send(client)

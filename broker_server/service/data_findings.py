@@ -1,4 +1,4 @@
-"""What boards say looks wrong in their data, in the log of a run by name, before an update of theirs counts."""
+"""Logs the data findings of each board by name, before the board's first update counts."""
 
 import logging
 from collections import Counter
@@ -9,36 +9,36 @@ from broker_server.rounds.reporting import Reporter
 from fleet_protocol.data.contract import DataContract
 
 _LOG = logging.getLogger(__name__)
-_MOST_CHANGES = 20  # of one board in a run: a board that says something else each time must not fill the log
+_MOST_CHANGES = 20  # per board and run: a board whose findings keep changing must not fill the log
 
 EVENT = "data-looks-wrong"
-"""Kind of the lines of the log."""
+"""Kind of the log lines."""
 
 _UNDESCRIBED = (
-    "nothing says what a sample is, so boards that read labels, columns or scale differently are not found: add the"
+    "no contract defines a sample, so boards that read labels, columns or scale differently go unnoticed: add the"
     " server's own samples as [evaluation.data] of fleet.toml, or names of labels and columns as [contract]"
 )
 
 
 def note_undescribed(contracts: Mapping[str, DataContract], reporter: Reporter) -> None:
-    """Say of a run that begins if it has no contract, and how to add one."""
+    """Warn at the start of a run without a contract, and say how to add one."""
     if not contracts:
         _LOG.warning(_UNDESCRIBED)
         reporter.note("no-contract", _UNDESCRIBED)
 
 
 class DataFindings:
-    """Notes what boards say of their data, once per board and change."""
+    """Logs the data findings of boards, once per board and change."""
 
     def __init__(self, fleet: Fleet, reporter: Reporter) -> None:
-        """Of a run, of which nothing is noted yet."""
+        """Start with no findings logged for a run."""
         self._fleet = fleet
         self._reporter = reporter
         self._noted: dict[str, tuple[str, ...]] = {}
         self._changes: Counter[str] = Counter()
 
     def look(self, device: str, number: int | None) -> None:
-        """Note what a device says now, in a round if there is one, unless that is noted already."""
+        """Log the findings that a device reports now, with the round if any, unless they are logged already."""
         findings = self._fleet.findings(device)
         noted = self._noted.get(device, ())
         if findings == noted or self._changes[device] >= _MOST_CHANGES:
@@ -50,4 +50,4 @@ class DataFindings:
                 _LOG.warning("the data of %s looks wrong: %s", device, finding)
                 self._reporter.note(EVENT, finding, number, device)
         if not findings:
-            self._reporter.note(EVENT, "no longer: nothing looks wrong in its data", number, device)
+            self._reporter.note(EVENT, "resolved: its data has no findings any more", number, device)

@@ -44,7 +44,7 @@ _AT_WORK = frozenset({"training", "measuring", "uploading"})  # that of one that
 
 
 class MqttDispatcher:
-    """Where all that reaches the server during a run is handled; `on_control` takes what is asked of the server."""
+    """Handles every message to the server during a run; `on_control` receives the requests to the server."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class MqttDispatcher:
 
     @property
     def stopping(self) -> bool:
-        """Whether the server shall end."""
+        """Whether the server should stop."""
         return self._connection.stopping.is_set()
 
     def pump(self, until: float) -> None:

@@ -76,10 +76,10 @@ def _new_name() -> str:
 
 
 def submit(config: FleetConfig, *, listener: Listener | None = None) -> control.RunFinished:
-    """Ask the running server for a run, and follow it to its end.
+    """Request a run from the running server, and follow it to its end.
 
-    The server that works on the configuration's store, on this computer, does the run as the configuration says, if it
-    can read all of its paths. One elsewhere does a run of its own configuration, see `Wanted`.
+    A server on this computer that works on the configuration's store does the run with this configuration, if it can
+    read all of its paths. A server elsewhere does a run of its own configuration, see `Wanted`.
 
     Raises:
         RunRejectedError: the server did not take it.
@@ -124,10 +124,10 @@ def _follow(inbox: Inbox, topics: Topics, request: str, listener: Listener) -> c
 
 
 def steer(home: Place, wish: requests.Wanted, run: str = "") -> str:
-    """Ask the server of a fleet to hold, end or go on with a run, or to begin another like it; say the run's id.
+    """Request that a fleet's server pauses, stops or resumes a run, or begins another like it; return the run's id.
 
-    The run is named by the beginning of its id; empty is the one in progress, or to begin another the newest. That
-    another begins is asked of a server on this computer alone.
+    The run is named by the beginning of its id; empty means the run in progress, or the newest when another begins.
+    Only a server on this computer begins another run.
 
     Raises:
         RunRejectedError: no such run is in progress, or another is.
@@ -145,7 +145,7 @@ def steer(home: Place, wish: requests.Wanted, run: str = "") -> str:
 
 
 def predict(home: Place, device: str, samples: JsonValue, seconds: float = 30.0) -> Predicted:
-    """Let the model of a board judge samples, see `device_runtime.asking`; the server hands them on.
+    """Request predictions from a board's model, see `device_runtime.asking`; the server forwards the samples.
 
     Raises:
         ConfigError: the board, or the server in its place, refuses in so many seconds, with the reason's name.
@@ -219,7 +219,7 @@ def serve_fleet(
 ) -> None:
     """Be the server of a fleet until SIGTERM or SIGINT; `on_ready` is called once when devices and requests can come.
 
-    Its `own` configuration is the one that it does runs of which are asked for over MQTT; None takes none.
+    `own` is the configuration of runs that are requested over MQTT; with None the server accepts no such runs.
 
     Raises:
         TransportError: the broker cannot be reached, or another server has this fleet.

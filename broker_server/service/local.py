@@ -1,7 +1,7 @@
-"""The socket in the folder of a store at which local commands ask its server: where it is, and who is at its end.
+"""The socket in a store's folder, over which local commands reach its server: its address, and the peer's user.
 
-Both sides write JSON documents, one a line. Only the owner of the store gets in: the socket's file is his alone (0600),
-and each side asks the system for the user at the other end, where the system tells.
+Both sides write JSON documents, one per line. Only the owner of the store can connect: the socket's file has mode 0600,
+and each side queries the system for the user at the other end, if the system reports it.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from fleet_protocol.errors import ConfigError
 from fleet_protocol.messages import MESSAGE_LIMIT_BYTES
 
 SOCKET = "control.sock"
-LINE_LIMIT_BYTES = MESSAGE_LIMIT_BYTES  # as of a request over MQTT
+LINE_LIMIT_BYTES = MESSAGE_LIMIT_BYTES  # as for a request over MQTT
 SUPPORTED = hasattr(socket, "AF_UNIX")
 _LONGEST_PATH = 100  # bytes; systems take 104 or 108
 _DESCRIPTORS = Path("/proc/self/fd")
@@ -25,17 +25,17 @@ _CREDENTIALS = struct.Struct("3i")  # process, user, group
 
 @contextlib.contextmanager
 def address_of(folder: Path) -> Iterator[str]:
-    """An address of the socket in a folder that is short enough for the system, while the block lasts.
+    """Yield an address of the socket in a folder that is short enough for the system, while the block lasts.
 
     Raises:
-        OSError: the folder is not there, or its path is too long for this system.
+        OSError: the folder does not exist, or its path is too long for this system.
     """
     path = str(folder / SOCKET)
     if len(os.fsencode(path)) <= _LONGEST_PATH:
         yield path
         return
     if not _DESCRIPTORS.is_dir():
-        raise OSError(f"the path of {path} is too long for a socket; give the store a shorter one")
+        raise OSError(f"the path {path} is too long for a socket; move the store to a shorter path")
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         yield f"{_DESCRIPTORS}/{descriptor}/{SOCKET}"
@@ -44,7 +44,7 @@ def address_of(folder: Path) -> Iterator[str]:
 
 
 def user_at(connection: socket.socket) -> int | None:
-    """The user of the process at the other end; None where the system does not tell."""
+    """Return the user of the process at the other end; None if the system does not report it."""
     if not hasattr(socket, "SO_PEERCRED"):
         return None
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
@@ -52,15 +52,15 @@ def user_at(connection: socket.socket) -> int | None:
 
 
 def may_ask(user: int | None) -> bool:
-    """Whether a server takes the word of a user: its own, and root, who could take it anyway."""
+    """Return whether a server accepts a user: its own user, and root, which has all rights anyway."""
     return user is None or user in {os.geteuid(), 0}
 
 
 def reach_server(folder: Path, seconds: float) -> socket.socket | None:
-    """A connection to the server that works on a store; None where none listens there.
+    """Connect to the server that works on a store; return None if no server listens there.
 
     Raises:
-        ConfigError: the server is another user's.
+        ConfigError: the server belongs to another user.
     """
     if not SUPPORTED:
         return None
@@ -72,13 +72,13 @@ def reach_server(folder: Path, seconds: float) -> socket.socket | None:
         user = user_at(connection)
     except PermissionError as error:
         connection.close()
-        raise ConfigError(f"the server of the store {folder} is another user's: {_as_owner(folder)}") from error
-    except OSError:  # nobody listens: no socket, one that a killed server left, or no folder
+        raise ConfigError(f"the server of the store {folder} belongs to another user: {_as_owner(folder)}") from error
+    except OSError:  # nothing listens: no socket, one that a killed server left, or no folder
         connection.close()
         return None
     if not (may_ask(user) or os.geteuid() == 0):
         connection.close()
-        raise ConfigError(f"the socket in {folder} is one of user {user}, who is not you: {_as_owner(folder)}")
+        raise ConfigError(f"the socket in {folder} belongs to user {user}: {_as_owner(folder)}")
     return connection
 
 
@@ -89,13 +89,13 @@ def _as_owner(folder: Path) -> str:
 
 
 def remove_stale(folder: Path) -> None:
-    """Remove the socket that a killed server left; whoever calls this has locked the store.
+    """Remove the socket that a killed server left; the caller has locked the store.
 
     Raises:
-        OSError: something else is there, or it cannot be removed.
+        OSError: the file is not a socket, or it cannot be removed.
     """
     path = folder / SOCKET
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(path.lstat().st_mode):
-            raise OSError(f"{path} is no socket; remove it")
+            raise OSError(f"{path} is not a socket; remove it")
         path.unlink()

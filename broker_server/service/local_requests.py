@@ -1,4 +1,4 @@
-"""What is asked at the socket of a server alone, by the owner of its store: his configurations are his own to run."""
+"""Requests that a server accepts only over its socket, from the owner of its store, who may run any configuration."""
 
 from collections.abc import Callable
 from typing import Annotated, Literal
@@ -13,13 +13,13 @@ from fleet_protocol.requests import SteerRequest
 
 
 class OwnRun(FrozenModel):
-    """Ask the server of a store for a run of a configuration of its owner's.
+    """Request a run of any configuration from the server of a store.
 
     Attributes:
-        request: id chosen by the asker; the events that answer carry it.
+        request: id chosen by the sender; the events that answer carry it.
         fleet: name of the fleet.
-        config: the configuration as JSON, with absolute paths; its ``store`` and ``broker`` are the running server's
-            own and not read.
+        config: the configuration as JSON, with absolute paths; its ``store`` and ``broker`` are ignored, since the
+            running server has its own.
     """
 
     type: Literal["own-run"] = "own-run"
@@ -29,10 +29,10 @@ class OwnRun(FrozenModel):
 
 
 class AnotherRun(FrozenModel):
-    """Ask the server of a store for another run with the settings of one that it had.
+    """Request another run with the settings of an earlier one from the server of a store.
 
     Attributes:
-        request: id chosen by the asker; the events that answer carry it.
+        request: id chosen by the sender; the events that answer carry it.
         fleet: name of the fleet.
         run: id of the run, or its beginning; empty for the newest.
     """

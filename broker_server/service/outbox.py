@@ -22,7 +22,7 @@ class Outbox:
     """Sends the server's messages.
 
     A message that paho cannot take is dropped: every exchange of the protocol is repeated by whoever waits for it.
-    What the server says of itself is handed to `also`, too.
+    Events of the server are also passed to `also`.
     """
 
     def __init__(

@@ -34,7 +34,7 @@ from fleet_protocol.manifest import Manifest, parse_manifest
 from fleet_protocol.messages import BlobRef
 
 _LOOK_SECONDS = 1.0
-# What a board runs has no part in these.
+# These do not depend on the releases that boards run.
 _EXCUSED = ("busy", "data-changed", "data-mismatch", "late", "no-data", "no-space", "too-far")
 
 
@@ -228,7 +228,7 @@ def begin(
     for digest, path in files.items():  # whose digests may be of the older form
         data = path.read_bytes()
         if not matches(data, digest):
-            raise BlobError(f"{path} was changed while it was read; begin the rollout again")
+            raise BlobError(f"{path} changed while it was read; start the rollout again")
         store.keep(digest, data)
     store.sync(files)
     return keep_rollout(folder, lambda: rollout)

@@ -78,9 +78,9 @@ class Server:
     Args:
         fleet: name of the fleet.
         store: folder of its store.
-        broker: which broker.
-        own: the configuration that this server does runs of which are asked for over MQTT; None takes none.
-        listener: hears every event of every run, in the server's thread.
+        broker: the broker's settings.
+        own: the configuration of runs that are requested over MQTT; with None the server accepts no such runs.
+        listener: receives every event of every run, in the server's thread.
 
     Raises:
         ConfigError: the broker's address is malformed.
@@ -197,7 +197,7 @@ class Server:
         return self._begin(config, None, followed=False)
 
     def _begin(self, config: FleetConfig, request: str | None, *, followed: bool) -> control.RunFinished:
-        """Do as `run`, for a request, if any, and for somebody who may follow it over MQTT."""
+        """Do the same as `run`, for a request, if any, and for a client that may follow it over MQTT."""
         if config.fleet != self.fleet:
             raise ConfigError(f"the configuration is of fleet {config.fleet}, this server has fleet {self.fleet}")
         unfinished = self._store.unfinished(self.fleet)
@@ -207,7 +207,7 @@ class Server:
         self._control.followed = followed
         context, evaluators = self._prepare(new_run_id(), config)
         if unfinished is not None:
-            why = f"run {context.run} was begun from its start, with other settings: {changed}"
+            why = f"run {context.run} started again from the beginning, with other settings: {changed}"
             _LOG.warning("run %s ends unfinished: %s; `shoal export-weights` has what it learnt", unfinished.id, why)
             self._store.end_run(unfinished.id, "stopped", why)
         self._store.add_run(context.begun(), first_version(context, self._blobs))
@@ -394,7 +394,7 @@ class Server:
         answer(control.RunRejected(request=request.request, detail=detail, exit_code=ConfigError.exit_code))
 
     def _tell(self, event: control.RunEvent) -> None:
-        """Tell whoever watches the server, then the caller's display."""
+        """Send an event to the server's clients, then to the caller's display."""
         self._control.tell(event)
         if self._listener is not None:
             self._listener(event)

@@ -1,7 +1,8 @@
-"""With which configuration a server goes on with a run that its store has, or begins another like it.
+"""Selects the configuration with which a server resumes a stored run, or begins another like it.
 
-With the one that was kept of it (`broker_server.store.configurations`). What has none, as in a store
-from a backup, counts as a request does: as numbers for the server's own configuration.
+The server uses the configuration that it saved for the run (`broker_server.store.configurations`). If
+there is none, as in a store from a backup, it treats the database's configuration like a request: as
+numbers for its own configuration.
 """
 
 import logging
@@ -15,23 +16,23 @@ from fleet_protocol.errors import ConfigError
 _LOG = logging.getLogger(__name__)
 
 _HOW = (
-    "Go on with it by `shoal run --config FILE` or `shoal up --config FILE`, where FILE has the settings of the run, or"
+    "Resume it with `shoal run --config FILE` or `shoal up --config FILE`, where FILE has the settings of the run, or"
     " end it with `shoal stop`"
 )
 
 
 def trusted_config(store: Store, record: RunRecord, own: FleetConfig | None) -> FleetConfig:
-    """The configuration with which a stored run may be gone on with, or begun again.
+    """Return the configuration with which a stored run may resume, or start again.
 
-    Where the database says another one, the log tells in what.
+    If the database's configuration differs, the log says in which settings.
 
     Args:
-        store: where the run is.
+        store: the store of the run.
         record: the run.
-        own: the server's own configuration, None for none.
+        own: the server's own configuration, or None.
 
     Raises:
-        ConfigError: none was kept, and the database's says what the server's own does not; the message names it.
+        ConfigError: none was saved, and the database's differs from the server's own; the message says in what.
     """
     kept = kept_config(store.folder, record.id)
     if kept is None:
@@ -45,17 +46,17 @@ def trusted_config(store: Store, record: RunRecord, own: FleetConfig | None) -> 
 
 
 def _as_a_request(record: RunRecord, own: FleetConfig | None) -> FleetConfig:
-    missing = f"run {record.id} is held, as no configuration of it was kept in this store by a server"
+    missing = f"run {record.id} is held, because no server saved its configuration in this store"
     if own is None:
-        raise ConfigError(f"{missing}, and this one has none of its own. {_HOW}")
+        raise ConfigError(f"{missing}, and this server was started without a configuration. {_HOW}")
     try:
         return granted(own.as_begun(record.config), Wanted.of(FleetConfig.stored(record.config)))
     except ConfigError as error:
-        raise ConfigError(f"{missing}, and of the one in its database is said: {error}. {_HOW}") from error
+        raise ConfigError(f"{missing}, and the database's configuration is not accepted: {error}. {_HOW}") from error
 
 
 def what_differs(config: FleetConfig, stored: str) -> str:
-    """The settings in which a configuration is other than a stored one, in words; empty for none."""
+    """Name the settings in which a configuration differs from a stored one; empty for none."""
     try:
         return in_words(config.other_than(stored))
     except ConfigError as error:

@@ -1,6 +1,6 @@
-"""How a command reaches a fleet's server: the socket in its store, if it is up on this computer, or else the broker.
+"""Connects a command to a fleet's server: over the socket in its store, if it is up on this computer, else the broker.
 
-Whoever asks gets a queue of what the server says from then on, in the form of messages over MQTT, whichever way it is.
+Either way, the command receives a queue of the server's later events, in the form of messages over MQTT.
 """
 
 import contextlib
@@ -24,10 +24,10 @@ from fleet_protocol.locks import held
 from fleet_protocol.topics import Topics
 from fleet_protocol.transport import BrokerAddress, Disconnected, Event, Received, Transport, open_transport
 
-HOSTED_SECONDS = 5.0  # a broker that the server starts is up with it, or nobody would answer
-ANSWER_SECONDS = 60.0  # a server that is merging or judging answers afterwards
-_LOCAL_SECONDS = 10.0  # a server on this computer takes a connection, and a request
-_AGAIN_SECONDS = 0.5  # between attempts to reach the next server after one that has gone
+HOSTED_SECONDS = 5.0  # a broker that the server starts must be up soon, since the server answers over it
+ANSWER_SECONDS = 60.0  # a server answers after it has merged or judged
+_LOCAL_SECONDS = 10.0  # for a server on this computer to accept a connection, and a request
+_AGAIN_SECONDS = 0.5  # between attempts to reach the next server after one has stopped
 _READ_BYTES = 64 * 1024
 
 Inbox = queue.SimpleQueue[Event]
@@ -35,7 +35,7 @@ Inbox = queue.SimpleQueue[Event]
 
 @dataclass(frozen=True)
 class Home:
-    """Where the server of a fleet is asked: at its store, or over its broker."""
+    """The two ways to reach a fleet's server: through its store, or over its broker."""
 
     fleet: str
     store: Path
@@ -43,16 +43,16 @@ class Home:
 
 
 Place = Home | FleetConfig
-"""A configuration says the same."""
+"""A configuration holds the same fields."""
 
 
 class LocalVisit:
-    """A connection to the server of a store; after it has gone, one to the next that comes there.
+    """A connection to the server of a store; when the server stops, it reconnects to the next one.
 
     Args:
-        connection: of `reach_server`.
-        home: where.
-        inbox: gets what the server says.
+        connection: the connection from `reach_server`.
+        home: the server's place.
+        inbox: receives the server's events.
     """
 
     def __init__(self, connection: socket.socket, home: Place, inbox: Inbox) -> None:
@@ -63,19 +63,19 @@ class LocalVisit:
         self._thread = threading.Thread(target=self._work, name="shoal-visit", daemon=True)
 
     def ask(self, request: FrozenModel) -> None:
-        """Ask something, and listen from then on.
+        """Send a request, and listen from then on.
 
         Raises:
-            TransportError: the server has gone.
+            TransportError: the server has stopped.
         """
         try:
             self._connection.sendall(request.to_bytes() + b"\n")
         except OSError as error:
-            raise TransportError(f"the server of {self._home.store} takes no request: {error}") from error
+            raise TransportError(f"the server of {self._home.store} does not accept the request: {error}") from error
         self._thread.start()
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._over.set()
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
@@ -85,24 +85,24 @@ class LocalVisit:
         while not self._over.is_set():
             self._listen()
             self._connection.close()
-            self._inbox.put(Disconnected("the server has gone"))
+            self._inbox.put(Disconnected("the server has stopped"))
             while not self._over.wait(_AGAIN_SECONDS) and not self._reach_next():
                 pass
 
     def _reach_next(self) -> bool:
-        """Listen to the next server of the store, if it is there."""
+        """Listen to the next server of the store, if it is up."""
         connection = reach_server(self._home.store, _LOCAL_SECONDS)
         if connection is None:
             return False
         with contextlib.suppress(OSError):
-            connection.sendall(b"\n")  # listens, and asks nothing
+            connection.sendall(b"\n")  # only listens
         self._connection = connection
         if self._over.is_set():
             connection.close()
         return True
 
     def _listen(self) -> None:
-        """Put every line into the inbox until the server has gone."""
+        """Put every line into the inbox until the server stops."""
         rest = b""
         with contextlib.suppress(OSError):
             self._connection.settimeout(None)
@@ -121,7 +121,7 @@ class LocalVisit:
 
 @contextlib.contextmanager
 def by_socket(home: Place, connection: socket.socket, request: FrozenModel) -> Iterator[Inbox]:
-    """Ask the server of a store something, and hear what it tells from then on; a TransportError where it goes."""
+    """Send a request to the server of a store, and yield its later events; raise a TransportError if it stops."""
     inbox: Inbox = queue.SimpleQueue()
     visit = LocalVisit(connection, home, inbox)
     with contextlib.closing(visit):
@@ -144,16 +144,16 @@ def visiting(
 
 @contextlib.contextmanager
 def by_broker(home: Place, request: FrozenModel) -> Iterator[Inbox]:
-    """Ask the server of a fleet something over its broker, and hear what it tells from then on.
+    """Send a request to a fleet's server over its broker, and yield its later events.
 
-    Of an enrolled fleet one asks at a time: the server takes nothing of who came before somebody it has heard.
+    In an enrolled fleet only one command sends at a time: the server ignores senders that are older than the newest.
     """
     fleet, broker, topics = home.fleet, home.broker, Topics(home.fleet)
     member, timeout = member_of(broker, fleet), broker.connect_timeout_seconds
     with contextlib.ExitStack() as stack, contextlib.ExitStack() as turn:
         if member is not None:
             member.folder.mkdir(parents=True, exist_ok=True)
-            busy = f"another command asks the server of fleet {fleet} all the time; end it, or wait until it is done"
+            busy = f"another command is using the server of fleet {fleet}; end it, or wait until it is done"
             turn.enter_context(held(member.folder / "asking", busy, seconds=ANSWER_SECONDS, error=TransportError))
         wait = min(timeout, HOSTED_SECONDS) if broker.hosted else timeout
         link, inbox = stack.enter_context(visiting(broker_address(broker), fleet, wait, member))
@@ -167,16 +167,16 @@ def by_broker(home: Place, request: FrozenModel) -> Iterator[Inbox]:
 
 @contextlib.contextmanager
 def asked(home: Place, here: FrozenModel, elsewhere: FrozenModel | None) -> Iterator[Inbox]:
-    """Ask the server of a fleet: at its socket if it is on this computer, or else over the broker.
+    """Send a request to a fleet's server: over its socket if it is on this computer, else over the broker.
 
     Args:
-        home: where.
-        here: what is asked at the socket.
-        elsewhere: what is asked over the broker; None for what is asked at the socket alone.
+        home: the server's place.
+        here: the request for the socket.
+        elsewhere: the request for the broker; None for a request that only the socket accepts.
 
     Raises:
         TransportError: there is no broker, or no server on this computer.
-        ConfigError: the server is another user's.
+        ConfigError: the server belongs to another user.
     """
     connection = reach_server(home.store, _LOCAL_SECONDS)
     with contextlib.ExitStack() as stack:
@@ -185,11 +185,11 @@ def asked(home: Place, here: FrozenModel, elsewhere: FrozenModel | None) -> Iter
         elif elsewhere is not None:
             yield stack.enter_context(by_broker(home, elsewhere))
         else:
-            raise TransportError(f"no server works on the store {home.store}; start it with `shoal up`")
+            raise TransportError(f"no server is running on the store {home.store}; start it with `shoal up`")
 
 
 def is_here(home: Place) -> bool:
-    """Whether the server that works on a store is up on this computer; a ConfigError where it is another user's."""
+    """Return whether a store's server is up on this computer; raise a ConfigError if another user runs it."""
     connection = reach_server(home.store, _LOCAL_SECONDS)
     if connection is not None:
         connection.close()

@@ -223,10 +223,10 @@ class FleetConfig(RunKeys):
         model: which model.
         round: how rounds go.
         evaluation: how the global model is judged.
-        contract: what a sample is to every board, where the test set does not say it, or says another order of names;
-            None for what the test set says.
+        contract: the definition of a sample for every board, if the test set does not define it, or lists names in
+            another order; None to use the test set.
         view: the page that `shoal up` serves beside; None for none.
-        code: further folders whose Python functions ``evaluation.data`` may name, beside the folder of this file.
+        code: further folders whose Python functions ``evaluation.data`` may name, besides the folder of this file.
     """
 
     fleet: Name
@@ -241,13 +241,13 @@ class FleetConfig(RunKeys):
 
     @classmethod
     def stored(cls, text: str) -> "FleetConfig":
-        """That of a run in a store, whose version may have been an earlier one: numbers and words to read and to show.
+        """Read the configuration of a stored run, perhaps of an earlier version: numbers and words to read and to show.
 
-        Whoever can write the store can write it, so no path, address or function in it is ever opened or called; what
-        a server goes on with is decided by `broker_server.service.trusted`.
+        Anyone who can write the store can change it, so no path, address or function in it is ever opened or called;
+        `broker_server.service.trusted` decides with which configuration a server resumes.
 
         Raises:
-            ConfigError: it is no configuration.
+            ConfigError: it is not a valid configuration.
         """
         try:
             return cls.model_validate_json(text, context=STORED)
@@ -258,14 +258,14 @@ class FleetConfig(RunKeys):
             ) from error
 
     def as_begun(self, stored: str) -> "FleetConfig":
-        """With the contract with which a stored run began, where none is said: its names keep their order."""
+        """Add the contract with which a stored run began, if none is set, so that its names keep their order."""
         return self if self.contract else self.model_copy(update={"contract": self.stored(stored).contract})
 
     def other_than(self, stored: str) -> list[str]:
         """Settings other than in a stored configuration; broker, store and page may be elsewhere now.
 
-        So may the whole folder: a path that is another is the same one where it lies alike beside the store. A run
-        keeps the contract that it began with where none is said.
+        So may the whole folder: two paths are the same if they have the same place relative to the store. A run
+        keeps the contract with which it began if none is set.
         """
         before = self.stored(stored).leaves()
         now = self.leaves()
@@ -275,10 +275,10 @@ class FleetConfig(RunKeys):
         return changed
 
     def leaves(self) -> dict[str, tuple[Any, Any]]:
-        """Every setting that says what a run is, as ``train.epochs``, with its value as JSON has it, twice.
+        """List every setting that defines a run, such as ``train.epochs``, with its JSON value, in two forms.
 
-        First with paths as they lie from the store, which are the same in a folder that was moved, or copied to
-        another computer; then with absolute paths. What is the same in one of both is the same setting.
+        The first form has paths relative to the store, which stay the same when the folder is moved, or copied to
+        another computer; the second has absolute paths. Settings that agree in either form are the same.
         """
         beside: dict[str, Any] = {}
         absolute: dict[str, Any] = {}
@@ -289,15 +289,15 @@ class FleetConfig(RunKeys):
 
 
 ELSEWHERE = {"broker", "store", "view", "code", "keep_versions"}
-"""Settings of a server, and not of a run: they may be others when it goes on."""
+"""Settings of a server, not of a run: they may differ when a run resumes."""
 
 
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_MOST_TABLES = 4  # in one another; what is deeper is one value
+_MOST_TABLES = 4  # nested tables; a deeper one is one value
 
 
 def _add_leaves(value: Any, name: str, found: dict[str, Any], depth: int = 0) -> None:
-    """Add the settings of a table, whose keys may be anybody's: a table with strange keys is one value."""
+    """Add the settings of a table; its keys may come from anybody, so a table with unknown keys is one value."""
     named = isinstance(value, dict) and all(_PLAIN_KEY.fullmatch(key) for key in value)
     if not named or not value or depth >= _MOST_TABLES:
         found[name] = value

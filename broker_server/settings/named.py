@@ -1,6 +1,6 @@
-"""What a stored configuration names: files, programs, addresses and other words that somebody chose.
+"""Lists what a stored configuration names: files, programs, addresses and other free words.
 
-It is found by walking the configuration, so that a setting which is added later is found, too.
+The module walks the configuration, so the list includes settings that are added later.
 """
 
 import json
@@ -25,9 +25,9 @@ class NamedSetting:
     """A setting whose value is a name.
 
     Attributes:
-        setting: where it stands, such as ``evaluation.data.path``.
+        setting: its name, such as ``evaluation.data.path``.
         kind: ``path``, ``address``, ``program`` or ``word``.
-        value: as it stands there.
+        value: the value as written.
     """
 
     setting: str
@@ -36,10 +36,10 @@ class NamedSetting:
 
 
 def names_in(text: str) -> tuple[NamedSetting, ...]:
-    """What a configuration names, as the JSON that a store has of a run; of one that cannot be read, every text."""
+    """List the names in a run's configuration, as JSON from a store; all of the text if it cannot be read."""
     try:
         found: Any = FleetConfig.stored(text)
-    except (ValueError, ShoalError):  # of another version, or changed
+    except (ValueError, ShoalError):  # from another version, or changed
         try:
             found = json.loads(text)
         except ValueError:
@@ -65,7 +65,7 @@ def _named(value: Any, setting: str) -> Iterator[NamedSetting]:
 
 
 def _is_choice(annotation: Any) -> bool:
-    """Whether a field has one of a few values that Shoal itself names."""
+    """Return whether a field has one of a few values that Shoal defines."""
     return any(get_origin(each) is Literal for each in (annotation, *get_args(annotation)))
 
 

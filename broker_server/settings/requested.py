@@ -1,12 +1,12 @@
-"""What may be taken from a request, or from a configuration that a store has: a list of numbers, each in bounds.
+"""Defines which settings a request, or a stored configuration, may set: numbers within bounds.
 
-A server runs its own configuration, the file that `shoal up --config` named. A request sets what `SETTABLE` lists, and
-for every other setting it carries a fingerprint, which is compared with the server's own and never read as a value. So
-no path, address, program or function can come out of a message or a store.
+A server runs its own configuration, the file given to `shoal up --config`. A request sets numbers of `SETTABLE`. For
+every other setting it carries a fingerprint, which the server compares with its own and never reads as a value. So no
+path, address, program or function can come from a message or a store.
 
-`SETTABLE` has what says for how long and how fast a run trains. Left out on purpose, although they are numbers too, is
-what says who takes part and whose updates make a version (``round.fraction``, ``quorum``, ``min_devices``,
-``[robust]``), what protects one device (``[privacy]``, ``[secure_sum]``), and what the model is.
+`SETTABLE` lists the settings for how long and how fast a run trains. It leaves out, although they are numbers too, the
+settings that decide which devices take part and whose updates make a version (``round.fraction``, ``quorum``,
+``min_devices``, ``[robust]``), that protect one device (``[privacy]``, ``[secure_sum]``), and that define the model.
 """
 
 import hashlib
@@ -29,14 +29,14 @@ _WEEK_SECONDS = 7 * 24 * 3600
 
 @dataclass(frozen=True)
 class Bounds:
-    """Which numbers a request may set."""
+    """The numbers that a request may set for one setting."""
 
     least: float
     most: float
     whole: bool = False
 
     def allow(self, value: object) -> bool:
-        """Whether a value is such a number."""
+        """Return whether a value is such a number."""
         if isinstance(value, bool) or not isinstance(value, int | float):
             return False
         return self.least <= value <= self.most and not (self.whole and isinstance(value, float))
@@ -68,14 +68,14 @@ SETTABLE: Mapping[str, Bounds] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a request says of a run: values of `SETTABLE`, and one or two fingerprints of each other setting."""
+    """The content of a request for a run: values of `SETTABLE`, and fingerprints of each other setting."""
 
     settings: Mapping[str, int | float]
     others: Mapping[str, str]
 
     @classmethod
     def of(cls, config: FleetConfig) -> "Wanted":
-        """What asks for a run of a configuration; what is None, and so no number, is among the others."""
+        """Build the request for a run of a configuration; a setting that is None is among the fingerprints."""
         leaves = config.leaves()
         settings = {name: leaves[name][1] for name in SETTABLE if leaves[name][1] is not None}
         others = {name: _fingerprints(values) for name, values in leaves.items() if name not in settings}
@@ -83,36 +83,36 @@ class Wanted:
 
 
 def granted(own: FleetConfig, wanted: Wanted) -> FleetConfig:
-    """The server's own configuration with what a request may set.
+    """Return the server's own configuration with the numbers of a request.
 
     Raises:
-        ConfigError: the request differs in what it may not set, or asks for numbers out of bounds; each is named.
+        ConfigError: the request differs in other settings, or has numbers out of bounds; the message names them.
     """
     mine = Wanted.of(own)
     refused = _differences(mine, wanted)
     if refused:
         raise ConfigError(
-            f"it differs from the server's own configuration in {in_words(refused)}, which cannot be set from outside "
-            f"(these can: {', '.join(SETTABLE)})"
+            f"it differs from the server's own configuration in {in_words(refused)}, which a request cannot set "
+            f"(it can set: {', '.join(SETTABLE)})"
         )
     changes = {name: value for name, value in wanted.settings.items() if mine.settings.get(name) != value}
     for name, value in changes.items():
         if not SETTABLE[name].allow(value):
-            raise ConfigError(f"{name} = {value!r} is out of bounds: ask for {SETTABLE[name]}")
+            raise ConfigError(f"{name} = {value!r} is out of bounds: use {SETTABLE[name]}")
     return _with(own, changes)
 
 
 def in_words(names: Sequence[str]) -> str:
-    """Settings that differ, the first of many."""
+    """Name settings that differ; of many, only the first."""
     named = ", ".join(names[:_MOST_NAMED])
     return named if len(names) <= _MOST_NAMED else f"{named} and {len(names) - _MOST_NAMED} more"
 
 
 def _differences(mine: Wanted, wanted: Wanted) -> list[str]:
-    """Settings that no request may set, and that it wants to be others than they are."""
+    """Return the settings that a request may not set, but that differ from the server's."""
     names = mine.others.keys() | wanted.others.keys()
     other = {name for name in names if not _alike(mine.others.get(name, ""), wanted.others.get(name, ""))}
-    other -= {name for name in wanted.settings if name in SETTABLE}  # None here, and a number is asked for
+    other -= {name for name in wanted.settings if name in SETTABLE}  # None here, but a number in the request
     strange = wanted.settings.keys() - SETTABLE.keys()
     return sorted(other | strange)
 
@@ -131,11 +131,11 @@ def _with(own: FleetConfig, changes: Mapping[str, int | float]) -> FleetConfig:
         return FleetConfig.model_validate(document)
     except ValidationError as error:
         text = problems(error, "the document")
-        raise ConfigError(f"the server's configuration with the settings of the request: {text}") from error
+        raise ConfigError(f"the server's configuration is not valid with the numbers of the request: {text}") from error
 
 
 def _fingerprints(values: tuple[Any, Any]) -> str:
-    """That of a setting beside the store, and where that is another one, of the one with absolute paths."""
+    """Return the fingerprint with paths relative to the store, and, if it differs, that with absolute paths."""
     prints = []
     for value in values:
         text = json.dumps(value, sort_keys=True)

@@ -1,6 +1,6 @@
-"""A store as one file, taken while its server works: a zip of database and blobs, signed by whose it is.
+"""Writes a store to one file while its server works: a zip of database and blobs, signed by its owner.
 
-`broker_server.store.restoring` makes a store of it again.
+`broker_server.store.restoring` turns the file into a store again.
 
 A server writes a blob before the commit that names it, and removes one after the commit that needs it no longer. So
 who keeps it from committing finds every blob that goes with the database. Only links are made meanwhile.
@@ -27,7 +27,7 @@ from fleet_protocol.errors import BlobError, StorageError
 
 DATABASE = "shoal.db"
 ROOTS = ("blobs", "updates")
-"""What lies in a store's folder: the database, and folders of blobs."""
+"""The contents of a store's folder: the database, and folders of blobs."""
 
 _WORK = ".shoal-backup-"
 _OLD_SECONDS = 86400.0
@@ -58,8 +58,8 @@ def back_up(store: Path, file: Path, signers: Sequence[Signer]) -> int:
 
     Args:
         store: folder of the store.
-        file: to write, for the owner alone.
-        signers: who says whose it is, each with a key of its own.
+        file: the file to write, readable only by the owner.
+        signers: the signers, each with its own key.
 
     Raises:
         StorageError: there is no store, its database is damaged, or something cannot be read or written.
@@ -85,17 +85,17 @@ def back_up(store: Path, file: Path, signers: Sequence[Signer]) -> int:
 
 
 def _link(store: Path, made: Path) -> None:
-    """Copy a store's database to a folder, with links to the blobs that go with it, and the updates that it needs."""
+    """Copy a store's database to a folder, with links to its blobs and to the updates that it needs."""
     source = store / DATABASE
     with contextlib.closing(sqlite3.connect(source, PATIENT_SECONDS, isolation_level=None)) as holding:
-        holding.execute("BEGIN IMMEDIATE")  # from here on the server cannot commit
+        holding.execute("BEGIN IMMEDIATE")  # blocks commits of the server from here on
         _copy(source, made / DATABASE)
         needed = set(holding.execute("SELECT update_digest FROM tasks WHERE phase = 'received'"))
         files = [path for root in ROOTS for path in (store / root / "objects").glob("*/[!.]*")]
         for path in [*files, *(store / "updates" / FOLDER).glob("*")]:
             to = made / path.relative_to(store)
             to.parent.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(FileNotFoundError):  # of a round or version that is over
+            with contextlib.suppress(FileNotFoundError):  # belongs to a round or version that has ended
                 to.hardlink_to(path)
     batches = made / "updates" / FOLDER
     for path in batches.glob("*"):
@@ -106,21 +106,21 @@ def _link(store: Path, made: Path) -> None:
 
 
 def _members(store: Path, made: Path) -> list[Member]:
-    """What lies in a folder that `_link` made; a BlobError where a blob is not what its name says."""
+    """List the files in a folder from `_link`; raise a BlobError if a blob does not match its name."""
     members = []
     for path in sorted(made.rglob("*")):
         if not path.is_file():
             continue
         name = path.relative_to(made).as_posix()
         if path.name != DATABASE and not file_matches(path, path.name):
-            raise BlobError(f"{name} in {store} is damaged, so no backup was made")
+            raise BlobError(f"{name} in {store} is damaged, so no backup was written")
         digest = file_digest(path) if path.name == DATABASE else path.name
         members.append(Member(name, digest, path.stat().st_size))
     return members
 
 
 def _pack(made: Path, members: Sequence[Member], part: Path, signers: Sequence[Signer]) -> None:
-    """Write members, their inventory and its signatures; nothing is compressed, so nothing unpacks to more."""
+    """Write members, their inventory and its signatures; members are not compressed, so none unpacks to more."""
     inventory = write_inventory(members)
     with ZipFile(part, "w", strict_timestamps=False) as archive:
         for member in members:

@@ -1,8 +1,8 @@
-"""Whose a backup is: a statement of all that it holds, signed with one key or several. Ed25519 (RFC 8032).
+"""Signs a statement of a backup's contents with one or more keys, and verifies it. Ed25519 (RFC 8032).
 
-The inventory lists every member of a backup with its digest and size. A statement names the inventory by its digest, so
-that a signature covers every byte. Whose a key is, the statement says in words that its signer chose; what counts is
-the key.
+The inventory lists every member of a backup with its digest and size. A statement holds the digest of the inventory, so
+a signature covers every byte. The statement also names its signer, in words that the signer chose; only the key is
+trusted.
 """
 
 import time
@@ -23,21 +23,21 @@ from fleet_protocol.messages.values import Digest
 
 INVENTORY = "inventory"
 SIGNATURES = "signatures.json"
-"""Members of a backup beside those of the store."""
+"""Members of a backup besides those of the store."""
 
 SIGNATURES_LIMIT = 64 * 1024
 """Most bytes of the member with the signatures."""
 
-_SHOWN_DIGITS = 16  # of a key, in a message
+_SHOWN_DIGITS = 16  # of a key, shown in messages
 
 
 class BackupStatement(Said):
-    """What a signer says of a backup.
+    """A signer's statement about a backup.
 
     Attributes:
-        signer: who it is, in the signer's own words.
+        signer: the signer's name, in the signer's own words.
         key: the signer's public key, 32 bytes in hexadecimal.
-        taken: when the backup was made, in seconds since 1970.
+        taken: time of the backup, in seconds since 1970.
         inventory: digest of the inventory.
     """
 
@@ -50,7 +50,7 @@ class BackupStatement(Said):
 
     @property
     def shown(self) -> str:
-        """Who it is, with the beginning of the key, for a message."""
+        """The signer's name with the beginning of the key, for messages."""
         return f"{visible(self.signer)} (key {self.key[:_SHOWN_DIGITS]})"
 
 
@@ -60,9 +60,9 @@ class _Signatures(FrozenModel):
 
 @dataclass(frozen=True)
 class Signer:
-    """Somebody with a key."""
+    """A name with its key."""
 
-    words: str  # who it is
+    words: str  # the signer's name
     key: Ed25519PrivateKey
 
     @property
@@ -81,13 +81,13 @@ class Member:
 
 
 def write_inventory(members: Iterable[Member]) -> bytes:
-    """The inventory as a file: a line for each member, by name."""
+    """Write the inventory as a file: one line for each member, by name."""
     ordered = sorted(members, key=lambda member: member.name)
     return "".join(f"{member.digest} {member.size} {member.name}\n" for member in ordered).encode()
 
 
 def read_inventory(data: bytes) -> Mapping[str, Member]:
-    """The members of an inventory by name; a BlobError where it is malformed."""
+    """Read the members of an inventory by name; raise a BlobError if it is malformed."""
     try:
         lines = [line.split(" ", 2) for line in data.decode().splitlines()]
         members = [Member(name, digest, int(size)) for digest, size, name in lines]
@@ -97,7 +97,7 @@ def read_inventory(data: bytes) -> Mapping[str, Member]:
 
 
 def sign(inventory: bytes, signers: Sequence[Signer]) -> bytes:
-    """Sign an inventory with every key: the content of the member `SIGNATURES`."""
+    """Sign an inventory with every key; return the content of the member `SIGNATURES`."""
     taken = int(time.time())
     digest = blob_digest(inventory)
     statements = [
@@ -109,10 +109,10 @@ def sign(inventory: bytes, signers: Sequence[Signer]) -> bytes:
 
 
 def read_statements(data: bytes, inventory: bytes) -> tuple[BackupStatement, ...]:
-    """Verify what `sign` wrote, each statement by the key that it names; whose the key is, is not looked at.
+    """Verify the content from `sign`, each statement with the key in it; the key's owner is not checked.
 
     Raises:
-        BlobError: it is malformed, a signature is not of that key, or it is of another inventory.
+        BlobError: it is malformed, a signature does not match its key, or it is for another inventory.
     """
     try:
         signatures = _Signatures.model_validate_json(data).signatures
@@ -131,4 +131,4 @@ def _read_statement(signature: bytes) -> BackupStatement:
         public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(claimed.key))
         return read_signed(BackupStatement, signature, public)
     except (ValidationError, ValueError, RefusedError) as error:
-        raise BlobError("a signature of it is not of the key that it names") from error
+        raise BlobError("one of its signatures does not match its key") from error

@@ -1,9 +1,9 @@
-"""The configurations of runs as their servers took them, in files beside the database: what may be opened and called.
+"""Saves the configurations of runs in files beside the database; servers open and call only what these files name.
 
-Whoever can change the database, or hands on a backup, could write any path, address or function into
-the configuration of a run. So a store keeps a copy of every configuration that a run begins or goes
-on with, in ``configurations`` of its folder, for its owner alone: no backup has it, and no restore
-makes it. The database's own is for numbers and words to show.
+Anyone who can change the database, or supplies a backup, could write any path, address or function into
+the configuration of a run. So a store keeps a copy of every configuration with which a run begins or
+resumes, in ``configurations`` of its folder, readable only by its owner. Backups do not include it, and
+restores do not create it. The database's configuration only provides numbers and words to show.
 """
 
 import os
@@ -22,7 +22,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
 
 def keep_config(folder: Path, run: str, config: str) -> None:
-    """Keep the configuration of a run, as JSON, beside the database of a store, for the owner alone.
+    """Save the configuration of a run, as JSON, beside the database of a store, readable only by the owner.
 
     Raises:
         StorageError: it cannot be written.
@@ -31,10 +31,10 @@ def keep_config(folder: Path, run: str, config: str) -> None:
 
 
 def kept_config(folder: Path, run: str) -> FleetConfig | None:
-    """The copy of a run's configuration, with its paths as they are now where the folder was moved; None without one.
+    """Read the copy of a run's configuration, with paths adjusted if the folder was moved; None without a copy.
 
     Raises:
-        ConfigError: somebody else could have written it.
+        ConfigError: another user could have written it.
         StorageError: it cannot be read.
     """
     path = _place(folder, run)
@@ -51,9 +51,9 @@ def kept_config(folder: Path, run: str) -> FleetConfig | None:
 
 
 def one_name(kind: str, name: str) -> str:
-    """A name of the database that becomes a part of a path; a ConfigError where it could lead anywhere else."""
+    """Check a name from the database that becomes part of a path; raise a ConfigError if it could lead elsewhere."""
     if not _NAME.fullmatch(name):
-        raise ConfigError(f"{kind} {name!r} is no name that a file can have; the database was changed")
+        raise ConfigError(f"{kind} {name!r} is not a valid file name; the database was changed")
     return name
 
 
@@ -62,11 +62,11 @@ def _place(folder: Path, run: str) -> Path:
 
 
 def _read_own(path: Path, folder: Path) -> str:
-    """Read a file that nobody but the owner of the store can have written.
+    """Read a file that only the owner of the store can have written.
 
     Raises:
         OSError: it cannot be read, or is a link.
-        ConfigError: it is another's, or others may write it.
+        ConfigError: it belongs to another user, or others can write it.
     """
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
     with os.fdopen(descriptor, encoding="utf-8") as file:
@@ -80,12 +80,12 @@ def _is_ours(status: os.stat_result, folder: Path) -> bool:
     if not hasattr(os, "geteuid"):  # Windows
         return True
     user = os.geteuid()
-    owner = user or folder.stat().st_uid  # root may look after another's store
+    owner = user or folder.stat().st_uid  # root may manage another user's store
     return status.st_uid in {user, owner} and not status.st_mode & _WRITABLE_BY_OTHERS
 
 
 def _moved(config: FleetConfig, folder: Path) -> FleetConfig:
-    """A configuration whose store was in another folder: what lay beside it lies beside it still, if it is there."""
+    """Adjust a configuration whose store has moved: its files have the same places beside the store, if they exist."""
     before = config.store
 
     def place(path: Path) -> Path:

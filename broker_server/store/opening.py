@@ -63,13 +63,14 @@ def open_for_writing(path: Path, *, durable: bool = True) -> Engine:
 
 
 def _keep_private(path: Path) -> None:
-    """Make a database for its owner alone, where there is none; SQLite gives the files beside it the same rights.
+    """Create a missing database, readable only by its owner; SQLite gives the files beside it the same rights.
 
-    One that everybody may read was made before there was this rule. One that a group may read, somebody has so wanted.
+    A database that everybody may read predates this rule, so it is restricted. Read rights of a group are kept, since
+    somebody has set them on purpose.
     """
     os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
     for file in (path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")):
-        with suppress(FileNotFoundError, PermissionError):  # another's file
+        with suppress(FileNotFoundError, PermissionError):  # another user's file
             if file.stat().st_mode & 0o007:
                 file.chmod(0o600)
 

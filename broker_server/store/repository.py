@@ -57,7 +57,7 @@ class Store(TaskTable):
     # Runs: begun with their initial version, ended once, found again when nobody works on them.
 
     def add_run(self, run: RunRecord, first: VersionRecord) -> None:
-        """Begin a run with its initial version, and a configuration that is the caller's own."""
+        """Begin a run with its initial version, and the caller's own configuration."""
         keep_config(self.folder, run.id, run.config)
         with self._begin() as connection:
             connection.execute(insert(schema.runs).values(to_row(run)))
@@ -76,7 +76,7 @@ class Store(TaskTable):
         self._set_run(run, detail=detail, **({"status": "running"} if detail is None else {}))
 
     def note_config(self, run: str, config: str) -> None:
-        """Say what a run that goes on goes on with, a configuration that is the caller's own."""
+        """Record the configuration with which a run resumes, which is the caller's own."""
         keep_config(self.folder, run, config)
         self._set_run(run, config=config)
 

@@ -1,4 +1,4 @@
-"""A store from a backup: all of it is checked before it is there, in bounded memory, and whose it is comes first."""
+"""Makes a store from a backup: checks first the signature, then all contents, in bounded memory."""
 
 import contextlib
 import re
@@ -28,11 +28,11 @@ from fleet_protocol.foreign_files import quoted
 
 MOST_FILES = 100_000
 MOST_BYTES = 64 * 10**9
-"""What is restored without being asked for more."""
+"""Default limits of a restore."""
 
-_LINE_BYTES = 300  # of a member in the inventory, at most
+_LINE_BYTES = 300  # most bytes of a member's line in the inventory
 _HELP = (
-    "`shoal restore --trust` shows what its runs name (paths, programs, addresses), takes none of that, and restores"
+    "`shoal restore --trust` lists what its runs name (paths, programs, addresses), ignores these names, and restores"
     " the rest"
 )
 
@@ -46,27 +46,27 @@ def restore(
     most_files: int = MOST_FILES,
     most_bytes: int = MOST_BYTES,
 ) -> tuple[BackupStatement, ...]:
-    """Make a store from a file that `back_up` wrote; it is in its place once all of it was checked.
+    """Make a store from a file of `back_up`; the store appears in its place after all checks.
 
     Args:
         file: the backup.
-        store: folder to make.
+        store: folder to create.
         known: public keys in hexadecimal, of which one must have signed it.
-        trust: take one that is not signed, or with other keys.
-        most_files: blobs that it may hold.
-        most_bytes: that all of it may have.
+        trust: accept a backup that is not signed, or signed with other keys.
+        most_files: most blobs that it may hold.
+        most_bytes: most bytes that all of it may have.
 
     Returns:
-        Who has signed it; nobody where it is of before backups were signed.
+        The names of its signers; empty for an old backup without a signature.
 
     Raises:
-        ConfigError: something is there already; or nobody known has signed it.
-        BlobError: the file is torn, damaged, changed, larger than the bounds or no backup.
+        ConfigError: the folder exists already; or no known key has signed it.
+        BlobError: the file is torn, damaged, changed, larger than the bounds or not a backup.
         StorageError: it cannot be read or written, or holds a store of a newer Shoal.
     """
     store = store.resolve()  # "." has no name
     if store.exists() and (not store.is_dir() or any(store.iterdir())):
-        raise ConfigError(f"{store} is there already; stop its server and move it away, or take another folder")
+        raise ConfigError(f"{store} exists already; stop its server and move it away, or use another folder")
     made = store.with_name(f".{store.name}.{secrets.token_hex(4)}")
     bounds = Bounds(members=most_files + 3, unpacked_bytes=most_bytes, ratio=1.0)
     try:
@@ -92,14 +92,14 @@ def _open(stack: contextlib.ExitStack, file: Path, bounds: Bounds) -> Archive:
     try:
         return stack.enter_context(open_archive(file, bounds))
     except BeyondBoundsError as error:
-        raise BlobError(f"{error}; for a larger backup of your own name --most-bytes or --most-files") from error
+        raise BlobError(f"{error}; raise --most-bytes or --most-files for a larger backup of your own") from error
 
 
 def _contents(archive: Archive, file: Path) -> tuple[tuple[BackupStatement, ...], Mapping[str, str]]:
-    """Who has signed a backup, and the digest that each file of the store must have, by its name.
+    """Return the signers of a backup, and the digest that each file of the store must have, by name.
 
     Raises:
-        BlobError: it holds something else than was signed, or than a store has.
+        BlobError: its contents differ from what was signed, or it has members that no store has.
     """
     if SIGNATURES not in archive.members:
         statements: tuple[BackupStatement, ...] = ()
@@ -110,28 +110,28 @@ def _contents(archive: Archive, file: Path) -> tuple[tuple[BackupStatement, ...]
     digests = {name: database if name == DATABASE else name.rpartition("/")[2] for name in names}
     for name, digest in digests.items():
         if not re.fullmatch(DIGEST_PATTERN, digest) or name not in _places(name, digest):
-            raise BlobError(f"{quoted(name)} in {file} is damaged, or not of a store; take another backup")
+            raise BlobError(f"{quoted(name)} in {file} is damaged, or not part of a store; take another backup")
     if DATABASE not in digests:
-        raise BlobError(f"{file} is no whole backup of a store: it has no {DATABASE}")
+        raise BlobError(f"{file} is not a complete backup of a store: it has no {DATABASE}")
     return statements, digests
 
 
 def _places(name: str, digest: str) -> Collection[str]:
-    """Where a file of a store may lie; it follows from the digest, so that no name leads out of the folder."""
+    """Return the path of a file of a store; it follows from the digest, so no name leads out of the folder."""
     if name == DATABASE:
         return (DATABASE,)
     return [Path(root, "objects", place_of(digest)).as_posix() for root in ROOTS]
 
 
 def _signed_contents(archive: Archive, file: Path) -> tuple[tuple[BackupStatement, ...], list[str], str]:
-    """Statements, names of the store's files, and the database's digest, as they were signed."""
+    """Return statements, names of the store's files, and the database's digest, as signed."""
     limit = len(archive.members) * _LINE_BYTES
     try:
         inventory = archive.read(INVENTORY, limit)
         statements = read_statements(archive.read(SIGNATURES, SIGNATURES_LIMIT), inventory)
         listed = read_inventory(inventory)
     except BlobError as error:
-        raise BlobError(f"{file} is no whole backup of a store: {error}") from error
+        raise BlobError(f"{file} is not a complete backup of a store: {error}") from error
     there = dict(archive.members)
     for name in (INVENTORY, SIGNATURES):
         del there[name]
@@ -152,17 +152,17 @@ def _signed_contents(archive: Archive, file: Path) -> tuple[tuple[BackupStatemen
 
 def _check_signer(file: Path, statements: Sequence[BackupStatement], known: Collection[str]) -> None:
     if not statements:
-        raise ConfigError(f"{file} is not signed, so nobody says whose it is; {_HELP}")
+        raise ConfigError(f"{file} is not signed, so its origin is unknown; {_HELP}")
     if not any(statement.key in known for statement in statements):
         whose = " and ".join(statement.shown for statement in statements)
-        raise ConfigError(f"{file} was signed by {whose}, neither by you nor by the operator of this fleet; {_HELP}")
+        raise ConfigError(f"{file} was signed by {whose}, not by you or the operator of this fleet; {_HELP}")
 
 
 def _unpack(archive: Archive, file: Path, name: str, digest: str, target: Path) -> None:
-    """Write a member to its place, piece by piece, if it has its digest."""
+    """Write a member to its place, piece by piece, and check its digest."""
     with replacing(target) as out:
         if not pieces_match(_written(archive.pieces(name), out), digest):
-            raise BlobError(f"{quoted(name)} in {file} is damaged, or not of a store; take another backup")
+            raise BlobError(f"{quoted(name)} in {file} is damaged, or not part of a store; take another backup")
 
 
 def _written(pieces: Iterable[bytes], out: IO[bytes]) -> Iterator[bytes]:
@@ -172,10 +172,10 @@ def _written(pieces: Iterable[bytes], out: IO[bytes]) -> Iterator[bytes]:
 
 
 def _check_tables(database: Path, file: Path) -> None:
-    """See that a database is whole, and has tables alone: a trigger or a view is a program of somebody else's.
+    """Check that a database is intact and has only tables: triggers and views could run somebody else's program.
 
     Raises:
-        BlobError: it is damaged, or has something else.
+        BlobError: it is damaged, or has anything else.
     """
     address = f"{database.absolute().as_uri()}?mode=ro&immutable=1"
     try:
@@ -189,6 +189,6 @@ def _check_tables(database: Path, file: Path) -> None:
     except sqlite3.Error as error:
         raise BlobError(f"the database in {file} is damaged: {error}; take another backup") from error
     if strange is not None:
-        raise BlobError(f"the database in {file} has a {strange[0]} {quoted(str(strange[1]))}, as no store has")
+        raise BlobError(f"the database in {file} has a {strange[0]} {quoted(str(strange[1]))}, which no store has")
     if state != "ok":
         raise BlobError(f"the database in {file} is damaged: {state}; take another backup")

@@ -1,4 +1,4 @@
-"""The board's data as the fleet's contract wants it, and that contract on disk for whoever looks without a server."""
+"""Brings the board's data into the form of the fleet's contract, and saves the contract for use without a server."""
 
 import contextlib
 from dataclasses import replace
@@ -13,18 +13,18 @@ from fleet_protocol.messages import Instructions
 
 
 class Agreement:
-    """Brings a board's data into the form of each offer's contract; keeps the last result, as offers repeat it."""
+    """Brings a board's data into the form of each offer's contract; caches the last result, since offers repeat it."""
 
     def __init__(self, folder: Path) -> None:
-        """An agreement that is kept in the agent's state folder."""
+        """Create an agreement whose contract is saved in the agent's state folder."""
         self._folder = folder
         self._asked: tuple[DataSet, DataContract | None, bool] | None = None
         self._agreed: DataSet | None = None
 
     def bench(self, bench: Bench, offer: Instructions) -> Bench:
-        """The bench with its data as an offer's contract wants it.
+        """Return the bench with its data in the form of an offer's contract.
 
-        Where a part of the model stays on the board, what a label means may be the board's own business.
+        If a part of the model stays on the board, the board may define its own labels.
 
         Raises:
             MismatchError: the data does not fit; the message says what to change.
@@ -47,8 +47,8 @@ class Agreement:
         return asked_data is data and asked_contract == contract and asked_labels == own_labels
 
     def _keep(self, contract: DataContract | None) -> None:
-        """Write the contract down, refused or not, so that `shoal device doctor` sees what a change has mended."""
+        """Save the contract, even after a refusal, so that `shoal device doctor` can check the corrected data."""
         if contract is None or contract == read_contract(self._folder):
             return
-        with contextlib.suppress(StorageError):  # on a full disk the doctor compares with an earlier one
+        with contextlib.suppress(StorageError):  # if the disk is full, the doctor compares with an earlier one
             write_atomically(self._folder / CONTRACT_FILE, contract.to_bytes())

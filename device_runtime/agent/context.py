@@ -61,14 +61,14 @@ class Measured:
     def profile(
         self, config: DeviceConfig, examples: int, memory: Memory, releases: Releases, findings: tuple[str, ...] = ()
     ) -> Profile | None:
-        """What the device says about itself; None before the board is measured.
+        """Build the device's profile; None before the board is measured.
 
         Args:
-            config: the operator's.
-            examples: training samples.
-            memory: what was too large for the board.
-            releases: its runtimes.
-            findings: what looks wrong in its data.
+            config: the operator's settings.
+            examples: number of training samples.
+            memory: record of what was too large for the board.
+            releases: the board's releases.
+            findings: the findings in its data.
         """
         board, large = self.board, memory.too_large
         if board is None:
@@ -103,8 +103,8 @@ class Kit:
     cache: Cache  # what the blobs are for
     memory: Memory  # what was too large for this board
     worker: Worker  # the thread for long work
-    agreement: Agreement  # the data as the fleet's contract wants it
-    findings: DataFindings  # what looks wrong in it
+    agreement: Agreement  # brings the data into the form of the fleet's contract
+    findings: DataFindings  # the findings in the data
 
 
 @dataclass
@@ -125,7 +125,7 @@ class Context:
         events: posted and not yet handled.
         outcomes: how recent tasks ended.
         refused: messages that were not from who may say them, by reason.
-        unread: the files of the samples as they were when they could not be read again; None where they could.
+        unread: state of the files when reading them again failed; None if it succeeded.
         staged: digests of the files of artifact sets that are fetched beforehand.
         status_at: ``time.monotonic()`` when the state is told to the fleet, if it lasts until then.
     """
@@ -248,7 +248,7 @@ class Context:
         return len(self.bench.data) - self.kit.memory.learnt.samples
 
     def _read_again(self, bench: Bench) -> None:
-        """Read files that have changed since they were read, or tried; a function of the user's is always asked."""
+        """Read files that have changed since the last attempt; the user's own function is always called."""
         config, stamps = self.kit.config.data, self.unread or bench.data.stamps
         if stamps is None:
             return
@@ -277,7 +277,7 @@ class Context:
             choices, problem = able(offer, config, self.need_bench()), None
             self.kit.agreement.bench(self.need_bench(), offer)  # before anything is fetched for it
             self.kit.findings.heard(offer.contract)
-            self.publish_status(does=False)  # what looks different is heard before the offer is accepted
+            self.publish_status(does=False)  # sends the findings before the offer is accepted
         except (RefusedError, MismatchError) as error:
             choices, problem = (), refusal_of(error)
         if self.measured.paused:

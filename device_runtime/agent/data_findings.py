@@ -1,4 +1,4 @@
-"""What looks wrong in this board's data: looked at once per load and contract, kept for whoever asks."""
+"""Finds what looks wrong in this board's data, once per load and contract, and caches the findings."""
 
 from pathlib import Path
 
@@ -11,9 +11,9 @@ from fleet_protocol.messages.bounds import FINDING_CHARACTERS, MOST_FINDINGS
 
 
 def sentences(data: DataSet, contract: DataContract | None) -> tuple[str, ...]:
-    """What looks wrong in samples, or different from what a contract says of the fleet's.
+    """Return what looks wrong in samples, or different from the fleet's contract.
 
-    Data that does not fit the contract is looked at alone: whoever trains on it refuses it anyway.
+    Data that does not fit the contract is examined without it, since training on it is refused anyway.
     """
     summary = None if contract is None else contract.summary
     try:
@@ -22,27 +22,27 @@ def sentences(data: DataSet, contract: DataContract | None) -> tuple[str, ...]:
         fitting, summary = data, None
     try:
         found = findings(fitting, summary)
-    except ShoalError:  # no value, or a file that changes: whoever trains on it says that
+    except ShoalError:  # no value, or a file that changes: training reports that
         return ()
     return tuple(finding.text[:FINDING_CHARACTERS] for finding in found[:MOST_FINDINGS])
 
 
 class DataFindings:
-    """The findings of the data that the agent has now, by the contract that it heard last."""
+    """The findings in the agent's current data, compared with the last contract that it received."""
 
     def __init__(self, folder: Path, journal: Journal) -> None:
-        """Compared with the contract that is kept in the state folder, until another comes."""
+        """Compare with the contract in the state folder, until another arrives."""
         self._contract = read_contract(folder)
         self._journal = journal
         self._looked: tuple[DataSet, DataContract | None] | None = None
         self._sentences: tuple[str, ...] = ()
 
     def heard(self, contract: DataContract | None) -> None:
-        """From now on compare with another contract, None for a fleet that has none."""
+        """Compare with another contract from now on; None for a fleet without a contract."""
         self._contract = contract
 
     def of(self, data: DataSet) -> tuple[str, ...]:
-        """One sentence for each finding; new ones are logged."""
+        """Return one sentence for each finding; log the new ones."""
         if self._looked is None or self._looked[0] is not data or self._looked[1] != self._contract:
             before, self._sentences = self._sentences, sentences(data, self._contract)
             self._looked = (data, self._contract)

@@ -1,7 +1,7 @@
-"""Tasks on files that others may change: what was computed counts only if the samples were the same all the time.
+"""Runs tasks on files that other programs may change: a result counts only if the samples did not change meanwhile.
 
-Before a task the files are read again where they have changed since; after it they are looked at once more. Where they
-have changed meanwhile the task is done again on the new samples, a few times.
+Before a task, changed files are read again; after it, the files are checked once more. If they changed meanwhile, the
+task is repeated on the new samples, a few times.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from fleet_protocol.data.stamps import REPLACING, shown
 from fleet_protocol.errors import ConfigError, DataChangedError, DataError
 
 TRIES = 3
-"""How often a task is done on files that change under it."""
+"""Most attempts at a task whose files change meanwhile."""
 
 _T = TypeVar("_T")
 Work = Callable[[Task, Bench, Hooks], _T]
@@ -24,18 +24,18 @@ Work = Callable[[Task, Bench, Hooks], _T]
 
 @dataclass(frozen=True)
 class DataSeen:
-    """The files were looked at: what the board has now, and which files were read again because they had changed."""
+    """The result of a check: the board's current data, and the files that were read again because they had changed."""
 
     data: DataSet
     changed: str = ""
 
 
 def on_current_data(work: Work[_T], task: Task, bench: Bench, hooks: Hooks) -> _T:
-    """Do a task on the samples that the files hold, from its beginning to its end.
+    """Run a task on samples that stay the same in their files from beginning to end.
 
     Raises:
-        DataChangedError: they changed under every try, or cannot be read as they are now.
-        Exception: whatever the work raises, where that has nothing to do with files that changed.
+        DataChangedError: the files changed during every attempt, or cannot be read now.
+        Exception: any error of the work that changed files did not cause.
     """
     bench = _current(bench, hooks)
     for _ in range(TRIES):
@@ -45,12 +45,12 @@ def on_current_data(work: Work[_T], task: Task, bench: Bench, hooks: Hooks) -> _
             result = work(task, bench, hooks)
         except TaskStopped:
             raise
-        except Exception as error:  # noqa: BLE001 - samples that change under a task may make anything of it
+        except Exception as error:  # noqa: BLE001 - samples that change during a task may cause any error
             failure = error
         changes = bench.data.changes()
         if failure is not None and not changes:
             raise failure
-        failure = None  # its frames hold what the try had taken
+        failure = None  # its frames hold the memory of the attempt
         try:
             after = _current(bench, hooks) if changes else bench
         except DataError:
@@ -60,11 +60,11 @@ def on_current_data(work: Work[_T], task: Task, bench: Bench, hooks: Hooks) -> _
             return result
         _discard(result, bench)
         bench = after
-    raise DataChangedError(f"{shown(changes)} changed during each of {TRIES} tries of this task; {REPLACING}")
+    raise DataChangedError(f"{shown(changes)} changed during each of {TRIES} attempts at this task; {REPLACING}")
 
 
 def _current(bench: Bench, hooks: Hooks) -> Bench:
-    """The board with the samples of its files as they are now; the hooks are told where they were read again."""
+    """Return the board with the current samples of its files; call the hooks if they were read again."""
     stamps = bench.data.stamps
     if stamps is None:
         return bench
@@ -73,7 +73,7 @@ def _current(bench: Bench, hooks: Hooks) -> Bench:
     seen = None
     if changes:
         seen = DataSeen(_read_again(stamps.config, changes), shown(changes))
-    elif stamps.young:  # they have aged, and their times tell enough from now on
+    elif stamps.young:  # they have aged, so their timestamps are enough from now on
         seen = DataSeen(replace(bench.data, stamps=later))
     if seen is None:
         return bench
@@ -88,11 +88,11 @@ def _read_again(config: DataConfig, changes: tuple[str, ...]) -> DataSet:
         raise
     except (DataError, ConfigError) as error:
         raise DataChangedError(
-            f"{shown(changes)} changed, and cannot be used as it is now: {error}; the next task looks again"
+            f"{shown(changes)} changed, and cannot be used now: {error}; the next task checks again"
         ) from error
 
 
 def _discard(result: object, bench: Bench) -> None:
-    """Remove the update of a try that does not count."""
+    """Remove the update of an attempt that does not count."""
     if isinstance(result, Outcome):
         bench.blobs.remove(result.update.digest)

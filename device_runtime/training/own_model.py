@@ -72,7 +72,7 @@ class OwnModel:
 
     def read(self, file: FileSpec) -> bytes:
         """The content of a file of the pair; a ConfigError where it cannot be read, or is not what was exported."""
-        data = self._read(file.path, max(file.size, DOCUMENT_LIMIT))  # one that is longer is damaged
+        data = self._read(file.path, max(file.size, DOCUMENT_LIMIT))  # a longer one is damaged
         if not matches(data, file.digest):
             raise ConfigError(
                 f"[own_model] set: {self.folder / file.path} is damaged, or of another export than the manifest beside"

@@ -24,20 +24,20 @@ from fleet_protocol.data.tables import read_csv
 from fleet_protocol.errors import DataChangedError
 
 _READS = 3
-"""Readings of a source whose files change meanwhile, before it is refused."""
+"""Attempts to read a source whose files change meanwhile, before it is refused."""
 
 Reading = tuple[Named, Named, SourceFacts]
-"""Samples, targets, and what the source says of them."""
+"""Samples, targets, and facts about them from the source."""
 
 
 def load_data(config: DataConfig, *, labelled: bool = True, given: Arrays | None = None) -> DataSet:
     """Read data; paths are absolute. Without labels it is arrays, a table or one image, and the labels mean nothing.
 
-    What is given is not read. Files that change while they are read are read again, a few times.
+    Samples that are passed in are not read. Files that change meanwhile are read again, a few times.
 
     Raises:
         DataError: the data is missing, empty or malformed; the message names the path and what was expected.
-        DataChangedError: its files changed in every reading.
+        DataChangedError: its files changed during every attempt.
         ConfigError: a package for this kind of data is not installed.
     """
     if given is not None:
@@ -47,7 +47,7 @@ def load_data(config: DataConfig, *, labelled: bool = True, given: Arrays | None
         failure: Exception | None = None
         try:
             data = _made(config, _read(config, labelled=labelled), labelled=labelled)
-        except Exception as error:  # noqa: BLE001 - half of a file may fail in any way
+        except Exception as error:  # noqa: BLE001 - half of a file may cause any error
             failure = error
         after = before.again()
         changes = before.changes(after)
@@ -57,13 +57,13 @@ def load_data(config: DataConfig, *, labelled: bool = True, given: Arrays | None
             return replace(data, stamps=before)
         before = after
     raise DataChangedError(
-        f"{shown(changes)} changed each of the {_READS} times that it was read, so it is still being written;"
+        f"{shown(changes)} changed during each of {_READS} attempts to read it, so it is still being written;"
         f" {REPLACING}"
     )
 
 
 def _read(config: DataConfig, *, labelled: bool) -> Reading:
-    """What the reader of this kind of source delivers."""
+    """Read with the reader of this kind of source."""
     match config:
         case NpzData():
             return *read_npz(config, labelled=labelled), NO_FACTS
@@ -80,7 +80,7 @@ def _read(config: DataConfig, *, labelled: bool) -> Reading:
 
 
 def _made(config: DataConfig, reading: Reading, *, labelled: bool) -> DataSet:
-    """A data set of what a reader delivered."""
+    """Build a data set from the result of a reader."""
     samples, targets, facts = reading
     source = config.entry_point if isinstance(config, PythonData) else str(config.path)
     x, inputs = joined(source, samples)

@@ -59,19 +59,19 @@ def flip(images: NDArray[np.float32], generator: np.random.Generator) -> NDArray
 
 
 def file_of(name: str) -> Path | None:
-    """The file of a function, ``file.py:function``; None for other words."""
+    """Return the file of a function, ``file.py:function``; None for other words."""
     file, colon, _ = name.rpartition(":")
     return Path(file) if colon else None
 
 
 def relocated(move: Callable[[Path], Path], name: str) -> str:
-    """The name of a function, ``file.py:function``, with its file as `move` replaces it; other words stay."""
+    """Apply `move` to the file of a function, ``file.py:function``; other words stay."""
     file = file_of(name)
     return name if file is None else f"{move(file)}:{name.rpartition(':')[2]}"
 
 
 def user_function(name: str) -> Callable[..., Any]:
-    """A function of the user's, named ``file.py:function``; its file is run once in a process, and when it has changed.
+    """Load a user's function, named ``file.py:function``; a process runs its file once, and again after a change.
 
     A DataError where file or function is missing, or the file raises.
     """
@@ -84,7 +84,7 @@ def user_function(name: str) -> Callable[..., Any]:
 
 @functools.lru_cache(64)
 def _loaded(name: str, stamp: tuple[int, ...]) -> Callable[..., Any]:
-    """The function of a file as it is now; another stamp is another file."""
+    """Load the function of a file; a new stamp marks a changed file."""
     del stamp
     file, _, function = name.rpartition(":")
     path = Path(file)

@@ -1,7 +1,7 @@
-"""What looks different in a board's samples from what the fleet says a sample is, with figures.
+"""Finds differences between a board's samples and the fleet's, with figures.
 
-Bounds are chosen by honest boards: those of a single label, subject or machine of real data sets.
-docs/data.md has how far from a bound these stay.
+The bounds let honest boards pass: those with a single label, subject or machine of real data sets.
+docs/data.md lists how far such boards stay from each bound.
 """
 
 import math
@@ -16,24 +16,24 @@ from fleet_protocol.data.pairs import Pair
 from fleet_protocol.data.summary import DataSummary, are_tokens, summarise
 
 MUCH = 10.0
-"""How many times larger or smaller all values together, or larger one column, look different."""
+"""Factor by which all values are larger or smaller, or one column is larger, in a finding."""
 VERY_MUCH = 50.0
-"""The same of a single column that is smaller, or of one that is seldom other than one value."""
+"""The same for a single smaller column, or for a column that nearly always has one value."""
 FAR = 10.0
-"""How many deviations off a mean looks different."""
+"""Distance of a mean in a finding, in deviations."""
 ELSEWHERE = 3.0
-"""How many deviations off a mean may be another column's."""
+"""Distance of a mean that may belong to another column, in deviations."""
 
-_LEAST_VALUES = 20  # of a group, on both sides: fewer say little of a deviation
+_LEAST_VALUES = 20  # per group, on both sides: a deviation of fewer values means little
 _AS_OTHERS = "set `scale`, `mean` and `std` in [data] as the other boards have them"
 
 
 def findings(data: DataSet, fleet: DataSummary | None = None) -> tuple[DataFinding, ...]:
-    """What looks wrong in samples alone, and what looks different from the fleet's.
+    """Find what looks wrong in samples, and what looks different from the fleet's.
 
     Args:
-        data: of a board.
-        fleet: what the fleet says a sample is, where that is known.
+        data: a board's samples.
+        fleet: the fleet's contract, if known.
     """
     alone = inspect(data, fleet)
     if fleet is None:
@@ -42,16 +42,16 @@ def findings(data: DataSet, fleet: DataSummary | None = None) -> tuple[DataFindi
 
 
 def compare(own: DataSummary, fleet: DataSummary, columns: Sequence[str] = ()) -> tuple[DataFinding, ...]:
-    """Look for what is different between a board's samples and the fleet's.
+    """Find differences between a board's samples and the fleet's.
 
     Args:
         own: summary of a board's samples.
-        fleet: of the fleet's.
-        columns: names of the columns, where they have some.
+        fleet: summary of the fleet's samples.
+        columns: names of the columns, if any.
 
     Returns:
-        Another shape, scale of all values or type, which is then the only finding; else
-        columns in another order, columns of another scale, and means far off.
+        Another shape, scale of all values or type, as the only finding; else columns in another
+        order, columns with another scale, and distant means.
     """
     if own.shape != fleet.shape:
         return (_shape(own, fleet),)
@@ -67,14 +67,14 @@ def compare(own: DataSummary, fleet: DataSummary, columns: Sequence[str] = ()) -
 
 
 def _values(summary: DataSummary) -> int:
-    """How many values a group has that was looked at."""
+    """Return how many values of each group were examined."""
     return summary.drawn * math.prod(summary.shape) // len(summary.mean)
 
 
 def _shape(own: DataSummary, fleet: DataSummary) -> DataFinding:
     return DataFinding(
         "shape",
-        f"samples have shape {list(own.shape)}, the fleet's {list(fleet.shape)}; set `shape`, `size`, "
+        f"samples have shape {list(own.shape)}, the fleet's have {list(fleet.shape)}; set `shape`, `size`, "
         "`columns` or `transforms` in [data] as the other boards have them",
     )
 
@@ -89,7 +89,7 @@ def _dtype(own: DataSummary, fleet: DataSummary) -> DataFinding:
 
 
 def _scale_of_all(pair: Pair) -> DataFinding | None:
-    """Whether most groups have values many times larger or smaller than the fleet's."""
+    """Return whether most groups have values many times larger or smaller than the fleet's."""
     spread = pair.vary & pair.fleet.dense
     counted = spread if spread.any() else pair.vary
     if not counted.any():
@@ -104,13 +104,13 @@ def _scale_of_all(pair: Pair) -> DataFinding | None:
     more = f"{times:.3g} times larger" if times > 1 else f"{1 / times:.3g} times smaller"
     return DataFinding(
         "scale",
-        f"values range from {ends[0]:g} to {ends[1]:g}, the fleet's from {ends[2]:g} to {ends[3]:g} "
+        f"values range from {ends[0]:g} to {ends[1]:g}, the fleet's range from {ends[2]:g} to {ends[3]:g} "
         f"(their deviation is {more}); {remedy}",
     )
 
 
 def _by_group(pair: Pair) -> Iterator[DataFinding]:
-    """Findings of single columns or channels."""
+    """Return the findings of single columns or channels."""
     up = np.minimum(pair.deviations, pair.ranges)
     down = np.minimum(1 / pair.deviations, 1 / pair.ranges)
     scaled = (up >= VERY_MUCH) | (down >= VERY_MUCH) | ((up >= MUCH) & pair.fleet.dense)
@@ -128,10 +128,10 @@ def _by_group(pair: Pair) -> Iterator[DataFinding]:
 
 
 def _places(pair: Pair, misfits: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Which of the fleet's columns each of the board's is.
+    """Match each of the board's columns with one of the fleet's.
 
-    They are in another order where every column that does not look like itself has another's place,
-    and every place is taken once: a perfect matching, found by augmenting paths (Kuhn 1955).
+    The columns are in another order if every column that does not look like itself fits another place,
+    and each place is used once: a perfect matching, found by augmenting paths (Kuhn 1955).
     """
     count = len(misfits)
     own_places = np.arange(count)
@@ -149,7 +149,7 @@ def _places(pair: Pair, misfits: NDArray[np.bool_]) -> NDArray[np.int64]:
 
 
 def _seat(column: int, allowed: NDArray[np.bool_], holders: dict[int, int], tried: set[int]) -> bool:
-    """Give a column a place that it may have, and who held it another one; False where there is none."""
+    """Give a column a possible place, and move the column there to another; return False if there is none."""
     free_first = sorted(np.flatnonzero(allowed[column]).tolist(), key=lambda place: place in holders)
     for place in free_first:
         if place in tried:
@@ -168,7 +168,7 @@ def _order(pair: Pair, places: NDArray[np.int64]) -> DataFinding:
         f"(mean {pair.fleet.mean[j]:.4g}, and {pair.fleet.mean[i]:.4g} in column {i})"
         for i, j in moved[:NAMED]
     ]
-    more = f", and {len(moved) - NAMED} more likewise" if len(moved) > NAMED else ""
+    more = f", and {len(moved) - NAMED} more" if len(moved) > NAMED else ""
     return DataFinding(
         "order",
         f"columns are in another order than the fleet's: {', '.join(shown)}{more}; list them in `columns` "
@@ -181,7 +181,7 @@ def _scale(pair: Pair, groups: Sequence[int]) -> DataFinding:
     first = f"{pair.name(groups[0])} ranges " if len(groups) > 1 else ""
     have = f"{which} have another scale: {first}" if first else f"{which} ranges "
     return DataFinding(
-        "scale", f"{have}{pair.shown(groups[0])}; see their units, and what stands for a missing value there"
+        "scale", f"{have}{pair.shown(groups[0])}; check their units, and the number that replaces missing values there"
     )
 
 
@@ -194,5 +194,5 @@ def _mean(pair: Pair, groups: Sequence[int], distances: NDArray[np.float64]) -> 
     return DataFinding(
         "mean",
         f"{which}{verb}: {of}mean {own.mean[i]:.4g}, the fleet's is {fleet.mean[i]:.4g} ({distances[i]:.3g} "
-        f"deviations off); see their units, or {_AS_OTHERS}",
+        f"deviations away); check their units, or {_AS_OTHERS}",
     )

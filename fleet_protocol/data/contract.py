@@ -1,7 +1,7 @@
-"""What a sample is to a fleet: names and order of labels and columns, bounds, and how values look.
+"""The fleet's definition of a sample: names and order of labels and columns, bounds, and a summary of values.
 
-Names decide, positions never: whoever reads data puts labels and columns into the order of the contract
-by their names, and refuses what does not fit before anything is trained on it.
+Names decide, never positions: every reader of data puts labels and columns into the order of the contract
+by name, and refuses data that does not fit before any training.
 """
 
 import re
@@ -22,15 +22,15 @@ from fleet_protocol.errors import ConfigError, MismatchError
 from fleet_protocol.frozen import FrozenModel, problems
 
 MOST_BYTES = 64 * 1024
-"""Of all names together: the contract is in every offer, and hosted brokers cap a packet at 128 kB."""
+"""Most bytes of all names: every offer carries the contract, and hosted brokers limit a packet to 128 kB."""
 
 CONTRACT_FILE = "contract.json"
-"""Where a board keeps the contract that it was last offered, in its state folder."""
+"""File in a board's state folder with the last contract that it was offered."""
 
 _SHOWN = 12  # names in a message
-_LISTED = 100  # names in a line that somebody copies
-_CHECK_ROWS = 4096  # tokens are looked at in pieces, so that data on disk need not fit into memory
-_WITHOUT_NAME = re.compile(r"|Unnamed: \d+")  # the second is pandas' name for a column that has none
+_LISTED = 100  # names in a line to copy
+_CHECK_ROWS = 4096  # tokens are checked in pieces, so that data on disk need not fit into memory
+_WITHOUT_NAME = re.compile(r"|Unnamed: \d+")  # the second is pandas' name for a column without a name
 
 
 def _readable(name: str) -> str:
@@ -41,21 +41,21 @@ def _readable(name: str) -> str:
 
 _LARGEST = 3.4e38  # of float32
 Number = Annotated[float, Field(ge=-_LARGEST, le=_LARGEST)]
-"""A value of a sample."""
+"""One value of a sample."""
 
 Title = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_readable)]
 """Name of a label or a column."""
 
 
 class ContractTerms(FrozenModel):
-    """What a fleet has settled about its samples, ``[contract]`` in ``fleet.toml``; what is empty or None is open.
+    """The terms of a fleet for its samples, ``[contract]`` in ``fleet.toml``; an empty or None value sets nothing.
 
     Attributes:
         labels: names in the order of the model's labels 0, 1, ...
         columns: names of the columns of a table in the order of the model's inputs.
         tokens: size of the vocabulary; every token is below it.
-        range: lowest and highest value as the model sees it.
-        missing: number that stands for a missing value of a column.
+        range: lowest and highest value as the model sees them.
+        missing: number that replaces a missing value of a column.
     """
 
     labels: tuple[Title, ...] = ()
@@ -73,19 +73,19 @@ class ContractTerms(FrozenModel):
         size = sum(len(name.encode()) + 3 for name in (*self.labels, *self.columns))
         if size > MOST_BYTES:
             raise ValueError(
-                f"the names of labels and columns take {size} bytes, of which {MOST_BYTES} travel with every task; "
+                f"the names of labels and columns take {size} bytes, but a task can carry only {MOST_BYTES}; "
                 "give them shorter names, or number them in an .npz file"
             )
         if self.range is not None and self.range[0] >= self.range[1]:
-            raise ValueError("range is the lowest and the highest value, in this order")
+            raise ValueError("range must be the lowest and the highest value, in this order")
         return self
 
 
 class DataContract(ContractTerms):
-    """What a sample is to a fleet, as its boards are told.
+    """The fleet's definition of a sample, as boards receive it.
 
     Attributes:
-        summary: how the server's own samples look to the model; None where it has none.
+        summary: figures of the server's own samples as the model sees them; None if it has none.
     """
 
     summary: DataSummary | None = None
@@ -95,15 +95,15 @@ NO_CONTRACT = DataContract()
 
 
 def contract_of(data: DataSet, said: ContractTerms = NO_CONTRACT) -> DataContract:
-    """The contract that a server's own samples stand for, where `said` leaves something open.
+    """Complete the terms in `said` from a server's own samples.
 
     Args:
-        data: samples as `reconciled` with `said`.
-        said: what is settled already.
+        data: samples, `reconciled` with `said`.
+        said: the terms that are set already.
 
     Raises:
         MismatchError: a column of a table has no name.
-        ConfigError: names are not printable, or too many.
+        ConfigError: names are not printable, or too long together.
     """
     in_columns(data, said)
     update = {
@@ -118,18 +118,18 @@ def contract_of(data: DataSet, said: ContractTerms = NO_CONTRACT) -> DataContrac
 
 
 def common_contract(sets: Sequence[DataSet]) -> DataContract:
-    """One contract for samples of several sources, as a simulation has them: one order of names for all.
+    """Make one contract for samples of several sources, as in a simulation, with one order of names for all.
 
-    Labels have the order that a source says, else that of all names sorted; columns that of the first table.
+    Labels have the order that a source sets, else all names are sorted; columns have the order of the first table.
 
     Raises:
-        MismatchError: a column has no name, or two sources say labels in different orders.
+        MismatchError: a column has no name, or two sources set different orders of labels.
     """
     said = {data.label_names: data.source for data in sets if data.facts.labels_said}
     if len(said) > 1:
         first, second, *_ = said.items()
         raise MismatchError(
-            f"{second[1]} has the labels {_shown(second[0])}, and {first[1]} {_shown(first[0])}; say the same `labels` "
+            f"{second[1]} has the labels {_shown(second[0])}, and {first[1]} {_shown(first[0])}; set the same `labels` "
             "in both tables"
         )
     found = sorted({name for data in sets for name in data.label_names})
@@ -141,18 +141,18 @@ def common_contract(sets: Sequence[DataSet]) -> DataContract:
 
 
 def reconciled(data: DataSet, contract: ContractTerms | None, *, own_labels: bool = False) -> DataSet:
-    """Samples with labels and columns in the order of a contract, by their names.
+    """Put labels and columns of samples into the order of a contract, by name.
 
-    Sources without names, such as arrays, are taken as they are.
+    Sources without names, such as arrays, stay as they are.
 
     Args:
-        data: as a reader gives it.
-        contract: of the fleet; None where it has none.
-        own_labels: whether a source may number labels in an order of its own where the contract has
-            no names for them, as nobody else needs to know what they mean.
+        data: samples from a reader.
+        contract: the fleet's contract, or None.
+        own_labels: whether a source may number its labels in its own order if the contract has no
+            names for them, because the labels matter only to this board.
 
     Returns:
-        The same samples, or new arrays where the order is another.
+        The same samples, or new arrays if the order changes.
 
     Raises:
         MismatchError: the data does not fit; the message names the file, what differs and what to do.
@@ -166,7 +166,7 @@ def reconciled(data: DataSet, contract: ContractTerms | None, *, own_labels: boo
 
 
 def in_columns(data: DataSet, contract: ContractTerms) -> DataSet:
-    """Samples with their columns in the order of a contract, and tokens below its bound; labels need not be there.
+    """Put columns into the order of a contract, and check the bound of tokens; labels are not needed.
 
     Raises:
         MismatchError: a column is missing or has no name, or a token is beyond the vocabulary.
@@ -181,8 +181,8 @@ def in_columns(data: DataSet, contract: ContractTerms) -> DataSet:
     missing = [name for name in contract.columns if name not in names]
     if missing:
         raise MismatchError(
-            f"{data.source} has no column {missing[0]!r}, which the fleet's model takes (it has {_shown(names)}); "
-            "rename the column in the file, or name it among `columns` in [data] of device.toml"
+            f"{data.source} has no column {missing[0]!r}, which the fleet's model reads (it has {_shown(names)}); "
+            "rename the column in the file, or list it in `columns` in [data] of device.toml"
         )
     order = [names.index(name) for name in contract.columns]
     return data if order == [*range(len(names))] else _picked(data, order, contract)
@@ -199,13 +199,13 @@ def _check_named(data: DataSet, names: Sequence[str]) -> None:
 
 
 def _picked(data: DataSet, order: Sequence[int], contract: ContractTerms) -> DataSet:
-    """The samples with some of their columns, by place."""
+    """Select columns of the samples, by position."""
     per_column = [array for array in (data.mean, data.std) if array.ndim]
     shaped = data.x.ndim != 2
     if data.facts.columns_by_place or (shaped and (per_column or len(order) != len(data.column_names))):
         raise MismatchError(
-            f"{data.source} has other columns than the fleet, or in another order, and `transforms` or `shape` in "
-            f"[data] takes them by place: set columns = {_listed(contract.columns)}"
+            f"{data.source} has columns other than the fleet's, or in another order, and `transforms` or `shape` in "
+            f"[data] reads them by position: set columns = {_listed(contract.columns)}"
         )
     flat = data.x.reshape(len(data.x), -1)[:, order]
     x = flat.reshape(data.x.shape) if shaped else flat
@@ -220,7 +220,7 @@ def _picked(data: DataSet, order: Sequence[int], contract: ContractTerms) -> Dat
 
 
 def _in_labels(data: DataSet, contract: ContractTerms, *, own_labels: bool) -> DataSet:
-    """Samples with their labels numbered as in a contract."""
+    """Number the labels of samples as in a contract."""
     names = data.label_names
     if not names:
         _check_numbers(data, contract)
@@ -229,9 +229,9 @@ def _in_labels(data: DataSet, contract: ContractTerms, *, own_labels: bool) -> D
         if own_labels or data.facts.labels_said:
             return data
         raise MismatchError(
-            f"{data.source} has the labels {_shown(names)}, and nobody has said their order, so that this board would "
-            f"number them for itself: set labels = {_listed(names)} in [data] of device.toml, all labels of the model "
-            "in its order; or say them for all boards as labels in [contract] of fleet.toml"
+            f"{data.source} has the labels {_shown(names)}, and nothing sets their order, so this board would "
+            f"number them by itself: set labels = {_listed(names)} in [data] of device.toml, all labels of the model "
+            "in its order; or set labels for all boards in [contract] of fleet.toml"
         )
     if names == contract.labels:
         return data
@@ -239,8 +239,8 @@ def _in_labels(data: DataSet, contract: ContractTerms, *, own_labels: bool) -> D
     unknown = sorted(present - set(contract.labels))
     if unknown:
         raise MismatchError(
-            f"{data.source} has the label {unknown[0]!r}, which is none of the fleet's labels "
-            f"({_shown(contract.labels)}): rename it or move its samples away, or name it in [contract] labels of "
+            f"{data.source} has the label {unknown[0]!r}, which is not a label of the fleet "
+            f"({_shown(contract.labels)}): rename it or move its samples away, or add it to labels in [contract] of "
             "fleet.toml"
         )
     places = {name: place for place, name in enumerate(contract.labels)}
@@ -250,15 +250,15 @@ def _in_labels(data: DataSet, contract: ContractTerms, *, own_labels: bool) -> D
 
 
 def _check_numbers(data: DataSet, contract: ContractTerms) -> None:
-    """See that numbers as labels mean one thing: where names are numbers, they stand in their places."""
+    """Check that numbers as labels are unambiguous: names that are numbers must be in their places."""
     are_numbers = all(name.isdecimal() for name in contract.labels)
     places = [str(place) for place in range(len(contract.labels))]
     if not contract.labels or not are_numbers or [*contract.labels] == places or data.y.dtype.kind == "f":
         return
     raise MismatchError(
         f"{data.source} has numbers as labels, and the fleet's labels have numbers as names in another order "
-        f"({_shown(contract.labels)}), so that nobody can tell which is meant: say labels in the order of the numbers "
-        "in [contract] of fleet.toml, or, for a table, name them in [data] of device.toml: labels = [...]"
+        f"({_shown(contract.labels)}), so their meaning is ambiguous: set labels in the order of the numbers "
+        "in [contract] of fleet.toml, or, for a table, list them in [data] of device.toml: labels = [...]"
     )
 
 
@@ -266,13 +266,13 @@ def _check_filled(data: DataSet, contract: ContractTerms) -> None:
     filled = data.facts.filled
     if filled is None or not contract.columns or contract.missing == filled:
         return
-    rule = "has no rule for them" if contract.missing is None else f"takes {contract.missing:g}"
+    rule = "has no rule for them" if contract.missing is None else f"uses {contract.missing:g}"
     remedy = (
         f"set missing = {filled:g} in [evaluation.data] or [contract] of fleet.toml, or leave such lines out"
         if contract.missing is None
         else f"set missing = {contract.missing:g} in [data] of device.toml"
     )
-    raise MismatchError(f"{data.source} has {filled:g} where values are missing, and the fleet {rule}: {remedy}")
+    raise MismatchError(f"{data.source} has {filled:g} for missing values, and the fleet {rule}: {remedy}")
 
 
 def _check_tokens(data: DataSet, contract: ContractTerms) -> None:
@@ -298,8 +298,8 @@ def _check_range(data: DataSet, contract: ContractTerms) -> None:
     found_highest = max(summary.highest)
     if found_lowest < lowest or found_highest > highest:
         raise MismatchError(
-            f"values in {data.source} lie in {found_lowest:g} to {found_highest:g} as the model sees them, and the "
-            f"fleet's in {lowest:g} to {highest:g}: set `scale` in [data] of device.toml (1/255 = "
+            f"values in {data.source} range from {found_lowest:g} to {found_highest:g} as the model sees them, and the "
+            f"fleet's from {lowest:g} to {highest:g}: set `scale` in [data] of device.toml (1/255 = "
             "0.00392156862745098 for pixels), or `mean` and `std`"
         )
 
@@ -310,13 +310,13 @@ def _shown(names: Sequence[str]) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Names as a list of TOML."""
+    """Return names as a TOML list."""
     more = ", ..." if len(names) > _LISTED else ""
     return "[" + ", ".join('"{}"'.format(name.replace('"', '\\"')) for name in names[:_LISTED]) + more + "]"
 
 
 def read_contract(folder: Path) -> DataContract | None:
-    """The contract that a board keeps in its state folder; None where there is none that can be read."""
+    """Read the contract in a board's state folder; None if there is no readable one."""
     try:
         return DataContract.model_validate_json((folder / CONTRACT_FILE).read_bytes())
     except (OSError, ValidationError):

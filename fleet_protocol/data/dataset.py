@@ -17,7 +17,7 @@ from fleet_protocol.manifest import NO_PARTS, Manifest, Parts
 from fleet_protocol.targets import Targets, check_labels, fit_targets
 
 _IMAGES = 4  # dimensions of the samples: which, channels, height, width
-_CHECK_BYTES = 2**22  # values are looked at in pieces, so that a check needs no second copy of the data
+_CHECK_BYTES = 2**22  # values are checked in pieces, so that a check needs no second copy of the data
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class DataSet:
         augment: random changes to the samples of a training step; see `fleet_protocol.data.augment`.
         black: a black pixel among the raw samples, broadcast against one sample.
         parts: numbers of each input and of each target, in order, where the source names several.
-        facts: what the source says beside the numbers, such as names.
-        stamps: the files that it was read from, as they were then; None where it was given.
+        facts: what the source provides besides the numbers, such as names.
+        stamps: the state of its files when they were read; None if it was not read from files.
 
     Raises:
         DataError: the samples are no images, and are to be changed as such.
@@ -71,35 +71,35 @@ class DataSet:
 
     @property
     def label_names(self) -> tuple[str, ...]:
-        """Names of the labels 0, 1, ...; empty where the source has none."""
+        """Names of the labels 0, 1, ...; empty if the source has none."""
         return self.facts.labels
 
     @property
     def column_names(self) -> tuple[str, ...]:
-        """Names of the columns of a table, in their order here; empty where the source has none."""
+        """Names of the columns of a table, in their order here; empty if the source has none."""
         return self.facts.columns
 
     def changes(self) -> tuple[str, ...]:
-        """The files, by their paths, that have changed since the samples were read."""
+        """Return the paths of the files that have changed since the samples were read."""
         return () if self.stamps is None else self.stamps.changes(self.stamps.again())
 
     def check_unchanged(self) -> None:
-        """See that the files are those that were read; a DataChangedError names those that are not."""
+        """Raise a DataChangedError that names the files that changed after they were read, if any."""
         changes = self.changes()
         if changes:
             raise DataChangedError(f"{shown(changes)} changed after it was read; {REPLACING}")
 
     def check_kept(self) -> None:
-        """See that samples that stay in their file are those that were read, whatever has its name now.
+        """Check that samples that stay in their open file have not changed, even if its name was replaced.
 
         Raises:
-            DataChangedError: somebody has written into the file.
+            DataChangedError: a program has written into the file.
         """
         if isinstance(self.x, FileRows) and self.x.rewritten:
-            raise DataChangedError(f"{self.x.path} was written into after it was read; {REPLACING}")
+            raise DataChangedError(f"{self.x.path} was changed in place after it was read; {REPLACING}")
 
     def equals(self, other: "DataSet") -> bool:
-        """Whether both have the same samples and targets in memory; what is read from a file may not be compared."""
+        """Return whether both have the same samples and targets in memory; samples in a file count as different."""
         if isinstance(self.x, FileRows) or isinstance(other.x, FileRows):
             return False
         same_type = (self.x.dtype, self.y.dtype) == (other.x.dtype, other.y.dtype)
@@ -164,7 +164,7 @@ class DataSet:
             raise DataError(f"samples in {self.source} are {self.x.dtype}, the model takes integer tokens")
         if dtype == "int64" and any(
             piece.min() < 0 for piece in _pieces(x)
-        ):  # a graph would look them up from the end of its table
+        ):  # a graph would count them from the end of its table
             raise DataError(f"samples in {self.source} have negative tokens; number them from 0")
         if dtype == "int64" and self._words:
             raise DataError(
@@ -203,7 +203,7 @@ def check_parts(source: str, found: Parts, wanted: Parts) -> None:
 
 
 def _pieces(x: Samples) -> Iterator[NDArray[Any]]:
-    """All samples that have a value, in order, in pieces."""
+    """Yield all samples that have a value, in order, in pieces."""
     row_bytes = math.prod(x.shape[1:]) * x.dtype.itemsize
     rows = max(1, _CHECK_BYTES // max(1, row_bytes))
     for start in range(0, len(x) if row_bytes else 0, rows):

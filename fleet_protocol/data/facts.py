@@ -1,4 +1,4 @@
-"""What a source says of its samples beside their numbers: names, rules, and what it left out."""
+"""Facts of a source about its samples besides their numbers: names, rules, and what it left out."""
 
 import unicodedata
 from collections.abc import Mapping
@@ -7,18 +7,18 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class SourceFacts:
-    """What a reader knows of the samples that it has read.
+    """Facts of a reader about the samples that it has read.
 
     Attributes:
-        labels: names of the labels 0, 1, ...; empty where they are numbers.
-        labels_said: whether somebody named them in this order, as `labels` in ``[data]`` does; else the
-            reader has sorted the names that it found.
-        columns: names of the columns of a table, in the order of the samples; empty where there are none. A column
-            without a name has an empty one.
-        columns_by_place: whether a function of the user's got the columns in this order, so that they
-            can no longer change places.
-        filled: the number that stands where a value was missing; None where none was.
-        left_out: how many files or folders were passed over, by kind.
+        labels: names of the labels 0, 1, ...; empty if they are numbers.
+        labels_said: whether a setting fixed this order, such as `labels` in ``[data]``; otherwise the
+            reader sorted the names.
+        columns: names of the columns of a table, in the order of the samples; empty if there are none. A column
+            without a name has an empty string.
+        columns_by_place: whether the user's function received the columns in this order, so that
+            they can no longer be reordered.
+        filled: the number that replaced missing values; None if no value was missing.
+        left_out: how many files or folders were left out, by kind.
     """
 
     labels: tuple[str, ...] = ()
@@ -30,17 +30,17 @@ class SourceFacts:
 
     @property
     def left_out_text(self) -> str:
-        """What was passed over, for people; empty where nothing was."""
+        """What was left out, for messages; empty if nothing was."""
         return ", ".join(f"{count} {kind}" for kind, count in sorted(self.left_out.items()))
 
 
 NO_FACTS = SourceFacts()
-"""What is known of plain arrays."""
+"""Facts about plain arrays."""
 
 
 def plain_name(text: str) -> str:
-    """A name as it is compared: without spaces around it, and letters with accents as one character.
+    """Normalize a name for comparison: no spaces around it, and letters with accents as one character.
 
-    Some file systems store an accent as a character of its own.
+    Some file systems store an accent as a separate character.
     """
     return unicodedata.normalize("NFC", text.strip())

@@ -1,7 +1,7 @@
-"""Samples that stay in a file and are read row by row, so that a file that is cut short is an error.
+"""Reads samples row by row from their file, so that a truncated file causes an error.
 
-A mapped file that another program truncates ends the process with SIGBUS when a lost page is touched. So no data file
-is mapped: what is small is read into memory, and of what is large the rows of a batch are read when they are wanted.
+If another program truncates a mapped file, access to a lost page ends the process with SIGBUS. So no data file is
+mapped: a small file is read into memory, and from a large one the rows of a batch are read when they are needed.
 """
 
 import math
@@ -19,13 +19,13 @@ from fleet_protocol.free_memory import free_bytes
 
 MEMORY_BYTES = 64 * 2**20
 MEMORY_SHARE = 1 / 8
-"""An array of a file is read into memory if it has so many bytes, or is this share of what is free, at most."""
+"""Limits, in bytes and as a share of free memory, below which an array is read into memory."""
 
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 class _Descriptor:
-    """A file that is open for reading as long as somebody holds this."""
+    """A file that is open for reading as long as this object exists."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -35,23 +35,23 @@ class _Descriptor:
 
     @property
     def size(self) -> int:
-        """Bytes that the file has now."""
+        """Current size of the file in bytes."""
         return os.fstat(self.number).st_size
 
     @property
     def rewritten(self) -> bool:
-        """Whether somebody has written into the file since it was opened; that another took its name is nothing."""
+        """Whether the file was written into since it was opened; another file may have replaced its name."""
         first, now = self._at_first, os.fstat(self.number)
         if (first.st_size, first.st_mtime_ns) != (now.st_size, now.st_mtime_ns):
             return True
-        # A time that was set back leaves this one; a name more or less changes it, too.
+        # Setting a timestamp back does not change this one; adding or removing a name does.
         return first.st_nlink == now.st_nlink and first.st_ctime_ns != now.st_ctime_ns
 
     def fill(self, buffer: memoryview, offset: int) -> None:
-        """Read as many bytes as a buffer takes, from an offset.
+        """Fill a buffer with bytes of the file from an offset.
 
         Raises:
-            DataChangedError: the file ends before.
+            DataChangedError: the file ends earlier.
             DataError: it cannot be read.
         """
         done = 0
@@ -62,8 +62,8 @@ class _Descriptor:
                 raise DataError(f"cannot read {self.path}: {error.strerror or error}") from error
             if not count:
                 raise DataChangedError(
-                    f"{self.path} is shorter than it was when it was opened: it has {self.size} bytes, and its samples"
-                    f" need {offset + len(buffer)}; write a new file beside it and rename that"
+                    f"{self.path} is shorter than when it was opened: it has {self.size} bytes, and its samples"
+                    f" need {offset + len(buffer)}; write a new file beside it and rename it"
                 )
             done += count
 
@@ -71,14 +71,14 @@ class _Descriptor:
 class FileRows:
     """An array ``[N, ...]`` whose rows lie one after the other in a file.
 
-    It is indexed as numpy's arrays are, and every index reads: a run of rows that follow one another costs one call of
-    the system. `numpy.asarray` reads all of it. It goes on with the file that it opened when another file takes the
-    name.
+    It supports numpy's indexing, and every index reads the file: consecutive rows need one system call.
+    `numpy.asarray` reads the whole array. If another file takes the name, the array still reads the file that it
+    opened.
 
     Args:
-        source: the file, open.
-        dtype: of a value.
-        shape: of the array.
+        source: the open file.
+        dtype: type of a value.
+        shape: shape of the array.
         offset: bytes before the first row.
     """
 
@@ -95,7 +95,7 @@ class FileRows:
 
     @property
     def rewritten(self) -> bool:
-        """Whether the rows may be others than when the file was opened."""
+        """Whether the rows may have changed since the file was opened."""
         return self._source.rewritten
 
     @property
@@ -118,11 +118,11 @@ class FileRows:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         if copy is False:
-            raise ValueError(f"{self.path} is read, so an array of it is always a copy")
+            raise ValueError(f"{self.path} is read from disk, so an array of it is always a copy")
         return self[:].astype(dtype or self.dtype, copy=False)
 
     def __getitem__(self, key: Any) -> NDArray[Any]:
-        """The same as numpy gives; DataChangedError where the file has become too short."""
+        """Return the same as numpy; raise a DataChangedError if the file has become too short."""
         first, *rest = key if isinstance(key, tuple) and key else (key,)
         if not _picks_rows(first):
             whole: NDArray[Any] = self[:][key]
@@ -131,25 +131,25 @@ class FileRows:
         rows = self._rows(numbers.ravel())
         if numbers.ndim == 1 and not rest:
             return rows
-        # The same pattern, on the rows that were read.
+        # Apply the same pattern to the rows that were read.
         place: Any = np.arange(numbers.size).reshape(numbers.shape) if numbers.ndim else 0
         pattern = (slice(None) if isinstance(first, slice) else place, *rest)
         picked: NDArray[Any] = rows[pattern]
         return picked
 
     def _numbers(self, key: Any) -> NDArray[np.int64]:
-        """The numbers of rows that an index means, from 0; IndexError where one does not exist."""
+        """Return the row numbers of an index, from 0; raise an IndexError if one does not exist."""
         count = len(self)
         if isinstance(key, slice):
             return np.arange(*key.indices(count))
         if not isinstance(key, np.ndarray) or key.dtype.kind not in "iu":
             return np.asarray(np.arange(count)[key])
         if key.size and (key.min() < -count or key.max() >= count):
-            raise IndexError(f"{self.path} has {count} samples, and is asked for {key.min()} to {key.max()}")
+            raise IndexError(f"{self.path} has {count} samples; samples {key.min()} to {key.max()} were requested")
         return np.where(key < 0, key + count, key).astype(np.int64, copy=False)
 
     def _rows(self, numbers: NDArray[np.int64]) -> NDArray[Any]:
-        """Rows by their numbers, ``[K, ...]``."""
+        """Read rows by their numbers, ``[K, ...]``."""
         row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
         values = np.empty(len(numbers) * row_bytes, np.uint8)
         if values.size:
@@ -163,14 +163,14 @@ class FileRows:
         return values.view(self.dtype).reshape(len(numbers), *self.shape[1:])
 
     def head(self, count: int) -> "FileRows":
-        """The first rows, still in the file."""
+        """Return the first rows, still in the file."""
         return FileRows(self._source, self.dtype, (min(count, len(self)), *self.shape[1:]), self._offset)
 
     def reshape(self, count: int, *shape: int) -> "FileRows":
-        """The same rows, each in another shape, still in the file; one size of a row may be -1.
+        """Return the same rows, each in another shape, still in the file; one size of a row may be -1.
 
         Raises:
-            ValueError: it has another number of rows, or a row another number of values.
+            ValueError: the number of rows, or of values per row, differs.
         """
         if count != len(self):
             raise ValueError(f"{self.path} holds {len(self)} samples, which cannot become {count}")
@@ -183,20 +183,20 @@ Samples = NDArray[Any] | FileRows
 
 
 def _picks_rows(key: Any) -> bool:
-    """Whether an index means rows alone: not all of them, a new axis, or a mask over several axes."""
+    """Return whether an index selects only rows: not all of them, a new axis, or a mask over several axes."""
     if key is None or key is Ellipsis or isinstance(key, bool | np.bool_ | tuple):
         return False
     return not (isinstance(key, np.ndarray) and key.dtype == np.bool_ and key.ndim != 1)
 
 
 def read_npy(path: Path) -> Samples:
-    """The array of an ``.npy`` file: in memory, or where it is large in its file (see `MEMORY_BYTES`).
+    """Read the array of an ``.npy`` file into memory, or leave a large one in its file (see `MEMORY_BYTES`).
 
-    Values that do not lie row by row (Fortran's order) are always read into memory.
+    Values that are not stored row by row (Fortran's order) are always read into memory.
 
     Raises:
         DataError: the file cannot be read.
-        ValueError: it is no such file, or too short for its array.
+        ValueError: it is not such a file, or too short for its array.
     """
     source = _opened(path)
     with os.fdopen(os.dup(source.number), "rb") as file:
@@ -210,7 +210,7 @@ def read_npy(path: Path) -> Samples:
     needed = offset + math.prod(shape) * dtype.itemsize
     if source.size < needed:
         raise ValueError(
-            f"it has {source.size} bytes, and its array needs {needed}: it was copied in part, or is"
+            f"it has {source.size} bytes, and its array needs {needed}: it was only partly copied, or is"
             " still being written"
         )
     if fortran or not shape:
@@ -222,7 +222,7 @@ def read_npy(path: Path) -> Samples:
 
 
 def _is_large(size: int) -> bool:
-    """Whether so many bytes stay in their file."""
+    """Return whether so many bytes stay in their file."""
     return size > MEMORY_BYTES and size > MEMORY_SHARE * free_bytes()
 
 
@@ -234,7 +234,7 @@ def _opened(path: Path) -> _Descriptor:
 
 
 def unmapped(array: NDArray[Any]) -> Samples:
-    """The same values, not in a mapped file; an array that is mapped nowhere stays as it is.
+    """Return the same values without a mapped file; an array that is not mapped stays as it is.
 
     Raises:
         DataError: its file cannot be read.
@@ -255,7 +255,7 @@ def unmapped(array: NDArray[Any]) -> Samples:
 
 
 def _mapping(array: NDArray[Any]) -> tuple["np.memmap[Any, Any] | None", bool]:
-    """The array of a mapped file that an array shows a part of, if it is numpy's, and whether there is any mapping."""
+    """Return numpy's mapped array of which an array is a part, if any, and whether there is any mapping."""
     base: Any = array
     root: np.memmap[Any, Any] | None = None
     while isinstance(base, np.ndarray | memoryview):
@@ -265,7 +265,7 @@ def _mapping(array: NDArray[Any]) -> tuple["np.memmap[Any, Any] | None", bool]:
 
 
 def _bounds(array: NDArray[Any]) -> tuple[int, int]:
-    """The addresses of its first byte in memory, and of the one after its last."""
+    """Return the addresses of its first byte in memory, and of the byte after its last."""
     reach = [(size - 1) * stride for size, stride in zip(array.shape, array.strides, strict=True)]
     first = array.ctypes.data
     low = first + sum(min(0, step) for step in reach)

@@ -1,4 +1,4 @@
-"""Files of data: opened whether packed or not, looked for with a message that says what is missing, read by lines."""
+"""Opens data files, packed or not, reports missing ones, and reads them by lines."""
 
 import csv
 import gzip
@@ -28,7 +28,7 @@ def open_file(path: Path) -> IO[bytes]:
 
 
 def table_rows(path: Path, delimiter: str = ",") -> Iterator[tuple[int, list[str]]]:
-    """The lines of a table that are not empty, plain or gzipped, each with its number.
+    """Yield the lines of a table that are not empty, plain or gzipped, each with its number.
 
     Raises:
         DataError: the file cannot be read, or is damaged.
@@ -43,16 +43,16 @@ def table_rows(path: Path, delimiter: str = ",") -> Iterator[tuple[int, list[str
 
 
 def need(path: Path, *, folder: bool = False) -> None:
-    """See that a file or a folder is there.
+    """Check that a file or a folder exists.
 
     Raises:
-        DataError: it is not, or may not be looked at.
+        DataError: it does not exist, or access is denied.
     """
     try:
         there = path.is_dir() if folder else path.is_file()
     except OSError as error:
-        why = f"{error.strerror}; the agent's user needs the folders above it, and its unit none below /home"
-        raise DataError(f"cannot look at {path}: {why}") from error
+        why = f"{error.strerror}; give the agent's user access to the folders above it, and use none below /home"
+        raise DataError(f"cannot access {path}: {why}") from error
     if not there:
         what = (
             "folder {} does not exist; expected one folder per label in it"

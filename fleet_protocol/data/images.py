@@ -1,4 +1,4 @@
-"""Folders of images: one folder for each label, or a table that names each image with its numbers."""
+"""Reads folders of images: one folder for each label, or a table that lists each image with its numbers."""
 
 import importlib
 import os
@@ -19,16 +19,16 @@ from fleet_protocol.errors import ConfigError, DataError
 from fleet_protocol.foreign_files import name_problem, quoted
 
 IMAGE_SUFFIXES = {".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
-# What operating systems, file stores and unpackers put beside files of the user's.
+# Folders that operating systems, file stores and unpackers put beside the user's files.
 _SYSTEM_FOLDERS = {"@eadir", "#recycle", "__macosx", "$recycle.bin", "lost+found", "system volume information"}
 _HIDDEN = "hidden files or folders"
-_SYSTEM = "folders of the system"
+_SYSTEM = "system folders"
 _EMPTY = "folders without images"
-_LOOSE = "images outside of the folders of labels"
+_LOOSE = "images outside label folders"
 _OTHERS = "files that are not images"
-_ORIENTATION = 274  # of EXIF: how a camera was held
+_ORIENTATION = 274  # EXIF tag: how the camera was held
 _UPRIGHT = 1
-# What Pillow's parser of EXIF raises where a camera's notes are damaged; the pixels need not be.
+# Errors of Pillow's EXIF parser for damaged metadata; the pixels may be intact.
 _DAMAGED_NOTES = (
     ArithmeticError,
     AttributeError,
@@ -61,7 +61,7 @@ def read_images(config: ImagesData) -> tuple[NDArray[np.uint8], NDArray[Any], So
         ConfigError: Pillow is not installed.
     """
     need(config.path, folder=True)
-    _image_module()  # without Pillow nothing is looked for
+    _image_module()  # without Pillow there is no search
     facts = SourceFacts()
     if config.targets is not None:
         listed = _listed(config)
@@ -83,16 +83,16 @@ def read_images(config: ImagesData) -> tuple[NDArray[np.uint8], NDArray[Any], So
 
 
 def read_image(path: Path, config: ImagesData) -> NDArray[np.uint8]:
-    """Read one image as a source has them, ``[channels, height, width]``, turned as viewers show it.
+    """Read one image, ``[channels, height, width]``, rotated as viewers show it.
 
-    It raises what `read_images` does.
+    Raises the errors of `read_images`.
     """
     try:
         with _image_module().open(path) as opened:
             if opened.mode[0] in "IF":
-                raise DataError(f"{path} has more than 8 bits a channel, which would be cut; save its numbers as .npz")
+                raise DataError(f"{path} has more than 8 bits a channel, which would be lost; save its numbers as .npz")
             shown = _upright(opened)
-            if "A" in shown.getbands() or "transparency" in shown.info:  # as viewers show it, on white
+            if "A" in shown.getbands() or "transparency" in shown.info:  # on white, as viewers show it
                 layer = shown.convert("RGBA")
                 shown = _image_module().new("RGBA", layer.size, "white")
                 shown.alpha_composite(layer)
@@ -106,10 +106,10 @@ def read_image(path: Path, config: ImagesData) -> NDArray[np.uint8]:
 
 
 def _upright(picture: Any) -> Any:
-    """A picture as viewers show it: a camera that was turned says so beside the pixels."""
+    """Rotate a picture as viewers show it: a camera records its rotation beside the pixels."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about damaged notes, too
+            warnings.simplefilter("ignore")  # including those about damaged metadata
             orientation = picture.getexif().get(_ORIENTATION, _UPRIGHT)
     except _DAMAGED_NOTES:
         return picture
@@ -117,7 +117,7 @@ def _upright(picture: Any) -> Any:
 
 
 def _sorted_into_folders(config: ImagesData) -> tuple[list[tuple[Path, int]], SourceFacts]:
-    """The images with their labels, and the names of these."""
+    """Return the images with their labels, and the names of the labels."""
     left_out = Counter[str]()
     by_name = _images_by_label(config, left_out)
     said = config.labels
@@ -125,9 +125,9 @@ def _sorted_into_folders(config: ImagesData) -> tuple[list[tuple[Path, int]], So
     unknown = sorted(by_name.keys() - set(labels))
     if unknown:
         raise DataError(
-            f"{config.path} has a folder {unknown[0]!r} that `labels` does not name: name it there, or move it away"
+            f"{config.path} has a folder {unknown[0]!r} that `labels` does not list: add it, or move it away"
         )
-    # A label that a device has no folder for is normal in a fleet; a folder that `labels` forgets is not.
+    # A label without a folder is normal on a device of a fleet; a folder that `labels` does not list is an error.
     listed = []
     for number, name in enumerate(labels):
         listed += [(path, number) for path in by_name.get(name, ())]
@@ -135,7 +135,7 @@ def _sorted_into_folders(config: ImagesData) -> tuple[list[tuple[Path, int]], So
 
 
 def _images_by_label(config: ImagesData, left_out: Counter[str]) -> dict[str, list[Path]]:
-    """The images of each folder that is a label, in the order of their paths; what is none is counted."""
+    """Return the images of each label folder, in the order of their paths; count what is left out."""
     by_name: dict[str, list[Path]] = {}
     said = {plain_name(name) for name in config.labels or ()}
     for entry in sorted(config.path.iterdir()):
@@ -154,7 +154,7 @@ def _images_by_label(config: ImagesData, left_out: Counter[str]) -> dict[str, li
 
 
 def _images_below(folder: Path, left_out: Counter[str]) -> Iterator[Path]:
-    """The images in a folder and in the folders below it; links to folders below it are not followed."""
+    """Return the images in a folder and in the folders below it; links to folders below it are not followed."""
     for place, folders, files in os.walk(folder):
         aside = [name for name in folders if _is_aside(name)]
         for name in aside:
@@ -168,13 +168,13 @@ def _images_below(folder: Path, left_out: Counter[str]) -> Iterator[Path]:
 
 
 def _is_aside(name: str) -> bool:
-    """Whether a folder is not the user's data, by its name."""
+    """Return whether a folder's name shows that it is not the user's data."""
     return name.startswith(".") or name.lower() in _SYSTEM_FOLDERS
 
 
 def _kind_of_file(name: str, *, loose: bool = False) -> Sequence[str]:
-    """Why a file is left out; nothing where it is an image of a label."""
-    if name.startswith("."):  # ``._1.png`` holds what macOS knows of 1.png
+    """Return why a file is left out; nothing if it is an image of a label."""
+    if name.startswith("."):  # ``._1.png`` holds macOS metadata of 1.png
         return (_HIDDEN,)
     if Path(name).suffix.lower() not in IMAGE_SUFFIXES:
         return (_OTHERS,)
@@ -182,7 +182,7 @@ def _kind_of_file(name: str, *, loose: bool = False) -> Sequence[str]:
 
 
 def _listed(config: ImagesData) -> list[tuple[Path, Any]]:
-    """The images with their number, or numbers, in the order of the table."""
+    """Return the images with their number, or numbers, in the order of the table."""
     table = config.targets
     assert table is not None
     need(table)
@@ -193,9 +193,9 @@ def _listed(config: ImagesData) -> list[tuple[Path, Any]]:
         except ValueError as error:
             raise DataError(f"line {line} of {table}: {error}; expected numbers") from error
         if not numbers or (listed and len(np.atleast_1d(listed[0][1])) != len(numbers)):
-            raise DataError(f"line {line} of {table} has {len(numbers)} numbers; all need equally many")
+            raise DataError(f"line {line} of {table} has {len(numbers)} numbers; all lines need the same count")
         problem = name_problem(row[0])
         if problem is not None:
-            raise DataError(f"line {line} of {table}: {quoted(row[0])} names no image in {config.path}: {problem}")
+            raise DataError(f"line {line} of {table}: {quoted(row[0])} is not an image in {config.path}: {problem}")
         listed.append((config.path / row[0], numbers if len(numbers) > 1 else numbers[0]))
     return listed

@@ -1,4 +1,4 @@
-"""What looks wrong in samples, seen by whoever has them: constant columns, an index, the answer."""
+"""Finds what looks wrong in samples by themselves: constant columns, an index, the answer."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,28 +12,28 @@ from fleet_protocol.data.dataset import DataSet
 from fleet_protocol.data.summary import MOST_GROUPS, DataSummary, are_tokens, drawn_rows
 
 MOST_LOOKED_AT = 4096
-"""Samples that are looked at."""
+"""Most samples that are examined."""
 NAMED = 3
-"""Columns that a sentence names; of more it tells the number."""
+"""Columns that a sentence names; further ones are counted."""
 
 _MOST_VALUES = 2**22
-_LEAST_ROWS = 20  # of fewer samples a column may agree with the labels, or be constant, by chance
-_LEAST_INDEX_ROWS = 5  # of a column whose name says already that it is an index
+_LEAST_ROWS = 20  # in fewer samples a column may match the labels, or be constant, by chance
+_LEAST_INDEX_ROWS = 5  # for a column whose name already marks it as an index
 _INDEX_NAMES = frozenset({"", "index", "unnamed: 0"})
-_SAME = 0.999  # correlation of two columns of numbers from which one is the other
-_CHANCE = 20.0  # so many whole numbers drawn below n * n / 20 have no two alike once in e**10 times
-_FILLER = 0.1  # share of the other columns' values from which a value is what stands for nothing
+_SAME = 0.999  # correlation above which two columns of numbers count as equal
+_CHANCE = 20.0  # n random whole numbers below n * n / 20 are all different once in e**10 times
+_FILLER = 0.1  # share of the other columns' values above which a value stands for nothing
 
 Kind = Literal["constant", "index", "answer", "shape", "dtype", "scale", "mean", "order"]
 
 
 @dataclass(frozen=True)
 class DataFinding:
-    """Something in samples that looks wrong.
+    """One thing that looks wrong in samples.
 
     Attributes:
-        kind: what it is.
-        text: the same in one sentence, with figures, and what to do.
+        kind: the kind of finding.
+        text: one sentence with the finding, its figures, and what to do.
     """
 
     kind: Kind
@@ -42,14 +42,14 @@ class DataFinding:
 
 @dataclass(frozen=True)
 class _Table:
-    """Flat samples, of which some are looked at.
+    """Flat samples, of which a selection is examined.
 
     Attributes:
-        x: values ``[rows, columns]`` as they came, float64.
-        y: targets ``[rows, targets]``, float64; none where they are no answer to look for.
-        rows: which samples these are, ascending.
+        x: values ``[rows, columns]`` as read, float64.
+        y: targets ``[rows, targets]``, float64; empty if the inputs cannot contain them.
+        rows: numbers of these samples, ascending.
         labels: whether the targets are whole numbers.
-        names: of the columns.
+        names: names of the columns.
     """
 
     x: NDArray[np.float64]
@@ -60,12 +60,12 @@ class _Table:
 
 
 def inspect(data: DataSet, fleet: DataSummary | None = None) -> tuple[DataFinding, ...]:
-    """Look for what is wrong in samples themselves; samples that are not flat have no such findings.
+    """Find what looks wrong in samples by themselves; samples that are not flat have no such findings.
 
     Args:
-        data: at most `MOST_LOOKED_AT` of its samples are looked at, evenly drawn.
-        fleet: what the fleet says a sample is, where that is known: a column that is constant
-            there, too, or says yes or no, is no finding.
+        data: at most `MOST_LOOKED_AT` of its samples are examined, evenly drawn.
+        fleet: the fleet's contract, if known: a column that is also constant there, or has two
+            values, is not a finding.
 
     Returns:
         A finding for each kind: the answer, an index, constant columns.
@@ -86,7 +86,7 @@ def _found(
         what = f"{named(answers, table.names)} {_s(answers, 'determines', 'determine')} the label"
         yield DataFinding(
             "answer",
-            f"{what} in all {len(table.rows)} samples that were looked at: a model would read the answer; "
+            f"{what} in all {len(table.rows)} examined samples: a model would read the answer; "
             "leave it out of `columns` in [data], or out of the file",
         )
     if counting:
@@ -94,19 +94,19 @@ def _found(
         yield DataFinding(
             "index",
             f"{named(counting, table.names)} numbers the samples ({len(values)} different whole numbers from "
-            f"{values.min():g} to {values.max():g}), as the index does that pandas writes; leave it out of "
+            f"{values.min():g} to {values.max():g}), like the index that pandas writes; leave it out of "
             "`columns` in [data], or write the file with index=False",
         )
     for value, group in constant.items():
         yield DataFinding(
             "constant",
-            f"{named(group, table.names)} {_s(group, 'is', 'are')} {value:g} in all {len(table.rows)} samples "
-            "that were looked at: see what writes it, or leave it out of `columns` in [data] of the fleet",
+            f"{named(group, table.names)} {_s(group, 'is', 'are')} {value:g} in all {len(table.rows)} examined "
+            "samples: check the program that writes it, or leave it out of `columns` in [data] of the fleet",
         )
 
 
 def named(columns: Sequence[int], names: Sequence[str], noun: str = "column") -> str:
-    """Columns, or channels, for people, by name or number."""
+    """List columns, or channels, for messages, by name or number."""
     shown = [repr(names[i]) if i < len(names) else str(i) for i in columns[:NAMED]]
     more = len(columns) - len(shown)
     parts = [*shown[:-1], f"{shown[-1]}"] if not more else [*shown, f"{more} more"]
@@ -119,7 +119,7 @@ def _s(columns: Sequence[int], one: str, many: str) -> str:
 
 
 def _table(data: DataSet) -> _Table | None:
-    """The samples as a table, None where they are none."""
+    """Return the samples as a table, or None if they are not flat."""
     columns = math.prod(data.x.shape[1:])
     if data.x.ndim > 2 or not 1 <= columns <= MOST_LOOKED_AT:
         return None
@@ -127,7 +127,7 @@ def _table(data: DataSet) -> _Table | None:
     targets: NDArray[Any] = data.y[rows].reshape(len(rows), -1)
     whole = data.y.dtype.kind != "f"
     if whole and data.y.ndim > 1 and data.x.dtype.kind in "biu":
-        targets = targets[:, :0]  # tokens: a language model has its input as targets
+        targets = targets[:, :0]  # a language model has its input tokens as targets
     return _Table(
         data.x[rows].astype(np.float64).reshape(len(rows), columns),
         targets[:, :MOST_GROUPS].astype(np.float64),
@@ -138,7 +138,7 @@ def _table(data: DataSet) -> _Table | None:
 
 
 def _answers(table: _Table) -> tuple[int, ...]:
-    """Columns that are a target, or determine it."""
+    """Return the columns that equal a target, or determine it."""
     if len(table.rows) < _LEAST_ROWS:
         return ()
     answers: set[int] = set()
@@ -151,7 +151,7 @@ def _answers(table: _Table) -> tuple[int, ...]:
 
 
 def _correlation(x: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Of each column with a target, without its sign; 0 for a constant column."""
+    """Correlate each column with a target, without sign; 0 for a constant column."""
     apart = x - x.mean(0)
     aim = target - target.mean()
     size = np.sqrt(np.square(apart).sum(0) * np.square(aim).sum())
@@ -159,7 +159,7 @@ def _correlation(x: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray
 
 
 def _one_to_one(x: NDArray[np.float64], labels: NDArray[np.float64]) -> Iterator[int]:
-    """Columns with a value for each label and a label for each value; few values, each often."""
+    """Return columns with one value per label and one label per value; few values, each frequent."""
     known, label = np.unique(labels, return_inverse=True)
     if len(known) * 2 > len(labels):
         return
@@ -171,7 +171,7 @@ def _one_to_one(x: NDArray[np.float64], labels: NDArray[np.float64]) -> Iterator
 
 
 def _counting(table: _Table) -> tuple[int, ...]:
-    """Columns of whole numbers that are all different, and too close together for that to be chance."""
+    """Return columns of whole numbers that are all different, and too close together for chance."""
     found = []
     for i, column in enumerate(table.x.T):
         if not (column == np.floor(column)).all() or len(np.unique(column)) < len(column):
@@ -186,11 +186,11 @@ def _counting(table: _Table) -> tuple[int, ...]:
 
 
 def _constant(table: _Table, data: DataSet, fleet: DataSummary | None) -> dict[float, list[int]]:
-    """Columns of one value each, by that value.
+    """Group constant columns by their value.
 
-    A value that is common in the other columns stands for nothing there, as 0 does in pictures and
-    in columns of yes and no. Whole numbers of an integer type may be tokens, of which the first is
-    often the same.
+    A value that is common in the other columns is a filler, such as 0 in pictures and in columns of
+    yes and no. Whole numbers of an integer type may be tokens, and the first token is often the
+    same.
     """
     maybe_tokens = data.x.dtype.kind != "f" if fleet is None else are_tokens(fleet)
     if len(table.rows) < _LEAST_ROWS or maybe_tokens or table.x.shape[1] > MOST_GROUPS:
@@ -198,7 +198,7 @@ def _constant(table: _Table, data: DataSet, fleet: DataSummary | None) -> dict[f
     lowest = table.x.min(0)
     constant = lowest == table.x.max(0)
     varied = table.x[:, ~constant]
-    seen = data.batch(table.rows[:1], "float32")[0].reshape(-1)  # as the fleet's figures are
+    seen = data.batch(table.rows[:1], "float32")[0].reshape(-1)  # in the form of the fleet's figures
     groups: dict[float, list[int]] = {}
     for i in np.flatnonzero(constant).tolist():
         value = float(lowest[i])
@@ -209,10 +209,10 @@ def _constant(table: _Table, data: DataSet, fleet: DataSummary | None) -> dict[f
 
 
 def _usual(value: float, fleet: DataSummary, i: int) -> bool:
-    """Whether a column may well be constant: it is that in the fleet, or has two values there.
+    """Return whether a column may be constant: it is constant in the fleet, or has two values there.
 
-    All values lie at the ends where the variance is (mean - lowest) * (highest - mean), and only
-    there (Bhatia, Davis: "A better bound on the variance", 2000).
+    All values are at the ends of the range exactly if the variance is (mean - lowest) * (highest - mean)
+    (Bhatia, Davis: "A better bound on the variance", 2000).
     """
     if fleet.groups != "columns" or i >= len(fleet.mean):
         return False

@@ -1,4 +1,4 @@
-"""Which Python functions a configuration file may name: those whose files lie in its own folder, or in one it lists."""
+"""Limits the Python functions that a configuration may name to files in its own folder, or in folders that it lists."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -10,7 +10,7 @@ from fleet_protocol.frozen import FrozenModel
 
 
 def functions_in(value: object) -> Iterator[str]:
-    """The functions, ``file.py:function``, that the sources of data in a configuration name."""
+    """Return the functions, ``file.py:function``, that the data sources in a configuration name."""
     if isinstance(value, Source):
         yield from value.functions()
     elif isinstance(value, FrozenModel):
@@ -22,17 +22,17 @@ def functions_in(value: object) -> Iterator[str]:
 
 
 def require_own_functions(config: FrozenModel, path: Path, code: Iterable[Path]) -> None:
-    """See that a configuration calls functions of its own folder alone, or of folders that it lists.
+    """Check that a configuration calls only functions of its own folder, or of folders that it lists.
 
-    Links count as what they lead to.
+    Links are resolved first.
 
     Args:
-        config: with absolute paths.
+        config: the configuration with absolute paths.
         path: its file.
-        code: the folders that it lists, as absolute paths.
+        code: folders that it lists, as absolute paths.
 
     Raises:
-        ConfigError: a function lies elsewhere.
+        ConfigError: a function is elsewhere.
     """
     own = path.resolve().parent
     folders = (own, *(folder.resolve() for folder in code))
@@ -43,6 +43,6 @@ def require_own_functions(config: FrozenModel, path: Path, code: Iterable[Path])
         real = file.resolve()
         if not any(real.is_relative_to(folder) for folder in folders):
             raise ConfigError(
-                f"{path} calls {name}, whose file lies in {real.parent}: only functions in the folder of the"
+                f"{path} calls {name}, whose file is in {real.parent}: only functions in the folder of the"
                 f' configuration, {own}, run. Move the file there, or list its folder: code = ["{real.parent}"]'
             )

@@ -1,4 +1,4 @@
-"""Figures of a board's samples beside the fleet's, group by group."""
+"""Compares figures of a board's samples with the fleet's, group by group."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ from numpy.typing import NDArray
 from fleet_protocol.data.inspection import named
 from fleet_protocol.data.summary import DataSummary
 
-_SPREAD = 0.1  # deviation as a share of the range; below, values are seldom other than one
-_ALIKE = 1.0  # deviations between the means of what may be the same column
-_ALIKE_TIMES = 3.0  # between their deviations
+_SPREAD = 0.1  # deviation as a share of the range; below it, nearly all values are the same
+_ALIKE = 1.0  # most deviations between the means of a column on both sides
+_ALIKE_TIMES = 3.0  # most times that their deviations differ
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Of each group, float64 arrays of one length."""
+    """Figures of each group, float64 arrays of one length."""
 
     lowest: NDArray[np.float64]
     highest: NDArray[np.float64]
@@ -25,18 +25,18 @@ class Figures:
 
     @classmethod
     def of(cls, summary: DataSummary) -> "Figures":
-        """As arrays."""
+        """Convert the figures of a summary to arrays."""
         figures = (summary.lowest, summary.highest, summary.mean, summary.deviation)
         return cls(*(np.array(figure) for figure in figures))
 
     @property
     def range(self) -> NDArray[np.float64]:
-        """From lowest to highest."""
+        """The range, highest minus lowest."""
         return self.highest - self.lowest
 
     @property
     def dense(self) -> NDArray[np.bool_]:
-        """Whether values are spread over their range, not seldom other than one value."""
+        """Whether values are spread over their range, instead of nearly all the same."""
         return (self.range > 0) & (self.deviation >= _SPREAD * self.range)
 
 
@@ -45,10 +45,10 @@ class Pair:
     """Figures of a board and of the fleet.
 
     Attributes:
-        own: the board's.
-        fleet: the fleet's.
-        noun: what a group is, for people; empty where the figures are of all values.
-        names: of the groups.
+        own: the board's figures.
+        fleet: the fleet's figures.
+        noun: word for a group in messages; empty if the figures cover all values.
+        names: names of the groups.
     """
 
     own: Figures
@@ -58,7 +58,7 @@ class Pair:
 
     @classmethod
     def of(cls, own: DataSummary, fleet: DataSummary, columns: Sequence[str]) -> "Pair":
-        """Of two summaries with the same groups."""
+        """Pair two summaries with the same groups."""
         nouns = {"columns": "column", "channels": "channel", "all": ""}
         names = tuple(columns) if len(columns) == len(own.mean) else ()
         return cls(Figures.of(own), Figures.of(fleet), nouns[own.groups], names)
@@ -75,26 +75,26 @@ class Pair:
 
     @property
     def ranges(self) -> NDArray[np.float64]:
-        """The same of the ranges."""
+        """The same for the ranges."""
         return _quotient(self.own.range, self.fleet.range, self.vary)
 
     @property
     def distances(self) -> NDArray[np.float64]:
-        """Between each of the board's means and each of the fleet's, in the larger deviation."""
+        """Distance between each of the board's means and each of the fleet's, in units of the larger deviation."""
         apart = np.abs(self.own.mean[:, None] - self.fleet.mean)
         largest = np.maximum(self.own.deviation[:, None], self.fleet.deviation)
         return _quotient(apart, largest, largest > 0, otherwise=0.0)
 
     @property
     def alike(self) -> NDArray[np.bool_]:
-        """Whether each of the board's groups may be each of the fleet's."""
+        """Whether each of the board's groups may match each of the fleet's."""
         least = np.minimum(self.own.deviation[:, None], self.fleet.deviation)
         most = np.maximum(self.own.deviation[:, None], self.fleet.deviation)
         times = _quotient(most, least, least > 0, otherwise=np.inf)
         return (self.distances <= _ALIKE) & (times <= _ALIKE_TIMES)
 
     def name(self, *groups: int) -> str:
-        """Groups for people."""
+        """List groups for messages."""
         return named(groups, self.names, self.noun)
 
     def shown(self, i: int) -> str:

@@ -1,4 +1,4 @@
-"""Readers of arrays: each turns one kind of ``[data]`` table into samples and labels, which have no names."""
+"""Reads arrays: each reader turns one kind of ``[data]`` table into samples and labels without names."""
 
 import math
 import struct
@@ -26,7 +26,7 @@ _NPY_MAGIC = b"\x93NUMPY"
 
 
 def _load_numpy(path: Path) -> Any:
-    """The array of an ``.npy`` file, or an open ``.npz`` file."""
+    """Return the array of an ``.npy`` file, or an open ``.npz`` file."""
     need(path)
     try:
         with path.open("rb") as file:  # as np.load leaves a damaged archive open
@@ -99,7 +99,7 @@ def read_idx(config: IdxData) -> Arrays:
 
 
 def _unmapped_part(part: Any) -> Named:
-    """An array of the user's, or several by name; one that shows a mapped file is read from that instead."""
+    """Convert the user's array, or several by name; a mapped array is read from its file instead."""
     if isinstance(part, dict):
         return {name: np.asarray(unmapped(np.asarray(array))) for name, array in part.items()}
     return unmapped(np.asarray(part))

@@ -43,7 +43,7 @@ def read_samples(
         own = source if isinstance(source, ImagesData) else grey
     else:
         raise DataError(f"{path} is none of .npz, .npy, .csv and an image; convert it")
-    flat_table = isinstance(own, CsvData) and len(takes) == 1  # its columns are counted once they are picked
+    flat_table = isinstance(own, CsvData) and len(takes) == 1  # its columns are counted after they are picked
     shape = None if manifest.parts[0] or flat_table else takes
     update = {"path": path, "shape": shape, "classes": None, "augment": (), "limit": None}
     given: Arrays | None = None if isinstance(samples, Path) else (samples, {})

@@ -50,13 +50,13 @@ class Source(FrozenModel):
     limit: int | None = Field(default=None, ge=1)
 
     def relocated(self, move: Callable[[Path], Path]) -> Self:
-        """The same source with its files, those of functions among them, as `move` replaces them."""
+        """Apply `move` to the files of the source, including those of functions."""
         transforms = tuple(relocated(move, name) for name in self.transforms)
         augment = tuple(relocated(move, name) for name in self.augment)
         return super().relocated(move).model_copy(update={"transforms": transforms, "augment": augment})
 
     def functions(self) -> tuple[str, ...]:
-        """The functions of the user's, ``file.py:function``, that are called to read or change the samples."""
+        """Return the user's functions, ``file.py:function``, that read or change the samples."""
         return tuple(name for name in (*self.transforms, *self.augment) if file_of(name) is not None)
 
 
@@ -82,9 +82,9 @@ class ImagesData(Source):
 
     Attributes:
         path: the folder; each folder in it that holds images, at any depth, is a label. Hidden folders, those of the
-            system (``@eaDir``, ``lost+found``) and those without images are none.
-        labels: names of the folders in the order of the labels. Without it the fleet's contract says the order, and
-            where there is none (on a server, in a simulation), they stand in the order of their names.
+            system (``@eaDir``, ``lost+found``) and those without images are left out.
+        labels: names of the folders in the order of the labels. Without it the fleet's contract sets the order;
+            if there is no contract (on a server, in a simulation), folders are sorted by name.
         targets: instead of folders a table without header: the file of an image, from ``path``, then its number or
             numbers.
         size: height and width to resize to, or None where all images have one size.
@@ -111,8 +111,8 @@ class CsvData(Source):
         columns: columns to use, in order; by default all but the label.
         delimiter: between the fields.
         header: whether the first line names the columns.
-        labels: names in the order of the labels, where the label is a text; without it as for images.
-        missing: number that stands for a missing value of a column that is read; None refuses a table that has one.
+        labels: names in the order of the labels, if labels are texts; without it as for images.
+        missing: number that replaces a missing value in a column that is read; None refuses a table with such a value.
     """
 
     kind: Literal["csv"] = "csv"
@@ -128,7 +128,7 @@ class CsvData(Source):
     @model_validator(mode="after")
     def _one_column_has_names(self) -> Self:
         if self.labels is not None and self.label_columns is not None:
-            raise ValueError("labels names those of one label_column; label_columns are numbers")
+            raise ValueError("labels applies only to one label_column; label_columns are numbers")
         return self
 
 
@@ -160,11 +160,11 @@ class PythonData(Source):
     options: Mapping[str, Free] = Field(default_factory=dict)
 
     def relocated(self, move: Callable[[Path], Path]) -> Self:
-        """The same source with the file of its function as `move` replaces it."""
+        """Apply `move` to the file of the source's function."""
         return super().relocated(move).model_copy(update={"entry_point": relocated(move, self.entry_point)})
 
     def functions(self) -> tuple[str, ...]:
-        """Its loader, and the functions through which what it loads goes."""
+        """Return its loader, and the functions that transform the loaded samples."""
         return (self.entry_point, *super().functions())
 
 

@@ -1,9 +1,9 @@
-"""The files that data consists of, and whether any of them has changed since it was looked at.
+"""Records the state of data files, and finds files that have changed since.
 
-A file is known by its size, its two times, its inode and its device: one that was replaced has another inode, one that
-was written in place has other times, and where a program sets the time back, the time of the last change of the inode
-stays. File systems round times (FAT to two seconds), so of a file that was written shortly before it was looked at the
-content counts as well.
+The state of a file is its size, its two timestamps, its inode and its device: a replaced file has another inode, and a
+file that was written in place has other timestamps. If a program sets the modification time back, the inode's change
+time still differs. File systems round timestamps (FAT to two seconds), so for a file that was written shortly before
+the check, the content is compared as well.
 """
 
 import contextlib
@@ -23,28 +23,28 @@ from fleet_protocol.data.sources import CsvData, DataConfig, IdxData, ImagesData
 from fleet_protocol.errors import DataError
 
 YOUNG_SECONDS = 3.0
-"""A file may be written again so shortly after a write without another time: more than the two seconds of FAT."""
+"""Time after a write in which another write may leave the timestamp unchanged: more than the two seconds of FAT."""
 
 REPLACING = "write new data beside the old and rename it"
-"""How files of data are replaced, so that nobody reads half of the new and half of the old."""
+"""How to replace data files so that no program reads half of the new and half of the old."""
 
 _READ_BYTES = 2**20
 _IMAGE_ENDINGS = tuple(sorted(IMAGE_SUFFIXES))
 _SHOWN = 3  # names in a message
 
 FileStamp = tuple[int, ...]
-"""Size, time of the last write and of the last change in nanoseconds, inode, device; empty where there is no file."""
+"""Size, time of the last write and of the last change in nanoseconds, inode, device; empty if there is no file."""
 
 
 @dataclass(frozen=True)
 class Stamps:
-    """The files of a source as they were at a moment.
+    """The state of a source's files at one moment.
 
     Attributes:
-        config: the source.
+        config: the source's settings.
         labelled: whether the files of labels and targets belong to it.
         files: each file by its path; a folder of images has one digest for all of them.
-        young: digests of the content of files that were written within `YOUNG_SECONDS` before.
+        young: content digests of files that were written within the preceding `YOUNG_SECONDS`.
     """
 
     config: DataConfig
@@ -53,19 +53,19 @@ class Stamps:
     young: Mapping[str, str]
 
     def changes(self, later: "Stamps") -> tuple[str, ...]:
-        """Paths of the files, or folders of images, that another look finds changed."""
+        """Return the paths of files, or folders of images, that differ in a later state."""
         paths = sorted(self.files.keys() | later.files.keys())
         changed = [path for path in paths if self.files.get(path) != later.files.get(path)]
         rewritten = [path for path, digest in sorted(self.young.items()) if _content(path) != digest]
         return tuple(dict.fromkeys([*changed, *rewritten]))
 
     def again(self) -> "Stamps":
-        """The same files as they are now."""
+        """Return the current state of the same files."""
         return stamps_of(self.config, labelled=self.labelled)
 
 
 def stamps_of(config: DataConfig, *, labelled: bool = True) -> Stamps:
-    """Look at every file of a source with absolute paths: its data, and the files of functions that it names."""
+    """Record the state of every file of a source with absolute paths: its data, and the files of its functions."""
     files: dict[str, FileStamp | str] = {}
     young: dict[str, str] = {}
     for path in _single_files(config, labelled=labelled):
@@ -79,13 +79,13 @@ def stamps_of(config: DataConfig, *, labelled: bool = True) -> Stamps:
 
 
 def shown(paths: tuple[str, ...]) -> str:
-    """The names of changed files for a message, of many the first."""
+    """List changed files for a message; of many, only the first."""
     more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
     return ", ".join(paths[:_SHOWN]) + more
 
 
 def _status(path: Path | os.DirEntry[str]) -> os.stat_result | None:
-    """What the system says about a file, or about what a link leads to; None where there is none."""
+    """Return the system's status of a file, or of a link's target; None if there is no file."""
     try:
         return path.stat()
     except OSError:
@@ -93,11 +93,11 @@ def _status(path: Path | os.DirEntry[str]) -> os.stat_result | None:
 
 
 def _stamp(path: str, status: os.stat_result | None, young: dict[str, str]) -> FileStamp:
-    """The stamp of a file; where that is young, its content goes into `young`."""
+    """Return the stamp of a file; for a young file, add its content digest to `young`."""
     if status is None:
         return ()
     if stat.S_ISDIR(status.st_mode):
-        # The size of a folder says nothing, and its times tell of files that do not belong to the data.
+        # A folder's size means nothing, and its times also reflect files that do not belong to the data.
         return (status.st_ino, status.st_dev)
     newest = max(status.st_mtime_ns, status.st_ctime_ns)
     if newest > time.time_ns() - int(YOUNG_SECONDS * 1e9):
@@ -106,10 +106,10 @@ def _stamp(path: str, status: os.stat_result | None, young: dict[str, str]) -> F
 
 
 def _content(path: str) -> str:
-    """A digest of what a file holds; empty where it cannot be read."""
+    """Return a digest of a file's content; empty if it cannot be read."""
     hasher = blake3()
     try:
-        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - the path is a key, and may be no text
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - the path is a key, and may not be text
             while piece := file.read(_READ_BYTES):
                 hasher.update(piece)
     except OSError:
@@ -118,7 +118,7 @@ def _content(path: str) -> str:
 
 
 def _single_files(config: DataConfig, *, labelled: bool) -> Iterator[Path]:
-    """The files of a source that have names in it."""
+    """Return the files that a source names."""
     for name in (*config.transforms, *config.augment):
         if ":" in name:
             yield _of_function(name)
@@ -146,16 +146,16 @@ def _of_function(name: str) -> Path:
 
 
 def _named_files(folder: Path, options: Any) -> Iterator[Path]:
-    """Options of a function that are the names of files, from its own folder."""
+    """Return options of a function that name files in its own folder."""
     for value in options:
         if isinstance(value, str) and value and "\0" not in value and (folder / value).is_file():
             yield folder / value
 
 
 def _images(config: ImagesData) -> Iterator[tuple[str, os.stat_result | None]]:
-    """The images of a folder and its folders, or those that a table lists, with what the system says about each."""
+    """Yield the images of a folder and its folders, or those that a table lists, with the system's status of each."""
     if config.targets is not None:
-        with contextlib.suppress(DataError):  # the reader says what is wrong with the table
+        with contextlib.suppress(DataError):  # the reader reports errors of the table
             for _, row in table_rows(config.targets):
                 yield str(config.path / row[0]), _status(config.path / row[0])
         return
@@ -164,8 +164,8 @@ def _images(config: ImagesData) -> Iterator[tuple[str, os.stat_result | None]]:
     while waiting:
         folder = waiting.pop()
         status = _status(Path(folder))
-        yield folder, status  # also one that is gone
-        if status is None or (status.st_dev, status.st_ino) in visited:  # a link that leads back
+        yield folder, status  # also if the folder is missing
+        if status is None or (status.st_dev, status.st_ino) in visited:  # a link that leads back to a parent
             continue
         visited.add((status.st_dev, status.st_ino))
         for entry in _entries(folder):
@@ -176,7 +176,7 @@ def _images(config: ImagesData) -> Iterator[tuple[str, os.stat_result | None]]:
 
 
 def _entries(folder: str) -> list[os.DirEntry[str]]:
-    """What a folder holds, by name; nothing where it may not be read, or is none."""
+    """Return a folder's entries, by name; nothing if it is not a readable folder."""
     try:
         with os.scandir(folder) as entries:
             return sorted(entries, key=lambda entry: entry.name)

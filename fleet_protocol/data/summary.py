@@ -1,4 +1,4 @@
-"""What samples look like in figures: type, range, mean and deviation, as a model sees them."""
+"""Summarizes samples in figures: type, range, mean and deviation, as a model sees them."""
 
 import math
 from collections.abc import Iterator
@@ -14,14 +14,14 @@ from fleet_protocol.errors import DataError
 from fleet_protocol.frozen import FrozenModel
 
 MOST_ROWS = 10_000
-"""Samples that are looked at; of more, this many are drawn evenly."""
+"""Most samples that are examined; of more, this many are drawn evenly."""
 MOST_VALUES = 2**24
-"""Values that are looked at; large samples are fewer, but at least one."""
+"""Most values that are examined; of large samples fewer are drawn, but at least one."""
 MOST_GROUPS = 256
-"""Columns or channels with figures of their own; of more, all values share one row of figures."""
+"""Most columns or channels with separate figures; with more, all values share one row of figures."""
 
 _PIECE_VALUES = 2**18  # a piece of float64 takes 2 MB
-_DIGITS = 6  # of a figure that is no whole number: a summary travels
+_DIGITS = 6  # of a figure with a fraction, to keep messages short
 _LARGEST = float(np.finfo(np.float32).max)
 _EXACT = 2**53
 
@@ -33,21 +33,21 @@ Grouping = Literal["columns", "channels", "all"]
 
 
 class DataSummary(FrozenModel):
-    """What samples look like as a model sees them: after `scale`, `mean` and `std`; tokens as they are.
+    """Figures of samples as a model sees them: after `scale`, `mean` and `std`; tokens unchanged.
 
     Each of the four figures has a value for every group: a column of flat samples, a channel (the
-    first axis) of others, or one for all values where there would be more than `MOST_GROUPS`.
+    first axis) of others, or all values, if there would be more than `MOST_GROUPS` groups.
 
     Attributes:
-        shape: of one sample.
-        dtype: of the values in the source, before anything is done to them.
-        rows: samples in the data.
-        drawn: samples of them that were looked at.
-        groups: what the figures are of.
+        shape: shape of one sample.
+        dtype: type of the values in the source, before any change.
+        rows: number of samples in the data.
+        drawn: number of samples that were examined.
+        groups: what a group is.
         whole: whether all values that a model sees are whole numbers.
-        lowest: value of each group.
-        highest: value of each group.
-        mean: of each group.
+        lowest: lowest value of each group.
+        highest: highest value of each group.
+        mean: mean of each group.
         deviation: standard deviation of each group (squares are divided by the number of values).
     """
 
@@ -66,12 +66,12 @@ class DataSummary(FrozenModel):
     def _one_figure_a_group(self) -> Self:
         counts = {len(self.lowest), len(self.highest), len(self.mean), len(self.deviation)}
         if len(counts) != 1:
-            raise ValueError("lowest, highest, mean and deviation have a figure for each group")
+            raise ValueError("lowest, highest, mean and deviation need one figure for each group")
         return self
 
 
 class _Figuring:
-    """Running figures of groups; memory is that of one piece, however many rows come."""
+    """Running figures of groups; needs memory for one piece, regardless of the number of rows."""
 
     def __init__(self, groups: int) -> None:
         self.count = 0
@@ -79,10 +79,10 @@ class _Figuring:
         self.lowest = np.full(groups, np.inf)
         self.highest = np.full(groups, -np.inf)
         self.mean = np.zeros(groups)
-        self._squares = np.zeros(groups)  # of the distances from the mean, summed
+        self._squares = np.zeros(groups)  # sums of squared distances from the mean
 
     def add(self, values: NDArray[np.float64]) -> None:
-        """Take in values ``[rows, groups, values of a group]``.
+        """Add values ``[rows, groups, values of a group]``.
 
         Means and squares of two sets are combined as in Chan, Golub, LeVeque: "Updating formulae
         and a pairwise algorithm for computing sample variances", STAN-CS-79-773, 1979.
@@ -101,16 +101,16 @@ class _Figuring:
 
     @property
     def deviation(self) -> NDArray[np.float64]:
-        """Of each group."""
+        """The standard deviation of each group."""
         return np.asarray(np.sqrt(self._squares / self.count))
 
 
 def summarise(data: DataSet, *, tokens: bool = False) -> DataSummary:
-    """Look at samples, in pieces and in float64.
+    """Summarize samples, in pieces and in float64.
 
-    At most `MOST_ROWS` samples and `MOST_VALUES` values are looked at, so that large data takes no
-    longer; of more samples as many are drawn evenly (see `drawn_rows`). Lowest and highest are
-    those of the samples that were looked at.
+    At most `MOST_ROWS` samples and `MOST_VALUES` values are examined, so that large data takes no
+    longer; of more samples that many are drawn evenly (see `drawn_rows`). Lowest and highest cover
+    only the examined samples.
 
     Args:
         data: at least one sample.
@@ -120,15 +120,15 @@ def summarise(data: DataSet, *, tokens: bool = False) -> DataSummary:
         Figures with six digits; whole numbers up to 2**53 are exact.
 
     Raises:
-        DataError: there is no value to look at.
+        DataError: there is no value.
     """
     shape = data.x.shape[1:]
     if not len(data) or not math.prod(shape):
-        raise DataError(f"{data.source} holds {len(data)} samples of shape {list(shape)}: no value")
+        raise DataError(f"{data.source} holds {len(data)} samples of shape {list(shape)}, which have no value")
     groups, kind = _grouping(shape)
     figures = _Figuring(groups)
     rows = drawn_rows(len(data), MOST_VALUES // max(1, math.prod(shape)))
-    with np.errstate(over="ignore"):  # a large scale may leave float32
+    with np.errstate(over="ignore"):  # a large scale may overflow float32
         for values in _pieces(data, rows, groups, tokens=tokens or _is_plain(data)):
             figures.add(values)
     return DataSummary(
@@ -146,16 +146,16 @@ def summarise(data: DataSet, *, tokens: bool = False) -> DataSummary:
 
 
 def are_tokens(summary: DataSummary) -> bool:
-    """Whether samples may be tokens: whole numbers of an integer type, which nothing scales."""
+    """Return whether samples may be tokens: unscaled whole numbers of an integer type."""
     return summary.whole and summary.dtype.startswith(("int", "uint"))
 
 
 def drawn_rows(count: int, most: int = MOST_ROWS) -> NDArray[np.int64]:
-    """Which of so many rows to look at, ascending: all if they are few, else evenly drawn ones.
+    """Choose row numbers to examine, ascending: all if they are few, else evenly drawn ones.
 
-    Of as many equal stretches as rows are drawn, each gives one, at a place that follows from a
-    fixed seed: a fixed stride would always meet the same label where labels take turns. The same
-    count gives the same rows.
+    The rows are divided into equal stretches, one for each drawn row. A fixed seed picks the row in each
+    stretch, since a fixed stride would always pick the same label if labels alternate. The same count
+    gives the same rows.
     """
     most = max(1, min(most, MOST_ROWS))
     if count <= most:
@@ -166,20 +166,20 @@ def drawn_rows(count: int, most: int = MOST_ROWS) -> NDArray[np.int64]:
 
 
 def _grouping(shape: tuple[int, ...]) -> tuple[int, Grouping]:
-    """How many groups of values samples of a shape have, and what they are."""
+    """Return how many groups of values samples of a shape have, and what a group is."""
     if not shape or not 1 <= shape[0] <= MOST_GROUPS:
         return 1, "all"
     return shape[0], "columns" if len(shape) == 1 else "channels"
 
 
 def _is_plain(data: DataSet) -> bool:
-    """Whether whole numbers reach the model as they are, so that float32 need not round them."""
+    """Return whether whole numbers reach the model unchanged, so that float32 does not round them."""
     changed = data.scale != 1.0 or bool(data.mean.any()) or bool((data.std != 1.0).any())
     return data.x.dtype.kind in "biu" and not changed
 
 
 def _pieces(data: DataSet, rows: NDArray[np.int64], groups: int, *, tokens: bool) -> Iterator[NDArray[np.float64]]:
-    """Values of some rows as a model sees them, ``[rows, groups, values of a group]``, by and by."""
+    """Yield values of rows as a model sees them, ``[rows, groups, values of a group]``, in pieces."""
     size = max(1, _PIECE_VALUES // max(1, math.prod(data.x.shape[1:])))
     dtype = "int64" if tokens else "float32"
     for first in range(0, len(rows), size):
@@ -190,7 +190,7 @@ def _pieces(data: DataSet, rows: NDArray[np.int64], groups: int, *, tokens: bool
 
 
 def _written(figures: NDArray[np.float64]) -> tuple[float, ...]:
-    """Figures as they travel: whole numbers exactly, others with few digits."""
+    """Round figures for messages: whole numbers stay exact, others keep few digits."""
     return tuple(_short(figure) for figure in figures.tolist())
 
 

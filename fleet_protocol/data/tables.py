@@ -1,4 +1,4 @@
-"""Tables with one sample per line: columns by name, labels as numbers or names, and a rule for missing values."""
+"""Reads tables with one sample per line: columns by name, labels as numbers or names, a rule for missing values."""
 
 import math
 from array import array
@@ -15,7 +15,7 @@ from fleet_protocol.data.files import need, table_rows
 from fleet_protocol.data.sources import CsvData
 from fleet_protocol.errors import DataError
 
-# What programs write where they have no value, in small letters.
+# Texts that programs write for a missing value, in lower case.
 _MISSING = frozenset({"", "nan", "na", "n/a", "<na>", "#n/a", "null", "none", "nil", "?", "-", "missing"})
 _SHOWN = 12  # names in a message
 
@@ -24,14 +24,14 @@ _Row = tuple[int, list[str]]
 
 @dataclass(frozen=True)
 class _Layout:
-    """Which fields of a line are what.
+    """The meaning of the fields of a line.
 
     Attributes:
-        path: of the table.
-        names: of all columns, empty for one without; None without a header.
-        width: fields of a line.
-        targets: places of what is to be learnt.
-        used: places of what a model reads.
+        path: path of the table.
+        names: names of all columns, empty for a column without a name; None without a header.
+        width: number of fields in a line.
+        targets: positions of the targets.
+        used: positions of the inputs.
     """
 
     path: object
@@ -41,7 +41,7 @@ class _Layout:
     used: tuple[int, ...]
 
     def title(self, place: int) -> str:
-        """A column for people."""
+        """Return the name of a column for messages."""
         if self.names is None:
             return f"column {place}"
         return f"column {self.names[place]!r}" if self.names[place] else f"column {place}, which has no name,"
@@ -49,12 +49,12 @@ class _Layout:
 
 @dataclass
 class _Labels:
-    """The labels of one column while lines come: numbers, or the names that are met.
+    """Collects the labels of one column line by line: numbers or names.
 
     Attributes:
-        said: their names, where somebody named them in the order of the labels.
-        numbers: what was read: numbers, or places among `names`.
-        names: those met so far, with their places; None for numbers.
+        said: their names in the order of the labels, if a setting lists them.
+        numbers: the labels so far: numbers, or positions in `names`.
+        names: names so far, with their positions; None for numbers.
     """
 
     said: tuple[str, ...] | None
@@ -62,7 +62,7 @@ class _Labels:
     names: dict[str, int] | None = None
 
     def add(self, text: str, where: str) -> None:
-        """Take in the label of a line; a DataError has its place."""
+        """Add the label of a line; a DataError names the line."""
         name = plain_name(text)
         if not self.numbers:
             as_names = self.said is not None or not _is_number(name)
@@ -74,15 +74,15 @@ class _Labels:
             return
         if self.said is None and _is_number(name):
             raise DataError(
-                f"{where} has the label {name!r}, a number, where lines before have names such as "
-                f"{next(iter(self.names))!r}; name all labels in [data]: labels = [...]"
+                f"{where} has the label {name!r}, a number, but earlier lines have names such as "
+                f"{next(iter(self.names))!r}; list all labels in [data]: labels = [...]"
             )
         if self.said is not None and name not in self.names:
-            raise DataError(f"{where} has the label {name!r}, which `labels` in [data] does not name")
+            raise DataError(f"{where} has the label {name!r}, which `labels` in [data] does not list")
         self.numbers.append(self.names.setdefault(name, len(self.names)))
 
     def finished(self) -> tuple[NDArray[np.float64], tuple[str, ...]]:
-        """The numbers of the labels ``[N]``, and their names in order; none where labels are numbers."""
+        """Return the numbers of the labels ``[N]``, and their names in order; no names if labels are numbers."""
         numbers = np.frombuffer(self.numbers, np.float64)
         if self.names is None:
             return numbers, ()
@@ -95,15 +95,15 @@ class _Labels:
 
 
 def read_csv(config: CsvData, *, labelled: bool = True) -> tuple[NDArray[np.float32], NDArray[np.float64], SourceFacts]:
-    """Read a table; without `labelled` the columns of labels are skipped, and need not be there.
+    """Read a table; without `labelled`, label columns are skipped and may be missing.
 
     Returns:
-        float32 samples ``[N, columns]``; labels ``[N]``, or ``[N, columns]`` where several are named,
-        all 0 without `labelled`; and the names.
+        float32 samples ``[N, columns]``; labels ``[N]``, or ``[N, columns]`` for several label columns,
+        all 0 without `labelled`; and the facts.
 
     Raises:
-        DataError: a missing or ambiguous column, one that is learnt and read as well, a field that is
-            no number, a missing value without a rule, or a header that is none.
+        DataError: a column is missing, ambiguous, or both target and input; a field is not a number; a
+            value is missing without a rule; or the header is a sample.
     """
     need(config.path)
     rows = table_rows(config.path, config.delimiter)
@@ -138,7 +138,7 @@ def read_csv(config: CsvData, *, labelled: bool = True) -> tuple[NDArray[np.floa
 
 
 def _begin(config: CsvData, rows: Iterator[_Row], *, labelled: bool) -> tuple[_Layout, Iterator[_Row]]:
-    """What the columns are, and the lines of data."""
+    """Return the layout of the columns, and the lines of data."""
     first = next(rows, None)
     if first is None:
         raise DataError(f"{config.path} is empty: it holds no line of data")
@@ -162,15 +162,15 @@ def _layout(config: CsvData, names: tuple[str, ...] | None, width: int, *, label
     both = next((place for place in used if place in targets), None)
     if both is not None:
         raise DataError(
-            f"{config.path}: {_bare(layout, both)} is to be learnt and is among `columns`, so"
-            " that a model would read the answer; take it out of `columns`"
+            f"{config.path}: {_bare(layout, both)} is a label and is listed in `columns`, so"
+            " a model would read the answer; remove it from `columns`"
         )
     counts = Counter(names[place] for place in {*targets, *used}) if names is not None else {}
     twice = next((name for name, count in counts.items() if name and count > 1), None)
     if twice is not None:
         raise DataError(
             f"{config.path} has {counts[twice]} columns with the name {twice!r}: rename or remove all but one, "
-            "or name the columns to use by `columns` in [data]"
+            "or list the columns to use as `columns` in [data]"
         )
     return layout
 
@@ -182,24 +182,24 @@ def _bare(layout: _Layout, place: int) -> str:
 def _place(config: CsvData, column: str | int, names: Sequence[str] | None, width: int) -> int:
     if isinstance(column, int):
         if not -width <= column < width:
-            raise DataError(f"{config.path} has {width} columns, there is no column {column}")
+            raise DataError(f"{config.path} has {width} columns, so column {column} does not exist")
         return column % width
     name = plain_name(column)
     if names is None or name not in names:
         shown = ", ".join(names[:_SHOWN]) if names else "no header"
         raise DataError(
-            f"{config.path} has no column {column!r} (it has {shown}); see `label_column`, `columns`, `delimiter`, "
+            f"{config.path} has no column {column!r} (it has {shown}); check `label_column`, `columns`, `delimiter`, "
             "`header`"
         )
     return list(names).index(name)
 
 
 def _check_header(config: CsvData, names: tuple[str, ...], second: Sequence[str] | None) -> None:
-    """See that the first line is a header and not a sample, which would be lost.
+    """Check that the first line is a header and not a sample, which would be lost.
 
-    It is one where a column of the configuration is named in it, where it has no number, where its
-    numbers count the columns (0, 1, 2, ... as pandas writes them), or where the next line has a
-    number below one of its texts.
+    The line is a header if it has the name of a configured column, if it has no number, if its numbers
+    count the columns (0, 1, 2, ... as pandas writes them), or if the next line has a number below
+    one of its texts.
     """
     configured = {*(config.label_columns or (config.label_column,)), *(config.columns or ())}
     named = any(isinstance(column, str) and plain_name(column) in names for column in configured)
@@ -213,12 +213,12 @@ def _check_header(config: CsvData, names: tuple[str, ...], second: Sequence[str]
     raise DataError(
         f"the first line of {config.path} holds {'a sample' if texts else 'numbers only'} "
         f"({', '.join(names[:4])}, ...), which would be lost as a header: set header = false in [data]; "
-        "if it is a header, say the label by its name in it (label_column)"
+        "if it is a header, set label_column to the label's name in it"
     )
 
 
 def _numbers(layout: _Layout, line: int, row: Sequence[str]) -> list[float]:
-    """What a model reads of a line; NaN where a value is missing."""
+    """Return a line's inputs for the model, with NaN for a missing value."""
     fields = [row[place] for place in layout.used]
     try:
         return [*map(float, fields)]
@@ -242,7 +242,7 @@ def _number(layout: _Layout, line: int, place: int, text: str) -> float:
 def _filled(
     config: CsvData, layout: _Layout, x: NDArray[np.float32], lines: Sequence[int]
 ) -> tuple[NDArray[np.float32], float | None]:
-    """The samples with the number of the rule where a value is missing, and that number if it was needed."""
+    """Return samples whose missing values have the number of the rule, and that number if it was used."""
     missing = np.isnan(x)
     if not missing.any():
         return x, None
@@ -251,7 +251,7 @@ def _filled(
         place = layout.used[int(column)]
         raise DataError(
             f"line {lines[int(row)]} of {config.path} has no value in {layout.title(place)} ({int(missing.sum())} such "
-            "values): set `missing` in [data] to the number that stands for them, on every board and the server alike, "
+            "values): set `missing` in [data] to the number that replaces them, on every board and the server, "
             "or leave those lines out"
         )
     return np.where(missing, np.float32(config.missing), x), config.missing
@@ -262,8 +262,8 @@ def _label_number(text: str, where: str) -> float:
         number = float(text)
     except ValueError:
         raise DataError(
-            f"{where} has the label {text.strip()[:40]!r}, expected numbers; labels that are names are all "
-            "texts, or are named in [data]: labels = [...]"
+            f"{where} has the label {text.strip()[:40]!r}, expected numbers; if labels are names, all "
+            "must be texts, or listed in [data]: labels = [...]"
         ) from None
     if math.isnan(number):
         raise DataError(f"{where} has no label; leave the line out")

@@ -73,7 +73,7 @@ MASKING = frozenset(
 
 
 SIZE_LIMIT = 2**24
-"""The most that a constant may make of one dimension: a loop over its rows ends, and a tensor has some memory."""
+"""The largest dimension that a constant may produce: a loop over its rows ends, and a tensor's memory is limited."""
 
 _SIZED: Mapping[str, tuple[int, ...]] = MappingProxyType({"Expand": (1,), "Range": (0, 1, 2), "Tile": (1,)})
 """Operators that make a value larger, with the inputs that say how large."""
@@ -180,23 +180,23 @@ def check_graph(data: Buffer, specs: Iterable[GraphSpec], *, leaves: bool = True
 
 
 def check_file(path: Path) -> None:
-    """See that the graph in a file has only operators and parts that the exporter writes, as `check_structure` does.
+    """Check that the graph in a file has only operators and parts that the exporter writes, like `check_structure`.
 
     Raises:
-        RefusedError: it has others.
+        RefusedError: it has other operators or parts.
         BlobError: the file cannot be read.
     """
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             _on_view(data, check_structure)
-    except (OSError, ValueError) as error:  # a file of no bytes cannot be mapped
+    except (OSError, ValueError) as error:  # an empty file cannot be mapped
         raise BlobError(f"cannot read graph {path}: {error}") from error
 
 
 def _on_view(data: Buffer, look: Callable[[memoryview], object]) -> None:
-    """Look at bytes, and let go of all of them before a refusal is raised, so that whoever mapped them can close them.
+    """Check bytes, and release all of them before raising a refusal, so that the caller can close the mapping.
 
-    The frames of a traceback hold the pieces that were looked at.
+    Otherwise the frames of the traceback would keep the pieces.
     """
     refusal: RefusedError | None = None
     with memoryview(data) as view:
@@ -249,11 +249,11 @@ def check_structure(data: memoryview) -> Graph:
 
 
 def _check_sizes(node: Node, largest: Mapping[str, int]) -> None:
-    """See that no constant makes a value so large that a loop over its rows would not end."""
+    """Check that no constant makes a value so large that a loop over its rows would not end."""
     for place in _SIZED.get(node.op_type, ()):
         size = largest.get(node.inputs[place], 0) if place < len(node.inputs) else 0
         if size > SIZE_LIMIT:
-            raise _unsafe(f"a node {node.op_type} makes {size:,} rows; {SIZE_LIMIT:,} are the most")
+            raise _unsafe(f"a node {node.op_type} makes {size:,} rows; the limit is {SIZE_LIMIT:,}")
 
 
 def _check_nodes(

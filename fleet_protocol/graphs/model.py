@@ -23,7 +23,7 @@ _FLOAT32, _INT32, _INT64, _BOOL = 1, 6, 7, 9
 _ITEM_BYTES = {_FLOAT32: 4, _INT32: 4, _INT64: 8, _BOOL: 1}
 _WHOLE: Mapping[int, np.dtype[Any]] = {_INT32: np.dtype("<i4"), _INT64: np.dtype("<i8")}
 EMPTY_LIMIT = 2**24
-"""Most rows of a constant without an element: it costs nothing to store, and a loop over its rows would not end."""
+"""Most rows of an empty constant: it costs nothing to store, but a loop over its rows would not end."""
 
 _DTYPES = {_FLOAT32: "float32", _INT64: "int64"}
 _TENSOR_ATTRIBUTE, _GRAPH_ATTRIBUTE, _GRAPHS_ATTRIBUTE = 4, 5, 10
@@ -115,7 +115,7 @@ class Graph:
     opsets: Mapping[str, int]
     nodes: tuple[Node, ...]  # in the order of the file, which is one they can run in
     constants: frozenset[str]  # names of the initializers
-    largest: Mapping[str, int]  # of those that hold short lists of whole numbers, such as shapes: the largest magnitude
+    largest: Mapping[str, int]  # largest magnitude in short lists of whole numbers, such as shapes
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
 
@@ -209,7 +209,7 @@ def _attribute(data: memoryview, op_type: str, *, loop: bool) -> Graph | None:
 @dataclass(frozen=True)
 class _Constant:
     name: str
-    largest: int | None  # of a short list of whole numbers; None of every other tensor
+    largest: int | None  # for a short list of whole numbers; None for other tensors
 
 
 def _constant(data: memoryview, what: str) -> _Constant:
@@ -220,7 +220,7 @@ def _constant(data: memoryview, what: str) -> _Constant:
     if dtype not in _ITEM_BYTES or len(dims) > _RANK_LIMIT or any(not 0 <= size < 2**40 for size in dims):
         raise _bad(f"{what} {name!r} has element type {dtype} and shape {dims}")
     if 0 in dims and math.prod(max(1, size) for size in dims) > EMPTY_LIMIT:
-        raise _bad(f"{what} {name!r} has shape {dims} and no element")
+        raise _bad(f"{what} {name!r} has shape {dims} but no element")
     held = sum(len(_view(item)) for item in tensor["raw_data"]) // _ITEM_BYTES[dtype]
     held += sum(1 for _ in floats(tensor["float_data"]))
     held += sum(1 for key in ("int32_data", "int64_data") for _ in numbers(tensor[key]))
@@ -230,14 +230,14 @@ def _constant(data: memoryview, what: str) -> _Constant:
 
 
 def _largest(tensor: Message, dtype: int) -> int | None:
-    """The largest magnitude of the whole numbers of a tensor; None of one of another type."""
+    """Return the largest magnitude of a tensor's whole numbers; None for other types."""
     if dtype not in _WHOLE:
         return None
     listed = [number for key in ("int32_data", "int64_data") for number in numbers(tensor[key])]
     for piece in tensor["raw_data"]:
         raw = bytes(_view(piece))
         if len(raw) % _ITEM_BYTES[dtype]:
-            raise _bad("the content of a tensor is cut off")
+            raise _bad("the content of a tensor is truncated")
         listed += np.frombuffer(raw, _WHOLE[dtype]).tolist()
     return max(map(abs, listed))
 

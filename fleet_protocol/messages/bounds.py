@@ -42,10 +42,10 @@ Text = Annotated[str, Field(max_length=8000), AfterValidator(plain)]
 
 
 FINDING_CHARACTERS = 1000
-MOST_FINDINGS = 8  # of one board
+MOST_FINDINGS = 8  # per board
 
 Finding = Annotated[str, Field(min_length=1, max_length=FINDING_CHARACTERS), AfterValidator(plain)]
-"""What looks wrong in a board's data, one sentence."""
+"""One data finding of a board, as a sentence."""
 
 
 def _ascending(ranges: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:

@@ -8,7 +8,7 @@ from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages.bounds import Positive
 from fleet_protocol.messages.values import Name
 
-SCHEMA_VERSION = 8  # 8: offers may carry the contract of the data, and refusals have a reason for it
+SCHEMA_VERSION = 8  # 8: offers may carry the data contract, and refusals have reasons for data
 
 
 class Message(FrozenModel):

@@ -142,8 +142,8 @@ class Instructions(FrozenModel):
         stays: parameters of the model that stay on the device (they may have another shape there). They are not in
             its update, and its labels are not in its metrics.
         upload: how the update travels.
-        contract: what a sample is to the fleet; the device brings its data into this form, or refuses. None where the
-            fleet has none.
+        contract: the fleet's definition of a sample; the device brings its data into this form, or refuses the task.
+            None if the fleet has no contract.
     """
 
     routine: Name = "train"

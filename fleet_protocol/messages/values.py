@@ -140,8 +140,8 @@ class Profile(FrozenModel):
         lowered: why, and when it will take larger sub-models again.
         release: record of `device_runtime.agent.releases`; None where the board takes none.
         sets: the same of releases that are artifact sets.
-        findings: what looks wrong in its data, or different from the fleet's; None where nothing does, or where the
-            board does not tell.
+        findings: what looks wrong in its data, or different from the fleet's; None if there is nothing to report, or if
+            reporting is off.
     """
 
     arch: Word

@@ -213,15 +213,15 @@ def _new_weight_norms(layer: nn.Module) -> bool:
 
 
 def is_replaced(layer: nn.Module) -> bool:
-    """Whether a conversion puts a counterpart in the place of a layer; a ConfigError as of `convert`."""
+    """Return whether a conversion replaces a layer; errors are those of `convert`."""
     return _counterpart(layer) is not None
 
 
 def convert(module: nn.Module) -> tuple[nn.Module, tuple[Replacement, ...]]:
     """Replace what cannot be exported, in place but for a model that is such a layer; returns it and what was replaced.
 
-    Weights and statistics are kept; those of attention and of recurrent layers get other names. How the state of the
-    module as it was follows from what is returned is kept with it, for `origin_of`.
+    Weights and statistics are kept; those of attention and of recurrent layers get other names. The result also stores
+    how the state of the original module follows from it, for `origin_of`.
 
     Raises:
         ConfigError: a layer has settings that its counterpart lacks.
@@ -254,7 +254,7 @@ def convert(module: nn.Module) -> tuple[nn.Module, tuple[Replacement, ...]]:
             layer.use_nested_tensor = False  # its shortcut knows PyTorch's own attention alone
         if isinstance(layer, (nn.TransformerEncoder, nn.TransformerDecoder)):
             layer.register_forward_pre_hook(_with_plain_masks, with_kwargs=True)
-        for name, child in list(layer._modules.items()):  # noqa: SLF001 - named_children leaves second names out
+        for name, child in list(layer._modules.items()):  # noqa: SLF001 - named_children omits second names
             if child is not None:
                 setattr(layer, name, walk(child, f"{path}.{name}" if path else name))
         return layer
@@ -269,7 +269,7 @@ _ORIGIN = "_shoal_origin"
 
 
 def origin_of(module: nn.Module) -> Restored | None:
-    """How the state of a module before its conversion follows from it; None where nothing was converted."""
+    """Return how the state of the original module follows from a converted one; None if nothing was converted."""
     origin: Restored | None = vars(module).get(_ORIGIN)
     return origin
 

@@ -5,7 +5,7 @@ clients", ICLR 2021. A static batch norm keeps no running averages while it trai
 sub-models cannot be merged; its statistics are asked for after training. A Scaler makes up for the units that a
 narrower model lacks.
 
-Each such layer has a `mode`, set for a whole model by `set_mode`; PyTorch's own `train()` and `eval()` set the first
+Each such layer has a `mode`, set for a whole model by `set_mode`; PyTorch's own `train()` and `eval()` select the first
 and the last:
 
     ============  =============================  ==========================
@@ -36,7 +36,7 @@ ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 
 class _Moded(nn.Module):
-    """A layer with a mode, which follows PyTorch's training flag where nobody sets it: ``eval()`` means mode eval."""
+    """A layer with a mode, which follows PyTorch's training flag unless it is set: ``eval()`` selects mode eval."""
 
     mode: Mode
 

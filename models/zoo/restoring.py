@@ -1,7 +1,7 @@
-"""What the state of a module as its author wrote it is made of, in terms of the converted one that is exported.
+"""Expresses the state of a module, as its author wrote it, in terms of the converted model that is exported.
 
-A conversion keeps most parameters under their names. What it replaces is undone here: each kind of layer says which
-parameters or statistics of its counterpart the entries of its own state come from.
+A conversion keeps most parameters under their names. This module reverses its replacements: each kind of layer lists
+the parameters or statistics of its counterpart from which the entries of its own state come.
 """
 
 import re
@@ -34,28 +34,28 @@ class Part:
 
 @dataclass(frozen=True)
 class Restored:
-    """The description of a class, and the buffers that never change, by the names of its state."""
+    """A description of a class, and its constant buffers, by the names of its state."""
 
     own: OwnClass
     constants: Mapping[str, Tensor]
 
     def arrays(self) -> Tensors:
-        """The constants for numpy."""
+        """The constants as numpy arrays."""
         return {name: value.cpu().contiguous().numpy().copy() for name, value in self.constants.items()}
 
 
 @dataclass(frozen=True)
 class Untouched:
-    """A module as its author wrote it: what it consisted of before anything was replaced in it."""
+    """A module as its author wrote it: its parts before any replacement."""
 
-    layers: Mapping[str, nn.Module]  # by every path
-    state: Mapping[str, Any]  # with parameters as such
-    first: Mapping[str, str]  # names of parameters and paths of layers to the first of each, where one has several
-    weight_norms: tuple[tuple[str, str], ...]  # path of the layer and name of the parameter, of PyTorch's older kind
+    layers: Mapping[str, nn.Module]  # by each of their paths
+    state: Mapping[str, Any]  # including parameters
+    first: Mapping[str, str]  # maps names of parameters and paths of layers to the first of each, if there are several
+    weight_norms: tuple[tuple[str, str], ...]  # layer path and parameter name of PyTorch's older weight norm
 
     @classmethod
     def of(cls, module: nn.Module) -> "Untouched":
-        """Look at a module."""
+        """Record the parts of a module."""
         layers = dict(module.named_modules(remove_duplicate=False))
         of_layer = {id(layer): path for path, layer in module.named_modules()}
         of_value = {id(value): name for name, value in module.named_parameters()}
@@ -71,10 +71,10 @@ class Untouched:
         return cls(layers, module.state_dict(keep_vars=True), first, tuple(hooks))
 
     def restored(self, is_replaced: Callable[[str, nn.Module], bool], *, converted: bool = True) -> Restored:
-        """How the state follows from the tensors of the exported model.
+        """Return how the state follows from the tensors of the exported model.
 
         Args:
-            is_replaced: whether a layer, by a path of it, has a counterpart in the exported model.
+            is_replaced: tells, for a path of a layer, whether the exported model has a counterpart instead.
             converted: whether the exported model was converted at all.
         """
         parts = {part.name: part for part in self._parts(is_replaced, converted=converted)}
@@ -84,7 +84,7 @@ class Untouched:
         for name, value in self.state.items():
             part = parts.get(self.first.get(name, name), parts.get(name))
             if not isinstance(value, Tensor):
-                problem = problem or f"its state has {name}, which is a {type(value).__name__} and no tensor"
+                problem = problem or f"its state has {name}, which is a {type(value).__name__} and not a tensor"
             elif part is not None:
                 entries.append(Entry(name=name, kind=part.kind, sources=part.sources, dim=part.dim))
             elif isinstance(value, nn.Parameter):
@@ -101,13 +101,13 @@ class Untouched:
                 return (
                     f"{path or 'the model itself'} is a {type(layer).__name__} with track_running_stats=False: it has"
                     " no place for the mean and variance that the run judges its versions with (running_mean and"
-                    " running_var), and normalises by what else is in a batch; leave track_running_stats=False out of"
-                    " the class, or take --format onnx"
+                    " running_var), and normalises by the rest of each batch; leave track_running_stats=False out of"
+                    " the class, or use --format onnx"
                 )
         return ""
 
     def _parts(self, is_replaced: Callable[[str, nn.Module], bool], *, converted: bool) -> Iterator[Part]:
-        """The entries that are no parameter of the same name in the exported model, by full names."""
+        """Return the entries that differ from a parameter of the same name in the exported model, by full names."""
         for path, layer in self.layers.items():
             rule = next((rule for kind, rule in _RULES.items() if isinstance(layer, kind)), None)
             if rule is None or not (isinstance(layer, StaticBatchNorm) or is_replaced(path, layer)):
@@ -122,7 +122,7 @@ class Untouched:
 
 
 def _below(path: str, name: str) -> str:
-    """A name relative to a path; each ``../`` before it leads one layer up."""
+    """Resolve a name relative to a path; each leading ``../`` goes one layer up."""
     while name.startswith("../"):
         path = path.rpartition(".")[0]
         name = name.removeprefix("../")
@@ -158,7 +158,7 @@ def _recurrent(layer: Any) -> Iterator[Part]:
 
 
 def _spectral_norm(layer: Any) -> Iterator[Part]:
-    if hasattr(layer, "_u"):  # which a weight of one dimension has not
+    if hasattr(layer, "_u"):  # a weight of one dimension has none
         yield Part("_u", "left", ("../original",), layer.dim)
         yield Part("_v", "right", ("../original",), layer.dim)
 

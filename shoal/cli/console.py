@@ -20,9 +20,9 @@ PIPE_WIDTH, _WIDEST = 160, 10_000
 
 
 class ShoalConsole(Console):
-    """A console on which no text moves the cursor, however it got there; what rich itself draws goes through.
+    """A console on which no text can move the cursor; only rich's own drawing passes unchanged.
 
-    Stores, messages, files and their names are written by others. See `visible`.
+    Stores, messages, files and their names may come from others. See `visible`.
     """
 
     @override

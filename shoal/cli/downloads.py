@@ -1,4 +1,4 @@
-"""Writes global versions as files that other programs take: safetensors, a state dict of torch, ONNX."""
+"""Writes global versions as files for other programs: safetensors, a state dict of torch, ONNX."""
 
 import io
 from collections.abc import Mapping
@@ -25,17 +25,17 @@ FileFormat = Literal["safetensors", "torch", "onnx"]
 SUFFIXES: Mapping[str, str] = MappingProxyType({"safetensors": "safetensors", "torch": "pt", "onnx": "onnx"})
 
 ELSEWHERE = Path("the downloaded file")
-"""What a page calls a file in the lines that load it, as it does not know where the file will be."""
+"""Name of a file in the lines that load it, if its place is not known, as on the page."""
 
 
 @dataclass(frozen=True)
 class Download:
-    """What was written.
+    """The result of a download.
 
     Attributes:
-        record: the version, with the evaluation of what was written, where there is one.
-        lines: of Python, that load the file; empty where that is not known here.
-        note: what else the user should know; empty for nothing.
+        record: the version, with the evaluation of the written model, if any.
+        lines: lines of Python that load the file; empty if they are not known here.
+        note: further information for the user; may be empty.
     """
 
     record: VersionRecord
@@ -53,21 +53,21 @@ def save_version(
     shown: Path | None = None,
     artifacts: Path | None = None,
 ) -> Download:
-    """Write a global version, or a tier of it, as a file of that format; an existing one is replaced.
+    """Write a global version, or a tier of it, to a file, which may replace an existing one.
 
     Args:
         opened: the store.
-        run: None for the newest.
-        version: its number.
-        tier: None for the whole model.
-        file_format: of the file.
-        path: of the file.
-        shown: what the lines call the file where it is loaded on another machine; by default the path.
-        artifacts: those of `stored_context`.
+        run: the run's id; None for the newest.
+        version: number of the version.
+        tier: the tier; None for the whole model.
+        file_format: format of the file.
+        path: path of the file.
+        shown: path in the lines if another machine loads the file; by default `path`.
+        artifacts: folder of exported sets, see `stored_context`.
 
     Raises:
         ConfigError: there is no such version, the tier is not exported, a faithful file of this format is impossible,
-            or what writes the format is not installed.
+            or a package for the format is not installed.
         StorageError: the file cannot be written.
     """
     exported = load_version(opened, run, version)
@@ -86,16 +86,16 @@ def save_version(
 def _save_whole(
     opened: Store, exported: ExportedVersion, path: Path, shown: Path | None, artifacts: Path | None
 ) -> Download:
-    """Write the tensors of a version as the store has them; where its artifacts are, with statistics that fit."""
+    """Write the tensors of a version from the store, with fitting statistics if its artifacts are available."""
     try:
         found = tier_version(opened, exported, None, artifacts)
-    except ShoalError as error:  # the store alone has been copied
+    except ShoalError as error:  # only the store has been copied
         run = queries.find_run(opened, exported.record.run)
         of_whole = FleetConfig.stored(run.config).evaluation.tier is None
         record = _judged(exported.record, run, None)
         statistics = exported.statistics if of_whole else {}
         export_safetensors(replace(exported, record=record, statistics=statistics), path)
-        return Download(record, note=f"how the file is loaded is not known here: {error}")
+        return Download(record, note=f"cannot show how to load the file: {error}")
     statistics = found.exported.statistics
     export_safetensors(replace(exported, record=found.exported.record, statistics=statistics), path)
     return _written(found, "safetensors", path, shown)
@@ -114,7 +114,7 @@ def save(
     path: Path,
     artifacts: Path | None = None,
 ) -> Download:
-    """Write a version, or the ``tier`` `of` it, in a ``format``; as `save_version`."""
+    """Write a version, or the ``tier`` `of` it, in a ``format``, like `save_version`."""
     tier, kind = of.get("tier"), cast("FileFormat", of["format"])
     if isinstance(source, Store):
         return save_version(source, run.id, version, tier, kind, path, artifacts=artifacts)
@@ -126,14 +126,14 @@ def save(
 
 
 def _judged(version: VersionRecord, run: RunRecord, tier: str | None) -> VersionRecord:
-    """A version with what is known of a tier of it, None for the whole model, where a run may have judged another."""
+    """Return a version with facts about one tier, None for the whole model; the run may have judged another."""
     if version.evaluation is None or tier == FleetConfig.stored(run.config).evaluation.tier:
         return version
     return replace(version, evaluation=version.evaluation.of(tier or ""))
 
 
 def _save_onnx(found: TierVersion, path: Path) -> None:
-    """Write a model for stock onnxruntime with metadata; a ConfigError without onnx, or the statistics of its norms."""
+    """Write a model for stock onnxruntime; raise a ConfigError without onnx, or without its norms' statistics."""
     with needs("export"):
         from trainer_export.formats.onnx import runnable  # noqa: PLC0415  (torch and onnx)
 
@@ -151,14 +151,14 @@ def _save_onnx(found: TierVersion, path: Path) -> None:
 def _save_torch(found: TierVersion, path: Path) -> None:
     """Write the state of the user's class, for ``load_state_dict(torch.load(path, weights_only=True))``.
 
-    Without torch it is a ConfigError.
+    Raises a ConfigError without torch.
     """
     try:
         import torch  # noqa: PLC0415  (nothing else here needs it)
     except ModuleNotFoundError as error:
         raise ConfigError(
-            "--format torch needs torch, which is not installed here; take --format safetensors, "
-            "whose lines load it where torch is"
+            "--format torch needs torch, which is not installed here; use --format safetensors, "
+            "whose lines load the file on a machine with torch"
         ) from error
 
     buffer = io.BytesIO()

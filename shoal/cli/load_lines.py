@@ -1,4 +1,4 @@
-"""The lines of Python that load a file of weights: into the class that its author wrote, or into onnxruntime."""
+"""Builds the lines of Python that load a file of weights: into the user's own class, or into onnxruntime."""
 
 from pathlib import Path
 from typing import Any
@@ -11,16 +11,16 @@ from models.tier import Tier
 
 
 def load_lines(found: TierVersion, file_format: str, path: Path, *, here: bool = True) -> tuple[str, ...]:
-    """The lines that load a file, to be run as they are.
+    """Return lines that load a file and can run unchanged.
 
     Args:
-        found: what is in the file.
+        found: contents of the file.
         file_format: ``torch``, ``safetensors`` or ``onnx``.
-        path: the file, as it is called in the lines.
-        here: whether they are for this machine, where the user's files are.
+        path: path of the file in the lines.
+        here: whether the lines are for this machine, which has the user's files.
 
     Returns:
-        Lines of Python; none where the class is not known by a name, or the file is not complete.
+        Lines of Python; empty if the class has no importable name, or the file is not complete.
     """
     if file_format == "onnx":
         return _onnx_lines(found, path)
@@ -53,7 +53,7 @@ def _imports(builder: Builder, *, here: bool) -> list[str]:
         return [line]
     file = Path(builder.file)
     if not (here and file.is_file()):
-        return [f"{line}  # of {file.name}, which --models named: start Python in its folder"]
+        return [f"{line}  # from {file.name} of --models: start Python in its folder"]
     if file.parent == Path.cwd():
         return [line]
     return [f"import sys; sys.path.append({str(file.parent)!r})", line]
@@ -72,7 +72,7 @@ def _building(builder: Builder, found: TierVersion) -> str:
 
 
 def _files(found: TierVersion, path: Path) -> str:
-    """What reads the tensors, those that are frozen and lie in a file of their own among them."""
+    """Return the expression that reads the tensors, including frozen ones in a separate file."""
     read = f"load_file({str(path)!r})"
     manifest = found.artifacts.manifest
     if not manifest.base:

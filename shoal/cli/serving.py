@@ -30,7 +30,7 @@ def read_fleet(path: Path, broker: str | None) -> FleetConfig:
     """Read fleet.toml, whose relative paths are relative to its folder; `broker` counts instead of its address.
 
     Raises:
-        ConfigError: the file is missing or wrong, or calls functions of other folders than its own and those it lists.
+        ConfigError: the file is missing or wrong, or calls functions outside its own folder and those that it lists.
     """
     config = load_config(path, FleetConfig).resolved(path.resolve().parent)
     require_own_functions(config, path, config.code)
@@ -42,9 +42,9 @@ def read_fleet(path: Path, broker: str | None) -> FleetConfig:
 def serve(
     fleet: str, store: Path, broker: BrokerConfig, own: FleetConfig | None = None, view: ViewConfig | None = None
 ) -> None:
-    """Take requests until stopped, and draw what happens; without `view` no page is served.
+    """Accept requests until stopped, and draw the events; without `view` no page is served.
 
-    Over MQTT it takes runs of its `own` configuration alone. That the server cannot go on is a ShoalError.
+    Over MQTT it accepts only runs of its `own` configuration. Raises a ShoalError if the server cannot continue.
     """
     console = error_console()
     display: list[RunDisplay] = []

@@ -41,7 +41,7 @@ Run = Annotated[str | None, Depends(_named)]
 def acting(store: Path, steer: Steer | None) -> APIRouter:
     """The verbs; whoever calls them was let in by `shoal.view.app`.
 
-    They write the store, and `steer` its server as `broker_server.service.launch` does; None where none works on it.
+    They write the store, and `steer` its server as `broker_server.service.launch` does; None if no server is running.
     """
     api = APIRouter(prefix="/api/v1")
 

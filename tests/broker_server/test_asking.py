@@ -98,7 +98,7 @@ def ask_when_known(ask, *given, **how):
 def test_who_is_not_there_is_said_at_once(url, settings, fleet, ask):
     """A name that nobody has, a board that has gone, and one that goes while it is asked."""
     with Serving(settings, url):
-        with pytest.raises(ConfigError, match="d predicts nothing, unknown-device: it has never been here"):
+        with pytest.raises(ConfigError, match="d predicts nothing, unknown-device: it has never connected"):
             ask()
         with Board(fleet, "d", url):
             ask_when_known(ask)
@@ -111,7 +111,7 @@ def test_who_is_not_there_is_said_at_once(url, settings, fleet, ask):
                 board.wait_for(lambda _: True)
                 waits = pool.submit(ask_when_online, ask)
                 assert asked.wait(PATIENCE)
-            with pytest.raises(ConfigError, match="away: it went away before it answered"):
+            with pytest.raises(ConfigError, match="away: it disconnected before it answered"):
                 waits.result(PATIENCE)
         assert time.monotonic() - begun < PATIENCE
 
@@ -152,7 +152,7 @@ def test_too_many_at_once_are_refused(url, settings, fleet, ask, monkeypatch):
         board.says = lambda _board, ask: held.put(ask)
         waits = [pool.submit(ask) for _ in range(2)]
         asked = [held.get(timeout=PATIENCE) for _ in range(2)]
-        with pytest.raises(ConfigError, match="too-many: 2 requests wait"):
+        with pytest.raises(ConfigError, match="too-many: 2 requests already wait"):
             ask()
         for item in asked:
             board.tell(item)

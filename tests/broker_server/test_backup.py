@@ -151,7 +151,7 @@ def test_of_a_damaged_store_no_backup_is_made(killed, tmp_path):
         path = BlobStore(killed.store / "blobs").path(version.digest)
         whole = path.read_bytes()
         path.write_bytes(whole[:-1])
-        with pytest.raises(BlobError, match=r"blobs/objects/.* is damaged, so no backup was made"):
+        with pytest.raises(BlobError, match=r"blobs/objects/.* is damaged, so no backup was written"):
             back_up(killed.store, file, [user_signer()])
         with pytest.raises(BlobError, match="of version 0, is damaged; `shoal restore` a backup"):
             load_version(store, version.run, 0)
@@ -212,11 +212,11 @@ def test_the_commands_say_what_they_did(tmp_path, monkeypatch, capsys):
     own = f"{signer.words} (key {signer.public[:16]})"
     assert shoal("backup", tmp_path / "store", file, "--json")[0] == 0
     code, said = shoal("restore", file, tmp_path / "copy")
-    assert (code, said) == (0, f"{tmp_path / 'copy'} is what {file} holds, signed by {own}\n")
+    assert (code, said) == (0, f"restored {tmp_path / 'copy'} from {file}, signed by {own}\n")
     told = json.loads(shoal("restore", file, tmp_path / "again", "--json")[1])
     assert told == {"path": str(tmp_path / "again"), "signed_by": [own]}
     code, said = shoal("restore", file, tmp_path / "copy")
-    assert (code, "there already; stop its server and move it away" in " ".join(said.split())) == (2, True), said
+    assert (code, "exists already; stop its server and move it away" in " ".join(said.split())) == (2, True), said
     code, said = shoal("backup", tmp_path / "none", tmp_path / "none.zip")
     assert (code, "there is no store" in said) == (7, True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["again", "copy", "store", "store.zip"]
@@ -227,6 +227,6 @@ def test_restore_never_overwrites(tmp_path):
     back_up(tmp_path / "store", tmp_path / "store.zip", [user_signer()])
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter").write_text("dear")
-    with pytest.raises(ConfigError, match="take another folder"):
+    with pytest.raises(ConfigError, match="use another folder"):
         restore(tmp_path / "store.zip", tmp_path / "mine")
     assert (tmp_path / "mine" / "letter").read_text() == "dear"

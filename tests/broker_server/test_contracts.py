@@ -103,7 +103,7 @@ def test_the_table_wins_and_the_test_set_follows_by_name(opened, tmp_path):
     [
         ({"labels": ["ant", "bee"]}, r"\.csv and \[contract\] of fleet\.toml.* disagree: .*\.csv has the label 'cat'"),
         ({"columns": ["a", "z"]}, r"\[contract\] of fleet\.toml.*no column 'z'"),
-        ({"range": [0, 1]}, r"\[contract\] of fleet\.toml.*lie in 0 to 5 .* 0 to 1"),
+        ({"range": [0, 1]}, r"\[contract\] of fleet\.toml.*range from 0 to 5 .* from 0 to 1"),
         ({"missing": 1}, r"\[contract\] missing = 1 of fleet\.toml and missing = 0 of the test set .* disagree"),
         ({"labels": [*NAMES, "dog"]}, r"has 4 names for labels .* has 3 classes"),
     ],

@@ -127,7 +127,7 @@ def test_a_command_tells_another_users_server_nothing(tmp_path, at_hand, monkeyp
     """A socket that somebody else put there would be given a whole configuration, and tell what he likes."""
     monkeypatch.setattr("os.geteuid", lambda: 1234)
     monkeypatch.setattr("broker_server.service.local.user_at", lambda _: 4321)
-    with pytest.raises(ConfigError, match="is one of user 4321, who is not you: run this command as user"):
+    with pytest.raises(ConfigError, match="belongs to user 4321: run this command as user"):
         reach_server(tmp_path, PATIENCE)
 
 
@@ -161,7 +161,7 @@ def test_something_else_in_its_place_is_left_alone(tmp_path, requests, caplog):
         at_hand.tell(b"1")
         at_hand.greet_with(b"2")
     assert (tmp_path / SOCKET).read_text() == "mine"
-    assert "is no socket; remove it" in caplog.text
+    assert "is not a socket; remove it" in caplog.text
 
 
 @pytest.mark.parametrize("what", ["half", "too long", "two lines", "nothing"])
@@ -254,5 +254,5 @@ def test_a_server_that_goes_before_it_is_asked_is_said(tmp_path, requests):
         connection = reach_server(tmp_path, PATIENCE)
     connection.close()
     home = Home("lab", tmp_path, BrokerConfig())
-    with pytest.raises(TransportError, match="takes no request"), by_socket(home, connection, ASK):
+    with pytest.raises(TransportError, match="does not accept the request"), by_socket(home, connection, ASK):
         pass

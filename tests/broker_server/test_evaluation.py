@@ -157,7 +157,7 @@ def test_a_test_set_that_is_written_into_is_named(full, tmp_path, monkeypatch, c
         lambda: evaluator.hits(*given, np.arange(9), np.ones(CLASSES, np.float32)),
         lambda: over_batches(full, weights, evaluator.data, batch_size=10, threads=1),
     ):
-        with pytest.raises(DataChangedError, match=r"x\.npy (was written into|is shorter than it was)"):
+        with pytest.raises(DataChangedError, match=r"x\.npy (was changed in place|is shorter than when it was)"):
             judging()
 
 

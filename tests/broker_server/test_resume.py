@@ -236,7 +236,8 @@ def test_another_configuration_does_not_continue_the_old_run(url, config, runnin
     store.close()
     assert new.id == finished.run
     assert (new.status, old.status) == ("finished", "stopped")
-    assert old.detail == f"run {new.id} was begun from its start, with other settings: train.epochs, round.rounds"
+    changed = "train.epochs, round.rounds"
+    assert old.detail == f"run {new.id} started again from the beginning, with other settings: {changed}"
     assert f"run {old.id} ends unfinished: {old.detail}" in caplog.text
 
 

@@ -206,7 +206,7 @@ def test_the_users_own_key_is_made_once_for_the_user_alone(given, tmp_path):
     assert statement.key == first
     assert [BlobStore(tmp_path / "made" / "blobs").has(digest) for digest in digests] == [True, True]
     path.chmod(0o644)
-    with pytest.raises(ConfigError, match="others may read the key of your backups: chmod 600"):
+    with pytest.raises(ConfigError, match="other users can read the key of your backups: run chmod 600"):
         signers(tmp_path / "store")
 
 
@@ -232,7 +232,7 @@ def test_an_unsigned_backup_needs_trust_which_shows_what_it_names(tmp_path, monk
     unsigned(tmp_path / "theirs.zip", tmp_path / "theirs")
     code, said = command(monkeypatch, capsys, "restore", tmp_path / "theirs.zip", tmp_path / "made")
     assert code == ConfigError.exit_code
-    assert "is not signed, so nobody says whose it is" in said
+    assert "is not signed, so its origin is unknown" in said
     assert "--trust" in said
     assert not (tmp_path / "made").exists()
     code, said = command(
@@ -267,7 +267,7 @@ def test_a_backup_of_somebody_else_says_whose_it_is(tmp_path, monkeypatch, capsy
     assert "--trust" in said
     code, said = command(monkeypatch, capsys, "restore", tmp_path / "theirs.zip", tmp_path / "made", "--trust")
     assert code == 0
-    assert "what its runs name" in said
+    assert "names in its runs" in said
     assert "/srv/artifacts" in said
 
 
@@ -318,7 +318,7 @@ def test_a_database_with_programs_of_its_own_is_no_store(harm, tmp_path):
         opened.execute(harm)
         opened.commit()
     unsigned(tmp_path / "theirs.zip", tmp_path / "theirs")
-    with pytest.raises(BlobError, match="'harm', as no store has"):
+    with pytest.raises(BlobError, match="'harm', which no store has"):
         restore(tmp_path / "theirs.zip", tmp_path / "made", trust=True)
     assert not (tmp_path / "made").exists()
 
@@ -367,7 +367,7 @@ def test_more_than_the_bounds_is_restored_where_it_is_asked_for(given, tmp_path,
     size = file.stat().st_size
     for option, low, high in (("--most-bytes", 1000, size), ("--most-files", 1, 2)):
         code, said = command(monkeypatch, capsys, "restore", file, tmp_path / option, option, low)
-        assert (code, option in said, "are the most" in said) == (BlobError.exit_code, True, True), said
+        assert (code, option in said, "the limit is" in said) == (BlobError.exit_code, True, True), said
         assert command(monkeypatch, capsys, "restore", file, tmp_path / option, option, high)[0] == 0
 
 
@@ -392,5 +392,5 @@ def test_two_signers_are_each_enough(tmp_path, monkeypatch):
     members = members_of(tmp_path / "both.zip")
     members[SIGNATURES] = sign(members[INVENTORY], [theirs])
     packed(tmp_path / "theirs.zip", members)
-    with pytest.raises(ConfigError, match="neither by you nor by the operator"):
+    with pytest.raises(ConfigError, match="not by you or the operator"):
         restore(tmp_path / "theirs.zip", tmp_path / "made", known=[mine.public])

@@ -222,7 +222,7 @@ def test_what_a_request_may_set_is_set(kind, config, fleet, tmp_path):
                 )
                 told = asked(elsewhere, request.model_copy(update={"request": f"o{number}-{value > 0:d}"}))
                 assert isinstance(told, control.RunRejected)
-                assert f"{name} = {value!r} is out of bounds: ask for {bounds}" in told.detail
+                assert f"{name} = {value!r} is out of bounds: use {bounds}" in told.detail
         others = {name: value for name, value in wanted.others.items() if name not in numbers}
         settings_wanted = {**wanted.settings, **numbers}
         told = asked(elsewhere, RunRequest(request="r", fleet=fleet, settings=settings_wanted, others=others))
@@ -256,15 +256,15 @@ def test_who_asks_where_mqtt_is_closed_is_told_what_to_do(url, config, fleet, tm
     settings = config(broker={"url": url})
     elsewhere = settings.model_copy(update={"store": tmp_path / "elsewhere"})
     with Serving(settings, url):
-        with pytest.raises(RunRejectedError, match=r"takes no requests over MQTT.*insecure = true"):
+        with pytest.raises(RunRejectedError, match=r"accepts no requests over MQTT.*insecure = true"):
             submit(elsewhere)
-        with pytest.raises(RunRejectedError, match="takes no requests over MQTT"):
+        with pytest.raises(RunRejectedError, match="accepts no requests over MQTT"):
             steer(elsewhere, "stop")
         for _ in range(30):
             with contextlib.suppress(Exception), by_broker(elsewhere, RunRequest(request="r", fleet=fleet)):
                 pass
         wait_until(lambda: refused(settings) >= 32)
-    assert caplog.text.count("takes no requests over MQTT") == 1
+    assert caplog.text.count("accepts no requests over MQTT") == 1
 
 
 def changed_in(store, config):

@@ -286,7 +286,7 @@ def test_half_of_a_file_is_refused_and_the_whole_is_trained_on(tmp_path, broker,
         server.offer(device.id, tiny.choice(initial_weights()))
         refusal = server.wait_message(Refuse, "t1")
         assert refusal.reason is RefusalReason.DATA_CHANGED
-        assert "copied in part, or is still being written" in refusal.detail
+        assert "partly copied, or is still being written" in refusal.detail
         with (tmp_path / "x.npy").open("ab") as file:
             file.write(whole["x.npy"][300:])
         server.offer(device.id, tiny.choice(initial_weights()), task="t2")

@@ -152,7 +152,7 @@ def test_the_label_twice(board):
     assert twice.level == "failed", twice
     again = board(["label_x", *NAMES, "label"], row_of, contract=False)
     assert again.level == "warning", again
-    assert "Column 'label_x' determines the label in all 456 samples" in again.detail
+    assert "Column 'label_x' determines the label in all 456 examined samples" in again.detail
     assert board(["label_x", *NAMES, "label"], row_of).level == "ok"
 
 
@@ -170,6 +170,6 @@ def test_a_sensor_that_is_stuck(board):
     """Is named with its value; so is a column in another unit."""
     found = board([*NAMES, "label"], lambda _, row, label: [*row[:4], 17.5, *row[5:], label])
     assert found.level == "warning", found
-    assert "Column 'f4' is 17.5 in all 456 samples" in found.detail
+    assert "Column 'f4' is 17.5 in all 456 examined samples" in found.detail
     found = board([*NAMES, "label"], lambda _, row, label: [*row[:3], row[3] * 1000, *row[4:], label])
     assert "Column 'f3' ranges from " in found.detail

@@ -123,8 +123,8 @@ def test_boards_with_folders_that_differ_train_alike_or_are_refused(ground, digi
     assert losses["missing"] == losses["few"] != losses["plain"]
     assert [*refused] == ["extra"]
     assert "data-mismatch: " in refused["extra"]
-    assert f"{tmp_path}/extra has the label 'aardvark', which is none of the fleet's labels" in refused["extra"]
-    assert "left out: 1 folders of the system, 1 folders without images, 1 hidden files or folders" in hidden_log
+    assert f"{tmp_path}/extra has the label 'aardvark', which is not a label of the fleet" in refused["extra"]
+    assert "left out: 1 system folders, 1 folders without images, 1 hidden files or folders" in hidden_log
     assert read_contract(processes["extra"].state_dir).labels == ORDERED
     assert findings["data"].level == "failed"
     assert "has the label 'aardvark'" in findings["data"].detail
@@ -216,7 +216,7 @@ def test_boards_with_tables_that_differ_train_alike_or_are_refused(ground, flat,
     assert losses.keys() == {"plain", "turned", "index", "more", "ordered", "reference"}
     assert len(set(losses.values())) == 1
     assert [*refused] == ["lacks"]
-    assert f"data-mismatch: {tmp_path}/lacks.csv has no column 'p63', which the fleet's model takes" in refused["lacks"]
+    assert f"data-mismatch: {tmp_path}/lacks.csv has no column 'p63', which the fleet's model reads" in refused["lacks"]
     assert codes == {"bare": 4, "twice": 4}
     assert "bare.csv holds a sample" in logs["bare"]
     assert "set header = false in [data]" in logs["bare"]
@@ -243,7 +243,7 @@ def test_labels_that_nobody_names_are_refused(ground, digits, tmp_path):
         second = run(agreed, Watcher())
     losses, refused = trained(config, first.run)
     assert [*refused] == ["unsaid"]
-    assert "nobody has said their order" in refused["unsaid"]
+    assert "nothing sets their order" in refused["unsaid"]
     assert losses["said"] == losses["reference"]
     losses, refused = trained(agreed, second.run)
     assert not refused

@@ -54,7 +54,7 @@ def test_a_board_with_another_scale_is_named_before_its_first_update_counts(grou
     assert seen["merged"]["barn"] == 0
     (name, sentence), *more = seen["log"]
     assert (name, more) == ("barn", [])
-    assert sentence.startswith("values range from 0 to 255, the fleet's from 0 to 1 (their deviation is 2")
+    assert sentence.startswith("values range from 0 to 255, the fleet's range from 0 to 1 (their deviation is 2")
     assert sentence.endswith("multiply `scale` in [data] by 0.003922")
     assert seen["advice"][TITLE].startswith(f"barn: {sentence}")
 
@@ -82,7 +82,7 @@ def test_a_server_without_samples_says_so_once(ground, boards, caplog):
             finished = run(config, Watcher())
             agents.check()
     assert finished.status == "finished", finished.error
-    said = [record.message for record in caplog.records if "nothing says what a sample is" in record.message]
+    said = [record.message for record in caplog.records if "no contract defines a sample" in record.message]
     assert len(said) == 1
     assert "[evaluation.data]" in said[0]
     assert "[contract]" in said[0]

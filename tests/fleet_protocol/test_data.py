@@ -210,7 +210,7 @@ def test_csv(tmp_path):
     chosen = load(tmp_path, kind="csv", path="d.csv", columns=["c", 0])
     assert chosen.x.tolist() == [[3, 1], [6, 4], [9, 7]]
     for columns in (["a", "label"], [0, -2]):
-        with pytest.raises(DataError, match=r"column label is to be learnt and is among `columns`.*take it out"):
+        with pytest.raises(DataError, match=r"column label is a label and is listed in `columns`.*remove it"):
             load(tmp_path, kind="csv", path="d.csv", columns=columns)
     bare = load(tmp_path, kind="csv", path="bare.tsv", header=False, label_column=0, delimiter="\t")
     assert bare.x.tolist() == [[1.5, -2], [3, 40]]
@@ -481,5 +481,5 @@ def test_a_path_that_nobody_may_look_at_is_named(tmp_path, monkeypatch, kind):
 
     monkeypatch.setattr(Path, "is_file", denied)
     monkeypatch.setattr(Path, "is_dir", denied)
-    with pytest.raises(DataError, match=r"cannot look at .*mine: Permission denied; the agent's user"):
+    with pytest.raises(DataError, match=r"cannot access .*mine: Permission denied; give the agent's user"):
         load(tmp_path, kind=kind, path="mine")

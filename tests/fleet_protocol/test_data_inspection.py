@@ -67,7 +67,7 @@ def test_a_plain_table_has_no_finding():
 def test_a_constant_column(value):
     """A sensor that is stuck is named with its value."""
     text = only(inspect(data_of(with_column(value), names=NAMES)), "constant")
-    assert text.startswith(f"column 'drift' is {value:g} in all 300 samples")
+    assert text.startswith(f"column 'drift' is {value:g} in all 300 examined samples")
 
 
 def test_several_constant_columns_are_one_finding():
@@ -102,7 +102,7 @@ def test_tokens_begin_alike():
 def test_the_answer_among_the_inputs(column):
     """A column that is the label, or from which it follows."""
     text = only(inspect(data_of(with_column(column), names=NAMES)), "answer")
-    assert text.startswith("column 'drift' determines the label in all 300 samples")
+    assert text.startswith("column 'drift' determines the label in all 300 examined samples")
     assert "leave it out of `columns`" in text
 
 
@@ -180,7 +180,7 @@ def test_large_data_is_drawn_from():
     x = np.stack([np.arange(1_000_000), y * 5.0, RNG.normal(0, 1, 1_000_000)], 1).astype(np.float32)
     found = inspect(data_of(x, y))
     assert kinds(found) == ["answer", "index"]
-    assert "in all 4096 samples that were looked at" in found[0].text
+    assert "in all 4096 examined samples" in found[0].text
 
 
 # Compared.
@@ -199,7 +199,8 @@ def test_pixels_up_to_255_where_the_fleet_has_1():
     """With the line to change; the same pixels scaled alike are no finding."""
     text = only(differences(PICTURES, SCALED, (), WHITE), "scale")
     assert text == (
-        "values range from 0 to 255, the fleet's from 0 to 1 (their deviation is 255 times larger); multiply `scale` in"
+        "values range from 0 to 255, the fleet's range from 0 to 1 (their deviation is 255 times larger); "
+        "multiply `scale` in"
         " [data] by 0.003922"
     )
     assert differences(PICTURES[::2], SCALED, (), WHITE[::2], scale=1 / 255) == ()
@@ -250,7 +251,7 @@ def test_a_mean_ten_deviations_off():
     """Kelvin for Celsius; nine are none."""
     text = only(differences(with_column(TABLE[:, 0] + 273.15, at=0)), "mean")
     assert text.startswith("column 'indoor' is far off: mean 29")
-    assert "deviations off" in text
+    assert "deviations away" in text
     spread = float(np.std(TABLE[:, 0], dtype=np.float64))
     assert differences(with_column(TABLE[:, 0] + 9.0 * spread, at=0)) == ()
     assert only(differences(with_column(TABLE[:, 0] + 11.0 * spread, at=0)), "mean")
@@ -274,7 +275,7 @@ def test_another_column_is_not_another_order():
 def test_another_shape():
     """Alone, as nothing else can be compared."""
     text = only(differences(TABLE[:, :3]), "shape")
-    assert text.startswith("samples have shape [3], the fleet's [4]")
+    assert text.startswith("samples have shape [3], the fleet's have [4]")
 
 
 def test_fractions_where_the_fleet_has_tokens():

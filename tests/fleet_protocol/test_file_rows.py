@@ -110,9 +110,9 @@ def test_a_file_that_is_cut_short_is_an_error(tmp_path):
     rows = in_file(tmp_path, values)
     os.truncate(tmp_path / "x.npy", 128 + 1500 * 800)
     np.testing.assert_array_equal(rows[:1500], values[:1500])
-    with pytest.raises(DataChangedError, match=r"x.npy is shorter than it was .*rename"):
+    with pytest.raises(DataChangedError, match=r"x.npy is shorter than when .*rename"):
         rows[np.array([3, 1500])]
-    with pytest.raises(ValueError, match="its array needs 2400128: it was copied in part"):
+    with pytest.raises(ValueError, match="its array needs 2400128: it was only partly copied"):
         read_npy(tmp_path / "x.npy")
 
 

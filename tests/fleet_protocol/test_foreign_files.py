@@ -52,9 +52,9 @@ def test_a_name_that_leads_elsewhere_is_refused(name, tmp_path):
     folder = tmp_path / "set"
     (folder / "graphs").mkdir(parents=True)
     assert name_problem(name)
-    with pytest.raises(ValueError, match="names no file of its folder"):
+    with pytest.raises(ValueError, match="does not name a file of its folder"):
         FileSpec(path=name, digest="0" * 64, size=6)
-    with pytest.raises(BlobError, match="names no file of this folder"):
+    with pytest.raises(BlobError, match="does not name a file of this folder"):
         path_within(folder, name)
 
 
@@ -236,20 +236,20 @@ def torn_zip(path):
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (zip_with_twins, "one file on some systems"),
-        (zip_with_unicode_twins, "one file on some systems"),
-        (zip_with_one_name_twice, "it is there twice"),
+        (zip_with_twins, "the same file on some systems"),
+        (zip_with_unicode_twins, "the same file on some systems"),
+        (zip_with_one_name_twice, "it occurs twice"),
         (zip_with_a_link, "a link, a device"),
         (zip_with_a_device, "a link, a device"),
         (zip_that_is_encrypted, "encrypted"),
-        (zip_of_another_method, "packed by method 14"),
+        (zip_of_another_method, "compression method 14"),
         (zip_bomb, "times as many"),
-        (zip_beyond_its_size, "11,000,000 bytes; 10,000,000 are the most"),
-        (zip_of_many, "1,001 members; 1,000 are the most"),
+        (zip_beyond_its_size, "11,000,000 bytes; the limit is 10,000,000"),
+        (zip_of_many, "1,001 members; the limit is 1,000"),
         (zip_with_a_header_bomb, "list of members"),
-        (no_zip, "no whole zip archive"),
-        (torn_zip, "no whole zip archive"),
-        (os.mkfifo, "no regular file"),
+        (no_zip, "not a complete zip archive"),
+        (torn_zip, "not a complete zip archive"),
+        (os.mkfifo, "not a regular file"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
@@ -394,5 +394,5 @@ def test_a_table_of_images_names_images_of_its_folder(tmp_path):
     assert len(load_data(source)) == 1
     for name in ("../secret.png", str(tmp_path / "secret.png"), "own.png\x1b[2J"):
         table.write_text(f"own.png,1\n{name},2\n")
-        with pytest.raises(DataError, match=r"line 2 of .*targets\.csv: .* names no image in"):
+        with pytest.raises(DataError, match=r"line 2 of .*targets\.csv: .* is not an image in"):
             load_data(source)

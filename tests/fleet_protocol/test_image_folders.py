@@ -32,17 +32,17 @@ def load(folder, **keys):
     [
         (".ipynb_checkpoints/1.png", "hidden files or folders"),
         (".Trash-1000/info/1.png", "hidden files or folders"),
-        ("@eaDir/1.png", "folders of the system"),
-        ("__MACOSX/a/1.png", "folders of the system"),
-        ("lost+found/1.png", "folders of the system"),
-        ("System Volume Information/1.png", "folders of the system"),
-        ("$RECYCLE.BIN/1.png", "folders of the system"),
+        ("@eaDir/1.png", "system folders"),
+        ("__MACOSX/a/1.png", "system folders"),
+        ("lost+found/1.png", "system folders"),
+        ("System Volume Information/1.png", "system folders"),
+        ("$RECYCLE.BIN/1.png", "system folders"),
         ("aardvark/notes.txt", "folders without images"),
         ("cat/._1.png", "hidden files or folders"),
-        ("cat/@eaDir/1.png", "folders of the system"),
+        ("cat/@eaDir/1.png", "system folders"),
         ("cat/.thumbs/1.png", "hidden files or folders"),
         ("cat/Thumbs.db", "files that are not images"),
-        ("loose.png", "images outside of the folders of labels"),
+        ("loose.png", "images outside label folders"),
     ],
 )
 def test_what_a_system_puts_beside_images_is_left_out_and_counted(tmp_path, beside, kind):
@@ -106,6 +106,6 @@ def test_a_folder_without_any_label_says_what_it_left_out(tmp_path):
 def test_a_folder_with_images_that_labels_forgets_is_refused(tmp_path):
     """One that is hidden or has none is not missed."""
     write(tmp_path, "cat/1.png", "dog/1.png", ".x/1.png", "empty/notes.txt")
-    with pytest.raises(DataError, match="has a folder 'dog' that `labels` does not name"):
+    with pytest.raises(DataError, match="has a folder 'dog' that `labels` does not list"):
         load(tmp_path, labels=["cat"])
     assert load(tmp_path, labels=["dog", "cat"]).y.tolist() == [0, 1]

@@ -196,7 +196,7 @@ def test_a_source_that_does_not_come_to_rest_is_refused(folder, kind):
     (folder / "tear.py").write_text(TEARING.format(act=f"(folder / '{name}').touch()"))
     (folder / "left").write_text("100")
     shown = "images" if kind == "images" else name
-    with pytest.raises(DataChangedError, match=rf"{shown}.* changed each of the 3 times .* still being written; write"):
+    with pytest.raises(DataChangedError, match=rf"{shown}.* changed during each of 3 .* still being written; write"):
         load(folder, kind, transforms=["tear.py:tear"])
     assert (folder / "left").read_text() == "97"
 

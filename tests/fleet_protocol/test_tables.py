@@ -34,8 +34,8 @@ def test_labels_may_be_texts(tmp_path):
         (["0", "1", ""], None, "line 4 of .*d.csv has no label"),
         (["0", "nan"], None, "line 3 of .*d.csv has no label"),
         (["0", "1", "yes"], None, "line 4 of .*d.csv has the label 'yes', expected numbers"),
-        (["yes", "1"], None, r"line 3 of .*d.csv has the label '1', a number, where.*'yes'.*labels = \[\.\.\.\]"),
-        (["yes", "no"], ["yes"], "line 3 of .*d.csv has the label 'no', which `labels` in .* does not name"),
+        (["yes", "1"], None, r"line 3 of .*d.csv has the label '1', a number, but.*'yes'.*labels = \[\.\.\.\]"),
+        (["yes", "no"], ["yes"], "line 3 of .*d.csv has the label 'no', which `labels` in .* does not list"),
     ],
 )
 def test_labels_that_are_no_names_are_refused(tmp_path, labels, said, message):
@@ -115,7 +115,7 @@ def test_two_columns_of_one_name_are_refused(tmp_path):
 
 def test_labels_name_one_column_alone(tmp_path):
     """Several columns of labels are numbers."""
-    with pytest.raises(ValidationError, match="labels names those of one label_column"):
+    with pytest.raises(ValidationError, match="labels applies only to one label_column"):
         load(tmp_path, "a,b,c\n1,2,3\n", label_columns=["a", "b"], labels=["x"])
 
 

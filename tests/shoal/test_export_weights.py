@@ -300,4 +300,4 @@ def test_an_architecture_in_the_database_is_no_path(store: Path, tmp_path: Path,
         database.execute("UPDATE runs SET config = ?", (config.replace('"arch":"conv"', '"arch":"../../conv"'),))
     sets = ("--artifacts", str(store.parent / "artifacts"))
     assert ended(restored, tmp_path / "m.safetensors", "--tier", "w0.50-d1", *sets) == 2
-    assert "is no name that a file can have" in " ".join(capsys.readouterr().err.split())
+    assert "is not a valid file name" in " ".join(capsys.readouterr().err.split())

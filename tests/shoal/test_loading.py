@@ -250,7 +250,7 @@ def test_a_class_that_is_another_after_the_conversion_is_found_at_export(
     monkeypatch.chdir(tmp_path)
     store = exported_by_hand("two_faced", tmp_path)
     capsys.readouterr()
-    refused = pytest.raises(ConfigError, match="computes something else with the same weights")
+    refused = pytest.raises(ConfigError, match="gives other outputs with the same weights")
     with closing(Store(store, read_only=True)) as opened, refused:
         save_version(opened, None, 0, None, "torch", tmp_path / "w.pt")
     assert not (tmp_path / "w.pt").exists()
@@ -267,4 +267,4 @@ def test_files_of_a_page_come_with_the_lines(
         lines = save_version(opened, None, 0, None, "torch", tmp_path / "w.pt", ELSEWHERE).lines
     assert any(repr(str(ELSEWHERE)) in line for line in lines)
     assert not any(str(FILE.parent) in line for line in lines)
-    assert any(line.startswith("from own_classes import two_names  # of own_classes.py") for line in lines)
+    assert any(line.startswith("from own_classes import two_names  # from own_classes.py") for line in lines)

@@ -234,7 +234,7 @@ def test_text_may_have_a_part_of_a_vocabulary(tmp_path):
     ("changes", "words"),
     [
         ({"path": "boards/*.txt"}, "match at least one file"),
-        ({"columns": ["a"]}, "has no column 'b', which the fleet's model takes"),
+        ({"columns": ["a"]}, "has no column 'b', which the fleet's model reads"),
         ({"transforms": ["own.py:nothing"]}, "has no attribute 'nothing'"),
         ({"transforms": ["own.py:noise"]}, "missing 1 required positional argument"),
     ],

@@ -69,7 +69,7 @@ class _Computing(DeviceState):
             fetch_seconds=task.fetch_seconds,
         )
 
-        ready = [bench]  # the job takes it out, so that samples that it reads again replace these in memory
+        ready = [bench]  # the job removes it, so that memory does not hold both the old and the new samples
 
         def run(job: Job) -> object:
             return on_current_data(self.compute, work, ready.pop(), Hooks(job.report, job.stopped))
@@ -142,10 +142,10 @@ class _Computing(DeviceState):
                 self._tell(value)
 
     def _take_data(self, seen: DataSeen) -> None:
-        """Have the samples of files that have changed."""
+        """Use the samples of changed files from now on."""
         self.ctx.bench = replace(self.ctx.need_bench(), data=seen.data)
         if seen.changed:
-            self._losses.clear()  # the task begins anew
+            self._losses.clear()  # the task starts again
             self.ctx.kit.journal.warning(f"{seen.changed} changed: read again, {len(seen.data)} samples")
 
 

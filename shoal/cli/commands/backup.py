@@ -1,4 +1,4 @@
-"""Write a store to one file, signed as yours; its server may go on meanwhile."""
+"""Write a store to one file, with your signature; its server may keep running."""
 
 from pathlib import Path
 from typing import Annotated
@@ -28,6 +28,6 @@ def _backup(
     if as_json:
         print_json({"path": str(file), "blobs": blobs, "bytes": size, "signed_by": signed_by})
         return
-    say(f"{store} with {blobs} blobs is in {file}, signed by {' and '.join(signed_by)}")
+    say(f"saved {store} with {blobs} blobs in {file}, signed by {' and '.join(signed_by)}")
     if blobs > MOST_FILES or size > MOST_BYTES:
-        say(f"it is large: restore it with --most-files {blobs} --most-bytes {size}")
+        say(f"the backup is large: restore it with --most-files {blobs} --most-bytes {size}")

@@ -21,7 +21,7 @@ class _Options:
     best: Annotated[bool, typer.Option("--best", help="The version that was judged best.")] = False
     tier: Annotated[str | None, typer.Option(help="Tier such as w0.50-d2; by default the whole model.")] = None
     artifacts: Annotated[
-        Path | None, typer.Option(help="Folder of the exported sets, of a store from a backup; by default the run's.")
+        Path | None, typer.Option(help="Folder of the exported sets, for a restored store; by default the run's.")
     ] = None
     out: Annotated[Path | None, typer.Option(help="File to write.")] = None
     file_format: Annotated[Literal["safetensors", "torch", "onnx"], typer.Option("--format")] = "safetensors"

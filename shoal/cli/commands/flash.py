@@ -67,7 +67,7 @@ def _image(card: Card) -> None:
         def confirm(disk: Disk) -> bool:
             bar.stop()
             name, about = disk.path.name, f"{disk.path}, {disk.model}, {bytes_text(disk.size)}"
-            if typer.prompt(visible(f"{about}: all that is on it goes. Type {name} to go on")) != name:
+            if typer.prompt(visible(f"{about}: everything on it will be erased. Type {name} to continue")) != name:
                 return False
             bar.start()
             return True

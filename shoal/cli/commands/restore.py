@@ -1,4 +1,4 @@
-"""Make a store from a file of `shoal backup`, once all of it was checked, and whose it is."""
+"""Make a store from a file of `shoal backup`, after checking its signature and contents."""
 
 from contextlib import closing
 from pathlib import Path
@@ -14,17 +14,15 @@ from shoal.cli.extras import needs
 def _restore(
     file: Annotated[Path, typer.Argument(help="The backup.")],
     store: Annotated[Path, typer.Argument(help="Folder to make.")],
-    folder: Annotated[
-        Path | None, typer.Option(help="The fleet's folder, where the store is not to lie in it.")
-    ] = None,
+    folder: Annotated[Path | None, typer.Option(help="The fleet's folder, if the store will not be in it.")] = None,
     trust: Annotated[
         bool,
         typer.Option(
-            "--trust", help="Take a backup that is not signed, or that another has signed, and show its runs."
+            "--trust", help="Accept a backup that is unsigned, or signed by somebody else, and show its runs."
         ),
     ] = False,
-    most_files: Annotated[int | None, typer.Option(min=1, help="Most blobs, if not 100,000.")] = None,
-    most_bytes: Annotated[int | None, typer.Option(min=1, help="Most bytes, if not 64 GB.")] = None,
+    most_files: Annotated[int | None, typer.Option(min=1, help="Most blobs; 100,000 by default.")] = None,
+    most_bytes: Annotated[int | None, typer.Option(min=1, help="Most bytes; 64 GB by default.")] = None,
     as_json: AsJson = False,
 ) -> None:
     with needs("server"):
@@ -51,6 +49,6 @@ def _restore(
         said = {"path": str(store), "signed_by": signed_by}
         print_json({**said, "named": rows} if foreign else said)
         return
-    say(f"{store} is what {file} holds, signed by {' and '.join(signed_by) or 'nobody'}")
+    say(f"restored {store} from {file}, signed by {' and '.join(signed_by) or 'nobody'}")
     if foreign:
-        print_rows("what its runs name, and this server does not take", rows, empty="its runs name nothing")
+        print_rows("names in its runs, which this server ignores", rows, empty="its runs contain no names")

@@ -67,7 +67,7 @@ def _start(
         kept = kept_config(store, run.id)
         if kept is None:
             raise ConfigError(
-                f"the server of {store} has not gone on with run {run.id} yet: start it, and say this again"
+                f"the server of {store} has not resumed run {run.id} yet: start the server, and repeat this command"
             )
         sets, gate = load_others(kept, artifacts.resolve()), max(gate, 1)
     boards = [load_flash_config(path) for path in configs or ()]

@@ -1,4 +1,4 @@
-"""Start broker, coordinator and store, and take requests until stopped; over MQTT for runs of this file alone."""
+"""Start broker, coordinator and store, and accept requests until stopped; over MQTT only for runs of this file."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +17,7 @@ from shoal.cli.grouped import grouped
 class _Options:
     config: Annotated[
         Path | None,
-        typer.Option(
-            help="The configuration of the runs that it does when it is asked over MQTT, with fleet, store and broker."
-        ),
+        typer.Option(help="The configuration of runs that are requested over MQTT, with fleet, store and broker."),
     ] = None
     fleet: Annotated[str | None, typer.Option(help="Name of the fleet.")] = None
     store: Annotated[Path | None, typer.Option(help="Folder of the store.")] = None
