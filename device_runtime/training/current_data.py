@@ -1,13 +1,15 @@
 """Tasks on files that others may change: what was computed counts only if the samples were the same all the time.
 
 Before a task the files are read again where they have changed since; after it they are looked at once more. Where they
-have changed meanwhile the task is done again on the new samples, a few times.
+have changed meanwhile the task is done again on the new samples, a few times. What is read again has to fit the fleet's
+contract as the samples of before did.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from device_runtime.training.agreed_data import AgreedData
 from device_runtime.training.compute import Outcome
 from device_runtime.training.hooks import Hooks, TaskStopped
 from device_runtime.training.task import Bench, Task
@@ -26,19 +28,28 @@ Work = Callable[[Task, Bench, Hooks], _T]
 class DataSeen:
     """The files were looked at: what the board has now, and which files were read again because they had changed."""
 
-    data: DataSet
+    data: AgreedData
     changed: str = ""
 
 
-def on_current_data(work: Work[_T], task: Task, bench: Bench, hooks: Hooks) -> _T:
+def on_current_data(work: Work[_T], task: Task, bench: Bench, data: AgreedData, hooks: Hooks) -> _T:
     """Do a task on the samples that the files hold, from its beginning to its end.
 
+    Args:
+        work: what is done.
+        task: with what.
+        bench: on what; whatever samples it has, `data` takes their place.
+        data: the board's samples, as the task's contract wants them.
+        hooks: are told of samples that were read again.
+
     Raises:
+        MismatchError: they changed, and do not fit the contract as they are now.
         DataChangedError: they changed under every try, or cannot be read as they are now.
         Exception: whatever the work raises, where that has nothing to do with files that changed.
     """
-    bench = _current(bench, hooks)
+    data = _current(data, hooks)
     for _ in range(TRIES):
+        bench = replace(bench, data=data.samples)
         result: _T | None = None
         failure: Exception | None = None
         try:
@@ -47,38 +58,41 @@ def on_current_data(work: Work[_T], task: Task, bench: Bench, hooks: Hooks) -> _
             raise
         except Exception as error:  # noqa: BLE001 - samples that change under a task may make anything of it
             failure = error
-        changes = bench.data.changes()
+        changes = data.raw.changes()
         if failure is not None and not changes:
             raise failure
         failure = None  # its frames hold what the try had taken
         try:
-            after = _current(bench, hooks) if changes else bench
+            after = _current(data, hooks) if changes else data
         except DataError:
             _discard(result, bench)
             raise
-        if result is not None and (after is bench or after.data.equals(bench.data)):
+        if result is not None and (after is data or after.samples.equals(data.samples)):
             return result
         _discard(result, bench)
-        bench = after
+        data = after
     raise DataChangedError(f"{shown(changes)} changed during each of {TRIES} tries of this task; {REPLACING}")
 
 
-def _current(bench: Bench, hooks: Hooks) -> Bench:
-    """The board with the samples of its files as they are now; the hooks are told where they were read again."""
-    stamps = bench.data.stamps
+def _current(data: AgreedData, hooks: Hooks) -> AgreedData:
+    """The samples of the board's files as they are now; the hooks are told where they were read again.
+
+    Samples that do not fit are not told: the board keeps those it has, and the next task looks at the files again.
+    """
+    stamps = data.raw.stamps
     if stamps is None:
-        return bench
+        return data
     later = stamps.again()
     changes = stamps.changes(later)
     seen = None
     if changes:
-        seen = DataSeen(_read_again(stamps.config, changes), shown(changes))
+        seen = DataSeen(data.terms.apply(_read_again(stamps.config, changes)), shown(changes))
     elif stamps.young:  # they have aged, and their times tell enough from now on
-        seen = DataSeen(replace(bench.data, stamps=later))
+        seen = DataSeen(data.stamped(later))
     if seen is None:
-        return bench
+        return data
     hooks.report(seen)
-    return replace(bench, data=seen.data)
+    return seen.data
 
 
 def _read_again(config: DataConfig, changes: tuple[str, ...]) -> DataSet:
