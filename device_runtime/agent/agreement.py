@@ -1,13 +1,12 @@
 """Brings the board's data into the form of the fleet's contract, and saves the contract for use without a server."""
 
 import contextlib
-from dataclasses import replace
 from pathlib import Path
 
-from device_runtime.training.task import Bench
+from device_runtime.training.agreed_data import AgreedData, terms_of
 from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.data import DataSet
-from fleet_protocol.data.contract import CONTRACT_FILE, DataContract, read_contract, reconciled
+from fleet_protocol.data.contract import CONTRACT_FILE, DataContract, read_contract
 from fleet_protocol.errors import StorageError
 from fleet_protocol.messages import Instructions
 
@@ -18,33 +17,35 @@ class Agreement:
     def __init__(self, folder: Path) -> None:
         """Create an agreement whose contract is saved in the agent's state folder."""
         self._folder = folder
-        self._asked: tuple[DataSet, DataContract | None, bool] | None = None
-        self._agreed: DataSet | None = None
+        self._last: AgreedData | None = None
 
-    def bench(self, bench: Bench, offer: Instructions) -> Bench:
-        """Return the bench with its data in the form of an offer's contract.
+    def of(self, raw: DataSet, offer: Instructions) -> AgreedData:
+        """Return the samples in the form of an offer's contract.
 
         If a part of the model stays on the board, the board may define its own labels.
 
+        Args:
+            raw: as a reader returned them.
+            offer: with the contract.
+
         Raises:
             MismatchError: the data does not fit; the message says what to change.
+            DataError: a file that holds the samples cannot be read any more.
         """
-        contract = offer.contract
-        own_labels = bool(offer.stays)
-        if own_labels and contract is not None:
-            contract = contract.model_copy(update={"labels": ()})
-        if self._agreed is None or not self._is_answered(bench.data, contract, own_labels=own_labels):
-            self._agreed = None
-            self._keep(offer.contract)
-            self._agreed = reconciled(bench.data, contract, own_labels=own_labels)
-            self._asked = (bench.data, contract, own_labels)
-        return replace(bench, data=self._agreed)
+        terms = terms_of(offer)
+        last = self._last
+        if last is not None and last.raw is raw and last.terms == terms:
+            return last
+        self._last = None  # two copies of the samples need not be in memory at a time
+        del last
+        self._keep(offer.contract)
+        agreed = terms.apply(raw)
+        self._last = agreed
+        return agreed
 
-    def _is_answered(self, data: DataSet, contract: DataContract | None, *, own_labels: bool) -> bool:
-        if self._asked is None:
-            return False
-        asked_data, asked_contract, asked_labels = self._asked
-        return asked_data is data and asked_contract == contract and asked_labels == own_labels
+    def renew(self, agreed: AgreedData) -> None:
+        """Go on with samples that a task has read again, and let those of before go."""
+        self._last = agreed
 
     def _keep(self, contract: DataContract | None) -> None:
         """Save the contract, even after a refusal, so that `shoal device doctor` can check the corrected data."""

@@ -31,7 +31,7 @@ from device_runtime.training.task import Bench
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.data import PythonData, load_data
 from fleet_protocol.data.stamps import Stamps
-from fleet_protocol.errors import MismatchError, RefusalReason, RefusedError, ShoalError, StorageError
+from fleet_protocol.errors import DataError, RefusalReason, RefusedError, ShoalError, StorageError
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages import Accept, Offer, Profile
 
@@ -118,7 +118,7 @@ class Context:
         releases: the runtimes of this board.
         measured: what it has found out.
         state: of the machine; written by the agent's loop alone.
-        bench: data and backend, from probing on.
+        bench: backend, and data as its reader gave it, from probing on; `kit.agreement` makes of it what a task takes.
         task: in hand, from the offer to its end.
         pending: an offer that waits until the task in hand is dropped.
         failure: why the task is about to be refused.
@@ -213,6 +213,10 @@ class Context:
         self.uplink.publish_status(self.state.value if does else None, profile)
         self.status_at = math.inf
 
+    def publish_profile(self) -> None:
+        """Tell the fleet what this device is, also during a task: the findings of samples that were read again."""
+        self.uplink.publish_status(None, self._profile(self.need_bench()))
+
     def _profile(self, bench: Bench) -> Profile | None:
         findings = self.kit.findings.of(bench.data)
         told = findings if self.kit.config.report_data else ()
@@ -270,15 +274,26 @@ class Context:
 
             task.member = Member(self.kit.config.device, task.record.choice.weights.digest, summing.least)
 
+    def _agree(self, offer: Offer) -> None:
+        """See that the samples fit an offer; where they do not, look whether somebody has mended their files."""
+        before = self.need_bench()
+        try:
+            self.kit.agreement.of(before.data, offer)
+        except DataError:
+            self._read_again(before)
+            if self.bench is before:
+                raise
+            self.kit.agreement.of(self.need_bench().data, offer)
+
     def take(self, offer: Offer) -> None:
         """Make an offer the task in hand, or prepare its refusal; posts which."""
         now, config = time.monotonic(), self.kit.config
         try:
             choices, problem = able(offer, config, self.need_bench()), None
-            self.kit.agreement.bench(self.need_bench(), offer)  # before anything is fetched for it
+            self._agree(offer)  # before anything is fetched for it
             self.kit.findings.heard(offer.contract)
             self.publish_status(does=False)  # sends the findings before the offer is accepted
-        except (RefusedError, MismatchError) as error:
+        except (RefusedError, DataError) as error:
             choices, problem = (), refusal_of(error)
         if self.measured.paused:
             choices, problem = (), (RefusalReason.BUSY, self.measured.paused)

@@ -1,13 +1,14 @@
 """Runs tasks on files that other programs may change: a result counts only if the samples did not change meanwhile.
 
 Before a task, changed files are read again; after it, the files are checked once more. If they changed meanwhile, the
-task is repeated on the new samples, a few times.
+task is repeated on the new samples, a few times. New samples must fit the fleet's contract as the earlier ones did.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from device_runtime.training.agreed_data import AgreedData
 from device_runtime.training.compute import Outcome
 from device_runtime.training.hooks import Hooks, TaskStopped
 from device_runtime.training.task import Bench, Task
@@ -26,19 +27,28 @@ Work = Callable[[Task, Bench, Hooks], _T]
 class DataSeen:
     """The result of a check: the board's current data, and the files that were read again because they had changed."""
 
-    data: DataSet
+    data: AgreedData
     changed: str = ""
 
 
-def on_current_data(work: Work[_T], task: Task, bench: Bench, hooks: Hooks) -> _T:
+def on_current_data(work: Work[_T], task: Task, bench: Bench, data: AgreedData, hooks: Hooks) -> _T:
     """Run a task on samples that stay the same in their files from beginning to end.
 
+    Args:
+        work: what is done.
+        task: with what.
+        bench: on what; whatever samples it has, `data` takes their place.
+        data: the board's samples, as the task's contract wants them.
+        hooks: are told of samples that were read again.
+
     Raises:
+        MismatchError: the files changed, and their new samples do not fit the contract.
         DataChangedError: the files changed during every attempt, or cannot be read now.
         Exception: any error of the work that changed files did not cause.
     """
-    bench = _current(bench, hooks)
+    data = _current(data, hooks)
     for _ in range(TRIES):
+        bench = replace(bench, data=data.samples)
         result: _T | None = None
         failure: Exception | None = None
         try:
@@ -47,38 +57,41 @@ def on_current_data(work: Work[_T], task: Task, bench: Bench, hooks: Hooks) -> _
             raise
         except Exception as error:  # noqa: BLE001 - samples that change during a task may cause any error
             failure = error
-        changes = bench.data.changes()
+        changes = data.raw.changes()
         if failure is not None and not changes:
             raise failure
         failure = None  # its frames hold the memory of the attempt
         try:
-            after = _current(bench, hooks) if changes else bench
+            after = _current(data, hooks) if changes else data
         except DataError:
             _discard(result, bench)
             raise
-        if result is not None and (after is bench or after.data.equals(bench.data)):
+        if result is not None and (after is data or after.samples.equals(data.samples)):
             return result
         _discard(result, bench)
-        bench = after
+        data = after
     raise DataChangedError(f"{shown(changes)} changed during each of {TRIES} attempts at this task; {REPLACING}")
 
 
-def _current(bench: Bench, hooks: Hooks) -> Bench:
-    """Return the board with the current samples of its files; call the hooks if they were read again."""
-    stamps = bench.data.stamps
+def _current(data: AgreedData, hooks: Hooks) -> AgreedData:
+    """Return the current samples of the board's files; call the hooks if they were read again.
+
+    The hooks are not called for samples that do not fit: the board keeps those it has, and the next task checks again.
+    """
+    stamps = data.raw.stamps
     if stamps is None:
-        return bench
+        return data
     later = stamps.again()
     changes = stamps.changes(later)
     seen = None
     if changes:
-        seen = DataSeen(_read_again(stamps.config, changes), shown(changes))
+        seen = DataSeen(data.terms.apply(_read_again(stamps.config, changes)), shown(changes))
     elif stamps.young:  # they have aged, so their timestamps are enough from now on
-        seen = DataSeen(replace(bench.data, stamps=later))
+        seen = DataSeen(data.stamped(later))
     if seen is None:
-        return bench
+        return data
     hooks.report(seen)
-    return replace(bench, data=seen.data)
+    return seen.data
 
 
 def _read_again(config: DataConfig, changes: tuple[str, ...]) -> DataSet:

@@ -99,11 +99,16 @@ class DataSet:
             raise DataChangedError(f"{self.x.path} was changed in place after it was read; {REPLACING}")
 
     def equals(self, other: "DataSet") -> bool:
-        """Return whether both have the same samples and targets in memory; samples in a file count as different."""
+        """Return whether both have the same samples and targets in memory, and a model sees them alike.
+
+        Samples in a file count as different.
+        """
         if isinstance(self.x, FileRows) or isinstance(other.x, FileRows):
             return False
-        same_type = (self.x.dtype, self.y.dtype) == (other.x.dtype, other.y.dtype)
-        return same_type and np.array_equal(self.x, other.x) and np.array_equal(self.y, other.y)
+        if (self.scale, self.x.dtype, self.y.dtype) != (other.scale, other.x.dtype, other.y.dtype):
+            return False
+        names = ("mean", "std", "black", "x", "y")  # the first may go by column, and columns change places
+        return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in names)
 
     def batches(self, size: int, dtype: str) -> Iterator[tuple[NDArray[Any], Targets]]:
         """All samples in order, in batches of a type as of `batch`; the last may be smaller."""

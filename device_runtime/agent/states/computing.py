@@ -18,7 +18,7 @@ from device_runtime.training.compute import compute, timed
 from device_runtime.training.current_data import DataSeen, on_current_data
 from device_runtime.training.hooks import EpochReport, Hooks, SelfTested, Settled, TaskStopped
 from device_runtime.training.task import Bench, Task
-from fleet_protocol.errors import MismatchError, StorageError
+from fleet_protocol.errors import DataError, StorageError
 from fleet_protocol.messages import Progress
 
 _LACKING = re.compile("bad.alloc|[Ff]ailed to allocate memory")  # the errors of onnxruntime have no kinds
@@ -46,9 +46,9 @@ class _Computing(DeviceState):
             raise RuntimeError(f"the device in state {ctx.state.value!r} has no manifest; this is a bug")
         load = ctx.kit.memory.load(self.phase, task.record.tier, manifest.peak_memory_bytes)
         try:
-            bench = ctx.kit.agreement.bench(bench, task.offer)
+            agreed = ctx.kit.agreement.of(bench.data, task.offer)
             ctx.save(phase=self.phase, load=load)
-        except (MismatchError, StorageError) as error:
+        except (DataError, StorageError) as error:
             ctx.fail(error)
             return
         ctx.tell_state()
@@ -69,10 +69,13 @@ class _Computing(DeviceState):
             fetch_seconds=task.fetch_seconds,
         )
 
-        ready = [bench]  # the job removes it, so that memory does not hold both the old and the new samples
+        # The job removes both, so that memory does not hold both the old and the new samples.
+        ready_bench = [replace(bench, data=agreed.samples)]
+        ready_data = [agreed]
 
         def run(job: Job) -> object:
-            return on_current_data(self.compute, work, ready.pop(), Hooks(job.report, job.stopped))
+            hooks = Hooks(job.report, job.stopped)
+            return on_current_data(self.compute, work, ready_bench.pop(), ready_data.pop(), hooks)
 
         ctx.kit.worker.start(self.phase, run)
 
@@ -142,11 +145,14 @@ class _Computing(DeviceState):
                 self._tell(value)
 
     def _take_data(self, seen: DataSeen) -> None:
-        """Use the samples of changed files from now on."""
-        self.ctx.bench = replace(self.ctx.need_bench(), data=seen.data)
+        """Use the raw samples of changed files from now on, as another contract may need more of them."""
+        ctx = self.ctx
+        ctx.kit.agreement.renew(seen.data)
+        ctx.bench = replace(ctx.need_bench(), data=seen.data.raw)
         if seen.changed:
             self._losses.clear()  # the task starts again
-            self.ctx.kit.journal.warning(f"{seen.changed} changed: read again, {len(seen.data)} samples")
+            ctx.kit.journal.warning(f"{seen.changed} changed: read again, {len(seen.data.raw)} samples")
+            ctx.publish_profile()  # sends the new findings before the update counts
 
 
 class Training(_Computing):
