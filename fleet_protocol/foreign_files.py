@@ -4,6 +4,7 @@ A manifest, an archive or a table that somebody else wrote names files. Such a n
 means the same file on every system. `tests/fleet_protocol/test_foreign_files.py` has the table of what is refused.
 """
 
+import errno
 import os
 import stat
 import unicodedata
@@ -112,17 +113,28 @@ def open_regular(path: Path) -> BinaryIO:
     """Open a file for reading, without waiting for a pipe and without following a link in its last part.
 
     Raises:
-        BlobError: it is no regular file.
+        BlobError: it is no regular file, or its last part is a link.
         OSError: it cannot be opened.
     """
     flags = os.O_RDONLY
     for name in ("O_NONBLOCK", "O_NOFOLLOW", "O_CLOEXEC", "O_BINARY"):
         flags |= getattr(os, name, 0)
-    file = os.fdopen(os.open(path, flags), "rb")
+    try:
+        file = os.fdopen(os.open(path, flags), "rb")
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise BlobError(f"{path} is not read: it is a link") from error
+        raise
     if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         return file
     file.close()
     raise BlobError(f"{path} is not read: it is no regular file")
+
+
+def file_state(file: BinaryIO) -> tuple[int, ...]:
+    """What an open file is known by: as long as this stays the same, so do the file and its content."""
+    about = os.fstat(file.fileno())
+    return (about.st_dev, about.st_ino, about.st_mtime_ns, about.st_ctime_ns, about.st_size)
 
 
 def read_within(folder: Path, name: str, limit: int = DOCUMENT_LIMIT) -> bytes:
@@ -131,7 +143,15 @@ def read_within(folder: Path, name: str, limit: int = DOCUMENT_LIMIT) -> bytes:
     Raises:
         BlobError: as of `path_within`; or it is longer, or cannot be read.
     """
-    path = path_within(folder, name)
+    return read_regular(path_within(folder, name), limit)
+
+
+def read_regular(path: Path, limit: int = DOCUMENT_LIMIT) -> bytes:
+    """Read a file as `open_regular` opens it, up to a limit in bytes.
+
+    Raises:
+        BlobError: it is no regular file, or a link; or it is longer, or cannot be read.
+    """
     try:
         with open_regular(path) as file:
             data = file.read(limit + 1)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet_protocol.errors import BlobError
+from fleet_protocol.foreign_files import open_regular
 
 _KINDS = {"F32": "<f4", "F64": "<f8", "I64": "<i8", "U32": "<u4", "F16": "<f2", "U16": "<u2", "I8": "i1", "U8": "u1"}
 DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType({name: np.dtype(kind) for name, kind in _KINDS.items()})
@@ -29,12 +30,11 @@ def open_tensors(path: Path) -> dict[str, NDArray[Any]]:
     """Map a file that was checked when it arrived, or read a small one: read-only views by name in its order.
 
     Raises:
-        BlobError: the file is not there, is truncated, has a header that does not fit it, or is one of torch.save.
+        BlobError: the file is not there, is a link or no regular file, is truncated, has a header that does not fit
+            it, or is one of torch.save.
     """
     try:
-        with path.open(
-            "rb", buffering=0
-        ) as file:  # numpy's own map resolves the path first, which costs more than all else
+        with open_regular(path) as file:
             small = os.fstat(file.fileno()).st_size <= _READ_BYTES
             whole = file.read() if small else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         data = np.frombuffer(whole, np.uint8)
