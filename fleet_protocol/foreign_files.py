@@ -33,7 +33,7 @@ def name_problem(name: str) -> str | None:
         name: as somebody wrote it, with ``/`` between its parts.
     """
     parts = name.split("/")
-    if any(unicodedata.category(letter) in _UNSEEN for letter in name):
+    if not is_seen(name):
         return "it has control characters"
     if "\\" in name:
         return "it has a backslash"
@@ -51,6 +51,13 @@ def name_problem(name: str) -> str | None:
     return None
 
 
+def is_seen(text: str) -> bool:
+    """Whether a text has no control characters, marks of direction, halves of letters, or line ends."""
+    if text.isascii():  # nearly every name, and a manifest has thousands
+        return text.isprintable()
+    return not any(unicodedata.category(letter) in _UNSEEN for letter in text)
+
+
 def quoted(name: str) -> str:
     """A name for a message: in quotes, visible and short."""
     return f"'{visible(name[:200], lines=False)}'"
@@ -65,6 +72,18 @@ def _checked_name(name: str) -> str:
 
 MemberName = Annotated[str, AfterValidator(_checked_name)]
 """A name as `name_problem` allows it, as the type of a field."""
+
+
+def _checked_label(name: str) -> str:
+    if len(name.encode(errors="replace")) > NAME_LIMIT:
+        raise ValueError(f"{quoted(name)} is too long: {NAME_LIMIT} bytes are the most")
+    if not is_seen(name):
+        raise ValueError(f"{quoted(name)} has control characters")
+    return name
+
+
+Label = Annotated[str, AfterValidator(_checked_label)]
+"""A name of something that is no file, such as a tensor: short, and without control characters."""
 
 
 def twins(names: Iterable[str]) -> tuple[str, str] | None:

@@ -1,5 +1,6 @@
 """Who is asked, with which tier; strategies; configuration; artifacts."""
 
+import json
 import shutil
 from dataclasses import replace
 
@@ -296,6 +297,19 @@ def test_initial_weights_must_fit(tmp_path, artifacts):
     found = load_artifacts(artifacts, ARCH, chunk_bytes=CHUNK, weights=other)
     with pytest.raises(ConfigError, match=r"hidden\.weight should be float32 \(8, 6\) but is float32 \(10, 6\)"):
         found.initial_weights()
+
+
+@pytest.mark.parametrize("change", [{"arch": "\x1b]0;x\x07" * 5000}, {"arch": "a\nb"}, {"\x1b[2J" * 5000: 1}])
+def test_a_manifest_has_plain_names(tmp_path, artifacts, change):
+    """What a set calls itself is short and moves no cursor, and the refusal shows it that way."""
+    folder = tmp_path / "set"
+    shutil.copytree(artifacts, folder)
+    (place, *_) = folder.glob(f"{ARCH}/*/manifest.json")
+    place.write_text(json.dumps({**json.loads(place.read_text()), **change}))
+    with pytest.raises(ConfigError, match=r"manifest\.json: not an artifact manifest") as caught:
+        load_artifacts(folder, ARCH, chunk_bytes=CHUNK)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 3000
 
 
 def test_initial_weights_are_not_read_through_a_link_that_came_later(tmp_path, artifacts):
