@@ -4,6 +4,7 @@ A manifest, an archive or a table from somebody else names files. Such a name is
 mean the same file on every system. `tests/fleet_protocol/test_foreign_files.py` has the table of refused names.
 """
 
+import errno
 import os
 import stat
 import unicodedata
@@ -32,7 +33,7 @@ def name_problem(name: str) -> str | None:
         name: the name as written, with ``/`` between its parts.
     """
     parts = name.split("/")
-    if any(unicodedata.category(letter) in _UNSEEN for letter in name):
+    if not is_seen(name):
         return "it has control characters"
     if "\\" in name:
         return "it has a backslash"
@@ -50,6 +51,13 @@ def name_problem(name: str) -> str | None:
     return None
 
 
+def is_seen(text: str) -> bool:
+    """Whether a text has no control characters, marks of direction, halves of letters, or line ends."""
+    if text.isascii():  # nearly every name, and a manifest has thousands
+        return text.isprintable()
+    return not any(unicodedata.category(letter) in _UNSEEN for letter in text)
+
+
 def quoted(name: str) -> str:
     """Quote a name for messages: visible and short."""
     return f"'{visible(name[:200], lines=False)}'"
@@ -64,6 +72,18 @@ def _checked_name(name: str) -> str:
 
 MemberName = Annotated[str, AfterValidator(_checked_name)]
 """Type of a field for a name that `name_problem` accepts."""
+
+
+def _checked_label(name: str) -> str:
+    if len(name.encode(errors="replace")) > NAME_LIMIT:
+        raise ValueError(f"{quoted(name)} is too long: {NAME_LIMIT} bytes are the most")
+    if not is_seen(name):
+        raise ValueError(f"{quoted(name)} has control characters")
+    return name
+
+
+Label = Annotated[str, AfterValidator(_checked_label)]
+"""A name of something that is no file, such as a tensor: short, and without control characters."""
 
 
 def twins(names: Iterable[str]) -> tuple[str, str] | None:
@@ -112,17 +132,28 @@ def open_regular(path: Path) -> BinaryIO:
     """Open a file for reading, without waiting for a pipe and without following a link in its last part.
 
     Raises:
-        BlobError: it is not a regular file.
+        BlobError: it is not a regular file, or its last part is a link.
         OSError: it cannot be opened.
     """
     flags = os.O_RDONLY
     for name in ("O_NONBLOCK", "O_NOFOLLOW", "O_CLOEXEC", "O_BINARY"):
         flags |= getattr(os, name, 0)
-    file = os.fdopen(os.open(path, flags), "rb")
+    try:
+        file = os.fdopen(os.open(path, flags), "rb")
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise BlobError(f"{path} is not read: it is a link") from error
+        raise
     if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         return file
     file.close()
     raise BlobError(f"{path} is not read: it is not a regular file")
+
+
+def file_state(file: BinaryIO) -> tuple[int, ...]:
+    """What an open file is known by: as long as this stays the same, so do the file and its content."""
+    about = os.fstat(file.fileno())
+    return (about.st_dev, about.st_ino, about.st_mtime_ns, about.st_ctime_ns, about.st_size)
 
 
 def read_within(folder: Path, name: str, limit: int = DOCUMENT_LIMIT) -> bytes:
@@ -131,7 +162,15 @@ def read_within(folder: Path, name: str, limit: int = DOCUMENT_LIMIT) -> bytes:
     Raises:
         BlobError: the errors of `path_within`; or it is longer, or cannot be read.
     """
-    path = path_within(folder, name)
+    return read_regular(path_within(folder, name), limit)
+
+
+def read_regular(path: Path, limit: int = DOCUMENT_LIMIT) -> bytes:
+    """Read a file as `open_regular` opens it, up to a limit in bytes.
+
+    Raises:
+        BlobError: it is no regular file, or a link; or it is longer, or cannot be read.
+    """
     try:
         with open_regular(path) as file:
             data = file.read(limit + 1)

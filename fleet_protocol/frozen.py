@@ -9,6 +9,10 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, JsonValue, ValidationError, ValidationInfo
 from typing_extensions import Self
 
+from fleet_protocol.errors import visible
+
+_SHOWN = 200  # characters of a key
+
 
 def _finite(value: JsonValue) -> JsonValue:
     for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
@@ -74,6 +78,13 @@ def _relocated(value: Any, move: Callable[[Path], Path]) -> Any:
 
 
 def problems(error: ValidationError, whole: str, most: int = 3) -> str:
-    """The first things that are wrong with a value, each with its place; `whole` is the place of what has none."""
+    """The first things that are wrong with a value, each with its place; `whole` is the place of what has none.
+
+    A place may be a key that a stranger chose: it is shown short, and moves no cursor.
+    """
     found = error.errors(include_url=False)[:most]
-    return "; ".join(f"{'.'.join(map(str, item['loc'])) or whole}: {item['msg']}" for item in found)
+    return "; ".join(f"{_place(item['loc']) or whole}: {item['msg']}" for item in found)
+
+
+def _place(parts: tuple[int | str, ...]) -> str:
+    return ".".join(visible(str(part)[:_SHOWN], lines=False) for part in parts)

@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from fleet_protocol.digests import DIGEST_PATTERN
 from fleet_protocol.errors import BlobError
-from fleet_protocol.foreign_files import MemberName, twins
+from fleet_protocol.foreign_files import Label, MemberName, twins
 from fleet_protocol.frozen import Free, FrozenModel, problems
 from fleet_protocol.recipe_spec import Grown, RecipeSpec
 
@@ -42,9 +42,9 @@ class TensorSpec(FrozenModel):
         shape: sizes; a string names a dynamic dimension (``batch``).
     """
 
-    name: str
+    name: Label
     dtype: Dtype
-    shape: tuple[int | str, ...]
+    shape: tuple[int | Label, ...]
 
 
 class ParameterSpec(FrozenModel):
@@ -60,11 +60,11 @@ class ParameterSpec(FrozenModel):
         offset: where its bytes start in the data section of the weights blob, in bytes.
     """
 
-    name: str
+    name: Label
     shape: tuple[int, ...]
     dtype: Dtype = "float32"
-    axes: tuple[str, ...]
-    block: str
+    axes: tuple[Label, ...]
+    block: Label
     offset: int = Field(ge=0)
 
     @property
@@ -84,7 +84,7 @@ class StateSpec(FrozenModel):
         initial: what every element is when a task begins.
     """
 
-    name: str
+    name: Label
     shape: tuple[int, ...]
     dtype: Dtype = "float32"
     initial: float = 0.0
@@ -99,9 +99,9 @@ class StatisticSpec(FrozenModel):
         axis: the axis the vectors lie along.
     """
 
-    name: str
+    name: Label
     channels: int = Field(ge=1)
-    axis: str
+    axis: Label
 
 
 class NoiseSpec(FrozenModel):
@@ -112,7 +112,7 @@ class NoiseSpec(FrozenModel):
         shape: of the noise of one sample; the graph takes float32 ``[batch, *shape]``, uniform in [0, 1).
     """
 
-    name: str
+    name: Label
     shape: tuple[int, ...]
 
 
@@ -142,7 +142,7 @@ class GraphSpec(FileSpec):
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    mixed: tuple[str, ...] = ()
+    mixed: tuple[Label, ...] = ()
 
 
 class CheckSpec(FrozenModel):
@@ -159,13 +159,13 @@ class CheckSpec(FrozenModel):
         worst_tensor: where ``worst_relative`` was found.
     """
 
-    graph: str
-    runtime: str
+    graph: Label
+    runtime: Label
     steps: int = Field(ge=1)
     batch_sizes: tuple[int, ...]
     worst_absolute: float = Field(ge=0)
     worst_relative: float = Field(ge=0)
-    worst_tensor: str
+    worst_tensor: Label
 
 
 class Manifest(Grown):
@@ -207,9 +207,9 @@ class Manifest(Grown):
     later: ClassVar[frozenset[str]] = frozenset({"base"})
 
     format_version: Literal[2] = 2
-    arch: str
+    arch: Label
     settings: Mapping[str, Free]
-    tier: str
+    tier: Label
     width: float = Field(gt=0, le=1)
     depth: int = Field(ge=1)
     classes: int = Field(ge=1)
@@ -224,14 +224,14 @@ class Manifest(Grown):
     statistics: tuple[StatisticSpec, ...] = ()
     noise: tuple[NoiseSpec, ...] = ()
     base: tuple[TensorSpec, ...] = ()
-    graphs: Mapping[str, GraphSpec]
-    files: Mapping[str, FileSpec] = Field(default_factory=dict)
+    graphs: Mapping[Label, GraphSpec]
+    files: Mapping[Label, FileSpec] = Field(default_factory=dict)
     flops_per_sample: int = Field(ge=0)
     flops_per_step_sample: int = Field(ge=0)
     peak_memory_bytes: int = Field(ge=0)
     checks: tuple[CheckSpec, ...] = ()
-    skipped: Mapping[str, str] = Field(default_factory=dict)
-    versions: Mapping[str, str] = Field(default_factory=dict)
+    skipped: Mapping[Label, str] = Field(default_factory=dict)
+    versions: Mapping[Label, Label] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _base_has_a_file(self) -> "Manifest":

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet_protocol.errors import BlobError
+from fleet_protocol.foreign_files import open_regular
 
 _KINDS = {"F32": "<f4", "F64": "<f8", "I64": "<i8", "U32": "<u4", "F16": "<f2", "U16": "<u2", "I8": "i1", "U8": "u1"}
 DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType({name: np.dtype(kind) for name, kind in _KINDS.items()})
@@ -29,12 +30,11 @@ def open_tensors(path: Path) -> dict[str, NDArray[Any]]:
     """Map a file that was checked when it arrived, or read a small one: read-only views by name in its order.
 
     Raises:
-        BlobError: the file is not there, is truncated, has a header that does not fit it, or is one of torch.save.
+        BlobError: the file is not there, is a link or no regular file, is truncated, has a header that does not fit
+            it, or is one of torch.save.
     """
     try:
-        with path.open(
-            "rb", buffering=0
-        ) as file:  # numpy's own map resolves the path first, which costs more than all else
+        with open_regular(path) as file:
             small = os.fstat(file.fileno()).st_size <= _READ_BYTES
             whole = file.read() if small else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         data = np.frombuffer(whole, np.uint8)
@@ -55,9 +55,14 @@ def tensors_in(blob: bytes | NDArray[np.uint8], source: object = "a blob") -> di
 
 
 def blob_in(
-    blob: bytes | NDArray[np.uint8], source: object = "a blob"
+    blob: bytes | NDArray[np.uint8], source: object = "a blob", dtypes: Mapping[str, np.dtype[Any]] = DTYPES
 ) -> tuple[dict[str, str], dict[str, NDArray[Any]]]:
     """Read a blob of any writer where it lies, without the library, which makes a copy and is not on boards.
+
+    Args:
+        blob: all of its bytes.
+        source: what an error calls it.
+        dtypes: those that are read, by their names in a file; by default those that blobs carry.
 
     Returns:
         The strings in its header, and views by name, in the order of the blob.
@@ -66,23 +71,25 @@ def blob_in(
         BlobError: it is truncated, or has a header that does not fit it: as the format wants, tensors lie one behind
             the other and leave nothing over.
     """
-    metadata, tensors, size = first_blob(blob, source)
+    metadata, tensors, size = first_blob(blob, source, dtypes)
     if size != len(blob):
         raise BlobError(f"cannot read the tensors in {source}: they end at {size} of {len(blob)} bytes")
     return metadata, tensors
 
 
 def first_blob(
-    blob: bytes | NDArray[np.uint8], source: object = "a blob"
+    blob: bytes | NDArray[np.uint8], source: object = "a blob", dtypes: Mapping[str, np.dtype[Any]] = DTYPES
 ) -> tuple[dict[str, str], dict[str, NDArray[Any]], int]:
     """What `blob_in` reads of the blob that some bytes begin with, and how long it is; errors are the same."""
     try:
-        return _parsed(np.frombuffer(blob, np.uint8))
+        return _parsed(np.frombuffer(blob, np.uint8), dtypes)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, struct.error) as error:
         raise BlobError(f"cannot read the tensors in {source} of {len(blob)} bytes: {error!r}") from error
 
 
-def _parsed(data: NDArray[np.uint8]) -> tuple[dict[str, str], dict[str, NDArray[Any]], int]:
+def _parsed(
+    data: NDArray[np.uint8], dtypes: Mapping[str, np.dtype[Any]]
+) -> tuple[dict[str, str], dict[str, NDArray[Any]], int]:
     (length,) = struct.unpack("<Q", data[:8].tobytes())
     if length > min(_HEADER_LIMIT, data.size - 8):
         raise ValueError(f"the header claims {length} bytes")
@@ -91,7 +98,10 @@ def _parsed(data: NDArray[np.uint8]) -> tuple[dict[str, str], dict[str, NDArray[
     start, at = 8 + length, 0
     tensors: dict[str, NDArray[Any]] = {}
     for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
-        (first, last), shape, kind = entry["data_offsets"], entry["shape"], DTYPES[entry["dtype"]]
+        kind = dtypes.get(entry["dtype"])
+        if kind is None:
+            raise ValueError(f"tensor {name} is of type {entry['dtype']}, which is not read")
+        (first, last), shape = entry["data_offsets"], entry["shape"]
         count = math.prod(shape)
         if first != at or last - first != count * kind.itemsize or min(shape, default=0) < 0:
             raise ValueError(f"tensor {name} of shape {shape} lies at {first} to {last}; the one before ends at {at}")

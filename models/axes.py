@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from fleet_protocol.errors import PlanError
+from fleet_protocol.foreign_files import Label
 
 
 class AxisKind(str, Enum):
@@ -37,7 +38,7 @@ class Axis:
         16
     """
 
-    name: str  # unique in the model, such as ``conv2.out``
+    name: Label  # unique in the model, such as ``conv2.out``
     size: int  # units in the global model
     kind: AxisKind = AxisKind.WIDTH  # whether a width cuts it
     groups: int = 1  # equal consecutive groups (attention heads); each is cut alike, none disappears

@@ -11,9 +11,11 @@ from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, PlainSerializer, PlainValidator, TypeAdapter
+from pydantic import BeforeValidator, PlainSerializer, PlainValidator, TypeAdapter, ValidationError
 
 from fleet_protocol.errors import ConfigError, PlanError
+from fleet_protocol.foreign_files import Label
+from fleet_protocol.frozen import problems
 from models.axes import Axis, AxisKind
 from models.dims import Dim
 from models.tier import Tier
@@ -51,19 +53,19 @@ _Dim = Annotated[Dim, PlainValidator(Dim.from_json), PlainSerializer(Dim.to_json
 class Parameter:
     """A trained tensor of the global model: dotted path, global shape, and ``stem``, ``block1`` ..., or ``head``."""
 
-    name: str
+    name: Label
     shape: tuple[int, ...]
     dims: tuple[_Dim, ...]
-    block: str
+    block: Label
 
 
 @dataclass(frozen=True)
 class Statistic:
     """A static batch norm, whose mean and variance vectors, of one dimension, are asked for after training."""
 
-    name: str
+    name: Label
     dims: tuple[_Dim, ...]
-    block: str
+    block: Label
 
     @property
     def tensors(self) -> tuple[str, str]:
@@ -92,14 +94,14 @@ class Layout:
             merge: graphs take them from a file, which is one for all tiers unless a width cuts some of them.
     """
 
-    arch: str
+    arch: Label
     settings: Annotated[Mapping[str, Any], PlainSerializer(thaw)]
     axes: Annotated[Mapping[str, Axis], _BY_NAME, _LISTED]
     parameters: tuple[Parameter, ...]
     statistics: tuple[Statistic, ...]
     depth: int
     depths: tuple[int, ...]
-    label_axes: tuple[str, ...]
+    label_axes: tuple[Label, ...]
     input_shape: tuple[int, ...]
     input_dtype: Literal["float32", "int64"]
     classes: int
@@ -186,7 +188,10 @@ class Layout:
         """Read an equal layout back from JSON text; a ConfigError if it is none of this format version."""
         try:
             return _read(json.loads(text))
-        except (ValueError, KeyError, TypeError, PlanError) as error:
+        except ValidationError as error:
+            wrong = problems(error, "document")
+            raise ConfigError(f"layout.json cannot be read ({wrong}); export the architecture again") from error
+        except (ValueError, KeyError, TypeError, RecursionError, PlanError) as error:
             raise ConfigError(f"layout.json cannot be read ({error!r}); export the architecture again") from error
 
 

@@ -6,19 +6,22 @@ never change. The exporter, which has the class, writes this description beside 
 builds the state from it.
 """
 
+import keyword
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, ValidationError
-from safetensors import SafetensorError, safe_open
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 from safetensors.numpy import save
 
 from fleet_protocol.errors import BlobError, ConfigError
+from fleet_protocol.foreign_files import Label, is_seen, quoted, read_within
 from fleet_protocol.frozen import Free, FrozenModel, problems
+from fleet_protocol.mapped_tensors import DTYPES, blob_in
 from models.slicing import Tensors
 
 OWN_CLASS = "own_class.safetensors"
@@ -27,10 +30,55 @@ OWN_CLASS = "own_class.safetensors"
 SPECTRAL_STEPS = 8
 """Steps of the power iteration with which a spectral norm computes its vectors, starting from the rows' norms."""
 
+FILE_LIMIT = 512 * 1024 * 1024
+"""Most bytes of the file; what it has is in a graph, too, and boards take none that is larger."""
+
+ENTRIES_LIMIT = 100_000
+"""Most tensors in the state of a class."""
+
+USES_LIMIT = 64
+"""How often a state may have what the run's tensors have: layers that share weights, under a name for each."""
+
+_PATH_LIMIT = 4096  # characters of the path of a user's file
+_DIMENSIONS = 64  # the most that an array of numpy has
+_OF_CONSTANTS = {"BOOL": "?", "I16": "<i2", "I32": "<i4", "U64": "<u8", "C64": "<c8"}
+_DTYPES = {**DTYPES, **{name: np.dtype(kind) for name, kind in _OF_CONSTANTS.items()}}
+
 Kind = Literal["parameter", "mean", "variance", "count", "left", "right", "constant"]
 
 _HEADER = "own_class"
 _SHOWN = 3
+_ONE_SOURCE = frozenset(["mean", "variance", "left", "right"])
+_FROM_FILE = frozenset(["count", "constant"])
+_VECTORS = frozenset(["left", "right"])
+
+
+def is_identifier(text: str) -> bool:
+    """Whether Python takes a text for a name, and for nothing else."""
+    return text.isidentifier() and not keyword.iskeyword(text) and len(text) <= _PATH_LIMIT
+
+
+def is_dotted(text: str) -> bool:
+    """Whether Python takes a text for the name of a module, with a dot between its parts."""
+    return len(text) <= _PATH_LIMIT and all(map(is_identifier, text.split(".")))
+
+
+def _module(text: str) -> str:
+    if not is_dotted(text):
+        raise ValueError(f"{quoted(text)} is not the name of a module")
+    return text
+
+
+def _identifier(text: str) -> str:
+    if not is_identifier(text):
+        raise ValueError(f"{quoted(text)} is not a name in Python")
+    return text
+
+
+def _path(text: str) -> str:
+    if not is_seen(text):
+        raise ValueError(f"{quoted(text)} has control characters")
+    return text
 
 
 class Entry(FrozenModel):
@@ -45,10 +93,23 @@ class Entry(FrozenModel):
         dim: dimension of the outputs, for the vectors of a spectral norm.
     """
 
-    name: str
+    name: Label
     kind: Kind
-    sources: tuple[str, ...] = ()
-    dim: int = 0
+    sources: Annotated[tuple[Label, ...], Field(max_length=USES_LIMIT)] = ()
+    dim: Annotated[int, Field(ge=0, lt=_DIMENSIONS)] = 0
+
+    @model_validator(mode="after")
+    def _fits_its_kind(self) -> "Entry":
+        count = len(self.sources)
+        if self.kind == "parameter" and not count:
+            raise ValueError(f"{quoted(self.name)} is a parameter without a source")
+        if self.kind in _ONE_SOURCE and count != 1:
+            raise ValueError(f"{quoted(self.name)}, a {self.kind}, has {count} sources instead of one")
+        if self.kind in _FROM_FILE and count:
+            raise ValueError(f"{quoted(self.name)}, a {self.kind}, has sources")
+        if self.kind not in _VECTORS and self.dim:
+            raise ValueError(f"{quoted(self.name)}, a {self.kind}, has a dimension of outputs")
+        return self
 
     @property
     def needed(self) -> tuple[str, ...]:
@@ -71,9 +132,9 @@ class Builder(FrozenModel):
         converts: whether it converts the model that it builds, so that the class is the original.
     """
 
-    module: str
-    file: str | None = None
-    name: str
+    module: Annotated[str, AfterValidator(_module)]
+    file: Annotated[str, Field(max_length=_PATH_LIMIT), AfterValidator(_path)] | None = None
+    name: Annotated[str, AfterValidator(_identifier)]
     settings: Mapping[str, Free] = Field(default_factory=dict)
     converts: bool = False
 
@@ -89,9 +150,17 @@ class OwnClass(FrozenModel):
     """
 
     format_version: Literal[1] = 1
-    entries: tuple[Entry, ...] = ()
+    entries: Annotated[tuple[Entry, ...], Field(max_length=ENTRIES_LIMIT)] = ()
     builder: Builder | None = None
     problem: str = ""
+
+    @model_validator(mode="after")
+    def _entries_are_apart(self) -> "OwnClass":
+        counts = Counter(entry.name for entry in self.entries)
+        twice = next((name for name, count in counts.items() if count > 1), None)
+        if twice is not None:
+            raise ValueError(f"two entries are {quoted(twice)}")
+        return self
 
     def missing(self, tensors: Tensors) -> list[str]:
         """Return names in the state that the tensors of a run do not provide."""
@@ -120,27 +189,64 @@ class OwnClass(FrozenModel):
 
         Raises:
             ConfigError: tensors are missing.
+            BlobError: an entry cannot be made of them, or the state is far larger than they are.
         """
         self.require(tensors)
-        return {entry.name: _VALUES[entry.kind](entry, tensors, constants, steps) for entry in self.entries}
+        self._require_bounds(tensors)
+        return {entry.name: _value(entry, tensors, constants, steps) for entry in self.entries}
+
+    def _require_bounds(self, tensors: Tensors) -> None:
+        """See that a state is not far larger than the tensors that it is made of, else a BlobError."""
+        most = USES_LIMIT * sum(tensor.size for tensor in tensors.values())
+        size = 0
+        for entry in self.entries:
+            size += sum(tensors[name].size for name in entry.needed)
+            if size > most:
+                raise BlobError(
+                    f"entry {quoted(entry.name)}: up to it the state takes more than {USES_LIMIT}"
+                    " times what the run's tensors have"
+                )
 
     def to_bytes(self, constants: Tensors | None = None) -> bytes:
         """Write the description as a file, including the constants."""
         return save(dict(constants or {}), {_HEADER: self.model_dump_json(exclude_defaults=True)})
 
 
-def read_own_class(path: Path) -> tuple[OwnClass, dict[str, NDArray[Any]]]:
-    """Read a file of `OwnClass.to_bytes`; raise a BlobError if it is damaged, or of another version."""
+def read_own_class(folder: Path) -> tuple[OwnClass, dict[str, NDArray[Any]]]:
+    """Read what `OwnClass.to_bytes` wrote to the folder of a tier.
+
+    Returns:
+        The description, and the constants by the names of the state.
+
+    Raises:
+        BlobError: the file is damaged, of another version, or lies elsewhere; the message names it and the entry.
+    """
+    path = folder / OWN_CLASS
+    data = read_within(folder, OWN_CLASS, FILE_LIMIT)
     try:
-        with safe_open(path, "numpy") as file:
-            header = (file.metadata() or {}).get(_HEADER, "")
-            constants = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
-        return OwnClass.model_validate_json(header), constants
+        metadata, views = blob_in(data, path, _DTYPES)
+    except BlobError as error:
+        raise BlobError(f"{error}; run `shoal export` again") from error
+    try:
+        own = OwnClass.model_validate_json(metadata.get(_HEADER, ""))
     except ValidationError as error:
         wrong = problems(error, "document")
         raise BlobError(f"{path}: {wrong}; run `shoal export` again with this version of Shoal") from error
-    except (OSError, SafetensorError) as error:
-        raise BlobError(f"cannot read {path}: {error}; run `shoal export` again") from error
+    wanted = [entry.name for entry in own.entries if entry.kind in _FROM_FILE]
+    lacking = next((name for name in wanted if name not in views), None)
+    if lacking is not None:
+        raise BlobError(f"{path}: entry {quoted(lacking)} is not among its tensors; run `shoal export` again")
+    return own, {name: views[name].copy() for name in wanted}  # aligned, and without the rest of the file
+
+
+def _value(entry: Entry, tensors: Tensors, constants: Tensors, steps: int) -> NDArray[Any]:
+    """The value of an entry; a BlobError where it cannot be made, as shapes do not join."""
+    try:
+        return _VALUES[entry.kind](entry, tensors, constants, steps)
+    except (ValueError, LookupError, TypeError) as error:  # numpy's errors are some of these
+        raise BlobError(
+            f"entry {quoted(entry.name)}, a {entry.kind}, cannot be made of the run's tensors: {error}"
+        ) from error
 
 
 def _joined(entry: Entry, tensors: Tensors, constants: Tensors, steps: int) -> NDArray[Any]:
@@ -152,7 +258,8 @@ def _joined(entry: Entry, tensors: Tensors, constants: Tensors, steps: int) -> N
 def _counted(entry: Entry, tensors: Tensors, constants: Tensors, steps: int) -> NDArray[Any]:
     del tensors
     first = constants[entry.name]
-    return np.asarray(first + steps, first.dtype)
+    with np.errstate(all="ignore"):  # a count beyond its type begins anew, as in PyTorch
+        return np.asarray(first + np.asarray(steps).astype(first.dtype), first.dtype)
 
 
 def _constant(entry: Entry, tensors: Tensors, constants: Tensors, steps: int) -> NDArray[Any]:

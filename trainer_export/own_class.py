@@ -23,7 +23,7 @@ from fleet_protocol.manifest import statistic_mean, statistic_variance
 from models.architecture import Architecture, build
 from models.conversion_switch import unconverted
 from models.layout import thaw
-from models.own_class import Builder, OwnClass
+from models.own_class import Builder, OwnClass, is_dotted, is_identifier
 from models.slicing import Tensors
 from models.tier import Tier
 from models.user_lines import first_line
@@ -114,7 +114,7 @@ def _plain_kernels() -> Iterator[None]:
 
 
 def _builder_of(arch: Architecture, tier: Tier, settings: Mapping[str, Any], *, converts: bool) -> Builder | None:
-    """Return where Python finds the architecture; None if no module has it under a name.
+    """Return where Python finds the architecture; None if no line of Python can import it by a name.
 
     A converted model may have been converted by its builder.
     """
@@ -126,8 +126,11 @@ def _builder_of(arch: Architecture, tier: Tier, settings: Mapping[str, Any], *, 
         return None
     is_own_file = module.__name__.startswith(_USER_FILES) or module.__name__ == "__main__"
     file = str(Path(module.__file__).resolve()) if is_own_file and module.__file__ else None
+    imported = Path(file).stem if file else module.__name__
+    if not (is_dotted(imported) and is_identifier(name)):  # such as my-models.py
+        return None
     return Builder(
-        module=Path(file).stem if file else module.__name__,
+        module=imported,
         file=file,
         name=name,
         settings={key: thaw(value) for key, value in settings.items() if value != arch.defaults[key]},

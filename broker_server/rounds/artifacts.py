@@ -195,6 +195,6 @@ def load_artifacts(root: Path, arch: str, *, chunk_bytes: int, weights: Path | N
         arch=arch,
         layout=layout,
         tiers=MappingProxyType({item.tier.id: item for item in tiers}),
-        initial=weights or _initial(folder),
+        initial=weights.resolve() if weights else _initial(folder),  # the user may have linked to weights elsewhere
         files=MappingProxyType({name: path for _, files in loaded for name, path in files.items()}),
     )

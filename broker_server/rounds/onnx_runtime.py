@@ -13,7 +13,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from fleet_protocol.errors import BlobError, DataError, RefusedError
-from fleet_protocol.graphs.check import check_file
+from fleet_protocol.graphs.check import read_checked
 from fleet_protocol.onnx_runtime import load_runtime
 
 _MISSING = "evaluating needs onnxruntime: pip install 'shoal[server]' (or 'shoal[server-training]')"
@@ -87,7 +87,7 @@ def open_graph(path: Path, *, threads: int = 0, halt: Halt | None = None) -> Ope
     """
     runtime = load_runtime(_MISSING)
     try:
-        check_file(path)
+        data = read_checked(path)
     except RefusedError as error:
         raise BlobError(f"{path}: {error}; export the architecture again") from error
     options = runtime.SessionOptions()
@@ -96,7 +96,7 @@ def open_graph(path: Path, *, threads: int = 0, halt: Halt | None = None) -> Ope
     # Idle worker threads that spin would take the cores from devices on the same machine.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
-        session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        session = runtime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's own exceptions share no public base class
         raise BlobError(f"onnxruntime cannot open {path}: {error}") from error
     return OpenGraph(session, runtime.RunOptions, halt or Halt())

@@ -1,5 +1,6 @@
 """A stored global version as one of its tiers: all weights that the tier's devices compute with, by their names."""
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from broker_server.store.configurations import kept_config, one_name
 from broker_server.store.export import ExportedVersion
 from broker_server.store.queries import find_run
 from fleet_protocol.blob_store import BlobStore
-from fleet_protocol.errors import ConfigError, ShoalError
+from fleet_protocol.errors import BlobError, ConfigError, ShoalError
 from fleet_protocol.manifest import StatisticSpec, statistic_mean, statistic_variance
 from models.own_class import OWN_CLASS, OwnClass, read_own_class
 from models.slicing import Tensors
@@ -80,10 +81,10 @@ class TierVersion:
     def own_class(self) -> tuple[OwnClass, Tensors] | None:
         """Return the exporter's description of the user's class, with its constants; None for an older exporter.
 
-        Raises a BlobError if the file is damaged.
+        Raises a BlobError if the file is damaged, or lies elsewhere.
         """
-        path = self.artifacts.folder / OWN_CLASS
-        return read_own_class(path) if path.is_file() else None
+        folder = self.artifacts.folder
+        return read_own_class(folder) if os.path.lexists(folder / OWN_CLASS) else None
 
     def own_state(self) -> Tensors:
         """Return the state of the user's class, with every parameter and buffer, by the names of the class.
@@ -91,7 +92,7 @@ class TierVersion:
         Raises:
             ConfigError: a faithful state is not possible: statistics are missing, the class has no place for them, or
                 an older exporter did not record what the class has.
-            BlobError: the exporter's description is damaged.
+            BlobError: the exporter's description is damaged, or does not fit the run's tensors.
         """
         found, norms = self.own_class, self.artifacts.manifest.statistics
         if found is None and norms:
@@ -108,7 +109,11 @@ class TierVersion:
         missing = own.missing(self.tensors)
         if missing:
             raise ConfigError(f"{self._title} lacks {', '.join(missing)} of the class: {self._why}")
-        return own.values(self.tensors, constants, self.exported.record.number)
+        try:
+            return own.values(self.tensors, constants, self.exported.record.number)
+        except BlobError as error:
+            path = self.artifacts.folder / OWN_CLASS
+            raise BlobError(f"{path}: {error}; run `shoal export` again") from error
 
     def require_statistics(self) -> None:
         """Raise a ConfigError, with names and reason, if statistics that the model needs are missing."""

@@ -9,7 +9,6 @@ chunks at a time, and what came in is handled in between: the broker's acknowled
 
 import math
 import mmap
-import os
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from pathlib import Path
 from fleet_protocol.blobs import BARE_OVERHEAD, FRAME_OVERHEAD, indices_of, iter_chunks, ranges_of
 from fleet_protocol.digests import matches
 from fleet_protocol.errors import BlobError, ConfigError, TransportError
+from fleet_protocol.foreign_files import file_state, open_regular
 from fleet_protocol.messages import Ranges
 from fleet_protocol.messages.bounds import CHUNKS_LIMIT
 from fleet_protocol.refusals import remedy
@@ -61,8 +61,7 @@ class _Served:
     path: Path
     size: int
     chunk_bytes: int
-    offered: tuple[int, int]  # the file's time and size at the time of the offer
-    checked: list[tuple[int, int]] = field(default_factory=list)  # the file's time and size when its digest was right
+    verified: set[tuple[int, ...]] = field(default_factory=set)  # states of files that had the digest
 
     @property
     def chunks(self) -> int:
@@ -109,9 +108,8 @@ class BlobService:
         for digest, path in files.items():
             known = self._served.get(digest)
             if known is None or known.path != path:
-                about = path.stat()
-                offered = (about.st_mtime_ns, about.st_size)
-                self._served[digest] = _Served(path, about.st_size, chunk_bytes or self._chunk_bytes, offered)
+                size = path.stat().st_size
+                self._served[digest] = _Served(path, size, chunk_bytes or self._chunk_bytes)
 
     def withdraw(self, digests: Iterable[str]) -> None:
         """Offer blobs no longer, and forget who got them."""
@@ -205,7 +203,7 @@ class BlobService:
         served, known = self._served[digest], self._published.setdefault(digest, set())
         if sent.data is None:
             sent.again = not known.isdisjoint(sent.chunks)
-            sent.data = _mapped(served, digest, check=sent.again)
+            sent.data = _mapped(served, digest)
         window, digests = sent.chunks[:SEND_WINDOW], sent.again and not self._link.authentic
         frames = iter_chunks(sent.data, served.chunk_bytes, ranges_of(window), digests=digests, pack=True)
         payload: dict[int, int] = {}
@@ -228,26 +226,25 @@ class BlobService:
         return taken
 
 
-def _mapped(served: _Served, digest: str, *, check: bool) -> memoryview:
+def _mapped(served: _Served, digest: str) -> memoryview:
     """The bytes of a blob, from the page cache, for as long as somebody has them.
 
-    Devices check what they receive, and ask again for what is wrong: only then is the file's digest taken, once for as
-    long as the file stays the same, and only then do chunks carry digests of their own. If a file has
-    changed since the offer, it is checked before any part of it is sent.
+    The path may name another file than the one that was offered, so the server hashes and publishes the bytes of one
+    open descriptor. It hashes a file whose state stays the same once.
 
     Raises:
-        BlobError: the file cannot be read, or is no longer what was offered.
+        BlobError: the file cannot be read, is a link, or is no longer what was offered.
     """
     path = served.path
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
+            state = file_state(file)
             data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-            found = os.fstat(file.fileno())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError) as error:  # a file of no bytes cannot be mapped
         raise BlobError(f"cannot read {path}: {error}") from error
-    now = (found.st_mtime_ns, found.st_size)
-    if (check or now != served.offered) and now not in served.checked:
-        if not matches(data, digest):
-            raise BlobError(f"{path} was changed on disk; it no longer has the digest that was offered")
-        served.checked.append(now)
+    if state in served.verified and len(data) == served.size:
+        return data
+    if len(data) != served.size or not matches(data, digest):
+        raise BlobError(f"{path} was changed on disk; it no longer has the digest that was offered")
+    served.verified.add(state)
     return data

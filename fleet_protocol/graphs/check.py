@@ -6,7 +6,6 @@ inputs which entries of the others are taken.
 """
 
 import functools
-import mmap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -16,7 +15,8 @@ from types import MappingProxyType
 from typing_extensions import Buffer
 
 from fleet_protocol.digests import name_among
-from fleet_protocol.errors import BlobError, RefusalReason, RefusedError
+from fleet_protocol.errors import RefusalReason, RefusedError
+from fleet_protocol.foreign_files import read_regular
 from fleet_protocol.graphs.model import Graph, Node, Port, read_model
 from fleet_protocol.manifest import GraphSpec, TensorSpec
 
@@ -179,18 +179,18 @@ def check_graph(data: Buffer, specs: Iterable[GraphSpec], *, leaves: bool = True
     _on_view(data, lambda view: _check(view, specs, leaves))
 
 
-def check_file(path: Path) -> None:
-    """Check that the graph in a file has only operators and parts that the exporter writes, like `check_structure`.
+def read_checked(path: Path) -> bytes:
+    """Read a graph that has only operators and parts that the exporter writes, like `check_structure`.
+
+    The caller opens these bytes, because the path may name another file by then.
 
     Raises:
         RefusedError: it has other operators or parts.
-        BlobError: the file cannot be read.
+        BlobError: the file cannot be read, or has more than `GRAPH_LIMIT_BYTES`.
     """
-    try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            _on_view(data, check_structure)
-    except (OSError, ValueError) as error:  # an empty file cannot be mapped
-        raise BlobError(f"cannot read graph {path}: {error}") from error
+    data = read_regular(path, GRAPH_LIMIT_BYTES)
+    _on_view(data, check_structure)
+    return data
 
 
 def _on_view(data: Buffer, look: Callable[[memoryview], object]) -> None:

@@ -1,5 +1,6 @@
 """Builds the lines of Python that load a file of weights: into the user's own class, or into onnxruntime."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def load_lines(found: TierVersion, file_format: str, path: Path, *, here: bool =
     builder = noted[0].builder if noted is not None else None
     if builder is None or (noted is not None and noted[0].problem):
         return ()
-    lines = [*_imports(builder, here=here), _building(builder, found)]
+    lines = [*_imports(builder, found, here=here), _building(builder, found)]
     if file_format == "torch":
         lines[:0] = ["import shoal, torch"]
         lines += [f"model.load_state_dict(torch.load({str(path)!r}, weights_only=True))"]
@@ -47,16 +48,42 @@ def load_lines(found: TierVersion, file_format: str, path: Path, *, here: bool =
     return (*lines, "model.eval()")
 
 
-def _imports(builder: Builder, *, here: bool) -> list[str]:
+def _imports(builder: Builder, found: TierVersion, *, here: bool) -> list[str]:
+    """The lines that import the class; none of them runs a file of the set, which may be somebody else's."""
     line = f"from {builder.module} import {builder.name}"
+    if _is_of_set(builder, found):
+        return [f"# {line}  # its file lies in the artifact set: read it before you import it"]
     if builder.file is None:
         return [line]
     file = Path(builder.file)
     if not (here and file.is_file()):
-        return [f"{line}  # from {file.name} of --models: start Python in its folder"]
+        return [f"{line}  # of {file.name!r}, which --models named: start Python in its folder"]
     if file.parent == Path.cwd():
         return [line]
     return [f"import sys; sys.path.append({str(file.parent)!r})", line]
+
+
+def _is_of_set(builder: Builder, found: TierVersion) -> bool:
+    """Whether the import would run a file in the folder of the exported architectures, itself or through links."""
+    root = found.artifacts.folder.resolve().parents[1]
+    places: list[Path] = []
+    starts = [Path.cwd()]
+    if builder.file is not None:
+        file = Path(builder.file)
+        places += [file, file.parent]
+        starts += [file.parent]
+    for start in starts:
+        places += _imported(start, builder.module)
+    return any(Path(os.path.realpath(place)).is_relative_to(root) for place in places)
+
+
+def _imported(folder: Path, module: str) -> list[Path]:
+    """What Python may run of a folder when it imports a module: files and packages on the way to it."""
+    found: list[Path] = []
+    for name in module.split("."):
+        found += [*folder.glob(name), *folder.glob(f"{name}.*")]
+        folder /= name
+    return found
 
 
 def _building(builder: Builder, found: TierVersion) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
+from broker_server.service import blob_service
 from broker_server.service.blob_service import BlobService
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.blobs import BARE_OVERHEAD, DEFAULT_CHUNK_BYTES, decode_chunk
@@ -56,17 +57,17 @@ def ask(service, digest, *ranges) -> list[str]:
     return service.flush(math.inf)
 
 
-def test_a_file_that_is_damaged_is_found_when_a_device_asks_again(service, broker, tmp_path):
+def test_nothing_of_a_file_that_is_damaged_goes_out(service, broker, tmp_path):
+    """It has the size that was offered, and was damaged before it was offered; its first chunk is never published."""
     blobs = BlobStore(tmp_path)
     data = bytes(range(256)) * 1024
     digest = blobs.put(data)
     blobs.path(digest).write_bytes(bytes(len(data)))
     service.serve({digest: blobs.path(digest)})
-    assert ask(service, digest, (0, 3)) == []
-    assert not matches(b"".join(broker.chunks[index] for index in range(3)), digest), "the device sees it, too"
     (problem,) = ask(service, digest, (0, 3))
     assert "was changed on disk; it no longer has the digest that was offered" in problem
     assert "attic" in problem
+    assert broker.chunks == {}
 
 
 def test_nothing_of_a_file_that_was_replaced_goes_out(service, broker, tmp_path):
@@ -78,8 +79,89 @@ def test_nothing_of_a_file_that_was_replaced_goes_out(service, broker, tmp_path)
     (tmp_path / "secret").write_bytes(b"secret" * 1000)
     blobs.path(digest).symlink_to(tmp_path / "secret")
     (problem,) = ask(service, digest, (0, 3))
-    assert "was changed on disk" in problem
+    assert "it is a link" in problem
     assert broker.chunks == {}
+
+
+def with_times_of(path, about):
+    """Give a file the times of another one; a set of somebody else can say any."""
+    os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
+
+
+def linked_to(secret, path):
+    path.symlink_to(secret)
+
+
+def linked_hard_to(secret, path):
+    path.hardlink_to(secret)
+
+
+def copied_from(secret, path):
+    path.write_bytes(secret.read_bytes())
+    with_times_of(path, secret.stat())
+
+
+@pytest.mark.parametrize("offered_before", [True, False], ids=["after it was offered", "before it is offered"])
+@pytest.mark.parametrize("published_before", [False, True], ids=["never published", "published once"])
+@pytest.mark.parametrize("replaced", [linked_to, linked_hard_to, copied_from], ids=lambda way: way.__name__)
+def test_a_file_of_the_same_size_and_time_does_not_go_out_instead(
+    service, broker, tmp_path, replaced, published_before, offered_before
+):
+    """Whatever takes the place of a file that had the digest: none of its bytes reaches a device."""
+    blobs = BlobStore(tmp_path)
+    data = bytes(range(256)) * 1024
+    digest = blobs.put(data)
+    path = blobs.path(digest)
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"s" * len(data))
+    with_times_of(secret, path.stat())
+    if offered_before:
+        service.serve({digest: path})
+    if offered_before and published_before:
+        assert ask(service, digest, (0, 3)) == []
+        broker.chunks.clear()
+    path.unlink()
+    replaced(secret, path)
+    service.serve({digest: path})
+    for _ in range(2):
+        (problem,) = ask(service, digest, (0, 3))
+        assert "it is a link" in problem or "it no longer has the digest that was offered" in problem
+    assert broker.chunks == {}
+
+
+def test_a_pipe_in_the_place_of_a_file_holds_up_nobody(service, broker, tmp_path):
+    """It is a problem of this blob at once, and not a server that waits for a writer."""
+    blobs = BlobStore(tmp_path)
+    digest = blobs.put(bytes(range(256)) * 1024)
+    service.serve({digest: blobs.path(digest)})
+    blobs.path(digest).unlink()
+    os.mkfifo(blobs.path(digest))
+    (problem,) = ask(service, digest, (0, 3))
+    assert "it is no regular file" in problem
+    assert broker.chunks == {}
+
+
+def test_a_file_is_hashed_once_for_as_long_as_it_stays_the_same(service, broker, tmp_path, monkeypatch):
+    """A thousand rounds ask for the same graph; only a file that was written again is hashed again."""
+    hashed = []
+
+    def counting(data, digest):
+        hashed.append(digest)
+        return matches(data, digest)
+
+    monkeypatch.setattr(blob_service, "matches", counting)
+    blobs = BlobStore(tmp_path)
+    data = bytes(range(256)) * 1024
+    digest = blobs.put(data)
+    service.serve({digest: blobs.path(digest)})
+    for _ in range(3):
+        assert ask(service, digest, (0, 3)) == []
+    assert hashed == [digest]
+    blobs.path(digest).unlink()
+    blobs.path(digest).write_bytes(data)
+    assert ask(service, digest, (0, 3)) == []
+    assert hashed == [digest, digest]
+    assert len(broker.chunks) == 3
 
 
 def test_a_graph_travels_packed_and_counts_as_it_travels(service, broker, tmp_path):

@@ -1,6 +1,7 @@
 """Graphs that somebody else made: the server looks at them as a board does, and whatever it runs can be ended."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -147,6 +148,51 @@ def test_a_graph_that_no_board_runs_is_not_opened_by_the_server(kind, tmp_path):
     with pytest.raises(BlobError, match=said) as caught:
         open_graph(tmp_path / "eval.onnx", threads=1)
     assert "eval.onnx" in str(caught.value)
+
+
+def test_the_graph_that_was_checked_is_the_one_that_is_opened(tmp_path, monkeypatch):
+    """Another file that takes its place between the check and the opening is never seen by onnxruntime."""
+    path = tmp_path / "eval.onnx"
+    path.write_bytes(foreign_eval([helper.make_node("Identity", ["loss_before"], ["loss_sum"])], []))
+    runtime = onnx_runtime.load_runtime("")
+
+    def replaced(missing):
+        del missing
+        return Swapping(runtime, path)
+
+    monkeypatch.setattr(onnx_runtime, "load_runtime", replaced)
+    graph = open_graph(path, threads=1)
+    assert path.read_bytes() == b"another file"
+    assert graph is not None
+
+
+class Swapping:
+    """The onnxruntime package, in whose options a graph's file is replaced once its check is over."""
+
+    def __init__(self, runtime, path):
+        self._runtime = runtime
+        self._path = path
+
+    def __getattr__(self, name):
+        return getattr(self._runtime, name)
+
+    def SessionOptions(self):
+        """Options as they are, after the replacement."""
+        self._path.write_bytes(b"another file")
+        return self._runtime.SessionOptions()
+
+
+@pytest.mark.parametrize("way", ["a link", "a pipe"])
+def test_a_graph_is_opened_from_a_regular_file_alone(tmp_path, way):
+    """What a set has by the name of a graph when it is opened may be another thing than when the set was read."""
+    path = tmp_path / "eval.onnx"
+    if way == "a link":
+        (tmp_path / "elsewhere").write_bytes(foreign_eval([], []))
+        path.symlink_to(tmp_path / "elsewhere")
+    else:
+        os.mkfifo(path)
+    with pytest.raises(BlobError, match=r"eval\.onnx is not read"):
+        open_graph(path, threads=1)
 
 
 def test_a_run_whose_set_has_such_a_graph_does_not_begin(artifacts, config, url, running, tmp_path):

@@ -1,5 +1,7 @@
 """Who is asked, with which tier; strategies; configuration; artifacts."""
 
+import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -16,7 +18,7 @@ from broker_server.strategies.registry import KNOWN
 from broker_server.strategies.strategy import PlanRequest
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.configuration import parse_config
-from fleet_protocol.errors import ConfigError, PlanError
+from fleet_protocol.errors import BlobError, ConfigError, PlanError
 from fleet_protocol.messages import DeviceProfile, DeviceStatus, parse_server_message
 from fleet_protocol.topics import Topics
 from tests.broker_server.artifacts import ARCH, export_tiny, tiny_layout
@@ -295,6 +297,32 @@ def test_initial_weights_must_fit(tmp_path, artifacts):
     found = load_artifacts(artifacts, ARCH, chunk_bytes=CHUNK, weights=other)
     with pytest.raises(ConfigError, match=r"hidden\.weight should be float32 \(8, 6\) but is float32 \(10, 6\)"):
         found.initial_weights()
+
+
+@pytest.mark.parametrize("change", [{"arch": "\x1b]0;x\x07" * 5000}, {"arch": "a\nb"}, {"\x1b[2J" * 5000: 1}])
+def test_a_manifest_has_plain_names(tmp_path, artifacts, change):
+    """What a set calls itself is short and moves no cursor, and the refusal shows it that way."""
+    folder = tmp_path / "set"
+    shutil.copytree(artifacts, folder)
+    (place, *_) = folder.glob(f"{ARCH}/*/manifest.json")
+    place.write_text(json.dumps({**json.loads(place.read_text()), **change}))
+    with pytest.raises(ConfigError, match=r"manifest\.json: not an artifact manifest") as caught:
+        load_artifacts(folder, ARCH, chunk_bytes=CHUNK)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 3000
+
+
+def test_initial_weights_are_not_read_through_a_link_that_came_later(tmp_path, artifacts):
+    """Whoever wrote the set may put a link in the place of a file once it was read; a user's own link counts."""
+    shutil.copytree(artifacts, tmp_path / "set")
+    found = load_artifacts(tmp_path / "set", ARCH, chunk_bytes=CHUNK)
+    init = tmp_path / "set" / ARCH / "init.safetensors"
+    init.rename(tmp_path / "elsewhere.safetensors")
+    init.symlink_to(tmp_path / "elsewhere.safetensors")
+    with pytest.raises(BlobError, match=r"init\.safetensors is not read: it is a link"):
+        found.initial_weights()
+    own = load_artifacts(artifacts, ARCH, chunk_bytes=CHUNK, weights=init)
+    assert own.initial_weights()
 
 
 def test_what_is_kept_of_a_run_has_no_login(artifacts):

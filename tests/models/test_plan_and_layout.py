@@ -309,6 +309,34 @@ def test_a_damaged_layout_is_refused(damage):
         Layout.from_json(json.dumps(document))
 
 
+@pytest.mark.parametrize("opening", ["[", '{"a":'])
+def test_a_layout_of_nested_brackets_is_refused(opening):
+    """As any other damage; a parser of JSON goes as deep as the text does, and then no further."""
+    with pytest.raises(ConfigError, match=r"layout.json cannot be read"):
+        Layout.from_json(opening * 100_000)
+
+
+@pytest.mark.parametrize(
+    "name", ["\x1b[2J", "a\nb", "\u202egpj", "a" * 30_000], ids=["an escape", "a line end", "a mark", "endless"]
+)
+@pytest.mark.parametrize(
+    "rename",
+    [
+        lambda document, name: document.update(arch=name),
+        lambda document, name: document["parameters"][0].update(name=name),
+        lambda document, name: document["axes"][0].update(name=name),
+    ],
+    ids=["architecture", "parameter", "axis"],
+)
+def test_a_layout_has_plain_names(rename, name):
+    """What a stranger calls an architecture or a tensor is short, and moves no cursor; the refusal shows it safely."""
+    document = json.loads(encoder().to_json())
+    rename(document, name)
+    with pytest.raises(ConfigError, match=r"control characters|too long") as caught:
+        Layout.from_json(json.dumps(document))
+    assert str(caught.value).isprintable()
+
+
 def test_text_that_is_no_json_is_refused():
     """Half a file is no layout."""
     with pytest.raises(ConfigError, match="export the architecture again"):

@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.numpy import load_file
+from safetensors.numpy import save as to_safetensors
 
 from broker_server.settings.fleet import FleetConfig
 from broker_server.store import RunRecord, Store, VersionRecord
@@ -223,6 +224,116 @@ def test_artifacts_of_an_older_exporter_are_exported_again(
     exported(other, tmp_path / "m.safetensors")
     same = exported(store, tmp_path / "same.safetensors").read_bytes()
     assert (tmp_path / "m.safetensors").read_bytes() == same
+
+
+def described_by_another(store: Path, to: Path, **fields: object) -> Path:
+    """A copy of a store whose artifact set somebody else wrote, who described the class in another way."""
+    artifacts = shutil.copytree(store.parent / "artifacts", to / "artifacts")
+    for path in artifacts.glob(f"*/*/{OWN_CLASS}"):
+        with safe_open(path, "numpy") as file:
+            description = json.loads(file.metadata()["own_class"])
+            constants = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is no mapping)
+        path.unlink()  # it is a link to the object of the set
+        path.write_bytes(to_safetensors(constants, {"own_class": json.dumps(description | fields)}))
+    return changed(store, to / "store", model={"artifacts": str(artifacts)})
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ({"name": "m", "kind": "mean"}, "'m', a mean, has 0 sources"),
+        ({"name": "p", "kind": "parameter", "sources": ["head.weight", "head.bias"]}, "entry 'p', a parameter"),
+        ({"name": "u", "kind": "left", "sources": ["head.bias"], "dim": 1}, "entry 'u', a left"),
+        ({"name": "c", "kind": "count"}, "entry 'c'"),
+    ],
+    ids=lambda value: value["kind"] if isinstance(value, dict) else "",
+)
+def test_a_description_that_another_damaged_is_refused(
+    store: Path, tmp_path: Path, entry: dict[str, object], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the names of its file and its entry; nothing is written, and the formats that need no class work."""
+    other = described_by_another(store, tmp_path, entries=[entry])
+    assert ended(other, tmp_path / "m.pt", "--format", "torch") == 6
+    told = " ".join(capsys.readouterr().err.split())
+    assert OWN_CLASS in told
+    assert said in told
+    assert "Traceback" not in told
+    assert not (tmp_path / "m.pt").exists()
+    exported(other, tmp_path / "m.safetensors")
+
+
+def test_a_description_that_is_a_link_is_not_followed(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is a file of the set like any other."""
+    other = described_by_another(store, tmp_path)
+    for number, path in enumerate((tmp_path / "artifacts").glob(f"*/*/{OWN_CLASS}")):
+        elsewhere = path.rename(tmp_path / f"elsewhere{number}")
+        path.symlink_to(elsewhere)
+    assert ended(other, tmp_path / "m.pt", "--format", "torch") == 6
+    assert "a link leads out of" in " ".join(capsys.readouterr().err.split())
+
+
+def printed_lines(printed: str) -> list[str]:
+    return [line.strip() for line in printed.splitlines() if line.startswith("  ")]
+
+
+@pytest.mark.parametrize("way", ["a file", "a link to a file", "a file in a linked folder", "a module", "its folder"])
+def test_no_printed_line_runs_a_file_of_the_set(
+    store: Path, tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever wrote the set may have put Python into it; the lines that load the weights say where it lies."""
+    evil = tmp_path / "artifacts" / "conv" / "evil.py"
+    monkeypatch.chdir(tmp_path)
+    builder = {"module": "evil", "name": "net", "file": str(evil)}
+    if way == "a link to a file":
+        builder["file"] = str(tmp_path / "evil.py")
+        (tmp_path / "evil.py").symlink_to(evil)
+    elif way == "a file in a linked folder":
+        builder["file"] = str(tmp_path / "linked" / "evil.py")
+        (tmp_path / "linked").symlink_to(evil.parent)
+    elif way == "a module":
+        builder = {"module": "artifacts.conv.evil", "name": "net"}
+    other = described_by_another(store, tmp_path, builder=builder)
+    evil.write_text("raise SystemExit('it ran')")
+    if way == "its folder":
+        monkeypatch.chdir(evil.parent)
+    capsys.readouterr()
+    exported(other, tmp_path / "m.pt", "--format", "torch")
+    lines = printed_lines(capsys.readouterr().out)
+    assert any("lies in the artifact set" in line for line in lines)
+    assert not any("sys.path" in line for line in lines)
+    assert not any(line.startswith(("from evil", "from artifacts", "import evil")) for line in lines)
+
+
+def test_a_file_beside_the_set_is_imported_from_there(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is the user's own, as `--models` named it."""
+    own = tmp_path / "elsewhere" / "my_models.py"
+    own.parent.mkdir()
+    own.write_text("")
+    monkeypatch.chdir(tmp_path)
+    other = described_by_another(store, tmp_path, builder={"module": "my_models", "name": "net", "file": str(own)})
+    capsys.readouterr()
+    exported(other, tmp_path / "m.pt", "--format", "torch")
+    lines = printed_lines(capsys.readouterr().out)
+    assert f"import sys; sys.path.append({str(own.parent)!r})" in lines
+    assert "from my_models import net" in lines
+
+
+@pytest.mark.parametrize("field", ["module", "name", "file"])
+def test_code_in_a_description_is_not_printed(
+    store: Path, tmp_path: Path, field: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A name with a line end would be a line of Python of its own, which the user is asked to run."""
+    builder = {"module": "evil", "name": "net", "file": "/tmp/evil.py"}
+    builder[field] += "\nprint('it ran')\n#"
+    other = described_by_another(store, tmp_path, builder=builder)
+    exported(other, tmp_path / "m.safetensors")
+    assert "it ran" not in capsys.readouterr().out
+    assert ended(other, tmp_path / "m.pt", "--format", "torch") == 6
+    assert f"builder.{field}" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_tier_has_its_own_evaluation_or_none(store: Path, tmp_path: Path) -> None:

@@ -267,4 +267,4 @@ def test_files_of_a_page_come_with_the_lines(
         lines = save_version(opened, None, 0, None, "torch", tmp_path / "w.pt", ELSEWHERE).lines
     assert any(repr(str(ELSEWHERE)) in line for line in lines)
     assert not any(str(FILE.parent) in line for line in lines)
-    assert any(line.startswith("from own_classes import two_names  # from own_classes.py") for line in lines)
+    assert any(line.startswith("from own_classes import two_names  # of 'own_classes.py'") for line in lines)
