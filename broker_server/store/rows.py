@@ -78,7 +78,7 @@ def values_of(kind: type, names: Sequence[str], row: Sequence[Any]) -> list[Any]
     Raises:
         DamagedRowError: likewise.
     """
-    readers = dict(_columns(kind))  # type: ignore[arg-type]  # a type is hashable
+    readers = dict(_columns(kind))
     try:
         return [readers[name](value) for name, value in zip(names, row, strict=True)]
     except ValueError as error:
@@ -128,7 +128,7 @@ def _damaged(kind: type, values: Mapping[str, Any], keys: Mapping[str, Any]) -> 
     table = TABLES[kind]
     primary = [column.name for column in table.primary_key if column.name in keys]
     row = ", ".join(f"{name} {quoted(str(keys[name]))}" for name in primary or keys)
-    readers = dict(_columns(kind))  # type: ignore[arg-type]  # a type is hashable
+    readers = dict(_columns(kind))
     for name, value in values.items():
         try:
             readers[name](value)
@@ -166,8 +166,8 @@ def _reader_of(kind: type, name: str, hint: Any) -> Reader:
     if issubclass(hint, BaseModel):
         return _message(hint)
     if issubclass(hint, Enum):
-        return hint
-    return {bool: _truth, int: _count, float: _number}.get(hint, _text)
+        return _member(hint)
+    return _PLAIN.get(hint, _text)
 
 
 def _or_none(read: Reader) -> Reader:
@@ -183,6 +183,10 @@ def _one_of(words: Iterable[str]) -> Reader:
         return str(value)
 
     return read
+
+
+def _member(kind: type[Enum]) -> Reader:
+    return kind
 
 
 def _message(model: type[BaseModel]) -> Reader:
@@ -234,6 +238,9 @@ def _time(value: Any) -> float:
     if not 0 <= _number(value) <= _LATEST:
         raise ValueError(f"{_shown(value)} is no time in seconds since the epoch")
     return float(value)
+
+
+_PLAIN: Mapping[Any, Reader] = {bool: _truth, int: _count, float: _number}
 
 
 def _shown(value: Any) -> str:

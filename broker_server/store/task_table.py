@@ -218,7 +218,7 @@ class TaskTable(Database):
         columns = [schema.tasks.c[name] for name in PlannedTask._fields]
         query = select(*columns).where(schema.tasks.c.run == run, schema.tasks.c.kind == "train")
         rows = self._values(TaskRecord, PlannedTask._fields, query.order_by(schema.tasks.c.round))
-        return [PlannedTask(*values, phase=phase.value) for *values, phase in rows]
+        return [PlannedTask._make([*values, phase.value]) for *values, phase in rows]
 
     def parts(self, run: str) -> dict[str, DevicePart]:
         """What every device did in a run, by device; summed up by the database, for there may be many tasks."""
