@@ -2,6 +2,7 @@
 
 import time
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -200,7 +201,8 @@ class DeviceConfig(FrozenModel):
         if not 0 < over < time.time():
             return ""
         day = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(over))
-        return f"the enrolment ended on {day}: its operator lets it go on with `shoal renew {member.enrolment.name}`"
+        renewing = f"`shoal renew {quote(member.enrolment.name)}`"
+        return f"the enrolment ended on {day}: its operator lets it go on with {renewing}"
 
 
 def load_device_config(path: Path, enrolment: Path | None = None) -> DeviceConfig:

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from paho.mqtt import MQTTException, publish
 
 from broker_server.store import RunRecord, Store, queries
+from broker_server.store.rows import config_json
 from fleet_protocol.digests import blob_digest
 from fleet_protocol.errors import ConfigError, StorageError, TransportError
 from fleet_protocol.messages import Evaluation
@@ -244,7 +245,7 @@ class _TensorBoard(_ByRounds):
             self._writer = self._open(str(place), filename_suffix=_SUFFIX)
         except OSError as error:
             raise StorageError(f"cannot write {place}: {error}") from error
-        self._writer.add_text("settings", f"```json\n{json.dumps(json.loads(run.config), indent=1)}\n```")
+        self._writer.add_text("settings", f"```json\n{json.dumps(config_json(run), indent=1)}\n```")
         return 1
 
     def write(self, view: queries.RoundView) -> None:
@@ -280,7 +281,7 @@ class _MlFlow(_ByRounds):
             return int(known[0].data.tags.get(_ROUND_TAG, "0")) + 1
         tags = {_RUN_TAG: run.id, "model": run.arch}
         self._run = self._asked(client.create_run, experiment, int(run.created_at * 1000), tags, run.id).info.run_id
-        settings = [Param(key, str(value)[:_LONGEST_PARAM]) for key, value in queries.leaves(json.loads(run.config))]
+        settings = [Param(key, str(value)[:_LONGEST_PARAM]) for key, value in queries.leaves(config_json(run))]
         for at in range(0, len(settings), _MOST_PARAMS):
             self._asked(client.log_batch, self._run, params=settings[at : at + _MOST_PARAMS])
         return 1

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from shlex import quote
 from typing import Literal
 
 from broker_server.rounds.best import told, versions
@@ -102,7 +103,8 @@ def _scores(store: Store, run: RunRecord) -> Iterator[Advice]:
     judging = FleetConfig.stored(run.config).evaluation
     show, newest = f"version {at.version.number} has {told(judging, best):.4f}", f"{told(judging, end):.4f}"
     take = (
-        f"Take it: `shoal export-weights --store {store.folder} --run {run.id} --version {at.version.number}`."
+        f"Take it: `shoal export-weights --store {quote(str(store.folder))} --run {quote(run.id)} "
+        f"--version {at.version.number}`."
         if at.kept
         else "Its weights are gone: keep_versions says how many stay."
     )

@@ -8,6 +8,7 @@ import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from types import MappingProxyType
 
 import numpy as np
@@ -182,9 +183,8 @@ def load_artifacts(root: Path, arch: str, *, chunk_bytes: int, weights: Path | N
     if not folder.is_dir():
         there = sorted(path.parent.name for path in root.glob("*/layout.json")) if root.is_dir() else []
         known = f"it holds {', '.join(there)}" if there else "nothing is exported there"
-        raise ConfigError(
-            f"no architecture {arch!r} in {root} ({known}); run `shoal export --arch {arch} --out {root}`"
-        )
+        exporting = f"`shoal export --arch {quote(arch)} --out {quote(str(root))}`"
+        raise ConfigError(f"no architecture {arch!r} in {root} ({known}); run {exporting}")
     layout = Layout.from_json(_read(folder, "layout.json"))
     names = sorted(path.parent.name for path in folder.glob("*/manifest.json"))
     loaded = [_load_tier(folder, name, layout, chunk_bytes) for name in names]

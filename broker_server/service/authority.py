@@ -18,6 +18,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 from typing import Literal
 
 from cryptography.hazmat.primitives import serialization
@@ -181,7 +182,7 @@ def renew(folder: Path, names: Collection[str], *, days: int) -> list[str]:
             if entry is None:
                 raise _no_device(name, registry)
             if entry.certificate is None:
-                text = f"{name} was enrolled before there were renewals: `shoal enroll {name}`, carry the file"
+                text = f"{name} was enrolled before there were renewals: `shoal enroll {quote(name)}`, carry the file"
                 raise ConfigError(text)
             old = read_certificate(bytes.fromhex(entry.certificate), operator.public_key())
             new = old.model_copy(update={"expires": expires})

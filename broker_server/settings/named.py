@@ -14,10 +14,11 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 
 from broker_server.settings.fleet import FleetConfig
-from fleet_protocol.errors import ShoalError
+from fleet_protocol.errors import ConfigError, ShoalError
 
-_ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://|^[\w.-]+:\d+$", re.IGNORECASE)
-_PROGRAM = re.compile(r"^.*[^:/\\]:[A-Za-z_]\w*$")
+_ADDRESS = re.compile(r"[\w.-]+:\d+", re.ASCII)
+_PROGRAM = re.compile(r".*[^:/\\]:[A-Za-z_]\w*")
+_LONGEST = 4096  # characters of a name, as a path has them; the rest of a longer one decides nothing
 
 
 @dataclass(frozen=True)
@@ -36,15 +37,24 @@ class NamedSetting:
 
 
 def names_in(text: str) -> tuple[NamedSetting, ...]:
-    """List the names in a run's configuration, as JSON from a store; all of the text if it cannot be read."""
+    """List the names in a run's configuration, as JSON from a store; all of the text if it cannot be read.
+
+    Raises:
+        ConfigError: the configuration is nested too deeply to be read.
+    """
     try:
-        found: Any = FleetConfig.stored(text)
+        return tuple(_named(_read(text), ""))
+    except ValueError:
+        return (NamedSetting("(the configuration cannot be read)", "word", text[:1000]),)
+    except RecursionError as error:
+        raise ConfigError("its configuration is nested too deeply") from error
+
+
+def _read(text: str) -> Any:
+    try:
+        return FleetConfig.stored(text)
     except (ValueError, ShoalError):  # from another version, or changed
-        try:
-            found = json.loads(text)
-        except ValueError:
-            return (NamedSetting("(the configuration cannot be read)", "word", text[:1000]),)
-    return tuple(_named(found, ""))
+        return json.loads(text)
 
 
 def _named(value: Any, setting: str) -> Iterator[NamedSetting]:
@@ -70,8 +80,10 @@ def _is_choice(annotation: Any) -> bool:
 
 
 def _kind(value: str) -> str:
-    if _ADDRESS.search(value):
+    value = value[:_LONGEST]
+    before, mark, _ = value.partition("://")
+    if (mark and before[-1:].isalnum()) or _ADDRESS.fullmatch(value):
         return "address"
-    if _PROGRAM.match(value):
+    if _PROGRAM.fullmatch(value):
         return "program"
     return "path" if "/" in value or "\\" in value else "word"

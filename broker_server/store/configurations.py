@@ -44,15 +44,22 @@ def kept_config(folder: Path, run: str) -> FleetConfig | None:
         return None
     except OSError as error:
         raise storage_error("read", path, error) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is damaged: it is no text; remove it") from error
     try:
         return _moved(FleetConfig.stored(text), folder.resolve())
     except ConfigError as error:
         raise ConfigError(f"{path} is damaged: {error}; remove it") from error
 
 
+def is_name(text: str) -> bool:
+    """Whether a text can be a part of a path, a topic or a command, and leads nowhere else in any of them."""
+    return _NAME.fullmatch(text) is not None
+
+
 def one_name(kind: str, name: str) -> str:
     """Check a name from the database that becomes part of a path; raise a ConfigError if it could lead elsewhere."""
-    if not _NAME.fullmatch(name):
+    if not is_name(name):
         raise ConfigError(f"{kind} {name!r} is not a valid file name; the database was changed")
     return name
 

@@ -3,7 +3,6 @@
 A question about a run that is not there, or by a beginning that several ids have, is a ConfigError.
 """
 
-import json
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -19,6 +18,7 @@ from broker_server.store import DeviceRecord, EventRecord, LeftOut, RoundRecord,
 from broker_server.store.choosing import chosen
 from broker_server.store.privacy_spent import epsilons
 from broker_server.store.remedies import SIMULATED, remedy, why_away
+from broker_server.store.rows import config_json
 from broker_server.store.task_records import DevicePart
 from fleet_protocol.control import VersionEvaluation
 from fleet_protocol.errors import ConfigError
@@ -38,7 +38,7 @@ def plain(value: Any) -> Any:
         return [plain(item) for item in value]
     if hasattr(value, "__dataclass_fields__"):
         made = {name: plain(getattr(value, name)) for name in value.__dataclass_fields__}
-        return {**made, "config": json.loads(value.config)} if isinstance(value, RunRecord) else made
+        return {**made, "config": config_json(value)} if isinstance(value, RunRecord) else made
     return str(value) if isinstance(value, Path) else value
 
 
@@ -229,7 +229,7 @@ class Comparison:
 def compare(store: Store, one: str, other: str) -> Comparison:
     """Two runs of a store side by side; ids may be cut short."""
     found = find_run(store, one), find_run(store, other)
-    settings = [dict(leaves(json.loads(record.config))) for record in found]
+    settings = [dict(leaves(config_json(record))) for record in found]
     judged = [
         {item.number: item.evaluation.shown for item in store.versions(record.id) if item.evaluation}
         for record in found

@@ -1,6 +1,8 @@
 """Why a device takes no part in training, and what to do about that."""
 
+import re
 from collections.abc import Mapping
+from shlex import quote
 
 from broker_server.store.records import DeviceRecord
 from broker_server.store.task_records import TaskPhase, TaskRecord
@@ -10,6 +12,8 @@ SIMULATED = "simulated"
 
 REVOKED = "revoked"
 """State of a device that the operator has made no member of its fleet any more, or whose enrolment has ended."""
+
+_IN_ROUND = re.compile(r"round (\d{1,19}): ", re.ASCII)
 
 # Beginnings of reasons, and what helps. The other reasons say themselves what to do.
 _REMEDIES = (
@@ -46,6 +50,9 @@ def why_away(device: DeviceRecord, newest: TaskRecord | None, left_out: Mapping[
 
 def remedy(device: str, reason: str) -> str:
     """What to do about a reason from `why_away`; empty where nothing is to be done, or the reason says it."""
-    number, _, what = reason.removeprefix("round ").partition(": ") if reason.startswith("round ") else ("", "", reason)
+    number, what = "", reason
+    in_round = _IN_ROUND.match(reason)  # or a device's own words
+    if in_round is not None:
+        number, what = in_round[1], reason[in_round.end() :]
     found = next((text for beginning, text in _REMEDIES if what.startswith(beginning)), "")
-    return found.replace("{device}", device).replace("{round}", number)
+    return found.replace("{round}", number).replace("{device}", quote(device))

@@ -122,9 +122,13 @@ class Store(TaskTable):
         self._write(update(schema.devices).where(schema.devices.c.id == device).values(online=online, state=state))
 
     def known_devices(self, fleet: str) -> list[DeviceRecord]:
-        """Those of a fleet whose server begins: each is offline until it says something else."""
-        self._write(update(schema.devices).where(schema.devices.c.fleet == fleet).values(online=False))
-        return self.devices(fleet)
+        """Those of a fleet whose server begins: each is offline until it says something else.
+
+        One that cannot be read is left out, with a warning: it says anew what it is.
+        """
+        table = schema.devices
+        self._write(update(table).where(table.c.fleet == fleet).values(online=False))
+        return self._readable(DeviceRecord, select(table).where(table.c.fleet == fleet).order_by(table.c.id))
 
     def devices(self, fleet: str | None = None) -> list[DeviceRecord]:
         """Every device that was ever seen, by id."""
@@ -224,7 +228,8 @@ class Store(TaskTable):
         self.flush()
         table = schema.events
         query = select(table.c.device, table.c.round).where(table.c.run == run, table.c.kind == kind)
-        return {device: number or 0 for device, number in self._rows(query.order_by(table.c.id))}
+        rows = self._values(EventRecord, ("device", "round"), query.order_by(table.c.id))
+        return {device: number or 0 for device, number in rows}
 
     def lines(self, run: str, kinds: Collection[str]) -> dict[str, int]:
         """How many lines a run has of each of these kinds."""

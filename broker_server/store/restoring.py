@@ -5,7 +5,7 @@ import re
 import secrets
 import shutil
 import sqlite3
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -19,6 +19,8 @@ from broker_server.store.backup_signature import (
     read_statements,
 )
 from broker_server.store.repository import Store
+from broker_server.store.rows import DamagedRowError
+from broker_server.store.table_check import strange_part
 from fleet_protocol.blob_store import replacing
 from fleet_protocol.blobs import storage_error
 from fleet_protocol.digests import DIGEST_PATTERN, pieces_match, place_of
@@ -45,6 +47,7 @@ def restore(
     trust: bool = False,
     most_files: int = MOST_FILES,
     most_bytes: int = MOST_BYTES,
+    look: Callable[[Store], None] | None = None,
 ) -> tuple[BackupStatement, ...]:
     """Make a store from a file of `back_up`; the store appears in its place after all checks.
 
@@ -55,6 +58,7 @@ def restore(
         trust: accept a backup that is not signed, or signed with other keys.
         most_files: most blobs that it may hold.
         most_bytes: most bytes that all of it may have.
+        look: called with a stranger's store before it is put in its place; an error prevents that.
 
     Returns:
         The names of its signers; empty for an old backup without a signature.
@@ -79,13 +83,30 @@ def restore(
             for name, digest in digests.items():
                 _unpack(archive, file, name, digest, made / name)
         _check_tables(made / DATABASE, file)
-        Store(made, read_only=True).close()
+        foreign = not any(statement.key in known for statement in statements)
+        _look_at(made, file, look if foreign else None, check_rows=foreign)
         made.rename(store)
     except OSError as error:
         raise storage_error("restore", file, error) from error
     finally:
         shutil.rmtree(made, ignore_errors=True)
     return statements
+
+
+def _look_at(made: Path, file: Path, look: Callable[[Store], None] | None, *, check_rows: bool) -> None:
+    """Open the store, and of a stranger's read all that is in it.
+
+    Raises:
+        BlobError: its rows are not those of a store, or the look finds something that it cannot show.
+    """
+    with contextlib.closing(Store(made, read_only=True)) as opened:
+        try:
+            if check_rows:
+                opened.check_rows()
+            if look is not None:
+                look(opened)
+        except (ConfigError, DamagedRowError) as error:
+            raise BlobError(f"the database in {file} is not of a store: {error}") from error
 
 
 def _open(stack: contextlib.ExitStack, file: Path, bounds: Bounds) -> Archive:
@@ -172,7 +193,7 @@ def _written(pieces: Iterable[bytes], out: IO[bytes]) -> Iterator[bytes]:
 
 
 def _check_tables(database: Path, file: Path) -> None:
-    """Check that a database is intact and has only tables: triggers and views could run somebody else's program.
+    """Check that a database is intact and has only the tables of a store: others could run somebody else's program.
 
     Raises:
         BlobError: it is damaged, or has anything else.
@@ -181,14 +202,11 @@ def _check_tables(database: Path, file: Path) -> None:
     try:
         with contextlib.closing(sqlite3.connect(address, uri=True)) as opened:
             opened.execute("PRAGMA trusted_schema=OFF")
-            strange = opened.execute(
-                "SELECT type, name FROM sqlite_master WHERE type NOT IN ('table', 'index')"
-                " OR sql LIKE '%VIRTUAL%TABLE%' LIMIT 1"
-            ).fetchone()
+            strange = strange_part(opened)
             state = opened.execute("PRAGMA quick_check(1)").fetchone()[0]
     except sqlite3.Error as error:
         raise BlobError(f"the database in {file} is damaged: {error}; take another backup") from error
     if strange is not None:
-        raise BlobError(f"the database in {file} has a {strange[0]} {quoted(str(strange[1]))}, which no store has")
+        raise BlobError(f"the database in {file} has {strange}, which no store has")
     if state != "ok":
         raise BlobError(f"the database in {file} is damaged: {state}; take another backup")

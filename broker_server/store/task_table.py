@@ -4,21 +4,37 @@ What may be lost with a killed server (who was there, lines of the log, counts) 
 next commit, or by `Database.flush` now and then: a commit waits for the disk, and a fleet says much at once.
 """
 
+import logging
 import math
 import time
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Executable, Select, bindparam, func, insert, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Executable,
+    Float,
+    Integer,
+    Select,
+    bindparam,
+    cast,
+    func,
+    insert,
+    select,
+    update,
+)
 from sqlalchemy.exc import SQLAlchemyError
 
 from broker_server.store import schema
 from broker_server.store.opening import open_for_reading, open_for_writing, said
-from broker_server.store.rows import from_row, to_row
+from broker_server.store.records import RoundRecord
+from broker_server.store.rows import TABLES, DamagedRowError, damaged_row, from_row, to_row, values_of
 from broker_server.store.task_records import DevicePart, PlannedTask, TaskPhase, TaskRecord, Timing
 from fleet_protocol.errors import StorageError
+from fleet_protocol.foreign_files import quoted
 
 OF_TASK = update(schema.tasks).where(schema.tasks.c.id == bindparam("task"))
 _RECEIVE = OF_TASK.values(
@@ -29,6 +45,9 @@ _NOTE_ANSWER = OF_TASK.values(timing=bindparam("timing"))
 Answer = tuple[str, TaskPhase, str | None]
 RecordT = TypeVar("RecordT")
 
+_LOG = logging.getLogger(__name__)
+_MALFORMED = "malformed JSON"  # as SQLite says it
+_READ_AT_ONCE = 256  # rows, which may be large
 _MOST_WAITING = 4096  # rows of one kind; a flood must not fill the memory
 
 
@@ -80,7 +99,19 @@ class Database:
             with self._engine.begin() as connection:
                 yield connection
         except SQLAlchemyError as error:
+            if _MALFORMED in said(error):
+                self._name_malformed()
             raise StorageError(f"cannot use the store {self.path}: {said(error)}") from error
+
+    def _name_malformed(self) -> None:
+        """Name the task whose JSON the database itself could not read; nothing where there is none."""
+        table = schema.tasks
+        with suppress(SQLAlchemyError), self._engine.begin() as connection:
+            for column in (table.c.metrics, table.c.screening):
+                query = select(table.c.id).where(column.is_not(None), func.json_valid(column) == 0)
+                task = connection.execute(query.limit(1)).scalar()
+                if task is not None:
+                    raise damaged_row(table.name, f"id {quoted(str(task))}", column.name, "it is no JSON")
 
     def _write(self, statement: Executable, rows: Sequence[Mapping[str, Any]] | None = None) -> None:
         """Commit a statement, or the same for each of some rows; of none there is nothing to commit."""
@@ -108,13 +139,44 @@ class Database:
         with self._transaction() as connection:
             return connection.execute(query).all()
 
+    def _values(self, kind: type, names: Sequence[str], query: Select[Any]) -> Iterator[list[Any]]:
+        """Rows of a query for some fields of a kind of record, each value checked."""
+        return (values_of(kind, names, row) for row in self._rows(query))
+
     def _all(self, kind: type[RecordT], query: Select[Any]) -> list[RecordT]:
         with self._transaction() as connection:
             return [from_row(kind, row) for row in connection.execute(query)]
 
+    def _readable(self, kind: type[RecordT], query: Select[Any]) -> list[RecordT]:
+        """The records of a query without those that cannot be read, which a warning names."""
+        records = []
+        for row in self._rows(query):
+            try:
+                records.append(from_row(kind, row))
+            except DamagedRowError as error:
+                _LOG.warning("a row is left out: %s", error)
+        return records
+
+    def check_rows(self) -> None:
+        """Read every row of every table, one after the other.
+
+        Raises:
+            DamagedRowError: one has what no server can have written.
+            StorageError: the database cannot be read.
+        """
+        with self._transaction() as connection:
+            for kind, table in TABLES.items():
+                for row in connection.execution_options(yield_per=_READ_AT_ONCE).execute(select(table)):
+                    from_row(kind, row)
+
     def _first(self, kind: type[RecordT], query: Select[Any]) -> RecordT | None:
         found = self._all(kind, query.limit(1))
         return found[0] if found else None
+
+
+def _measured(name: str, kind: type[Float[Any] | Integer]) -> ColumnElement[Any]:
+    """A number of a task's measurements; a word in its place counts as 0, and does not stay a word."""
+    return cast(func.json_extract(schema.tasks.c.metrics, f"$.{name}"), kind)
 
 
 class TaskTable(Database):
@@ -143,14 +205,20 @@ class TaskTable(Database):
             (table.c.run == rounds.c.run) & (table.c.round == rounds.c.number) & (table.c.kind == "train"),
             rounds.c.planned_at > min(since.values()),
         )
-        rows = self._rows(query)
-        return [(name, TaskPhase(phase), why) for name, phase, why, at in rows if at > since.get(name, math.inf)]
+        answers = []
+        for row in self._rows(query):
+            device, phase, detail = values_of(TaskRecord, ("device", "phase", "detail"), row[:3])
+            (planned_at,) = values_of(RoundRecord, ("planned_at",), row[3:])
+            if planned_at > since.get(device, math.inf):
+                answers.append((device, phase, detail))
+        return answers
 
     def planned(self, run: str) -> list[PlannedTask]:
         """Every training task of a run, by round."""
         columns = [schema.tasks.c[name] for name in PlannedTask._fields]
         query = select(*columns).where(schema.tasks.c.run == run, schema.tasks.c.kind == "train")
-        return [PlannedTask(*row) for row in self._rows(query.order_by(schema.tasks.c.round))]
+        rows = self._values(TaskRecord, PlannedTask._fields, query.order_by(schema.tasks.c.round))
+        return [PlannedTask._make([*values, phase.value]) for *values, phase in rows]
 
     def parts(self, run: str) -> dict[str, DevicePart]:
         """What every device did in a run, by device; summed up by the database, for there may be many tasks."""
@@ -159,9 +227,9 @@ class TaskTable(Database):
         totals = {
             "merged": func.count().filter(table.c.phase == TaskPhase.MERGED.value),
             "missed": func.count().filter(table.c.phase == TaskPhase.MISSED.value),
-            "train_seconds": func.avg(func.json_extract(table.c.metrics, "$.train_seconds")),
-            "fetch_seconds": func.avg(func.json_extract(table.c.metrics, "$.fetch_seconds")),
-            "resident_bytes": func.max(func.json_extract(table.c.metrics, "$.resident_bytes")),
+            "train_seconds": func.avg(_measured("train_seconds", Float)),
+            "fetch_seconds": func.avg(_measured("fetch_seconds", Float)),
+            "resident_bytes": func.max(_measured("resident_bytes", Integer)),
         }
         query = select(table.c.device, *(value.label(name) for name, value in totals.items())).where(of_run)
         newest, measured = self._newest(of_run), self._newest(of_run & table.c.metrics.is_not(None))
@@ -192,7 +260,8 @@ class TaskTable(Database):
         refused = select(table.c.device).where(of_run & (table.c.phase == TaskPhase.REFUSED.value))
         query = select(table.c.device, table.c.round, table.c.phase)
         query = query.where(of_run & table.c.device.in_(refused)).order_by(table.c.round)
-        return [(device, number, TaskPhase(phase)) for device, number, phase in self._rows(query)]
+        rows = self._values(TaskRecord, ("device", "round", "phase"), query)
+        return [(device, number, phase) for device, number, phase in rows]
 
     def task(self, task: str) -> TaskRecord | None:
         """One task, of whatever run."""

@@ -47,6 +47,15 @@ Title = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_read
 """Name of a label or a column."""
 
 
+def _first_repeated(names: Sequence[str]) -> str | None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
+
+
 class ContractTerms(FrozenModel):
     """The terms of a fleet for its samples, ``[contract]`` in ``fleet.toml``; an empty or None value sets nothing.
 
@@ -66,16 +75,16 @@ class ContractTerms(FrozenModel):
 
     @model_validator(mode="after")
     def _names_are_few_and_differ(self) -> Self:
-        for what, names in (("labels", self.labels), ("columns", self.columns)):
-            if len(set(names)) != len(names):
-                twice = next(name for name in names if names.count(name) > 1)
-                raise ValueError(f"{what} has the name {twice!r} twice")
         size = sum(len(name.encode()) + 3 for name in (*self.labels, *self.columns))
         if size > MOST_BYTES:
             raise ValueError(
                 f"the names of labels and columns take {size} bytes, but a task can carry only {MOST_BYTES}; "
                 "give them shorter names, or number them in an .npz file"
             )
+        for what, names in (("labels", self.labels), ("columns", self.columns)):
+            twice = _first_repeated(names)
+            if twice is not None:
+                raise ValueError(f"{what} has the name {twice!r} twice")
         if self.range is not None and self.range[0] >= self.range[1]:
             raise ValueError("range must be the lowest and the highest value, in this order")
         return self

@@ -5,6 +5,7 @@ import json
 import os
 import time
 from pathlib import Path
+from shlex import quote
 from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -70,7 +71,7 @@ class Marks:
             return
         if counter < known or (counter == known and not retained):
             text = f"a message of {signer.name} on {topic} that was heard before, or its enrolment is on two boards"
-            raise RefusedError(RefusalReason.REPLAYED, f"{text}: `shoal enroll {signer.name}` ends both")
+            raise RefusedError(RefusalReason.REPLAYED, f"{text}: `shoal enroll {quote(signer.name)}` ends both")
         self._keep(key, counter)
 
     def server(self, signer: Certificate) -> None:

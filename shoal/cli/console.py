@@ -1,8 +1,8 @@
 """How the command line talks: tables and progress on standard output, errors on standard error, JSON when asked."""
 
 import json
-import re
 import sys
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,13 +17,19 @@ from typing_extensions import override
 from fleet_protocol.errors import visible
 
 PIPE_WIDTH, _WIDEST = 160, 10_000
+_MOST_SHOWN = 8000  # characters of one error
 
 
 class ShoalConsole(Console):
     """A console on which no text can move the cursor; only rich's own drawing passes unchanged.
 
-    Stores, messages, files and their names may come from others. See `visible`.
+    Stores, messages, files and their names may come from others. See `visible`. Nothing is highlighted: rich searches a
+    text for numbers, paths and addresses in a time that grows with the square of its length.
     """
+
+    def __init__(self, **options: Any) -> None:
+        """Make a console with the options of rich's own."""
+        super().__init__(highlight=False, **options)
 
     @override
     def render_str(self, text: str, **options: Any) -> Text:
@@ -53,6 +59,18 @@ def say(text: str) -> None:
     output_console().print(text, highlight=False, markup=False, soft_wrap=True)
 
 
+def cut(text: str, most: int = _MOST_SHOWN) -> str:
+    """The beginning of a text that another may have written, with a note of how much of it is not shown."""
+    if len(text) <= most:
+        return text
+    return f"{text[:most]} ... ({len(text) - most} more characters are not shown)"
+
+
+def print_error(text: str) -> None:
+    """Print why a command ends, on standard error; of a long text its beginning alone."""
+    error_console().print(f"[bold red]error:[/] {escape(cut(text))}", soft_wrap=True)
+
+
 def print_json(value: Any, *, line: bool = False) -> None:
     """Print a value `flat` for a program to read, on a line of its own or spread."""
     print(json.dumps(flat(value), indent=None if line else 2, default=str), flush=True)
@@ -74,8 +92,19 @@ def flat(value: Any) -> Any:
         return value
     records = [flat(item) for item in value]
     names = dict.fromkeys(name for record in records for name in record)
-    whole = {name[: dot.start()] for name in names for dot in re.finditer(r"\.", name)}  # which others have in parts
-    return [{name: record.get(name) for name in names if name not in whole} for record in records]
+    kept = _without_wholes(names)
+    return [{name: record.get(name) for name in kept} for record in records]
+
+
+def _without_wholes(names: Iterable[str]) -> list[str]:
+    """Dotted names without those that others have in parts, in their order."""
+    ordered = sorted(names)
+    kept = []
+    for name in names:
+        at = bisect_left(ordered, f"{name}.")
+        if at == len(ordered) or not ordered[at].startswith(f"{name}."):
+            kept.append(name)
+    return kept
 
 
 def _nested(value: Any) -> bool:

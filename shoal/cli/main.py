@@ -17,13 +17,12 @@ from types import ModuleType
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
 import shoal.cli.commands
 from fleet_protocol.errors import ShoalError, StorageError
 from fleet_protocol.logs import log_to_stderr
-from shoal.cli.console import error_console
+from shoal.cli.console import error_console, print_error
 
 
 class CommandFolder(TyperGroup):
@@ -108,14 +107,14 @@ def main() -> None:
         finally:
             sys.stdout.flush()
     except ShoalError as error:
-        error_console().print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
+        print_error(str(error))
         sys.exit(error.exit_code)
     except OSError as error:
         if error.filename is None and error.errno not in {errno.ENOSPC, errno.EIO, errno.EPIPE}:
             raise
         what = "what this prints cannot be written" if error.filename is None else f"cannot use {error.filename}"
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python says it again when it ends
-        error_console().print(f"[bold red]error:[/] {escape(what)}: {error.strerror}")
+        print_error(f"{what}: {error.strerror}")
         sys.exit(StorageError.exit_code)
     except KeyboardInterrupt:
         error_console().print("interrupted")

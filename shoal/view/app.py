@@ -57,6 +57,15 @@ _HEADERS = {
 }
 
 
+_NEEDS_READER = (
+    "this needs the token of the server (SHOAL_TOKEN), in view.token of its store, or the file that its --token-file"
+    " names"
+)
+_NEEDS_ACTOR = (
+    "this needs the operator's token (SHOAL_TOKEN), in operator.token of the store: `shoal view --actions` makes it"
+)
+
+
 def guarded(app: FastAPI, token: str | None, operator: str | None = None) -> None:
     """Let nobody read the API without a token, nobody act without the operator's, and keep a browser strict.
 
@@ -81,11 +90,9 @@ def guarded(app: FastAPI, token: str | None, operator: str | None = None) -> Non
         elif path.startswith(("/api/", "/metrics")) and not (
             token is None or request.state.acts or _holds(given, token)
         ):
-            where = "in view.token of its store, or the file that its --token-file names"
-            said = 401, f"this needs the token of the server (SHOAL_TOKEN), {where}"
+            said = 401, _NEEDS_ACTOR if changes else _NEEDS_READER
         elif changes and path.startswith("/api/") and not request.state.acts:
-            needed = "this needs the operator's token (SHOAL_TOKEN), in operator.token of the store"
-            said = 403, f"{needed}: `shoal view --actions` makes it"
+            said = 403, _NEEDS_ACTOR
         response = JSONResponse({"detail": said[1]}, said[0]) if said[0] else await answer(request)
         response.headers.update({**_HEADERS, "Cache-Control": "no-cache"})
         return response

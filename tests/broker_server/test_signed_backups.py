@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import resource
 import shutil
 import sqlite3
@@ -308,6 +309,8 @@ def test_a_service_without_a_home_signs_with_the_operators_key_alone(tmp_path, m
         "CREATE TRIGGER harm AFTER INSERT ON events BEGIN DELETE FROM runs; END",
         "CREATE VIEW harm AS SELECT 1",
         "CREATE VIRTUAL TABLE harm USING fts5(text)",
+        "CREATE TABLE harm (a)",
+        "CREATE INDEX harm ON runs (hex(id))",
     ],
 )
 def test_a_database_with_programs_of_its_own_is_no_store(harm, tmp_path):
@@ -320,6 +323,58 @@ def test_a_database_with_programs_of_its_own_is_no_store(harm, tmp_path):
     unsigned(tmp_path / "theirs.zip", tmp_path / "theirs")
     with pytest.raises(BlobError, match="'harm', which no store has"):
         restore(tmp_path / "theirs.zip", tmp_path / "made", trust=True)
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        "ALTER TABLE runs ADD COLUMN x GENERATED ALWAYS AS (hex(id)) VIRTUAL",
+        "ALTER TABLE runs ADD COLUMN x",
+        "ALTER TABLE events ADD COLUMN x INTEGER CHECK (hex(x) != '')",
+        "DROP INDEX tasks_by_round; CREATE INDEX tasks_by_round ON tasks (hex(run))",
+    ],
+)
+def test_a_table_that_computes_is_not_of_a_store(harm, tmp_path):
+    """A generated column, a check, an index on an expression, or a column that no store has."""
+    make_store(tmp_path / "theirs")
+    with contextlib.closing(sqlite3.connect(tmp_path / "theirs" / "shoal.db")) as opened:
+        opened.execute("PRAGMA journal_mode=DELETE")
+        opened.executescript(harm)
+        opened.commit()
+    unsigned(tmp_path / "theirs.zip", tmp_path / "theirs")
+    with pytest.raises(BlobError, match="with (a|an) .*, as no store has"):
+        restore(tmp_path / "theirs.zip", tmp_path / "made", trust=True)
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("UPDATE runs SET config = x'fffe00'", "table runs, row id 'r1', column config: "),
+        ("UPDATE runs SET config = replace(hex(zeroblob(50000)), '00', '[')", "column config: |nested too deeply"),
+        ("UPDATE runs SET id = '`id`'", "column id: '`id`' is no name"),
+        ("UPDATE versions SET digest = '../x'", "table versions, row run 'r1', number '0', column digest: "),
+        ("UPDATE runs SET created_at = 9e999", "column created_at: "),
+        ("INSERT INTO devices VALUES ('lab', 'd', 1, 'idle', 'garbage', 1, 1)", "column profile: "),
+    ],
+)
+def test_what_cannot_be_shown_is_not_restored(change, message, tmp_path, monkeypatch, capsys):
+    """A stranger's rows are read before the store is in its place; then there is no store, and one line says why."""
+    make_store(tmp_path / "theirs")
+    with contextlib.closing(sqlite3.connect(tmp_path / "theirs" / "shoal.db")) as opened:
+        opened.execute("PRAGMA journal_mode=DELETE")
+        opened.execute(change)
+        opened.commit()
+    unsigned(tmp_path / "theirs.zip", tmp_path / "theirs")
+    monkeypatch.setattr(
+        sys, "argv", ["shoal", "restore", str(tmp_path / "theirs.zip"), str(tmp_path / "made"), "--trust"]
+    )
+    with pytest.raises(SystemExit) as ended:
+        main()
+    error = capsys.readouterr().err
+    assert (ended.value.code, error.count("\n")) == (BlobError.exit_code, 1), error
+    assert re.search(message, error), error
     assert not (tmp_path / "made").exists()
 
 

@@ -189,3 +189,13 @@ def test_several_sources_share_one_order():
     assert common_contract([labelled("bee"), labelled("bee", "ant", said=True)]).labels == ("bee", "ant")
     with pytest.raises(MismatchError, match="set the same `labels`"):
         common_contract([labelled("ant", "bee", said=True), labelled("bee", "ant", said=True)])
+
+
+def test_many_names_are_refused_before_they_are_compared():
+    """Their size is looked at first, and equal ones are found in one pass."""
+    began = time.monotonic()
+    with pytest.raises(ValidationError, match="the names of labels and columns take "):
+        ContractTerms(labels=[f"n{number}" for number in range(100_000)] * 2)
+    with pytest.raises(ValidationError, match="labels has the name 'n9999' twice"):
+        ContractTerms(labels=[*(f"n{number}" for number in range(7000)), "n9999", "n9999"])
+    assert time.monotonic() - began < 2

@@ -1,5 +1,6 @@
 """Make a device a member of a fleet: one file, to be carried to the board and shown to nobody else."""
 
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -22,7 +23,7 @@ def _enroll(
     if name == SERVER:
         say(f"{path}: the server has a new key; restart it")
         return
-    say(f"{path}: copy it to the board, then: shoal device run --config device.toml --enrolment {path.name}")
+    say(f"{path}: copy it to the board, then: shoal device run --config device.toml --enrolment {quote(path.name)}")
     say("the broker of a server that is up lets it in within seconds")
     if before:
         say("the enrolment that this device had counts for nothing any more")

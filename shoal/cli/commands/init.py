@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -79,5 +80,5 @@ def _init(
     founding = Founding(fleet, host, port, broker)
     found_fleet(place, replace(founding, listen="::") if ":" in host else founding)
     say(f"fleet {fleet} in {place}; operator.pem and ca.key are secrets")
-    say(f"start it:       shoal up --config {place / 'fleet.toml'}")
-    say(f"add a device:   shoal enroll NAME --folder {place}")
+    say(f"start it:       shoal up --config {quote(str(place / 'fleet.toml'))}")
+    say(f"add a device:   shoal enroll NAME --folder {quote(str(place))}")

@@ -1,6 +1,5 @@
 """Make a store from a file of `shoal backup`, after checking its signature and contents."""
 
-from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -32,19 +31,26 @@ def _restore(
         from broker_server.store.restoring import MOST_BYTES, MOST_FILES, restore
 
     known = known_keys(store, folder)
+    rows: list[dict[str, str]] = []
+
+    def look(made: Store) -> None:
+        for run in made.runs():
+            rows.extend(
+                {"run": run.id, "setting": each.setting, "kind": each.kind, "names": each.value}
+                for each in names_in(run.config)
+            )
+
     statements = restore(
-        file, store, known=known, trust=trust, most_files=most_files or MOST_FILES, most_bytes=most_bytes or MOST_BYTES
+        file,
+        store,
+        known=known,
+        trust=trust,
+        most_files=most_files or MOST_FILES,
+        most_bytes=most_bytes or MOST_BYTES,
+        look=look,
     )
     signed_by = [statement.shown for statement in statements]
     foreign = not any(statement.key in known for statement in statements)
-    rows = []
-    if foreign:
-        with closing(Store(store, read_only=True)) as opened:
-            rows = [
-                {"run": run.id, "setting": each.setting, "kind": each.kind, "names": each.value}
-                for run in opened.runs()
-                for each in names_in(run.config)
-            ]
     if as_json:
         said = {"path": str(store), "signed_by": signed_by}
         print_json({**said, "named": rows} if foreign else said)

@@ -150,7 +150,9 @@ function paint(canvas, width, axes, most) {
   });
 }
 
-const exporting = (version) => `shoal export-weights --store ${state.status.run.config.store} --run ${version.run} --version ${version.number}`;
+// A word of a command to copy: whoever wrote the store may have written it, and a shell shall read it as one word.
+const word = (text) => /^[\w@%+=:,.\/-]+$/.test(text) ? text : `'${String(text).replaceAll("'", `'"'"'`)}'`;
+const exporting = (version) => `shoal export-weights --store ${word(state.status.run.config.store)} --run ${word(version.run)} --version ${version.number}`;
 
 // ---- what operators do, once they have said that they mean it
 

@@ -45,8 +45,6 @@ def made(folder: Path, devices: int = 6, rounds: int = 4, asked: int = 4, *, hos
     draw, now = random.Random(1), time.time()
     export_tiny(folder / "artifacts")
     names = [f"pi-{number:04}" for number in range(devices)]
-    if hostile:
-        names[1] = HOSTILE
     config = FleetConfig.model_validate(
         {
             "fleet": "lab",

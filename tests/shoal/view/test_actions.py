@@ -68,7 +68,8 @@ def post(client, path, **more):
 def test_nobody_acts_without_the_operators_token(store):
     """Not without one, nor with a reader's or a wrong one, nor where there is no operator; and nothing is written."""
     for token, code in (("", 401), ("wrong", 401), (READER, 403)):
-        assert post(acting(store, token), "promote?version=0")[0] == code
+        answered, said = post(acting(store, token), "promote?version=0")
+        assert (answered, "operator.token" in said, "view.token" in said) == (code, True, False)
     for token in (None, READER):
         client = TestClient(make_app(store, token), base_url=HERE, headers={"Authorization": f"Bearer {READER}"})
         code, said = post(client, "promote?version=0")

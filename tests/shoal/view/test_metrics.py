@@ -25,7 +25,7 @@ from fleet_protocol.errors import RefusalReason
 from shoal.cli.main import app as command
 from shoal.view import metrics
 from shoal.view.app import make_app
-from tests.shoal.view.stores import HOSTILE, RUN, made
+from tests.shoal.view.stores import RUN, made
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
@@ -69,7 +69,7 @@ def test_it_says_what_the_store_holds(store):
         tasks = [task for item in rounds for task in item.tasks if task.device == view.device.id]
         merged = found["shoal_device_updates_total", ("device", view.device.id), ("outcome", "merged")]
         assert merged == sum(task.phase.value == "merged" for task in tasks)
-    assert ("shoal_device_online", ("device", HOSTILE)) in found
+    assert ("shoal_device_online", ("device", "pi-0001")) in found
     tiers = {view.tier: found["shoal_tier_devices", ("tier", view.tier)] for view in devices if view.tier}
     assert tiers == Counter(view.tier for view in devices if view.tier)
     assert found["shoal_broker_troubles_total", ("kind", "broker-lost")] == 0

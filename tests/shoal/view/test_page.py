@@ -7,6 +7,7 @@ import shutil
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -145,9 +146,21 @@ def test_every_view_is_open_to_everybody_and_fits(fleet, opened, scheme):
             assert [(item["id"], item["nodes"][0]["html"]) for item in found] == [], (view, width)
 
 
+def _answer_with_a_hostile_name(route):
+    """The server's answer, in which a device has another name."""
+    answer = route.fetch(url=route.request.url.replace(quote(HOSTILE, safe=""), "pi-0001"))
+    route.fulfill(response=answer, body=answer.text().replace("pi-0001", HOSTILE))
+
+
 def test_names_and_logs_are_text(fleet, opened):
-    """Markup that a device calls itself, or writes into the log, is shown letter by letter and never read."""
+    """Markup that a device calls itself, or writes into the log, is shown letter by letter and never read.
+
+    No store of this server has a device of such a name; the page of another may.
+    """
     page = opened(fleet)
+    page.route(re.compile(r"/api/v1/(?!events)"), _answer_with_a_hostile_name)
+    page.reload()
+    page.get_by_role("link", name=HOSTILE).wait_for()
     assert page.get_by_role("link", name=HOSTILE).count() == 2 - 1
     assert page.get_by_text(f"{HOSTILE} asked").is_visible()
     page.get_by_role("link", name=HOSTILE).click()
