@@ -7,6 +7,7 @@ who keeps it from committing finds every blob that goes with the database. Only 
 """
 
 import contextlib
+import logging
 import secrets
 import shutil
 import sqlite3
@@ -19,6 +20,7 @@ from zipfile import ZipFile
 from broker_server.store.backup_signature import INVENTORY, SIGNATURES, Member, Signer, sign, write_inventory
 from broker_server.store.opening import PATIENT_SECONDS
 from broker_server.store.repository import Store
+from broker_server.store.rows import DamagedRowError
 from broker_server.store.update_store import FOLDER, updates_in
 from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.blobs import storage_error
@@ -31,26 +33,39 @@ ROOTS = ("blobs", "updates")
 
 _WORK = ".shoal-backup-"
 _OLD_SECONDS = 86400.0
+_LOG = logging.getLogger(__name__)
 
 
 def sweep(store: Store, folder: Path) -> None:
     """Remove from an open store's folder what killed processes left, and what the last rounds of ended runs have sent.
 
     Nothing goes that the store does not know as a slice: its blobs may outlive a database that was lost or is older.
+    Where a row cannot be read, all slices stay.
     """
-    objects, runs = folder / "blobs" / "objects", store.runs()
+    objects = folder / "blobs" / "objects"
     left = list(objects.glob("??/.*"))
-    for run in runs if all(run.ended_at is not None for run in runs) else ():
-        last = store.last_round(run.id)
-        sent = store.tasks(run.id, last.number, "train") if last is not None else []
-        slices = {choice.weights.digest for task in sent for choice in task.choices}
-        left += [objects / place_of(digest) for digest in slices - store.used(slices)]
+    try:
+        left += [objects / place_of(digest) for digest in _sent_last(store)]
+    except DamagedRowError as error:
+        _LOG.warning("what ended runs have sent is not removed: %s", error)
     for path in left:
         path.unlink(missing_ok=True)
     for path in folder.glob(f"{_WORK}*"):
         with contextlib.suppress(FileNotFoundError):  # a younger one may be at work, or end just now
             if path.stat().st_mtime < time.time() - _OLD_SECONDS:
                 shutil.rmtree(path, ignore_errors=True)
+
+
+def _sent_last(store: Store) -> set[str]:
+    """Slices that the last rounds of runs have sent, and that nobody needs as all of them have ended."""
+    runs = store.runs()
+    digests: set[str] = set()
+    for run in runs if all(run.ended_at is not None for run in runs) else ():
+        last = store.last_round(run.id)
+        sent = store.tasks(run.id, last.number, "train") if last is not None else []
+        slices = {choice.weights.digest for task in sent for choice in task.choices}
+        digests |= slices - store.used(slices)
+    return digests
 
 
 def back_up(store: Path, file: Path, signers: Sequence[Signer]) -> int:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shutil
 import sqlite3
 import sys
 import threading
@@ -79,7 +80,7 @@ def whole(tmp_path_factory):
 def store(whole, tmp_path):
     """A copy of a store, as a file that may be changed."""
     folder = tmp_path / "store"
-    folder.mkdir()
+    shutil.copytree(whole / "configurations", folder / "configurations")
     with (
         contextlib.closing(sqlite3.connect(whole / "shoal.db")) as source,
         contextlib.closing(sqlite3.connect(folder / "shoal.db")) as copy,

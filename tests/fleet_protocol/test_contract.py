@@ -1,5 +1,6 @@
 """The contract of a fleet's data: labels and columns are matched by name, and what does not fit is named."""
 
+import time
 from dataclasses import replace
 
 import numpy as np
