@@ -108,8 +108,12 @@ def path_within(folder: Path, name: str) -> Path:
     return real
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path, parent: int | None = None) -> BinaryIO:
     """Open a file for reading, without waiting for a pipe and without following a link in its last part.
+
+    Args:
+        path: of the file.
+        parent: descriptor of the folder that it is looked for in, by its last part; by default the path says it.
 
     Raises:
         BlobError: it is no regular file.
@@ -118,7 +122,8 @@ def open_regular(path: Path) -> BinaryIO:
     flags = os.O_RDONLY
     for name in ("O_NONBLOCK", "O_NOFOLLOW", "O_CLOEXEC", "O_BINARY"):
         flags |= getattr(os, name, 0)
-    file = os.fdopen(os.open(path, flags), "rb")
+    named = path if parent is None else path.name
+    file = os.fdopen(os.open(named, flags, dir_fd=parent), "rb")
     if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         return file
     file.close()

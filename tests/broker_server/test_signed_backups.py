@@ -206,7 +206,7 @@ def test_the_users_own_key_is_made_once_for_the_user_alone(given, tmp_path):
     assert statement.key == first
     assert [BlobStore(tmp_path / "made" / "blobs").has(digest) for digest in digests] == [True, True]
     path.chmod(0o644)
-    with pytest.raises(ConfigError, match="others may read the key of your backups: chmod 600"):
+    with pytest.raises(ConfigError, match="others may read your own key: chmod 600"):
         signers(tmp_path / "store")
 
 
