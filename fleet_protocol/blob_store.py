@@ -17,6 +17,7 @@ from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.messages import BlobRef
 
 _SYNC_THREADS = 4  # each takes the interpreter from the others for every step of a file: more write no faster
+_PRIVATE = 0o700  # of folders, whose files are their owner's alone
 _RESERVED_BYTES = 1 << 20  # of smaller files the call costs what it saves
 
 
@@ -42,7 +43,7 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
     """
     temporary = None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)  # as the file, which is its owner's alone
+        path.parent.mkdir(parents=True, exist_ok=True, mode=_PRIVATE)  # as the file, which is its owner's alone
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         with os.fdopen(descriptor, "w+b") as file:
             yield file
@@ -91,8 +92,9 @@ class BlobStore:
         self._threads = ThreadPoolExecutor(_SYNC_THREADS, "sync")  # begun when there is something for them to do
         self._syncing: dict[str, Future[None]] = {}
         with disk_errors("make", root):
-            self._objects.mkdir(parents=True, exist_ok=True)
-            (root / "parts").mkdir(exist_ok=True)
+            root.parent.mkdir(parents=True, exist_ok=True)
+            for folder in (root, self._objects, root / "parts"):
+                folder.mkdir(exist_ok=True, mode=_PRIVATE)
 
     def path(self, digest: str) -> Path:
         """Where a blob lies, or would lie; a BlobError for what is no digest, so that it becomes no path."""
@@ -160,7 +162,7 @@ class BlobStore:
         """
         path = self.path(digest)
         with disk_errors("write", path):
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(exist_ok=True, mode=_PRIVATE)
             source.replace(path)
         if not durable and self._durable:  # while others still arrive
             self._syncing[digest] = self._threads.submit(_sync, path)

@@ -128,8 +128,12 @@ def path_within(folder: Path, name: str) -> Path:
     return real
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path, parent: int | None = None) -> BinaryIO:
     """Open a file for reading, without waiting for a pipe and without following a link in its last part.
+
+    Args:
+        path: of the file.
+        parent: descriptor of the folder that it is looked for in, by its last part; by default the path says it.
 
     Raises:
         BlobError: it is not a regular file, or its last part is a link.
@@ -138,8 +142,9 @@ def open_regular(path: Path) -> BinaryIO:
     flags = os.O_RDONLY
     for name in ("O_NONBLOCK", "O_NOFOLLOW", "O_CLOEXEC", "O_BINARY"):
         flags |= getattr(os, name, 0)
+    named = path if parent is None else path.name
     try:
-        file = os.fdopen(os.open(path, flags), "rb")
+        file = os.fdopen(os.open(named, flags, dir_fd=parent), "rb")
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise BlobError(f"{path} is not read: it is a link") from error

@@ -1,50 +1,13 @@
 """The keys that sign a backup and that a restore trusts: the operator's, and the user's own."""
 
-import getpass
-import os
-import platform
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-from broker_server.service.certificates import pem
 from broker_server.store.backup_signature import Signer
+from broker_server.store.user_key import read_key, user_key_path, user_signer
 from fleet_protocol.errors import ConfigError, StorageError
-from fleet_protocol.identity.enrolment import read_enrolment, write_secret
-
-_KEY = Path("shoal", "backup.pem")
-
-
-def user_key_path() -> Path:
-    """Return the path of the user's own key, in the user's folder for configurations.
-
-    Raises:
-        ConfigError: the user has no home folder.
-    """
-    named = Path(os.environ.get("XDG_CONFIG_HOME", ""))
-    try:
-        folder = named if named.is_absolute() else Path.home() / ".config"
-    except RuntimeError as error:
-        raise ConfigError("you have no home folder for the key of your backups; set XDG_CONFIG_HOME") from error
-    return folder / _KEY
-
-
-def user_signer() -> Signer:
-    """Read the user's own key, or create it on first use, readable only by the user.
-
-    Raises:
-        ConfigError: the file does not hold such a key, or others may read it.
-        StorageError: it cannot be created.
-    """
-    path = user_key_path()
-    if not path.exists():
-        write_secret(path, pem(Ed25519PrivateKey.generate()), durable=True)
-    if os.name == "posix" and path.stat().st_mode & 0o077:
-        raise ConfigError(f"other users can read the key of your backups: run chmod 600 {path}")
-    return Signer(f"{_user()} on {platform.node() or 'a computer'}", _read_key(path))
+from fleet_protocol.identity.enrolment import read_enrolment
 
 
 def signers(store: Path, folder: Path | None = None) -> tuple[Signer, ...]:
@@ -94,7 +57,7 @@ def _operators(store: Path, folder: Path | None) -> Iterator[Signer]:
     for place in _fleet_folders(store, folder):
         path = place / "operator.pem"
         if path.exists():
-            yield Signer(_operator_of(place), _read_key(path))
+            yield Signer(_operator_of(place), read_key(path))
 
 
 def _operator_of(place: Path) -> str:
@@ -103,20 +66,3 @@ def _operator_of(place: Path) -> str:
         return f"the operator of fleet {read_enrolment(place / 'server.enrolment').fleet}"
     except ConfigError:
         return "the operator of a fleet"
-
-
-def _read_key(path: Path) -> Ed25519PrivateKey:
-    try:
-        key = serialization.load_pem_private_key(path.read_bytes(), None)
-    except (OSError, TypeError, ValueError) as error:  # a TypeError for a key with a passphrase
-        raise ConfigError(f"cannot read the key {path}: {error}") from error
-    if not isinstance(key, Ed25519PrivateKey):
-        raise ConfigError(f"{path} is not an Ed25519 key")
-    return key
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # the user's number has no name
-        return f"user {os.getuid()}"

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
+from broker_server.rounds.reporting import Reporter
+from broker_server.rounds.run_context import RunContext
 from broker_server.service.asking import Answer, Asking
 from broker_server.service.control_socket import ControlSocket, LocalRequest
 from broker_server.service.limits import Bucket, Rate
@@ -163,3 +165,25 @@ class Control:
         self.socket.tell(event.to_bytes())
         if self.followed or (self.open and isinstance(event, control.RunSteered)):
             self.outbox.event(event)
+
+
+def say_started(context: RunContext, reporter: Reporter, request: str | None, closed: int) -> None:
+    """Say that a run begins, or goes on.
+
+    Args:
+        context: of the run.
+        reporter: tells it.
+        request: id of the request that it is begun for, if any.
+        closed: number of its newest version.
+    """
+    started = control.RunStarted(
+        run=context.run,
+        seconds=0.0,
+        request=request,
+        arch=context.artifacts.arch,
+        strategy=context.strategy.name,
+        rounds=context.config.round.rounds,
+        closed=closed,
+    )
+    tiers = ", ".join(each.tier.id for each in context.tiers)
+    reporter.emit(started, f"{context.strategy.name} on {context.artifacts.arch}, tiers {tiers}")

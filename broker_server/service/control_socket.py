@@ -16,6 +16,7 @@ from pathlib import Path
 
 from typing_extensions import Self
 
+from broker_server.service.limits import Bucket, Rate
 from broker_server.service.local import LINE_LIMIT_BYTES, SOCKET, SUPPORTED, address_of, may_ask, remove_stale, user_at
 
 _LOG = logging.getLogger(__name__)
@@ -25,6 +26,7 @@ REQUEST_SECONDS = 10.0  # from connecting to the end of the line
 _MOST_WAITING_BYTES = 8 * 1024 * 1024  # per client: some 10,000 unread events
 _READ_BYTES = 64 * 1024
 _STOP_SECONDS = 5.0
+_LINES = Rate(1 / 60, 5)  # of the log, about clients that are let go
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,8 @@ class ControlSocket:
         self._lock = threading.Lock()  # guards the clients and their unread data
         self._listening: socket.socket | None = None
         self._stopping = threading.Event()
+        self._lines = Bucket(_LINES)
+        self._refused = 0  # since the last line about it
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
@@ -162,7 +166,7 @@ class ControlSocket:
         user = user_at(connection)
         if not may_ask(user) or len(self._clients) >= MOST_CLIENTS:
             why = f"user {user} is not allowed" if not may_ask(user) else f"{MOST_CLIENTS} clients are connected"
-            _LOG.warning("the socket in %s refuses a client: %s", self._folder, why)
+            self._say_refused(why)
             connection.close()
             return
         client = _Client(connection, time.monotonic() + REQUEST_SECONDS)
@@ -170,6 +174,14 @@ class ControlSocket:
             client.waiting += self._greeting + b"\n" if self._greeting else b""
             self._clients.add(client)
         self._selector.register(connection, selectors.EVENT_READ, client)
+
+    def _say_refused(self, why: str) -> None:
+        """Write a line of the log about a client that is let go, but few lines where there are many."""
+        self._refused += 1
+        if self._lines.take(time.monotonic()):
+            said = "the socket in %s takes no further client: %s (%d refused since the line before)"
+            _LOG.warning(said, self._folder, why, self._refused)
+            self._refused = 0
 
     def _read(self, client: _Client) -> None:
         try:

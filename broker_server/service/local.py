@@ -9,15 +9,18 @@ import os
 import socket
 import stat
 import struct
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from fleet_protocol.errors import ConfigError
+from fleet_protocol.errors import ConfigError, TransportError
 from fleet_protocol.messages import MESSAGE_LIMIT_BYTES
 
 SOCKET = "control.sock"
 LINE_LIMIT_BYTES = MESSAGE_LIMIT_BYTES  # as for a request over MQTT
 SUPPORTED = hasattr(socket, "AF_UNIX")
+_AGAIN_SECONDS = 0.05  # between attempts to connect to a server that is busy
 _LONGEST_PATH = 100  # bytes; systems take 104 or 108
 _DESCRIPTORS = Path("/proc/self/fd")
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
@@ -59,8 +62,13 @@ def may_ask(user: int | None) -> bool:
 def reach_server(folder: Path, seconds: float) -> socket.socket | None:
     """Connect to the server that works on a store; return None if no server listens there.
 
+    Args:
+        folder: of the store.
+        seconds: how long a server that has many clients is asked again; later, how long it may take for each step.
+
     Raises:
         ConfigError: the server belongs to another user.
+        TransportError: the server accepts no further client.
     """
     if not SUPPORTED:
         return None
@@ -68,11 +76,17 @@ def reach_server(folder: Path, seconds: float) -> socket.socket | None:
     try:
         connection.settimeout(seconds)
         with address_of(folder) as address:
-            connection.connect(address)
+            _connect(connection, address, time.monotonic() + seconds)
         user = user_at(connection)
     except PermissionError as error:
         connection.close()
         raise ConfigError(f"the server of the store {folder} belongs to another user: {_as_owner(folder)}") from error
+    except BlockingIOError as error:
+        connection.close()
+        raise TransportError(
+            f"the server of the store {folder} is busy with other commands, and accepted no further one within "
+            f"{seconds:g} s; end commands that wait for it, or try again"
+        ) from error
     except OSError:  # nothing listens: no socket, one that a killed server left, or no folder
         connection.close()
         return None
@@ -80,6 +94,25 @@ def reach_server(folder: Path, seconds: float) -> socket.socket | None:
         connection.close()
         raise ConfigError(f"the socket in {folder} belongs to user {user}: {_as_owner(folder)}")
     return connection
+
+
+def _connect(connection: socket.socket, address: str, give_up: float) -> None:
+    """Connect to a socket; where as many wait there as the system lets wait, again until a ``time.monotonic()``.
+
+    Raises:
+        BlockingIOError: as many still wait.
+        OSError: nobody listens, or another reason of the system's.
+    """
+    patience = threading.Event()  # the system tells nobody when there is room
+    while True:
+        try:
+            connection.connect(address)
+        except BlockingIOError:
+            if time.monotonic() >= give_up:
+                raise
+            patience.wait(_AGAIN_SECONDS)
+        else:
+            return
 
 
 def _as_owner(folder: Path) -> str:

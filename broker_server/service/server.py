@@ -36,7 +36,7 @@ from broker_server.service.blob_service import BlobService, chunk_bytes_for
 from broker_server.service.broker import ChildBroker
 from broker_server.service.clock import Clock
 from broker_server.service.connection import Connection, RunParts, Stop
-from broker_server.service.control import Control, ServerRequested, config_of, is_open
+from broker_server.service.control import Control, ServerRequested, config_of, is_open, say_started
 from broker_server.service.control_socket import ControlSocket, LocalRequest
 from broker_server.service.data_findings import note_undescribed
 from broker_server.service.dispatcher import MqttDispatcher
@@ -48,7 +48,7 @@ from broker_server.service.partial_uploads import PartialUploads
 from broker_server.service.receiver import Begin
 from broker_server.service.receivers import Receivers
 from broker_server.service.rollout import Carrier
-from broker_server.service.trusted import trusted_config, what_differs
+from broker_server.service.trusted import note_nameless, trusted_config, what_differs
 from broker_server.service.uploads import Uploads
 from broker_server.settings.fleet import BrokerConfig, FleetConfig
 from broker_server.store import RunRecord, Store
@@ -62,6 +62,7 @@ from fleet_protocol.blobs import DEFAULT_CHUNK_BYTES
 from fleet_protocol.errors import ConfigError, ShoalError, StorageError
 from fleet_protocol.locks import held
 from fleet_protocol.messages import ServerStatus
+from fleet_protocol.private_folders import make_private_folder
 from fleet_protocol.topics import Topics
 from fleet_protocol.transport import Connected, Disconnected, Farewell, Received, Rejected, Transport, open_transport
 
@@ -119,11 +120,13 @@ class Server:
         with contextlib.ExitStack() as stack:
             stack.enter_context(memory_of_a_server())
             taken = f"another server works on the store {self._folder}: stop it, or give this one a `store` of its own"
-            self._folder.mkdir(parents=True, exist_ok=True)
+            for folder in (self._folder, self._folder / "blobs", self._folder / "updates"):
+                make_private_folder(folder)
             stack.enter_context(held(self._folder, taken))
             self._store = stack.enter_context(contextlib.closing(Store(self._folder)))
             self._blobs = BlobStore(self._folder / "blobs")
             sweep(self._store, self._folder)
+            note_nameless(self._store, self.fleet)
             self._updates = stack.enter_context(contextlib.closing(UpdateStore(self._folder / "updates")))
             self._broker = hosted_broker(self._broker_config, self.fleet, self._folder / "broker")
             stack.enter_context(self._broker or contextlib.nullcontext())
@@ -270,19 +273,7 @@ class Server:
             partial.clear()
         self._outbox.status(context.run)
         closed = self._store.version(context.run)
-        reporter.emit(
-            control.RunStarted(
-                run=context.run,
-                seconds=0.0,
-                request=request,
-                arch=context.artifacts.arch,
-                strategy=context.strategy.name,
-                rounds=context.config.round.rounds,
-                closed=closed.number if closed is not None else 0,
-            ),
-            f"{context.strategy.name} on {context.artifacts.arch}, tiers "
-            + ", ".join(item.tier.id for item in context.tiers),
-        )
+        say_started(context, reporter, request, closed.number if closed is not None else 0)
         note_undescribed(context.contracts, reporter)
         try:
             finished = coordinator.run()

@@ -10,7 +10,7 @@ import logging
 from broker_server.settings.fleet import FleetConfig
 from broker_server.settings.requested import Wanted, granted, in_words
 from broker_server.store import RunRecord, Store
-from broker_server.store.configurations import kept_config
+from broker_server.store.configurations import read_kept
 from fleet_protocol.errors import ConfigError
 
 _LOG = logging.getLogger(__name__)
@@ -34,9 +34,11 @@ def trusted_config(store: Store, record: RunRecord, own: FleetConfig | None) -> 
     Raises:
         ConfigError: none was saved, and the database's differs from the server's own; the message says in what.
     """
-    kept = kept_config(store.folder, record.id)
-    if kept is None:
-        return _as_a_request(record, own)
+    kept = read_kept(store.folder, record.id)
+    if isinstance(kept, str):
+        _LOG.warning("run %s: %s", record.id, kept)
+        store.log("configuration-not-kept", kept, run=record.id)
+        return _as_a_request(record, own, kept)
     changed = what_differs(kept, record.config)
     if changed:
         why = f"the database's configuration of run {record.id} was changed, and is not used: {changed}"
@@ -45,14 +47,25 @@ def trusted_config(store: Store, record: RunRecord, own: FleetConfig | None) -> 
     return kept
 
 
-def _as_a_request(record: RunRecord, own: FleetConfig | None) -> FleetConfig:
-    missing = f"run {record.id} is held, because no server saved its configuration in this store"
+def _as_a_request(record: RunRecord, own: FleetConfig | None, why: str) -> FleetConfig:
+    missing = f"run {record.id} is held, because {why}"
     if own is None:
         raise ConfigError(f"{missing}, and this server was started without a configuration. {_HOW}")
     try:
         return granted(own.as_begun(record.config), Wanted.of(FleetConfig.stored(record.config)))
     except ConfigError as error:
         raise ConfigError(f"{missing}, and the database's configuration is not accepted: {error}. {_HOW}") from error
+
+
+def note_nameless(store: Store, fleet: str) -> None:
+    """Say which runs of a fleet a server leaves as they are, since their ids could lead anywhere as parts of paths."""
+    for run in store.nameless(fleet):
+        why = (
+            f"run {run.id!r} has not ended, but its id is no name that a server gives, so the database was changed: no "
+            "server goes on with it, and `shoal run` begins another"
+        )
+        _LOG.warning(why)
+        store.log("run-left-out", why)
 
 
 def what_differs(config: FleetConfig, stored: str) -> str:

@@ -91,7 +91,10 @@ class LocalVisit:
 
     def _reach_next(self) -> bool:
         """Listen to the next server of the store, if it is up."""
-        connection = reach_server(self._home.store, _LOCAL_SECONDS)
+        try:
+            connection = reach_server(self._home.store, _LOCAL_SECONDS)
+        except TransportError:  # it is busy
+            return False
         if connection is None:
             return False
         with contextlib.suppress(OSError):
@@ -175,7 +178,7 @@ def asked(home: Place, here: FrozenModel, elsewhere: FrozenModel | None) -> Iter
         elsewhere: the request for the broker; None for a request that only the socket accepts.
 
     Raises:
-        TransportError: there is no broker, or no server on this computer.
+        TransportError: there is no broker, or no server on this computer, or that one is busy.
         ConfigError: the server belongs to another user.
     """
     connection = reach_server(home.store, _LOCAL_SECONDS)
@@ -189,7 +192,7 @@ def asked(home: Place, here: FrozenModel, elsewhere: FrozenModel | None) -> Iter
 
 
 def is_here(home: Place) -> bool:
-    """Return whether a store's server is up on this computer; raise a ConfigError if another user runs it."""
+    """Return whether a store's server is up on this computer; errors as of `reach_server`."""
     connection = reach_server(home.store, _LOCAL_SECONDS)
     if connection is not None:
         connection.close()

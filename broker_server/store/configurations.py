@@ -1,53 +1,95 @@
 """Saves the configurations of runs in files beside the database; servers open and call only what these files name.
 
-Anyone who can change the database, or supplies a backup, could write any path, address or function into
-the configuration of a run. So a store keeps a copy of every configuration with which a run begins or
-resumes, in ``configurations`` of its folder, readable only by its owner. Backups do not include it, and
-restores do not create it. The database's configuration only provides numbers and words to show.
+Anyone who can change the database, or supplies a backup or a whole store, could write any path, address or function
+into the configuration of a run. So a store keeps a copy of every configuration with which a run begins or resumes, in
+``configurations`` of its folder, readable only by its owner and signed with the owner's key, which lies in no store.
+Backups do not include it, and restores do not create it. The database's configuration only provides numbers and words
+to show.
 """
 
+import errno
+import logging
 import os
 import re
 import stat
 from pathlib import Path
 
+from pydantic import TypeAdapter, ValidationError
+
 from broker_server.settings.fleet import FleetConfig
+from broker_server.store.configuration_seal import read_sealed, seal, why_not_sealed
 from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.blobs import storage_error
-from fleet_protocol.errors import ConfigError
+from fleet_protocol.errors import BlobError, ConfigError
+from fleet_protocol.foreign_files import open_regular
+from fleet_protocol.messages.values import Name
+from fleet_protocol.private_folders import WRITABLE_BY_OTHERS, make_private_folder
 
 FOLDER = "configurations"
-_WRITABLE_BY_OTHERS = 0o022
+_LIMIT_BYTES = 1024 * 1024
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+_RUN_NAME = TypeAdapter[str](Name)
+_NO_FILE_OF_OURS = frozenset({errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.EMLINK})
+_FOLDER_FLAGS = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
+_LOG = logging.getLogger(__name__)
 
 
-def keep_config(folder: Path, run: str, config: str) -> None:
+def keep_config(folder: Path, run: str, config: str) -> str | None:
     """Save the configuration of a run, as JSON, beside the database of a store, readable only by the owner.
 
+    Returns:
+        None; or why it is not signed, so that no server goes on with it, and what to do.
+
     Raises:
+        ConfigError: the run has no name that a file can have.
         StorageError: it cannot be written.
     """
-    write_atomically(_place(folder, run), config.encode())
+    path = folder / FOLDER / _file_name(run)
+    make_private_folder(path.parent)
+    sealed, reason = seal(folder, run, config)
+    write_atomically(path, sealed.to_bytes())
+    if reason is None:
+        return None
+    return (
+        f"the configuration of run {run} is kept without a signature: {reason}. A server that starts again goes on with"
+        " the run by its own file alone; let XDG_CONFIG_HOME name a folder that this user can write"
+    )
 
 
 def kept_config(folder: Path, run: str) -> FleetConfig | None:
-    """Read the copy of a run's configuration, with paths adjusted if the folder was moved; None without a copy.
+    """The copy of a run's configuration, as `read_kept`; None, and a line of the log, where none counts."""
+    kept = read_kept(folder, run)
+    if isinstance(kept, FleetConfig):
+        return kept
+    _LOG.warning("run %s: %s", run, kept)
+    return None
+
+
+def read_kept(folder: Path, run: str) -> FleetConfig | str:
+    """Read the copy of a run's configuration that this user's server saved, with its paths as they are now.
+
+    Args:
+        folder: of the store, which may have been moved since.
+        run: id of the run.
+
+    Returns:
+        The configuration; or why none counts, in words.
 
     Raises:
-        ConfigError: another user could have written it.
+        ConfigError: another user could have written it, it is not a text file, or no server can resume with it.
         StorageError: it cannot be read.
     """
-    path = _place(folder, run)
+    path = folder / FOLDER / _file_name(run)
     try:
-        text = _read_own(path, folder)
+        data = _read_own(path, folder)
     except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise storage_error("read", path, error) from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is damaged: it is no text; remove it") from error
+        return "no server saved its configuration in this store"
+    sealed = read_sealed(data)
+    reason = "it is not signed" if sealed is None else why_not_sealed(folder, run, sealed)
+    if sealed is None or reason is not None:
+        return f"its saved configuration {path} does not count: {reason}"
     try:
-        return _moved(FleetConfig.stored(text), folder.resolve())
+        return _moved(FleetConfig.stored(sealed.config), folder.resolve())
     except ConfigError as error:
         raise ConfigError(f"{path} is damaged: {error}; remove it") from error
 
@@ -57,6 +99,15 @@ def is_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None
 
 
+def is_run_name(run: object) -> bool:
+    """Whether a word of the database can be the id of a run, in messages as in paths."""
+    try:
+        _RUN_NAME.validate_python(run, strict=True)
+    except ValidationError:
+        return False
+    return True
+
+
 def one_name(kind: str, name: str) -> str:
     """Check a name from the database that becomes part of a path; raise a ConfigError if it could lead elsewhere."""
     if not is_name(name):
@@ -64,31 +115,61 @@ def one_name(kind: str, name: str) -> str:
     return name
 
 
-def _place(folder: Path, run: str) -> Path:
-    return folder / FOLDER / f"{one_name('run', run)}.json"
+def _file_name(run: str) -> str:
+    return f"{one_name('run', run)}.json"
 
 
-def _read_own(path: Path, folder: Path) -> str:
+def _read_own(path: Path, folder: Path) -> bytes:
     """Read a file that only the owner of the store can have written.
 
     Raises:
-        OSError: it cannot be read, or is a link.
-        ConfigError: it belongs to another user, or others can write it.
+        FileNotFoundError: there is none.
+        ConfigError: it belongs to another user, others may write it or its folder, or it is not a regular text file.
+        StorageError: it cannot be read.
     """
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
-    with os.fdopen(descriptor, encoding="utf-8") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or not _is_ours(status, folder):
-            raise ConfigError(f"{path} may have been written by another user; remove it")
-        return file.read()
+    try:
+        if os.open not in os.supports_dir_fd:  # Windows
+            return _read_checked(path, None, folder)
+        descriptor = os.open(path.parent, _FOLDER_FLAGS)
+        try:
+            _see_ours(path.parent, os.fstat(descriptor), folder)
+            return _read_checked(path, descriptor, folder)
+        finally:
+            os.close(descriptor)
+    except FileNotFoundError:
+        raise
+    except BlobError as error:
+        raise ConfigError(f"{error}; remove it") from error
+    except OSError as error:
+        if error.errno in _NO_FILE_OF_OURS:
+            raise ConfigError(f"{path} is not read: it, or its folder, is a link or no file; remove it") from error
+        raise storage_error("read", path, error) from error
 
 
-def _is_ours(status: os.stat_result, folder: Path) -> bool:
+def _read_checked(path: Path, parent: int | None, folder: Path) -> bytes:
+    """Read a file, whose folder may be open already; a ConfigError where it is too long, no text or another's."""
+    with open_regular(path, parent) as file:
+        _see_ours(path, os.fstat(file.fileno()), folder)
+        data = file.read(_LIMIT_BYTES + 1)
+    if len(data) > _LIMIT_BYTES:
+        raise ConfigError(f"{path} is not read: it has more than {_LIMIT_BYTES:,} bytes; remove it")
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is damaged: it is no text in UTF-8; remove it") from error
+    return data
+
+
+def _see_ours(path: Path, status: os.stat_result, folder: Path) -> None:
+    """See that nobody but the owner of the store can have written a file or folder; a ConfigError where not."""
     if not hasattr(os, "geteuid"):  # Windows
-        return True
+        return
     user = os.geteuid()
     owner = user or folder.stat().st_uid  # root may manage another user's store
-    return status.st_uid in {user, owner} and not status.st_mode & _WRITABLE_BY_OTHERS
+    if status.st_uid in {user, owner} and not status.st_mode & WRITABLE_BY_OTHERS:
+        return
+    remedy = f"remove it, or run `chmod go-w {path}`" if stat.S_ISDIR(status.st_mode) else "remove it"
+    raise ConfigError(f"{path} may have been written by another user; {remedy}")
 
 
 def _moved(config: FleetConfig, folder: Path) -> FleetConfig:

@@ -17,6 +17,7 @@ from sqlalchemy.pool import NullPool, StaticPool
 
 from broker_server.store.schema import SCHEMA_VERSION, mark, metadata
 from fleet_protocol.errors import StorageError
+from fleet_protocol.private_folders import make_private_folder
 
 BUSY_SECONDS = 10.0  # how long a reader waits for the transaction of another process
 PATIENT_SECONDS = 60.0  # how long the server does: a backup of the database may lock it for as long as it takes
@@ -47,7 +48,7 @@ def open_for_writing(path: Path, *, durable: bool = True) -> Engine:
         StorageError: it cannot be used, is no store, or was written by a newer version of Shoal.
     """
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_folder(path.parent)
         _keep_private(path)
     except OSError as error:
         raise StorageError(f"cannot open the store {path}: {error}") from error

@@ -1,5 +1,6 @@
 """The store as one object: every method is one transaction and returns frozen records."""
 
+import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -8,7 +9,7 @@ from sqlalchemy import bindparam, func, insert, select, text, update
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
 from broker_server.store import schema
-from broker_server.store.configurations import keep_config
+from broker_server.store.configurations import is_run_name, keep_config
 from broker_server.store.machine import RoundEvent, RoundState, advance
 from broker_server.store.records import DeviceRecord, EventRecord, RefusalRecord, RoundRecord, RunRecord, VersionRecord
 from broker_server.store.rows import from_row, to_row
@@ -17,6 +18,8 @@ from broker_server.store.task_table import OF_TASK, TaskTable
 from fleet_protocol.control import VersionEvaluation
 from fleet_protocol.errors import RefusalReason, plain
 from fleet_protocol.messages import DeviceProfile, DeviceStatus
+
+_LOG = logging.getLogger(__name__)
 
 UNFINISHED = ("running", "paused")
 # By the order in which they came: a clock may have been ahead.
@@ -58,10 +61,11 @@ class Store(TaskTable):
 
     def add_run(self, run: RunRecord, first: VersionRecord) -> None:
         """Begin a run with its initial version, and the caller's own configuration."""
-        keep_config(self.folder, run.id, run.config)
+        unsigned = keep_config(self.folder, run.id, run.config)
         with self._begin() as connection:
             connection.execute(insert(schema.runs).values(to_row(run)))
             connection.execute(insert(schema.versions).values(to_row(first)))
+        self._say_unsigned(run.id, unsigned)
 
     def end_run(self, run: str, status: str, detail: str | None) -> None:
         """Say how a run ended."""
@@ -77,8 +81,14 @@ class Store(TaskTable):
 
     def note_config(self, run: str, config: str) -> None:
         """Record the configuration with which a run resumes, which is the caller's own."""
-        keep_config(self.folder, run, config)
+        unsigned = keep_config(self.folder, run, config)
         self._set_run(run, config=config)
+        self._say_unsigned(run, unsigned)
+
+    def _say_unsigned(self, run: str, why: str | None) -> None:
+        if why is not None:
+            _LOG.warning(why)
+            self.log("configuration-unsigned", why, run=run)
 
     def add_bytes(self, run: str, *, wire: int, payload: int) -> None:
         """Add to a run's totals."""
@@ -97,10 +107,17 @@ class Store(TaskTable):
         return self._first(RunRecord, select(schema.runs).where(schema.runs.c.id == run))
 
     def unfinished(self, fleet: str) -> RunRecord | None:
-        """The newest run of a fleet that has not ended."""
+        """The newest run of a fleet that has not ended, and whose id is a name: see `nameless`."""
+        return next((run for run in self._unfinished(fleet) if is_run_name(run.id)), None)
+
+    def nameless(self, fleet: str) -> list[RunRecord]:
+        """Runs of a fleet that have not ended, but nobody goes on with: no server gave them such an id."""
+        return [run for run in self._unfinished(fleet) if not is_run_name(run.id)]
+
+    def _unfinished(self, fleet: str) -> list[RunRecord]:
         table = schema.runs
         query = select(table).where(table.c.fleet == fleet, table.c.status.in_(UNFINISHED))
-        return self._first(RunRecord, query.order_by(_NEWEST_FIRST))
+        return self._all(RunRecord, query.order_by(_NEWEST_FIRST))
 
     # Devices: what each last said about itself.
 

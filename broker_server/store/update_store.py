@@ -60,7 +60,7 @@ class UpdateStore(BlobStore):
         self._from = 0  # where the first of these begins
         self._current: _Batch | None = None
         with disk_errors("read", root / FOLDER):
-            (root / FOLDER).mkdir(exist_ok=True)
+            (root / FOLDER).mkdir(exist_ok=True, mode=0o700)
             found = [_Batch(path, os.open(path, os.O_RDWR)) for path in sorted((root / FOLDER).iterdir())]
             for batch in found:
                 for digest, at, data in updates_in(batch.path):

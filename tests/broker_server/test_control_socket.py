@@ -256,3 +256,43 @@ def test_a_server_that_goes_before_it_is_asked_is_said(tmp_path, requests):
     home = Home("lab", tmp_path, BrokerConfig())
     with pytest.raises(TransportError, match="does not accept the request"), by_socket(home, connection, ASK):
         pass
+
+
+def test_a_server_that_is_busy_is_asked_again_and_named(tmp_path):
+    """The system lets no more wait: that is not as if nobody listened, or a command would go to the broker."""
+    with contextlib.ExitStack() as stack:
+        listening = stack.enter_context(socket.socket(socket.AF_UNIX))
+        listening.bind(str(tmp_path / SOCKET))
+        listening.listen(0)
+        waiting = []
+        with contextlib.suppress(BlockingIOError):
+            while len(waiting) < 100:
+                one = stack.enter_context(socket.socket(socket.AF_UNIX))
+                one.setblocking(False)
+                one.connect(str(tmp_path / SOCKET))
+                waiting.append(one)
+        assert len(waiting) < 100
+        with pytest.raises(TransportError, match="is busy with other commands"):
+            reach_server(tmp_path, 0.3)
+
+        def take_all():
+            for _ in waiting:
+                stack.enter_context(contextlib.closing(listening.accept()[0]))
+
+        room = threading.Timer(0.5, take_all)
+        room.start()
+        with connected(tmp_path):
+            room.join(PATIENCE)
+
+
+def test_refused_clients_write_few_lines(tmp_path, at_hand, caplog):
+    """However many come, the log has room for other things."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(MOST_CLIENTS):
+            one = stack.enter_context(connected(tmp_path))
+            one.sendall(b"\n")
+        for _ in range(50):
+            with connected(tmp_path) as late:
+                assert said_to(late) == b""
+    lines = [line for line in caplog.messages if "takes no further client" in line]
+    assert 1 <= len(lines) <= 6

@@ -207,7 +207,7 @@ def test_the_users_own_key_is_made_once_for_the_user_alone(given, tmp_path):
     assert statement.key == first
     assert [BlobStore(tmp_path / "made" / "blobs").has(digest) for digest in digests] == [True, True]
     path.chmod(0o644)
-    with pytest.raises(ConfigError, match="other users can read the key of your backups: run chmod 600"):
+    with pytest.raises(ConfigError, match="others may read your own key: chmod 600"):
         signers(tmp_path / "store")
 
 
@@ -343,7 +343,7 @@ def test_a_table_that_computes_is_not_of_a_store(harm, tmp_path):
         opened.executescript(harm)
         opened.commit()
     unsigned(tmp_path / "theirs.zip", tmp_path / "theirs")
-    with pytest.raises(BlobError, match="with (a|an) .*, as no store has"):
+    with pytest.raises(BlobError, match=r"with (a|an) .*, which no store has"):
         restore(tmp_path / "theirs.zip", tmp_path / "made", trust=True)
     assert not (tmp_path / "made").exists()
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import queue
 import shutil
 import sqlite3
@@ -17,7 +18,7 @@ from broker_server.service.visiting import Home, by_broker
 from broker_server.settings.fleet import FleetConfig
 from broker_server.settings.requested import SETTABLE, Wanted
 from broker_server.store import Store
-from broker_server.store.configurations import FOLDER
+from broker_server.store.configurations import FOLDER, keep_config
 from fleet_protocol import control
 from fleet_protocol.errors import ConfigError, RefusedError
 from fleet_protocol.link import Link
@@ -390,3 +391,97 @@ def test_a_kept_configuration_that_another_may_have_written_is_not_taken(how, ur
 def events_of(settings):
     with contextlib.closing(Store(settings.store, read_only=True)) as store:
         return list(store.events())
+
+
+def renamed_in(store, run):
+    """Give the only run of a store another id, as whoever can write the database may."""
+    with contextlib.closing(sqlite3.connect(store / "shoal.db")) as database, database:
+        database.execute("PRAGMA foreign_keys = OFF")
+        database.execute("UPDATE runs SET id = ?, status = 'running', ended_at = NULL", (run,))
+
+
+@pytest.mark.parametrize("attack", ["entry point", "artifacts"])
+def test_a_store_that_a_stranger_packed_runs_nothing(attack, url, config, fleet, evil, tmp_path, monkeypatch):
+    """Database and kept configuration say the same, by his own server; the run is held, and can be ended."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "stranger"))
+    theirs = config(broker={"url": url}, store=tmp_path / "theirs")
+    run = cut_short(theirs, url, fleet)
+    document = json.loads(theirs.model_dump_json())
+    text = json.dumps({**document, **attacks(document, evil)[attack]})
+    changed_in(theirs.store, json.loads(text))
+    keep_config(theirs.store, run, text)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "me"))
+    settings = config(broker={"url": url}, store=tmp_path / "unpacked")
+    shutil.copytree(theirs.store, settings.store)
+    with Serving(settings, url), Peer(fleet, "d", url, honest()):
+        wait_until(lambda: any("is held" in line for line in how_it_is(settings, run)[1]))
+        (why,) = {line for line in how_it_is(settings, run)[1] if "is held" in line}
+        assert "does not count" in why
+        assert NAMED[attack] in why
+        steer(settings, "stop")
+        assert run_fleet(settings).status == "finished"
+    assert untouched(evil)
+
+
+@pytest.mark.parametrize("name", ["../../../tmp/x", "", "_", "x" * 65, "a b", "+/#"], ids=repr)
+def test_a_run_whose_id_is_no_name_is_left_out(name, url, config, fleet):
+    """The server starts, says so, and does other runs; `shoal run` is as free."""
+    settings = config(broker={"url": url})
+    with Serving(settings, url), Peer(fleet, "d", url, honest()):
+        assert run_fleet(settings).status == "finished"
+    renamed_in(settings.store, name)
+    with Serving(settings, url), Peer(fleet, "d", url, honest()):
+        with pytest.raises(RunRejectedError, match="no run is in progress"):
+            steer(settings, "stop")
+        assert run_fleet(settings).status == "finished"
+    (line,) = [line.detail for line in events_of(settings) if line.kind == "run-left-out"]
+    assert f"run {name!r} has not ended" in line
+    with Server(fleet, settings.store, settings.broker) as server, Peer(fleet, "d", url, honest()):
+        assert server.run(settings).status == "finished"
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes")
+def test_a_pipe_in_place_of_a_kept_configuration_holds_the_run_alone(url, config, fleet):
+    """The server serves, and stops."""
+    settings = config(broker={"url": url})
+    run = cut_short(settings, url, fleet)
+    path = settings.store / FOLDER / f"{run}.json"
+    path.unlink()
+    os.mkfifo(path, 0o600)
+    with Serving(settings, url) as serving:
+        wait_until(lambda: any(line.kind == "resume-failed" for line in events_of(settings)))
+        assert "is no regular file; remove it" in how_it_is(settings, run)[1][-1]
+        serving.server.stop()
+        serving.thread.join(PATIENCE)
+        assert not serving.thread.is_alive()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="rights of POSIX")
+def test_the_folders_of_a_server_are_its_owners_alone(url, config, fleet):
+    """Whatever the mask of new files says, and in a folder that was made before."""
+    settings = config(broker={"url": url})
+    settings.store.mkdir(mode=0o700, parents=True)
+    (settings.store / "blobs").mkdir()
+    for folder in (settings.store, settings.store / "blobs"):
+        folder.chmod(0o777)
+    before = os.umask(0)
+    try:
+        with Serving(settings, url), Peer(fleet, "d", url, honest()):
+            assert run_fleet(settings).status == "finished"
+    finally:
+        os.umask(before)
+    folders = [settings.store, *(path for path in settings.store.rglob("*") if path.is_dir())]
+    assert {path.name for path in folders} >= {"blobs", "updates", "configurations"}
+    assert not [path for path in folders if path.stat().st_mode & 0o022]
+
+
+def test_a_server_without_a_key_does_runs_and_goes_on_by_its_own_file(url, config, fleet, tmp_path, monkeypatch):
+    """As one whose home can only be read; the log says what to set."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "file"))
+    settings = config(broker={"url": url})
+    run = cut_short(settings, url, fleet)
+    assert any(line.kind == "configuration-unsigned" for line in events_of(settings))
+    with Serving(settings, url), Peer(fleet, "d", url, honest()):
+        wait_until(lambda: how_it_is(settings, run)[0] == "finished")
+    assert any("let XDG_CONFIG_HOME name a folder" in line for line in how_it_is(settings, run)[1])

@@ -1,0 +1,114 @@
+"""The signature of a kept configuration: which user's server kept it, for which run, and in which folder.
+
+A store that somebody else packed has none of this user's. One of this user's counts in the store that it was made in,
+also where that was moved since; a copy of it could lie among files of somebody else.
+"""
+
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+from pydantic import Field, ValidationError
+
+from broker_server.store.user_key import user_key_path, user_signer
+from fleet_protocol.digests import blob_digest
+from fleet_protocol.errors import ConfigError, RefusedError, StorageError
+from fleet_protocol.frozen import FrozenModel
+from fleet_protocol.identity.certificate import Said, issue, read_signed
+from fleet_protocol.identity.enrolment import Hex
+from fleet_protocol.messages.values import Digest
+
+
+class ConfigurationSeal(Said):
+    """What is signed of a configuration.
+
+    Attributes:
+        run: id of the run.
+        config: digest of its configuration.
+        path: digest of the absolute path of the store.
+        files: numbers that the file system gives the store's folder and database; a copy has others.
+    """
+
+    purpose: ClassVar[bytes] = b"shoal-configuration-1\0"
+
+    run: Annotated[str, Field(max_length=200)]
+    config: Digest
+    path: Digest
+    files: tuple[int, int]
+
+
+class SealedConfig(FrozenModel):
+    """A kept configuration as its file has it.
+
+    Attributes:
+        config: the configuration, as JSON.
+        signature: of its `ConfigurationSeal`, in hexadecimal; empty where the user has no key.
+    """
+
+    config: str
+    signature: Hex | None = None
+
+
+def seal(folder: Path, run: str, config: str) -> tuple[SealedConfig, str | None]:
+    """Sign the configuration of a run with the user's own key.
+
+    Args:
+        folder: of the store, with its database.
+        run: id of the run.
+        config: the configuration, as JSON.
+
+    Returns:
+        The signed configuration, and None; without a key the configuration alone, and why there is no key.
+    """
+    try:
+        key = user_signer().key
+    except (ConfigError, StorageError) as error:
+        return SealedConfig(config=config), str(error)
+    return SealedConfig(config=config, signature=issue(_seal_of(folder, run, config), key).hex()), None
+
+
+def why_not_sealed(folder: Path, run: str, kept: SealedConfig) -> str | None:
+    """Say why a kept configuration does not count for this user in this store; None where it counts."""
+    if kept.signature is None:
+        return "it is not signed, as the server that kept it had no key"
+    try:
+        if not user_key_path().exists():
+            return "somebody else has signed it: you have no key yet"
+        public = user_signer().key.public_key()
+        said = read_signed(ConfigurationSeal, bytes.fromhex(kept.signature), public)
+    except (ConfigError, StorageError, OSError) as error:
+        return f"its signature cannot be verified: {error}"
+    except RefusedError:
+        return f"it is not signed with your key {user_key_path()}"
+    here = _seal_of(folder, run, kept.config)
+    if (said.run, said.config) != (here.run, here.config):
+        return "it was signed for another run, or changed since"
+    is_same_folder = here.files == said.files and all(here.files)
+    if said.path != here.path and not is_same_folder:
+        return "its store is a copy of the one that it was signed in"
+    return None
+
+
+def read_sealed(text: bytes) -> SealedConfig | None:
+    """Read the file of a kept configuration; None for one of an earlier Shoal, or of another form."""
+    try:
+        return SealedConfig.model_validate_json(text)
+    except ValidationError:
+        return None
+
+
+def _seal_of(folder: Path, run: str, config: str) -> ConfigurationSeal:
+    place = folder.resolve()
+    return ConfigurationSeal(
+        run=run,
+        config=blob_digest(config.encode()),
+        path=blob_digest(str(place).encode("utf-8", "surrogateescape")),
+        files=(_number_of(place), _number_of(place / "shoal.db")),
+    )
+
+
+def _number_of(path: Path) -> int:
+    """The number that the file system gives a file; 0 where it gives none."""
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return 0

@@ -1,0 +1,88 @@
+"""The key of the user who runs Shoal: it signs backups and kept configurations, and lies in no store."""
+
+import getpass
+import os
+import platform
+import secrets
+from contextlib import suppress
+from pathlib import Path
+
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from broker_server.store.backup_signature import Signer
+from fleet_protocol.blobs import storage_error
+from fleet_protocol.errors import ConfigError
+from fleet_protocol.identity.enrolment import write_secret
+
+_KEY = Path("shoal", "backup.pem")
+
+
+def user_key_path() -> Path:
+    """Where the user's own key lies: in the folder of configurations.
+
+    Raises:
+        ConfigError: the user has no home.
+    """
+    named = Path(os.environ.get("XDG_CONFIG_HOME", ""))
+    try:
+        folder = named if named.is_absolute() else Path.home() / ".config"
+    except RuntimeError as error:
+        raise ConfigError("you have no home folder for your own key; set XDG_CONFIG_HOME") from error
+    return folder / _KEY
+
+
+def user_signer() -> Signer:
+    """The user's own key, which is made on first use, for the user alone.
+
+    Raises:
+        ConfigError: the file holds no such key, or others may read it.
+        StorageError: it cannot be made.
+    """
+    path = user_key_path()
+    if not _is_there(path):
+        _make(path)
+    if os.name == "posix" and path.stat().st_mode & 0o077:
+        raise ConfigError(f"others may read your own key: chmod 600 {path}")
+    return Signer(f"{_user()} on {platform.node() or 'a computer'}", read_key(path))
+
+
+def read_key(path: Path) -> Ed25519PrivateKey:
+    """Read a private key in PEM; a ConfigError where the file holds none."""
+    try:
+        key = serialization.load_pem_private_key(path.read_bytes(), None)
+    except (OSError, TypeError, ValueError) as error:  # a TypeError for one with a passphrase
+        raise ConfigError(f"cannot read the key {path}: {error}") from error
+    if not isinstance(key, Ed25519PrivateKey):
+        raise ConfigError(f"{path} is no Ed25519 key")
+    return key
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError as error:  # a home that may not be entered
+        raise storage_error("read", path, error) from error
+
+
+def _make(path: Path) -> None:
+    """Make the key; of two processes that do so at once, the first one's counts."""
+    content = Ed25519PrivateKey.generate().private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    write_secret(draft, content, durable=True)
+    try:
+        with suppress(FileExistsError):
+            os.link(draft, path)
+    except OSError:  # a file system without links
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # the number of the user has no name
+        return f"user {os.getuid()}"
