@@ -30,6 +30,7 @@ from device_runtime.training.choosers import chooser_of
 from device_runtime.training.task import Bench
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.data import PythonData, load_data
+from fleet_protocol.data.contract import by_position
 from fleet_protocol.data.stamps import Stamps
 from fleet_protocol.errors import MismatchError, RefusalReason, RefusedError, ShoalError, StorageError
 from fleet_protocol.frozen import FrozenModel
@@ -300,5 +301,7 @@ class Context:
             self.failure = problem or limited
             self.post(Event.UNSUITABLE)
             return
-        self.kit.journal.info(f"offer {offer.routine} tier={choice.tier} seconds_left={offer.seconds_left:g}")
+        taken = by_position(self.need_bench().data, offer.contract, own_labels=bool(offer.stays))
+        note = f"; {taken}" if taken else ""
+        self.kit.journal.info(f"offer {offer.routine} tier={choice.tier} seconds_left={offer.seconds_left:g}{note}")
         self.post(Event.OFFERED)

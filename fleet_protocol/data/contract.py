@@ -30,6 +30,7 @@ CONTRACT_FILE = "contract.json"
 _SHOWN = 12  # names in a message
 _LISTED = 100  # names in a line that somebody copies
 _CHECK_ROWS = 4096  # tokens are looked at in pieces, so that data on disk need not fit into memory
+_PLACEHOLDERS = 'labels = ["<name of label 0>", "<name of label 1>", ...]'
 _WITHOUT_NAME = re.compile(r"|Unnamed: \d+")  # the second is pandas' name for a column that has none
 
 
@@ -230,11 +231,13 @@ def _in_labels(data: DataSet, contract: ContractTerms, *, own_labels: bool) -> D
             return data
         raise MismatchError(
             f"{data.source} has the labels {_shown(names)}, and nobody has said their order, so that this board would "
-            f"number them for itself: set labels = {_listed(names)} in [data] of device.toml, all labels of the model "
-            "in its order; or say them for all boards as labels in [contract] of fleet.toml"
+            f"number them for itself: say all labels of the model in its order for all boards, {_PLACEHOLDERS} in "
+            "[contract] of fleet.toml; or, where the server cannot, write the same line into [data] of device.toml of "
+            "every board, with the same names in the same order on each"
         )
+    facts = replace(data.facts, labels=contract.labels, labels_said=False)
     if names == contract.labels:
-        return data
+        return replace(data, facts=facts)
     present = {names[number] for number in np.unique(data.y) if number >= 0}
     unknown = sorted(present - set(contract.labels))
     if unknown:
@@ -245,20 +248,36 @@ def _in_labels(data: DataSet, contract: ContractTerms, *, own_labels: bool) -> D
         )
     places = {name: place for place, name in enumerate(contract.labels)}
     new_numbers = np.array([places.get(name, -1) for name in names], np.int64)
-    facts = replace(data.facts, labels=contract.labels, labels_said=True)
     return replace(data, y=np.where(data.y >= 0, new_numbers[data.y], data.y), facts=facts)
 
 
 def _check_numbers(data: DataSet, contract: ContractTerms) -> None:
-    """See that numbers as labels mean one thing: where names are numbers, they stand in their places."""
-    are_numbers = all(name.isdecimal() for name in contract.labels)
+    """See that numbers as labels mean one thing.
+
+    The names of the fleet are these numbers in their places; or the source is an array, which cannot have names, and
+    the names are none that could be its numbers.
+    """
     places = [str(place) for place in range(len(contract.labels))]
-    if not contract.labels or not are_numbers or [*contract.labels] == places or data.y.dtype.kind == "f":
+    if not contract.labels or [*contract.labels] == places or data.y.dtype.kind == "f":
+        return
+    are_numbers = all(name.isdecimal() for name in contract.labels)
+    if data.facts.labels_nameable:
+        remedy = (
+            "set `labels` in [data] of device.toml to the names that the file uses, if it uses those of the fleet"
+            if are_numbers
+            else f"say it in [data] of device.toml, {_PLACEHOLDERS}, with a name of the fleet for each number that the "
+            "file uses, the first for 0"
+        )
+        raise MismatchError(
+            f"{data.source} has numbers as labels, and the fleet's labels have names ({_shown(contract.labels)}), so "
+            f"that nobody can tell which name a number has: {remedy}"
+        )
+    if not are_numbers:
         return
     raise MismatchError(
         f"{data.source} has numbers as labels, and the fleet's labels have numbers as names in another order "
         f"({_shown(contract.labels)}), so that nobody can tell which is meant: say labels in the order of the numbers "
-        "in [contract] of fleet.toml, or, for a table, name them in [data] of device.toml: labels = [...]"
+        "in [contract] of fleet.toml"
     )
 
 
@@ -302,6 +321,26 @@ def _check_range(data: DataSet, contract: ContractTerms) -> None:
             f"fleet's in {lowest:g} to {highest:g}: set `scale` in [data] of device.toml (1/255 = "
             "0.00392156862745098 for pixels), or `mean` and `std`"
         )
+
+
+def by_position(data: DataSet, contract: ContractTerms | None, *, own_labels: bool = False) -> str:
+    """What of samples is taken by position where the contract has names, for people; empty where names decide.
+
+    Args:
+        data: as a reader gives it.
+        contract: of the fleet; None where it has none.
+        own_labels: whether the labels are the board's own business.
+    """
+    contract = contract or NO_CONTRACT
+    named = own_labels or data.label_names or data.y.dtype.kind == "f"
+    labels = () if named else contract.labels
+    columns = () if data.column_names else contract.columns
+    taken = [
+        f"{what} are taken by position (0 is {names[0]!r}, {len(names) - 1} is {names[-1]!r})"
+        for what, names in (("labels", labels), ("columns", columns))
+        if names
+    ]
+    return ", and ".join(taken)
 
 
 def _shown(names: Sequence[str]) -> str:

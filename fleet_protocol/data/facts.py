@@ -1,8 +1,10 @@
 """What a source says of its samples beside their numbers: names, rules, and what it left out."""
 
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+from fleet_protocol.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -12,7 +14,9 @@ class SourceFacts:
     Attributes:
         labels: names of the labels 0, 1, ...; empty where they are numbers.
         labels_said: whether somebody named them in this order, as `labels` in ``[data]`` does; else the
-            reader has sorted the names that it found.
+            reader has sorted the names that it found, or the fleet's contract has named them.
+        labels_nameable: whether labels are numbers without names, and `labels` in ``[data]`` could name them, as in
+            a table. Of arrays it cannot.
         columns: names of the columns of a table, in the order of the samples; empty where there are none. A column
             without a name has an empty one.
         columns_by_place: whether a function of the user's got the columns in this order, so that they
@@ -23,6 +27,7 @@ class SourceFacts:
 
     labels: tuple[str, ...] = ()
     labels_said: bool = False
+    labels_nameable: bool = False
     columns: tuple[str, ...] = ()
     columns_by_place: bool = False
     filled: float | None = None
@@ -32,6 +37,25 @@ class SourceFacts:
     def left_out_text(self) -> str:
         """What was passed over, for people; empty where nothing was."""
         return ", ".join(f"{count} {kind}" for kind, count in sorted(self.left_out.items()))
+
+
+def label_place(number: float, labels: Sequence[str], where: str) -> int:
+    """The label that a number in a file means, where `labels` in ``[data]`` names the labels 0, 1, ... in order.
+
+    Args:
+        number: as the file has it.
+        labels: the names.
+        where: the place in the file, for messages.
+
+    Raises:
+        DataError: none of the names has this number.
+    """
+    if number not in range(len(labels)):
+        raise DataError(
+            f"{where} has the label {number:g}, and `labels` in [data] names the numbers 0 to {len(labels) - 1}; "
+            "name all labels there, the first for the number 0"
+        )
+    return int(number)
 
 
 NO_FACTS = SourceFacts()

@@ -10,7 +10,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet_protocol.data.facts import SourceFacts, plain_name
+from fleet_protocol.data.facts import SourceFacts, label_place, plain_name
 from fleet_protocol.data.files import need, table_rows
 from fleet_protocol.data.sources import CsvData
 from fleet_protocol.errors import DataError
@@ -52,7 +52,8 @@ class _Labels:
     """The labels of one column while lines come: numbers, or the names that are met.
 
     Attributes:
-        said: their names, where somebody named them in the order of the labels.
+        said: their names, where somebody named them in the order of the labels; the column may have these names, or
+            the numbers 0, 1, ... of them.
         numbers: what was read: numbers, or places among `names`.
         names: those met so far, with their places; None for numbers.
     """
@@ -65,12 +66,12 @@ class _Labels:
         """Take in the label of a line; a DataError has its place."""
         name = plain_name(text)
         if not self.numbers:
-            as_names = self.said is not None or not _is_number(name)
-            self.names = {label: place for place, label in enumerate(self.said or ())} if as_names else None
+            self.names = None if self._are_numbers(name) else self._said_places()
         if not name:
             raise DataError(f"{where} has no label; leave the line out")
         if self.names is None:
-            self.numbers.append(_label_number(name, where))
+            number = _label_number(name, where)
+            self.numbers.append(number if self.said is None else label_place(number, self.said, where))
             return
         if self.said is None and _is_number(name):
             raise DataError(
@@ -81,13 +82,20 @@ class _Labels:
             raise DataError(f"{where} has the label {name!r}, which `labels` in [data] does not name")
         self.numbers.append(self.names.setdefault(name, len(self.names)))
 
+    def _are_numbers(self, first: str) -> bool:
+        """Whether the column has numbers, by its first label; names that are numbers themselves are names."""
+        return _is_number(first) and not any(map(_is_number, self.said or ()))
+
+    def _said_places(self) -> dict[str, int]:
+        return {label: place for place, label in enumerate(self.said or ())}
+
     def finished(self) -> tuple[NDArray[np.float64], tuple[str, ...]]:
-        """The numbers of the labels ``[N]``, and their names in order; none where labels are numbers."""
+        """The numbers of the labels ``[N]``, and their names in order; none where nobody has named numbers."""
         numbers = np.frombuffer(self.numbers, np.float64)
-        if self.names is None:
-            return numbers, ()
         if self.said is not None:
             return numbers, self.said
+        if self.names is None:
+            return numbers, ()
         ordered = tuple(sorted(self.names))
         rank = {name: place for place, name in enumerate(ordered)}
         new_places = np.array([rank[name] for name in self.names], np.float64)
@@ -134,7 +142,14 @@ def read_csv(config: CsvData, *, labelled: bool = True) -> tuple[NDArray[np.floa
         y = np.frombuffer(several, np.float64).reshape(len(x), -1)
         return x, y, SourceFacts(columns=names, filled=filled)
     y, label_names = labels.finished()
-    return x, y, SourceFacts(label_names, labels_said=said is not None, columns=names, filled=filled)
+    facts = SourceFacts(
+        label_names,
+        labels_said=said is not None,
+        labels_nameable=not label_names,
+        columns=names,
+        filled=filled,
+    )
+    return x, y, facts
 
 
 def _begin(config: CsvData, rows: Iterator[_Row], *, labelled: bool) -> tuple[_Layout, Iterator[_Row]]:

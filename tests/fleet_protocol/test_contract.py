@@ -57,10 +57,12 @@ def test_a_label_that_the_fleet_lacks_is_refused_by_name():
 def test_a_numbering_that_nobody_has_said_is_refused():
     """Without names in the fleet a board would number its folders for itself."""
     for contract in (None, DataContract(), DataContract(columns=COLUMNS)):
-        with pytest.raises(
-            MismatchError, match=r'nobody has said their order.*set labels = \["ant", "bee"\] in \[data'
-        ):
+        with pytest.raises(MismatchError, match="nobody has said their order") as refusal:
             reconciled(labelled("ant", "bee"), contract)
+        server, board = map(str(refusal.value).index, ("[contract] of fleet.toml", "[data] of device.toml"))
+        assert server < board
+        assert 'labels = ["<name of label 0>", "<name of label 1>", ...]' in str(refusal.value)
+        assert '"ant"' not in str(refusal.value)  # a line to copy would number them as this board does
     assert reconciled(labelled("ant", "bee", said=True), None).y.tolist() == [0, 1, 1]
     assert reconciled(labelled("ant", "bee"), None, own_labels=True).y.tolist() == [0, 1, 1]
 
@@ -79,6 +81,29 @@ def test_numbers_as_labels_meet_names_that_are_numbers_out_of_place():
     assert reconciled(plain, DataContract(labels=("ant", "bee", "cat"))).y.tolist() == [0, 1, 2]
     with pytest.raises(MismatchError, match=r"d\.npz has numbers as labels.*0, 1, 10, 11.*nobody can tell"):
         reconciled(plain, DataContract(labels=tuple(sorted(ordered.labels))))
+
+
+@pytest.mark.parametrize("header", [True, False])
+def test_numbers_in_a_table_have_names_or_are_refused(tmp_path, header):
+    """The fleet's order need not be that of a board's codes: only the board's own `labels` says which is which."""
+    text = "a,label\n" * header + "1,0\n2,1\n"
+    keys = {"header": header, "label_column": 1}
+    contract = DataContract(labels=("benign", "malignant"))
+    with pytest.raises(MismatchError, match=r"\.csv has numbers as labels.*names \(benign, malignant\)") as refusal:
+        reconciled(table(tmp_path, text, **keys), contract)
+    assert 'device.toml, labels = ["<name of label 0>", "<name of label 1>", ...], with' in str(refusal.value)
+    named = table(tmp_path, text, labels=["malignant", "benign"], **keys)
+    assert reconciled(named, contract).y.tolist() == [1, 0]
+    assert reconciled(table(tmp_path, text, **keys), DataContract(labels=("0", "1"))).y.tolist() == [0, 1]
+    assert reconciled(table(tmp_path, text, **keys), DataContract()).y.tolist() == [0, 1]
+    with pytest.raises(MismatchError, match="has numbers as labels"):
+        reconciled(table(tmp_path, text, **keys), DataContract(labels=("1", "2")))
+
+
+def test_several_numbers_of_a_sample_are_no_labels_with_names(tmp_path):
+    """Each column of `label_columns` holds or does not, in the order in which the board says them."""
+    data = table(tmp_path, "a,b,c\n1,0,1\n", label_columns=["b", "c"])
+    assert reconciled(data, DataContract(labels=("b", "c"))).y.tolist() == [[0, 1]]
 
 
 def test_columns_are_picked_and_ordered_by_name(tmp_path):
