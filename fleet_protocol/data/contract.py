@@ -30,7 +30,9 @@ CONTRACT_FILE = "contract.json"
 _SHOWN = 12  # names in a message
 _LISTED = 100  # names in a line that somebody copies
 _CHECK_ROWS = 4096  # tokens are looked at in pieces, so that data on disk need not fit into memory
-_PLACEHOLDERS = 'labels = ["<name of label 0>", "<name of label 1>", ...]'
+PLACEHOLDERS = 'labels = ["<name of label 0>", "<name of label 1>", ...]'
+"""The line that says the names of labels, as a message shows it."""
+
 _WITHOUT_NAME = re.compile(r"|Unnamed: \d+")  # the second is pandas' name for a column that has none
 
 
@@ -118,29 +120,6 @@ def contract_of(data: DataSet, said: ContractTerms = NO_CONTRACT) -> DataContrac
         raise ConfigError(f"{data.source}: {problems(error, 'the names')}") from error
 
 
-def common_contract(sets: Sequence[DataSet]) -> DataContract:
-    """One contract for samples of several sources, as a simulation has them: one order of names for all.
-
-    Labels have the order that a source says, else that of all names sorted; columns that of the first table.
-
-    Raises:
-        MismatchError: a column has no name, or two sources say labels in different orders.
-    """
-    said = {data.label_names: data.source for data in sets if data.facts.labels_said}
-    if len(said) > 1:
-        first, second, *_ = said.items()
-        raise MismatchError(
-            f"{second[1]} has the labels {_shown(second[0])}, and {first[1]} {_shown(first[0])}; say the same `labels` "
-            "in both tables"
-        )
-    found = sorted({name for data in sets for name in data.label_names})
-    labels = next(iter(said), tuple(found))
-    columns = next((data.column_names for data in sets if data.column_names), ())
-    if columns:
-        in_columns(next(data for data in sets if data.column_names), NO_CONTRACT)
-    return DataContract(labels=labels, columns=columns)
-
-
 def reconciled(data: DataSet, contract: ContractTerms | None, *, own_labels: bool = False) -> DataSet:
     """Samples with labels and columns in the order of a contract, by their names.
 
@@ -182,7 +161,7 @@ def in_columns(data: DataSet, contract: ContractTerms) -> DataSet:
     missing = [name for name in contract.columns if name not in names]
     if missing:
         raise MismatchError(
-            f"{data.source} has no column {missing[0]!r}, which the fleet's model takes (it has {_shown(names)}); "
+            f"{data.source} has no column {missing[0]!r}, which the fleet's model takes (it has {shown(names)}); "
             "rename the column in the file, or name it among `columns` in [data] of device.toml"
         )
     order = [names.index(name) for name in contract.columns]
@@ -230,25 +209,31 @@ def _in_labels(data: DataSet, contract: ContractTerms, *, own_labels: bool) -> D
         if own_labels or data.facts.labels_said:
             return data
         raise MismatchError(
-            f"{data.source} has the labels {_shown(names)}, and nobody has said their order, so that this board would "
-            f"number them for itself: say all labels of the model in its order for all boards, {_PLACEHOLDERS} in "
+            f"{data.source} has the labels {shown(names)}, and nobody has said their order, so that this board would "
+            f"number them for itself: say all labels of the model in its order for all boards, {PLACEHOLDERS} in "
             "[contract] of fleet.toml; or, where the server cannot, write the same line into [data] of device.toml of "
             "every board, with the same names in the same order on each"
         )
     facts = replace(data.facts, labels=contract.labels, labels_said=False)
     if names == contract.labels:
         return replace(data, facts=facts)
-    present = {names[number] for number in np.unique(data.y) if number >= 0}
-    unknown = sorted(present - set(contract.labels))
+    unknown = sorted(present_names(data) - set(contract.labels))
     if unknown:
         raise MismatchError(
             f"{data.source} has the label {unknown[0]!r}, which is none of the fleet's labels "
-            f"({_shown(contract.labels)}): rename it or move its samples away, or name it in [contract] labels of "
+            f"({shown(contract.labels)}): rename it or move its samples away, or name it in [contract] labels of "
             "fleet.toml"
         )
     places = {name: place for place, name in enumerate(contract.labels)}
     new_numbers = np.array([places.get(name, -1) for name in names], np.int64)
     return replace(data, y=np.where(data.y >= 0, new_numbers[data.y], data.y), facts=facts)
+
+
+def present_names(data: DataSet) -> frozenset[str]:
+    """Names of labels that samples have; one that is only said has none."""
+    if not data.label_names:
+        return frozenset()
+    return frozenset(data.label_names[number] for number in np.unique(data.y) if number >= 0)
 
 
 def _check_numbers(data: DataSet, contract: ContractTerms) -> None:
@@ -265,18 +250,18 @@ def _check_numbers(data: DataSet, contract: ContractTerms) -> None:
         remedy = (
             "set `labels` in [data] of device.toml to the names that the file uses, if it uses those of the fleet"
             if are_numbers
-            else f"say it in [data] of device.toml, {_PLACEHOLDERS}, with a name of the fleet for each number that the "
+            else f"say it in [data] of device.toml, {PLACEHOLDERS}, with a name of the fleet for each number that the "
             "file uses, the first for 0"
         )
         raise MismatchError(
-            f"{data.source} has numbers as labels, and the fleet's labels have names ({_shown(contract.labels)}), so "
+            f"{data.source} has numbers as labels, and the fleet's labels have names ({shown(contract.labels)}), so "
             f"that nobody can tell which name a number has: {remedy}"
         )
     if not are_numbers:
         return
     raise MismatchError(
         f"{data.source} has numbers as labels, and the fleet's labels have numbers as names in another order "
-        f"({_shown(contract.labels)}), so that nobody can tell which is meant: say labels in the order of the numbers "
+        f"({shown(contract.labels)}), so that nobody can tell which is meant: say labels in the order of the numbers "
         "in [contract] of fleet.toml"
     )
 
@@ -343,7 +328,8 @@ def by_position(data: DataSet, contract: ContractTerms | None, *, own_labels: bo
     return ", and ".join(taken)
 
 
-def _shown(names: Sequence[str]) -> str:
+def shown(names: Sequence[str]) -> str:
+    """Names for people, of many the first."""
     more = f", ... {len(names)} in all" if len(names) > _SHOWN else ""
     return ", ".join(name or "one without a name" for name in names[:_SHOWN]) + more
 

@@ -143,11 +143,7 @@ def read_csv(config: CsvData, *, labelled: bool = True) -> tuple[NDArray[np.floa
         return x, y, SourceFacts(columns=names, filled=filled)
     y, label_names = labels.finished()
     facts = SourceFacts(
-        label_names,
-        labels_said=said is not None,
-        labels_nameable=not label_names,
-        columns=names,
-        filled=filled,
+        label_names, labels_said=said is not None, labels_nameable=not label_names, columns=names, filled=filled
     )
     return x, y, facts
 

@@ -11,7 +11,6 @@ from fleet_protocol.data.contract import (
     CONTRACT_FILE,
     ContractTerms,
     DataContract,
-    common_contract,
     contract_of,
     read_contract,
     reconciled,
@@ -207,12 +206,3 @@ def test_names_that_cannot_travel_are_refused(tmp_path):
     assert read_contract(tmp_path) is None
     (tmp_path / CONTRACT_FILE).write_text("{")
     assert read_contract(tmp_path) is None
-
-
-def test_several_sources_share_one_order():
-    """As in a simulation: that which one says, else all names sorted."""
-    found = common_contract([labelled("bee", "cat"), labelled("ant", "bee")])
-    assert found.labels == ("ant", "bee", "cat")
-    assert common_contract([labelled("bee"), labelled("bee", "ant", said=True)]).labels == ("bee", "ant")
-    with pytest.raises(MismatchError, match="say the same `labels`"):
-        common_contract([labelled("ant", "bee", said=True), labelled("bee", "ant", said=True)])
