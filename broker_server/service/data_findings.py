@@ -14,17 +14,25 @@ _MOST_CHANGES = 20  # of one board in a run: a board that says something else ea
 EVENT = "data-looks-wrong"
 """Kind of the lines of the log."""
 
+_ADD_SAMPLES = "add the server's own samples as [evaluation.data] of fleet.toml"
 _UNDESCRIBED = (
-    "nothing says what a sample is, so boards that read labels, columns or scale differently are not found: add the"
-    " server's own samples as [evaluation.data] of fleet.toml, or names of labels and columns as [contract]"
+    "nothing says what a sample is, so boards that read labels, columns or scale differently are not found: "
+    f"{_ADD_SAMPLES}, or names of labels and columns, and the range of values, as [contract]"
+)
+_UNSCALED = (
+    "nothing says how values look, so boards that scale them differently are not found: "
+    f"{_ADD_SAMPLES}, or say the lowest and the highest value in [contract]: range = [<lowest>, <highest>]"
 )
 
 
 def note_undescribed(contracts: Mapping[str, DataContract], reporter: Reporter) -> None:
-    """Say of a run that begins if it has no contract, and how to add one."""
-    if not contracts:
-        _LOG.warning(_UNDESCRIBED)
-        reporter.note("no-contract", _UNDESCRIBED)
+    """Say of a run that begins what no contract says of its samples, and how to add it."""
+    described = all(contract.summary or contract.range for contract in contracts.values())
+    if contracts and described:
+        return
+    text = _UNSCALED if contracts else _UNDESCRIBED
+    _LOG.warning(text)
+    reporter.note("no-contract", text)
 
 
 class DataFindings:

@@ -4,6 +4,7 @@ Names decide, positions never: whoever reads data puts labels and columns into t
 by their names, and refuses what does not fit before anything is trained on it.
 """
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 from typing_extensions import Self
 
 from fleet_protocol.data.dataset import DataSet
-from fleet_protocol.data.facts import plain_name
+from fleet_protocol.data.facts import plain_name, shape_remedy
 from fleet_protocol.data.summary import DataSummary, summarise
 from fleet_protocol.errors import ConfigError, MismatchError
 from fleet_protocol.frozen import FrozenModel, problems
@@ -139,6 +140,7 @@ def reconciled(data: DataSet, contract: ContractTerms | None, *, own_labels: boo
     """
     contract = contract or NO_CONTRACT
     data = in_columns(data, contract)
+    _check_shape(data, contract)
     data = _in_labels(data, contract, own_labels=own_labels)
     _check_filled(data, contract)
     _check_range(data, contract)
@@ -160,12 +162,21 @@ def in_columns(data: DataSet, contract: ContractTerms) -> DataSet:
         return data
     missing = [name for name in contract.columns if name not in names]
     if missing:
-        raise MismatchError(
-            f"{data.source} has no column {missing[0]!r}, which the fleet's model takes (it has {shown(names)}); "
-            "rename the column in the file, or name it among `columns` in [data] of device.toml"
-        )
+        raise MismatchError(_no_column(data, missing[0]))
     order = [names.index(name) for name in contract.columns]
     return data if order == [*range(len(names))] else _picked(data, order, contract)
+
+
+def _no_column(data: DataSet, name: str) -> str:
+    """A column is missing: whether the file lacks it, or the board's own `columns` left it out."""
+    names = data.column_names
+    text = f"{data.source} has no column {name!r}, which the fleet's model takes (it has {shown(names)})"
+    if name in data.facts.columns_left_out:
+        return f"{text}: the file has it, and `columns` in [data] of device.toml leaves it out; name it there"
+    alike = [other for other in (*names, *data.facts.columns_left_out) if other.casefold() == name.casefold()]
+    if alike:
+        return f"{text}; {alike[0]!r} is spelled differently: rename it in the file to {name!r}"
+    return f"{text}; add it to the file, or rename the column there that has its values"
 
 
 def _check_named(data: DataSet, names: Sequence[str]) -> None:
@@ -291,6 +302,20 @@ def _check_tokens(data: DataSet, contract: ContractTerms) -> None:
                 f"sample {row} in {data.source} has the token {int(piece.max())}, and the fleet's vocabulary has "
                 f"{contract.tokens}, numbered from 0: make the tokens with the fleet's tokenizer"
             )
+
+
+def _check_shape(data: DataSet, contract: ContractTerms) -> None:
+    """See that samples have the shape of the server's own, which is that of the model."""
+    summary = contract.summary if isinstance(contract, DataContract) else None
+    own = data.x.shape[1:]
+    if summary is None or own == tuple(summary.shape):
+        return
+    if len(summary.shape) == 1 and math.prod(own) == summary.shape[0]:  # a model of several inputs lays them flat
+        return
+    wanted = [*summary.shape]
+    raise MismatchError(
+        f"samples in {data.source} have shape {[*own]}, and the fleet's {wanted}: {shape_remedy(own, wanted)}"
+    )
 
 
 def _check_range(data: DataSet, contract: ContractTerms) -> None:

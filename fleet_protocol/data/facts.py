@@ -1,10 +1,14 @@
 """What a source says of its samples beside their numbers: names, rules, and what it left out."""
 
+import math
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fleet_protocol.errors import DataError
+
+_IMAGE_AXES = 3  # channels, height and width
+_CHANNELS = (1, 3)  # of a reader of images: grey or colour
 
 
 @dataclass(frozen=True)
@@ -19,6 +23,7 @@ class SourceFacts:
             a table. Of arrays it cannot.
         columns: names of the columns of a table, in the order of the samples; empty where there are none. A column
             without a name has an empty one.
+        columns_left_out: names of further columns of the table, which `columns` in ``[data]`` leaves out.
         columns_by_place: whether a function of the user's got the columns in this order, so that they
             can no longer change places.
         filled: the number that stands where a value was missing; None where none was.
@@ -29,6 +34,7 @@ class SourceFacts:
     labels_said: bool = False
     labels_nameable: bool = False
     columns: tuple[str, ...] = ()
+    columns_left_out: tuple[str, ...] = ()
     columns_by_place: bool = False
     filled: float | None = None
     left_out: Mapping[str, int] = field(default_factory=dict)
@@ -37,6 +43,31 @@ class SourceFacts:
     def left_out_text(self) -> str:
         """What was passed over, for people; empty where nothing was."""
         return ", ".join(f"{count} {kind}" for kind, count in sorted(self.left_out.items()))
+
+
+def shape_remedy(own: Sequence[int], wanted: Sequence[int]) -> str:
+    """What gives samples another shape: the keys of ``[data]`` that can.
+
+    Args:
+        own: shape of a sample.
+        wanted: shape that it should have.
+    """
+    if math.prod(own) == math.prod(wanted):
+        return f"set shape = {[*wanted]} in [data], or move axes by a function in `transforms`"
+    if len(own) == len(wanted) == 1:
+        count = wanted[0]
+        fewer = f"of a table add the columns that it lacks, so that there are {count}"
+        more = f"of a table name the {count} to use as `columns` in [data]"
+        return f"{fewer if own[0] < count else more}; else change the samples by a function in `transforms`"
+    if len(own) != _IMAGE_AXES or len(wanted) != _IMAGE_AXES:
+        return "change the samples by a function in `transforms` of [data]"
+    keys = []
+    if own[0] != wanted[0] and wanted[0] in _CHANNELS:
+        keys.append(f"channels = {wanted[0]}")
+    if [*own[1:]] != [*wanted[1:]]:
+        keys.append(f"size = {[*wanted[1:]]}")
+    other = "change the samples by a function in `transforms` of [data]"
+    return f"for a folder of images set {' and '.join(keys)} in [data], else {other}" if keys else other
 
 
 def label_place(number: float, labels: Sequence[str], where: str) -> int:

@@ -4,7 +4,7 @@ import math
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 import numpy as np
@@ -39,6 +39,17 @@ class _Layout:
     width: int
     targets: tuple[int, ...]
     used: tuple[int, ...]
+
+    @property
+    def used_names(self) -> tuple[str, ...]:
+        """Names of what a model reads; empty without a header."""
+        return () if self.names is None else tuple(self.names[place] for place in self.used)
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Names of what is neither learnt nor read."""
+        taken = {*self.targets, *self.used}
+        return tuple(name for place, name in enumerate(self.names or ()) if place not in taken)
 
     def title(self, place: int) -> str:
         """A column for people."""
@@ -135,17 +146,14 @@ def read_csv(config: CsvData, *, labelled: bool = True) -> tuple[NDArray[np.floa
         raise DataError(f"{config.path} is empty: it holds no line of data")
     x = np.frombuffer(values, np.float32).reshape(-1, len(layout.used))
     x, filled = _filled(config, layout, x, line_numbers)
-    names = () if layout.names is None else tuple(layout.names[place] for place in layout.used)
+    facts = SourceFacts(columns=layout.used_names, columns_left_out=layout.left_out, filled=filled)
     if not labelled:
-        return x, np.zeros(len(x)), SourceFacts(columns=names, filled=filled)
+        return x, np.zeros(len(x)), facts
     if config.label_columns is not None:
         y = np.frombuffer(several, np.float64).reshape(len(x), -1)
-        return x, y, SourceFacts(columns=names, filled=filled)
+        return x, y, facts
     y, label_names = labels.finished()
-    facts = SourceFacts(
-        label_names, labels_said=said is not None, labels_nameable=not label_names, columns=names, filled=filled
-    )
-    return x, y, facts
+    return x, y, replace(facts, labels=label_names, labels_said=said is not None, labels_nameable=not label_names)
 
 
 def _begin(config: CsvData, rows: Iterator[_Row], *, labelled: bool) -> tuple[_Layout, Iterator[_Row]]:

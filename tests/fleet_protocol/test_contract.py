@@ -1,5 +1,6 @@
 """The contract of a fleet's data: labels and columns are matched by name, and what does not fit is named."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -141,6 +142,51 @@ def test_a_missing_column_is_refused_by_name(tmp_path):
     """The board's file, the column, and what the file has."""
     with pytest.raises(MismatchError, match=r"0\.csv has no column 'c', which the fleet's model takes \(it has a, b\)"):
         reconciled(table(tmp_path, "a,b,label\n1,2,0\n"), DataContract(columns=COLUMNS))
+
+
+def test_a_missing_column_says_where_to_look(tmp_path):
+    """`columns` is the remedy only where the board's own leaves it out; a name in another case is pointed at."""
+    text = "a,B,label\n1,2,0\n"
+    contract = DataContract(columns=("a", "B"))
+    with pytest.raises(MismatchError, match=r"the file has it, and `columns` in \[data\] of device.toml leaves it out"):
+        reconciled(table(tmp_path, text, columns=["a"]), contract)
+    for keys in ({}, {"columns": ["a"]}):
+        with pytest.raises(MismatchError, match="'B' is spelled differently: rename it in the file to 'b'") as refusal:
+            reconciled(table(tmp_path, text, **keys), DataContract(columns=("a", "b")))
+        assert "`columns`" not in str(refusal.value)
+    with pytest.raises(MismatchError, match="add it to the file, or rename the column") as refusal:
+        reconciled(table(tmp_path, text, columns=["a"]), DataContract(columns=("a", "c")))
+    assert "`columns`" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("own", "fleet", "remedy"),
+    [
+        ((3, 8, 8), (1, 8, 8), "for a folder of images set channels = 1 in [data], else change"),
+        ((3, 9, 8), (3, 8, 8), "for a folder of images set size = [8, 8] in [data]"),
+        ((3, 9, 8), (1, 8, 8), "for a folder of images set channels = 1 and size = [8, 8] in [data]"),
+        ((3, 8, 8), (6, 8, 8), ": change the samples by a function in `transforms` of [data]"),
+        ((64,), (1, 8, 8), "set shape = [1, 8, 8] in [data]"),
+        ((4,), (3,), "of a table name the 3 to use as `columns` in [data]"),
+        ((3,), (4,), "of a table add the columns that it lacks, so that there are 4"),
+        ((3, 4), (5,), ": change the samples by a function in `transforms` of [data]"),
+    ],
+)
+def test_another_shape_than_the_fleets_is_refused(own, fleet, remedy):
+    """Before anything is fetched, with the key that can change it; nothing is known without samples of the server."""
+    contract = contract_of(make_dataset("server", np.zeros((3, *fleet)), np.arange(3)))
+    board = make_dataset("board", np.zeros((3, *own)), np.arange(3))
+    with pytest.raises(MismatchError, match=re.escape(f"samples in board have shape {[*own]}, ")) as refusal:
+        reconciled(board, contract)
+    assert remedy in str(refusal.value)
+    assert reconciled(board, DataContract(labels=("a", "b", "c"))).x is board.x
+
+
+def test_inputs_that_a_model_lays_flat_have_any_shape():
+    """Of a model of several inputs the server knows the number of values alone."""
+    contract = contract_of(make_dataset("server", np.zeros((3, 12)), np.arange(3)))
+    board = make_dataset("board", np.zeros((3, 3, 4)), np.arange(3))
+    assert reconciled(board, contract).x is board.x
 
 
 @pytest.mark.parametrize("title", ["", " ", "Unnamed: 0"])
