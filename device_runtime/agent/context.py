@@ -60,7 +60,13 @@ class Measured:
             self.board = replace(self.board, temperature_celsius=temperature(sysfs), on_battery=on_battery(sysfs))
 
     def profile(
-        self, config: DeviceConfig, examples: int, memory: Memory, releases: Releases, findings: tuple[str, ...] = ()
+        self,
+        config: DeviceConfig,
+        examples: int,
+        memory: Memory,
+        releases: Releases,
+        findings: tuple[str, ...] = (),
+        labels_digest: str | None = None,
     ) -> Profile | None:
         """What the device says about itself; None before the board is measured.
 
@@ -70,6 +76,7 @@ class Measured:
             memory: what was too large for the board.
             releases: its runtimes.
             findings: what looks wrong in its data.
+            labels_digest: of the order of labels that its own table says.
         """
         board, large = self.board, memory.too_large
         if board is None:
@@ -89,6 +96,7 @@ class Measured:
             release=releases.record,
             sets=releases.sets,
             findings=findings or None,
+            labels_digest=labels_digest,
         )
 
 
@@ -216,8 +224,15 @@ class Context:
 
     def _profile(self, bench: Bench) -> Profile | None:
         findings = self.kit.findings.of(bench.data)
-        told = findings if self.kit.config.report_data else ()
-        return self.measured.profile(self.kit.config, bench.examples, self.kit.memory, self.releases, told)
+        reports = self.kit.config.report_data
+        return self.measured.profile(
+            self.kit.config,
+            bench.examples,
+            self.kit.memory,
+            self.releases,
+            findings if reports else (),
+            bench.data.facts.labels_digest if reports else None,
+        )
 
     def tell_state(self) -> None:
         """Tell the fleet of a state that begins, once it has lasted: a small model goes through all of them at once."""

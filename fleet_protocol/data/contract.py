@@ -21,6 +21,7 @@ from fleet_protocol.data.facts import plain_name, shape_remedy
 from fleet_protocol.data.summary import DataSummary, summarise
 from fleet_protocol.errors import ConfigError, MismatchError
 from fleet_protocol.frozen import FrozenModel, problems
+from fleet_protocol.manifest import Manifest
 
 MOST_BYTES = 64 * 1024
 """Of all names together: the contract is in every offer, and hosted brokers cap a packet at 128 kB."""
@@ -238,6 +239,26 @@ def _in_labels(data: DataSet, contract: ContractTerms, *, own_labels: bool) -> D
     places = {name: place for place, name in enumerate(contract.labels)}
     new_numbers = np.array([places.get(name, -1) for name in names], np.int64)
     return replace(data, y=np.where(data.y >= 0, new_numbers[data.y], data.y), facts=facts)
+
+
+def check_own_labels(data: DataSet, manifest: Manifest) -> None:
+    """See that a board which orders labels by its own `labels` names as many as the model has.
+
+    Args:
+        data: as `reconciled`; where the fleet's contract names labels, nothing is looked at.
+        manifest: of the model.
+
+    Raises:
+        MismatchError: there are more or fewer.
+    """
+    names = data.label_names
+    if not data.facts.labels_said or manifest.recipe.loss.target != "int64" or len(names) == manifest.classes:
+        return
+    raise MismatchError(
+        f"`labels` in [data] of device.toml names {len(names)} labels for {data.source} ({shown(names)}), and "
+        f"{manifest.arch} {manifest.tier} has {manifest.classes} classes: name all labels of the model in its order, "
+        f"{PLACEHOLDERS}, or say them for all boards in [contract] of fleet.toml"
+    )
 
 
 def present_names(data: DataSet) -> frozenset[str]:

@@ -1,5 +1,7 @@
 """What a source says of its samples beside their numbers: names, rules, and what it left out."""
 
+import hashlib
+import json
 import math
 import unicodedata
 from collections.abc import Mapping, Sequence
@@ -38,6 +40,13 @@ class SourceFacts:
     columns_by_place: bool = False
     filled: float | None = None
     left_out: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def labels_digest(self) -> str | None:
+        """SHA-256 of the labels in the order that somebody has said; None where nobody has."""
+        if not self.labels_said:
+            return None
+        return hashlib.sha256(json.dumps(self.labels).encode()).hexdigest()
 
     @property
     def left_out_text(self) -> str:

@@ -12,12 +12,15 @@ from fleet_protocol.data.contract import (
     CONTRACT_FILE,
     ContractTerms,
     DataContract,
+    check_own_labels,
     contract_of,
     read_contract,
     reconciled,
 )
 from fleet_protocol.data.facts import SourceFacts
 from fleet_protocol.errors import ConfigError, MismatchError
+from fleet_protocol.manifest import Manifest
+from fleet_protocol.recipe_spec import LossSpec, OptimizerSpec, RecipeSpec
 
 CONFIG = TypeAdapter(DataConfig)
 COLUMNS = ("a", "b", "c")
@@ -65,6 +68,17 @@ def test_a_numbering_that_nobody_has_said_is_refused():
         assert '"ant"' not in str(refusal.value)  # a line to copy would number them as this board does
     assert reconciled(labelled("ant", "bee", said=True), None).y.tolist() == [0, 1, 1]
     assert reconciled(labelled("ant", "bee"), None, own_labels=True).y.tolist() == [0, 1, 1]
+
+
+def test_a_board_names_as_many_labels_as_the_model_has(tmp_path):
+    """Without a contract a board that says only its own folders numbers them as nobody else does."""
+    recipe = RecipeSpec(optimizer=OptimizerSpec(name="sgd"), loss=LossSpec())
+    manifest = Manifest.model_construct(arch="mlp", tier="b3", classes=3, recipe=recipe)
+    own = reconciled(labelled("ant", "bee", said=True), None)
+    with pytest.raises(MismatchError, match=r"names 2 labels for board \(ant, bee\), and mlp b3 has 3 classes"):
+        check_own_labels(own, manifest)
+    check_own_labels(reconciled(labelled("ant", "bee", "cat", said=True), None), manifest)
+    check_own_labels(reconciled(labelled("ant", "bee", said=True), DataContract(labels=("ant", "bee"))), manifest)
 
 
 def test_labels_that_do_not_count_stay():

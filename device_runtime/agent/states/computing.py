@@ -18,6 +18,7 @@ from device_runtime.training.compute import compute, timed
 from device_runtime.training.current_data import DataSeen, on_current_data
 from device_runtime.training.hooks import EpochReport, Hooks, SelfTested, Settled, TaskStopped
 from device_runtime.training.task import Bench, Task
+from fleet_protocol.data.contract import check_own_labels
 from fleet_protocol.errors import MismatchError, StorageError
 from fleet_protocol.messages import Progress
 
@@ -47,6 +48,8 @@ class _Computing(DeviceState):
         load = ctx.kit.memory.load(self.phase, task.record.tier, manifest.peak_memory_bytes)
         try:
             bench = ctx.kit.agreement.bench(bench, task.offer)
+            if not task.offer.stays:  # else what a label means may be the board's own business
+                check_own_labels(bench.data, manifest)
             ctx.save(phase=self.phase, load=load)
         except (MismatchError, StorageError) as error:
             ctx.fail(error)
