@@ -121,8 +121,8 @@ class DeviceConfig(FrozenModel):
         conditions: when this board may train.
         runtime: what computes the training steps.
         predict: predictions on this board, ``true`` for `shoal device predict` alone.
-        report_data: tell the fleet what looks wrong in the data, in sentences with figures; without it that stays in
-            this board's log and `shoal device doctor`.
+        report_data: tell the fleet what looks wrong in the data, in sentences with figures, and a digest of the labels
+            that ``labels`` in ``[data]`` names; without it that stays in this board's log and `shoal device doctor`.
         code: further folders whose Python functions the data may name, beside the folder of this file.
     """
 

@@ -74,7 +74,7 @@ class MqttDispatcher:
         self._dropped = 0
         self._nudge_seconds = nudge_seconds
         parts.fleet.declined.clear()  # for what an earlier run asked
-        self._label_orders = LabelOrders(parts.fleet, parts.reporter, compared=parts.own_labels)
+        self._label_orders = LabelOrders(parts.fleet, parts.reporter, compared=parts.open_labels)
         self._on_control = on_control
         self._collection: Collection | None = None
         self._waiting: dict[str, OpenTask] = {}  # that go on beyond their collection, until the next

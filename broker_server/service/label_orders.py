@@ -4,22 +4,10 @@ import logging
 
 from broker_server.rounds.fleet import Fleet
 from broker_server.rounds.reporting import Reporter
-from broker_server.rounds.run_context import RunContext
 from broker_server.service.data_findings import EVENT
 
 _LOG = logging.getLogger(__name__)
 _DECLINED = "declined, data-mismatch: `labels` in [data] of its device.toml are not"
-
-
-def labels_are_open(context: RunContext) -> bool:
-    """Whether in a run only `labels` in ``[data]`` of the boards say what a label means to the model.
-
-    Where a contract has names, boards go by these; where a part of the model stays on the boards, or tiers have heads
-    of their own, labels may differ.
-    """
-    named = any(contract.labels for contract in context.contracts.values())
-    own_heads = any(context.artifacts.layout.own_head(item.tier) for item in context.tiers)
-    return not (named or own_heads or context.strategy.stays)
 
 
 class LabelOrders:

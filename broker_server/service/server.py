@@ -41,7 +41,6 @@ from broker_server.service.control_socket import ControlSocket, LocalRequest
 from broker_server.service.data_findings import note_undescribed
 from broker_server.service.dispatcher import MqttDispatcher
 from broker_server.service.inbox import Inbox
-from broker_server.service.label_orders import labels_are_open
 from broker_server.service.limits import Limits
 from broker_server.service.membership import broker_address, hosted_broker, member_of, why_unsealed
 from broker_server.service.outbox import Outbox
@@ -259,7 +258,7 @@ class Server:
         blobs.serve(context.artifacts.files)
         dispatcher = MqttDispatcher(
             self._connection,
-            RunParts(self._store, self._known, blobs, uploads, reporter, steering, clock, labels_are_open(context)),
+            RunParts(self._store, self._known, blobs, uploads, reporter, steering, clock, context.open_labels),
             nudge_seconds=context.config.round.nudge_seconds,
             on_control=lambda event: self._control.take(
                 event, lambda request, answer: self._asked_meanwhile(request, answer, reporter, steering)
