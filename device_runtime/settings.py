@@ -122,8 +122,8 @@ class DeviceConfig(FrozenModel):
         conditions: when this board may train.
         runtime: what computes the training steps.
         predict: predictions on this board, ``true`` for `shoal device predict` alone.
-        report_data: send the data findings to the fleet, as sentences with figures; if false, they stay in this board's
-            log and `shoal device doctor`.
+        report_data: send the data findings to the fleet, as sentences with figures, and a digest of the labels that
+            ``labels`` in ``[data]`` names; if false, they stay in this board's log and `shoal device doctor`.
         code: further folders whose Python functions the data may name, besides the folder of this file.
     """
 

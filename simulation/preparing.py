@@ -21,12 +21,14 @@ from broker_server.settings.method import StrategyConfig
 from broker_server.strategies.registry import build_strategy
 from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.data import DataConfig, DataSet, load_data
-from fleet_protocol.data.contract import common_contract, reconciled
+from fleet_protocol.data.contract import DataContract, reconciled
 from fleet_protocol.data.dataset import check_parts
+from fleet_protocol.data.places import table_named
 from fleet_protocol.errors import ConfigError, DataError
 from fleet_protocol.manifest import parse_manifest
 from fleet_protocol.targets import fit_targets
 from models.registry import Registry
+from simulation.data.contract import common_contract
 from simulation.data.dataset import Dataset, digest_of, evenly
 from simulation.data.datasets import load_dataset
 from simulation.data.held import Parts, write_data
@@ -37,6 +39,8 @@ from simulation.tables import DataTable
 
 Indices = NDArray[np.int64]
 _TEST_DRAW = 1  # keeps the deal of test shards apart from that of the training shards
+_TRAIN = "[data.train] of sim.toml"
+_TEST = "[data.test] of sim.toml"
 _IMAGES = 4  # dimensions of samples that have black pixels
 
 
@@ -56,10 +60,9 @@ def own_data(train: DataConfig, test: DataConfig, ignored: int | None = None) ->
         DataError: something is missing or malformed, or the files do not go together.
         ConfigError: a package for this kind of data is not installed.
     """
-    sides = [_each(train), _each(test)]
-    read = [[load_data(config) for config in side] for side in sides]
-    contract = common_contract([data for side in reversed(read) for data in side])  # like a server, the test set first
-    sets = [[reconciled(data, contract, own_labels=True) for data in side] for side in read]
+    read = [_read(config, name) for config, name in ((train, _TRAIN), (test, _TEST))]
+    contract = common_contract(*read)
+    sets = [_reconciled(side, contract, name) for side, name in zip(read, (_TRAIN, _TEST), strict=True)]
     xs = [_joined([_ready(data) for data in side], side) for side in sets]
     ys = [_joined([data.y for data in side], side) for side in sets]
     if any(mine.shape[1:] != theirs.shape[1:] for mine, theirs in (xs, ys)):
@@ -89,6 +92,18 @@ def own_data(train: DataConfig, test: DataConfig, ignored: int | None = None) ->
         own=True,
         parts=first.parts,
     )
+
+
+def _read(config: DataConfig, table: str) -> list[DataSet]:
+    """The sources of a table, which messages name."""
+    with table_named(table):
+        return [load_data(source) for source in _each(config)]
+
+
+def _reconciled(sets: Sequence[DataSet], contract: DataContract, table: str) -> list[DataSet]:
+    """Samples of a table in the form of the contract."""
+    with table_named(table):
+        return [reconciled(data, contract) for data in sets]
 
 
 def _each(config: DataConfig) -> list[DataConfig]:

@@ -38,12 +38,15 @@ class FleetContracts:
         """
         config = self._context.config.evaluation
         assert config.data is not None
-        source = config.tier_data.get(tier.tier.id, config.data)
+        tier_id = tier.tier.id
+        source = config.tier_data.get(tier_id, config.data)
+        own_source = tier_id in config.tier_data
+        table = f"[evaluation.tier_data.{tier_id}]" if own_source else "[evaluation.data]"
         terms = self._terms(tier, source)
         filled = isinstance(source, CsvData) and source.missing is None
         read_from = source.model_copy(update={"missing": terms.missing}) if filled else source
         try:
-            data = load_test_set(read_from, tier.manifest, terms)
+            data = load_test_set(read_from, tier.manifest, terms, table=f"{table} of fleet.toml")
             contract = contract_of(data, terms)
         except MismatchError as error:
             if not (terms.labels or terms.columns or terms.range or terms.tokens):

@@ -11,6 +11,7 @@ from broker_server.rounds.artifacts import TierArtifacts
 from broker_server.rounds.onnx_runtime import Halt, open_graph, run_graph
 from fleet_protocol.data import CsvData, DataConfig, DataSet, load_data
 from fleet_protocol.data.contract import ContractTerms, reconciled
+from fleet_protocol.data.places import table_named
 from fleet_protocol.data.stamps import shown
 from fleet_protocol.errors import ConfigError, DataError
 from fleet_protocol.manifest import Manifest, parameter_input
@@ -22,13 +23,20 @@ from models.slicing import Tensors
 _LOG = logging.getLogger(__name__)
 
 
-def load_test_set(config: DataConfig, manifest: Manifest, terms: ContractTerms | None = None) -> DataSet:
+def load_test_set(
+    config: DataConfig,
+    manifest: Manifest,
+    terms: ContractTerms | None = None,
+    *,
+    table: str = "[evaluation.data] of fleet.toml",
+) -> DataSet:
     """Read a test set for the tier that it judges; samples have the model's shape where the configuration names none.
 
     Args:
         config: location of the test set.
         manifest: of the tier.
-        terms: what the fleet has fixed; labels and columns are put into its order by name.
+        terms: what the fleet has settled; labels and columns are brought into its order by their names.
+        table: where the configuration stands, for messages.
 
     Raises:
         DataError: a file or array is missing, damaged or empty, or does not fit the model or the terms.
@@ -37,7 +45,8 @@ def load_test_set(config: DataConfig, manifest: Manifest, terms: ContractTerms |
     shape = manifest.input_shape
     flat_table = isinstance(config, CsvData) and len(shape) == 1  # its columns are counted after they are picked
     shaped = config if config.shape or flat_table else config.model_copy(update={"shape": shape})
-    data = reconciled(load_data(shaped), terms, own_labels=True).fitted(manifest)
+    with table_named(table):
+        data = reconciled(load_data(shaped), terms, own_labels=True).fitted(manifest)
     if not counted(data.y):
         raise DataError(f"{data.source}: every label is negative, so none counts")
     return data

@@ -90,6 +90,11 @@ class Fleet:
         profile = self._profiles.get(device)
         return () if profile is None or profile.findings is None else profile.findings
 
+    def labels_digest(self, device: str) -> str | None:
+        """What a device last said of the order of its own labels; None where it names none."""
+        profile = self._profiles.get(device)
+        return None if profile is None else profile.labels_digest
+
     @property
     def known(self) -> frozenset[str]:
         """Ids of all devices that ever announced themselves."""

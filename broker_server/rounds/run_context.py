@@ -103,6 +103,17 @@ class RunContext:
         return f"{', '.join(other)} of {item.tier.id} are others than" if other else ""
 
     @property
+    def open_labels(self) -> bool:
+        """Whether only `labels` in ``[data]`` of the boards say what a label means to the model.
+
+        Where a contract has names, boards go by these; where a part of the model stays on the boards, or tiers have
+        heads of their own, labels may differ.
+        """
+        named = any(contract.labels for contract in self.contracts.values())
+        own_heads = any(self.artifacts.layout.own_head(item.tier) for item in self.tiers)
+        return not (named or own_heads or self.strategy.stays)
+
+    @property
     def judged(self) -> TierArtifacts:
         """The tier that is evaluated; a ConfigError where the configured one, or the full one, is not exported."""
         wanted = self.config.evaluation.tier

@@ -29,6 +29,7 @@ class RunParts:
     reporter: Reporter
     steering: Steering
     clock: Clock
+    open_labels: bool = False  # whether only the boards say what labels mean, so that these must agree
 
 
 @dataclass(frozen=True)

@@ -14,17 +14,25 @@ _MOST_CHANGES = 20  # per board and run: a board whose findings keep changing mu
 EVENT = "data-looks-wrong"
 """Kind of the log lines."""
 
+_ADD_SAMPLES = "add the server's own samples as [evaluation.data] of fleet.toml"
 _UNDESCRIBED = (
-    "no contract defines a sample, so boards that read labels, columns or scale differently go unnoticed: add the"
-    " server's own samples as [evaluation.data] of fleet.toml, or names of labels and columns as [contract]"
+    "no contract defines a sample, so boards that read labels, columns or scale differently go unnoticed: "
+    f"{_ADD_SAMPLES}, or names of labels and columns, and the range of values, as [contract]"
+)
+_UNSCALED = (
+    "the contract does not define the scale of values, so boards that scale them differently go unnoticed: "
+    f"{_ADD_SAMPLES}, or the lowest and the highest value in [contract]: range = [<lowest>, <highest>]"
 )
 
 
 def note_undescribed(contracts: Mapping[str, DataContract], reporter: Reporter) -> None:
-    """Warn at the start of a run without a contract, and say how to add one."""
-    if not contracts:
-        _LOG.warning(_UNDESCRIBED)
-        reporter.note("no-contract", _UNDESCRIBED)
+    """Warn at the start of a run about what no contract defines, and say how to add it."""
+    described = all(contract.summary or contract.range for contract in contracts.values())
+    if contracts and described:
+        return
+    text = _UNSCALED if contracts else _UNDESCRIBED
+    _LOG.warning(text)
+    reporter.note("no-contract", text)
 
 
 class DataFindings:

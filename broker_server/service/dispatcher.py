@@ -18,6 +18,7 @@ from broker_server.service.cohorts import REVEAL_SECONDS
 from broker_server.service.connection import Connection, RunParts, Stop
 from broker_server.service.control_socket import LocalRequest
 from broker_server.service.data_findings import DataFindings
+from broker_server.service.label_orders import LabelOrders
 from broker_server.service.limits import Limits
 from broker_server.service.receiver import Report
 from broker_server.service.replies import Replies
@@ -73,6 +74,7 @@ class MqttDispatcher:
         self._dropped = 0
         self._nudge_seconds = nudge_seconds
         parts.fleet.declined.clear()  # for what an earlier run asked
+        self._label_orders = LabelOrders(parts.fleet, parts.reporter, compared=parts.open_labels)
         self._on_control = on_control
         self._collection: Collection | None = None
         self._waiting: dict[str, OpenTask] = {}  # that go on beyond their collection, until the next
@@ -249,6 +251,7 @@ class MqttDispatcher:
             )
         changed = self.fleet.see(said)
         self._store.see_device(said)
+        self._label_orders.look(device)
         if isinstance(said, DeviceProfile):
             self._findings.look(device, self._number)
             return

@@ -261,7 +261,7 @@ class Server:
         blobs.serve(context.artifacts.files)
         dispatcher = MqttDispatcher(
             self._connection,
-            RunParts(self._store, self._known, blobs, uploads, reporter, steering, clock),
+            RunParts(self._store, self._known, blobs, uploads, reporter, steering, clock, context.open_labels),
             nudge_seconds=context.config.round.nudge_seconds,
             on_control=lambda event: self._control.take(
                 event, lambda request, answer: self._asked_meanwhile(request, answer, reporter, steering)

@@ -30,6 +30,7 @@ from device_runtime.training.choosers import chooser_of
 from device_runtime.training.task import Bench
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.data import PythonData, load_data
+from fleet_protocol.data.contract import by_position
 from fleet_protocol.data.stamps import Stamps
 from fleet_protocol.errors import DataError, RefusalReason, RefusedError, ShoalError, StorageError
 from fleet_protocol.frozen import FrozenModel
@@ -59,7 +60,13 @@ class Measured:
             self.board = replace(self.board, temperature_celsius=temperature(sysfs), on_battery=on_battery(sysfs))
 
     def profile(
-        self, config: DeviceConfig, examples: int, memory: Memory, releases: Releases, findings: tuple[str, ...] = ()
+        self,
+        config: DeviceConfig,
+        examples: int,
+        memory: Memory,
+        releases: Releases,
+        findings: tuple[str, ...] = (),
+        labels_digest: str | None = None,
     ) -> Profile | None:
         """Build the device's profile; None before the board is measured.
 
@@ -69,6 +76,7 @@ class Measured:
             memory: record of what was too large for the board.
             releases: the board's releases.
             findings: the findings in its data.
+            labels_digest: digest of the order of labels that its own table sets.
         """
         board, large = self.board, memory.too_large
         if board is None:
@@ -88,6 +96,7 @@ class Measured:
             release=releases.record,
             sets=releases.sets,
             findings=findings or None,
+            labels_digest=labels_digest,
         )
 
 
@@ -219,8 +228,15 @@ class Context:
 
     def _profile(self, bench: Bench) -> Profile | None:
         findings = self.kit.findings.of(bench.data)
-        told = findings if self.kit.config.report_data else ()
-        return self.measured.profile(self.kit.config, bench.examples, self.kit.memory, self.releases, told)
+        reports = self.kit.config.report_data
+        return self.measured.profile(
+            self.kit.config,
+            bench.examples,
+            self.kit.memory,
+            self.releases,
+            findings if reports else (),
+            bench.data.facts.labels_digest if reports else None,
+        )
 
     def tell_state(self) -> None:
         """Tell the fleet of a state that begins, once it has lasted: a small model goes through all of them at once."""
@@ -315,5 +331,7 @@ class Context:
             self.failure = problem or limited
             self.post(Event.UNSUITABLE)
             return
-        self.kit.journal.info(f"offer {offer.routine} tier={choice.tier} seconds_left={offer.seconds_left:g}")
+        taken = by_position(self.need_bench().data, offer.contract, own_labels=bool(offer.stays))
+        note = f"; {taken}" if taken else ""
+        self.kit.journal.info(f"offer {offer.routine} tier={choice.tier} seconds_left={offer.seconds_left:g}{note}")
         self.post(Event.OFFERED)

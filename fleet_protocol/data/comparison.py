@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet_protocol.data.dataset import DataSet
+from fleet_protocol.data.facts import shape_remedy
 from fleet_protocol.data.inspection import NAMED, DataFinding, inspect
 from fleet_protocol.data.pairs import Pair
 from fleet_protocol.data.summary import DataSummary, are_tokens, summarise
@@ -72,11 +73,8 @@ def _values(summary: DataSummary) -> int:
 
 
 def _shape(own: DataSummary, fleet: DataSummary) -> DataFinding:
-    return DataFinding(
-        "shape",
-        f"samples have shape {list(own.shape)}, the fleet's have {list(fleet.shape)}; set `shape`, `size`, "
-        "`columns` or `transforms` in [data] as the other boards have them",
-    )
+    remedy = shape_remedy(own.shape, fleet.shape)
+    return DataFinding("shape", f"samples have shape {[*own.shape]}, the fleet's {[*fleet.shape]}; {remedy}")
 
 
 def _dtype(own: DataSummary, fleet: DataSummary) -> DataFinding:

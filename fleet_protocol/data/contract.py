@@ -4,6 +4,7 @@ Names decide, never positions: every reader of data puts labels and columns into
 by name, and refuses data that does not fit before any training.
 """
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,10 +17,11 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 from typing_extensions import Self
 
 from fleet_protocol.data.dataset import DataSet
-from fleet_protocol.data.facts import plain_name
+from fleet_protocol.data.facts import plain_name, shape_remedy
 from fleet_protocol.data.summary import DataSummary, summarise
 from fleet_protocol.errors import ConfigError, MismatchError
 from fleet_protocol.frozen import FrozenModel, problems
+from fleet_protocol.manifest import Manifest
 
 MOST_BYTES = 64 * 1024
 """Most bytes of all names: every offer carries the contract, and hosted brokers limit a packet to 128 kB."""
@@ -28,9 +30,12 @@ CONTRACT_FILE = "contract.json"
 """File in a board's state folder with the last contract that it was offered."""
 
 _SHOWN = 12  # names in a message
-_LISTED = 100  # names in a line to copy
-_CHECK_ROWS = 4096  # tokens are checked in pieces, so that data on disk need not fit into memory
-_WITHOUT_NAME = re.compile(r"|Unnamed: \d+")  # the second is pandas' name for a column without a name
+_LISTED = 100  # names in a line that somebody copies
+_CHECK_ROWS = 4096  # tokens are looked at in pieces, so that data on disk need not fit into memory
+PLACEHOLDERS = 'labels = ["<name of label 0>", "<name of label 1>", ...]'
+"""The line that says the names of labels, as a message shows it."""
+
+_WITHOUT_NAME = re.compile(r"|Unnamed: \d+")  # the second is pandas' name for a column that has none
 
 
 def _readable(name: str) -> str:
@@ -126,29 +131,6 @@ def contract_of(data: DataSet, said: ContractTerms = NO_CONTRACT) -> DataContrac
         raise ConfigError(f"{data.source}: {problems(error, 'the names')}") from error
 
 
-def common_contract(sets: Sequence[DataSet]) -> DataContract:
-    """Make one contract for samples of several sources, as in a simulation, with one order of names for all.
-
-    Labels have the order that a source sets, else all names are sorted; columns have the order of the first table.
-
-    Raises:
-        MismatchError: a column has no name, or two sources set different orders of labels.
-    """
-    said = {data.label_names: data.source for data in sets if data.facts.labels_said}
-    if len(said) > 1:
-        first, second, *_ = said.items()
-        raise MismatchError(
-            f"{second[1]} has the labels {_shown(second[0])}, and {first[1]} {_shown(first[0])}; set the same `labels` "
-            "in both tables"
-        )
-    found = sorted({name for data in sets for name in data.label_names})
-    labels = next(iter(said), tuple(found))
-    columns = next((data.column_names for data in sets if data.column_names), ())
-    if columns:
-        in_columns(next(data for data in sets if data.column_names), NO_CONTRACT)
-    return DataContract(labels=labels, columns=columns)
-
-
 def reconciled(data: DataSet, contract: ContractTerms | None, *, own_labels: bool = False) -> DataSet:
     """Put labels and columns of samples into the order of a contract, by name.
 
@@ -168,6 +150,7 @@ def reconciled(data: DataSet, contract: ContractTerms | None, *, own_labels: boo
     """
     contract = contract or NO_CONTRACT
     data = in_columns(data, contract)
+    _check_shape(data, contract)
     data = _in_labels(data, contract, own_labels=own_labels)
     _check_filled(data, contract)
     _check_range(data, contract)
@@ -189,12 +172,21 @@ def in_columns(data: DataSet, contract: ContractTerms) -> DataSet:
         return data
     missing = [name for name in contract.columns if name not in names]
     if missing:
-        raise MismatchError(
-            f"{data.source} has no column {missing[0]!r}, which the fleet's model reads (it has {_shown(names)}); "
-            "rename the column in the file, or list it in `columns` in [data] of device.toml"
-        )
+        raise MismatchError(_no_column(data, missing[0]))
     order = [names.index(name) for name in contract.columns]
     return data if order == [*range(len(names))] else _picked(data, order, contract)
+
+
+def _no_column(data: DataSet, name: str) -> str:
+    """A column is missing: whether the file lacks it, or the board's own `columns` left it out."""
+    names = data.column_names
+    text = f"{data.source} has no column {name!r}, which the fleet's model takes (it has {shown(names)})"
+    if name in data.facts.columns_left_out:
+        return f"{text}: the file has it, and `columns` in [data] of device.toml leaves it out; name it there"
+    alike = [other for other in (*names, *data.facts.columns_left_out) if other.casefold() == name.casefold()]
+    if alike:
+        return f"{text}; {alike[0]!r} is spelled differently: rename it in the file to {name!r}"
+    return f"{text}; add it to the file, or rename the column there that has its values"
 
 
 def _check_named(data: DataSet, names: Sequence[str]) -> None:
@@ -238,36 +230,80 @@ def _in_labels(data: DataSet, contract: ContractTerms, *, own_labels: bool) -> D
         if own_labels or data.facts.labels_said:
             return data
         raise MismatchError(
-            f"{data.source} has the labels {_shown(names)}, and nothing sets their order, so this board would "
-            f"number them by itself: set labels = {_listed(names)} in [data] of device.toml, all labels of the model "
-            "in its order; or set labels for all boards in [contract] of fleet.toml"
+            f"{data.source} has the labels {shown(names)}, and nobody has said their order, so that this board would "
+            f"number them for itself: say all labels of the model in its order for all boards, {PLACEHOLDERS} in "
+            "[contract] of fleet.toml; or, where the server cannot, write the same line into [data] of device.toml of "
+            "every board, with the same names in the same order on each"
         )
+    facts = replace(data.facts, labels=contract.labels, labels_said=False)
     if names == contract.labels:
-        return data
-    present = {names[number] for number in np.unique(data.y) if number >= 0}
-    unknown = sorted(present - set(contract.labels))
+        return replace(data, facts=facts)
+    unknown = sorted(present_names(data) - set(contract.labels))
     if unknown:
         raise MismatchError(
-            f"{data.source} has the label {unknown[0]!r}, which is not a label of the fleet "
-            f"({_shown(contract.labels)}): rename it or move its samples away, or add it to labels in [contract] of "
+            f"{data.source} has the label {unknown[0]!r}, which is none of the fleet's labels "
+            f"({shown(contract.labels)}): rename it or move its samples away, or name it in [contract] labels of "
             "fleet.toml"
         )
     places = {name: place for place, name in enumerate(contract.labels)}
     new_numbers = np.array([places.get(name, -1) for name in names], np.int64)
-    facts = replace(data.facts, labels=contract.labels, labels_said=True)
     return replace(data, y=np.where(data.y >= 0, new_numbers[data.y], data.y), facts=facts)
 
 
+def check_own_labels(data: DataSet, manifest: Manifest) -> None:
+    """See that a board which orders labels by its own `labels` names as many as the model has.
+
+    Args:
+        data: as `reconciled`; where the fleet's contract names labels, nothing is looked at.
+        manifest: of the model.
+
+    Raises:
+        MismatchError: there are more or fewer.
+    """
+    names = data.label_names
+    if not data.facts.labels_said or manifest.recipe.loss.target != "int64" or len(names) == manifest.classes:
+        return
+    raise MismatchError(
+        f"`labels` in [data] of device.toml names {len(names)} labels for {data.source} ({shown(names)}), and "
+        f"{manifest.arch} {manifest.tier} has {manifest.classes} classes: name all labels of the model in its order, "
+        f"{PLACEHOLDERS}, or say them for all boards in [contract] of fleet.toml"
+    )
+
+
+def present_names(data: DataSet) -> frozenset[str]:
+    """Names of labels that samples have; one that is only said has none."""
+    if not data.label_names:
+        return frozenset()
+    return frozenset(data.label_names[number] for number in np.unique(data.y) if number >= 0)
+
+
 def _check_numbers(data: DataSet, contract: ContractTerms) -> None:
-    """Check that numbers as labels are unambiguous: names that are numbers must be in their places."""
-    are_numbers = all(name.isdecimal() for name in contract.labels)
+    """See that numbers as labels mean one thing.
+
+    The names of the fleet are these numbers in their places; or the source is an array, which cannot have names, and
+    the names are none that could be its numbers.
+    """
     places = [str(place) for place in range(len(contract.labels))]
-    if not contract.labels or not are_numbers or [*contract.labels] == places or data.y.dtype.kind == "f":
+    if not contract.labels or [*contract.labels] == places or data.y.dtype.kind == "f":
+        return
+    are_numbers = all(name.isdecimal() for name in contract.labels)
+    if data.facts.labels_nameable:
+        remedy = (
+            "set `labels` in [data] of device.toml to the names that the file uses, if it uses those of the fleet"
+            if are_numbers
+            else f"say it in [data] of device.toml, {PLACEHOLDERS}, with a name of the fleet for each number that the "
+            "file uses, the first for 0"
+        )
+        raise MismatchError(
+            f"{data.source} has numbers as labels, and the fleet's labels have names ({shown(contract.labels)}), so "
+            f"that nobody can tell which name a number has: {remedy}"
+        )
+    if not are_numbers:
         return
     raise MismatchError(
         f"{data.source} has numbers as labels, and the fleet's labels have numbers as names in another order "
-        f"({_shown(contract.labels)}), so their meaning is ambiguous: set labels in the order of the numbers "
-        "in [contract] of fleet.toml, or, for a table, list them in [data] of device.toml: labels = [...]"
+        f"({shown(contract.labels)}), so that nobody can tell which is meant: say labels in the order of the numbers "
+        "in [contract] of fleet.toml"
     )
 
 
@@ -298,6 +334,20 @@ def _check_tokens(data: DataSet, contract: ContractTerms) -> None:
             )
 
 
+def _check_shape(data: DataSet, contract: ContractTerms) -> None:
+    """See that samples have the shape of the server's own, which is that of the model."""
+    summary = contract.summary if isinstance(contract, DataContract) else None
+    own = data.x.shape[1:]
+    if summary is None or own == tuple(summary.shape):
+        return
+    if len(summary.shape) == 1 and math.prod(own) == summary.shape[0]:  # a model of several inputs lays them flat
+        return
+    wanted = [*summary.shape]
+    raise MismatchError(
+        f"samples in {data.source} have shape {[*own]}, and the fleet's {wanted}: {shape_remedy(own, wanted)}"
+    )
+
+
 def _check_range(data: DataSet, contract: ContractTerms) -> None:
     if contract.range is None:
         return
@@ -313,7 +363,28 @@ def _check_range(data: DataSet, contract: ContractTerms) -> None:
         )
 
 
-def _shown(names: Sequence[str]) -> str:
+def by_position(data: DataSet, contract: ContractTerms | None, *, own_labels: bool = False) -> str:
+    """What of samples is taken by position where the contract has names, for people; empty where names decide.
+
+    Args:
+        data: as a reader gives it.
+        contract: of the fleet; None where it has none.
+        own_labels: whether the labels are the board's own business.
+    """
+    contract = contract or NO_CONTRACT
+    named = own_labels or data.label_names or data.y.dtype.kind == "f"
+    labels = () if named else contract.labels
+    columns = () if data.column_names else contract.columns
+    taken = [
+        f"{what} are taken by position (0 is {names[0]!r}, {len(names) - 1} is {names[-1]!r})"
+        for what, names in (("labels", labels), ("columns", columns))
+        if names
+    ]
+    return ", and ".join(taken)
+
+
+def shown(names: Sequence[str]) -> str:
+    """Names for people, of many the first."""
     more = f", ... {len(names)} in all" if len(names) > _SHOWN else ""
     return ", ".join(name or "one without a name" for name in names[:_SHOWN]) + more
 

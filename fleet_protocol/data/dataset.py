@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet_protocol.data.augment import changed, crop, flip
-from fleet_protocol.data.facts import NO_FACTS, SourceFacts
+from fleet_protocol.data.facts import NO_FACTS, SourceFacts, shape_remedy
 from fleet_protocol.data.file_rows import FileRows, Samples
 from fleet_protocol.data.stamps import REPLACING, Stamps, shown
 from fleet_protocol.errors import DataChangedError, DataError
@@ -163,7 +163,7 @@ class DataSet:
         if tuple(shape) != x.shape[1:]:
             raise DataError(
                 f"samples in {self.source} have shape {list(x.shape[1:])}, the model takes {list(shape)}; "
-                "set `shape` (or `size`, or `transforms` for another order) in [data], or give the model other settings"
+                f"{shape_remedy(x.shape[1:], shape)}, or give the model other settings"
             )
         if dtype == "int64" and not np.issubdtype(self.x.dtype, np.integer):
             raise DataError(f"samples in {self.source} are {self.x.dtype}, the model takes integer tokens")

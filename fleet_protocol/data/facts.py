@@ -1,8 +1,16 @@
 """Facts of a source about its samples besides their numbers: names, rules, and what it left out."""
 
+import hashlib
+import json
+import math
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+from fleet_protocol.errors import DataError
+
+_IMAGE_AXES = 3  # channels, height and width
+_CHANNELS = (1, 3)  # of a reader of images: grey or colour
 
 
 @dataclass(frozen=True)
@@ -10,28 +18,84 @@ class SourceFacts:
     """Facts of a reader about the samples that it has read.
 
     Attributes:
-        labels: names of the labels 0, 1, ...; empty if they are numbers.
-        labels_said: whether a setting fixed this order, such as `labels` in ``[data]``; otherwise the
-            reader sorted the names.
-        columns: names of the columns of a table, in the order of the samples; empty if there are none. A column
-            without a name has an empty string.
-        columns_by_place: whether the user's function received the columns in this order, so that
-            they can no longer be reordered.
-        filled: the number that replaced missing values; None if no value was missing.
-        left_out: how many files or folders were left out, by kind.
+        labels: names of the labels 0, 1, ...; empty where they are numbers.
+        labels_said: whether somebody named them in this order, as `labels` in ``[data]`` does; else the
+            reader has sorted the names that it found, or the fleet's contract has named them.
+        labels_nameable: whether labels are numbers without names, and `labels` in ``[data]`` could name them, as in
+            a table. Of arrays it cannot.
+        columns: names of the columns of a table, in the order of the samples; empty where there are none. A column
+            without a name has an empty one.
+        columns_left_out: names of further columns of the table, which `columns` in ``[data]`` leaves out.
+        columns_by_place: whether a function of the user's got the columns in this order, so that they
+            can no longer change places.
+        filled: the number that stands where a value was missing; None where none was.
+        left_out: how many files or folders were passed over, by kind.
     """
 
     labels: tuple[str, ...] = ()
     labels_said: bool = False
+    labels_nameable: bool = False
     columns: tuple[str, ...] = ()
+    columns_left_out: tuple[str, ...] = ()
     columns_by_place: bool = False
     filled: float | None = None
     left_out: Mapping[str, int] = field(default_factory=dict)
 
     @property
+    def labels_digest(self) -> str | None:
+        """SHA-256 of the labels in the order that somebody has said; None where nobody has."""
+        if not self.labels_said:
+            return None
+        return hashlib.sha256(json.dumps(self.labels).encode()).hexdigest()
+
+    @property
     def left_out_text(self) -> str:
         """What was left out, for messages; empty if nothing was."""
         return ", ".join(f"{count} {kind}" for kind, count in sorted(self.left_out.items()))
+
+
+def shape_remedy(own: Sequence[int], wanted: Sequence[int]) -> str:
+    """What gives samples another shape: the keys of ``[data]`` that can.
+
+    Args:
+        own: shape of a sample.
+        wanted: shape that it should have.
+    """
+    if math.prod(own) == math.prod(wanted):
+        return f"set shape = {[*wanted]} in [data], or move axes by a function in `transforms`"
+    if len(own) == len(wanted) == 1:
+        count = wanted[0]
+        fewer = f"of a table add the columns that it lacks, so that there are {count}"
+        more = f"of a table name the {count} to use as `columns` in [data]"
+        return f"{fewer if own[0] < count else more}; else change the samples by a function in `transforms`"
+    if len(own) != _IMAGE_AXES or len(wanted) != _IMAGE_AXES:
+        return "change the samples by a function in `transforms` of [data]"
+    keys = []
+    if own[0] != wanted[0] and wanted[0] in _CHANNELS:
+        keys.append(f"channels = {wanted[0]}")
+    if [*own[1:]] != [*wanted[1:]]:
+        keys.append(f"size = {[*wanted[1:]]}")
+    other = "change the samples by a function in `transforms` of [data]"
+    return f"for a folder of images set {' and '.join(keys)} in [data], else {other}" if keys else other
+
+
+def label_place(number: float, labels: Sequence[str], where: str) -> int:
+    """The label that a number in a file means, where `labels` in ``[data]`` names the labels 0, 1, ... in order.
+
+    Args:
+        number: as the file has it.
+        labels: the names.
+        where: the place in the file, for messages.
+
+    Raises:
+        DataError: none of the names has this number.
+    """
+    if number not in range(len(labels)):
+        raise DataError(
+            f"{where} has the label {number:g}, and `labels` in [data] names the numbers 0 to {len(labels) - 1}; "
+            "name all labels there, the first for the number 0"
+        )
+    return int(number)
 
 
 NO_FACTS = SourceFacts()

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet_protocol.data.facts import SourceFacts, plain_name
+from fleet_protocol.data.facts import SourceFacts, label_place, plain_name
 from fleet_protocol.data.files import need, table_rows
 from fleet_protocol.data.sources import ImagesData
 from fleet_protocol.errors import ConfigError, DataError
@@ -61,10 +61,9 @@ def read_images(config: ImagesData) -> tuple[NDArray[np.uint8], NDArray[Any], So
         ConfigError: Pillow is not installed.
     """
     need(config.path, folder=True)
-    _image_module()  # without Pillow there is no search
-    facts = SourceFacts()
+    _image_module()  # without Pillow nothing is looked for
     if config.targets is not None:
-        listed = _listed(config)
+        listed, facts = _listed(config)
     else:
         listed, facts = _sorted_into_folders(config)
     samples: list[NDArray[np.uint8]] = []
@@ -181,11 +180,12 @@ def _kind_of_file(name: str, *, loose: bool = False) -> Sequence[str]:
     return (_LOOSE,) if loose else ()
 
 
-def _listed(config: ImagesData) -> list[tuple[Path, Any]]:
-    """Return the images with their number, or numbers, in the order of the table."""
+def _listed(config: ImagesData) -> tuple[list[tuple[Path, Any]], SourceFacts]:
+    """The images with their number, or numbers, in the order of the table, and the names of single ones."""
     table = config.targets
     assert table is not None
     need(table)
+    labels = tuple(map(plain_name, config.labels or ()))
     listed: list[tuple[Path, Any]] = []
     for line, row in table_rows(table):
         try:
@@ -196,6 +196,11 @@ def _listed(config: ImagesData) -> list[tuple[Path, Any]]:
             raise DataError(f"line {line} of {table} has {len(numbers)} numbers; all lines need the same count")
         problem = name_problem(row[0])
         if problem is not None:
-            raise DataError(f"line {line} of {table}: {quoted(row[0])} is not an image in {config.path}: {problem}")
+            raise DataError(f"line {line} of {table}: {quoted(row[0])} names no image in {config.path}: {problem}")
+        if len(numbers) == 1 and labels:
+            numbers = [label_place(numbers[0], labels, f"line {line} of {table}")]
         listed.append((config.path / row[0], numbers if len(numbers) > 1 else numbers[0]))
-    return listed
+    several = bool(listed) and np.ndim(listed[0][1]) > 0
+    if several:
+        return listed, SourceFacts()
+    return listed, SourceFacts(labels, labels_said=bool(labels), labels_nameable=not labels)

@@ -86,7 +86,7 @@ class ImagesData(Source):
         labels: names of the folders in the order of the labels. Without it the fleet's contract sets the order;
             if there is no contract (on a server, in a simulation), folders are sorted by name.
         targets: instead of folders a table without header: the file of an image, from ``path``, then its number or
-            numbers.
+            numbers. Where a number is a label, ``labels`` says its name, as for a table.
         size: height and width to resize to, or None where all images have one size.
         channels: 1 for grey, 3 for colour.
         scale: factor of every value; pixels are 0 to 255.
@@ -111,8 +111,9 @@ class CsvData(Source):
         columns: columns to use, in order; by default all but the label.
         delimiter: between the fields.
         header: whether the first line names the columns.
-        labels: names in the order of the labels, if labels are texts; without it as for images.
-        missing: number that replaces a missing value in a column that is read; None refuses a table with such a value.
+        labels: names in the order of the labels. The column may have these names, or numbers, of which 0 means the
+            first name. Without it names are as for images, and numbers are refused where the fleet's labels have names.
+        missing: number that stands for a missing value of a column that is read; None refuses a table that has one.
     """
 
     kind: Literal["csv"] = "csv"

@@ -4,13 +4,13 @@ import math
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet_protocol.data.facts import SourceFacts, plain_name
+from fleet_protocol.data.facts import SourceFacts, label_place, plain_name
 from fleet_protocol.data.files import need, table_rows
 from fleet_protocol.data.sources import CsvData
 from fleet_protocol.errors import DataError
@@ -40,6 +40,17 @@ class _Layout:
     targets: tuple[int, ...]
     used: tuple[int, ...]
 
+    @property
+    def used_names(self) -> tuple[str, ...]:
+        """Names of what a model reads; empty without a header."""
+        return () if self.names is None else tuple(self.names[place] for place in self.used)
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Names of what is neither learnt nor read."""
+        taken = {*self.targets, *self.used}
+        return tuple(name for place, name in enumerate(self.names or ()) if place not in taken)
+
     def title(self, place: int) -> str:
         """Return the name of a column for messages."""
         if self.names is None:
@@ -52,9 +63,10 @@ class _Labels:
     """Collects the labels of one column line by line: numbers or names.
 
     Attributes:
-        said: their names in the order of the labels, if a setting lists them.
-        numbers: the labels so far: numbers, or positions in `names`.
-        names: names so far, with their positions; None for numbers.
+        said: their names, where somebody named them in the order of the labels; the column may have these names, or
+            the numbers 0, 1, ... of them.
+        numbers: what was read: numbers, or places among `names`.
+        names: those met so far, with their places; None for numbers.
     """
 
     said: tuple[str, ...] | None
@@ -65,12 +77,12 @@ class _Labels:
         """Add the label of a line; a DataError names the line."""
         name = plain_name(text)
         if not self.numbers:
-            as_names = self.said is not None or not _is_number(name)
-            self.names = {label: place for place, label in enumerate(self.said or ())} if as_names else None
+            self.names = None if self._are_numbers(name) else self._said_places()
         if not name:
             raise DataError(f"{where} has no label; leave the line out")
         if self.names is None:
-            self.numbers.append(_label_number(name, where))
+            number = _label_number(name, where)
+            self.numbers.append(number if self.said is None else label_place(number, self.said, where))
             return
         if self.said is None and _is_number(name):
             raise DataError(
@@ -81,13 +93,20 @@ class _Labels:
             raise DataError(f"{where} has the label {name!r}, which `labels` in [data] does not list")
         self.numbers.append(self.names.setdefault(name, len(self.names)))
 
+    def _are_numbers(self, first: str) -> bool:
+        """Whether the column has numbers, by its first label; names that are numbers themselves are names."""
+        return _is_number(first) and not any(map(_is_number, self.said or ()))
+
+    def _said_places(self) -> dict[str, int]:
+        return {label: place for place, label in enumerate(self.said or ())}
+
     def finished(self) -> tuple[NDArray[np.float64], tuple[str, ...]]:
-        """Return the numbers of the labels ``[N]``, and their names in order; no names if labels are numbers."""
+        """The numbers of the labels ``[N]``, and their names in order; none where nobody has named numbers."""
         numbers = np.frombuffer(self.numbers, np.float64)
-        if self.names is None:
-            return numbers, ()
         if self.said is not None:
             return numbers, self.said
+        if self.names is None:
+            return numbers, ()
         ordered = tuple(sorted(self.names))
         rank = {name: place for place, name in enumerate(ordered)}
         new_places = np.array([rank[name] for name in self.names], np.float64)
@@ -127,14 +146,14 @@ def read_csv(config: CsvData, *, labelled: bool = True) -> tuple[NDArray[np.floa
         raise DataError(f"{config.path} is empty: it holds no line of data")
     x = np.frombuffer(values, np.float32).reshape(-1, len(layout.used))
     x, filled = _filled(config, layout, x, line_numbers)
-    names = () if layout.names is None else tuple(layout.names[place] for place in layout.used)
+    facts = SourceFacts(columns=layout.used_names, columns_left_out=layout.left_out, filled=filled)
     if not labelled:
-        return x, np.zeros(len(x)), SourceFacts(columns=names, filled=filled)
+        return x, np.zeros(len(x)), facts
     if config.label_columns is not None:
         y = np.frombuffer(several, np.float64).reshape(len(x), -1)
-        return x, y, SourceFacts(columns=names, filled=filled)
+        return x, y, facts
     y, label_names = labels.finished()
-    return x, y, SourceFacts(label_names, labels_said=said is not None, columns=names, filled=filled)
+    return x, y, replace(facts, labels=label_names, labels_said=said is not None, labels_nameable=not label_names)
 
 
 def _begin(config: CsvData, rows: Iterator[_Row], *, labelled: bool) -> tuple[_Layout, Iterator[_Row]]:

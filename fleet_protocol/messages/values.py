@@ -142,6 +142,8 @@ class Profile(FrozenModel):
         sets: the same of releases that are artifact sets.
         findings: what looks wrong in its data, or different from the fleet's; None if there is nothing to report, or if
             reporting is off.
+        labels_digest: SHA-256 of the labels that its own ``labels`` in ``[data]`` names, in order; None if it names
+            none, or if reporting is off.
     """
 
     arch: Word
@@ -166,6 +168,7 @@ class Profile(FrozenModel):
     release: ReleaseRecord | None = None
     sets: ReleaseRecord | None = None
     findings: Annotated[tuple[Finding, ...], Field(min_length=1, max_length=MOST_FINDINGS)] | None = None
+    labels_digest: Digest | None = None
 
 
 class Measured(FrozenModel):

@@ -143,6 +143,15 @@ def test_arrays_have_no_names(opened, tmp_path):
         opened(data, {"labels": ["1", "2", "0"]})
 
 
+def test_a_table_of_the_server_with_numbers_says_their_names(opened, tmp_path):
+    """As a board does, in the server's own table."""
+    numbers = table(tmp_path, ["2", "0"])
+    with pytest.raises(ConfigError, match=r"numbers as labels.* in \[evaluation\.data\] of fleet\.toml, labels = \["):
+        opened(numbers, {"labels": NAMES})
+    judged = opened({**numbers, "labels": ["cat", "bee", "ant"]}, {"labels": NAMES}).judged
+    assert judged.data.y.tolist() == [0, 2]
+
+
 def test_without_a_test_set_the_table_alone_is_told(artifacts, opened):
     """And nothing where there is none."""
     assert opened(None).contracts == {}

@@ -2,13 +2,16 @@
 
 from contextlib import closing
 
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
 from broker_server.rounds.fleet import Fleet
 from broker_server.rounds.reporting import Reporter
-from broker_server.service.data_findings import EVENT, DataFindings
+from broker_server.service.data_findings import EVENT, DataFindings, note_undescribed
 from broker_server.store import Store
+from fleet_protocol.data.contract import DataContract, contract_of
+from fleet_protocol.data.dataset import make_dataset
 from fleet_protocol.messages import DeviceProfile
 from tests.broker_server.peer import profile
 
@@ -58,3 +61,22 @@ def test_what_a_board_may_say_is_bounded():
         with pytest.raises(ValidationError):
             profile(findings=findings)
     assert b"findings" not in profile().to_bytes()
+
+
+@pytest.mark.parametrize(
+    ("contracts", "words"),
+    [
+        ({}, "nothing says what a sample is"),
+        ({"b1": DataContract(labels=("ant", "bee"))}, "nothing says how values look"),
+        ({"b1": DataContract(range=(0, 1)), "b2": DataContract(labels=("ant",))}, "nothing says how values look"),
+        ({"b1": DataContract(labels=("ant", "bee"), range=(0, 1))}, None),
+        ({"b1": contract_of(make_dataset("server", np.zeros((3, 2)), np.arange(3)))}, None),
+    ],
+)
+def test_a_run_says_what_its_contract_leaves_open(tmp_path, contracts, words):
+    """Names alone leave the scale of boards unchecked, and nobody would know."""
+    with closing(Store(tmp_path)) as store:
+        note_undescribed(contracts, Reporter("run", store))
+        lines = [line.detail for line in store.events() if line.kind == "no-contract"]
+    assert [line.split(",")[0] for line in lines] == ([] if words is None else [words])
+    assert all("[evaluation.data] of fleet.toml" in line for line in lines)

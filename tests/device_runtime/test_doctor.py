@@ -11,6 +11,7 @@ import pytest
 
 from device_runtime import doctor
 from device_runtime.doctor import examine
+from fleet_protocol.data.contract import CONTRACT_FILE, DataContract
 from fleet_protocol.messages import ServerStatus
 from fleet_protocol.topics import Topics
 from fleet_protocol.transport import BrokerAddress, open_transport
@@ -171,3 +172,22 @@ def test_the_command(board):
     assert [entry["check"] for entry in json.loads(parsed.stdout)] == CHECKS
     lean = run("--json", package="device_runtime")  # as a board has it, which lacks typer and rich
     assert (lean.returncode, [entry["check"] for entry in json.loads(lean.stdout)]) == (4, CHECKS)
+
+
+def test_labels_that_are_taken_by_position_are_said(board, tmp_path):
+    """Arrays have no names: that their labels fit is the user's word, and a table's numbers are refused."""
+    (tmp_path / "state").mkdir()
+    contract = DataContract(labels=tuple(f"kind {place}" for place in range(10)))
+    (tmp_path / "state" / CONTRACT_FILE).write_bytes(contract.to_bytes())
+    config = board()
+    said = {finding.check: finding for finding in examine(config)}["data"]
+    assert said.level == "ok"
+    words = "they fit the fleet's contract, where labels are taken by position (0 is 'kind 0', 9 is 'kind 9')"
+    assert said.detail.endswith(words)
+    (tmp_path / "data.csv").write_text("a,label\n1,0\n2,1\n")
+    config.write_text(config.read_text().replace('"npz"', '"csv"').replace("data.npz", "data.csv"))
+    refused = ill(config)["data"]
+    assert (refused.level, refused.exit_code) == ("failed", 4)
+    assert "has numbers as labels" in refused.detail
+    config.write_text(config.read_text() + 'labels = ["kind 3", "kind 1"]\n')
+    assert "by position" not in {finding.check: finding for finding in examine(config)}["data"].detail

@@ -1,5 +1,6 @@
 """The contract of a fleet's data: labels and columns are matched by name, and what does not fit is named."""
 
+import re
 import time
 from dataclasses import replace
 
@@ -12,13 +13,15 @@ from fleet_protocol.data.contract import (
     CONTRACT_FILE,
     ContractTerms,
     DataContract,
-    common_contract,
+    check_own_labels,
     contract_of,
     read_contract,
     reconciled,
 )
 from fleet_protocol.data.facts import SourceFacts
 from fleet_protocol.errors import ConfigError, MismatchError
+from fleet_protocol.manifest import Manifest
+from fleet_protocol.recipe_spec import LossSpec, OptimizerSpec, RecipeSpec
 
 CONFIG = TypeAdapter(DataConfig)
 COLUMNS = ("a", "b", "c")
@@ -58,10 +61,25 @@ def test_a_label_that_the_fleet_lacks_is_refused_by_name():
 def test_a_numbering_that_nobody_has_said_is_refused():
     """Without names in the fleet a board would number its folders for itself."""
     for contract in (None, DataContract(), DataContract(columns=COLUMNS)):
-        with pytest.raises(MismatchError, match=r'nothing sets their order.*set labels = \["ant", "bee"\] in \[data'):
+        with pytest.raises(MismatchError, match="nobody has said their order") as refusal:
             reconciled(labelled("ant", "bee"), contract)
+        server, board = map(str(refusal.value).index, ("[contract] of fleet.toml", "[data] of device.toml"))
+        assert server < board
+        assert 'labels = ["<name of label 0>", "<name of label 1>", ...]' in str(refusal.value)
+        assert '"ant"' not in str(refusal.value)  # a line to copy would number them as this board does
     assert reconciled(labelled("ant", "bee", said=True), None).y.tolist() == [0, 1, 1]
     assert reconciled(labelled("ant", "bee"), None, own_labels=True).y.tolist() == [0, 1, 1]
+
+
+def test_a_board_names_as_many_labels_as_the_model_has(tmp_path):
+    """Without a contract a board that says only its own folders numbers them as nobody else does."""
+    recipe = RecipeSpec(optimizer=OptimizerSpec(name="sgd"), loss=LossSpec())
+    manifest = Manifest.model_construct(arch="mlp", tier="b3", classes=3, recipe=recipe)
+    own = reconciled(labelled("ant", "bee", said=True), None)
+    with pytest.raises(MismatchError, match=r"names 2 labels for board \(ant, bee\), and mlp b3 has 3 classes"):
+        check_own_labels(own, manifest)
+    check_own_labels(reconciled(labelled("ant", "bee", "cat", said=True), None), manifest)
+    check_own_labels(reconciled(labelled("ant", "bee", said=True), DataContract(labels=("ant", "bee"))), manifest)
 
 
 def test_labels_that_do_not_count_stay():
@@ -78,6 +96,29 @@ def test_numbers_as_labels_meet_names_that_are_numbers_out_of_place():
     assert reconciled(plain, DataContract(labels=("ant", "bee", "cat"))).y.tolist() == [0, 1, 2]
     with pytest.raises(MismatchError, match=r"d\.npz has numbers as labels.*0, 1, 10, 11.*their meaning is ambiguous"):
         reconciled(plain, DataContract(labels=tuple(sorted(ordered.labels))))
+
+
+@pytest.mark.parametrize("header", [True, False])
+def test_numbers_in_a_table_have_names_or_are_refused(tmp_path, header):
+    """The fleet's order need not be that of a board's codes: only the board's own `labels` says which is which."""
+    text = "a,label\n" * header + "1,0\n2,1\n"
+    keys = {"header": header, "label_column": 1}
+    contract = DataContract(labels=("benign", "malignant"))
+    with pytest.raises(MismatchError, match=r"\.csv has numbers as labels.*names \(benign, malignant\)") as refusal:
+        reconciled(table(tmp_path, text, **keys), contract)
+    assert 'device.toml, labels = ["<name of label 0>", "<name of label 1>", ...], with' in str(refusal.value)
+    named = table(tmp_path, text, labels=["malignant", "benign"], **keys)
+    assert reconciled(named, contract).y.tolist() == [1, 0]
+    assert reconciled(table(tmp_path, text, **keys), DataContract(labels=("0", "1"))).y.tolist() == [0, 1]
+    assert reconciled(table(tmp_path, text, **keys), DataContract()).y.tolist() == [0, 1]
+    with pytest.raises(MismatchError, match="has numbers as labels"):
+        reconciled(table(tmp_path, text, **keys), DataContract(labels=("1", "2")))
+
+
+def test_several_numbers_of_a_sample_are_no_labels_with_names(tmp_path):
+    """Each column of `label_columns` holds or does not, in the order in which the board says them."""
+    data = table(tmp_path, "a,b,c\n1,0,1\n", label_columns=["b", "c"])
+    assert reconciled(data, DataContract(labels=("b", "c"))).y.tolist() == [[0, 1]]
 
 
 def test_columns_are_picked_and_ordered_by_name(tmp_path):
@@ -116,6 +157,51 @@ def test_a_missing_column_is_refused_by_name(tmp_path):
     """The board's file, the column, and what the file has."""
     with pytest.raises(MismatchError, match=r"0\.csv has no column 'c', which the fleet's model reads \(it has a, b\)"):
         reconciled(table(tmp_path, "a,b,label\n1,2,0\n"), DataContract(columns=COLUMNS))
+
+
+def test_a_missing_column_says_where_to_look(tmp_path):
+    """`columns` is the remedy only where the board's own leaves it out; a name in another case is pointed at."""
+    text = "a,B,label\n1,2,0\n"
+    contract = DataContract(columns=("a", "B"))
+    with pytest.raises(MismatchError, match=r"the file has it, and `columns` in \[data\] of device.toml leaves it out"):
+        reconciled(table(tmp_path, text, columns=["a"]), contract)
+    for keys in ({}, {"columns": ["a"]}):
+        with pytest.raises(MismatchError, match="'B' is spelled differently: rename it in the file to 'b'") as refusal:
+            reconciled(table(tmp_path, text, **keys), DataContract(columns=("a", "b")))
+        assert "`columns`" not in str(refusal.value)
+    with pytest.raises(MismatchError, match="add it to the file, or rename the column") as refusal:
+        reconciled(table(tmp_path, text, columns=["a"]), DataContract(columns=("a", "c")))
+    assert "`columns`" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("own", "fleet", "remedy"),
+    [
+        ((3, 8, 8), (1, 8, 8), "for a folder of images set channels = 1 in [data], else change"),
+        ((3, 9, 8), (3, 8, 8), "for a folder of images set size = [8, 8] in [data]"),
+        ((3, 9, 8), (1, 8, 8), "for a folder of images set channels = 1 and size = [8, 8] in [data]"),
+        ((3, 8, 8), (6, 8, 8), ": change the samples by a function in `transforms` of [data]"),
+        ((64,), (1, 8, 8), "set shape = [1, 8, 8] in [data]"),
+        ((4,), (3,), "of a table name the 3 to use as `columns` in [data]"),
+        ((3,), (4,), "of a table add the columns that it lacks, so that there are 4"),
+        ((3, 4), (5,), ": change the samples by a function in `transforms` of [data]"),
+    ],
+)
+def test_another_shape_than_the_fleets_is_refused(own, fleet, remedy):
+    """Before anything is fetched, with the key that can change it; nothing is known without samples of the server."""
+    contract = contract_of(make_dataset("server", np.zeros((3, *fleet)), np.arange(3)))
+    board = make_dataset("board", np.zeros((3, *own)), np.arange(3))
+    with pytest.raises(MismatchError, match=re.escape(f"samples in board have shape {[*own]}, ")) as refusal:
+        reconciled(board, contract)
+    assert remedy in str(refusal.value)
+    assert reconciled(board, DataContract(labels=("a", "b", "c"))).x is board.x
+
+
+def test_inputs_that_a_model_lays_flat_have_any_shape():
+    """Of a model of several inputs the server knows the number of values alone."""
+    contract = contract_of(make_dataset("server", np.zeros((3, 12)), np.arange(3)))
+    board = make_dataset("board", np.zeros((3, 3, 4)), np.arange(3))
+    assert reconciled(board, contract).x is board.x
 
 
 @pytest.mark.parametrize("title", ["", " ", "Unnamed: 0"])
@@ -181,15 +267,6 @@ def test_names_that_cannot_travel_are_refused(tmp_path):
     assert read_contract(tmp_path) is None
     (tmp_path / CONTRACT_FILE).write_text("{")
     assert read_contract(tmp_path) is None
-
-
-def test_several_sources_share_one_order():
-    """As in a simulation: that which one says, else all names sorted."""
-    found = common_contract([labelled("bee", "cat"), labelled("ant", "bee")])
-    assert found.labels == ("ant", "bee", "cat")
-    assert common_contract([labelled("bee"), labelled("bee", "ant", said=True)]).labels == ("bee", "ant")
-    with pytest.raises(MismatchError, match="set the same `labels`"):
-        common_contract([labelled("ant", "bee", said=True), labelled("bee", "ant", said=True)])
 
 
 def test_many_names_are_refused_before_they_are_compared():

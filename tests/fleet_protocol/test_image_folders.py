@@ -6,7 +6,8 @@ from PIL import Image
 from pydantic import TypeAdapter
 
 from fleet_protocol.data import DataConfig, load_data
-from fleet_protocol.errors import DataError
+from fleet_protocol.data.contract import DataContract, reconciled
+from fleet_protocol.errors import DataError, MismatchError
 
 CONFIG = TypeAdapter(DataConfig)
 PIXELS = np.arange(20, dtype=np.uint8).reshape(4, 5) * 9
@@ -109,3 +110,20 @@ def test_a_folder_with_images_that_labels_forgets_is_refused(tmp_path):
     with pytest.raises(DataError, match="has a folder 'dog' that `labels` does not list"):
         load(tmp_path, labels=["cat"])
     assert load(tmp_path, labels=["dog", "cat"]).y.tolist() == [0, 1]
+
+
+def test_numbers_of_images_have_the_names_that_labels_says(tmp_path):
+    """Number i is the name i, as in a table; several numbers of an image have none."""
+    write(tmp_path, "1.png", "2.png")
+    (tmp_path / "t.csv").write_text("1.png,1\n2.png,0\n")
+    keys = {"targets": tmp_path / "t.csv"}
+    named = load(tmp_path, labels=["dog", "cat"], **keys)
+    assert (named.label_names, named.y.tolist()) == (("dog", "cat"), [1, 0])
+    contract = DataContract(labels=("cat", "dog"))
+    assert reconciled(named, contract).y.tolist() == [0, 1]
+    with pytest.raises(MismatchError, match="has numbers as labels, and the fleet's labels have names"):
+        reconciled(load(tmp_path, **keys), contract)
+    with pytest.raises(DataError, match=r"line 1 of .*t\.csv has the label 1, and `labels` in .* the numbers 0 to 0"):
+        load(tmp_path, labels=["dog"], **keys)
+    (tmp_path / "t.csv").write_text("1.png,1,0\n2.png,0,1\n")
+    assert reconciled(load(tmp_path, **keys), contract).y.tolist() == [[1, 0], [0, 1]]

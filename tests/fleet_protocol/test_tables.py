@@ -128,3 +128,18 @@ def test_names_are_kept_in_the_order_of_the_samples(tmp_path):
     bare = load(tmp_path, "1,2,0\n", header=False, label_column=2)
     assert bare.column_names == ()
     assert bare.y.dtype == np.int64
+
+
+def test_labels_name_numbers_too(tmp_path):
+    """Number i is the name i; names that are numbers stay names, and a number beyond the names is refused."""
+    text = "a,label\n1,0\n2,1.0\n3,1\n"
+    data = load(tmp_path, text, labels=["malignant", "benign"])
+    assert (data.label_names, data.y.tolist()) == (("malignant", "benign"), [0, 1, 1])
+    assert data.facts.labels_said
+    for cell in ("2", "-1", "0.5"):
+        with pytest.raises(DataError, match=rf"line 3 of .*d\.csv has the label {cell}, .*the numbers 0 to 1; name"):
+            load(tmp_path, f"a,label\n1,0\n2,{cell}\n", labels=["malignant", "benign"])
+    with pytest.raises(DataError, match=r"line 3 of .*d\.csv has the label 'benign', expected numbers"):
+        load(tmp_path, "a,label\n1,0\n2,benign\n", labels=["malignant", "benign"])
+    with pytest.raises(DataError, match=r"line 2 of .*d\.csv has the label '0', which `labels` in .* does not name"):
+        load(tmp_path, "a,label\n1,0\n2,1\n", labels=["1", "2"])

@@ -12,7 +12,7 @@ from broker_server.store import Store
 from device_runtime.training.course import Moment, training_batch
 from fleet_protocol.data import DataConfig, load_data
 from fleet_protocol.data.contract import contract_of, reconciled
-from fleet_protocol.errors import ConfigError, DataError
+from fleet_protocol.errors import ConfigError, DataError, MismatchError
 from models import Registry
 from models.pretrained import MINILM_VOCAB
 from simulation.data.held import Parts, VirtualData
@@ -134,14 +134,14 @@ def test_numbers_are_learnt_and_a_changed_file_is_refused(boards):
 
 def test_folders_of_images_share_their_labels(tmp_path):
     """A device that lacks a folder numbers its labels as the others do; each folder of folders is a group."""
-    for place in ("boards/a/cat", "boards/a/dog", "boards/b/dog", "test/cat"):
+    for place in ("boards/a/cat", "boards/a/dog", "boards/b/dog", "test/cat", "test/dog"):
         (tmp_path / place).mkdir(parents=True)
         Image.new("L", (3, 2), 51).save(tmp_path / place / "1.png")
     table = {"kind": "images", "channels": 1}
     data = own_data(config(tmp_path, path="boards/*", **table), config(tmp_path, path="test", **table))
     assert data.train_y.tolist() == [0, 1, 1]
     assert data.train_group.tolist() == [0, 0, 1]
-    assert data.test_y.tolist() == [0]
+    assert data.test_y.tolist() == [0, 1]
     assert data.classes == 2
     np.testing.assert_allclose(data.train_x, np.full((3, 1, 2, 3), 0.2), rtol=1e-6)
 
@@ -159,6 +159,78 @@ def test_a_simulation_has_the_labels_of_a_fleet(tmp_path):
     contract = contract_of(load_data(test))
     assert (data.train_y.tolist(), data.test_y.tolist(), data.classes) == ([0, 1], [0, 1, 2], 3)
     assert reconciled(load_data(train), contract).y.tolist() == data.train_y.tolist()
+
+
+def write_table(path, labels, values="12"):
+    """A table of one column."""
+    path.write_text("\n".join(["a,label", *(f"{value},{label}" for value, label in zip(values, labels, strict=True))]))
+
+
+def test_a_label_that_the_test_set_lacks_is_refused(tmp_path):
+    """A folder that was renamed on one device had made a class of its own; a fleet refuses it as well."""
+    for place in ("boards/a/six", "boards/a/seven", "boards/b/Seven", "test/six", "test/seven"):
+        (tmp_path / place).mkdir(parents=True)
+        Image.new("L", (3, 2), 51).save(tmp_path / place / "1.png")
+    table = {"kind": "images", "channels": 1}
+    train, test = config(tmp_path, path="boards/*", **table), config(tmp_path, path="test", **table)
+    with pytest.raises(
+        MismatchError, match=r"/boards/b has the label 'Seven', which is none .*\(seven, six\)"
+    ) as refusal:
+        own_data(train, test)
+    assert "in [data.test] of sim.toml: labels = [" in str(refusal.value)
+    said = config(tmp_path, path="test", labels=["six", "seven", "Seven"], **table)
+    data = own_data(train, said)
+    assert (data.train_y.tolist(), data.classes) == ([1, 0, 2], 3)
+
+
+def test_names_and_numbers_do_not_mix_unless_labels_names_them(tmp_path):
+    """On either side: sorted names need not have the order of the other's numbers."""
+    write_table(tmp_path / "names.csv", ["benign", "malignant"])
+    write_table(tmp_path / "numbers.csv", [1, 0])
+    names, numbers = ({"kind": "csv", "path": f"{name}.csv"} for name in ("names", "numbers"))
+    with pytest.raises(
+        MismatchError, match=r"/names\.csv has the labels benign, malignant, and .*numbers\.csv numbers"
+    ):
+        own_data(config(tmp_path, **names), config(tmp_path, **numbers))
+    with pytest.raises(MismatchError, match=r"numbers as labels.* in \[data\.train\] of sim\.toml, labels = \["):
+        own_data(config(tmp_path, **numbers), config(tmp_path, **names))
+    numbers["labels"] = ["malignant", "benign"]
+    for sides in ((names, numbers), (numbers, names)):
+        data = own_data(*(config(tmp_path, **side) for side in sides))
+        assert (data.train_y.tolist(), data.test_y.tolist()) == ([1, 0], [1, 0])
+
+
+def test_several_files_share_one_order(tmp_path):
+    """That which one says, else the names of the test set sorted; two orders are a mistake."""
+    write_table(tmp_path / "train.csv", ["cat", "bee"])
+    write_table(tmp_path / "test.csv", ["cat", "ant", "bee"], "123")
+
+    def labels(train, test):
+        tables = ({"kind": "csv", "path": f"{name}.csv", **keys} for name, keys in (("train", train), ("test", test)))
+        return own_data(*(config(tmp_path, **table) for table in tables)).train_y.tolist()
+
+    assert labels({}, {}) == [2, 1]
+    said = {"labels": ["cat", "bee", "ant"]}
+    assert labels(said, {}) == labels({}, said) == [0, 1]
+    with pytest.raises(MismatchError, match="say the same `labels`"):
+        labels(said, {"labels": ["ant", "bee", "cat"]})
+
+
+def test_what_stands_for_missing_values_is_one_number(tmp_path):
+    """A rule of either table holds; messages name the table in which it is to be changed."""
+    for name in ("train", "test"):
+        (tmp_path / f"{name}.csv").write_text("a,b,label\n1,,0\n2,3,1\n")
+    train, test = ({"kind": "csv", "path": f"{name}.csv", "missing": -1} for name in ("train", "test"))
+    assert own_data(config(tmp_path, **train), config(tmp_path, **test)).train_x.tolist() == [[1, -1], [2, 3]]
+    with pytest.raises(MismatchError, match=r"set missing = -1 in \[data\.train\] of sim\.toml"):
+        own_data(config(tmp_path, **{**train, "missing": 0}), config(tmp_path, **test))
+    del train["missing"]
+    with pytest.raises(DataError, match=r"set `missing` in \[data\.train\] of sim\.toml to the number"):
+        own_data(config(tmp_path, **train), config(tmp_path, **test))
+    del test["missing"]
+    (tmp_path / "train.csv").write_text("a,b,label\n1,1,0\n2,3,1\n")
+    with pytest.raises(DataError, match=r"set `missing` in \[data\.test\] of sim\.toml to the number"):
+        own_data(config(tmp_path, **train), config(tmp_path, **test))
 
 
 def test_any_split_of_one_file(tmp_path):

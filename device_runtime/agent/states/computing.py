@@ -18,6 +18,7 @@ from device_runtime.training.compute import compute, timed
 from device_runtime.training.current_data import DataSeen, on_current_data
 from device_runtime.training.hooks import EpochReport, Hooks, SelfTested, Settled, TaskStopped
 from device_runtime.training.task import Bench, Task
+from fleet_protocol.data.contract import check_own_labels
 from fleet_protocol.errors import DataError, StorageError
 from fleet_protocol.messages import Progress
 
@@ -47,6 +48,8 @@ class _Computing(DeviceState):
         load = ctx.kit.memory.load(self.phase, task.record.tier, manifest.peak_memory_bytes)
         try:
             agreed = ctx.kit.agreement.of(bench.data, task.offer)
+            if not task.offer.stays:  # otherwise the board may define its own labels
+                check_own_labels(agreed.samples, manifest)
             ctx.save(phase=self.phase, load=load)
         except (DataError, StorageError) as error:
             ctx.fail(error)

@@ -1,0 +1,64 @@
+"""The contract of a simulation's own files: that of a fleet whose server has the test set."""
+
+from collections.abc import Sequence
+
+from fleet_protocol.data import DataSet
+from fleet_protocol.data.contract import NO_CONTRACT, PLACEHOLDERS, DataContract, in_columns, present_names, shown
+from fleet_protocol.errors import MismatchError
+
+_SAY_ALL = f"say all labels in their order in [data.test] of sim.toml: {PLACEHOLDERS}"
+
+
+def common_contract(train: Sequence[DataSet], test: Sequence[DataSet]) -> DataContract:
+    """One contract for the files of all devices and of the server.
+
+    Labels are those that a table says, else those of the test set in the order of their names; columns are those of
+    the test set.
+
+    Args:
+        train: samples of the devices, as read.
+        test: samples of the server, as read.
+
+    Raises:
+        MismatchError: a column has no name, two tables say labels in different orders, or samples have a label that
+            the contract lacks.
+    """
+    sets = [*test, *train]
+    labels = _said_labels(sets) or tuple(sorted({name for data in test for name in data.label_names}))
+    _check_labels(train, test, labels)
+    tables = [data for data in sets if data.column_names]
+    if tables:
+        in_columns(tables[0], NO_CONTRACT)
+    rules = [data.facts.filled for data in sets if data.facts.filled is not None]
+    return DataContract(
+        labels=labels, columns=tables[0].column_names if tables else (), missing=rules[0] if rules else None
+    )
+
+
+def _said_labels(sets: Sequence[DataSet]) -> tuple[str, ...]:
+    """The labels in the order that tables say; none where no table does."""
+    said = {data.label_names: data.source for data in sets if data.facts.labels_said}
+    if len(said) > 1:
+        first, second, *_ = said.items()
+        raise MismatchError(
+            f"{second[1]} has the labels {shown(second[0])}, and {first[1]} {shown(first[0])}; say the same `labels` "
+            "in both tables"
+        )
+    return next(iter(said), ())
+
+
+def _check_labels(train: Sequence[DataSet], test: Sequence[DataSet], labels: tuple[str, ...]) -> None:
+    """See that every name is among the labels of the contract."""
+    for data in (*test, *train):
+        unknown = sorted(present_names(data) - set(labels))
+        if unknown and labels:
+            raise MismatchError(
+                f"{data.source} has the label {unknown[0]!r}, which is none of the labels of the test set or of "
+                f"`labels` ({shown(labels)}), so that boards of a fleet would refuse it: rename it or move its "
+                f"samples away, or {_SAY_ALL}"
+            )
+        if unknown:
+            raise MismatchError(
+                f"{data.source} has the labels {shown(sorted(unknown))}, and {test[0].source} numbers without names, "
+                f"so that nobody can tell which number a name has: {_SAY_ALL}"
+            )
