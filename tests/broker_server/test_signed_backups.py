@@ -343,7 +343,7 @@ def test_a_table_that_computes_is_not_of_a_store(harm, tmp_path):
         opened.executescript(harm)
         opened.commit()
     unsigned(tmp_path / "theirs.zip", tmp_path / "theirs")
-    with pytest.raises(BlobError, match="with (a|an) .*, as no store has"):
+    with pytest.raises(BlobError, match=r"with (a|an) .*, as no store has"):
         restore(tmp_path / "theirs.zip", tmp_path / "made", trust=True)
     assert not (tmp_path / "made").exists()
 
