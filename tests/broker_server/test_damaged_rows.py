@@ -135,16 +135,16 @@ def test_what_no_server_wrote_is_one_line(table, column, value, store, monkeypat
 def test_measurements_that_the_database_itself_reads_are_named(store):
     """It sums them up, and says of garbage no more than that it is no JSON; a word in place of a number stays none."""
     damage(store, "tasks", "metrics", "garbage")
-    not_json = pytest.raises(DamagedRowError, match=r"table tasks, row id '[^']+', column metrics: it is no JSON")
-    with contextlib.closing(Store(store, read_only=True)) as opened, not_json:
+    message = r"table tasks, row id '[^']+', column metrics: it is no JSON"
+    with contextlib.closing(Store(store, read_only=True)) as opened, pytest.raises(DamagedRowError, match=message):
         devices(opened, RUN)
     with contextlib.closing(sqlite3.connect(store / "shoal.db")) as opened:
         opened.execute("UPDATE tasks SET metrics = NULL")
         word = json.dumps({"resident_bytes": "much"})
         opened.execute("UPDATE tasks SET metrics = ? WHERE round = 1", (word,))
         opened.commit()
-    a_word = pytest.raises(DamagedRowError, match="column metrics: ")
-    with contextlib.closing(Store(store, read_only=True)) as opened, a_word:
+    message = "column metrics: "
+    with contextlib.closing(Store(store, read_only=True)) as opened, pytest.raises(DamagedRowError, match=message):
         opened.parts(RUN)
 
 
