@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from broker_server.rounds.artifacts import load_artifacts
-from broker_server.rounds.judging import open_evaluators
+from broker_server.rounds.judging import open_evaluators, open_test_sets
 from broker_server.rounds.run_context import prepare_run
 from broker_server.settings.fleet import FleetConfig
 from fleet_protocol.errors import ConfigError, MismatchError
@@ -169,3 +169,13 @@ def test_a_run_keeps_the_names_that_it_began_with(artifacts, opened, tmp_path):
     moved = opened(table(tmp_path, ["cat", "bee"], "fedcba"), begun.terms.model_dump())
     assert moved.judged.data.y.tolist() == [1, 0]
     assert moved.judged.data.column_names == tuple("abcdef")
+
+
+def test_boards_labels_are_open_unless_a_contract_names_them(artifacts, tmp_path):
+    """A summary alone says nothing of names."""
+    np.savez(tmp_path / "d.npz", x=np.zeros((3, 6), np.float32), y=[0, 1, 2])
+    data = {"kind": "npz", "path": tmp_path / "d.npz"}
+    loaded = load_artifacts(artifacts, "mlp", chunk_bytes=1024)
+    for said, is_open in ((None, True), ({"range": [0, 1]}, True), ({"labels": NAMES}, False)):
+        context, _ = open_test_sets(prepare_run("run", fleet(tmp_path, artifacts, data, said), loaded))
+        assert context.open_labels is is_open

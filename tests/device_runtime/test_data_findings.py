@@ -10,8 +10,9 @@ from sklearn.datasets import load_breast_cancer
 from device_runtime.doctor import examine
 from fleet_protocol.data import CsvData, load_data, make_dataset
 from fleet_protocol.data.contract import CONTRACT_FILE, DataContract, contract_of
+from fleet_protocol.data.facts import SourceFacts
 from fleet_protocol.data.summary import summarise
-from fleet_protocol.messages import Accept
+from fleet_protocol.messages import Accept, Refuse
 from tests.brokers import any_broker, free_port
 from tests.device_runtime.device_process import DeviceProcess
 from tests.device_runtime.scripted_server import scripted_server
@@ -173,3 +174,25 @@ def test_a_sensor_that_is_stuck(board):
     assert "Column 'f4' is 17.5 in all 456 examined samples" in found.detail
     found = board([*NAMES, "label"], lambda _, row, label: [*row[:3], row[3] * 1000, *row[4:], label])
     assert "Column 'f3' ranges from " in found.detail
+
+
+def test_a_board_tells_its_own_labels_and_refuses_a_model_with_more(tmp_path, tiny):
+    """Names of two labels cannot be those of a model of more; the server gets their digest to compare."""
+    x, y = samples(50)
+    rows = [",".join(map(str, [*pixels.ravel(), label % 2])) for pixels, label in zip(x, y, strict=True)]
+    (tmp_path / "data.csv").write_text("\n".join(rows))
+    table = {"kind": "csv", "path": "data.csv", "header": False, "label_column": -1, "shape": [*x.shape[1:]]}
+    labels = ("odd", "even")
+    with any_broker(tmp_path) as broker, scripted_server(broker.url, tiny.blobs) as server:
+        device = DeviceProcess(tmp_path, broker.url, {**table, "labels": [*labels]})
+        device.start()
+        try:
+            server.wait_state("idle")
+            digest = SourceFacts(labels=labels, labels_said=True).labels_digest
+            assert [profile.labels_digest for profile in server.profiles] == [digest]
+            server.offer("pi-1", tiny.choice(initial_weights()))
+            refusal = server.wait_message(Refuse, "t1")
+        finally:
+            device.kill()
+    assert refusal.reason.value == "data-mismatch"
+    assert "names 2 labels for " in refusal.detail
