@@ -188,7 +188,8 @@ def _providers(config: DeviceConfig) -> str:
 def _data(config: DeviceConfig) -> str:
     from device_runtime.agent.data_findings import sentences  # noqa: PLC0415  (numpy)
     from fleet_protocol.data import load_data  # noqa: PLC0415
-    from fleet_protocol.data.contract import by_position, read_contract, reconciled  # noqa: PLC0415
+    from fleet_protocol.data.contract import read_contract, reconciled  # noqa: PLC0415
+    from fleet_protocol.data.positions import by_position  # noqa: PLC0415
 
     data = load_data(config.data)
     contract = read_contract(config.state_dir)

@@ -58,11 +58,11 @@ def _as_a_request(record: RunRecord, own: FleetConfig | None, why: str) -> Fleet
 
 
 def note_nameless(store: Store, fleet: str) -> None:
-    """Say which runs of a fleet a server leaves as they are, since their ids could lead anywhere as parts of paths."""
+    """Log which runs of a fleet a server leaves alone, because their ids could lead anywhere as parts of paths."""
     for run in store.nameless(fleet):
         why = (
-            f"run {run.id!r} has not ended, but its id is no name that a server gives, so the database was changed: no "
-            "server goes on with it, and `shoal run` begins another"
+            f"run {run!r} has not ended, but a server does not give such an id, so the database was changed: no server "
+            "resumes it, and `shoal run` begins another"
         )
         _LOG.warning(why)
         store.log("run-left-out", why)

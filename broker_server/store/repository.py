@@ -108,16 +108,17 @@ class Store(TaskTable):
 
     def unfinished(self, fleet: str) -> RunRecord | None:
         """The newest run of a fleet that has not ended, and whose id is a name: see `nameless`."""
-        return next((run for run in self._unfinished(fleet) if is_run_name(run.id)), None)
+        return next((from_row(RunRecord, row) for row in self._unfinished(fleet) if is_run_name(row.id)), None)
 
-    def nameless(self, fleet: str) -> list[RunRecord]:
-        """Runs of a fleet that have not ended, but nobody goes on with: no server gave them such an id."""
-        return [run for run in self._unfinished(fleet) if not is_run_name(run.id)]
+    def nameless(self, fleet: str) -> list[str]:
+        """Ids of unfinished runs of a fleet that no server resumes, because no server gave them such an id."""
+        return [str(row.id) for row in self._unfinished(fleet) if not is_run_name(row.id)]
 
-    def _unfinished(self, fleet: str) -> list[RunRecord]:
+    def _unfinished(self, fleet: str) -> Sequence[Any]:
+        """Unchecked rows of the runs of a fleet that have not ended, newest first."""
         table = schema.runs
         query = select(table).where(table.c.fleet == fleet, table.c.status.in_(UNFINISHED))
-        return self._all(RunRecord, query.order_by(_NEWEST_FIRST))
+        return self._rows(query.order_by(_NEWEST_FIRST))
 
     # Devices: what each last said about itself.
 

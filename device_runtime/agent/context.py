@@ -30,7 +30,7 @@ from device_runtime.training.choosers import chooser_of
 from device_runtime.training.task import Bench
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.data import PythonData, load_data
-from fleet_protocol.data.contract import by_position
+from fleet_protocol.data.positions import by_position
 from fleet_protocol.data.stamps import Stamps
 from fleet_protocol.errors import DataError, RefusalReason, RefusedError, ShoalError, StorageError
 from fleet_protocol.frozen import FrozenModel

@@ -74,7 +74,7 @@ def _values(summary: DataSummary) -> int:
 
 def _shape(own: DataSummary, fleet: DataSummary) -> DataFinding:
     remedy = shape_remedy(own.shape, fleet.shape)
-    return DataFinding("shape", f"samples have shape {[*own.shape]}, the fleet's {[*fleet.shape]}; {remedy}")
+    return DataFinding("shape", f"samples have shape {[*own.shape]}, the fleet's have {[*fleet.shape]}; {remedy}")
 
 
 def _dtype(own: DataSummary, fleet: DataSummary) -> DataFinding:

@@ -180,7 +180,7 @@ def in_columns(data: DataSet, contract: ContractTerms) -> DataSet:
 def _no_column(data: DataSet, name: str) -> str:
     """A column is missing: whether the file lacks it, or the board's own `columns` left it out."""
     names = data.column_names
-    text = f"{data.source} has no column {name!r}, which the fleet's model takes (it has {shown(names)})"
+    text = f"{data.source} has no column {name!r}, which the fleet's model reads (it has {shown(names)})"
     if name in data.facts.columns_left_out:
         return f"{text}: the file has it, and `columns` in [data] of device.toml leaves it out; name it there"
     alike = [other for other in (*names, *data.facts.columns_left_out) if other.casefold() == name.casefold()]
@@ -230,10 +230,9 @@ def _in_labels(data: DataSet, contract: ContractTerms, *, own_labels: bool) -> D
         if own_labels or data.facts.labels_said:
             return data
         raise MismatchError(
-            f"{data.source} has the labels {shown(names)}, and nobody has said their order, so that this board would "
-            f"number them for itself: say all labels of the model in its order for all boards, {PLACEHOLDERS} in "
-            "[contract] of fleet.toml; or, where the server cannot, write the same line into [data] of device.toml of "
-            "every board, with the same names in the same order on each"
+            f"{data.source} has the labels {shown(names)}, and nothing sets their order, so this board would "
+            f"number them by itself: set all labels of the model in its order for all boards, {PLACEHOLDERS} in "
+            "[contract] of fleet.toml; or, if the server cannot, write the same line into [data] of every device.toml"
         )
     facts = replace(data.facts, labels=contract.labels, labels_said=False)
     if names == contract.labels:
@@ -241,7 +240,7 @@ def _in_labels(data: DataSet, contract: ContractTerms, *, own_labels: bool) -> D
     unknown = sorted(present_names(data) - set(contract.labels))
     if unknown:
         raise MismatchError(
-            f"{data.source} has the label {unknown[0]!r}, which is none of the fleet's labels "
+            f"{data.source} has the label {unknown[0]!r}, which is not a label of the fleet "
             f"({shown(contract.labels)}): rename it or move its samples away, or name it in [contract] labels of "
             "fleet.toml"
         )
@@ -291,18 +290,18 @@ def _check_numbers(data: DataSet, contract: ContractTerms) -> None:
         remedy = (
             "set `labels` in [data] of device.toml to the names that the file uses, if it uses those of the fleet"
             if are_numbers
-            else f"say it in [data] of device.toml, {PLACEHOLDERS}, with a name of the fleet for each number that the "
+            else f"set it in [data] of device.toml, {PLACEHOLDERS}, with a name of the fleet for each number that the "
             "file uses, the first for 0"
         )
         raise MismatchError(
             f"{data.source} has numbers as labels, and the fleet's labels have names ({shown(contract.labels)}), so "
-            f"that nobody can tell which name a number has: {remedy}"
+            f"the name of each number is ambiguous: {remedy}"
         )
     if not are_numbers:
         return
     raise MismatchError(
         f"{data.source} has numbers as labels, and the fleet's labels have numbers as names in another order "
-        f"({shown(contract.labels)}), so that nobody can tell which is meant: say labels in the order of the numbers "
+        f"({shown(contract.labels)}), so their meaning is ambiguous: set labels in the order of the numbers "
         "in [contract] of fleet.toml"
     )
 
@@ -361,26 +360,6 @@ def _check_range(data: DataSet, contract: ContractTerms) -> None:
             f"fleet's from {lowest:g} to {highest:g}: set `scale` in [data] of device.toml (1/255 = "
             "0.00392156862745098 for pixels), or `mean` and `std`"
         )
-
-
-def by_position(data: DataSet, contract: ContractTerms | None, *, own_labels: bool = False) -> str:
-    """What of samples is taken by position where the contract has names, for people; empty where names decide.
-
-    Args:
-        data: as a reader gives it.
-        contract: of the fleet; None where it has none.
-        own_labels: whether the labels are the board's own business.
-    """
-    contract = contract or NO_CONTRACT
-    named = own_labels or data.label_names or data.y.dtype.kind == "f"
-    labels = () if named else contract.labels
-    columns = () if data.column_names else contract.columns
-    taken = [
-        f"{what} are taken by position (0 is {names[0]!r}, {len(names) - 1} is {names[-1]!r})"
-        for what, names in (("labels", labels), ("columns", columns))
-        if names
-    ]
-    return ", and ".join(taken)
 
 
 def shown(names: Sequence[str]) -> str:

@@ -196,7 +196,7 @@ def _listed(config: ImagesData) -> tuple[list[tuple[Path, Any]], SourceFacts]:
             raise DataError(f"line {line} of {table} has {len(numbers)} numbers; all lines need the same count")
         problem = name_problem(row[0])
         if problem is not None:
-            raise DataError(f"line {line} of {table}: {quoted(row[0])} names no image in {config.path}: {problem}")
+            raise DataError(f"line {line} of {table}: {quoted(row[0])} is not an image in {config.path}: {problem}")
         if len(numbers) == 1 and labels:
             numbers = [label_place(numbers[0], labels, f"line {line} of {table}")]
         listed.append((config.path / row[0], numbers if len(numbers) > 1 else numbers[0]))

@@ -60,5 +60,5 @@ def _check_labels(train: Sequence[DataSet], test: Sequence[DataSet], labels: tup
         if unknown:
             raise MismatchError(
                 f"{data.source} has the labels {shown(sorted(unknown))}, and {test[0].source} numbers without names, "
-                f"so that nobody can tell which number a name has: {_SAY_ALL}"
+                f"so the number of each name is ambiguous: {_SAY_ALL}"
             )

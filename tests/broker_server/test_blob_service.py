@@ -137,7 +137,7 @@ def test_a_pipe_in_the_place_of_a_file_holds_up_nobody(service, broker, tmp_path
     blobs.path(digest).unlink()
     os.mkfifo(blobs.path(digest))
     (problem,) = ask(service, digest, (0, 3))
-    assert "it is no regular file" in problem
+    assert "it is not a regular file" in problem
     assert broker.chunks == {}
 
 

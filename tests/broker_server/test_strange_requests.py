@@ -450,7 +450,7 @@ def test_a_pipe_in_place_of_a_kept_configuration_holds_the_run_alone(url, config
     os.mkfifo(path, 0o600)
     with Serving(settings, url) as serving:
         wait_until(lambda: any(line.kind == "resume-failed" for line in events_of(settings)))
-        assert "is no regular file; remove it" in how_it_is(settings, run)[1][-1]
+        assert "is not a regular file; remove it" in how_it_is(settings, run)[1][-1]
         serving.server.stop()
         serving.thread.join(PATIENCE)
         assert not serving.thread.is_alive()

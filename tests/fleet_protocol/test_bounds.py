@@ -107,7 +107,7 @@ def test_what_strangers_write_moves_no_cursor():
     with pytest.raises(RefusedError) as refused:
         parse_presence(json.dumps({**said, "profile": {**PROFILE, evil + "x" * 200_000: 1}}).encode())
     assert str(refused.value).isprintable()
-    assert len(str(refused.value)) == 8000
+    assert len(str(refused.value)) < 1000
 
 
 def test_a_declared_terabyte_costs_nothing(tmp_path):

@@ -61,7 +61,7 @@ def test_a_label_that_the_fleet_lacks_is_refused_by_name():
 def test_a_numbering_that_nobody_has_said_is_refused():
     """Without names in the fleet a board would number its folders for itself."""
     for contract in (None, DataContract(), DataContract(columns=COLUMNS)):
-        with pytest.raises(MismatchError, match="nobody has said their order") as refusal:
+        with pytest.raises(MismatchError, match="nothing sets their order") as refusal:
             reconciled(labelled("ant", "bee"), contract)
         server, board = map(str(refusal.value).index, ("[contract] of fleet.toml", "[data] of device.toml"))
         assert server < board

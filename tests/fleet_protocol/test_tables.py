@@ -141,5 +141,5 @@ def test_labels_name_numbers_too(tmp_path):
             load(tmp_path, f"a,label\n1,0\n2,{cell}\n", labels=["malignant", "benign"])
     with pytest.raises(DataError, match=r"line 3 of .*d\.csv has the label 'benign', expected numbers"):
         load(tmp_path, "a,label\n1,0\n2,benign\n", labels=["malignant", "benign"])
-    with pytest.raises(DataError, match=r"line 2 of .*d\.csv has the label '0', which `labels` in .* does not name"):
+    with pytest.raises(DataError, match=r"line 2 of .*d\.csv has the label '0', which `labels` in .* does not list"):
         load(tmp_path, "a,label\n1,0\n2,1\n", labels=["1", "2"])
