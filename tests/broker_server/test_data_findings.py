@@ -67,10 +67,10 @@ def test_what_a_board_may_say_is_bounded():
     ("contracts", "words"),
     [
         ({}, "no contract defines a sample"),
-        ({"b1": DataContract(labels=("ant", "bee"))}, "the contract does not define the scale of values"),
+        ({"b1": DataContract(labels=("ant", "bee"))}, "the contract does not define the scale"),
         (
             {"b1": DataContract(range=(0, 1)), "b2": DataContract(labels=("ant",))},
-            "the contract does not define the scale of values",
+            "the contract does not define the scale",
         ),
         ({"b1": DataContract(labels=("ant", "bee"), range=(0, 1))}, None),
         ({"b1": contract_of(make_dataset("server", np.zeros((3, 2)), np.arange(3)))}, None),

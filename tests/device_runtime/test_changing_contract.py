@@ -150,7 +150,7 @@ def test_a_class_that_is_moved_away_leaves_the_numbers_of_the_others(tmp_path, b
         update = at_work.bits("t1")
         later = at_work.offer(LABELLED, "t2")
         later_update = at_work.bits("t2")
-        assert "images changed: read again" in at_work.device.log()
+        assert "changed: read again" in at_work.device.log()
     assert update == expected_bits(tmp_path, IMAGES, tiny, offer)
     assert later_update == expected_bits(tmp_path, IMAGES, tiny, later)
 
@@ -165,7 +165,7 @@ def test_a_class_that_the_fleet_does_not_name_is_refused_by_name(tmp_path, broke
         (tmp_path / "beside" / "eel").rename(tmp_path / "images" / "eel")
         refusal = at_work.server.wait_message(Refuse, "t1")
         assert refusal.reason is RefusalReason.DATA_MISMATCH
-        assert "has the label 'eel', which is none of the fleet's labels" in refusal.detail
+        assert "has the label 'eel', which is not a label of the fleet" in refusal.detail
         at_work.offer(LABELLED, "t2")
         assert at_work.server.wait_message(Refuse, "t2").reason is RefusalReason.DATA_MISMATCH
         (tmp_path / "images" / "eel").rename(tmp_path / "beside" / "eel")

@@ -124,7 +124,7 @@ def test_boards_with_folders_that_differ_train_alike_or_are_refused(ground, digi
     assert [*refused] == ["extra"]
     assert "data-mismatch: " in refused["extra"]
     assert f"{tmp_path}/extra has the label 'aardvark', which is not a label of the fleet" in refused["extra"]
-    assert "left out: 1 system folders, 1 folders without images, 1 hidden files or folders" in hidden_log
+    assert "left out: 1 folders without images, 1 hidden files or folders, 1 system folders" in hidden_log
     assert read_contract(processes["extra"].state_dir).labels == ORDERED
     assert findings["data"].level == "failed"
     assert "has the label 'aardvark'" in findings["data"].detail

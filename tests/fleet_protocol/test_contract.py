@@ -63,7 +63,7 @@ def test_a_numbering_that_nobody_has_said_is_refused():
     for contract in (None, DataContract(), DataContract(columns=COLUMNS)):
         with pytest.raises(MismatchError, match="nothing sets their order") as refusal:
             reconciled(labelled("ant", "bee"), contract)
-        server, board = map(str(refusal.value).index, ("[contract] of fleet.toml", "[data] of device.toml"))
+        server, board = map(str(refusal.value).index, ("[contract] of fleet.toml", "[data] of every device.toml"))
         assert server < board
         assert 'labels = ["<name of label 0>", "<name of label 1>", ...]' in str(refusal.value)
         assert '"ant"' not in str(refusal.value)  # a line to copy would number them as this board does
