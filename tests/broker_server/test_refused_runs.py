@@ -14,7 +14,7 @@ from broker_server.strategies.server_optimizer import OptimizerSettings
 from fleet_protocol.configuration import load_config, parse_config
 from fleet_protocol.data import load_data
 from fleet_protocol.data.sources import NpzData
-from fleet_protocol.errors import BlobError, ConfigError, DataError, PlanError
+from fleet_protocol.errors import ConfigError, DataError, PlanError
 from fleet_protocol.recipe import RecipeTable
 from models import Axis, Dim, Registry, Tier
 from models.axes import kept_units
@@ -201,7 +201,7 @@ def test_heads_of_tiers_own_need_a_method_that_keeps_them(tmp_path):
         _ = prepared("inclusivefl", **tables).judged_beside
     assert prepared("inclusivefl").strategy.begin is not None
     artifacts.tiers[small.id].head.unlink()
-    with pytest.raises(BlobError, match=r"head\.safetensors"):
+    with pytest.raises(ConfigError, match=r"head\.safetensors is missing"):
         artifacts.initial_heads([whole, small])
 
 
