@@ -63,15 +63,15 @@ def test_what_a_board_may_say_is_bounded():
     assert b"findings" not in profile().to_bytes()
 
 
+UNSCALED = "the contract does not define the scale of values"
+
+
 @pytest.mark.parametrize(
     ("contracts", "words"),
     [
         ({}, "no contract defines a sample"),
-        ({"b1": DataContract(labels=("ant", "bee"))}, "the contract does not define the scale"),
-        (
-            {"b1": DataContract(range=(0, 1)), "b2": DataContract(labels=("ant",))},
-            "the contract does not define the scale",
-        ),
+        ({"b1": DataContract(labels=("ant", "bee"))}, UNSCALED),
+        ({"b1": DataContract(range=(0, 1)), "b2": DataContract(labels=("ant",))}, UNSCALED),
         ({"b1": DataContract(labels=("ant", "bee"), range=(0, 1))}, None),
         ({"b1": contract_of(make_dataset("server", np.zeros((3, 2)), np.arange(3)))}, None),
     ],

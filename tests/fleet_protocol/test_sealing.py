@@ -341,7 +341,7 @@ def test_the_formats_are_those_that_are_written_down(folder):
     shared = mine.exchange(X25519PublicKey.from_public_bytes(data[4:36]))
     cipher = ChaCha20Poly1305(HKDF(SHA256(), 32, salt=None, info=info).derive(shared))
     assert cipher.decrypt(bytes(12), data[36:], b"place") == FRAME == unseal(data, [new_key(), KEY], "place")
-    for wrong in (FRAME, b"", b"SHS2", b"SHS2" + bytes(32) + bytes(40), data[:-1] + bytes(1)):
+    for wrong in (FRAME, b"", b"SHS2", b"SHS2" + bytes(32) + bytes(40), data[:-1] + bytes([data[-1] ^ 1])):
         # The neutral element of the curve would make a cipher that everybody knows (RFC 7748, section 6.1).
         assert refused(unseal, wrong, [KEY], "place") is RefusalReason.BAD_SEAL
     server = server_of(folder)
