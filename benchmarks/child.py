@@ -1,4 +1,6 @@
-"""Runs a part of a benchmark in a process of its own, whose time and memory are then of this part alone."""
+"""Runs a part of a benchmark in a process of its own, whose time and memory are then of this part
+alone.
+"""
 
 import subprocess
 import sys
@@ -14,7 +16,14 @@ def printed(*arguments: str, timeout: float = 300) -> str:
         RuntimeError: it failed; the message is the end of what it said.
     """
     command = [sys.executable, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, cwd=REPOSITORY)
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+        cwd=REPOSITORY,
+    )
     if done.returncode:
         raise RuntimeError(done.stderr[-2000:])
     return done.stdout

@@ -1,11 +1,14 @@
-"""Resident memory of a whole device process while it trains, beside a PyTorch process doing the same; its start.
+"""Resident memory of a whole device process while it trains, beside a PyTorch process doing the
+same; its start.
 
-The device is the real agent, ``python -m device_runtime``, against a real broker: it fetches ``conv`` at width 1,
-trains it at batch 32, evaluates, uploads, and reports the peak of its own resident memory (VmHWM).
+The device is the real agent, ``python -m device_runtime``, against a real broker: it fetches
+``conv`` at width 1, trains it at batch 32, evaluates, uploads, and reports the peak of its own
+resident memory (VmHWM).
 
-Resident memory counts pages of libraries, too, and how many of them are mapped depends on what the kernel has in its
-cache: right after an installation that is whole libraries, and 11 MB more for the same work (70 to 80 with PyTorch). So
-each process is started as after a boot, when nothing of its libraries is cached.
+Resident memory counts pages of libraries, too, and how many of them are mapped depends on what the
+kernel has in its cache: right after an installation that is whole libraries, and 11 MB more for the
+same work (70 to 80 with PyTorch). So each process is started as after a boot, when nothing of its
+libraries is cached.
 """
 
 import contextlib
@@ -35,12 +38,16 @@ from trainer_export.recipe import Recipe
 
 MEMORY_BUDGET_MB = 110.0
 RATIO_BUDGET = 0.3
-BATCH, SAMPLES, EPOCHS = 32, 320, 3
+BATCH = 32
+SAMPLES = 320
+EPOCHS = 3
 PATIENCE_SECONDS = 180.0
 MB = 1024 * 1024
-FLEET, DEVICE = "bench", "board"
+FLEET = "bench"
+DEVICE = "board"
 
-# The same samples, model and recipe as one would write them in PyTorch, one thread as the device has.
+# The same samples, model and recipe as one would write them in PyTorch, one thread as the device
+# has.
 _TORCH = f"""
 import sys
 import numpy as np
@@ -75,9 +82,16 @@ def _as_after_boot() -> None:
 def _device(folder: Path, url: str, data: Path) -> Iterator[Path]:
     """A running device; yields its log."""
     folder.mkdir()
-    lines = {"fleet": FLEET, "device": DEVICE, "broker": url, "state_dir": "state", "backend": "onnx"}
+    lines = {
+        "fleet": FLEET,
+        "device": DEVICE,
+        "broker": url,
+        "state_dir": "state",
+        "backend": "onnx",
+    }
     text = "\n".join(f"{key} = {json.dumps(value)}" for key, value in lines.items())
-    config, log = folder / "device.toml", folder / "log"
+    config = folder / "device.toml"
+    log = folder / "log"
     config.write_text(f'{text}\n[data]\nkind = "npz"\npath = {json.dumps(str(data))}\n')
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -95,7 +109,9 @@ def _device(folder: Path, url: str, data: Path) -> Iterator[Path]:
 
 
 def _device_figures(work: Path) -> tuple[float, float, float]:
-    """Peak resident memory of a device in MB, seconds per step, and seconds from its start to its first offer."""
+    """Peak resident memory of a device in MB, seconds per step, and seconds from its start to its
+    first offer.
+    """
     events: list[RunEvent] = []
     ready: list[float] = []
 
@@ -111,7 +127,11 @@ def _device_figures(work: Path) -> tuple[float, float, float]:
                 "store": work / "store",
                 "broker": {"url": broker.url},
                 "model": {"artifacts": work / "artifacts", "arch": "conv"},
-                "round": {"rounds": 1, "deadline_seconds": PATIENCE_SECONDS, "wait_seconds": PATIENCE_SECONDS},
+                "round": {
+                    "rounds": 1,
+                    "deadline_seconds": PATIENCE_SECONDS,
+                    "wait_seconds": PATIENCE_SECONDS,
+                },
                 "train": {"learning_rate": 0.01, "epochs": EPOCHS, "batch_size": BATCH},
             }
         )
@@ -121,10 +141,18 @@ def _device_figures(work: Path) -> tuple[float, float, float]:
         ):
             began = time.monotonic()
             server.run(config)
-            found = [event.metrics for event in events if isinstance(event, UpdateReceived) and event.kind == "train"]
+            found = [
+                event.metrics
+                for event in events
+                if isinstance(event, UpdateReceived) and event.kind == "train"
+            ]
             if not found:
                 raise RuntimeError(f"no update came; the device said:\n{log.read_text()[-2000:]}")
-    return found[0].resident_bytes / MB, found[0].train_seconds / found[0].batches, ready[0] - began
+    return (
+        found[0].resident_bytes / MB,
+        found[0].train_seconds / found[0].batches,
+        ready[0] - began,
+    )
 
 
 def rows() -> list[Row]:
@@ -135,16 +163,30 @@ def rows() -> list[Row]:
         x = draw.normal(size=(SAMPLES, 1, 28, 28)).astype(np.float32)
         np.savez(work / "data.npz", x=x, y=draw.integers(0, 10, SAMPLES))
         export_architecture(
-            Registry.zoo().get("conv"), {}, [Tier(1.0)], Recipe(), work / "artifacts", formats=("onnx",)
+            Registry.zoo().get("conv"),
+            {},
+            [Tier(1.0)],
+            Recipe(),
+            work / "artifacts",
+            formats=("onnx",),
         )
         _as_after_boot()
         torch = int(printed("-c", _TORCH, str(work / "data.npz"))) / 1024
         _as_after_boot()
         here, step, start = _device_figures(work)
         return [
-            Row("device_memory.resident", here, "MB, this environment's onnxruntime", MEMORY_BUDGET_MB),
+            Row(
+                "device_memory.resident",
+                here,
+                "MB, this environment's onnxruntime",
+                MEMORY_BUDGET_MB,
+            ),
             Row("device_memory.resident_to_pytorch", here / torch, "ratio", RATIO_BUDGET),
             Row("device_memory.resident_pytorch", torch, "MB"),
             Row("device_memory.step", step * 1000, "ms, 1 thread"),
-            Row("device cold start, nothing of its libraries cached: process to first offer", start, "s, clock"),
+            Row(
+                "device cold start, nothing of its libraries cached: process to first offer",
+                start,
+                "s, clock",
+            ),
         ]

@@ -1,8 +1,10 @@
-"""What it takes to export a text encoder of 33 million parameters in three tiers, and recurrent layers of 50 steps.
+"""What it takes to export a text encoder of 33 million parameters in three tiers, and recurrent
+layers of 50 steps.
 
-The encoder is MiniLM's with 12 layers (384 units, 30,522 tokens) at widths 1, 0.5 and 0.25, one tier after the other in
-one process: its CPU time and its peak of resident memory. The recurrent layers are one of 64 units each, one tier.
-Each export is a process of its own; what is measured is all of it, the start of Python and PyTorch included.
+The encoder is MiniLM's with 12 layers (384 units, 30,522 tokens) at widths 1, 0.5 and 0.25, one
+tier after the other in one process: its CPU time and its peak of resident memory. The recurrent
+layers are one of 64 units each, one tier. Each export is a process of its own; what is measured is
+all of it, the start of Python and PyTorch included.
 """
 
 import json
@@ -22,7 +24,9 @@ from models.tier import Tier
 from trainer_export.artifact_set import export_architecture
 from trainer_export.recipe import Recipe
 
-ENCODER_CPU_BUDGET_SECONDS, ENCODER_BUDGET_MB, RECURRENT_CPU_BUDGET_SECONDS = 45.0, 1500.0, 20.0
+ENCODER_CPU_BUDGET_SECONDS = 45.0
+ENCODER_BUDGET_MB = 1500.0
+RECURRENT_CPU_BUDGET_SECONDS = 20.0
 
 
 class Recurrent(nn.Module):
@@ -53,10 +57,13 @@ def gru(cut: Cut, *, input_shape: tuple[int, int] = (50, 12), classes: int = 6) 
 def measured(name: str) -> tuple[float, float]:
     """CPU seconds and peak resident megabytes of this process, which exports one of them."""
     if name == "encoder":
-        arch, settings = Registry.zoo().get("minilm_encoder"), {"pretrained": False, "blocks": 12}
+        arch = Registry.zoo().get("minilm_encoder")
+        settings = {"pretrained": False, "blocks": 12}
         tiers = [Tier(width, 12) for width in (1.0, 0.5, 0.25)]
     else:
-        arch, settings, tiers = {"lstm": lstm, "gru": gru}[name], {}, [Tier(1.0, 1)]
+        arch = {"lstm": lstm, "gru": gru}[name]
+        settings = {}
+        tiers = [Tier(1.0, 1)]
     with tempfile.TemporaryDirectory() as folder:
         export_architecture(arch, settings, tiers, Recipe(), Path(folder), formats=("onnx",))
     used = resource.getrusage(resource.RUSAGE_SELF)
@@ -66,14 +73,20 @@ def measured(name: str) -> tuple[float, float]:
 def rows() -> list[Row]:
     """CPU time and memory of the exports."""
     found = {
-        name: json.loads(printed("-m", "benchmarks.export", name, timeout=1800)) for name in ("encoder", "lstm", "gru")
+        name: json.loads(printed("-m", "benchmarks.export", name, timeout=1800))
+        for name in ("encoder", "lstm", "gru")
     }
     cpu, memory = found.pop("encoder")
     return [
         Row("export 33 M parameters, 3 tiers", cpu, "s CPU", ENCODER_CPU_BUDGET_SECONDS),
         Row("export 33 M parameters, resident", memory, "MB", ENCODER_BUDGET_MB),
         *(
-            Row(f"export {name.upper()} of 50 steps, a tier", value, "s CPU", RECURRENT_CPU_BUDGET_SECONDS)
+            Row(
+                f"export {name.upper()} of 50 steps, a tier",
+                value,
+                "s CPU",
+                RECURRENT_CPU_BUDGET_SECONDS,
+            )
             for name, (value, _) in found.items()
         ),
     ]

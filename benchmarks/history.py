@@ -13,7 +13,19 @@ from benchmarks.row import Row
 from device_runtime.board import machine_name, probe
 
 HISTORY = Path(__file__).parent / "history.csv"
-FIELDS = ("date", "commit", "cpu", "cores", "load", "name", "value", "low", "high", "unit", "budget")
+FIELDS = (
+    "date",
+    "commit",
+    "cpu",
+    "cores",
+    "load",
+    "name",
+    "value",
+    "low",
+    "high",
+    "unit",
+    "budget",
+)
 ALONE = 0.1  # by which a figure that was taken once may differ from another
 
 Entry = Mapping[str, str]
@@ -25,7 +37,10 @@ def before(path: Path = HISTORY) -> dict[str, list[Entry]]:
     if path.is_file():
         with path.open(newline="") as file:
             for entry in csv.DictReader(file):
-                if (entry["cpu"], entry["cores"]) == (machine_name(), str(probe().cores)) and entry["value"]:
+                if (entry["cpu"], entry["cores"]) == (
+                    machine_name(),
+                    str(probe().cores),
+                ) and entry["value"]:
                     found[entry["name"]].append(entry)
     return dict(found)
 
@@ -33,7 +48,9 @@ def before(path: Path = HISTORY) -> dict[str, list[Entry]]:
 def keep(rows: Sequence[Row], path: Path = HISTORY) -> None:
     """Add rows, those that were skipped with the reason as their unit."""
     described = ["git", "describe", "--always", "--dirty", "--exclude=*"]
-    commit = subprocess.run(described, capture_output=True, text=True, check=False, cwd=REPOSITORY).stdout.strip()
+    commit = subprocess.run(
+        described, capture_output=True, text=True, check=False, cwd=REPOSITORY
+    ).stdout.strip()
     run = (
         datetime.now(timezone.utc).date().isoformat(),
         commit,
@@ -47,11 +64,21 @@ def keep(rows: Sequence[Row], path: Path = HISTORY) -> None:
         writer.writerows([FIELDS] if new else [])
         for row in rows:
             numbers = ("" if n is None else f"{n:.6g}" for n in (row.value, row.low, row.high))
-            writer.writerow((*run, row.name, *numbers, row.unit, "" if row.budget is None else row.budget))
+            writer.writerow(
+                (
+                    *run,
+                    row.name,
+                    *numbers,
+                    row.unit,
+                    "" if row.budget is None else row.budget,
+                )
+            )
 
 
 def worse(row: Row, entry: Entry) -> bool:
-    """Whether a row is worse than an entry by more than both spread: their quartiles lie apart, or by a tenth."""
+    """Whether a row is worse than an entry by more than both spread: their quartiles lie apart, or
+    by a tenth.
+    """
     if row.value is None:
         return False
     if row.low is None or row.high is None or not entry["low"]:

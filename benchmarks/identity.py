@@ -1,4 +1,6 @@
-"""What identities cost: an update put into sealed envelopes and taken out, beside the TLS wire that carries it."""
+"""What identities cost: an update put into sealed envelopes and taken out, beside the TLS wire that
+carries it.
+"""
 
 import contextlib
 import os
@@ -28,7 +30,8 @@ from fleet_protocol.topics import Topics
 from fleet_protocol.transport import Received, open_transport
 from tests.brokers import free_port
 
-UPDATE_BYTES, REPEATS = 4_000_000, 20
+UPDATE_BYTES = 4_000_000
+REPEATS = 20
 TOPICS = Topics("bench")
 
 
@@ -58,11 +61,15 @@ def rows() -> list[Row]:
                 left -= 1
 
     with contextlib.ExitStack() as stack:
-        folder, port = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "fleet", free_port()
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "fleet"
+        port = free_port()
         found_fleet(folder, Founding("bench", "127.0.0.1", port))
-        device, server = read_enrolment(enroll(folder, "pi-1")), read_enrolment(folder / "server.enrolment")
+        device = read_enrolment(enroll(folder, "pi-1"))
+        server = read_enrolment(folder / "server.enrolment")
         config = BrokerConfig(port=port, identity=folder / "server.enrolment")
-        stack.enter_context(hosted_broker(config, "bench", folder / "broker") or contextlib.nullcontext())
+        stack.enter_context(
+            hosted_broker(config, "bench", folder / "broker") or contextlib.nullcontext()
+        )
         sender = open_transport(device.address(folder / "device"), "device", queue.SimpleQueue())
         receiver = open_transport(server.address(folder / "server"), "server", inbox)
         for link in (sender, receiver):
@@ -81,11 +88,14 @@ def rows() -> list[Row]:
         return ((topic, signer.to_server(topic, frame)) for topic, frame in framed(digests=False))
 
     def opened() -> None:
-        reader = ChunkVerifier(server, verifier, Keys(server))  # which has not heard of this update before
+        reader = ChunkVerifier(
+            server, verifier, Keys(server)
+        )  # which has not heard of this update before
         for topic, envelope in envelopes:
             decode_chunk(reader.open(topic, envelope).payload)
 
-    frames, envelopes = list(framed()), list(sealed())
+    frames = list(framed())
+    envelopes = list(sealed())
     parts = {
         "cut": _cpu_ms(lambda: deque(framed(), 0)),
         "cut, signed and sealed": _cpu_ms(lambda: deque(sealed(), 0)),
@@ -94,6 +104,12 @@ def rows() -> list[Row]:
     }
     cut, cut_sealed, taken, taken_sealed = parts.values()
     found = [(name, value, "ms CPU") for name, value in {"wire, TLS": wire, **parts}.items()]
-    found.append(("what signing and sealing add", (cut_sealed - cut + taken_sealed - taken) / wire, "x wire"))
+    found.append(
+        (
+            "what signing and sealing add",
+            (cut_sealed - cut + taken_sealed - taken) / wire,
+            "x wire",
+        )
+    )
     what = f"update of {UPDATE_BYTES / 1e6:.0f} MB"
     return [Row(f"{what}: {name}", value, unit) for name, value, unit in found]

@@ -1,7 +1,8 @@
-"""Cutting, encoding, hashing, storing and announcing five tiers, as a multiple of memcpy of the same bytes, in CPU.
+"""Cutting, encoding, hashing, storing and announcing five tiers, as a multiple of memcpy of the
+same bytes, in CPU.
 
-In the order of a server: all are stored, then they are announced. The disk has them later, or never: what is lost of
-them in a power cut is cut again. The second row is the time that this took.
+In the order of a server: all are stored, then they are announced. The disk has them later, or
+never: what is lost of them in a power cut is cut again. The second row is the time that this took.
 """
 
 import math
@@ -52,18 +53,25 @@ def _measure(folder: Path) -> tuple[list[float], list[float], int]:
     rng = np.random.default_rng(0)
     blobs = BlobStore(folder)
     version = blobs.put(
-        *weights_parts({item.name: rng.standard_normal(item.shape, np.float32) for item in layout.parameters})
+        *weights_parts(
+            {item.name: rng.standard_normal(item.shape, np.float32) for item in layout.parameters}
+        )
     )
     model = open_tensors(blobs.path(version))
     plans = plans_of(layout, "static", WIDTHS)
     link = _Sink()
     service = BlobService(link, Topics("bench"), DEFAULT_CHUNK_BYTES)  # type: ignore[arg-type]  # all that it uses
-    # The whole model's slice would be the version itself: with a number in it nothing is there already.
+    # The whole model's slice would be the version itself: with a number in it nothing is there
+    # already.
 
     def announce(number: int) -> None:
         link.taken = 0
         digests = [
-            blobs.put(*weights_parts(plan.slice(model), {"number": str(number)}), durable=False) for plan in plans
+            blobs.put(
+                *weights_parts(plan.slice(model), {"number": str(number)}),
+                durable=False,
+            )
+            for plan in plans
         ]
         for digest in digests:
             service.serve({digest: blobs.path(digest)})
@@ -75,7 +83,9 @@ def _measure(folder: Path) -> tuple[list[float], list[float], int]:
             service.withdraw([digest])
         announced.extend(digests)
 
-    ratios, seconds, announced = [], [], list[str]()
+    ratios = []
+    seconds = []
+    announced = list[str]()
     for number in range(REPEATS):
         began = time.monotonic()
         ours = _cpu(lambda number=number: announce(number))  # type: ignore[misc]
@@ -94,4 +104,7 @@ def rows() -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         ratios, seconds, size = _measure(Path(folder))
     name = f"cut, encode, hash, store and announce five tiers, {size / 1e6:.0f} MB"
-    return [Row.of(name, ratios, "x memcpy, CPU", BUDGET), Row.of(f"{name}: by the clock", seconds, "seconds")]
+    return [
+        Row.of(name, ratios, "x memcpy, CPU", BUDGET),
+        Row.of(f"{name}: by the clock", seconds, "seconds"),
+    ]

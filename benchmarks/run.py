@@ -1,4 +1,5 @@
-"""Runs every benchmark, prints one table with what was measured before, and says what got worse since.
+"""Runs every benchmark, prints one table with what was measured before, and says what got worse
+since.
 
 python -m benchmarks.run [name ...]
 
@@ -16,7 +17,16 @@ from benchmarks import history
 from benchmarks.row import Row
 from fleet_protocol.errors import ConfigError
 
-BENCHMARKS = ("merge", "reslicing", "fleet", "identity", "step_time", "device_memory", "simulation", "export")
+BENCHMARKS = (
+    "merge",
+    "reslicing",
+    "fleet",
+    "identity",
+    "step_time",
+    "device_memory",
+    "simulation",
+    "export",
+)
 SHOWN = 3  # entries of the history
 
 
@@ -36,31 +46,58 @@ def measured(name: str) -> list[Row]:
 
 
 def main(names: Sequence[str]) -> int:
-    """Run the named benchmarks, or all; 0 when every budget is met, 1 when one is missed, 2 for an unknown name."""
+    """Run the named benchmarks, or all; 0 when every budget is met, 1 when one is missed, 2 for an
+    unknown name.
+    """
     unknown = [name for name in names if name not in BENCHMARKS]
     if unknown:
-        print(f"no benchmark {unknown[0]!r}; there are {', '.join(BENCHMARKS)}", file=sys.stderr)
+        print(
+            f"no benchmark {unknown[0]!r}; there are {', '.join(BENCHMARKS)}",
+            file=sys.stderr,
+        )
         return 2
-    past, rows = history.before(), list[Row]()
+    past = history.before()
+    rows = list[Row]()
     for name in names or BENCHMARKS:
         print(f"running {name} ...", file=sys.stderr, flush=True)
         found = measured(name)
         history.keep(found)
         rows += found
-    table = Table("benchmark", "value", "quartiles", "unit", "budget", "ok", "before", title="budgets")
+    table = Table(
+        "benchmark",
+        "value",
+        "quartiles",
+        "unit",
+        "budget",
+        "ok",
+        "before",
+        title="budgets",
+    )
     for row in rows:
         verdict = "" if row.budget is None else ("[green]yes[/]" if row.ok else "[bold red]NO[/]")
         spread = "" if row.low is None else f"{_shown(row.low)} to {_shown(row.high)}"
-        earlier = ", ".join(_shown(float(entry["value"])) for entry in past.get(row.name, ())[-SHOWN:])
+        earlier = ", ".join(
+            _shown(float(entry["value"])) for entry in past.get(row.name, ())[-SHOWN:]
+        )
         name = f"{row.name} ({row.note})" if row.note else row.name
-        table.add_row(name, _shown(row.value), spread, row.unit, _shown(row.budget), verdict, earlier)
+        table.add_row(
+            name,
+            _shown(row.value),
+            spread,
+            row.unit,
+            _shown(row.budget),
+            verdict,
+            earlier,
+        )
     console = Console(width=None if sys.stdout.isatty() else 200)
     console.print(table)
     for row in rows:
         last = past.get(row.name, [None])[-1]
         if last is not None and history.worse(row, last):
             since = f"{last['date']} ({last['commit']}, load {last['load']})"
-            console.print(f"[bold red]worse[/] {row.name}: {float(last['value']):.4g} on {since}, now {row.value:.4g}")
+            console.print(
+                f"[bold red]worse[/] {row.name}: {float(last['value']):.4g} on {since}, now {row.value:.4g}"
+            )
     return 0 if all(row.ok for row in rows) else 1
 
 

@@ -1,16 +1,18 @@
-"""Simulations: speed against a plain PyTorch loop on the same cores, overhead outside of training, memory.
+"""Simulations: speed against a plain PyTorch loop on the same cores, overhead outside of training,
+memory.
 
-Speed: HeteroFL on MNIST with `conv`, 100 devices of which 10 train in a round, levels a to e drawn for every round, 5
-local epochs of batches of 10 (specification 1.8), with 300 samples a device to keep it short. The loop is what a
-published research script does: one process, PyTorch on all cores, one device after the other. The simulation has one
-worker per core, and does all that it does outside of a benchmark: the store, the checks, the history. Without
-SHOAL_DATA both train on made-up images, which take as long.
+Speed: HeteroFL on MNIST with `conv`, 100 devices of which 10 train in a round, levels a to e drawn
+for every round, 5 local epochs of batches of 10 (specification 1.8), with 300 samples a device to
+keep it short. The loop is what a published research script does: one process, PyTorch on all cores,
+one device after the other. The simulation has one worker per core, and does all that it does
+outside of a benchmark: the store, the checks, the history. Without SHOAL_DATA both train on made-up
+images, which take as long.
 
-Overhead: with one worker, the share of a round in which no device trains; starting the worker, once in a simulation,
-is a row of its own.
+Overhead: with one worker, the share of a round in which no device trains; starting the worker, once
+in a simulation, is a row of its own.
 
-Memory: 1,000 devices train `conv` at width 1/16 in every round; resident memory of all processes together, where pages
-that they share count for each.
+Memory: 1,000 devices train `conv` at width 1/16 in every round; resident memory of all processes
+together, where pages that they share count for each.
 """
 
 import gzip
@@ -42,11 +44,16 @@ from simulation.results.history import RoundRow, read_devices
 from simulation.runner import SimulationResult, simulate
 from simulation.settings import SimulationConfig
 
-DEVICES, SAMPLES, TIMED = 100, 300, 3
+DEVICES = 100
+SAMPLES = 300
+TIMED = 3
 SPEED_BUDGET = 2.5
 WIDTHS = (1.0, 0.5, 0.25, 0.125, 0.0625)
-MEMORY_DEVICES, MEMORY_ROUNDS, MEMORY_BUDGET_GB = 1000, 8, 2.0
-GB, MB = 1024**3, 1024**2
+MEMORY_DEVICES = 1000
+MEMORY_ROUNDS = 8
+MEMORY_BUDGET_GB = 2.0
+GB = 1024**3
+MB = 1024**2
 
 
 def rows() -> list[Row]:
@@ -79,7 +86,12 @@ def settings(root: Path, sets: Path, name: str, **tables: Mapping[str, Any]) -> 
     """HeteroFL's MNIST experiment; tables that are given are merged into its own."""
     base: dict[str, Any] = {
         "model": {"arch": "conv", "widths": WIDTHS},
-        "data": {"name": "mnist", "root": sets, "train_limit": DEVICES * SAMPLES, "test_limit": 500},
+        "data": {
+            "name": "mnist",
+            "root": sets,
+            "train_limit": DEVICES * SAMPLES,
+            "test_limit": 500,
+        },
         "devices": {"count": DEVICES},
         "round": {"rounds": TIMED + 1, "fraction": 0.1},
         "train": {"epochs": 5, "batch_size": 10, "learning_rate": 0.01},
@@ -87,11 +99,15 @@ def settings(root: Path, sets: Path, name: str, **tables: Mapping[str, Any]) -> 
         # Only the last round, which is not timed, is evaluated.
         "evaluation": {"every": 1000, "statistics_fraction": 0.02},
     }
-    return SimulationConfig.model_validate(merged(base, {"out": root / name, "cache": root / "cache"}, tables))
+    return SimulationConfig.model_validate(
+        merged(base, {"out": root / name, "cache": root / "cache"}, tables)
+    )
 
 
 def speed(root: Path, data: Path) -> list[Row]:
-    """Processor time of the loop over that of each backend, for the same devices and levels, from round 2 on."""
+    """Processor time of the loop over that of each backend, for the same devices and levels, from
+    round 2 on.
+    """
     used: dict[str, list[float]] = {"onnx": [], "torch": []}
     for backend, seen in used.items():
         config = settings(root, data, backend, engine={"backend": backend})
@@ -113,14 +129,25 @@ def speed(root: Path, data: Path) -> list[Row]:
 
 
 def _note(seen: list[float], _row: RoundRow) -> None:
-    """Add the processor time of this process and its children so far, those that have ended included."""
+    """Add the processor time of this process and its children so far, those that have ended
+    included.
+    """
     me = psutil.Process()
-    times = (me.cpu_times(), *(child.cpu_times() for child in me.children(recursive=True)))
-    seen.append(sum(one.user + one.system for one in times) + times[0].children_user + times[0].children_system)
+    times = (
+        me.cpu_times(),
+        *(child.cpu_times() for child in me.children(recursive=True)),
+    )
+    seen.append(
+        sum(one.user + one.system for one in times)
+        + times[0].children_user
+        + times[0].children_system
+    )
 
 
 def loop_seconds(config: SimulationConfig, result: SimulationResult) -> float:
-    """Processor time of the plain loop over the devices and levels that the simulation had in its timed rounds."""
+    """Processor time of the plain loop over the devices and levels that the simulation had in its
+    timed rounds.
+    """
     prepared = prepare(config)
     x = torch.from_numpy(np.load(prepared.data / "train_x.npy"))
     y = torch.from_numpy(np.load(prepared.data / "train_y.npy"))
@@ -133,20 +160,30 @@ def loop_seconds(config: SimulationConfig, result: SimulationResult) -> float:
     weights = {name: value.detach().numpy().copy() for name, value in start.named_parameters()}
     seconds = 0.0
     for number in range(2, TIMED + 1):
-        asked = [(names[row.device], row.tier) for row in read_devices(result.folder) if row.round == number]
+        asked = [
+            (names[row.device], row.tier)
+            for row in read_devices(result.folder)
+            if row.round == number
+        ]
         began = time.process_time()
         sums = {name: np.zeros_like(value) for name, value in weights.items()}
         counts = {name: np.zeros_like(value) for name, value in weights.items()}
         for device, tier in asked:
             plan = plans[Tier.parse(tier).width]
             module = build(arch, Tier.parse(tier).width, settings=prepared.settings)
-            trained = local_training(module, plan.slice(weights), x[parts[device]], y[parts[device]])
+            trained = local_training(
+                module, plan.slice(weights), x[parts[device]], y[parts[device]]
+            )
             for name, value in trained.items():
                 corner = tuple(slice(0, size) for size in value.shape)
                 sums[name][corner] += value
                 counts[name][corner] += 1
         weights = {
-            name: np.where(counts[name] > 0, sums[name] / np.maximum(counts[name], 1), weights[name])
+            name: np.where(
+                counts[name] > 0,
+                sums[name] / np.maximum(counts[name], 1),
+                weights[name],
+            )
             for name in weights
         }
         seconds += time.process_time() - began
@@ -154,7 +191,10 @@ def loop_seconds(config: SimulationConfig, result: SimulationResult) -> float:
 
 
 def local_training(
-    module: torch.nn.Module, weights: Mapping[str, NDArray[Any]], x: torch.Tensor, y: torch.Tensor
+    module: torch.nn.Module,
+    weights: Mapping[str, NDArray[Any]],
+    x: torch.Tensor,
+    y: torch.Tensor,
 ) -> dict[str, NDArray[Any]]:
     """Five epochs of one device, as a research script writes them."""
     set_mode(module, "train")
@@ -174,13 +214,17 @@ def local_training(
 
 
 def overhead(root: Path, data: Path) -> list[Row]:
-    """Share of the rounds after the first in which the only worker does not train; of the first, the time it starts."""
+    """Share of the rounds after the first in which the only worker does not train; of the first,
+    the time it starts.
+    """
     result = simulate(settings(root, data, "alone", engine={"workers": 1}))
     trained = dict.fromkeys(range(1, TIMED + 1), 0.0)
     for row in read_devices(result.folder):
         if row.round in trained:
             trained[row.round] += row.seconds
-    besides = {row.round: row.seconds - trained[row.round] for row in result.rounds if row.round in trained}
+    besides = {
+        row.round: row.seconds - trained[row.round] for row in result.rounds if row.round in trained
+    }
     later = sum(row.seconds for row in result.rounds if 1 < row.round <= TIMED)
     outside = sum(seconds for number, seconds in besides.items() if number > 1)
     return [

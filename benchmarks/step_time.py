@@ -1,10 +1,12 @@
-"""Time of a training step as a board runs it, beside PyTorch eager and, where it is installed, onnxruntime-training.
+"""Time of a training step as a board runs it, beside PyTorch eager and, where it is installed,
+onnxruntime-training.
 
-The device's own path: a `TrainSession` with the runtime's settings on a board, one thread, no spinning, buffers that
-swap. Beside it the same session with all its inputs and outputs bound once, which is what the runtime alone takes. All
-take short turns one after the other in one process, and a turn's figure is the median of the processor time of its
-steps, so that what else the machine does weighs on none; a row is the median of the ratios of neighbouring turns, with
-their quartiles. The others are PyTorch as one writes it, with its fused optimizer, and with the loss compiled as well
+The device's own path: a `TrainSession` with the runtime's settings on a board, one thread, no
+spinning, buffers that swap. Beside it the same session with all its inputs and outputs bound once,
+which is what the runtime alone takes. All take short turns one after the other in one process, and
+a turn's figure is the median of the processor time of its steps, so that what else the machine does
+weighs on none; a row is the median of the ratios of neighbouring turns, with their quartiles. The
+others are PyTorch as one writes it, with its fused optimizer, and with the loss compiled as well
 where there is a compiler. What it takes to open a set is measured as `shoal device bench` does.
 """
 
@@ -109,13 +111,25 @@ def measured(case: Case) -> list[Row]:
             _row(case.name, turns, "eager", case.budget),
             *(_row(case.name, turns, other, budget) for other, budget in OTHERS if other in steps),
             *(
-                Row(f"step device/{other}, {case.name}", None, f"skipped: {what} is not installed")
-                for other, what in (("compiled", "a C++ compiler"), ("ort-training", "onnxruntime-training"))
+                Row(
+                    f"step device/{other}, {case.name}",
+                    None,
+                    f"skipped: {what} is not installed",
+                )
+                for other, what in (
+                    ("compiled", "a C++ compiler"),
+                    ("ort-training", "onnxruntime-training"),
+                )
                 if other not in steps
             ),
             Row(f"opens its step graph, {case.name}", cost.opens_ms, "ms, processor"),
             Row(f"opens it again, {case.name}", cost.opens_again_ms, "ms, processor"),
-            Row(f"first step of a process, {case.name}", cost.first_step_seconds, "s, clock", FIRST_STEP_SECONDS),
+            Row(
+                f"first step of a process, {case.name}",
+                cost.first_step_seconds,
+                "s, clock",
+                FIRST_STEP_SECONDS,
+            ),
             Row(f"memory of a session, {case.name}", cost.peak_mb, "MB"),
         ]
 
@@ -133,7 +147,8 @@ def turns_of(steps: Mapping[str, Step]) -> dict[str, list[float]]:
 
 def _turn(step: Step) -> float:
     step()  # what the other left in the caches
-    times, end = list[float](), time.perf_counter() + TURN_SECONDS
+    times = list[float]()
+    end = time.perf_counter() + TURN_SECONDS
     while time.perf_counter() < end or len(times) < 3:
         start = time.process_time()
         step()
@@ -152,10 +167,13 @@ class Subjects:
     """What trains one model."""
 
     def __init__(self, case: Case, folder: Path) -> None:
-        self._folder, arch = folder, Registry.zoo().get(case.arch)
+        self._folder = folder
+        arch = Registry.zoo().get(case.arch)
         layout = infer_layout(arch, dict(case.settings) or None)
-        export, tier = Export(arch, layout, Recipe()), layout.tier(case.width)
-        self._module, self._signature = export.module(tier), export.signature
+        export = Export(arch, layout, Recipe())
+        tier = layout.tier(case.width)
+        self._module = export.module(tier)
+        self._signature = export.signature
         self._signature = self._signature.with_places_of(self._module)
         graph = write_train_graph(self._module, self._signature, export.recipe)
         files: list[SetFile] = [graph]
@@ -166,7 +184,9 @@ class Subjects:
             (folder / file.path).write_bytes(file.data)
         noise = model_noise(self._module, self._signature)
         footprint = Footprint(layout.parameter_count(tier), 0, 0, peak_memory(graph.model))
-        self.manifest = manifest_of(export, tier, files, Facts(self._signature, noise, (), footprint))
+        self.manifest = manifest_of(
+            export, tier, files, Facts(self._signature, noise, (), footprint)
+        )
         (folder / "manifest.json").write_bytes(self.manifest.to_bytes())
         batches = SizedBatches(self._signature, vocabulary_of(self._module), (case.batch,))
         self._x, self._y = next(batches.take(1))
@@ -174,9 +194,20 @@ class Subjects:
         self._mask = torch.ones(self._signature.classes)
 
     def steps(self) -> dict[str, Step]:
-        """A step of each: ``device``, ``static``, ``eager``, ``fused``, and what needs more, where it is installed."""
-        eager = partial(Reference(self._module, Recipe()).step, self._x, Answer(self._y, self._mask), self._noise)
-        runs: dict[str, Step] = {"device": self._device("onnx"), "static": self._static(), "eager": eager}
+        """A step of each: ``device``, ``static``, ``eager``, ``fused``, and what needs more, where
+        it is installed.
+        """
+        eager = partial(
+            Reference(self._module, Recipe()).step,
+            self._x,
+            Answer(self._y, self._mask),
+            self._noise,
+        )
+        runs: dict[str, Step] = {
+            "device": self._device("onnx"),
+            "static": self._static(),
+            "eager": eager,
+        }
         runs["fused"] = self._fused(lambda work: work)
         if shutil.which("c++") is not None:
             runs["compiled"] = self._fused(torch.compile)
@@ -184,9 +215,12 @@ class Subjects:
             runs["ort-training"] = self._device("ort-training")
         return runs
 
-    def _fused(self, made: Callable[[Callable[[], torch.Tensor]], Callable[[], torch.Tensor]]) -> Step:
+    def _fused(
+        self, made: Callable[[Callable[[], torch.Tensor]], Callable[[], torch.Tensor]]
+    ) -> Step:
         """PyTorch with its fused SGD, and the loss as it is `made`."""
-        module, answer = set_mode(copy.deepcopy(self._module), "train"), Answer(self._y, self._mask)
+        module = set_mode(copy.deepcopy(self._module), "train")
+        answer = Answer(self._y, self._mask)
         numbers = list(module.parameters())
         optimizer = torch.optim.SGD(numbers, 0.01, momentum=0.9, weight_decay=5e-4, fused=True)
         loss = made(lambda: Recipe().loss.pytorch(module(self._x), answer))
@@ -205,18 +239,38 @@ class Subjects:
 
     def _device(self, backend: str) -> Step:
         session = TrainSession(self.manifest, self._graph(backend))
-        session.load({name: value.detach().numpy() for name, value in self._module.named_parameters()})
+        session.load(
+            {name: value.detach().numpy() for name, value in self._module.named_parameters()}
+        )
         noise = {layer: value.numpy() for layer, value in self._noise.items()}
-        return partial(session.step, self._x.numpy(), self._y.numpy(), self._mask.numpy(), 0.01, noise)
+        return partial(
+            session.step,
+            self._x.numpy(),
+            self._y.numpy(),
+            self._mask.numpy(),
+            0.01,
+            noise,
+        )
 
     def _static(self) -> Step:
         session = open_session(self._graph("onnx"), self.manifest.graphs.values())
-        feed: dict[str, Any] = {"x": self._x.numpy(), "y": self._y.numpy(), "mask": self._mask.numpy()}
+        feed: dict[str, Any] = {
+            "x": self._x.numpy(),
+            "y": self._y.numpy(),
+            "mask": self._mask.numpy(),
+        }
         feed["lr"] = np.array(0.01, np.float32)
         feed |= {noise_input(layer): value.numpy() for layer, value in self._noise.items()}
-        feed |= {parameter_input(name): value.detach().numpy() for name, value in self._module.named_parameters()}
-        feed |= {state_input(spec.name): np.zeros(spec.shape, np.float32) for spec in self.manifest.states}
-        binding, kept = session.io_binding(), [feed]
+        feed |= {
+            parameter_input(name): value.detach().numpy()
+            for name, value in self._module.named_parameters()
+        }
+        feed |= {
+            state_input(spec.name): np.zeros(spec.shape, np.float32)
+            for spec in self.manifest.states
+        }
+        binding = session.io_binding()
+        kept = [feed]
         for item in session.get_inputs():
             binding.bind_cpu_input(item.name, np.ascontiguousarray(feed[item.name]))
         for item in session.get_outputs():

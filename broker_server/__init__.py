@@ -1,1 +1,3 @@
-"""The server of a fleet: rounds, strategies, merging, the store, the blob service and an embedded broker."""
+"""The server of a fleet: rounds, strategies, merging, the store, the blob service and an embedded
+broker.
+"""

@@ -1,11 +1,12 @@
-"""Predictions for others while the agent runs: at the socket, and over the fleet's broker, of one model for all.
+"""Predictions for others while the agent runs: at the socket, and over the fleet's broker, of one
+model for all.
 
-At the Unix socket a request is a line, and so is its answer. Who asks over the broker is answered one at a time, in a
-thread of its own; few may wait.
+At the Unix socket a request is a line, and so is its answer. Who asks over the broker is answered
+one at a time, in a thread of its own; few may wait.
 
-A request is ``{"x": [sample, ...]}``, or ``{"npy": "<an .npy file in base64>"}``, where a model takes several inputs
-either of them by name; it may have an ``"id"``. The answer has that again, with ``"model"`` and ``"predictions"``, or
-with ``"error"``.
+A request is ``{"x": [sample, ...]}``, or ``{"npy": "<an .npy file in base64>"}``, where a model
+takes several inputs either of them by name; it may have an ``"id"``. The answer has that again,
+with ``"model"`` and ``"predictions"``, or with ``"error"``.
 """
 
 import base64
@@ -27,7 +28,13 @@ from device_runtime.agent.refusals import refusal_of
 from device_runtime.predicting import Predictor
 from device_runtime.settings import DeviceConfig, PredictConfig
 from fleet_protocol.data.readers import Named
-from fleet_protocol.errors import ConfigError, DataChangedError, DataError, RefusalReason, ShoalError
+from fleet_protocol.errors import (
+    ConfigError,
+    DataChangedError,
+    DataError,
+    RefusalReason,
+    ShoalError,
+)
 from fleet_protocol.messages import MESSAGE_LIMIT_BYTES, Ask, Predicted
 
 
@@ -61,24 +68,38 @@ def samples_of(asked: Any) -> Named:
         case {"x": value, **rest} | {"npy": value, **rest} if not rest:
             kind = next(iter(asked))
         case _:
-            raise DataError('a request is {"x": [sample, ...]} or {"npy": "..."}; an "id" is a text or a whole number')
-    return {name: _array(kind, one) for name, one in value.items()} if isinstance(value, dict) else _array(kind, value)
+            raise DataError(
+                'a request is {"x": [sample, ...]} or {"npy": "..."}; an "id" is a text or a whole number'
+            )
+    return (
+        {name: _array(kind, one) for name, one in value.items()}
+        if isinstance(value, dict)
+        else _array(kind, value)
+    )
 
 
 def _array(kind: str, value: Any) -> NDArray[Any]:
     data = io.BytesIO(base64.b64decode(value, validate=True)) if kind == "npy" else None
-    array: NDArray[Any] = np.array(value) if data is None else np.lib.format.read_array(data, allow_pickle=False)
+    array: NDArray[Any] = (
+        np.array(value) if data is None else np.lib.format.read_array(data, allow_pickle=False)
+    )
     if array.dtype.kind not in "fiub" or not array.ndim:
         raise DataError("the samples are no array of numbers: all of them need the same shape")
     return array
 
 
 class Serving:
-    """Serves from as many threads as there may be clients until it is closed; a ConfigError where it cannot listen."""
+    """Serves from as many threads as there may be clients until it is closed.
+
+    A ConfigError where it cannot listen.
+    """
 
     def __init__(self, predictor: Predictor, rules: PredictConfig, path: Path) -> None:
-        self._rules, self._path, self._open = rules, path, True
-        self._predictor, self._socket = predictor, socket.socket(socket.AF_UNIX)
+        self._rules = rules
+        self._path = path
+        self._open = True
+        self._predictor = predictor
+        self._socket = socket.socket(socket.AF_UNIX)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.is_socket():
@@ -87,7 +108,9 @@ class Serving:
             path.chmod(0o660)
         except OSError as error:
             self._socket.close()
-            raise ConfigError(f"[predict] socket: cannot listen at {path}: {error}; name another path") from error
+            raise ConfigError(
+                f"[predict] socket: cannot listen at {path}: {error}; name another path"
+            ) from error
         self._socket.listen()
         for _ in range(rules.max_clients):
             threading.Thread(target=self._serve, name="serving", daemon=True).start()
@@ -100,7 +123,11 @@ class Serving:
                 with link:
                     for line in _lines(link, most, self._rules.seconds):
                         fits = len(line) <= most
-                        said = answer(self._predictor, line) if fits else encoded(error=f"above {most} bytes")
+                        said = (
+                            answer(self._predictor, line)
+                            if fits
+                            else encoded(error=f"above {most} bytes")
+                        )
                         link.settimeout(self._rules.seconds)
                         link.sendall(said)
 
@@ -113,7 +140,10 @@ class Serving:
 
 
 def _lines(link: socket.socket, most: int, seconds: float) -> Iterator[bytes]:
-    """The requests of a client, each whole in time; one that is too long, as far as it has come, is the last."""
+    """The requests of a client, each whole in time.
+
+    One that is too long, as far as it has come, is the last.
+    """
     line = rest = b""
     while len(line) <= most:
         ends = time.monotonic() + seconds
@@ -130,11 +160,17 @@ def _lines(link: socket.socket, most: int, seconds: float) -> Iterator[bytes]:
 class Asking:
     """Answers by `reply` until it is closed; a ConfigError where it cannot listen at the socket."""
 
-    def __init__(self, config: DeviceConfig, rules: PredictConfig, reply: Callable[..., None]) -> None:
-        self._predictor, self._reply, self._over = Predictor(config, rules.seconds), reply, contextlib.ExitStack()
+    def __init__(
+        self, config: DeviceConfig, rules: PredictConfig, reply: Callable[..., None]
+    ) -> None:
+        self._predictor = Predictor(config, rules.seconds)
+        self._reply = reply
+        self._over = contextlib.ExitStack()
         self._waiting: queue.Queue[tuple[Ask, float] | None] = queue.Queue(rules.max_clients)
         if rules.socket is not None:
-            self._over.enter_context(contextlib.closing(Serving(self._predictor, rules, rules.socket)))
+            self._over.enter_context(
+                contextlib.closing(Serving(self._predictor, rules, rules.socket))
+            )
         if rules.mqtt:
             threading.Thread(target=self._serve, name="asking", daemon=True).start()
 
@@ -165,8 +201,13 @@ class Asking:
         except Exception as error:  # noqa: BLE001  (errors of onnxruntime have no base; no request ends the thread)
             reason, detail = refusal_of(error)
             wrong = isinstance(error, DataError | ValueError | RecursionError)
-            wrong = wrong and not isinstance(error, DataChangedError)  # the error concerns the board's own data
-            return {"reason": RefusalReason.MALFORMED if wrong else reason, "detail": detail[:500]}
+            wrong = wrong and not isinstance(
+                error, DataChangedError
+            )  # the error concerns the board's own data
+            return {
+                "reason": RefusalReason.MALFORMED if wrong else reason,
+                "detail": detail[:500],
+            }
         if size > MESSAGE_LIMIT_BYTES:
             text = f"the answer has {size} bytes of at most {MESSAGE_LIMIT_BYTES}; ask for fewer samples at once"
             return {"reason": RefusalReason.OVERSIZED, "detail": text}

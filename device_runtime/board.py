@@ -1,4 +1,7 @@
-"""What the board is: processor, memory, runtimes, temperature, power; read from the system, without extra packages."""
+"""What the board is: processor, memory, runtimes, temperature, power.
+
+Read from the system, without extra packages.
+"""
 
 import contextlib
 import functools
@@ -49,7 +52,10 @@ class Board:
 
 @functools.cache  # reading a package's metadata takes 3 ms, which every task would pay
 def installed_backends() -> Mapping[str, str]:
-    """Backends this environment can run, with ``<package> <version>``; nothing is imported for it."""
+    """Backends this environment can run, with ``<package> <version>``.
+
+    Nothing is imported for it.
+    """
     found: dict[str, str] = {}
     for package, backends in BACKEND_PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -60,7 +66,10 @@ def installed_backends() -> Mapping[str, str]:
 
 
 def check_system() -> None:
-    """See that there can be a runtime for this system; a ConfigError says which to install otherwise."""
+    """See that there can be a runtime for this system.
+
+    A ConfigError says which to install otherwise.
+    """
     if sys.maxsize < 2**32:
         raise ConfigError(
             f"this is a 32-bit Python on {platform.machine()}, for which there is no onnxruntime; install a 64-bit"
@@ -95,18 +104,30 @@ def texts(paths: Iterator[Path]) -> Iterator[tuple[Path, str]]:
 
 
 def temperature(sysfs: Path) -> float | None:
-    """Of the hottest thermal zone, or without zones sensor, in degrees Celsius; `sysfs` as of `probe`."""
+    """Of the hottest thermal zone, or without zones sensor, in degrees Celsius.
+
+    `sysfs` as of `probe`.
+    """
     for pattern in ("thermal/thermal_zone*/temp", "hwmon/hwmon*/temp*_input"):
-        values = [int(text) / 1000 for _, text in texts(sysfs.glob(pattern)) if text.lstrip("-").isdigit()]
+        values = [
+            int(text) / 1000 for _, text in texts(sysfs.glob(pattern)) if text.lstrip("-").isdigit()
+        ]
         if values:
             return max(values)
     return None
 
 
 def _of_batteries(sysfs: Path, name: str) -> list[str]:
-    """A file of each battery that feeds the board; those of a mouse or a pen say that they are a device's."""
-    found = [path.parent for path, text in texts(sysfs.glob("power_supply/*/type")) if text == "Battery"]
-    feeding = [path for path in found if "Device" not in [text for _, text in texts(path.glob("scope"))]]
+    """A file of each battery that feeds the board.
+
+    Those of a mouse or a pen say that they are a device's.
+    """
+    found = [
+        path.parent for path, text in texts(sysfs.glob("power_supply/*/type")) if text == "Battery"
+    ]
+    feeding = [
+        path for path in found if "Device" not in [text for _, text in texts(path.glob("scope"))]
+    ]
     return [text for path in feeding for _, text in texts(path.glob(name))]
 
 
@@ -118,7 +139,10 @@ def on_battery(sysfs: Path) -> bool | None:
 
 def charge(sysfs: Path) -> float | None:
     """Of the emptiest battery, in [0, 1]; `sysfs` as of `probe`."""
-    return min((int(text) / 100 for text in _of_batteries(sysfs, "capacity") if text.isdigit()), default=None)
+    return min(
+        (int(text) / 100 for text in _of_batteries(sysfs, "capacity") if text.isdigit()),
+        default=None,
+    )
 
 
 def proc_number(path: Path, key: str) -> int:
@@ -153,7 +177,11 @@ def machine_name() -> str:
     with contextlib.suppress(OSError):
         return Path("/proc/device-tree/model").read_text("utf-8", "replace").rstrip("\0\n")
     with contextlib.suppress(OSError):
-        found = re.search(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text("ascii", "replace"), re.MULTILINE)
+        found = re.search(
+            r"^model name\s*: (.*)",
+            Path("/proc/cpuinfo").read_text("ascii", "replace"),
+            re.MULTILINE,
+        )
         return found[1] if found else platform.machine()
     return platform.machine()
 
@@ -161,7 +189,8 @@ def machine_name() -> str:
 def peak_resident_bytes() -> int:
     """Largest resident memory of this process so far, 0 where the system does not tell.
 
-    Read from ``/proc`` where there is one: ``getrusage`` starts from the size of the parent at the fork.
+    Read from ``/proc`` where there is one: ``getrusage`` starts from the size of the parent at the
+    fork.
     """
     peak = proc_number(Path("/proc/self/status"), "VmHWM")
     if peak:

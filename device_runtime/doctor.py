@@ -1,7 +1,9 @@
-"""What may keep a board from training, looked at one thing after the other; each finding says what to do.
+"""What may keep a board from training, looked at one thing after the other.
 
-Nothing but the standard library and the protocol is imported before a check needs it, so that a board on which
-something is missing hears what.
+Each finding says what to do.
+
+Nothing but the standard library and the protocol is imported before a check needs it, so that a
+board on which something is missing hears what.
 """
 
 import contextlib
@@ -19,11 +21,23 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from device_runtime.board import check_system, clock_doubt, installed_backends, probe, texts
+from device_runtime.board import (
+    check_system,
+    clock_doubt,
+    installed_backends,
+    probe,
+    texts,
+)
 from device_runtime.conditions import Seen, Watch
 from device_runtime.self_test import provider_test, self_test
 from device_runtime.settings import DeviceConfig, load_device_config
-from fleet_protocol.errors import ConfigError, MismatchError, ShoalError, StorageError, TransportError
+from fleet_protocol.errors import (
+    ConfigError,
+    MismatchError,
+    ShoalError,
+    StorageError,
+    TransportError,
+)
 from fleet_protocol.onnx_runtime import check_runtime
 
 _SERVER_SECONDS = 3.0
@@ -37,7 +51,10 @@ Level = Literal["ok", "warning", "failed"]
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check has found and, unless it is well, what to do; the exit code is 0 unless it failed."""
+    """What a check has found and, unless it is well, what to do.
+
+    The exit code is 0 unless it failed.
+    """
 
     check: str
     level: Level
@@ -50,9 +67,12 @@ class _DoubtError(Exception):
 
 
 def examine(config_path: Path, enrolment: Path | None = None) -> Iterator[Finding]:
-    """A finding for each check of a board, as soon as it is known; the enrolment may be another than device.toml names.
+    """A finding for each check of a board, as soon as it is known.
 
-    Those that need a configuration that cannot be read, or a broker that does not answer, are left out.
+    The enrolment may be another than device.toml names.
+
+    Those that need a configuration that cannot be read, or a broker that does not answer, are left
+    out.
     """
     for name, check in _GENERAL:
         yield _found(name, check)
@@ -128,7 +148,9 @@ def _board() -> str:
         )
     heat = "" if board.temperature_celsius is None else f", {board.temperature_celsius:.0f} °C"
     if (board.temperature_celsius or 0.0) >= _HOT_CELSIUS:
-        raise _DoubtError(f"{free}{heat}: the processor slows down when it is so hot; cool it, or set threads = 1")
+        raise _DoubtError(
+            f"{free}{heat}: the processor slows down when it is so hot; cool it, or set threads = 1"
+        )
     return f"{board.cores} cores, {free}{heat}{', on battery' if board.on_battery else ''}"
 
 
@@ -154,7 +176,11 @@ def _state(config: DeviceConfig) -> str:
         free = shutil.disk_usage(folder).free
     except OSError as error:
         full = error.errno == errno.ENOSPC
-        remedy = "make room, or take a larger card" if full else "make it writable for this user, or set state_dir"
+        remedy = (
+            "make room, or take a larger card"
+            if full
+            else "make it writable for this user, or set state_dir"
+        )
         raise StorageError(f"{folder} cannot be written: {error.strerror}; {remedy}") from error
     said = f"{folder}, {free / 2**20:.0f} MiB free"
     if free < config.max_cache_bytes:
@@ -179,7 +205,10 @@ def _providers(config: DeviceConfig) -> str:
     if wanted is None:
         return "the CPU; [runtime] providers names no other"
     problems = [problem for name in wanted.names if (problem := provider_test(name))]
-    known = [f"graph {key[:8]}: {key.rpartition(' ')[2]} {trial}" for key, trial in wanted.known().items()]
+    known = [
+        f"graph {key[:8]}: {key.rpartition(' ')[2]} {trial}"
+        for key, trial in wanted.known().items()
+    ]
     if problems:
         raise _DoubtError("; ".join([*problems, *known]))
     return "; ".join([f"{', '.join(wanted.names)} compute a small graph", *known])
@@ -198,21 +227,29 @@ def _data(config: DeviceConfig) -> str:
         reconciled(data, contract, own_labels=own_labels)
     except MismatchError as error:
         if contract is None:  # the fleet may have one that this board has not received yet
-            raise _DoubtError(f"{error}; no change is needed if the fleet's contract sets it") from error
+            raise _DoubtError(
+                f"{error}; no change is needed if the fleet's contract sets it"
+            ) from error
         raise
     agreed = "" if contract is None else "; they fit the fleet's contract"
     taken = by_position(data, contract, own_labels=own_labels)
     agreed += f", where {taken}" if taken else ""
     left_out = f"; left out: {data.facts.left_out_text}" if data.facts.left_out else ""
-    said = f"{len(data)} samples of shape {tuple(data.x.shape[1:])} in {data.source}{agreed}{left_out}"
+    said = (
+        f"{len(data)} samples of shape {tuple(data.x.shape[1:])} in {data.source}{agreed}{left_out}"
+    )
     if found := sentences(data, contract):
-        raise _DoubtError(". ".join([said, *(f"{sentence[:1].upper()}{sentence[1:]}" for sentence in found)]))
+        raise _DoubtError(
+            ". ".join([said, *(f"{sentence[:1].upper()}{sentence[1:]}" for sentence in found)])
+        )
     return said
 
 
 def _condition(seen: Seen) -> str:
     if not seen.said:
-        raise _DoubtError("this board does not tell, so the condition always holds; take it out of [conditions]")
+        raise _DoubtError(
+            "this board does not tell, so the condition always holds; take it out of [conditions]"
+        )
     if seen.reason:
         raise _DoubtError(f"{seen.said}; now it would pause: {seen.reason}")
     return seen.said

@@ -1,8 +1,10 @@
-"""Whether this board can train: a few steps of a small set in a process of its own, before the fleet is joined.
+"""Whether this board can train: a few steps of a small set in a process of its own, before the
+fleet is joined.
 
-A package can be installed and not work: built for another processor (the process dies of an illegal instruction), a
-library of the system missing, a file overwritten. In a process of its own that cannot take the agent down, and an agent
-that waits for its first task does not carry the runtime's 20 MB.
+A package can be installed and not work: built for another processor (the process dies of an illegal
+instruction), a library of the system missing, a file overwritten. In a process of its own that
+cannot take the agent down, and an agent that waits for its first task does not carry the runtime's
+20 MB.
 """
 
 import contextlib
@@ -28,15 +30,21 @@ _SECONDS = 240.0
 
 
 def self_test(state_dir: Path, backend: str) -> str:
-    """Train in a process of its own, unless this runtime has passed here before; why this board cannot, if so."""
+    """Train in a process of its own, unless this runtime has passed here before.
+
+    Why this board cannot, if so.
+    """
     runtime = installed_backends().get(backend, "")
-    tested, passed = f"{runtime}, Python {sys.version.split()[0]}, Shoal {runtime_version()}", state_dir / _PASSED
+    tested = f"{runtime}, Python {sys.version.split()[0]}, Shoal {runtime_version()}"
+    passed = state_dir / _PASSED
     with contextlib.suppress(OSError, UnicodeDecodeError):
         if passed.read_text(encoding="utf-8") == tested:
             return ""
     found = _tried(runtime, f"pip install --force-reinstall {runtime.partition(' ')[0]}")
     if not found:
-        with contextlib.suppress(StorageError):  # a full disk is told when there is something to keep
+        with contextlib.suppress(
+            StorageError
+        ):  # a full disk is told when there is something to keep
             write_atomically(passed, tested.encode())
     return found
 
@@ -48,14 +56,26 @@ def provider_test(name: str) -> str:
 
 def set_test(manifest: Path, blobs: Path, graphs: Sequence[str]) -> str:
     """Why an artifact set cannot be trained here; of its graphs by key, the first is the step."""
-    return _tried("the artifact set", "tasks go on with the one before", _SET, str(manifest), str(blobs), *graphs)
+    return _tried(
+        "the artifact set",
+        "tasks go on with the one before",
+        _SET,
+        str(manifest),
+        str(blobs),
+        *graphs,
+    )
 
 
 def _tried(runtime: str, remedy: str, *arguments: str) -> str:
     command = [*python_module("device_runtime.self_test"), *arguments]
     try:
         done = subprocess.run(  # noqa: S603  (this interpreter, these arguments)
-            command, capture_output=True, text=True, errors="replace", timeout=_SECONDS, check=False
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_SECONDS,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return f"{runtime} has computed nothing within {_SECONDS:.0f} s: free this board, then start the agent again"
@@ -67,7 +87,9 @@ def _tried(runtime: str, remedy: str, *arguments: str) -> str:
         why = f"it died of {signal.Signals(-done.returncode).name}: is it built for this processor?"
     else:
         lines = done.stderr.strip().splitlines() or ["it printed nothing"]
-        why = next((line for line in lines if re.match(r"[\w.]*Error: ", line)), lines[-1])  # of a chain, the cause
+        why = next(
+            (line for line in lines if re.match(r"[\w.]*Error: ", line)), lines[-1]
+        )  # of a chain, the cause
     return f"{runtime} does not work on this board: {why} ({remedy})"
 
 
@@ -79,7 +101,8 @@ def _step_of_set(path: Path, folder: Path, graphs: Sequence[str]) -> None:
     from fleet_protocol.graphs.check import check_graph  # noqa: PLC0415
     from fleet_protocol.manifest import parse_manifest  # noqa: PLC0415
 
-    manifest, blobs = parse_manifest(path.read_bytes()), BlobStore(folder)
+    manifest = parse_manifest(path.read_bytes())
+    blobs = BlobStore(folder)
     for key in graphs:
         check_graph(blobs.read(manifest.graphs[key].digest), manifest.graphs.values())
     train = blobs.path(manifest.graphs[graphs[0]].digest)
@@ -87,7 +110,10 @@ def _step_of_set(path: Path, folder: Path, graphs: Sequence[str]) -> None:
 
 
 def main() -> None:
-    """Train in this process, by the way of a task; an error ends it with its message on standard error."""
+    """Train in this process, by the way of a task.
+
+    An error ends it with its message on standard error.
+    """
     import numpy as np  # noqa: PLC0415  (the agent imports this module, not what the test needs)
 
     from device_runtime.training.backends.runtime import CPU  # noqa: PLC0415
@@ -102,7 +128,10 @@ def main() -> None:
         manifest = Manifest.model_validate_json((folder / "manifest.json").read_bytes())
         session = TrainSession(manifest, folder / "train.onnx", provider=(*sys.argv[1:], CPU)[0])
         session.load({each.name: np.zeros(each.shape, np.float32) for each in manifest.parameters})
-        x, mask = np.eye(4, 12, dtype=np.float32).reshape(4, 3, 4), np.ones(4, np.float32)
+        x, mask = (
+            np.eye(4, 12, dtype=np.float32).reshape(4, 3, 4),
+            np.ones(4, np.float32),
+        )
         first, *_, last = (session.step(x, np.arange(4), mask, 0.1) for _ in range(20))
     except Exception as error:  # noqa: BLE001  (its errors have no base)
         cause: BaseException = error
@@ -110,7 +139,9 @@ def main() -> None:
             cause = cause.__cause__
         sys.exit(f"{type(cause).__name__}: {cause}")
     if not (abs(first - math.log(4)) < 1e-3 and last < first / 5):
-        sys.exit(f"twenty training steps take the loss from {first} to {last} instead of from 1.386 to nearly nothing")
+        sys.exit(
+            f"twenty training steps take the loss from {first} to {last} instead of from 1.386 to nearly nothing"
+        )
 
 
 if __name__ == "__main__":

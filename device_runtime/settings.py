@@ -1,4 +1,7 @@
-"""The device's configuration: one TOML file, frozen once read. Relative paths are relative to that file."""
+"""The device's configuration: one TOML file, frozen once read.
+
+Relative paths are relative to that file.
+"""
 
 import time
 from pathlib import Path
@@ -23,9 +26,13 @@ from fleet_protocol.transport import BrokerAddress
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 Seconds = Annotated[float, Field(gt=0)]
 ProviderName = Annotated[
-    str, Field(pattern=r"^[A-Za-z0-9]+(:\d{1,3})?$"), AfterValidator(lambda name: name.replace("ExecutionProvider", ""))
+    str,
+    Field(pattern=r"^[A-Za-z0-9]+(:\d{1,3})?$"),
+    AfterValidator(lambda name: name.replace("ExecutionProvider", "")),
 ]
-_SWITCH = BeforeValidator(lambda given: ({} if given else None) if isinstance(given, bool) else given)
+_SWITCH = BeforeValidator(
+    lambda given: ({} if given else None) if isinstance(given, bool) else given
+)
 
 
 class TlsConfig(FrozenModel):
@@ -57,7 +64,8 @@ class OwnModelConfig(FrozenModel):
 
     Attributes:
         set: folder of a pair, exported for the fleet's model and this board's own.
-        keep_runs: of so many runs the model is kept, the current one among them; older ones are removed.
+        keep_runs: of so many runs the model is kept, the current one among them; older ones are
+            removed.
     """
 
     set: Path
@@ -68,9 +76,9 @@ class RuntimeConfig(FrozenModel):
     """What computes the training steps, where the installed onnxruntime has more than the CPU.
 
     Attributes:
-        providers: execution providers in the order in which they are tried, such as ``CUDA``, or ``CPU:4`` for four
-            threads; one that is not there, fails, computes other numbers than the CPU with ``threads``, or is not
-            faster, leaves the steps to the next, or to that.
+        providers: execution providers in the order in which they are tried, such as ``CUDA``, or
+            ``CPU:4`` for four threads; one that is not there, fails, computes other numbers than
+            the CPU with ``threads``, or is not faster, leaves the steps to the next, or to that.
         insist: use one although it is not faster.
     """
 
@@ -79,13 +87,16 @@ class RuntimeConfig(FrozenModel):
 
 
 class PredictConfig(FrozenModel):
-    """What predicts is kept beside the weights of every task; programs may ask while the agent runs.
+    """What predicts is kept beside the weights of every task.
+
+    Programs may ask while the agent runs.
 
     Attributes:
         socket: where programs on the board connect; who may write to the file may ask.
         mqtt: whether who may steer the fleet's server may ask, too, over the fleet's broker.
         max_bytes: of a request at the socket.
-        max_clients: that are served at a time; others wait. Over the broker so many may wait, others are refused.
+        max_clients: that are served at a time; others wait. Over the broker so many may wait,
+            others are refused.
         seconds: for a request to arrive, for its answer, and for the answer to be taken.
     """
 
@@ -107,7 +118,8 @@ class DeviceConfig(FrozenModel):
         data: where the training data is.
         max_width: widest sub-model this board may be given, in (0, 1].
         max_depth: deepest, in blocks, or None for no limit.
-        backend: ``onnx`` (portable step), ``ort-training``, or ``auto`` (the latter where it is installed).
+        backend: ``onnx`` (portable step), ``ort-training``, or ``auto`` (the latter where it is
+            installed).
         threads: threads of one training step; 0 takes every core.
         holdout: share of the samples kept for evaluation instead of training.
         connect_timeout_seconds: how long to try the broker at start before giving up.
@@ -115,16 +127,19 @@ class DeviceConfig(FrozenModel):
         repair_seconds: silence after which missing chunks are asked for again.
         max_cache_bytes: bound of the blobs kept between tasks.
         tls: certificate files.
-        identity: of this board in an enrolled fleet; it then takes nothing that the fleet's server has not signed.
-        insecure: without an identity, connect over a network although whoever reaches the broker can give this board
-            graphs to run.
+        identity: of this board in an enrolled fleet; it then takes nothing that the fleet's server
+            has not signed.
+        insecure: without an identity, connect over a network although whoever reaches the broker
+            can give this board graphs to run.
         own_model: the board's own model, for methods that train one beside the fleet's.
         conditions: when this board may train.
         runtime: what computes the training steps.
         predict: predictions on this board, ``true`` for `shoal device predict` alone.
-        report_data: send the data findings to the fleet, as sentences with figures, and a digest of the labels that
-            ``labels`` in ``[data]`` names; if false, they stay in this board's log and `shoal device doctor`.
-        code: further folders whose Python functions the data may name, besides the folder of this file.
+        report_data: send the data findings to the fleet, as sentences with figures, and a digest of
+            the labels that ``labels`` in ``[data]`` names; if false, they stay in this board's log
+            and `shoal device doctor`.
+        code: further folders whose Python functions the data may name, besides the folder of this
+            file.
     """
 
     fleet: Name
@@ -153,27 +168,38 @@ class DeviceConfig(FrozenModel):
 
     def accelerators(self) -> Accelerators | None:
         """What is tried beside the CPU; None for nothing."""
-        path, wanted = self.state_dir / "providers.json", self.runtime
+        path = self.state_dir / "providers.json"
+        wanted = self.runtime
         return Accelerators(path, wanted.providers, wanted.insist) if wanted.providers else None
 
     def address(self) -> BrokerAddress:
         """The broker with its certificate files.
 
         Raises:
-            ConfigError: the address has a wrong form, or certificate files go with a plain connection, or a network
-                would carry everything in the open although nobody said that it may.
+            ConfigError: the address has a wrong form, or certificate files go with a plain
+                connection, or a network would carry everything in the open although nobody said
+                that it may.
             StorageError: the certificates of an enrolment cannot be written out.
         """
         member = self.member()
         if member is not None:
             idle = "[tls]" if self.tls else "insecure" if self.insecure else ""
             if idle or "@" in self.broker:
-                raise ConfigError(f"{idle or 'the login in broker'} has no effect beside [identity]; remove it")
+                raise ConfigError(
+                    f"{idle or 'the login in broker'} has no effect beside [identity]; remove it"
+                )
             return member.enrolment.address(member.folder, self.broker)
         tls = self.tls or TlsConfig()
-        address = BrokerAddress.parse(self.broker, ca_file=tls.ca_file, cert_file=tls.cert_file, key_file=tls.key_file)
+        address = BrokerAddress.parse(
+            self.broker,
+            ca_file=tls.ca_file,
+            cert_file=tls.cert_file,
+            key_file=tls.key_file,
+        )
         if self.tls is not None and not address.tls:
-            raise ConfigError(f"[tls] is set but broker {self.broker!r} is not encrypted; write mqtts://")
+            raise ConfigError(
+                f"[tls] is set but broker {self.broker!r} is not encrypted; write mqtts://"
+            )
         if not (address.tls or address.on_this_machine or self.insecure):
             raise ConfigError(
                 f"broker {address} without an identity: whoever reaches it can run graphs on this board's data. "
@@ -189,7 +215,11 @@ class DeviceConfig(FrozenModel):
         """
         if self.identity is None:
             return None
-        return Member(read_enrolment(self.identity.file), self.state_dir / "identity", remembers=True)
+        return Member(
+            read_enrolment(self.identity.file),
+            self.state_dir / "identity",
+            remembers=True,
+        )
 
     def ended(self) -> str:
         """What is to be done about an enrolment whose days are over; empty where they are not."""
@@ -213,7 +243,8 @@ def load_device_config(path: Path, enrolment: Path | None = None) -> DeviceConfi
         enrolment: the board's, instead of the one that the file names.
 
     Raises:
-        ConfigError: the file cannot be read or its content is wrong, or differs from the enrolment's.
+        ConfigError: the file cannot be read or its content is wrong, or differs from the
+            enrolment's.
     """
     base = path.resolve().parent
     document = read_toml(path)
@@ -224,9 +255,15 @@ def load_device_config(path: Path, enrolment: Path | None = None) -> DeviceConfi
         enrolment = base / named["file"]
     if enrolment is not None:
         member = read_enrolment(enrolment, "device")
-        for key, value in (("fleet", member.fleet), ("device", member.name), ("broker", member.broker)):
+        for key, value in (
+            ("fleet", member.fleet),
+            ("device", member.name),
+            ("broker", member.broker),
+        ):
             if document.setdefault(key, value) != value and key != "broker":
-                raise ConfigError(f"{path}: {key} is {document[key]!r}, and in the enrolment {enrolment} {value!r}")
+                raise ConfigError(
+                    f"{path}: {key} is {document[key]!r}, and in the enrolment {enrolment} {value!r}"
+                )
     config = validate_config(document, DeviceConfig, source=str(path), written=True).resolved(base)
     require_own_functions(config, path, config.code)
     config.address()

@@ -1,1 +1,3 @@
-"""The words both sides speak: messages, topics, blobs, manifests, and the MQTT link that carries them."""
+"""The words both sides speak: messages, topics, blobs, manifests, and the MQTT link that carries
+them.
+"""

@@ -1,4 +1,6 @@
-"""Content-addressed files: written beside their place, synced, then renamed, so a digest never changes its content."""
+"""Content-addressed files: written beside their place, synced, then renamed, so a digest never
+changes its content.
+"""
 
 import contextlib
 import os
@@ -16,7 +18,9 @@ from fleet_protocol.errors import BlobError
 from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.messages import BlobRef
 
-_SYNC_THREADS = 4  # each takes the interpreter from the others for every step of a file: more write no faster
+_SYNC_THREADS = (
+    4  # each takes the interpreter from the others for every step of a file: more write no faster
+)
 _PRIVATE = 0o700  # of folders, whose files are their owner's alone
 _RESERVED_BYTES = 1 << 20  # of smaller files the call costs what it saves
 
@@ -31,9 +35,11 @@ def write_atomically(path: Path, *parts: bytes | memoryview, durable: bool = Tru
 
 @contextlib.contextmanager
 def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
-    """Replace a file so that a reader, or a crash, sees the old content or the new and nothing between.
+    """Replace a file so that a reader, or a crash, sees the old content or the new and nothing
+    between.
 
-    It is for its owner alone, and its folder is made. Durable it survives a power cut, else the end of the process.
+    It is for its owner alone, and its folder is made. Durable it survives a power cut, else the end
+    of the process.
 
     Yields:
         What to write the new content to; if the block ends with an error, nothing is replaced.
@@ -43,7 +49,9 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
     """
     temporary = None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=_PRIVATE)  # as the file, which is its owner's alone
+        path.parent.mkdir(
+            parents=True, exist_ok=True, mode=_PRIVATE
+        )  # as the file, which is its owner's alone
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         with os.fdopen(descriptor, "w+b") as file:
             yield file
@@ -61,9 +69,13 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
 
 
 def _reserve(descriptor: int, size: int) -> None:
-    """Have the blocks of a large file allocated at once: one by one, as pages are written, costs more than the copy."""
+    """Have the blocks of a large file allocated at once: one by one, as pages are written, costs
+    more than the copy.
+    """
     if size >= _RESERVED_BYTES and hasattr(os, "posix_fallocate"):
-        with contextlib.suppress(OSError):  # a full disk refuses what is written, too; others cannot do it
+        with contextlib.suppress(
+            OSError
+        ):  # a full disk refuses what is written, too; others cannot do it
             os.posix_fallocate(descriptor, 0, size)
 
 
@@ -77,7 +89,8 @@ def _sync(path: Path) -> None:
 
 
 class BlobStore:
-    """A folder of blobs named by their digest: ``objects/<first two digits>/<digest>``, parts under ``parts/``.
+    """A folder of blobs named by their digest: ``objects/<first two digits>/<digest>``, parts under
+    ``parts/``.
 
     It is made; durable blobs survive a power cut.
 
@@ -89,7 +102,9 @@ class BlobStore:
         self.root = root
         self._objects = root / "objects"
         self._durable = durable
-        self._threads = ThreadPoolExecutor(_SYNC_THREADS, "sync")  # begun when there is something for them to do
+        self._threads = ThreadPoolExecutor(
+            _SYNC_THREADS, "sync"
+        )  # begun when there is something for them to do
         self._syncing: dict[str, Future[None]] = {}
         with disk_errors("make", root):
             root.parent.mkdir(parents=True, exist_ok=True)
@@ -97,7 +112,10 @@ class BlobStore:
                 folder.mkdir(exist_ok=True, mode=_PRIVATE)
 
     def path(self, digest: str) -> Path:
-        """Where a blob lies, or would lie; a BlobError for what is no digest, so that it becomes no path."""
+        """Where a blob lies, or would lie.
+
+        A BlobError for what is no digest, so that it becomes no path.
+        """
         try:
             return self._objects / place_of(digest)
         except ValueError as error:
@@ -112,25 +130,36 @@ class BlobStore:
         return self.has(digest) or (self.root / "parts" / digest).exists()
 
     def put(self, *parts: bytes | memoryview, durable: bool = True) -> str:
-        """Keep bytes in parts, and return their digest; without `durable` for as long as no power cut takes them.
+        """Keep bytes in parts, and return their digest.
+
+        Without `durable` for as long as no power cut takes them.
 
         A disk that is full or cannot be written is a StorageError, here and below.
         """
-        digest, durable = blob_digest(*parts), durable and self._durable
+        digest = blob_digest(*parts)
+        durable = durable and self._durable
         path = self.path(digest)
-        if durable or not path.is_file():  # one that is here may have been put without, and be what a power cut left
+        if (
+            durable or not path.is_file()
+        ):  # one that is here may have been put without, and be what a power cut left
             write_atomically(path, *parts, durable=durable)
         return digest
 
     def keep(self, digest: str, data: bytes) -> None:
-        """Keep bytes that a digest is known to name; `sync` waits until they would survive a power cut."""
+        """Keep bytes that a digest is known to name.
+
+        `sync` waits until they would survive a power cut.
+        """
         path = self.path(digest)
         write_atomically(path, data, durable=False)
         if self._durable:
             self._syncing[digest] = self._threads.submit(_sync, path)
 
     def bytes_of(self, digest: str) -> bytes:
-        """What lies under a digest, unchecked; a BlobError if nothing does, a StorageError if it cannot be read."""
+        """What lies under a digest, unchecked.
+
+        A BlobError if nothing does, a StorageError if it cannot be read.
+        """
         path = self.path(digest)
         try:
             return path.read_bytes()
@@ -140,11 +169,16 @@ class BlobStore:
             raise storage_error("read", path, error) from error
 
     def read(self, digest: str) -> bytes:
-        """The bytes of a blob; what no longer matches its digest is removed, and a BlobError as in `bytes_of`."""
+        """The bytes of a blob.
+
+        What no longer matches its digest is removed, and a BlobError as in `bytes_of`.
+        """
         data = self.bytes_of(digest)
         if not matches(data, digest):
             self.remove(digest)
-            raise BlobError(f"blob {digest[:12]} in {self.root} was damaged on disk and removed; fetch it again")
+            raise BlobError(
+                f"blob {digest[:12]} in {self.root} was damaged on disk and removed; fetch it again"
+            )
         return data
 
     def tensors(self, digest: str) -> Mapping[str, NDArray[Any]]:
@@ -152,11 +186,16 @@ class BlobStore:
         return open_tensors(self.path(digest))
 
     def part(self, ref: BlobRef, key: str | None = None) -> PartFile:
-        """Open, or go on with, a blob that is arriving; its part file is named by its digest or another key."""
+        """Open, or go on with, a blob that is arriving.
+
+        Its part file is named by its digest or another key.
+        """
         return PartFile(ref, self.root / "parts" / (key or ref.digest))
 
     def place(self, source: Path, digest: str, *, durable: bool = True) -> Path:
-        """Move a file that a digest is known to name to its place; it is as safe from a power cut as it was before.
+        """Move a file that a digest is known to name to its place.
+
+        It is as safe from a power cut as it was before.
 
         Without `durable`, `sync` waits for it.
         """
@@ -169,7 +208,9 @@ class BlobStore:
         return path
 
     def sync(self, digests: Collection[str]) -> None:
-        """Wait until blobs would survive a power cut, if they must: side by side, many take the time of a few."""
+        """Wait until blobs would survive a power cut, if they must: side by side, many take the
+        time of a few.
+        """
         for digest in digests:
             if (begun := self._syncing.pop(digest, None)) is not None:
                 begun.result()  # the first that fails raises here
@@ -189,5 +230,7 @@ class BlobStore:
         for folder in ("parts", "objects"):
             for path in (self.root / folder).rglob("*"):
                 if path.is_file():
-                    with contextlib.suppress(OSError):  # what is left is of no task that will ever be open
+                    with contextlib.suppress(
+                        OSError
+                    ):  # what is left is of no task that will ever be open
                         path.unlink()

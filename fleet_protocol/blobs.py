@@ -1,4 +1,5 @@
-"""Blobs in chunks: framing, a digest per chunk and per blob, missing ranges, and a part file that survives restarts.
+"""Blobs in chunks: framing, a digest per chunk and per blob, missing ranges, and a part file that
+survives restarts.
 
 A chunk travels as one binary payload, all integers big-endian:
 
@@ -12,8 +13,8 @@ A chunk travels as one binary payload, all integers big-endian:
 
 Packed is what repeats itself, as graphs do: RFC 1951 (deflate) of the payload.
 
-Brokers drop queued messages silently when a queue overflows, so completeness is ours: the receiver keeps what it has,
-knows what it misses, and asks for that.
+Brokers drop queued messages silently when a queue overflows, so completeness is ours: the receiver
+keeps what it has, knows what it misses, and asks for that.
 """
 
 import errno
@@ -33,20 +34,25 @@ from fleet_protocol.messages import BlobRef, Ranges, bounds
 
 DEFAULT_CHUNK_BYTES = bounds.DEFAULT_CHUNK_BYTES
 
-_MAGIC, _BARE, _PACKED = b"SHC2", b"SHC3", b"SHC4"
+_MAGIC = b"SHC2"
+_BARE = b"SHC3"
+_PACKED = b"SHC4"
 _HEADER = struct.Struct(">4sIQI")
 _DIGEST_BYTES = 32
 BARE_OVERHEAD = _HEADER.size
 FRAME_OVERHEAD = _HEADER.size + _DIGEST_BYTES
 _PROBE_BYTES = 1024  # in the middle of a chunk
 _WORTH = 0.7  # of the probe: graphs and manifests leave 0.15 to 0.64, weights and updates 0.98
-_MANY_VALUES = 216  # of 256 that a byte of a probe may have: what is worth packing has up to 208, weights from 225 on
+# of 256 that a byte of a probe may have: what is worth packing has up to 208, weights from 225 on
+_MANY_VALUES = 216
 _MARK = b"\x01"
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """One verified chunk: its place, from 0, bytes of the whole blob, and payload bytes of every chunk but the last."""
+    """One verified chunk: its place, from 0, bytes of the whole blob, and payload bytes of every
+    chunk but the last.
+    """
 
     index: int
     size: int
@@ -60,14 +66,23 @@ def blob_ref(data: bytes | memoryview, chunk_bytes: int = DEFAULT_CHUNK_BYTES) -
 
 
 def encode_chunk(
-    data: bytes | memoryview, index: int, chunk_bytes: int, *, digest: bool = True, pack: bool = False
+    data: bytes | memoryview,
+    index: int,
+    chunk_bytes: int,
+    *,
+    digest: bool = True,
+    pack: bool = False,
 ) -> bytes:
-    """Frame one chunk of a whole blob, with a digest of its own where it needs one; others may be packed."""
+    """Frame one chunk of a whole blob, with a digest of its own where it needs one.
+
+    Others may be packed.
+    """
     payload = memoryview(data)[index * chunk_bytes : (index + 1) * chunk_bytes]
     magic, found = (_MAGIC, chunk_digest(payload)) if digest else (_BARE, b"")
     if pack and not digest and _repeats(payload):
         deflate = zlib.compressobj(wbits=-zlib.MAX_WBITS)
-        magic, payload = _PACKED, memoryview(deflate.compress(payload) + deflate.flush())
+        magic = _PACKED
+        payload = memoryview(deflate.compress(payload) + deflate.flush())
     return b"".join((_HEADER.pack(magic, index, len(data), chunk_bytes), found, payload))
 
 
@@ -80,26 +95,47 @@ def _repeats(payload: memoryview) -> bool:
 
 
 def iter_chunks(
-    data: bytes | memoryview, chunk_bytes: int, ranges: Ranges, *, digests: bool = True, pack: bool = False
+    data: bytes | memoryview,
+    chunk_bytes: int,
+    ranges: Ranges,
+    *,
+    digests: bool = True,
+    pack: bool = False,
 ) -> Iterator[tuple[int, bytes]]:
-    """Frame the chunks of some half-open ranges, by index in order; what is beyond the blob is skipped."""
+    """Frame the chunks of some half-open ranges, by index in order.
+
+    What is beyond the blob is skipped.
+    """
     count = -(-len(data) // chunk_bytes)
     for start, stop in ranges:
         for index in range(max(start, 0), min(stop, count)):
-            yield index, encode_chunk(data, index, chunk_bytes, digest=digests, pack=pack)
+            yield (
+                index,
+                encode_chunk(data, index, chunk_bytes, digest=digests, pack=pack),
+            )
 
 
 def decode_chunk(frame: bytes) -> Chunk:
-    """Verify the frame in one MQTT message; a BlobError for one that is truncated, foreign or corrupted."""
+    """Verify the frame in one MQTT message.
+
+    A BlobError for one that is truncated, foreign or corrupted.
+    """
     start = _HEADER.size if frame.startswith((_BARE, _PACKED)) else FRAME_OVERHEAD
     if len(frame) <= start:
         raise BlobError(f"a chunk of {len(frame)} bytes is shorter than its header of {start}")
     magic, index, size, chunk_bytes = _HEADER.unpack_from(frame)
     if magic not in {_MAGIC, _BARE, _PACKED}:
-        raise BlobError(f"a chunk starts with {magic!r} instead of {_MAGIC!r}; it is not one of Shoal's")
-    if chunk_bytes > bounds.MOST_CHUNK_BYTES:  # or a few packed bytes would unpack into as many as they say
-        raise BlobError(f"a chunk says that it may have {chunk_bytes} bytes; {bounds.MOST_CHUNK_BYTES} are taken")
-    payload, digest = memoryview(frame)[start:], frame[_HEADER.size : start]
+        raise BlobError(
+            f"a chunk starts with {magic!r} instead of {_MAGIC!r}; it is not one of Shoal's"
+        )
+    if (
+        chunk_bytes > bounds.MOST_CHUNK_BYTES
+    ):  # or a few packed bytes would unpack into as many as they say
+        raise BlobError(
+            f"a chunk says that it may have {chunk_bytes} bytes; {bounds.MOST_CHUNK_BYTES} are taken"
+        )
+    payload = memoryview(frame)[start:]
+    digest = frame[_HEADER.size : start]
     expected = min(chunk_bytes, size - index * chunk_bytes)
     if magic == _PACKED:
         payload = _unpacked(payload, index, expected)
@@ -167,19 +203,24 @@ def disk_errors(action: str, path: Path) -> Iterator[None]:
 
 
 def write_all(descriptor: int, data: bytes | memoryview, at: int) -> None:
-    """Write everything; a disk with little room may take only a part at a time before it refuses."""
+    """Write everything.
+
+    A disk with little room may take only a part at a time before it refuses.
+    """
     left = memoryview(data)
     while left:
         written = os.pwrite(descriptor, left, at)
-        left, at = left[written:], at + written
+        left = left[written:]
+        at = at + written
 
 
 class PartFile:
-    """A blob that is arriving, kept on disk, in a folder that exists, so that a restart goes on where it stopped.
+    """A blob that is arriving, kept on disk, in a folder that exists, so that a restart goes on
+    where it stopped.
 
-    The file holds the bytes at their places and, behind the whole blob, a byte for each chunk, which is set after its
-    bytes were written. A crash between the two costs one chunk. One of another size or cut is begun anew; that it
-    cannot be opened is a StorageError.
+    The file holds the bytes at their places and, behind the whole blob, a byte for each chunk,
+    which is set after its bytes were written. A crash between the two costs one chunk. One of
+    another size or cut is begun anew; that it cannot be opened is a StorageError.
     """
 
     def __init__(self, ref: BlobRef, path: Path) -> None:
@@ -187,7 +228,8 @@ class PartFile:
         self.path = path
         self._have: set[int] = set()
         with disk_errors("open", path):
-            # Unbuffered: what a full disk did not take must not be tried again, and fail again, on closing.
+            # Unbuffered: what a full disk did not take must not be tried again, and fail again, on
+            # closing.
             self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0)
             size = self._file.seek(0, os.SEEK_END)
             if ref.size < size <= ref.size + ref.chunks:
@@ -203,7 +245,8 @@ class PartFile:
 
     def missing(self) -> Ranges:
         """Half-open ranges of the chunks that are not there yet."""
-        gaps, next_wanted = [], 0
+        gaps = []
+        next_wanted = 0
         for index in (*sorted(self._have), self.ref.chunks):
             if index > next_wanted:
                 gaps.append((next_wanted, index))
@@ -240,8 +283,8 @@ class PartFile:
             The path, ready to be moved to its place.
 
         Raises:
-            BlobError: chunks are missing, or the whole does not match its digest; then the part is dropped, so that
-                the next try starts clean.
+            BlobError: chunks are missing, or the whole does not match its digest; then the part is
+                dropped, so that the next try starts clean.
         """
         self._end()
         with disk_errors("write", self.path):
@@ -252,7 +295,10 @@ class PartFile:
         return self.path
 
     def take(self) -> bytes:
-        """Verify the whole and close the file; its bytes, which the caller sees to. Errors are those of `finish`."""
+        """Verify the whole and close the file; its bytes, which the caller sees to.
+
+        Errors are those of `finish`.
+        """
         self._end()
         with disk_errors("read", self.path):
             self._file.seek(0)
@@ -270,7 +316,9 @@ class PartFile:
     def _require(self, intact: object) -> None:
         if not intact:
             self.drop()
-            raise BlobError(f"the blob does not have the digest {self.ref.digest[:12]}; it was dropped, fetch it again")
+            raise BlobError(
+                f"the blob does not have the digest {self.ref.digest[:12]}; it was dropped, fetch it again"
+            )
 
     def close(self) -> None:
         """Close the file; what was kept stays on disk."""

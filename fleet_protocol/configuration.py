@@ -20,7 +20,11 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 # What pydantic calls things, and TOML.
 _MOST = 2**53
-_WORDS = {"a valid tuple": "a list, in [ ]", "a valid array": "a list, in [ ]", "an object": "a table"}
+_WORDS = {
+    "a valid tuple": "a list, in [ ]",
+    "a valid array": "a list, in [ ]",
+    "an object": "a table",
+}
 
 
 def _nested_models(annotation: object) -> Iterator[type[BaseModel]]:
@@ -61,7 +65,10 @@ def _describe(error: dict[str, Any], model: type[BaseModel]) -> str:
     location = tuple(error["loc"])
     key = ".".join(map(str, location)) or "the document"
     if error["type"] != "extra_forbidden":
-        hidden = error["type"] == "missing" or SecretStr in (kind := _at(model, location), *get_args(kind))
+        hidden = error["type"] == "missing" or SecretStr in (
+            kind := _at(model, location),
+            *get_args(kind),
+        )
         shown = "" if hidden else f" (got {error['input']!r})"
         said = error["msg"].removeprefix("Value error, ")
         for word, here in _WORDS.items():
@@ -73,21 +80,32 @@ def _describe(error: dict[str, Any], model: type[BaseModel]) -> str:
     return f"unknown key {key!r}; {hint}"
 
 
-def validate_config(document: Mapping[str, Any], model: type[ModelT], *, source: str, written: bool = False) -> ModelT:
-    """Hold a TOML document against a schema that forbids extra keys; the file `source` is for the messages.
+def validate_config(
+    document: Mapping[str, Any],
+    model: type[ModelT],
+    *,
+    source: str,
+    written: bool = False,
+) -> ModelT:
+    """Hold a TOML document against a schema that forbids extra keys.
+
+    The file `source` is for the messages.
 
     Args:
         document: the tables and keys.
         model: the schema.
         source: where it comes from.
-        written: whether all of it was written in TOML, so that true is no number, and "5" none either.
+        written: whether all of it was written in TOML, so that true is no number, and "5" none
+            either.
 
     Raises:
-        ConfigError: it has a key that the schema does not know (with a suggestion), misses one, or a value of the wrong
-            type; every problem is named.
+        ConfigError: it has a key that the schema does not know (with a suggestion), misses one, or
+            a value of the wrong type; every problem is named.
     """
     if beyond := [key for key in _beyond(document) if written]:
-        raise ConfigError(f"{source}: {', '.join(beyond)}: no whole number beyond 2**53, which messages do not hold")
+        raise ConfigError(
+            f"{source}: {', '.join(beyond)}: no whole number beyond 2**53, which messages do not hold"
+        )
     try:
         if written:
             return model.model_validate_json(json.dumps(document, default=str), strict=True)
@@ -109,14 +127,20 @@ def _beyond(value: Any, key: str = "") -> Iterator[str]:
 
 
 def parse_config(text: str, model: type[ModelT], *, source: str) -> ModelT:
-    """Read a configuration in TOML; no TOML is a ConfigError, and errors are those of `validate_config`."""
+    """Read a configuration in TOML.
+
+    No TOML is a ConfigError, and errors are those of `validate_config`.
+    """
     return validate_config(_parsed(text, source), model, source=source, written=True)
 
 
 def _parsed(text: str, source: str) -> dict[str, Any]:
     try:
         document: dict[str, Any] = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # of numbers with thousands of digits, and as many brackets
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # of numbers with thousands of digits, and as many brackets
         raise ConfigError(f"{source} is not valid TOML: {error}") from error
     return document
 

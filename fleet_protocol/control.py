@@ -1,7 +1,7 @@
 """What a server tells about its runs.
 
-Events travel on ``Topics.server_events``; the same events reach an in-process caller as values, so that a progress
-display is written once.
+Events travel on ``Topics.server_events``; the same events reach an in-process caller as values, so
+that a progress display is written once.
 """
 
 from collections.abc import Callable, Mapping
@@ -227,8 +227,8 @@ class RoundClosed(_RunEvent):
         version: number of the new global version.
         merged: devices whose updates are in it, to their tiers.
         missing: asked devices whose updates are not.
-        evaluation: of the new version on the server's test set, if it was evaluated; None also where that goes on while
-            the next round trains, see `RoundJudged`.
+        evaluation: of the new version on the server's test set, if it was evaluated; None also
+            where that goes on while the next round trains, see `RoundJudged`.
         note: why it was not evaluated, if it should have been.
         round_seconds: from the offers to here.
         wire_bytes: of the server's connection in the run so far.

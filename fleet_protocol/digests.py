@@ -1,8 +1,10 @@
-"""Names of blobs: a digest says by its form how it was made, so that what was named before keeps its name.
+"""Names of blobs: a digest says by its form how it was made, so that what was named before keeps
+its name.
 
-New blobs are named by BLAKE3 (O'Connor, Aumasson, Neves and Wilcox-O'Hearn 2020), written as a multihash: ``1e20``, for
-BLAKE3 with 32 bytes, and 64 hexadecimal digits. 64 digits alone are a sha256: files of artifact sets, which keep their
-names from export to export, and blobs of stores from before.
+New blobs are named by BLAKE3 (O'Connor, Aumasson, Neves and Wilcox-O'Hearn 2020), written as a
+multihash: ``1e20``, for BLAKE3 with 32 bytes, and 64 hexadecimal digits. 64 digits alone are a
+sha256: files of artifact sets, which keep their names from export to export, and blobs of stores
+from before.
 """
 
 import hashlib
@@ -56,13 +58,19 @@ def name_among(data: bytes | memoryview, digests: Iterable[str]) -> str | None:
 
 
 def file_matches(path: Path, digest: str) -> bool:
-    """Whether a file, read piece by piece, is what a digest of either form names; an OSError where it is unreadable."""
+    """Whether a file, read piece by piece, is what a digest of either form names.
+
+    An OSError where it is unreadable.
+    """
     with path.open("rb") as file:
         return pieces_match(iter(lambda: file.read(_READ_BYTES), b""), digest)
 
 
 def file_digest(path: Path) -> str:
-    """Return the name of a file's content as a new blob, read piece by piece; raise an OSError if unreadable."""
+    """Return the name of a file's content as a new blob, read piece by piece.
+
+    Raise an OSError if unreadable.
+    """
     hasher = blake3()
     with path.open("rb") as file:
         while piece := file.read(_READ_BYTES):
@@ -80,7 +88,8 @@ def pieces_match(pieces: Iterable[bytes], digest: str) -> bool:
 
 
 def place_of(digest: str) -> Path:
-    """Where a blob lies below the folder of all: one folder for each two first digits of its digest, of either form.
+    """Where a blob lies below the folder of all: one folder for each two first digits of its
+    digest, of either form.
 
     A ValueError is for what is no digest, so that it becomes no path.
     """

@@ -96,16 +96,23 @@ class RefusalReason(str, Enum):
 
 
 def plain(text: str) -> str:
-    """What a stranger wrote, as one line for a terminal: it moves no cursor, names no colour, and is not endless."""
+    """What a stranger wrote, as one line for a terminal: it moves no cursor, names no colour, and
+    is not endless.
+    """
     text = text[:8000]
-    return text if text.isprintable() else "".join(letter if letter.isprintable() else " " for letter in text)
+    return (
+        text
+        if text.isprintable()
+        else "".join(letter if letter.isprintable() else " " for letter in text)
+    )
 
 
 def visible(text: str, *, lines: bool = True) -> str:
     r"""Escape control characters, direction marks and broken letters of a text, as in ``\x1b``.
 
-    Line ends and tabs stay; without `lines` they are escaped, too. All output to a terminal or a journal passes
-    through here, so that no file, message or name can move the cursor or overwrite other text.
+    Line ends and tabs stay; without `lines` they are escaped, too. All output to a terminal or a
+    journal passes through here, so that no file, message or name can move the cursor or overwrite
+    other text.
 
     Example:
         >>> visible("board\x1b[2J 7")
@@ -114,7 +121,9 @@ def visible(text: str, *, lines: bool = True) -> str:
     if text.isprintable():
         return text
     kept = "\n\t" if lines else ""
-    return "".join(letter if _is_shown(letter) or letter in kept else ascii(letter)[1:-1] for letter in text)
+    return "".join(
+        letter if _is_shown(letter) or letter in kept else ascii(letter)[1:-1] for letter in text
+    )
 
 
 def _is_shown(letter: str) -> bool:
@@ -122,7 +131,9 @@ def _is_shown(letter: str) -> bool:
 
 
 class RefusedError(ShoalError):
-    """A message or update that breaks the protocol, with the kind of breach, which is counted and logged."""
+    """A message or update that breaks the protocol, with the kind of breach, which is counted and
+    logged.
+    """
 
     exit_code = 8
 

@@ -1,7 +1,8 @@
-"""Reads zip archives from untrusted sources within bounds: members, headers, sizes and ratios, in bounded memory.
+"""Reads zip archives from untrusted sources within bounds: members, headers, sizes and ratios, in
+bounded memory.
 
-Python's zipfile reads the list of members at once, so its size is checked before it is parsed. Contents are read piece
-by piece, and never beyond the sizes in the list.
+Python's zipfile reads the list of members at once, so its size is checked before it is parsed.
+Contents are read piece by piece, and never beyond the sizes in the list.
 """
 
 import contextlib
@@ -27,7 +28,14 @@ PIECE_BYTES = 1024 * 1024
 _ENTRY = b"PK\x01\x02"  # first bytes of each entry in the list of members
 _ENCRYPTED = 0x1
 _UNIX = 3  # the system whose file modes the upper half of `external_attr` holds
-_BROKEN = (BadZipFile, EOFError, NotImplementedError, RuntimeError, ValueError, zlib.error)
+_BROKEN = (
+    BadZipFile,
+    EOFError,
+    NotImplementedError,
+    RuntimeError,
+    ValueError,
+    zlib.error,
+)
 
 
 class BeyondBoundsError(BlobError):
@@ -86,11 +94,15 @@ class _Listing(io.RawIOBase):
         wanted = left if size is None or size < 0 else min(size, left)
         most = max(PIECE_BYTES, self._bounds.members * self._bounds.header_bytes)
         if wanted > most:
-            raise BeyondBoundsError(f"{self._source}: its list of members has {wanted:,} bytes; the limit is {most:,}")
+            raise BeyondBoundsError(
+                f"{self._source}: its list of members has {wanted:,} bytes; the limit is {most:,}"
+            )
         data = self._file.read(wanted)
         members = data.count(_ENTRY)
         if members > self._bounds.members:
-            raise BeyondBoundsError(f"{self._source} has {members:,} members; the limit is {self._bounds.members:,}")
+            raise BeyondBoundsError(
+                f"{self._source} has {members:,} members; the limit is {self._bounds.members:,}"
+            )
         return data
 
 
@@ -106,7 +118,9 @@ class Archive:
         self._archive = archive
         self._source = source
         self._files = {info.filename: info for info in archive.infolist() if not info.is_dir()}
-        self.members: Mapping[str, int] = MappingProxyType({name: info.file_size for name, info in self._files.items()})
+        self.members: Mapping[str, int] = MappingProxyType(
+            {name: info.file_size for name, info in self._files.items()}
+        )
         self.comment = archive.comment
 
     def pieces(self, name: str) -> Iterator[bytes]:
@@ -127,7 +141,9 @@ class Archive:
         except _BROKEN as error:
             raise BlobError(f"{quoted(name)} in {self._source} is damaged: {error}") from error
         if left:
-            raise BlobError(f"{quoted(name)} in {self._source} is cut off: {left:,} bytes are missing")
+            raise BlobError(
+                f"{quoted(name)} in {self._source} is cut off: {left:,} bytes are missing"
+            )
 
     def read(self, name: str, limit: int) -> bytes:
         """Read a whole member, up to a limit in bytes; errors are those of `pieces`."""
@@ -142,8 +158,9 @@ def open_archive(path: Path, bounds: Bounds | None = None) -> Iterator[Archive]:
 
     Raises:
         BeyondBoundsError: it exceeds the bounds.
-        BlobError: it is not a zip archive, is damaged, or has a refused member: its name leads out of a folder (see
-            `name_problem`) or occurs twice; it is a link, a device or encrypted; or its compression is not deflate.
+        BlobError: it is not a zip archive, is damaged, or has a refused member: its name leads out
+            of a folder (see `name_problem`) or occurs twice; it is a link, a device or encrypted;
+            or its compression is not deflate.
         OSError: it cannot be opened or read.
     """
     allowed = bounds or Bounds()
@@ -160,7 +177,10 @@ def open_archive(path: Path, bounds: Bounds | None = None) -> Iterator[Archive]:
 
 
 def check_archive(path: Path, bounds: Bounds | None = None) -> None:
-    """Check that `open_archive` accepts an archive before another reader opens it; errors are the same."""
+    """Check that `open_archive` accepts an archive before another reader opens it.
+
+    Errors are the same.
+    """
     with open_archive(path, bounds):
         pass
 
@@ -172,12 +192,16 @@ def _check_names(archive: ZipFile, source: Path) -> None:
         if problem is None and info.filename in seen:
             problem = "it occurs twice"
         if problem is not None:
-            raise BlobError(f"{source} has a member {quoted(info.orig_filename)}, which is refused: {problem}")
+            raise BlobError(
+                f"{source} has a member {quoted(info.orig_filename)}, which is refused: {problem}"
+            )
         seen.add(info.filename)
     alike = twins(seen)
     if alike is not None:
         first, second = map(quoted, alike)
-        raise BlobError(f"{source} has members {first} and {second}, which are the same file on some systems")
+        raise BlobError(
+            f"{source} has members {first} and {second}, which are the same file on some systems"
+        )
 
 
 def _member_problem(info: ZipInfo) -> str | None:
@@ -201,7 +225,9 @@ def _member_problem(info: ZipInfo) -> str | None:
 def _check_sizes(archive: ZipFile, source: Path, size: int, bounds: Bounds) -> None:
     unpacked = sum(info.file_size for info in archive.infolist())
     if unpacked > bounds.unpacked_bytes:
-        raise BeyondBoundsError(f"{source} unpacks to {unpacked:,} bytes; the limit is {bounds.unpacked_bytes:,}")
+        raise BeyondBoundsError(
+            f"{source} unpacks to {unpacked:,} bytes; the limit is {bounds.unpacked_bytes:,}"
+        )
     if unpacked > bounds.ratio * size:
         raise BeyondBoundsError(
             f"{source} has {size:,} bytes and unpacks to {unpacked:,}, more than {bounds.ratio:g} times as many"

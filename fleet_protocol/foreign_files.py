@@ -1,7 +1,8 @@
 """Checks file names from untrusted sources, and the files that they lead to.
 
-A manifest, an archive or a table from somebody else names files. Such a name is valid only within one folder, and must
-mean the same file on every system. `tests/fleet_protocol/test_foreign_files.py` has the table of refused names.
+A manifest, an archive or a table from somebody else names files. Such a name is valid only within
+one folder, and must mean the same file on every system.
+`tests/fleet_protocol/test_foreign_files.py` has the table of refused names.
 """
 
 import errno
@@ -23,7 +24,9 @@ DOCUMENT_LIMIT = 64 * 1024 * 1024
 """Most bytes of a document that is read as a whole, such as a manifest."""
 
 _PART_LIMIT = 255  # most bytes of one part of a name in file systems
-_UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})  # controls, marks of direction, halves of letters, line ends
+_UNSEEN = frozenset(
+    {"Cc", "Cf", "Cs", "Zl", "Zp"}
+)  # controls, marks of direction, halves of letters, line ends
 
 
 def name_problem(name: str) -> str | None:
@@ -52,7 +55,9 @@ def name_problem(name: str) -> str | None:
 
 
 def is_seen(text: str) -> bool:
-    """Whether a text has no control characters, marks of direction, halves of letters, or line ends."""
+    """Whether a text has no control characters, marks of direction, halves of letters, or line
+    ends.
+    """
     if text.isascii():  # nearly every name, and a manifest has thousands
         return text.isprintable()
     return not any(unicodedata.category(letter) in _UNSEEN for letter in text)
@@ -87,7 +92,9 @@ Label = Annotated[str, AfterValidator(_checked_label)]
 
 
 def twins(names: Iterable[str]) -> tuple[str, str] | None:
-    """Find two names that are the same on some file systems: they differ only in case or composition."""
+    """Find two names that are the same on some file systems: they differ only in case or
+    composition.
+    """
     first_of: dict[str, str] = {}
     for name in names:
         folded = unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
@@ -106,7 +113,8 @@ def path_within(folder: Path, name: str) -> Path:
         The file's own path, without links.
 
     Raises:
-        BlobError: the name is refused, the file is missing or not regular, or a link leads out of the folder.
+        BlobError: the name is refused, the file is missing or not regular, or a link leads out of
+            the folder.
     """
     problem = name_problem(name)
     if problem is not None:
@@ -129,11 +137,13 @@ def path_within(folder: Path, name: str) -> Path:
 
 
 def open_regular(path: Path, parent: int | None = None) -> BinaryIO:
-    """Open a file for reading, without waiting for a pipe and without following a link in its last part.
+    """Open a file for reading, without waiting for a pipe and without following a link in its last
+    part.
 
     Args:
         path: of the file.
-        parent: descriptor of the folder that it is looked for in, by its last part; by default the path says it.
+        parent: descriptor of the folder that it is looked for in, by its last part; by default the
+            path says it.
 
     Raises:
         BlobError: it is not a regular file, or its last part is a link.
@@ -156,9 +166,17 @@ def open_regular(path: Path, parent: int | None = None) -> BinaryIO:
 
 
 def file_state(file: BinaryIO) -> tuple[int, ...]:
-    """What an open file is known by: as long as this stays the same, so do the file and its content."""
+    """What an open file is known by: as long as this stays the same, so do the file and its
+    content.
+    """
     about = os.fstat(file.fileno())
-    return (about.st_dev, about.st_ino, about.st_mtime_ns, about.st_ctime_ns, about.st_size)
+    return (
+        about.st_dev,
+        about.st_ino,
+        about.st_mtime_ns,
+        about.st_ctime_ns,
+        about.st_size,
+    )
 
 
 def read_within(folder: Path, name: str, limit: int = DOCUMENT_LIMIT) -> bytes:

@@ -25,9 +25,11 @@ def _limits(root: Path) -> Iterator[int]:
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         if controllers == "":
-            folder, name = groups, "memory.max"
+            folder = groups
+            name = "memory.max"
         elif "memory" in controllers.split(","):
-            folder, name = groups / "memory", "memory.limit_in_bytes"
+            folder = groups / "memory"
+            name = "memory.limit_in_bytes"
         else:
             continue
         own = PurePosixPath(path.lstrip("/"))

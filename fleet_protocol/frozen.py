@@ -6,7 +6,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, JsonValue, ValidationError, ValidationInfo
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    JsonValue,
+    ValidationError,
+    ValidationInfo,
+)
 from typing_extensions import Self
 
 from fleet_protocol.errors import visible
@@ -15,7 +22,9 @@ _SHOWN = 200  # characters of a key
 
 
 def _finite(value: JsonValue) -> JsonValue:
-    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+    for item in (
+        value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    ):
         _finite(item)
     if isinstance(value, int | float) and not abs(value) <= sys.float_info.max:
         raise ValueError("a number that is not finite, or beyond what a float holds")
@@ -23,7 +32,9 @@ def _finite(value: JsonValue) -> JsonValue:
 
 
 Free = Annotated[JsonValue, AfterValidator(_finite)]
-"""JSON that somebody else reads, whose numbers are finite: a parser of JSON takes 1e999, and makes infinity of it."""
+"""JSON that somebody else reads, whose numbers are finite: a parser of JSON takes 1e999, and makes
+infinity of it.
+"""
 
 
 STORED = MappingProxyType({"stored": True})
@@ -39,7 +50,9 @@ class FrozenModel(BaseModel):
         """The value as it travels; what is not there is left out, and read as not there."""
         return self.model_dump_json(exclude_none=True).encode()
 
-    def refuse_idle(self, info: ValidationInfo, key: str, used: bool, *, where: str, instead: str) -> None:
+    def refuse_idle(
+        self, info: ValidationInfo, key: str, used: bool, *, where: str, instead: str
+    ) -> None:
         """Refuse a key that says what is not the default where nothing uses it, with a ValueError.
 
         Args:
@@ -60,10 +73,13 @@ class FrozenModel(BaseModel):
     def relocated(self, move: Callable[[Path], Path]) -> Self:
         """Apply a function to every path in the value.
 
-        A model with other values that name files, such as ``file.py:function``, overrides this method.
+        A model with other values that name files, such as ``file.py:function``, overrides this
+        method.
         """
         replaced = {name: (value, _relocated(value, move)) for name, value in self}
-        changed = {name: new for name, (old, new) in replaced.items() if new != old}  # unset values stay unset
+        changed = {
+            name: new for name, (old, new) in replaced.items() if new != old
+        }  # unset values stay unset
         return self.model_copy(update=changed) if changed else self
 
 
@@ -78,7 +94,9 @@ def _relocated(value: Any, move: Callable[[Path], Path]) -> Any:
 
 
 def problems(error: ValidationError, whole: str, most: int = 3) -> str:
-    """The first things that are wrong with a value, each with its place; `whole` is the place of what has none.
+    """The first things that are wrong with a value, each with its place.
+
+    `whole` is the place of what has none.
 
     A place may be a key that a stranger chose: it is shown short, and moves no cursor.
     """

@@ -1,8 +1,8 @@
 """The transport over MQTT 5, the same on a board and on the server: a thin shell around paho-mqtt.
 
-The network runs in paho's thread; everything that happens is put into one inbox as a frozen event, so the owner is a
-plain loop over a queue with deadlines. The link reconnects by itself with full-jitter back-off, subscribes again, and
-counts the bytes of the packets it exchanges.
+The network runs in paho's thread; everything that happens is put into one inbox as a frozen event,
+so the owner is a plain loop over a queue with deadlines. The link reconnects by itself with
+full-jitter back-off, subscribes again, and counts the bytes of the packets it exchanges.
 """
 
 import contextlib
@@ -63,7 +63,9 @@ def _options(qos: int) -> SubscribeOptions:
 
 
 def _extent(read: bytearray, at: int, filled: int) -> tuple[int, int]:
-    """Where the body of a packet begins, and where it ends: beyond what was read as long as that is not known."""
+    """Where the body of a packet begins, and where it ends: beyond what was read as long as that is
+    not known.
+    """
     size = 0
     for begin in range(at + 1, min(at + 5, filled)):
         size |= (read[begin] & 127) << 7 * (begin - at - 1)
@@ -75,17 +77,21 @@ def _extent(read: bytearray, at: int, filled: int) -> tuple[int, int]:
 
 
 class LeanClient(paho.Client):
-    """paho's client with a reader of its own: many small packets are read at once, and a large one to its end.
+    """paho's client with a reader of its own: many small packets are read at once, and a large one
+    to its end.
 
-    What was read together is acknowledged together. A packet that has no properties costs no tables of them, and none
-    is copied while it is written. All this stands on the names of paho's own methods.
+    What was read together is acknowledged together. A packet that has no properties costs no tables
+    of them, and none is copied while it is written. All this stands on the names of paho's own
+    methods.
     """
 
     plain: Callable[[str, bytes, bool], None]  # takes topic, payload, and whether it was retained
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self._read = bytearray(_READ_BYTES)  # as long as the packet that it begins with, if that is longer
+        self._read = bytearray(
+            _READ_BYTES
+        )  # as long as the packet that it begins with, if that is longer
         self._filled = 0
         self._acknowledgements = bytearray()
 
@@ -99,10 +105,16 @@ class LeanClient(paho.Client):
 
     def loop_read(self, max_packets: int = 1) -> MQTTErrorCode:
         """Take what has come, and acknowledge it."""
-        result, count, room = MQTTErrorCode.MQTT_ERR_SUCCESS, 0, 0
+        result = MQTTErrorCode.MQTT_ERR_SUCCESS
+        count = 0
+        room = 0
         for _ in range(max(max_packets, _READS_AT_ONCE)):
             connection: Any = self._sock
-            if connection is None or result > 0 or (count < room and not getattr(connection, "pending", int)()):
+            if (
+                connection is None
+                or result > 0
+                or (count < room and not getattr(connection, "pending", int)())
+            ):
                 break
             room = len(self._read) - self._filled
             try:
@@ -122,14 +134,28 @@ class LeanClient(paho.Client):
             self._last_bytes_received = time.monotonic()
         if not self._acknowledgements:
             return MQTTErrorCode.MQTT_ERR_SUCCESS
-        said: Any = {"command": PacketTypes.PUBACK << 4, "mid": 0, "qos": 1, "pos": 0, "info": None}
-        self._out_packet.append(said | {"packet": self._acknowledgements, "to_process": len(self._acknowledgements)})
+        said: Any = {
+            "command": PacketTypes.PUBACK << 4,
+            "mid": 0,
+            "qos": 1,
+            "pos": 0,
+            "info": None,
+        }
+        self._out_packet.append(
+            said
+            | {
+                "packet": self._acknowledgements,
+                "to_process": len(self._acknowledgements),
+            }
+        )
         self._acknowledgements = bytearray()
         return self.loop_write()  # whoever reads also writes, and need not be woken up for it
 
     def _take_packets(self) -> MQTTErrorCode:
         """Take the packets that are whole, and make room for the rest of the one behind them."""
-        read, view, at = self._read, memoryview(self._read), 0
+        read = self._read
+        view = memoryview(self._read)
+        at = 0
         begin, end = _extent(read, at, self._filled)
         while end <= self._filled:
             result = self._take_packet(read[at], view[begin:end])
@@ -137,7 +163,9 @@ class LeanClient(paho.Client):
                 return result
             at = end
             begin, end = _extent(read, at, self._filled)
-        if not at and end <= len(read):  # a copy for each piece of a large packet would be quadratic
+        if not at and end <= len(
+            read
+        ):  # a copy for each piece of a large packet would be quadratic
             return MQTTErrorCode.MQTT_ERR_SUCCESS
         rest = read[at : self._filled]
         self._read, self._filled = bytearray(max(end - at, _READ_BYTES)), len(rest)
@@ -148,15 +176,30 @@ class LeanClient(paho.Client):
         if command & 0xF6 == PacketTypes.PUBLISH << 4 | 2:  # of quality 1
             end = 2 + int.from_bytes(body[:2], "big")
             if len(body) >= end + 3 and not body[end + 2]:
-                self.plain(str(body[2:end], errors="replace"), bytes(body[end + 3 :]), bool(command & 1))
-                self._acknowledgements += struct.pack("!BB2s", PacketTypes.PUBACK << 4, 2, bytes(body[end : end + 2]))
+                self.plain(
+                    str(body[2:end], errors="replace"),
+                    bytes(body[end + 3 :]),
+                    bool(command & 1),
+                )
+                self._acknowledgements += struct.pack(
+                    "!BB2s", PacketTypes.PUBACK << 4, 2, bytes(body[end : end + 2])
+                )
                 return MQTTErrorCode.MQTT_ERR_SUCCESS
         elif command == PacketTypes.PUBACK << 4 and len(body) == 2:
             mid = int.from_bytes(body, "big")
             with self._out_message_mutex:
                 known = mid in self._out_messages
-                return self._do_on_publish(mid, _TAKEN, _NONE) if known else MQTTErrorCode.MQTT_ERR_SUCCESS
-        self._in_packet |= {"command": command, "remaining_length": len(body), "packet": bytearray(body), "pos": 0}
+                return (
+                    self._do_on_publish(mid, _TAKEN, _NONE)
+                    if known
+                    else MQTTErrorCode.MQTT_ERR_SUCCESS
+                )
+        self._in_packet |= {
+            "command": command,
+            "remaining_length": len(body),
+            "packet": bytearray(body),
+            "pos": 0,
+        }
         return self._packet_handle()
 
     def _packet_queue(self, command: int, packet: Any, *about: Any) -> MQTTErrorCode:
@@ -169,7 +212,10 @@ class LeanClient(paho.Client):
 
 
 class Link:
-    """A `fleet_protocol.transport.Transport` over MQTT; arguments and errors are those of `open_transport`."""
+    """A `fleet_protocol.transport.Transport` over MQTT.
+
+    Arguments and errors are those of `open_transport`.
+    """
 
     authentic = False
 
@@ -198,7 +244,10 @@ class Link:
         self._received = 0
         self._session_expiry_seconds = session_expiry_seconds
         self._client = LeanClient(
-            CallbackAPIVersion.VERSION2, client_id=client_id, protocol=paho.MQTTv5, manual_ack=False
+            CallbackAPIVersion.VERSION2,
+            client_id=client_id,
+            protocol=paho.MQTTv5,
+            manual_ack=False,
         )
         if will is not None:
             self._client.will_set(will.topic, will.payload, qos=1, retain=True)
@@ -223,7 +272,9 @@ class Link:
             self._client.tls_set(ca_certs=ca, certfile=cert, keyfile=key)
         except (OSError, ValueError) as error:
             named = ", ".join(str(file) for file in files if file)
-            raise ConfigError(f"cannot use the certificate files {named} for {address}: {error}") from error
+            raise ConfigError(
+                f"cannot use the certificate files {named} for {address}: {error}"
+            ) from error
 
     # What paho's thread calls.
 
@@ -234,7 +285,14 @@ class Link:
         delay: Any = random.uniform(BACKOFF_FIRST_SECONDS / 2, ceiling)  # noqa: S311
         self._client.reconnect_delay_set(delay, delay)
 
-    def _on_connect(self, client: paho.Client, _data: object, flags: Any, reason: Any, properties: Any) -> None:
+    def _on_connect(
+        self,
+        client: paho.Client,
+        _data: object,
+        flags: Any,
+        reason: Any,
+        properties: Any,
+    ) -> None:
         if reason.is_failure:
             self._failed(f"the broker refuses it ({reason}); {remedy(str(reason))}")
             return
@@ -245,24 +303,41 @@ class Link:
             self._attempt = 0
             filters = dict(self._filters)
             self._changed.notify_all()
-        # Also where the session is present: a broker that was killed may have brought back an older one.
+        # Also where the session is present: a broker that was killed may have brought back an older
+        # one.
         for topic_filter, qos in filters.items():
             client.subscribe(topic_filter, options=_options(qos))
         self._inbox.put(Connected(session_present=bool(flags.session_present)))
 
     def _on_connect_fail(self, _client: paho.Client, _data: object) -> None:
-        self._failed(why_not_reached(sys.exc_info()[1]))  # paho calls this while it handles the error
+        self._failed(
+            why_not_reached(sys.exc_info()[1])
+        )  # paho calls this while it handles the error
 
     def _failed(self, why: str) -> None:
-        """Keep what prevents a connection; where one was lost nobody else says it, so it is logged once."""
+        """Keep what prevents a connection.
+
+        Where one was lost nobody else says it, so it is logged once.
+        """
         self._next_delay()
         with self._changed:
             if self._greeted and why != self._failure:
-                _LOG.warning("no connection to the broker at %s: %s; trying again", self.address, why)
+                _LOG.warning(
+                    "no connection to the broker at %s: %s; trying again",
+                    self.address,
+                    why,
+                )
             self._failure = why
             self._changed.notify_all()
 
-    def _on_disconnect(self, _client: paho.Client, _data: object, _flags: Any, reason: Any, _properties: Any) -> None:
+    def _on_disconnect(
+        self,
+        _client: paho.Client,
+        _data: object,
+        _flags: Any,
+        reason: Any,
+        _properties: Any,
+    ) -> None:
         with self._changed:
             self._connected = False
             self._changed.notify_all()
@@ -270,7 +345,9 @@ class Link:
         self._inbox.put(Disconnected(str(reason)))
 
     def _on_message(self, _client: paho.Client, _data: object, message: paho.MQTTMessage) -> None:
-        with contextlib.suppress(UnicodeDecodeError):  # the topic is no text: paho's thread must outlive that
+        with contextlib.suppress(
+            UnicodeDecodeError
+        ):  # the topic is no text: paho's thread must outlive that
             self._take(message.topic, bytes(message.payload), bool(message.retain), message.qos)
 
     def _take(self, topic: str, payload: bytes, retained: bool, qos: int = 1) -> None:
@@ -278,10 +355,22 @@ class Link:
         self._sent += PUBACK_BYTES if qos else 0
         self._inbox.put(Received(topic, payload, retained))
 
-    def _on_publish(self, _client: paho.Client, _data: object, mid: int, reason: Any, _properties: Any) -> None:
+    def _on_publish(
+        self,
+        _client: paho.Client,
+        _data: object,
+        mid: int,
+        reason: Any,
+        _properties: Any,
+    ) -> None:
         if reason.is_failure and str(reason) not in self._refusals:
             self._refusals.add(str(reason))
-            _LOG.error("the broker at %s refuses a message (%s); %s", self.address, reason, remedy(str(reason)))
+            _LOG.error(
+                "the broker at %s refuses a message (%s); %s",
+                self.address,
+                reason,
+                remedy(str(reason)),
+            )
         with self._changed:
             if mid in self._unacknowledged:
                 self._unacknowledged.discard(mid)
@@ -289,7 +378,14 @@ class Link:
             else:
                 self._early.add(mid)
 
-    def _on_subscribe(self, _client: paho.Client, _data: object, mid: int, _reasons: Any, _properties: Any) -> None:
+    def _on_subscribe(
+        self,
+        _client: paho.Client,
+        _data: object,
+        mid: int,
+        _reasons: Any,
+        _properties: Any,
+    ) -> None:
         with self._changed:
             self._subscribed.add(mid)
             self._changed.notify_all()
@@ -311,7 +407,11 @@ class Link:
         properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
         properties.SessionExpiryInterval = self._session_expiry_seconds
         self._client.connect_async(
-            self.address.host, self.address.port, keepalive=KEEP_ALIVE_SECONDS, clean_start=False, properties=properties
+            self.address.host,
+            self.address.port,
+            keepalive=KEEP_ALIVE_SECONDS,
+            clean_start=False,
+            properties=properties,
         )
         self._client.loop_start()
         with self._changed:
@@ -331,10 +431,14 @@ class Link:
         if result != paho.MQTT_ERR_SUCCESS or mid is None or not timeout_seconds:
             return  # not connected: done in _on_connect
         with self._changed:
-            done = self._changed.wait_for(lambda: mid in self._subscribed or not self._connected, timeout_seconds)
+            done = self._changed.wait_for(
+                lambda: mid in self._subscribed or not self._connected, timeout_seconds
+            )
             self._subscribed.discard(mid)
         if not done:
-            raise TransportError(f"the broker at {self.address} does not confirm the subscription to {topic_filter}")
+            raise TransportError(
+                f"the broker at {self.address} does not confirm the subscription to {topic_filter}"
+            )
 
     def unsubscribe(self, topic_filter: str) -> None:
         """Forget a subscription."""
@@ -374,7 +478,8 @@ class Link:
         """Wait until the broker has acknowledged what was sent."""
         with self._changed:
             if not self._changed.wait_for(
-                lambda: len(self._unacknowledged) <= at_most, max(0.0, deadline - time.monotonic())
+                lambda: len(self._unacknowledged) <= at_most,
+                max(0.0, deadline - time.monotonic()),
             ):
                 raise TransportError(
                     f"the broker at {self.address} has not acknowledged {len(self._unacknowledged)} messages in time"
@@ -388,5 +493,6 @@ class Link:
                 self.drain(time.monotonic() + timeout_seconds)
         self._client.disconnect()
         self._client.loop_stop()
-        # The pair that wakes paho's thread would be left to the garbage collector, which warns of open sockets.
+        # The pair that wakes paho's thread would be left to the garbage collector, which warns of
+        # open sockets.
         self._client._reset_sockets(sockpair_only=True)  # noqa: SLF001  (paho has no other word for it)

@@ -1,4 +1,7 @@
-"""Locks between processes, on a file or a folder; the system lets go when all processes that hold one are dead."""
+"""Locks between processes, on a file or a folder.
+
+The system lets go when all processes that hold one are dead.
+"""
 
 import contextlib
 import os
@@ -37,12 +40,21 @@ def hold(path: Path) -> int:
 
 
 @contextlib.contextmanager
-def held(path: Path, busy: str, *, seconds: float = 0.0, error: type[ShoalError] = ConfigError) -> Iterator[None]:
-    """Hold a folder, or a file, which is made if need be; where the system has no such locks everybody goes on.
+def held(
+    path: Path,
+    busy: str,
+    *,
+    seconds: float = 0.0,
+    error: type[ShoalError] = ConfigError,
+) -> Iterator[None]:
+    """Hold a folder, or a file, which is made if need be.
+
+    Where the system has no such locks everybody goes on.
 
     Raises:
-        ShoalError: an `error` where another holds it, and does so for so many seconds; `busy` says what that means, and
-            the message, where the system tells, who it is. A StorageError where it cannot be made or opened.
+        ShoalError: an `error` where another holds it, and does so for so many seconds; `busy` says
+            what that means, and the message, where the system tells, who it is. A StorageError
+            where it cannot be made or opened.
     """
     if not LOCKS:
         yield
@@ -67,7 +79,10 @@ def held(path: Path, busy: str, *, seconds: float = 0.0, error: type[ShoalError]
 
 
 def _holder(path: Path) -> str:
-    """Who holds it, as Linux tells; lines read ``1: FLOCK ADVISORY WRITE <pid> <device>:<inode> 0 EOF``."""
+    """Who holds it, as Linux tells.
+
+    Lines read ``1: FLOCK ADVISORY WRITE <pid> <device>:<inode> 0 EOF``.
+    """
     with contextlib.suppress(OSError):
         for line in _LOCKS_FILE.read_text(encoding="ascii").splitlines():
             kind, _, _, process, place = line.split()[1:6]

@@ -1,4 +1,6 @@
-"""What a process logs on standard error: lines for people, or with ``SHOAL_LOG=json`` an object a line with its ids."""
+"""What a process logs on standard error: lines for people, or with ``SHOAL_LOG=json`` an object a
+line with its ids.
+"""
 
 import contextlib
 import json
@@ -21,7 +23,10 @@ _JOURNAL = "/run/systemd/journal/socket"
 
 
 def print_line(text: str, *, error: bool = False) -> None:
-    """Print text to standard output or error, without a console; it cannot move the cursor, see `visible`."""
+    """Print text to standard output or error, without a console.
+
+    It cannot move the cursor, see `visible`.
+    """
     print(visible(text), file=sys.stderr if error else sys.stdout, flush=True)
 
 
@@ -41,16 +46,28 @@ class _Json(logging.Formatter):
     @override
     def format(self, record: logging.LogRecord) -> str:
         found = {name: getattr(record, name, None) for name in IDS}
-        said = {"at": record.created, "level": record.levelname.lower(), "logger": record.name, **found}
+        said = {
+            "at": record.created,
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            **found,
+        }
         said["message"] = getattr(record, "said", None) or record.getMessage()
         if record.exc_info:
             said["error"] = self.formatException(record.exc_info)
-        told = json.dumps({name: value for name, value in said.items() if value is not None}, ensure_ascii=False)
-        return "".join(letter if letter.isprintable() else json.dumps(letter)[1:-1] for letter in told)
+        told = json.dumps(
+            {name: value for name, value in said.items() if value is not None},
+            ensure_ascii=False,
+        )
+        return "".join(
+            letter if letter.isprintable() else json.dumps(letter)[1:-1] for letter in told
+        )
 
 
 class _Journald(logging.Handler):
-    """Gives systemd's journal each line with its level and ids as fields: ``journalctl -p warning SHOAL_ROUND=3``."""
+    """Gives systemd's journal each line with its level and ids as fields: ``journalctl -p warning
+    SHOAL_ROUND=3``.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,19 +77,33 @@ class _Journald(logging.Handler):
     @override
     def emit(self, record: logging.LogRecord) -> None:
         priority = {"DEBUG": 7, "INFO": 6, "WARNING": 4}.get(record.levelname, 3)
-        fields = {"MESSAGE": self.format(record), "PRIORITY": priority, "SYSLOG_IDENTIFIER": "shoal"}
-        fields |= {f"SHOAL_{name.upper()}": getattr(record, name) for name in IDS if hasattr(record, name)}
+        fields = {
+            "MESSAGE": self.format(record),
+            "PRIORITY": priority,
+            "SYSLOG_IDENTIFIER": "shoal",
+        }
+        fields |= {
+            f"SHOAL_{name.upper()}": getattr(record, name) for name in IDS if hasattr(record, name)
+        }
         said = [(name.encode(), str(value).encode()) for name, value in fields.items()]
         with contextlib.suppress(OSError):  # a journal that starts anew
-            self._socket.send(b"".join(b"%s\n%s%s\n" % (name, struct.pack("<Q", len(it)), it) for name, it in said))
+            self._socket.send(
+                b"".join(
+                    b"%s\n%s%s\n" % (name, struct.pack("<Q", len(it)), it) for name, it in said
+                )
+            )
 
 
 def log_to_stderr(level: int, line: str) -> None:
-    """Log what is of this level or above; `line` is the form of those for people. Nothing where a log is set up."""
+    """Log what is of this level or above; `line` is the form of those for people.
+
+    Nothing where a log is set up.
+    """
     handler: logging.Handler = logging.StreamHandler()
     with contextlib.suppress(OSError, AttributeError):  # no such socket, or a system that has none
         about = os.fstat(2)
         if os.environ.get("JOURNAL_STREAM") == f"{about.st_dev}:{about.st_ino}":
-            handler, line = _Journald(), "%(message)s"
+            handler = _Journald()
+            line = "%(message)s"
     handler.setFormatter(_Json() if os.environ.get("SHOAL_LOG") == "json" else _Lines(line))
     logging.basicConfig(level=level, handlers=[handler])

@@ -1,8 +1,9 @@
 """The manifest of an artifact set: what a device must know to train one tier of one architecture.
 
-An artifact set depends on shapes, never on weights: one export serves every round, window and device of its tier.
-The names of a graph's inputs and outputs follow from the names of parameters, states and statistics by the
-functions at the end of this module, so that both sides bind tensors by name and never by position.
+An artifact set depends on shapes, never on weights: one export serves every round, window and
+device of its tier. The names of a graph's inputs and outputs follow from the names of parameters,
+states and statistics by the functions at the end of this module, so that both sides bind tensors by
+name and never by position.
 """
 
 import hashlib
@@ -24,7 +25,10 @@ FORMAT_VERSION = 2
 DocumentT = TypeVar("DocumentT", bound=FrozenModel)
 
 Parts = tuple[Mapping[str, int], Mapping[str, int]]
-"""Numbers of each input of a sample, and of each of its targets, in order; empty for a single one."""
+"""Numbers of each input of a sample, and of each of its targets, in order.
+
+Empty for a single one.
+"""
 NO_PARTS: Parts = (MappingProxyType({}), MappingProxyType({}))
 
 BASE = "base"
@@ -54,8 +58,9 @@ class ParameterSpec(FrozenModel):
         name: as in ``torch.nn.Module.named_parameters``.
         shape: local sizes, after the cut.
         dtype: numpy name of the element type.
-        axes: one axis per dimension; ``conv2.out*16`` means 16 consecutive positions per index of ``conv2.out``,
-            ``3*h`` three maps of ``h`` one behind the other, ``a + b`` a concatenation.
+        axes: one axis per dimension; ``conv2.out*16`` means 16 consecutive positions per index of
+            ``conv2.out``, ``3*h`` three maps of ``h`` one behind the other, ``a + b`` a
+            concatenation.
         block: ``stem``, ``head`` or ``block<i>``.
         offset: where its bytes start in the data section of the weights blob, in bytes.
     """
@@ -77,8 +82,8 @@ class StateSpec(FrozenModel):
     """One tensor of the optimizer's state. A device knows nothing else of an optimizer.
 
     Attributes:
-        name: as the graph has it behind ``state.``; unlike any other. An optimizer may have any number of states for
-            a parameter, and some for none, such as a counter of steps.
+        name: as the graph has it behind ``state.``; unlike any other. An optimizer may have any
+            number of states for a parameter, and some for none, such as a counter of steps.
         shape: local sizes; empty for a single number.
         dtype: numpy name of the element type.
         initial: what every element is when a task begins.
@@ -91,7 +96,8 @@ class StateSpec(FrozenModel):
 
 
 class StatisticSpec(FrozenModel):
-    """Mean and variance of one static batch norm (specification 1.6), two vectors of ``channels`` float32.
+    """Mean and variance of one static batch norm (specification 1.6), two vectors of ``channels``
+    float32.
 
     Attributes:
         name: path of the norm module.
@@ -109,7 +115,8 @@ class NoiseSpec(FrozenModel):
 
     Attributes:
         name: path of the layer.
-        shape: of the noise of one sample; the graph takes float32 ``[batch, *shape]``, uniform in [0, 1).
+        shape: of the noise of one sample; the graph takes float32 ``[batch, *shape]``, uniform in
+            [0, 1).
     """
 
     name: Label
@@ -136,8 +143,8 @@ class GraphSpec(FileSpec):
     Attributes:
         inputs: in graph order.
         outputs: in graph order.
-        mixed: outputs that the exporter found to depend on the batch only through losses, gradients and statistics;
-            a board finds out for itself (`fleet_protocol.graphs`).
+        mixed: outputs that the exporter found to depend on the batch only through losses, gradients
+            and statistics; a board finds out for itself (`fleet_protocol.graphs`).
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -154,8 +161,8 @@ class CheckSpec(FrozenModel):
         steps: training steps (or batches) compared.
         batch_sizes: samples per batch, in the order used.
         worst_absolute: largest absolute difference over all tensors and steps.
-        worst_relative: largest difference relative to the largest value of its tensor, at most 1e-4 unless PyTorch
-            itself rounds by more; then the difference is that from float64.
+        worst_relative: largest difference relative to the largest value of its tensor, at most 1e-4
+            unless PyTorch itself rounds by more; then the difference is that from float64.
         worst_tensor: where ``worst_relative`` was found.
     """
 
@@ -181,24 +188,28 @@ class Manifest(Grown):
         classes: number of labels; the label mask has this length.
         input_shape: shape of one sample.
         input_dtype: element type of the samples.
-        label_shape: shape of the labels of one sample: empty for one label, ``(T,)`` for one per token. Of several,
-            a negative label counts for nothing.
+        label_shape: shape of the labels of one sample: empty for one label, ``(T,)`` for one per
+            token. Of several, a negative label counts for nothing.
         recipe: what the train graph does.
         parameters: in the order of the weights blob.
         states: of the optimizer; empty if it has none.
         states_in_place: the step graphs may be given one buffer for a state and its next value.
         parameters_in_place: the same for a parameter.
         statistics: static batch norms whose mean and variance the eval and infer graphs take.
-        noise: layers that need random numbers in training, in the order they are drawn in; the other graphs draw none.
-        base: frozen tensors, which the graphs take as they take parameters and never return. They lie in the file
-            ``base``, which all tiers share.
-        graphs: ``onnx/train``, ``onnx/eval``, ``onnx/stats``, ``onnx/infer``, ``ort-training/step``,
-            ``ort-training/training_model``, ``ort-training/eval_model``, ``ort-training/optimizer_model``,
-            ``executorch/train``, ``executorch/eval``, ``executorch/infer``.
+        noise: layers that need random numbers in training, in the order they are drawn in; the
+            other graphs draw none.
+        base: frozen tensors, which the graphs take as they take parameters and never return. They
+            lie in the file ``base``, which all tiers share.
+        graphs: ``onnx/train``, ``onnx/eval``, ``onnx/stats``, ``onnx/infer``,
+            ``ort-training/step``, ``ort-training/training_model``, ``ort-training/eval_model``,
+            ``ort-training/optimizer_model``, ``executorch/train``, ``executorch/eval``,
+            ``executorch/infer``.
         files: further files, by the same kind of key (``ort-training/checkpoint``), and ``base``.
         flops_per_sample: floating point operations of one forward pass of one sample.
-        flops_per_step_sample: the same for forward, backward and update (update spread over nothing: per sample).
-        peak_memory_bytes: estimated peak of one training process beyond the runtime itself, batch 32.
+        flops_per_step_sample: the same for forward, backward and update (update spread over
+            nothing: per sample).
+        peak_memory_bytes: estimated peak of one training process beyond the runtime itself, batch
+            32.
         checks: figures of the comparison with PyTorch.
         skipped: formats that were asked for and that the model cannot have, each with the reason.
         versions: exporter packages and their versions.
@@ -256,7 +267,9 @@ class Manifest(Grown):
         """What samples and targets consist of where they are several, each a row of all of them."""
         shapes: Any = self.settings.get("input_shape")
         named = isinstance(shapes, Mapping)
-        return {name: math.prod(shape) for name, shape in shapes.items()} if named else {}, self.recipe.loss.parts
+        return {
+            name: math.prod(shape) for name, shape in shapes.items()
+        } if named else {}, self.recipe.loss.parts
 
     @property
     def parameter_count(self) -> int:
@@ -269,12 +282,18 @@ class Manifest(Grown):
 
 
 def parse_manifest(data: bytes) -> Manifest:
-    """Read ``manifest.json``; a BlobError names the fields where it is of no version that this software reads."""
+    """Read ``manifest.json``.
+
+    A BlobError names the fields where it is of no version that this software reads.
+    """
     return parse_document(Manifest, data, "an artifact manifest")
 
 
 def parse_document(kind: type[DocumentT], data: bytes, what: str) -> DocumentT:
-    """Read a manifest of some kind; `what` it is goes into the error, which is that of `parse_manifest`."""
+    """Read a manifest of some kind.
+
+    `what` it is goes into the error, which is that of `parse_manifest`.
+    """
     try:
         return kind.model_validate_json(data)
     except ValidationError as error:
@@ -305,7 +324,9 @@ def next_name(graph_input: str) -> str:
 
 
 def anchor_input(name: str) -> str:
-    """Graph input (train, with a proximal term) that takes the weights sent for the parameter ``name``."""
+    """Graph input (train, with a proximal term) that takes the weights sent for the parameter
+    ``name``.
+    """
     return f"anchor.{name}"
 
 

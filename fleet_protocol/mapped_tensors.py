@@ -1,4 +1,6 @@
-"""Safetensors as they lie: files mapped, so that what is read lies in the page cache, once for all who read it."""
+"""Safetensors as they lie: files mapped, so that what is read lies in the page cache, once for all
+who read it.
+"""
 
 import json
 import math
@@ -16,22 +18,35 @@ from numpy.typing import NDArray
 from fleet_protocol.errors import BlobError
 from fleet_protocol.foreign_files import open_regular
 
-_KINDS = {"F32": "<f4", "F64": "<f8", "I64": "<i8", "U32": "<u4", "F16": "<f2", "U16": "<u2", "I8": "i1", "U8": "u1"}
-DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType({name: np.dtype(kind) for name, kind in _KINDS.items()})
+_KINDS = {
+    "F32": "<f4",
+    "F64": "<f8",
+    "I64": "<i8",
+    "U32": "<u4",
+    "F16": "<f2",
+    "U16": "<u2",
+    "I8": "i1",
+    "U8": "u1",
+}
+DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
+    {name: np.dtype(kind) for name, kind in _KINDS.items()}
+)
 """Types that blobs carry, by their names in a file."""
 
 _HEADER_LIMIT = 16 * 1024 * 1024  # a header of 100,000 parameters is 10 MB; larger is not a model
 _READ_BYTES = 1 << 20  # of a smaller file the pages of a map cost more than a copy
-# How files of torch.save begin, of today and of old; 80 02 alone is how safetensors with a header of 640 bytes do.
+# How files of torch.save begin, of today and of old; 80 02 alone is how safetensors with a header
+# of 640 bytes do.
 _PICKLED = (b"PK\x03\x04", b"\x80\x02\x8a\n")
 
 
 def open_tensors(path: Path) -> dict[str, NDArray[Any]]:
-    """Map a file that was checked when it arrived, or read a small one: read-only views by name in its order.
+    """Map a file that was checked when it arrived, or read a small one: read-only views by name in
+    its order.
 
     Raises:
-        BlobError: the file is not there, is a link or no regular file, is truncated, has a header that does not fit
-            it, or is one of torch.save.
+        BlobError: the file is not there, is a link or no regular file, is truncated, has a header
+            that does not fit it, or is one of torch.save.
     """
     try:
         with open_regular(path) as file:
@@ -49,15 +64,20 @@ def open_tensors(path: Path) -> dict[str, NDArray[Any]]:
     return tensors_in(data, path)
 
 
-def tensors_in(blob: bytes | NDArray[np.uint8], source: object = "a blob") -> dict[str, NDArray[Any]]:
+def tensors_in(
+    blob: bytes | NDArray[np.uint8], source: object = "a blob"
+) -> dict[str, NDArray[Any]]:
     """The tensors of `blob_in`."""
     return blob_in(blob, source)[1]
 
 
 def blob_in(
-    blob: bytes | NDArray[np.uint8], source: object = "a blob", dtypes: Mapping[str, np.dtype[Any]] = DTYPES
+    blob: bytes | NDArray[np.uint8],
+    source: object = "a blob",
+    dtypes: Mapping[str, np.dtype[Any]] = DTYPES,
 ) -> tuple[dict[str, str], dict[str, NDArray[Any]]]:
-    """Read a blob of any writer where it lies, without the library, which makes a copy and is not on boards.
+    """Read a blob of any writer where it lies, without the library, which makes a copy and is not
+    on boards.
 
     Args:
         blob: all of its bytes.
@@ -68,23 +88,40 @@ def blob_in(
         The strings in its header, and views by name, in the order of the blob.
 
     Raises:
-        BlobError: it is truncated, or has a header that does not fit it: as the format wants, tensors lie one behind
-            the other and leave nothing over.
+        BlobError: it is truncated, or has a header that does not fit it: as the format wants,
+            tensors lie one behind the other and leave nothing over.
     """
     metadata, tensors, size = first_blob(blob, source, dtypes)
     if size != len(blob):
-        raise BlobError(f"cannot read the tensors in {source}: they end at {size} of {len(blob)} bytes")
+        raise BlobError(
+            f"cannot read the tensors in {source}: they end at {size} of {len(blob)} bytes"
+        )
     return metadata, tensors
 
 
 def first_blob(
-    blob: bytes | NDArray[np.uint8], source: object = "a blob", dtypes: Mapping[str, np.dtype[Any]] = DTYPES
+    blob: bytes | NDArray[np.uint8],
+    source: object = "a blob",
+    dtypes: Mapping[str, np.dtype[Any]] = DTYPES,
 ) -> tuple[dict[str, str], dict[str, NDArray[Any]], int]:
-    """What `blob_in` reads of the blob that some bytes begin with, and how long it is; errors are the same."""
+    """What `blob_in` reads of the blob that some bytes begin with, and how long it is.
+
+    Errors are the same.
+    """
     try:
         return _parsed(np.frombuffer(blob, np.uint8), dtypes)
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, struct.error) as error:
-        raise BlobError(f"cannot read the tensors in {source} of {len(blob)} bytes: {error!r}") from error
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+        struct.error,
+    ) as error:
+        raise BlobError(
+            f"cannot read the tensors in {source} of {len(blob)} bytes: {error!r}"
+        ) from error
 
 
 def _parsed(
@@ -95,7 +132,8 @@ def _parsed(
         raise ValueError(f"the header claims {length} bytes")
     header = json.loads(data[8 : 8 + length].tobytes())
     metadata = {str(key): str(value) for key, value in header.pop("__metadata__", {}).items()}
-    start, at = 8 + length, 0
+    start = 8 + length
+    at = 0
     tensors: dict[str, NDArray[Any]] = {}
     for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
         kind = dtypes.get(entry["dtype"])
@@ -104,6 +142,11 @@ def _parsed(
         (first, last), shape = entry["data_offsets"], entry["shape"]
         count = math.prod(shape)
         if first != at or last - first != count * kind.itemsize or min(shape, default=0) < 0:
-            raise ValueError(f"tensor {name} of shape {shape} lies at {first} to {last}; the one before ends at {at}")
-        tensors[name], at = np.frombuffer(data, kind, count, start + first).reshape(shape), last
+            raise ValueError(
+                f"tensor {name} of shape {shape} lies at {first} to {last}; the one before ends at {at}"
+            )
+        tensors[name], at = (
+            np.frombuffer(data, kind, count, start + first).reshape(shape),
+            last,
+        )
     return metadata, tensors, start + at

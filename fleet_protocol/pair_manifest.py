@@ -1,10 +1,12 @@
-"""The manifest of a pair: one graph that trains two models on the same batch, the device's own and the one it was sent.
+"""The manifest of a pair: one graph that trains two models on the same batch, the device's own and
+the one it was sent.
 
-Each of the two models has a manifest of its own inside, with its parameters, states, noise and forward graphs, so
-whatever evaluates a model of an ordinary set evaluates these too. The inputs and outputs of the step are those of a
-train graph with the model's side before them: ``own.param.<name>``, ``next.sent.state.<name>``,
-``noise.own.<layer>``, ``own.loss``. The batch ``x``, ``y`` and the rate ``lr`` are shared; a routine may have further
-inputs of one number each. Specification section 5 has such a routine.
+Each of the two models has a manifest of its own inside, with its parameters, states, noise and
+forward graphs, so whatever evaluates a model of an ordinary set evaluates these too. The inputs and
+outputs of the step are those of a train graph with the model's side before them:
+``own.param.<name>``, ``next.sent.state.<name>``, ``noise.own.<layer>``, ``own.loss``. The batch
+``x``, ``y`` and the rate ``lr`` are shared; a routine may have further inputs of one number each.
+Specification section 5 has such a routine.
 """
 
 from collections.abc import Mapping
@@ -13,7 +15,14 @@ from typing import Literal
 from pydantic import Field
 
 from fleet_protocol.frozen import FrozenModel
-from fleet_protocol.manifest import CheckSpec, FileSpec, GraphSpec, Manifest, NoiseSpec, parse_document
+from fleet_protocol.manifest import (
+    CheckSpec,
+    FileSpec,
+    GraphSpec,
+    Manifest,
+    NoiseSpec,
+    parse_document,
+)
 
 Side = Literal["own", "sent"]
 SIDES: tuple[Side, ...] = ("own", "sent")
@@ -32,14 +41,16 @@ class PairManifest(FrozenModel):
         format_version: version of this schema.
         kind: tells it from an ordinary manifest.
         routine: what the step is for: the routine that trains with it.
-        own: the model that stays on the device; its graphs are ``onnx/eval``, ``onnx/infer`` and, with static batch
-            norm, ``onnx/stats``.
+        own: the model that stays on the device; its graphs are ``onnx/eval``, ``onnx/infer`` and,
+            with static batch norm, ``onnx/stats``.
         sent: the copy of the global model, likewise.
         graph: the step of both.
         own_init: weights blob that the device's own model starts from.
-        adaptor: what the sent model adds to the parameters that it shares with the fleet's model, in a shape of its
-            own; None where it is the fleet's model and starts wholly from what the device is sent.
-        peak_memory_bytes: estimated peak of one training process beyond the runtime itself, batch 32.
+        adaptor: what the sent model adds to the parameters that it shares with the fleet's model,
+            in a shape of its own; None where it is the fleet's model and starts wholly from what
+            the device is sent.
+        peak_memory_bytes: estimated peak of one training process beyond the runtime itself, batch
+            32.
         checks: the comparison of the step with PyTorch.
         versions: exporter packages and their versions.
     """
@@ -62,7 +73,10 @@ class PairManifest(FrozenModel):
 
     @property
     def noise(self) -> tuple[NoiseSpec, ...]:
-        """What both models draw in a step, in the order it is drawn in; named ``<side>.<layer>``."""
+        """What both models draw in a step, in the order it is drawn in.
+
+        Named ``<side>.<layer>``.
+        """
         return tuple(
             NoiseSpec(name=side_name(side, spec.name), shape=spec.shape)
             for side in SIDES
@@ -75,7 +89,10 @@ class PairManifest(FrozenModel):
 
 
 def parse_pair_manifest(data: bytes) -> PairManifest:
-    """Read the ``manifest.json`` of a pair; a BlobError names the fields where this software reads no such version."""
+    """Read the ``manifest.json`` of a pair.
+
+    A BlobError names the fields where this software reads no such version.
+    """
     return parse_document(PairManifest, data, "a manifest of a pair")
 
 

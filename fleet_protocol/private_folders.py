@@ -16,8 +16,8 @@ _PRIVATE = 0o700
 def make_private_folder(folder: Path) -> None:
     """Make a folder for its owner alone, whatever the mask of new files says.
 
-    From one that is there, the right to write is taken from everybody but its owner. Who may read it stays as it is,
-    since somebody may have wanted that.
+    From one that is there, the right to write is taken from everybody but its owner. Who may read
+    it stays as it is, since somebody may have wanted that.
 
     Args:
         folder: its own folder is made, too, with the usual rights.

@@ -1,12 +1,21 @@
-"""The table ``[model.recipe]`` of ``fleet.toml``, ``sim.toml`` and the demo: what a training step does, by names.
+"""The table ``[model.recipe]`` of ``fleet.toml``, ``sim.toml`` and the demo: what a training step
+does, by names.
 
-The exporter makes a recipe of it. A server makes none: it sees that what was exported is what the table says.
+The exporter makes a recipe of it. A server makes none: it sees that what was exported is what the
+table says.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import Field, JsonValue, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
+from pydantic import (
+    Field,
+    JsonValue,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from fleet_protocol.frozen import Free, FrozenModel
 from fleet_protocol.recipe_spec import RecipeSpec
@@ -29,7 +38,10 @@ class Part(FrozenModel):
         if isinstance(value, str):
             return {"name": value}
         if isinstance(value, Mapping) and "name" in value and "settings" not in value:
-            return {"name": value["name"], "settings": {key: item for key, item in value.items() if key != "name"}}
+            return {
+                "name": value["name"],
+                "settings": {key: item for key, item in value.items() if key != "name"},
+            }
         return value
 
 
@@ -62,7 +74,11 @@ class RecipeTable(FrozenModel):
     @classmethod
     def _full_name(cls, loss: Part) -> Part:
         """The cross entropy is the one with a label mask, which is all ones where nobody wants one."""
-        return loss.model_copy(update={"name": "masked-cross-entropy"}) if loss.name == "cross-entropy" else loss
+        return (
+            loss.model_copy(update={"name": "masked-cross-entropy"})
+            if loss.name == "cross-entropy"
+            else loss
+        )
 
     @field_validator("metrics")
     @classmethod
@@ -70,7 +86,9 @@ class RecipeTable(FrozenModel):
         names = [metric.name for metric in metrics]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
-            raise ValueError(f"{twice} is listed twice, and reports know a metric by its name; list it once")
+            raise ValueError(
+                f"{twice} is listed twice, and reports know a metric by its name; list it once"
+            )
         return metrics
 
     @model_serializer(mode="wrap")
@@ -88,10 +106,14 @@ class RecipeTable(FrozenModel):
     def optimizer_settings(self) -> dict[str, JsonValue]:
         """The optimizer's numbers, those with a short form included."""
         short = {"momentum": self.momentum, "weight_decay": self.weight_decay}
-        return {**self.optimizer.settings, **{key: value for key, value in short.items() if value is not None}}
+        return {
+            **self.optimizer.settings,
+            **{key: value for key, value in short.items() if value is not None},
+        }
 
     def difference(self, spec: RecipeSpec) -> str:
-        """Where something was exported otherwise than this table says, such as ``optimizer is sgd, not adamw``.
+        """Where something was exported otherwise than this table says, such as ``optimizer is sgd,
+        not adamw``.
 
         What the table leaves out may be anything; it is empty if there is nothing.
         """
@@ -100,12 +122,19 @@ class RecipeTable(FrozenModel):
         if "optimizer" in said:
             pairs.append(("optimizer", spec.optimizer.name, self.optimizer.name))
         numbers = spec.optimizer.settings
-        pairs += [(f"optimizer's {key}", numbers.get(key), value) for key, value in self.optimizer_settings.items()]
+        pairs += [
+            (f"optimizer's {key}", numbers.get(key), value)
+            for key, value in self.optimizer_settings.items()
+        ]
         if "loss" in said:
             pairs.append(("loss", spec.loss.name, self.loss.name))
             known = spec.loss.settings  # empty where all numbers have their defaults
             pairs += [
-                (f"loss's {key}", known.get(key, value if not value else "its default"), value)
+                (
+                    f"loss's {key}",
+                    known.get(key, value if not value else "its default"),
+                    value,
+                )
                 for key, value in self.loss.settings.items()
             ]
         if "clip_norm" in said:
@@ -113,9 +142,18 @@ class RecipeTable(FrozenModel):
         if "clip_value" in said:
             pairs.append(("clip_value", spec.clip_value or 0.0, self.clip_value))
         pairs += [
-            (key, bool(getattr(spec, key)), getattr(self, key)) for key in ("proximal", "accumulate") if key in said
+            (key, bool(getattr(spec, key)), getattr(self, key))
+            for key in ("proximal", "accumulate")
+            if key in said
         ]
         if "metrics" in said:
             there = [metric.name for metric in spec.metrics]
             pairs.append(("list of metrics", there, [part.name for part in self.metrics]))
-        return next((f"{what} is {found}, not {wanted}" for what, found, wanted in pairs if found != wanted), "")
+        return next(
+            (
+                f"{what} is {found}, not {wanted}"
+                for what, found, wanted in pairs
+                if found != wanted
+            ),
+            "",
+        )

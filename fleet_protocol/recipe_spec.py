@@ -1,4 +1,6 @@
-"""A training recipe as a manifest states it: optimizer, loss and metrics that are baked into its graphs."""
+"""A training recipe as a manifest states it: optimizer, loss and metrics that are baked into its
+graphs.
+"""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
@@ -21,14 +23,18 @@ class OptimizerSpec(FrozenModel):
 
 
 class Grown(FrozenModel):
-    """Is written without keys that came after its format and say nothing, so that older files keep their digests."""
+    """Is written without keys that came after its format and say nothing, so that older files keep
+    their digests.
+    """
 
     later: ClassVar[frozenset[str]]
 
     @model_serializer(mode="wrap")
     def _what_is_used(self, full: SerializerFunctionWrapHandler) -> dict[str, Any]:
         return {
-            key: value for key, value in full(self).items() if key not in self.later or value not in (None, {}, [], ())
+            key: value
+            for key, value in full(self).items()
+            if key not in self.later or value not in (None, {}, [], ())
         }
 
 
@@ -36,7 +42,8 @@ class LossSpec(Grown):
     """What training makes small, and what evaluation returns of it.
 
     Attributes:
-        name: of the loss, such as the cross entropy of the logits times the label mask (specification 1.5).
+        name: of the loss, such as the cross entropy of the logits times the label mask
+            (specification 1.5).
         target: element type of ``y``; its shape for one sample is the manifest's ``label_shape``.
         masked: whether the graphs take the label ``mask``.
         metrics: outputs of the eval graph, sums over a batch; the first is that of the loss.
@@ -44,8 +51,9 @@ class LossSpec(Grown):
         ignored: label that counts for nothing, which boards and server hand to the graphs as -1.
         bounds: where targets that are numbers must lie.
         parts: numbers of each target of a sample, in order, where there are several.
-        whole: which of them are labels though they travel as float32, with the smallest and the largest label that the
-            loss takes, and one beyond them that counts for nothing, if there is one; an empty name is the only target.
+        whole: which of them are labels though they travel as float32, with the smallest and the
+            largest label that the loss takes, and one beyond them that counts for nothing, if there
+            is one; an empty name is the only target.
     """
 
     later: ClassVar[frozenset[str]] = frozenset({"settings", "ignored", "bounds", "parts", "whole"})
@@ -82,13 +90,14 @@ class RecipeSpec(Grown):
         optimizer: the update rule; what it keeps is listed in the manifest's ``states``.
         loss: what is made small.
         clip_norm: bound of the global gradient norm, or None.
-        proximal: the gradient gains ``mu * (parameter - anchor)`` before clipping (FedProx); the train graph then
-            takes ``anchor.<name>`` for every parameter, the weights the device was sent, and the scalar ``mu``.
+        proximal: the gradient gains ``mu * (parameter - anchor)`` before clipping (FedProx); the
+            train graph then takes ``anchor.<name>`` for every parameter, the weights the device was
+            sent, and the scalar ``mu``.
         metrics: what an evaluation reports beside loss and accuracy.
         clip_value: bound of each entry of the gradient, before that of its norm, or None.
-        accumulate: the train graph takes a batch in pieces: ``share``, the piece's share of the batch's labels that
-            count, and ``last``, 1 for the last piece, before which no parameter moves; the states have a
-            ``gradient_sum.<name>`` for every parameter.
+        accumulate: the train graph takes a batch in pieces: ``share``, the piece's share of the
+            batch's labels that count, and ``last``, 1 for the last piece, before which no parameter
+            moves; the states have a ``gradient_sum.<name>`` for every parameter.
     """
 
     later: ClassVar[frozenset[str]] = frozenset({"metrics", "clip_value", "accumulate"})

@@ -1,4 +1,6 @@
-"""Requests to a running server on ``Topics.server_control``: numbers and names, but nothing to open or run."""
+"""Requests to a running server on ``Topics.server_control``: numbers and names, but nothing to open
+or run.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Annotated, Literal
@@ -30,13 +32,14 @@ MOST_SETTINGS = 2000
 class RunRequest(FrozenModel):
     """Request a run of its own configuration from a running server.
 
-    The request carries only numbers as values. The server compares its fingerprints with those of its own
-    configuration, to check that both mean the same one.
+    The request carries only numbers as values. The server compares its fingerprints with those of
+    its own configuration, to check that both mean the same one.
 
     Attributes:
         request: id chosen by the asker; the events that answer carry it.
         fleet: name of the fleet.
-        settings: numbers for the run; the server defines which numbers may be set, and their bounds.
+        settings: numbers for the run; the server defines which numbers may be set, and their
+            bounds.
         others: fingerprints of the value of every other setting.
     """
 
@@ -45,7 +48,9 @@ class RunRequest(FrozenModel):
     request: Name
     fleet: Name
     settings: Mapping[SettingName, Number] = Field(default_factory=dict, max_length=MOST_SETTINGS)
-    others: Mapping[SettingName, Fingerprints] = Field(default_factory=dict, max_length=MOST_SETTINGS)
+    others: Mapping[SettingName, Fingerprints] = Field(
+        default_factory=dict, max_length=MOST_SETTINGS
+    )
 
 
 class SteerRequest(FrozenModel):
@@ -55,7 +60,8 @@ class SteerRequest(FrozenModel):
         request: id chosen by the asker; the answer carries it.
         fleet: name of the fleet.
         run: id of the run, or its beginning; empty for the one in progress.
-        wish: ``go`` on, ``pause`` or ``stop`` after the round in progress, or ``abandon`` that round and stop.
+        wish: ``go`` on, ``pause`` or ``stop`` after the round in progress, or ``abandon`` that
+            round and stop.
     """
 
     type: Literal["steer-request"] = "steer-request"
@@ -68,4 +74,6 @@ class SteerRequest(FrozenModel):
 
 ServerRequest = RunRequest | SteerRequest
 Request = ServerRequest | Ask
-parse_request: Callable[[bytes], Request] = reader(Annotated[Request, Field(discriminator="type")], "request")
+parse_request: Callable[[bytes], Request] = reader(
+    Annotated[Request, Field(discriminator="type")], "request"
+)

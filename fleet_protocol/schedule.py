@@ -1,7 +1,8 @@
-"""Schedules of the learning rate: warm-up, then constant, cosine, linear or steps, by round or by step.
+"""Schedules of the learning rate: warm-up, then constant, cosine, linear or steps, by round or by
+step.
 
-Position is counted in rounds: 2.5 is the middle of the third. A server knows it at the beginning of a round, a board at
-every step, so one formula serves both.
+Position is counted in rounds: 2.5 is the middle of the third. A server knows it at the beginning of
+a round, a board at every step, so one formula serves both.
 """
 
 import math
@@ -16,8 +17,8 @@ class RateSchedule(FrozenModel):
     """``[train.rate]``: what the learning rate is multiplied with.
 
     Attributes:
-        kind: ``constant``, ``cosine`` (Loshchilov, Hutter: "SGDR", ICLR 2017, without restarts), ``linear``, or
-            ``step``, all after the warm-up.
+        kind: ``constant``, ``cosine`` (Loshchilov, Hutter: "SGDR", ICLR 2017, without restarts),
+            ``linear``, or ``step``, all after the warm-up.
         warmup: rounds in which the rate grows evenly to its full size; may be a part of one.
         final: share of the rate that cosine and linear end with.
         every: rounds between the steps of ``step``.
@@ -35,8 +36,8 @@ class RateSchedule(FrozenModel):
     def multiplier(self, position: float, rounds: float, tick: float = 1.0) -> float:
         """The multiplier of one round or step, above 0 where ``final`` or the remaining way is.
 
-        The position are the rounds that are over, with the part of this one that is; a tick is what part of one it is
-        for.
+        The position are the rounds that are over, with the part of this one that is; a tick is what
+        part of one it is for.
         """
         warm = min(1.0, (position + tick) / self.warmup) if self.warmup else 1.0
         over = max(0.0, position - self.warmup)
@@ -45,4 +46,8 @@ class RateSchedule(FrozenModel):
             return warm * (self.final + (1 - self.final) * 0.5 * (1 + math.cos(math.pi * share)))
         if self.kind == "linear":
             return warm * (1 - (1 - self.final) * share)
-        return warm * self.factor ** math.floor(over / self.every + 1e-9) if self.kind == "step" else warm
+        return (
+            warm * self.factor ** math.floor(over / self.every + 1e-9)
+            if self.kind == "step"
+            else warm
+        )

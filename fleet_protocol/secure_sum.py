@@ -1,16 +1,20 @@
-"""Sums of updates of which the server learns the sum alone: pairwise masks that cancel, and shares for who drops out.
+"""Sums of updates of which the server learns the sum alone: pairwise masks that cancel, and shares
+for who drops out.
 
-Keith Bonawitz et al.: "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017,
-https://doi.org/10.1145/3133956.3133982, figure 4, for honest but curious servers. The members of a cohort train one
-plan, so that their entries are the same. In order:
+Keith Bonawitz et al.: "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS
+2017, https://doi.org/10.1145/3133956.3133982, figure 4, for honest but curious servers. The members
+of a cohort train one plan, so that their entries are the same. In order:
 
 1. every member makes a :class:`Member` and tells its two public keys;
 2. it deals shares of its two secrets, sealed for each member, which the server passes on;
-3. it sends its vector of whole numbers, masked with a mask of its own and with one for each other member that dealt;
-4. of those whose vector came the members that are left reveal their shares of the own masks, of the others those of the
+3. it sends its vector of whole numbers, masked with a mask of its own and with one for each other
+   member that dealt;
+4. of those whose vector came the members that are left reveal their shares of the own masks, of the
+   others those of the
    mask keys, and never both of one member.
 
-Whole numbers are counted modulo 2^32, and no sum of `SUM_LIMIT` vectors runs over. Keys and shares are hexadecimal.
+Whole numbers are counted modulo 2^32, and no sum of `SUM_LIMIT` vectors runs over. Keys and shares
+are hexadecimal.
 """
 
 import math
@@ -22,7 +26,15 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from numpy.typing import NDArray
 
 from fleet_protocol.errors import RefusalReason, RefusedError
-from fleet_protocol.identity.sealing import agreed, derived, new_key, private_key, public_key, seal, unseal
+from fleet_protocol.identity.sealing import (
+    agreed,
+    derived,
+    new_key,
+    private_key,
+    public_key,
+    seal,
+    unseal,
+)
 from fleet_protocol.mapped_tensors import blob_in
 from fleet_protocol.messages import Sum
 from fleet_protocol.messages.values import SHARE_DIGITS, SUM_LIMIT, KeyPair
@@ -40,27 +52,36 @@ _PRIME = 2**256 + 297  # larger than any secret of 32 bytes
 class Member:
     """One device's part in one sum. It is in memory alone: nobody finds its secrets on a disk.
 
-    The place is the digest of the weights that all of them were sent, so that nothing counts in another sum. As soon as
-    there are shares `dealt` to it its vector can be masked.
+    The place is the digest of the weights that all of them were sent, so that nothing counts in
+    another sum. As soon as there are shares `dealt` to it its vector can be masked.
     """
 
     def __init__(self, name: str, place: str, least: int) -> None:
-        self._name, self._place, self._least = name, place, least
-        self._seal, self._mask, self._own = new_key(), new_key(), new_key()
+        self._name = name
+        self._place = place
+        self._least = least
+        self._seal = new_key()
+        self._mask = new_key()
+        self._own = new_key()
         self._cohort: Mapping[str, KeyPair] = {}
         self.dealt: Mapping[str, str] = {}
         self._answers: dict[int, tuple[object, dict[str, Mapping[str, str]]]] = {}
 
     @property
     def keys(self) -> KeyPair:
-        """What others are told of it: to the first they seal its shares, by the second masks are agreed."""
+        """What others are told of it: to the first they seal its shares, by the second masks are
+        agreed.
+        """
         return public_key(self._seal), public_key(self._mask)
 
     def answer(self, said: Sum) -> dict[str, Mapping[str, str]]:
-        """Take the next step, each once, and say what goes back, as `Shares` has it; what comes again, likewise.
+        """Take the next step, each once, and say what goes back, as `Shares` has it.
+
+        What comes again, likewise.
 
         Raises:
-            RefusedError: it does not fit an earlier step, is for too few, or a share was not sealed for this member.
+            RefusedError: it does not fit an earlier step, is for too few, or a share was not sealed
+                for this member.
         """
         at = 2 if said.sent else 1 if said.dealt else 0
         asked = (said.keys, said.dealt, frozenset(said.sent))
@@ -76,11 +97,16 @@ class Member:
         self._require(said.keys.get(self._name) == self.keys, names)
         for keys in said.keys.values():
             check_keys(keys)
-        own, mask = (split(int(secret, 16), majority(len(names)), len(names)) for secret in (self._own, self._mask))
+        own, mask = (
+            split(int(secret, 16), majority(len(names)), len(names))
+            for secret in (self._own, self._mask)
+        )
         sealed = {}
         for name, one, two in zip(names, own, mask, strict=True):
             shares = bytes.fromhex(f"{one:0{SHARE_DIGITS}x}{two:0{SHARE_DIGITS}x}")
-            sealed[name] = seal(shares, said.keys[name][0], f"{self._place}/{self._name}/{name}").hex()
+            sealed[name] = seal(
+                shares, said.keys[name][0], f"{self._place}/{self._name}/{name}"
+            ).hex()
         self._cohort = said.keys
         return {"sealed": sealed}
 
@@ -94,7 +120,11 @@ class Member:
         self._require(sent <= self.dealt.keys(), sent)
         revealed = {}
         for name, sealed in self.dealt.items():
-            shares = unseal(bytes.fromhex(sealed), [self._seal], f"{self._place}/{name}/{self._name}").hex()
+            shares = unseal(
+                bytes.fromhex(sealed),
+                [self._seal],
+                f"{self._place}/{name}/{self._name}",
+            ).hex()
             revealed[name] = shares[:SHARE_DIGITS] if name in sent else shares[SHARE_DIGITS:]
         return {"revealed": revealed}
 
@@ -111,7 +141,13 @@ class Member:
         total += _own_mask(self._own, self._place, total.size)
         for name in self.dealt:
             if name != self._name:
-                total += _pair_mask((self._name, name), self._mask, self._cohort[name][1], self._place, total.size)
+                total += _pair_mask(
+                    (self._name, name),
+                    self._mask,
+                    self._cohort[name][1],
+                    self._place,
+                    total.size,
+                )
         return encode_weights({MASKED: total}, metadata)
 
 
@@ -122,20 +158,24 @@ def unmasked(
     revealed: Mapping[str, Mapping[str, str]],
     place: str,
 ) -> Words:
-    """The sum of the masked vectors that came of a cohort, of which some `dealt` shares, whether theirs came or not.
+    """The sum of the masked vectors that came of a cohort, of which some `dealt` shares, whether
+    theirs came or not.
 
     Shares are told by the member that revealed them and the member they are of.
 
     Raises:
         RefusedError: too few shares were revealed.
     """
-    size, needed = len(next(iter(vectors.values()))), majority(len(cohort))
+    size = len(next(iter(vectors.values())))
+    needed = majority(len(cohort))
     places = {name: at for at, name in enumerate(sorted(cohort), 1)}
     total = np.zeros(size, np.uint32)
     for vector in vectors.values():
         total += vector
     for name in dealt:
-        shares = [(places[by], int(found[name], 16)) for by, found in revealed.items() if name in found][:needed]
+        shares = [
+            (places[by], int(found[name], 16)) for by, found in revealed.items() if name in found
+        ][:needed]
         if len(shares) < needed:
             raise _refused(f"{len(shares)} shares of {name} were revealed, {needed} are needed")
         secret = f"{joined(dict(shares)) % 2**256:064x}"
@@ -148,14 +188,21 @@ def unmasked(
 
 
 def majority(count: int) -> int:
-    """How many shares make a secret: of a server's two stories of who dropped out one finds too few."""
+    """How many shares make a secret: of a server's two stories of who dropped out one finds too
+    few.
+    """
     return count // 2 + 1
 
 
 def split(secret: int, needed: int, count: int) -> list[int]:
-    """Shares of a secret: Shamir, "How to Share a Secret", CACM 1979, at 1, 2 and so on, modulo a prime."""
+    """Shares of a secret: Shamir, "How to Share a Secret", CACM 1979, at 1, 2 and so on, modulo a
+    prime.
+    """
     factors = [secret, *(secrets.randbelow(_PRIME) for _ in range(needed - 1))]
-    return [sum(factor * at**power for power, factor in enumerate(factors)) % _PRIME for at in range(1, count + 1)]
+    return [
+        sum(factor * at**power for power, factor in enumerate(factors)) % _PRIME
+        for at in range(1, count + 1)
+    ]
 
 
 def joined(shares: Mapping[int, int]) -> int:
@@ -163,12 +210,17 @@ def joined(shares: Mapping[int, int]) -> int:
     total = 0
     for at, share in shares.items():
         others = [other for other in shares if other != at]
-        total += share * math.prod(others) * pow(math.prod(other - at for other in others), -1, _PRIME)
+        total += (
+            share * math.prod(others) * pow(math.prod(other - at for other in others), -1, _PRIME)
+        )
     return total % _PRIME
 
 
 def check_keys(keys: KeyPair) -> None:
-    """See that others can agree on something with these keys; a RefusedError for one that would spoil the sum."""
+    """See that others can agree on something with these keys.
+
+    A RefusedError for one that would spoil the sum.
+    """
     try:
         for key in keys:
             agreed(private_key(new_key()), bytes.fromhex(key), b"")
@@ -177,9 +229,11 @@ def check_keys(keys: KeyPair) -> None:
 
 
 def whole_numbers(update: Tensors, sent: Tensors, clip: float) -> Words:
-    """What an update adds to a sum: its difference to what was sent, in whole numbers, tensors in order of their names.
+    """What an update adds to a sum: its difference to what was sent, in whole numbers, tensors in
+    order of their names.
 
-    The Euclidean norm over all tensors is `clip` at most, which bounds every entry and is `STEPS`, modulo 2^32.
+    The Euclidean norm over all tensors is `clip` at most, which bounds every entry and is `STEPS`,
+    modulo 2^32.
     """
     change = bounded(update, sent, clip)
     flat = np.concatenate([change[name].reshape(-1) for name in sorted(change)]).astype(np.float64)
@@ -197,7 +251,14 @@ def _own_mask(secret: str, place: str, size: int) -> Words:
 
 def _pair_mask(names: tuple[str, str], private: str, public: str, place: str, size: int) -> Words:
     """What the first of two adds for the second; the second adds the opposite."""
-    mask = _stream(agreed(private_key(private), bytes.fromhex(public), f"shoal sum pair {place}".encode()), size)
+    mask = _stream(
+        agreed(
+            private_key(private),
+            bytes.fromhex(public),
+            f"shoal sum pair {place}".encode(),
+        ),
+        size,
+    )
     return mask if names[0] < names[1] else -mask
 
 

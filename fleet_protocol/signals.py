@@ -9,7 +9,9 @@ from types import FrameType
 
 @contextlib.contextmanager
 def on_signals(handle: Callable[[signal.Signals], object]) -> Iterator[None]:
-    """Call a function on SIGTERM and SIGINT while the block lasts; does nothing outside the main thread.
+    """Call a function on SIGTERM and SIGINT while the block lasts.
+
+    Does nothing outside the main thread.
 
     The function must be safe to call in a signal handler, as `threading.Event.set` is.
     """

@@ -1,4 +1,6 @@
-"""The constants of adaptive sizing, which the server configures and the device computes with: specification 4.4."""
+"""The constants of adaptive sizing, which the server configures and the device computes with:
+specification 4.4.
+"""
 
 from typing import Literal
 
@@ -12,19 +14,23 @@ Arm = Literal["full", "system", "training"]
 
 
 class SizingConstants(FrozenModel):
-    """The constants of the method; the defaults are the released ones for the CNN on MNIST (specification 4.4).
+    """The constants of the method.
+
+    The defaults are the released ones for the CNN on MNIST (specification 4.4).
 
     Attributes:
-        alpha: training counts as far from its target while the loss is at least this many times the target.
+        alpha: training counts as far from its target while the loss is at least this many times the
+            target.
         target_loss: the target.
         stall: delta, the largest change of the loss that counts as stalled.
         step: beta, what a stalled round adds to or takes from the training efficiency.
         gamma: how much training efficiency counts against system efficiency.
-        theta: the utility from which on the full model is chosen. 9 belongs to seconds, to the processing time of
-            the smallest model and to the transmission time of the FULL one.
+        theta: the utility from which on the full model is chosen. 9 belongs to seconds, to the
+            processing time of the smallest model and to the transmission time of the FULL one.
         efficiency: form of the system efficiency.
         combination: form of the utility.
-        arm: ``full``, or an ablation: ``system`` holds TE at its neutral value, ``training`` holds SE at `fixed`.
+        arm: ``full``, or an ablation: ``system`` holds TE at its neutral value, ``training`` holds
+            SE at `fixed`.
         fixed: the system efficiency of the ``training`` arm.
     """
 
@@ -46,7 +52,9 @@ class SizingConstants(FrozenModel):
 
 
 class Sizing(FrozenModel):
-    """What a device needs to choose its tier by its utility: the settings of that chooser (specification 4.2)."""
+    """What a device needs to choose its tier by its utility: the settings of that chooser
+    (specification 4.2).
+    """
 
     constants: SizingConstants  # of the method
     full_bytes: int = Field(ge=1)  # size of the whole model, whose time on the link T_cm is

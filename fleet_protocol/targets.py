@@ -1,4 +1,7 @@
-"""What samples are compared with: labels or numbers, as a loss takes them; the same on boards and server (numpy)."""
+"""What samples are compared with: labels or numbers, as a loss takes them.
+
+The same on boards and server (numpy).
+"""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +20,8 @@ def counted(y: Targets) -> int:
 
 
 def check_labels(source: str, y: NDArray[np.int64], classes: int) -> None:
-    """See that labels lie in ``[0, classes)``; of several for a sample, negative ones are allowed and do not count.
+    """See that labels lie in ``[0, classes)``; of several for a sample, negative ones are allowed
+    and do not count.
 
     A DataError has the first label outside, with its position.
     """
@@ -30,14 +34,17 @@ def check_labels(source: str, y: NDArray[np.int64], classes: int) -> None:
 
 
 def fit_targets(source: str, y: Targets, manifest: Manifest) -> Targets:
-    """Targets, int64 or float32 ``[n, ...]``, as a model's loss takes them: of its type, ``[n, *label_shape]``.
+    """Targets, int64 or float32 ``[n, ...]``, as a model's loss takes them: of its type, ``[n,
+    *label_shape]``.
 
     Labels that the loss ignores are -1.
 
     Raises:
-        DataError: another shape, labels that the model does not have, or numbers where labels or others are wanted.
+        DataError: another shape, labels that the model does not have, or numbers where labels or
+            others are wanted.
     """
-    loss, shape = manifest.recipe.loss, tuple(manifest.label_shape)
+    loss = manifest.recipe.loss
+    shape = tuple(manifest.label_shape)
     if y.shape[1:] != shape:
         raise DataError(
             f"labels in {source} have shape {list(y.shape[1:])} per sample, the model takes {list(shape)}; "
@@ -69,14 +76,20 @@ def fit_targets(source: str, y: Targets, manifest: Manifest) -> Targets:
 
 
 def _check_whole(source: str, y: Targets, loss: LossSpec) -> None:
-    """See that targets that a loss takes as labels are those that it knows, which stay whole as float32."""
-    flat, start = y.reshape(len(y), -1), 0
+    """See that targets that a loss takes as labels are those that it knows, which stay whole as
+    float32.
+    """
+    flat = y.reshape(len(y), -1)
+    start = 0
     for name, size in (loss.parts or {"": flat.shape[1]}).items():
-        part, start = flat[:, start : start + size], start + size
+        part = flat[:, start : start + size]
+        start = start + size
         if name not in loss.whole:
             continue
         low, high, *ignored = loss.whole[name]
-        wrong = np.argwhere((part != np.floor(part)) | (((part < low) | (part > high)) & ~np.isin(part, ignored)))
+        wrong = np.argwhere(
+            (part != np.floor(part)) | (((part < low) | (part > high)) & ~np.isin(part, ignored))
+        )
         if len(wrong):
             raise DataError(
                 f"label {part[tuple(wrong[0])]:g} of sample {wrong[0][0]} in {source} is no whole number from {low} to "
@@ -86,11 +99,18 @@ def _check_whole(source: str, y: Targets, loss: LossSpec) -> None:
 
 
 def _remedy(y: Targets, manifest: Manifest) -> str:
-    name, shape = manifest.recipe.loss.name, manifest.label_shape
+    name = manifest.recipe.loss.name
+    shape = manifest.label_shape
     if manifest.recipe.loss.target == "int64" and not shape and y.shape[1:] == (manifest.classes,):
         return "if several labels hold for a sample, export with --loss binary-cross-entropy; else give one label each"
     if manifest.recipe.loss.target == "float32":
-        return f"{name} takes {'a number' if not shape else f'numbers {list(shape)}'} for each sample"
+        return (
+            f"{name} takes {'a number' if not shape else f'numbers {list(shape)}'} for each sample"
+        )
     if not shape:
         return "give one label per sample"
-    return "give one label per token" if len(shape) == 1 else f"give one label for each place {list(shape)}"
+    return (
+        "give one label per token"
+        if len(shape) == 1
+        else f"give one label for each place {list(shape)}"
+    )

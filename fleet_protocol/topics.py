@@ -23,7 +23,10 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 
 
 def check_name(kind: str, name: str) -> str:
-    """Return a name that topics, file names and client ids can carry; a ConfigError has its kind."""
+    """Return a name that topics, file names and client ids can carry.
+
+    A ConfigError has its kind.
+    """
     if not re.fullmatch(NAME_PATTERN, name):
         raise ConfigError(
             f"{kind} name {name!r} is not usable: take 1 to 64 letters, digits, '_', '-' or '.', "
@@ -36,7 +39,8 @@ def check_name(kind: str, name: str) -> str:
 class DeviceTopic:
     """A topic of one device, by the id in it; who really sent the message is another question.
 
-    ``status``, ``profile`` and ``reply`` come from the device, ``task``, ``key`` and ``papers`` go to it.
+    ``status``, ``profile`` and ``reply`` come from the device, ``task``, ``key`` and ``papers`` go
+    to it.
     """
 
     device: str
@@ -45,7 +49,10 @@ class DeviceTopic:
 
 @dataclass(frozen=True)
 class BlobTopic:
-    """The topic of one chunk on its way to the devices; its index is text, and the chunk's frame says it again."""
+    """The topic of one chunk on its way to the devices.
+
+    Its index is text, and the chunk's frame says it again.
+    """
 
     digest: str
     index: str
@@ -53,7 +60,10 @@ class BlobTopic:
 
 @dataclass(frozen=True)
 class UploadTopic:
-    """The topic of one chunk on its way to the server, by the task whose update it is a part of; the index is text."""
+    """The topic of one chunk on its way to the server, by the task whose update it is a part of.
+
+    The index is text.
+    """
 
     task: str
     index: str
@@ -71,7 +81,9 @@ Topic = DeviceTopic | BlobTopic | UploadTopic | ServerTopic
 
 @dataclass(frozen=True)
 class Topics:
-    """The topics of the fleet ``fleet``; with ``+`` for a device or a task, a subscription to those of all.
+    """The topics of the fleet ``fleet``.
+
+    With ``+`` for a device or a task, a subscription to those of all.
 
     Example:
         >>> Topics("lab").task("pi-1")
@@ -150,7 +162,11 @@ class Topics:
         if not topic.startswith(prefix):
             return None
         match topic[len(prefix) :].split("/"):
-            case ["devices", name, "status" | "profile" | "task" | "reply" | "key" | "papers" as channel]:
+            case [
+                "devices",
+                name,
+                "status" | "profile" | "task" | "reply" | "key" | "papers" as channel,
+            ]:
                 return DeviceTopic(name, channel) if re.fullmatch(NAME_PATTERN, name) else None
             case ["blobs", digest, index]:
                 return BlobTopic(digest, index)

@@ -1,6 +1,8 @@
-"""What carries messages: events, the address of a broker, and the protocol that every transport fulfils.
+"""What carries messages: events, the address of a broker, and the protocol that every transport
+fulfils.
 
-MQTT 5 is one (`fleet_protocol.link`). Another is one file with a class of the same methods and a row in `SCHEMES`.
+MQTT 5 is one (`fleet_protocol.link`). Another is one file with a class of the same methods and a
+row in `SCHEMES`.
 """
 
 import queue
@@ -15,14 +17,17 @@ from urllib.parse import unquote, urlsplit
 from fleet_protocol.errors import ConfigError, RefusedError
 from fleet_protocol.spelling import without_login
 
-SEND_WINDOW = 16  # chunks that may wait for the broker's acknowledgement; 1.5 MB at the default chunk size
+SEND_WINDOW = (
+    16  # chunks that may wait for the broker's acknowledgement; 1.5 MB at the default chunk size
+)
 
 BACKOFF_MAX_SECONDS = 30.0  # between attempts to connect again
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """A transport, as the first part of an address names it: the class of a module, imported when used, and a port.
+    """A transport, as the first part of an address names it: the class of a module, imported when
+    used, and a port.
 
     It is called like `open_transport`; the port counts where an address names none.
     """
@@ -56,7 +61,12 @@ class BrokerAddress:
 
     @classmethod
     def parse(
-        cls, url: str, *, ca_file: Path | None = None, cert_file: Path | None = None, key_file: Path | None = None
+        cls,
+        url: str,
+        *,
+        ca_file: Path | None = None,
+        cert_file: Path | None = None,
+        key_file: Path | None = None,
     ) -> "BrokerAddress":
         """Read ``mqtt[s]://[user:password@]host[:port]``; another form is a ConfigError."""
         wrong = ConfigError(
@@ -102,21 +112,30 @@ def bracketed(host: str) -> str:
 
 @dataclass(frozen=True)
 class Connected:
-    """The broker accepted the connection; if it did not know the session, what it had queued is gone."""
+    """The broker accepted the connection.
+
+    If it did not know the session, what it had queued is gone.
+    """
 
     session_present: bool
 
 
 @dataclass(frozen=True)
 class Disconnected:
-    """The connection is gone, for a reason that paho or the broker said; the link tries again by itself."""
+    """The connection is gone, for a reason that paho or the broker said.
+
+    The link tries again by itself.
+    """
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Received:
-    """A message arrived, perhaps stored before we subscribed; where it was signed, its signer is a member."""
+    """A message arrived, perhaps stored before we subscribed.
+
+    Where it was signed, its signer is a member.
+    """
 
     topic: str
     payload: bytes
@@ -126,7 +145,8 @@ class Received:
 
 @dataclass(frozen=True)
 class Rejected:
-    """A message arrived on a signed transport that nobody who may say it there has said, or that was said before.
+    """A message arrived on a signed transport that nobody who may say it there has said, or that
+    was said before.
 
     Who is named in its topic need not be who sent this.
     """
@@ -140,7 +160,8 @@ class Told:
     """What the operator says to this member has come."""
 
     renewed: bool  # its enrolment ends later; it speaks with that from now on
-    # a `fleet_protocol.identity.release.Release` that it is to take; None for none, or none any more
+    # a `fleet_protocol.identity.release.Release` that it is to take; None for none, or none any
+    # more
     release: object = None
     heard: int = 0  # number of the release with which the server has heard it
 
@@ -150,7 +171,9 @@ Event = Connected | Disconnected | Received | Rejected | Told
 
 @dataclass(frozen=True)
 class WireCount:
-    """Bytes of the MQTT packets that carried messages to the broker and back, headers and acknowledgements included."""
+    """Bytes of the MQTT packets that carried messages to the broker and back, headers and
+    acknowledgements included.
+    """
 
     sent: int
     received: int
@@ -167,9 +190,10 @@ class Farewell:
 class Transport(Protocol):
     """A connection to a broker that outlives the broker.
 
-    It delivers at least once, reconnects by itself, subscribes again with every connection, and puts every event into
-    the inbox it was opened with. Completeness is not its business: blobs have digests. What arrives on an `authentic`
-    one is what a member has sent, so that chunks need no digests of their own. What fails is a TransportError.
+    It delivers at least once, reconnects by itself, subscribes again with every connection, and
+    puts every event into the inbox it was opened with. Completeness is not its business: blobs have
+    digests. What arrives on an `authentic` one is what a member has sent, so that chunks need no
+    digests of their own. What fails is a TransportError.
     """
 
     authentic: bool
@@ -194,7 +218,8 @@ class Transport(Protocol):
         """Connect for the first time, if something answers and lets us in."""
 
     def subscribe(self, topic_filter: str, qos: int = 1, timeout_seconds: float = 10.0) -> None:
-        """Subscribe, now and after every reconnect, and wait until the broker, if it is there, has confirmed it.
+        """Subscribe, now and after every reconnect, and wait until the broker, if it is there, has
+        confirmed it.
 
         While the broker is away, or without a time to wait, it is only noted.
         """
@@ -206,20 +231,27 @@ class Transport(Protocol):
         """Send a message; while the broker is away it waits here, unless no more can wait."""
 
     def publish_stream(self, messages: Iterable[tuple[str, bytes]], deadline: float) -> int:
-        """Send the chunks of a blob, and count them, without ever holding more than a window of them in memory.
+        """Send the chunks of a blob, and count them, without ever holding more than a window of
+        them in memory.
 
-        What the broker has not taken by the deadline, on the clock of ``time.monotonic()``, is given up.
+        What the broker has not taken by the deadline, on the clock of ``time.monotonic()``, is
+        given up.
         """
 
     def drain(self, deadline: float, at_most: int = 0) -> None:
-        """Wait until the broker has acknowledged what was sent but for so many, to a deadline of `time.monotonic`."""
+        """Wait until the broker has acknowledged what was sent but for so many, to a deadline of
+        `time.monotonic`.
+        """
 
     def close(self, farewell: Farewell | None = None, timeout_seconds: float = 2.0) -> None:
         """Disconnect for good, with a retained last message, if any, which replaces the will."""
 
 
 def module_for(what: str, name: str) -> ModuleType:
-    """Import a module that something needs; a ConfigError where a package that it needs is not installed."""
+    """Import a module that something needs.
+
+    A ConfigError where a package that it needs is not installed.
+    """
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
@@ -240,17 +272,21 @@ def open_transport(
 ) -> Transport:
     """Make the transport that an address names; it is not connected yet.
 
-    Two must not share a client id. The will is published, retained, when we vanish, and the session kept for so long.
-    A `fleet_protocol.identity.member.Member` signs what it says and takes nothing that is not signed.
+    Two must not share a client id. The will is published, retained, when we vanish, and the session
+    kept for so long. A `fleet_protocol.identity.member.Member` signs what it says and takes nothing
+    that is not signed.
 
     Raises:
-        ConfigError: a certificate file of the address cannot be read, or what the transport needs is not installed.
+        ConfigError: a certificate file of the address cannot be read, or what the transport needs
+            is not installed.
         StorageError: the folder of the member cannot be written.
     """
     about = {"will": will, "session_expiry_seconds": session_expiry_seconds}
     opened: Transport
     if member is not None:
-        module = module_for("an enrolled fleet", "fleet_protocol.identity.signed_transport")  # cryptography, that is
+        module = module_for(
+            "an enrolled fleet", "fleet_protocol.identity.signed_transport"
+        )  # cryptography, that is
         opened = module.open_signed(address, client_id, inbox, member, **about)
         return opened
     scheme = SCHEMES[address.scheme]

@@ -1,8 +1,8 @@
 """Weights on the wire: one safetensors blob, tensors in the manifest's parameter order.
 
-The safetensors library sorts tensors by name; here the order is the caller's, which the format allows, so that the
-manifest's offsets hold and a reader can take one parameter from the middle of a blob. They are read where they lie:
-`fleet_protocol.mapped_tensors`.
+The safetensors library sorts tensors by name; here the order is the caller's, which the format
+allows, so that the manifest's offsets hold and a reader can take one parameter from the middle of a
+blob. They are read where they lie: `fleet_protocol.mapped_tensors`.
 """
 
 import json
@@ -22,8 +22,13 @@ _NAMES = {
 }  # to ask numpy for a type's name takes longer than all else here
 
 
-def encode_weights(weights: Mapping[str, NDArray[np.generic]], metadata: Mapping[str, str] | None = None) -> bytes:
-    """Write tensors as one safetensors blob, in the order of the mapping; the same input gives the same bytes.
+def encode_weights(
+    weights: Mapping[str, NDArray[np.generic]],
+    metadata: Mapping[str, str] | None = None,
+) -> bytes:
+    """Write tensors as one safetensors blob, in the order of the mapping.
+
+    The same input gives the same bytes.
 
     The header carries the metadata.
 
@@ -34,9 +39,11 @@ def encode_weights(weights: Mapping[str, NDArray[np.generic]], metadata: Mapping
 
 
 def weights_parts(
-    weights: Mapping[str, NDArray[np.generic]], metadata: Mapping[str, str] | None = None
+    weights: Mapping[str, NDArray[np.generic]],
+    metadata: Mapping[str, str] | None = None,
 ) -> list[bytes | memoryview]:
-    """The blob of `encode_weights` in parts, header and tensors, so that they can be hashed and written without a copy.
+    """The blob of `encode_weights` in parts, header and tensors, so that they can be hashed and
+    written without a copy.
 
     Errors are the same.
     """
@@ -47,7 +54,9 @@ def weights_parts(
     offset = 0
     for name, value in weights.items():
         if value.dtype not in _NAMES:
-            raise BlobError(f"tensor {name} has type {value.dtype}; a blob carries {', '.join(map(str, _NAMES))}")
+            raise BlobError(
+                f"tensor {name} has type {value.dtype}; a blob carries {', '.join(map(str, _NAMES))}"
+            )
         array = np.ascontiguousarray(value)
         header[name] = {
             "dtype": _NAMES[array.dtype],

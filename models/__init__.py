@@ -1,4 +1,6 @@
-"""Axes, tiers and sub-model plans (numpy only), and the registry of architectures (torch in `models.zoo` alone)."""
+"""Axes, tiers and sub-model plans (numpy only), and the registry of architectures (torch in
+`models.zoo` alone).
+"""
 
 from models.architecture import Architecture as Architecture
 from models.architecture import architecture as architecture

@@ -1,4 +1,5 @@
-"""What an architecture is: a builder of modules with its settings, the decorator that makes one, and building from it.
+"""What an architecture is: a builder of modules with its settings, the decorator that makes one,
+and building from it.
 
 Importing this module does not import torch; building a model does.
 """
@@ -29,14 +30,20 @@ class Architecture:
     """A builder of modules, with what is known of it before it is called."""
 
     name: str  # its id, the name of the builder
-    build: Callable[..., Any]  # called with a `Cut` and the settings as keywords; returns a torch module
-    input_dtype: Dtype | Mapping[str, Dtype]  # ``float32``, or ``int64`` for tokens; of several inputs also by name
+    build: Callable[
+        ..., Any
+    ]  # called with a `Cut` and the settings as keywords; returns a torch module
+    input_dtype: (
+        Dtype | Mapping[str, Dtype]
+    )  # ``float32``, or ``int64`` for tokens; of several inputs also by name
     defaults: Mapping[str, Any]  # every setting with its default
     choices: Mapping[str, tuple[Any, ...]]  # what a setting may be whose annotation is a `Literal`
     paper: str = ""  # where it was described, for people
 
     def settings(self, overrides: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
-        """Complete settings with the defaults; lists become tuples, and so does one value where the default is one.
+        """Complete settings with the defaults.
+
+        Lists become tuples, and so does one value where the default is one.
 
         Raises:
             ConfigError: if the architecture has no such setting, or no such choice for it.
@@ -50,7 +57,9 @@ class Architecture:
                 )
             if value not in (known := self.choices.get(name, (value,))):
                 listed = " or ".join(map(repr, known))
-                raise ConfigError(f"architecture {self.name} has no {name} {value!r}; choose {listed}")
+                raise ConfigError(
+                    f"architecture {self.name} has no {name} {value!r}; choose {listed}"
+                )
         frozen: Mapping[str, Any] = freeze({**self.defaults, **given})
         wrapped = {
             name: (frozen[name],)
@@ -65,20 +74,29 @@ class Architecture:
         Raises:
             ConfigError: a dtype is given for an input that there is not, or inputs have no names.
         """
-        shapes, dtypes = self.settings(settings)["input_shape"], self.input_dtype
+        shapes = self.settings(settings)["input_shape"]
+        dtypes = self.input_dtype
         usual = self.defaults["input_shape"]
         if isinstance(usual, Mapping) and not isinstance(shapes, Mapping):
             example = json.dumps({name: list(shape) for name, shape in usual.items()})
-            raise ConfigError(f"{self.name}: input_shape = {shapes} names no inputs; give, for example, {example}")
+            raise ConfigError(
+                f"{self.name}: input_shape = {shapes} names no inputs; give, for example, {example}"
+            )
         shapes = dict(shapes) if isinstance(shapes, Mapping) else {"": shapes}
         for shape in shapes.values():
-            if not isinstance(shape, tuple) or any(type(size) is not int or size < 1 for size in shape):
-                raise ConfigError(f"{self.name}: input_shape = {shape!r} is no list of whole numbers above 0")
+            if not isinstance(shape, tuple) or any(
+                type(size) is not int or size < 1 for size in shape
+            ):
+                raise ConfigError(
+                    f"{self.name}: input_shape = {shape!r} is no list of whole numbers above 0"
+                )
         if isinstance(dtypes, str):
             return Row(shapes, dict.fromkeys(shapes, dtypes))
         odd = next((name for name in dtypes if name not in shapes), None)
         if odd is not None:
-            raise ConfigError(f"{self.name}: input_dtype names {odd!r}, and input_shape names {', '.join(shapes)}")
+            raise ConfigError(
+                f"{self.name}: input_dtype names {odd!r}, and input_shape names {', '.join(shapes)}"
+            )
         return Row(shapes, {name: dtypes.get(name, "float32") for name in shapes})
 
 
@@ -87,12 +105,14 @@ def architecture(
 ) -> Callable[[Callable[..., Any]], Architecture]:
     """Turn a builder into an `Architecture` of the same name.
 
-    The builder takes a `Cut` and then keyword settings, all with defaults, ``input_shape`` and ``classes`` among
-    them. Nothing is registered anywhere: a registry finds the architecture in the module that defines it. A model of
-    several inputs has as ``input_shape`` their shapes by the names of ``forward``'s arguments.
+    The builder takes a `Cut` and then keyword settings, all with defaults, ``input_shape`` and
+    ``classes`` among them. Nothing is registered anywhere: a registry finds the architecture in the
+    module that defines it. A model of several inputs has as ``input_shape`` their shapes by the
+    names of ``forward``'s arguments.
 
     Args:
-        input_dtype: dtype of one sample; of several inputs also by name, float32 where one is left out.
+        input_dtype: dtype of one sample; of several inputs also by name, float32 where one is left
+            out.
         paper: where the architecture was described.
     """
 
@@ -105,11 +125,15 @@ def architecture(
         open_ended = [item.name for item in settings if item.default is inspect.Parameter.empty]
         if not parameters or open_ended:
             wrong = f"{', '.join(open_ended)} has none" if open_ended else "it takes no cut"
-            raise ConfigError(f"architecture {name} must take a cut, then keyword settings with defaults, but {wrong}")
+            raise ConfigError(
+                f"architecture {name} must take a cut, then keyword settings with defaults, but {wrong}"
+            )
         defaults = {item.name: freeze(item.default) for item in settings}
         missing = [item for item in _REQUIRED if item not in defaults]
         if missing:
-            raise ConfigError(f"architecture {name} lacks the setting {missing[0]}, which every one must have")
+            raise ConfigError(
+                f"architecture {name} lacks the setting {missing[0]}, which every one must have"
+            )
         for item in settings:
             try:
                 json.dumps(item.default)
@@ -121,8 +145,14 @@ def architecture(
         known = get_args(Dtype)
         for dtype in input_dtype.values() if isinstance(input_dtype, Mapping) else (input_dtype,):
             if dtype not in known:
-                raise ConfigError(f"architecture {name}: input_dtype {dtype!r} is none of {', '.join(known)}")
-        choices = {item.name: get_args(item.annotation) for item in settings if get_origin(item.annotation) is Literal}
+                raise ConfigError(
+                    f"architecture {name}: input_dtype {dtype!r} is none of {', '.join(known)}"
+                )
+        choices = {
+            item.name: get_args(item.annotation)
+            for item in settings
+            if get_origin(item.annotation) is Literal
+        }
         return Architecture(name, builder, input_dtype, MappingProxyType(defaults), choices, paper)
 
     return decorate
@@ -136,16 +166,19 @@ def build(
     *,
     convert: bool = True,
 ) -> Any:
-    """Build the module of a sub-model, of a tier or of a width and by default all blocks, with fresh random weights.
+    """Build the module of a sub-model, of a tier or of a width and by default all blocks, with
+    fresh random weights.
 
-    Without `convert` a builder that converts its model returns it unconverted, to load weights of `export-weights`.
+    Without `convert` a builder that converts its model returns it unconverted, to load weights of
+    `export-weights`.
 
     Raises:
         ConfigError: if a setting is unknown or the builder fails on it.
         PlanError: if the model cannot have this width or depth.
     """
     if isinstance(tier, Tier):
-        depth, width = (tier.depth if depth is None else depth), tier.width
+        depth = tier.depth if depth is None else depth
+        width = tier.width
     else:
         width = tier
     Tier(width, 1 if depth is None else depth)
@@ -172,7 +205,9 @@ def call_builder(arch: Architecture, cut: Cut, settings: Mapping[str, Any] | Non
     except ConfigError as error:
         raise ConfigError(f"{arch.name}: {error}") from error
     except Exception as error:
-        raise ConfigError(f"{arch.name} cannot be built{at_line_of(error)}: {error!r}; check its settings") from error
+        raise ConfigError(
+            f"{arch.name} cannot be built{at_line_of(error)}: {error!r}; check its settings"
+        ) from error
     if row.named and hasattr(module, "register_forward_pre_hook"):
         module.register_forward_pre_hook(row, with_kwargs=True)
     return module

@@ -1,8 +1,8 @@
 """Axes: the named dimensions of a global model, and how many of their units a narrower model keeps.
 
-Widths follow HeteroFL (Diao, Ding, Tarokh: "HeteroFL: Computation and communication efficient federated
-learning for heterogeneous clients", ICLR 2021): a sub-model of width ``s`` keeps ``ceil(K * s)`` of the ``K``
-units of a layer.
+Widths follow HeteroFL (Diao, Ding, Tarokh: "HeteroFL: Computation and communication efficient
+federated learning for heterogeneous clients", ICLR 2021): a sub-model of width ``s`` keeps ``ceil(K
+* s)`` of the ``K`` units of a layer.
 """
 
 import math
@@ -23,8 +23,8 @@ class AxisKind(str, Enum):
 def kept_units(size: int, width: float) -> int:
     """Count the units a width keeps of one group: ``ceil(size * width)``, at least one.
 
-    The product is rounded to nine decimals first. Plain ``ceil`` would keep 8 of 100 units at width 0.07,
-    because ``100 * 0.07`` is 7.000000000000001 in double precision.
+    The product is rounded to nine decimals first. Plain ``ceil`` would keep 8 of 100 units at width
+    0.07, because ``100 * 0.07`` is 7.000000000000001 in double precision.
     """
     return max(1, math.ceil(round(size * width, 9)))
 
@@ -41,8 +41,11 @@ class Axis:
     name: Label  # unique in the model, such as ``conv2.out``
     size: int  # units in the global model
     kind: AxisKind = AxisKind.WIDTH  # whether a width cuts it
-    groups: int = 1  # equal consecutive groups (attention heads); each is cut alike, none disappears
-    # whether its units are not interchangeable, so that only plans that keep the leading ones may cut it
+    groups: int = (
+        1  # equal consecutive groups (attention heads); each is cut alike, none disappears
+    )
+    # whether its units are not interchangeable, so that only plans that keep the leading ones may
+    # cut it
     leading: bool = False
 
     def __post_init__(self) -> None:
@@ -64,5 +67,11 @@ class Axis:
         return self.size // self.groups
 
     def kept(self, width: float) -> int:
-        """Count the units a tier of a width in (0, 1] keeps: all of a fixed axis, else the same of each group."""
-        return self.size if self.kind is AxisKind.FIXED else self.groups * kept_units(self.group_size, width)
+        """Count the units a tier of a width in (0, 1] keeps: all of a fixed axis, else the same of
+        each group.
+        """
+        return (
+            self.size
+            if self.kind is AxisKind.FIXED
+            else self.groups * kept_units(self.group_size, width)
+        )

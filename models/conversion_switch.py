@@ -9,7 +9,10 @@ _LEFT_OUT: ContextVar[list[str] | None] = ContextVar("left_out", default=None)
 
 @contextmanager
 def unconverted() -> Iterator[Sequence[str]]:
-    """Let `models.zoo.conversion.convert` return modules as they are; it notes the class of each here."""
+    """Let `models.zoo.conversion.convert` return modules as they are.
+
+    It notes the class of each here.
+    """
     classes: list[str] = []
     token = _LEFT_OUT.set(classes)
     try:
@@ -19,5 +22,8 @@ def unconverted() -> Iterator[Sequence[str]]:
 
 
 def left_out() -> list[str] | None:
-    """The classes that the `unconverted` block around the caller notes; None where there is no such block."""
+    """The classes that the `unconverted` block around the caller notes.
+
+    None where there is no such block.
+    """
     return _LEFT_OUT.get()

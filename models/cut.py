@@ -1,4 +1,5 @@
-"""The cut a builder receives: it asks it for every size that a tier may change, and so names the axes.
+"""The cut a builder receives: it asks it for every size that a tier may change, and so names the
+axes.
 
 A builder is a plain function that builds a plain torch module::
 
@@ -6,11 +7,13 @@ A builder is a plain function that builds a plain torch module::
     def two_layers(cut, *, input_shape=(64,), classes=10, hidden=128):
         kept = cut.width("hidden", hidden)
         return nn.Sequential(
-            nn.Linear(input_shape[0], kept), Scaler(cut.rate), nn.ReLU(), nn.Linear(kept, cut.classes(classes))
+            nn.Linear(input_shape[0], kept), Scaler(cut.rate), nn.ReLU(), nn.Linear(kept,
+            cut.classes(classes))
         )
 
-The layout of the global model is inferred from such calls: the model is rebuilt with each axis a little larger,
-and the dimensions that grow carry that axis; exchanging its units then proves it. This module knows nothing of torch.
+The layout of the global model is inferred from such calls: the model is rebuilt with each axis a
+little larger, and the dimensions that grow carry that axis; exchanging its units then proves it.
+This module knows nothing of torch.
 """
 
 from collections.abc import Iterable, Mapping
@@ -38,14 +41,20 @@ class Cut:
     """
 
     def __init__(
-        self, rate: float = 1.0, depth: int | None = None, *, enlarge: Mapping[str, int] | None = None
+        self,
+        rate: float = 1.0,
+        depth: int | None = None,
+        *,
+        enlarge: Mapping[str, int] | None = None,
     ) -> None:
         """Make a cut for one build.
 
         Args:
             rate: width share of the sub-model, in (0, 1].
-            depth: blocks to keep; all if omitted. 0 builds the model without its blocks, to tell them apart.
-            enlarge: by how many units to make each group of some axes larger than it should be, for inferring layouts.
+            depth: blocks to keep; all if omitted. 0 builds the model without its blocks, to tell
+                them apart.
+            enlarge: by how many units to make each group of some axes larger than it should be, for
+                inferring layouts.
         """
         self._rate = rate
         self._depth = depth
@@ -62,7 +71,9 @@ class Cut:
         self._blocks = None
 
     def declare(self, axis: Axis) -> None:
-        """Take the axis of this name to be another than the builder asks for, of as many units or of groups of them."""
+        """Take the axis of this name to be another than the builder asks for, of as many units or
+        of groups of them.
+        """
         self._instead = axis
 
     @property
@@ -94,10 +105,12 @@ class Cut:
         """Name an axis that a tier's width cuts.
 
         Args:
-            name: unique in the model; layers that add to one another (a residual stream) share one name.
+            name: unique in the model; layers that add to one another (a residual stream) share one
+                name.
             size: units in the global model.
-            leading: whether its units are not interchangeable (places of a rotation or of a fixed table), but the
-                leading ones make a model all the same. Nobody proves that; rolling and random plans refuse the axis.
+            leading: whether its units are not interchangeable (places of a rotation or of a fixed
+                table), but the leading ones make a model all the same. Nobody proves that; rolling
+                and random plans refuse the axis.
 
         Raises:
             ConfigError: if the name is taken by an axis of another size or kind.
@@ -105,14 +118,17 @@ class Cut:
         return self._kept(Axis(name, size, leading=leading))
 
     def widths(self, name: str, sizes: Iterable[int]) -> tuple[int, ...]:
-        """Name the axes of layers that follow one another: `name` with 1, 2 and so on behind it, each as of `width`."""
+        """Name the axes of layers that follow one another: `name` with 1, 2 and so on behind it,
+        each as of `width`.
+        """
         return tuple(self.width(f"{name}{number}", size) for number, size in enumerate(sizes, 1))
 
     def heads(self, name: str, heads: int, head_dim: int, *, leading: bool = False) -> int:
         """Name an axis of equal groups (attention heads); every group stays and becomes thinner.
 
-        Queries, keys and values may be fused, one behind the other or head by head. A residual stream that layers of
-        torch split into heads themselves is ``cut.heads("embed", 4, 16) * 4``.
+        Queries, keys and values may be fused, one behind the other or head by head. A residual
+        stream that layers of torch split into heads themselves is ``cut.heads("embed", 4, 16) *
+        4``.
 
         Args:
             name: unique in the model.
@@ -129,7 +145,8 @@ class Cut:
         return self._kept(Axis(name, heads * head_dim, groups=heads, leading=leading)) // heads
 
     def groups(self, name: str, groups: int) -> int:
-        """Name an axis of groups that stay or go as a whole: of a norm, of a grouped convolution, heads that rotate.
+        """Name an axis of groups that stay or go as a whole: of a norm, of a grouped convolution,
+        heads that rotate.
 
         Example:
             >>> groups = Cut(0.5).groups("conv1", 8)
@@ -141,7 +158,8 @@ class Cut:
             groups: number of groups in the global model.
 
         Returns:
-            Number of groups to build; the channels are that many times those of a group, which is not cut.
+            Number of groups to build; the channels are that many times those of a group, which is
+            not cut.
 
         Raises:
             ConfigError: if the name is taken by an axis of another size or kind.
@@ -149,7 +167,8 @@ class Cut:
         return self.width(name, groups)
 
     def whole(self) -> "Cut":
-        """A cut that leaves every width as it is, for a part that is the same in every tier, such as a frozen model.
+        """A cut that leaves every width as it is, for a part that is the same in every tier, such
+        as a frozen model.
 
         Depth and labels are asked of this cut, widths of none.
         """
@@ -186,7 +205,8 @@ class Cut:
             blocks: number of blocks in the global model.
 
         Returns:
-            Number of blocks to build. It is 0 once while a layout is inferred, so build them in a loop.
+            Number of blocks to build. It is 0 once while a layout is inferred, so build them in a
+            loop.
 
         Raises:
             ConfigError: if it is called twice in one build, or with less than 1 block.
@@ -195,20 +215,27 @@ class Cut:
         if self._blocks is not None:
             raise ConfigError("cut.depth was called twice in one build; a model has one depth unit")
         if blocks < 1:
-            raise ConfigError(f"cut.depth({blocks}): a model with a depth unit has at least 1 block")
+            raise ConfigError(
+                f"cut.depth({blocks}): a model with a depth unit has at least 1 block"
+            )
         self._blocks = blocks
         if self._depth is None:
             return blocks
         if not 0 <= self._depth <= blocks:
-            raise PlanError(f"depth {self._depth} does not exist; this model has depths 1 to {blocks}")
+            raise PlanError(
+                f"depth {self._depth} does not exist; this model has depths 1 to {blocks}"
+            )
         return self._depth
 
     def _kept(self, axis: Axis) -> int:
         if axis.name.startswith(FIXED_PREFIX):
-            raise ConfigError(f"axis {axis.name}: names that start with {FIXED_PREFIX!r} are taken; choose another")
+            raise ConfigError(
+                f"axis {axis.name}: names that start with {FIXED_PREFIX!r} are taken; choose another"
+            )
         times = 1
         if self._instead is not None and self._instead.name == axis.name:
-            times, axis = axis.size // self._instead.size, self._instead
+            times = axis.size // self._instead.size
+            axis = self._instead
         known = self._axes.setdefault(axis.name, axis)
         if known != axis:
             raise ConfigError(

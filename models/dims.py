@@ -1,9 +1,10 @@
 """Dimensions: which entries of a tensor's dimension belong to which unit of which axis.
 
-An axis may have many entries for each unit, and they may lie in any of the orders that tensor programs produce: side by
-side (a flattened feature map), one map of all units behind the other (the gates of a recurrent layer, fused queries,
-keys and values, a map flattened with its channels last). Maps of several axes may follow one another (a concatenation).
-All of these are loops around one another, and slicing knows no other form.
+An axis may have many entries for each unit, and they may lie in any of the orders that tensor
+programs produce: side by side (a flattened feature map), one map of all units behind the other (the
+gates of a recurrent layer, fused queries, keys and values, a map flattened with its channels last).
+Maps of several axes may follow one another (a concatenation). All of these are loops around one
+another, and slicing knows no other form.
 """
 
 from collections.abc import Mapping
@@ -23,9 +24,9 @@ _LOOPS = ("inner", "outer")
 class Dim:
     """One dimension of a tensor.
 
-    The entries of an axis are counted by two loops: `outer` times over its units, `inner` entries for each. So a
-    flattened feature map of 25 places is ``Dim("conv", inner=25)``, with channels last ``Dim("conv", outer=25)``, and
-    ``cat([x, y])`` of two axes ``Dim("x", more=(Dim("y"),))``.
+    The entries of an axis are counted by two loops: `outer` times over its units, `inner` entries
+    for each. So a flattened feature map of 25 places is ``Dim("conv", inner=25)``, with channels
+    last ``Dim("conv", outer=25)``, and ``cat([x, y])`` of two axes ``Dim("x", more=(Dim("y"),))``.
 
     Example:
         >>> Dim("hidden", outer=2).entries({"hidden": Axis("hidden", 3)}, {"hidden": np.array([0, 2])})
@@ -35,8 +36,9 @@ class Dim:
     axis: str  # name of the axis it carries; of a concatenation, the first
     inner: int = 1  # consecutive entries of each unit
     outer: int = 1  # maps of the whole axis, one behind the other
-    # whether the units are counted by their place in a group alone, for a grouped axis: each map has an entry for each
-    # place. So are the inputs of a grouped convolution, and maps that lie within or across the groups
+    # whether the units are counted by their place in a group alone, for a grouped axis: each map
+    # has an entry for each place. So are the inputs of a grouped convolution, and maps that lie
+    # within or across the groups
     shared: bool = False
     more: "tuple[Dim, ...]" = ()  # what follows in the same dimension, each without more of its own
 
@@ -52,25 +54,36 @@ class Dim:
 
     def length(self, axes: Mapping[str, Axis], width: float) -> int:
         """Count its entries in a sub-model of a width."""
-        return sum(_count(part, axes[part.axis].kept(width), axes[part.axis]) for part in self.segments)
+        return sum(
+            _count(part, axes[part.axis].kept(width), axes[part.axis]) for part in self.segments
+        )
 
-    def entries(self, axes: Mapping[str, Axis], kept: Mapping[str, NDArray[np.int64]]) -> NDArray[np.int64]:
-        """List the entries that the kept units have, int64, in their local order; axes that are not named are whole.
+    def entries(
+        self, axes: Mapping[str, Axis], kept: Mapping[str, NDArray[np.int64]]
+    ) -> NDArray[np.int64]:
+        """List the entries that the kept units have, int64, in their local order.
+
+        Axes that are not named are whole.
 
         Raises:
             PlanError: groups that share their entries do not keep the same places.
         """
-        found, start = [], 0
+        found = []
+        start = 0
         for part in self.segments:
             axis = axes[part.axis]
             units = kept.get(part.axis)
-            found.append(start + _places(part, axis, np.arange(axis.size) if units is None else units))
+            found.append(
+                start + _places(part, axis, np.arange(axis.size) if units is None else units)
+            )
             start += _count(part, axis.size, axis)
         return np.concatenate(found)
 
     def to_json(self) -> Any:
         """The dimension as a JSON value; ``[axis, inner]`` where that says it all."""
-        return [self.axis, self.inner] if self.is_plain else [_record(part) for part in self.segments]
+        return (
+            [self.axis, self.inner] if self.is_plain else [_record(part) for part in self.segments]
+        )
 
     @classmethod
     def from_json(cls, value: Any) -> "Dim":
@@ -101,7 +114,8 @@ def _places(part: Dim, axis: Axis, units: NDArray[np.int64]) -> NDArray[np.int64
     """Entries of some units within this segment."""
     span = axis.size
     if part.shared:
-        rows, span = units.reshape(axis.groups, -1), axis.group_size
+        rows = units.reshape(axis.groups, -1)
+        span = axis.group_size
         if (rows != rows[0] + np.arange(axis.groups)[:, None] * span).any():
             raise PlanError(
                 f"axis {axis.name}: its {axis.groups} groups share entries, so each must keep the same places of its"
@@ -119,4 +133,8 @@ def _record(part: Dim) -> dict[str, Any]:
 
 def _text(part: Dim) -> str:
     name = f"{part.axis}/group" if part.shared else part.axis
-    return (f"{part.outer}*" if part.outer > 1 else "") + name + (f"*{part.inner}" if part.inner > 1 else "")
+    return (
+        (f"{part.outer}*" if part.outer > 1 else "")
+        + name
+        + (f"*{part.inner}" if part.inner > 1 else "")
+    )

@@ -1,9 +1,9 @@
 """Draws: which units of an axis a narrower model keeps, for each kind of plan.
 
 - static: the leading units (HeteroFL, Diao et al., ICLR 2021).
-- rolling: a window that moves by a step each round and wraps around (FedRolex, Alam et al.: "FedRolex:
-  Model-heterogeneous federated learning with rolling sub-model extraction", NeurIPS 2022, eq. 4). The released
-  code moves the window down, the paper up; up is the default.
+- rolling: a window that moves by a step each round and wraps around (FedRolex, Alam et al.:
+  "FedRolex: Model-heterogeneous federated learning with rolling sub-model extraction", NeurIPS
+  2022, eq. 4). The released code moves the window down, the paper up; up is the default.
 - random: distinct units drawn anew each round (Federated Dropout, Caldas et al., 2018).
 
 A grouped axis (attention heads) keeps the same offsets in each of its groups.
@@ -34,12 +34,13 @@ class Window:
 
     Attributes:
         kind: ``rolling`` (a moving window), ``static`` (the leading units) or ``random``.
-        step: units a rolling window moves in a round. All units are covered evenly when the step and the size of the
-            axis have no common factor.
+        step: units a rolling window moves in a round. All units are covered evenly when the step
+            and the size of the axis have no common factor.
         direction: ``up`` as in the paper, ``down`` as in its released code.
-        heads: for rolling windows, whether they stay inside their attention head (``preserving``) or not.
-        draw: for random units, ``tied`` draws once for each axis, so that residual sums line up; ``per_layer`` draws
-            for each layer on its own, as the released baseline does.
+        heads: for rolling windows, whether they stay inside their attention head (``preserving``)
+            or not.
+        draw: for random units, ``tied`` draws once for each axis, so that residual sums line up;
+            ``per_layer`` draws for each layer on its own, as the released baseline does.
 
     Raises:
         PlanError: the kind is unknown, or the window would not move.
@@ -53,18 +54,29 @@ class Window:
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(PlanKind):
-            raise PlanError(f"unknown kind of plan {self.kind!r}; choose one of {', '.join(get_args(PlanKind))}")
+            raise PlanError(
+                f"unknown kind of plan {self.kind!r}; choose one of {', '.join(get_args(PlanKind))}"
+            )
         if self.step < 1:
-            raise PlanError(f"a plan needs step >= 1, not {self.step}: so many units its window moves in a round")
+            raise PlanError(
+                f"a plan needs step >= 1, not {self.step}: so many units its window moves in a round"
+            )
 
 
 @lru_cache(256)
 def rolling_units(
-    axis: Axis, width: float, *, shift: int, direction: Direction = "up", heads: HeadRule = "preserving"
+    axis: Axis,
+    width: float,
+    *,
+    shift: int,
+    direction: Direction = "up",
+    heads: HeadRule = "preserving",
 ) -> Indices:
-    """Keep `axis.kept(width)` units in windows of every group that start `shift` units further and wrap around.
+    """Keep `axis.kept(width)` units in windows of every group that start `shift` units further and
+    wrap around.
 
-    As released the whole axis is rolled and then cut into groups, which mixes neighbouring heads; see `Window`.
+    As released the whole axis is rolled and then cut into groups, which mixes neighbouring heads;
+    see `Window`.
     """
     start = shift if direction == "up" else -shift
     kept = kept_units(axis.group_size, width)
@@ -78,7 +90,8 @@ def rolling_units(
 
 
 def random_units(axis: Axis, width: float, *, seed: int, round_index: int, label: str) -> Indices:
-    """Keep `axis.kept(width)` distinct units drawn uniformly, in ascending order, the same offsets in every group.
+    """Keep `axis.kept(width)` distinct units drawn uniformly, in ascending order, the same offsets
+    in every group.
 
     The label is what the draw is for, so that two axes of one round differ.
     """
@@ -91,4 +104,6 @@ def random_units(axis: Axis, width: float, *, seed: int, round_index: int, label
 
 
 def _in_every_group(axis: Axis, offsets: Indices) -> Indices:
-    return ((np.arange(axis.groups, dtype=np.int64) * axis.group_size)[:, None] + offsets[None, :]).reshape(-1)
+    return (
+        (np.arange(axis.groups, dtype=np.int64) * axis.group_size)[:, None] + offsets[None, :]
+    ).reshape(-1)

@@ -1,7 +1,9 @@
-"""Models of several inputs: a sample is one row of numbers, which comes apart before the module runs.
+"""Models of several inputs: a sample is one row of numbers, which comes apart before the module
+runs.
 
-Graphs, boards and server know samples of one tensor. The inputs of a sample lie in it one behind the other, in the
-order of ``input_shape``, each flattened; whole numbers beside others are float32, exact up to 2^24.
+Graphs, boards and server know samples of one tensor. The inputs of a sample lie in it one behind
+the other, in the order of ``input_shape``, each flattened; whole numbers beside others are float32,
+exact up to 2^24.
 """
 
 import math
@@ -12,7 +14,9 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Row:
-    """How a row comes apart, by inputs' names; as a hook of a module it calls ``forward`` with them.
+    """How a row comes apart, by inputs' names.
+
+    As a hook of a module it calls ``forward`` with them.
 
     Shapes are those of one sample, dtypes ``float32`` or ``int64``.
     """
@@ -42,7 +46,9 @@ class Row:
             yield name, slice(start, start + math.prod(shape))
             start += math.prod(shape)
 
-    def __call__(self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[()], Any]:
+    def __call__(
+        self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[()], Any]:
         """The arguments of ``forward`` instead of rows [batch, numbers]."""
         del module
         return (), {**kwargs, **self.parts(*args)}
@@ -50,11 +56,19 @@ class Row:
     def parts(self, x: Any) -> dict[str, Any]:
         """Rows [batch, *shape] taken apart, whole numbers as int64."""
         flat = x.flatten(1) if x.dim() > 1 else x[:, None]
-        parts = {name: flat[:, place].reshape(x.shape[0], *self.shapes[name]) for name, place in self.places()}
-        return {name: part.long() if self.dtypes[name] == "int64" else part for name, part in parts.items()}
+        parts = {
+            name: flat[:, place].reshape(x.shape[0], *self.shapes[name])
+            for name, place in self.places()
+        }
+        return {
+            name: part.long() if self.dtypes[name] == "int64" else part
+            for name, part in parts.items()
+        }
 
     def with_tokens(self, x: Any, vocabulary: int) -> Any:
-        """Random rows, float [batch, numbers], with whole numbers below a bound where they belong, changed in place."""
+        """Random rows, float [batch, numbers], with whole numbers below a bound where they belong,
+        changed in place.
+        """
         for name, place in self.places():
             if self.dtypes[name] == "int64":
                 part = x[:, place] if self.named else x

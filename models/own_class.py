@@ -1,9 +1,10 @@
-"""Describes the state of a user's own class, so that weights of a run load into it: names, kinds and sources.
+"""Describes the state of a user's own class, so that weights of a run load into it: names, kinds
+and sources.
 
-A run stores the tensors of the exported model. The user's class may have others: `convert` renames parameters of
-attention and recurrent layers, batch norm keeps its statistics in buffers, and weights do not include buffers that
-never change. The exporter, which has the class, writes this description beside each tier; a server, which has no torch,
-builds the state from it.
+A run stores the tensors of the exported model. The user's class may have others: `convert` renames
+parameters of attention and recurrent layers, batch norm keeps its statistics in buffers, and
+weights do not include buffers that never change. The exporter, which has the class, writes this
+description beside each tier; a server, which has no torch, builds the state from it.
 """
 
 import keyword
@@ -28,7 +29,9 @@ OWN_CLASS = "own_class.safetensors"
 """Name of the file beside a tier's other files: constants, and the description in its header."""
 
 SPECTRAL_STEPS = 8
-"""Steps of the power iteration with which a spectral norm computes its vectors, starting from the rows' norms."""
+"""Steps of the power iteration with which a spectral norm computes its vectors, starting from the
+rows' norms.
+"""
 
 FILE_LIMIT = 512 * 1024 * 1024
 """Most bytes of the file; what it has is in a graph, too, and boards take none that is larger."""
@@ -37,7 +40,9 @@ ENTRIES_LIMIT = 100_000
 """Most tensors in the state of a class."""
 
 USES_LIMIT = 64
-"""How often a state may have what the run's tensors have: layers that share weights, under a name for each."""
+"""How often a state may have what the run's tensors have: layers that share weights, under a name
+for each.
+"""
 
 _PATH_LIMIT = 4096  # characters of the path of a user's file
 _DIMENSIONS = 64  # the most that an array of numpy has
@@ -86,10 +91,12 @@ class Entry(FrozenModel):
 
     Attributes:
         name: name in the state.
-        kind: ``parameter``, a parameter of the run, or several joined along the first dimension; ``mean`` and
-            ``variance``, statistics of a norm; ``count``, batches that a norm has seen; ``left`` and ``right``, the
-            vectors of a spectral norm of a parameter; ``constant``, a buffer that never changes.
-        sources: names of parameters, or of the norm, in the exported model; empty for constants and counts.
+        kind: ``parameter``, a parameter of the run, or several joined along the first dimension;
+            ``mean`` and ``variance``, statistics of a norm; ``count``, batches that a norm has
+            seen; ``left`` and ``right``, the vectors of a spectral norm of a parameter;
+            ``constant``, a buffer that never changes.
+        sources: names of parameters, or of the norm, in the exported model; empty for constants and
+            counts.
         dim: dimension of the outputs, for the vectors of a spectral norm.
     """
 
@@ -104,7 +111,9 @@ class Entry(FrozenModel):
         if self.kind == "parameter" and not count:
             raise ValueError(f"{quoted(self.name)} is a parameter without a source")
         if self.kind in _ONE_SOURCE and count != 1:
-            raise ValueError(f"{quoted(self.name)}, a {self.kind}, has {count} sources instead of one")
+            raise ValueError(
+                f"{quoted(self.name)}, a {self.kind}, has {count} sources instead of one"
+            )
         if self.kind in _FROM_FILE and count:
             raise ValueError(f"{quoted(self.name)}, a {self.kind}, has sources")
         if self.kind not in _VECTORS and self.dim:
@@ -125,7 +134,8 @@ class Builder(FrozenModel):
     """The function that builds the class, and its arguments.
 
     Attributes:
-        module: module from which Python imports it; for the user's file, its name without the suffix.
+        module: module from which Python imports it; for the user's file, its name without the
+            suffix.
         file: path of the user's file, if any.
         name: name of the architecture in the module.
         settings: settings that differ from the architecture's defaults.
@@ -164,7 +174,11 @@ class OwnClass(FrozenModel):
 
     def missing(self, tensors: Tensors) -> list[str]:
         """Return names in the state that the tensors of a run do not provide."""
-        return [entry.name for entry in self.entries if not all(name in tensors for name in entry.needed)]
+        return [
+            entry.name
+            for entry in self.entries
+            if not all(name in tensors for name in entry.needed)
+        ]
 
     @property
     def needed(self) -> frozenset[str]:
@@ -176,14 +190,16 @@ class OwnClass(FrozenModel):
         missing = self.missing(tensors)
         if missing:
             more = f" and {len(missing) - _SHOWN} more" if missing[_SHOWN:] else ""
-            raise ConfigError(f"the run has no values for {', '.join(missing[:_SHOWN])}{more} of the class")
+            raise ConfigError(
+                f"the run has no values for {', '.join(missing[:_SHOWN])}{more} of the class"
+            )
 
     def values(self, tensors: Tensors, constants: Tensors, steps: int) -> dict[str, NDArray[Any]]:
         """Build the state of the class.
 
         Args:
-            tensors: tensors of the run, by names of the exported model: float32 parameters, including frozen ones, and
-                statistics, ``stat.<norm>.mean`` and ``.var``.
+            tensors: tensors of the run, by names of the exported model: float32 parameters,
+                including frozen ones, and statistics, ``stat.<norm>.mean`` and ``.var``.
             constants: buffers, by the names of the state.
             steps: number to add to the counts of batches in the constants.
 
@@ -209,7 +225,10 @@ class OwnClass(FrozenModel):
 
     def to_bytes(self, constants: Tensors | None = None) -> bytes:
         """Write the description as a file, including the constants."""
-        return save(dict(constants or {}), {_HEADER: self.model_dump_json(exclude_defaults=True)})
+        return save(
+            dict(constants or {}),
+            {_HEADER: self.model_dump_json(exclude_defaults=True)},
+        )
 
 
 def read_own_class(folder: Path) -> tuple[OwnClass, dict[str, NDArray[Any]]]:
@@ -219,7 +238,8 @@ def read_own_class(folder: Path) -> tuple[OwnClass, dict[str, NDArray[Any]]]:
         The description, and the constants by the names of the state.
 
     Raises:
-        BlobError: the file is damaged, of another version, or lies elsewhere; the message names it and the entry.
+        BlobError: the file is damaged, of another version, or lies elsewhere; the message names it
+            and the entry.
     """
     path = folder / OWN_CLASS
     data = read_within(folder, OWN_CLASS, FILE_LIMIT)
@@ -231,19 +251,29 @@ def read_own_class(folder: Path) -> tuple[OwnClass, dict[str, NDArray[Any]]]:
         own = OwnClass.model_validate_json(metadata.get(_HEADER, ""))
     except ValidationError as error:
         wrong = problems(error, "document")
-        raise BlobError(f"{path}: {wrong}; run `shoal export` again with this version of Shoal") from error
+        raise BlobError(
+            f"{path}: {wrong}; run `shoal export` again with this version of Shoal"
+        ) from error
     wanted = [entry.name for entry in own.entries if entry.kind in _FROM_FILE]
     lacking = next((name for name in wanted if name not in views), None)
     if lacking is not None:
-        raise BlobError(f"{path}: entry {quoted(lacking)} is not among its tensors; run `shoal export` again")
-    return own, {name: views[name].copy() for name in wanted}  # aligned, and without the rest of the file
+        raise BlobError(
+            f"{path}: entry {quoted(lacking)} is not among its tensors; run `shoal export` again"
+        )
+    return own, {
+        name: views[name].copy() for name in wanted
+    }  # aligned, and without the rest of the file
 
 
 def _value(entry: Entry, tensors: Tensors, constants: Tensors, steps: int) -> NDArray[Any]:
     """The value of an entry; a BlobError where it cannot be made, as shapes do not join."""
     try:
         return _VALUES[entry.kind](entry, tensors, constants, steps)
-    except (ValueError, LookupError, TypeError) as error:  # numpy's errors are some of these
+    except (
+        ValueError,
+        LookupError,
+        TypeError,
+    ) as error:  # numpy's errors are some of these
         raise BlobError(
             f"entry {quoted(entry.name)}, a {entry.kind}, cannot be made of the run's tensors: {error}"
         ) from error
@@ -278,7 +308,9 @@ def _right(entry: Entry, tensors: Tensors, constants: Tensors, steps: int) -> ND
 
 
 def _singular_vectors(weight: NDArray[Any], dim: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Compute the vectors of `models.zoo.layers.SpectralNorm` for a weight: float32 [rows] and [columns]."""
+    """Compute the vectors of `models.zoo.layers.SpectralNorm` for a weight: float32 [rows] and
+    [columns].
+    """
     moved = np.moveaxis(weight, dim, 0)
     rows = moved.reshape(len(moved), -1)
     left = np.sqrt(np.square(rows).sum(1))

@@ -1,7 +1,8 @@
 """Plans: for one tier in one round, the kept blocks and the kept units of every axis.
 
-`make_plan` draws a plan; `compile_plan` finds the runs of consecutive units that it keeps, once for many updates, which
-plain strided copies then move out of the global weights: `slice_weights`. Merging adds them back by the same runs.
+`make_plan` draws a plan; `compile_plan` finds the runs of consecutive units that it keeps, once for
+many updates, which plain strided copies then move out of the global weights: `slice_weights`.
+Merging adds them back by the same runs.
 """
 
 from collections.abc import Mapping
@@ -26,9 +27,11 @@ class Plan:
     tier: Tier
     kind: PlanKind
     blocks: frozenset[str]  # names of the kept blocks
-    indices: Mapping[str, Indices]  # for each width axis its kept units in local order (int64, read-only)
-    # units of single dimensions, by (parameter name, dimension, axis), that differ from `indices`; only plans drawn
-    # ``per_layer`` have them
+    indices: Mapping[
+        str, Indices
+    ]  # for each width axis its kept units in local order (int64, read-only)
+    # units of single dimensions, by (parameter name, dimension, axis), that differ from `indices`;
+    # only plans drawn ``per_layer`` have them
     overrides: Mapping[tuple[str, int, str], Indices] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -39,16 +42,23 @@ class Plan:
 
 
 def make_plan(
-    layout: Layout, tier: Tier, window: Window | PlanKind = "static", *, round_index: int = 0, seed: int = 0
+    layout: Layout,
+    tier: Tier,
+    window: Window | PlanKind = "static",
+    *,
+    round_index: int = 0,
+    seed: int = 0,
 ) -> Plan:
-    """Choose the units a tier keeps in a round, counted from 0; the plan is a function of the arguments alone.
+    """Choose the units a tier keeps in a round, counted from 0.
 
-    A kind of window alone has the defaults of `Window`. The seed is for random plans; give each device its own to draw
-    for every client separately.
+    The plan is a function of the arguments alone.
+
+    A kind of window alone has the defaults of `Window`. The seed is for random plans; give each
+    device its own to draw for every client separately.
 
     Raises:
-        PlanError: if the model cannot have this tier, an argument is out of range, or units that are not
-            interchangeable would be exchanged.
+        PlanError: if the model cannot have this tier, an argument is out of range, or units that
+            are not interchangeable would be exchanged.
     """
     rule = window if isinstance(window, Window) else Window(window)
     for name, value in (("round_index", round_index), ("seed", seed)):
@@ -73,19 +83,25 @@ def make_plan(
         if rule.kind == "random":
             return random_units(axis, tier.width, seed=seed, round_index=round_index, label=label)
         shift = 0 if rule.kind == "static" else rule.step * round_index
-        return rolling_units(axis, tier.width, shift=shift, direction=rule.direction, heads=rule.heads)
+        return rolling_units(
+            axis, tier.width, shift=shift, direction=rule.direction, heads=rule.heads
+        )
 
     blocks = layout.blocks(tier)
-    indices = {name: units(axis, name) for name, axis in layout.axes.items() if axis.kind is AxisKind.WIDTH}
+    indices = {
+        name: units(axis, name) for name, axis in layout.axes.items() if axis.kind is AxisKind.WIDTH
+    }
     overrides: dict[tuple[str, int, str], Indices] = {}
     if rule.kind == "random" and rule.draw == "per_layer":
-        # The chain of the specification, shared notation: each layer draws its outputs; its inputs are the outputs that
-        # were drawn last on the same axis.
+        # The chain of the specification, shared notation: each layer draws its outputs; its inputs
+        # are the outputs that were drawn last on the same axis.
         current = dict(indices)
         for parameter in layout.kept(tier):
             output = _output_dim(layout, parameter)
             for position, dim in enumerate(parameter.dims):
-                for axis in dict.fromkeys(part.axis for part in dim.segments if part.axis in current):
+                for axis in dict.fromkeys(
+                    part.axis for part in dim.segments if part.axis in current
+                ):
                     if position == output:
                         current[axis] = units(layout.axes[axis], parameter.name)
                     overrides[parameter.name, position, axis] = current[axis]
@@ -94,12 +110,18 @@ def make_plan(
 
 def _output_dim(layout: Layout, parameter: Parameter) -> int | None:
     """Find the dimension along which a layer draws: the first, or the second of an embedding table."""
-    widths = [position for position, dim in enumerate(parameter.dims) if layout.is_cut(dim) and len(parameter.dims) > 1]
+    widths = [
+        position
+        for position, dim in enumerate(parameter.dims)
+        if layout.is_cut(dim) and len(parameter.dims) > 1
+    ]
     return widths[0] if widths and (widths[0] == 0 or parameter.block == STEM) else None
 
 
 def compile_plan(layout: Layout, plan: Plan) -> CompiledPlan:
-    """Find once what a plan moves of every kept parameter and then statistic, for use on many sets of weights."""
+    """Find once what a plan moves of every kept parameter and then statistic, for use on many sets
+    of weights.
+    """
     tensors = [
         compile_tensor(layout, item.name, item.dims, _units(layout, plan, item))
         for item in layout.parameters
@@ -136,7 +158,8 @@ def _units(layout: Layout, plan: Plan, item: Parameter | Statistic) -> list[Mapp
 def slice_weights(
     layout: Layout, plan: Plan | CompiledPlan, weights: Mapping[str, NDArray[Any]]
 ) -> dict[str, NDArray[Any]]:
-    """Copy a sub-model's tensors out of the global ones, parameters in registration order, then statistics if given.
+    """Copy a sub-model's tensors out of the global ones, parameters in registration order, then
+    statistics if given.
 
     Raises:
         PlanError: if a kept parameter is missing or has another shape.

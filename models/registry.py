@@ -1,4 +1,5 @@
-"""The registry of architectures: those of the zoo, and the user's own from a file outside the repository.
+"""The registry of architectures: those of the zoo, and the user's own from a file outside the
+repository.
 
 Importing this module does not import torch; `Registry.zoo` and `infer_layout` do.
 """
@@ -21,7 +22,9 @@ from models.layout import Layout
 
 
 class Own:
-    """What a user's file may define beside architectures: a ``loss`` or ``metric``, found by this name in a recipe."""
+    """What a user's file may define beside architectures: a ``loss`` or ``metric``, found by this
+    name in a recipe.
+    """
 
     kind: ClassVar[str]
     name: ClassVar[str]
@@ -62,26 +65,38 @@ class Registry:
         return cls.of(item for family in families for item in _found(family))
 
     def with_file(self, path: str | Path) -> "Registry":
-        """A registry that has also every architecture, loss and metric that a user's Python file defines or imports.
+        """A registry that has also every architecture, loss and metric that a user's Python file
+        defines or imports.
 
         The file is executed, so it must be trusted.
 
         Raises:
-            ConfigError: if the file is missing, fails, holds nothing of this, or a name already taken.
+            ConfigError: if the file is missing, fails, holds nothing of this, or a name already
+                taken.
         """
         module = _executed(Path(path))
         found = [item for item in _found(module) if item not in self.entries.values()]
-        values = [item for item in vars(module).values() if isinstance(item, type) and issubclass(item, Own)]
+        values = [
+            item
+            for item in vars(module).values()
+            if isinstance(item, type) and issubclass(item, Own)
+        ]
         own = {item.name: item for item in values if hasattr(item, "name")}
         if not found and not own:
             raise ConfigError(
                 f"{path} defines no architecture; decorate a builder with shoal.architecture(), or a function with"
                 " shoal.loss() or shoal.metric()"
             )
-        return Registry(_joined(self.entries, found, str(path)), MappingProxyType({**self.own, **own}))
+        return Registry(
+            _joined(self.entries, found, str(path)),
+            MappingProxyType({**self.own, **own}),
+        )
 
     def get(self, name: str) -> Architecture:
-        """Look an architecture up; if there is none of this name, a ConfigError names the closest one."""
+        """Look an architecture up.
+
+        If there is none of this name, a ConfigError names the closest one.
+        """
         try:
             return self.entries[name]
         except KeyError:
@@ -109,7 +124,8 @@ def infer_layout(arch: Architecture, settings: Mapping[str, Any] | None = None) 
     """Infer the layout of an architecture's global model; imports torch.
 
     Raises:
-        ConfigError: if a setting is unknown, or the model is built in a way that leaves its axes unclear.
+        ConfigError: if a setting is unknown, or the model is built in a way that leaves its axes
+            unclear.
     """
     from models.zoo import inference  # noqa: PLC0415  (torch)
 
@@ -122,13 +138,19 @@ def _joined(
     entries = dict(known)
     for item in added:
         if item.name in entries:
-            raise ConfigError(f"architecture {item.name} of {source} has the name of another one; rename its function")
+            raise ConfigError(
+                f"architecture {item.name} of {source} has the name of another one; rename its function"
+            )
         entries[item.name] = item
     return MappingProxyType(entries)
 
 
 def _found(module: ModuleType) -> list[Architecture]:
-    return list({id(item): item for item in vars(module).values() if isinstance(item, Architecture)}.values())
+    return list(
+        {
+            id(item): item for item in vars(module).values() if isinstance(item, Architecture)
+        }.values()
+    )
 
 
 def _executed(path: Path) -> ModuleType:
@@ -150,7 +172,11 @@ def _executed(path: Path) -> ModuleType:
     except ShoalError as error:
         raise ConfigError(f"model file {path}: {error}") from error
     except (Exception, SystemExit) as error:
-        lines = (line for frame, line in walk_tb(error.__traceback__) if frame.f_code.co_filename == str(path))
+        lines = (
+            line
+            for frame, line in walk_tb(error.__traceback__)
+            if frame.f_code.co_filename == str(path)
+        )
         line = next(lines, 0)
         where = f", line {line}" if line else ""
         raise ConfigError(f"model file {path}{where} failed: {error!r}") from error

@@ -1,8 +1,9 @@
-"""Slicing: the boxes of a tensor that a sub-model keeps, and the strided copies that cut it out of a global model.
+"""Slicing: the boxes of a tensor that a sub-model keeps, and the strided copies that cut it out of
+a global model.
 
-The kept units of a dimension are stored as runs of consecutive units. The boxes of a tensor are the products of
-the runs of its dimensions, so that a static plan moves one box and a rolling one at most two along each axis,
-each at the speed of memory.
+The kept units of a dimension are stored as runs of consecutive units. The boxes of a tensor are the
+products of the runs of its dimensions, so that a static plan moves one box and a rolling one at
+most two along each axis, each at the speed of memory.
 """
 
 import itertools
@@ -20,13 +21,17 @@ from models.draws import Indices
 from models.layout import Layout
 
 MAX_BOXES = 128
-"""Boxes above which a tensor is moved by one fancy index: each box costs about a microsecond, however small."""
+"""Boxes above which a tensor is moved by one fancy index: each box costs about a microsecond,
+however small.
+"""
 
 Tensors = Mapping[str, NDArray[Any]]
 
 
 class Run(NamedTuple):
-    """Consecutive entries of one dimension that stay together, from one of the global and one of the local tensor."""
+    """Consecutive entries of one dimension that stay together, from one of the global and one of
+    the local tensor.
+    """
 
     start: int
     local: int
@@ -34,7 +39,9 @@ class Run(NamedTuple):
 
 
 class Region(NamedTuple):
-    """The same entries of the global and the local tensor: slices, or an open mesh over the leading dimensions."""
+    """The same entries of the global and the local tensor: slices, or an open mesh over the leading
+    dimensions.
+    """
 
     whole: tuple[Any, ...]
     part: tuple[Any, ...]
@@ -42,7 +49,9 @@ class Region(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class CompiledTensor:
-    """What a plan keeps of one tensor: runs of each dimension, and boxes where no label rule applies."""
+    """What a plan keeps of one tensor: runs of each dimension, and boxes where no label rule
+    applies.
+    """
 
     name: str
     dims: tuple[Dim, ...]
@@ -54,10 +63,11 @@ class CompiledTensor:
 
 @dataclass(frozen=True, eq=False)
 class CompiledPlan:
-    """A plan made ready for many updates: every kept tensor by name, parameters in registration order, then statistics.
+    """A plan made ready for many updates: every kept tensor by name, parameters in registration
+    order, then statistics.
 
-    Statistics may be absent from what is sliced or merged, parameters are required. A label rule may restrict
-    `label_axes`.
+    Statistics may be absent from what is sliced or merged, parameters are required. A label rule
+    may restrict `label_axes`.
     """
 
     title: str
@@ -82,14 +92,22 @@ class CompiledPlan:
         missing = self.required - given.keys()
         if missing:
             first = next(name for name in self.tensors if name in missing)
-            raise PlanError(f"{self.title}: tensor {first} is missing ({len(missing)} missing in all)")
+            raise PlanError(
+                f"{self.title}: tensor {first} is missing ({len(missing)} missing in all)"
+            )
         return [tensor for name, tensor in self.tensors.items() if name in given]
 
 
 def compile_tensor(
-    layout: Layout, name: str, dims: Sequence[Dim], units: Sequence[Mapping[str, Indices]]
+    layout: Layout,
+    name: str,
+    dims: Sequence[Dim],
+    units: Sequence[Mapping[str, Indices]],
 ) -> CompiledTensor:
-    """Find the runs and boxes of one tensor, whose dimensions keep some units of axes; all of one that is not named."""
+    """Find the runs and boxes of one tensor, whose dimensions keep some units of axes.
+
+    All of one that is not named.
+    """
     shape = layout.local_shape(dims, 1.0)
     runs = tuple(
         _runs(dim.entries(layout.axes, kept), 1) if kept else (Run(0, 0, size),)
@@ -99,8 +117,12 @@ def compile_tensor(
     return CompiledTensor(name, tuple(dims), shape, local_shape, runs, _regions(shape, runs))
 
 
-def tensor_regions(tensor: CompiledTensor, rows: Mapping[str, Indices] | None = None) -> tuple[Region, ...]:
-    """List the boxes of a tensor, restricted to some rows, ascending, of its label axes; axes not named are whole.
+def tensor_regions(
+    tensor: CompiledTensor, rows: Mapping[str, Indices] | None = None
+) -> tuple[Region, ...]:
+    """List the boxes of a tensor, restricted to some rows, ascending, of its label axes.
+
+    Axes not named are whole.
 
     A PlanError says that a row lies outside its axis.
     """
@@ -110,11 +132,16 @@ def tensor_regions(tensor: CompiledTensor, rows: Mapping[str, Indices] | None = 
     for position, dim in enumerate(tensor.dims):
         if dim.axis not in rows:
             continue
-        kept, size = rows[dim.axis], tensor.shape[position] // dim.inner
+        kept = rows[dim.axis]
+        size = tensor.shape[position] // dim.inner
         if kept.size and not (kept[0] >= 0 and kept[-1] < size):
-            raise PlanError(f"rows {kept[0]} to {kept[-1]} of {dim.axis} are outside 0 to {size - 1}")
+            raise PlanError(
+                f"rows {kept[0]} to {kept[-1]} of {dim.axis} are outside 0 to {size - 1}"
+            )
         # A label axis is never cut, so its rows have the same numbers in the sub-model.
-        runs[position] = tuple(Run(run.start, run.start, run.length) for run in _runs(kept, dim.inner))
+        runs[position] = tuple(
+            Run(run.start, run.start, run.length) for run in _runs(kept, dim.inner)
+        )
     return _regions(tensor.shape, tuple(runs))
 
 
@@ -141,8 +168,12 @@ def _regions(shape: tuple[int, ...], runs: tuple[tuple[Run, ...], ...]) -> tuple
             )
             for box in itertools.product(*runs)
         )
-    # Trailing whole dimensions stay out of the mesh, so that their entries are still copied together.
-    depth = max(position for position, row in enumerate(runs) if row != (Run(0, 0, shape[position]),)) + 1
+    # Trailing whole dimensions stay out of the mesh, so that their entries are still copied
+    # together.
+    depth = (
+        max(position for position, row in enumerate(runs) if row != (Run(0, 0, shape[position]),))
+        + 1
+    )
     return (
         Region(
             np.ix_(*(_entries([(run.start, run.length) for run in row]) for row in runs[:depth])),
@@ -152,14 +183,22 @@ def _regions(shape: tuple[int, ...], runs: tuple[tuple[Run, ...], ...]) -> tuple
 
 
 def _entries(spans: Sequence[tuple[int, int]]) -> Indices:
-    return np.concatenate([np.arange(start, start + length, dtype=np.int64) for start, length in spans])
+    return np.concatenate(
+        [np.arange(start, start + length, dtype=np.int64) for start, length in spans]
+    )
 
 
 def _in_place(tensor: CompiledTensor, source: NDArray[Any]) -> NDArray[Any]:
-    """What is kept of a tensor: a view where it is one piece of what nobody may write to, such as a mapped file."""
+    """What is kept of a tensor: a view where it is one piece of what nobody may write to, such as a
+    mapped file.
+    """
     if len(tensor.regions) == 1 and not source.flags.writeable:
         piece: NDArray[Any] = source[tensor.regions[0].whole]
-        if piece.shape == tensor.local_shape and piece.flags.c_contiguous and np.may_share_memory(piece, source):
+        if (
+            piece.shape == tensor.local_shape
+            and piece.flags.c_contiguous
+            and np.may_share_memory(piece, source)
+        ):
             return piece
     local = np.empty(tensor.local_shape, dtype=source.dtype)
     for region in tensor.regions:

@@ -22,7 +22,8 @@ class Tier:
 
     Attributes:
         width: share of the global width, in (0, 1].
-        depth: number of blocks kept from the bottom, at least 1 (1 for a model without a depth unit).
+        depth: number of blocks kept from the bottom, at least 1 (1 for a model without a depth
+            unit).
     """
 
     width: float
@@ -30,13 +31,18 @@ class Tier:
 
     def __post_init__(self) -> None:
         if not 0.0 < self.width <= 1.0:
-            raise PlanError(f"tier width {self.width} is not in (0, 1]; 1 is the whole model, 0.5 half of it")
+            raise PlanError(
+                f"tier width {self.width} is not in (0, 1]; 1 is the whole model, 0.5 half of it"
+            )
         if self.depth < 1:
             raise PlanError(f"tier depth {self.depth} is not a positive number of blocks")
 
     @cached_property
     def id(self) -> str:
-        """The tier's name in paths and messages; the width has two decimals or as many as it needs."""
+        """The tier's name in paths and messages.
+
+        The width has two decimals or as many as it needs.
+        """
         whole, _, fraction = f"{Decimal(repr(float(self.width))):f}".partition(".")
         return f"w{whole}.{fraction.ljust(2, '0')}-d{self.depth}"
 

@@ -1,8 +1,10 @@
-"""What an experiment is: a table of a paper as arms, each of which is a simulation's configuration at three scales.
+"""What an experiment is: a table of a paper as arms, each of which is a simulation's configuration
+at three scales.
 
-``paper`` is the published protocol. ``small`` takes less than two hours a seed on two cores for the arms that run by
-default, ``smoke`` minutes. An arm describes all three as plain tables of ``sim.toml``, so that what differs between
-them is computed from the configurations and never written by hand.
+``paper`` is the published protocol. ``small`` takes less than two hours a seed on two cores for the
+arms that run by default, ``smoke`` minutes. An arm describes all three as plain tables of
+``sim.toml``, so that what differs between them is computed from the configurations and never
+written by hand.
 """
 
 import hashlib
@@ -34,7 +36,11 @@ def merged(*layers: Settings) -> dict[str, Any]:
     for layer in layers:
         for key, value in layer.items():
             before = whole.get(key, {})
-            whole[key] = merged(before, value) if isinstance(before, Mapping) and isinstance(value, Mapping) else value
+            whole[key] = (
+                merged(before, value)
+                if isinstance(before, Mapping) and isinstance(value, Mapping)
+                else value
+            )
     return whole
 
 
@@ -56,9 +62,14 @@ class Arm:
     published: Mapping[str, Published]
 
     def config(self, scale: Scale, seed: int, **run: Any) -> SimulationConfig:
-        """The configuration of a run; `run` has ``out``, ``cache`` and what else does not belong to the table."""
+        """The configuration of a run.
+
+        `run` has ``out``, ``cache`` and what else does not belong to the table.
+        """
         settings = merged(self.settings(scale), {"seed": seed, **run})
-        return validate_config(settings, SimulationConfig, source=f"arm {self.name} with seed {seed}")
+        return validate_config(
+            settings, SimulationConfig, source=f"arm {self.name} with seed {seed}"
+        )
 
     @property
     def folder(self) -> str:
@@ -71,12 +82,14 @@ class Claim:
     """What a table is there to show, of one arm against another seed by seed, or of one arm alone.
 
     Attributes:
-        says: the claim in a sentence; empty for a comparison that is printed, and of which nothing is claimed.
+        says: the claim in a sentence; empty for a comparison that is printed, and of which nothing
+            is claimed.
         left: name of an arm.
         right: name of the arm it is compared with; empty for none.
         measure: name of a measure that both have.
         how: ``minus`` for the difference, ``over`` for the ratio.
-        at_least: the bound that the figure must be above for the claim to hold; None for no such bound.
+        at_least: the bound that the figure must be above for the claim to hold; None for no such
+            bound.
         at_most: that it must be below.
     """
 
@@ -106,7 +119,8 @@ class Experiment:
         arms: all of them, in the order of the table.
         seeds: that are run at each scale if nobody names others.
         decides: how many of the last evaluations are averaged to the figure that decides, by scale.
-        selected: names of the arms that are run at a scale if nobody names others; scales that are missing run all.
+        selected: names of the arms that are run at a scale if nobody names others; scales that are
+            missing run all.
         claims: what the table is there to show, stated before it is run.
         notes: what differs from the paper at every scale and cannot be seen in a configuration.
         checked: what was checked where a claim does not hold, a paragraph or list each.
@@ -138,7 +152,8 @@ class Experiment:
         raise ConfigError(f"table {self.table} has no arm {name!r}{suggestion(name, names)}")
 
     def chosen(self, scale: Scale, only: Sequence[str] = ()) -> tuple[Arm, ...]:
-        """The arms to run, in the order of the table: those that are named, or else the scale's own selection.
+        """The arms to run, in the order of the table: those that are named, or else the scale's own
+        selection.
 
         Raises:
             ConfigError: an arm is unknown.
@@ -155,7 +170,9 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 
 
 def stated(experiment: Experiment, scale: Scale) -> str:
-    """A digest of all that a table states beforehand: arms, seeds, rounds, what decides, and claims."""
+    """A digest of all that a table states beforehand: arms, seeds, rounds, what decides, and
+    claims.
+    """
     whole = {
         "arms": {arm.name: arm.settings(scale) for arm in experiment.arms},
         "seeds": experiment.seeds[scale],

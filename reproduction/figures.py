@@ -1,9 +1,10 @@
-"""From stored figures to those of a table: every seed, mean and spread, and a verdict for each claim.
+"""From stored figures to those of a table: every seed, mean and spread, and a verdict for each
+claim.
 
-A claim is tested as its table states: the mean of the last evaluations, or the time or round that belongs to no single
-one; the difference to the other arm with the same seed, or the logarithm of the ratio; and Student's interval of 95 %
-over the seeds. The claim holds where all of the interval is beyond its bound, and does not where all of it is on the
-other side.
+A claim is tested as its table states: the mean of the last evaluations, or the time or round that
+belongs to no single one; the difference to the other arm with the same seed, or the logarithm of
+the ratio; and Student's interval of 95 % over the seeds. The claim holds where all of the interval
+is beyond its bound, and does not where all of it is on the other side.
 """
 
 import math
@@ -19,7 +20,8 @@ from reproduction.stored import Row
 
 VERDICTS = ("holds", "does not hold", "undecided", "not run")
 
-# Quantiles of Student's distribution for 0.975, by degrees of freedom from 1; beyond them that of the last is too wide.
+# Quantiles of Student's distribution for 0.975, by degrees of freedom from 1; beyond them that of
+# the last is too wide.
 _STUDENT = (
     12.70620, 4.30265, 3.18245, 2.77645, 2.57058, 2.44691, 2.36462, 2.30600,
     2.26216, 2.22814, 2.20099, 2.17881, 2.16037, 2.14479, 2.13145,
@@ -44,7 +46,10 @@ class Figure:
     @property
     def last_alone(self) -> bool:
         """Whether the last evaluation decides, as some of its runs have no mean of the last ones."""
-        return any(reading.decides is None and reading.last is not None for reading in self.readings.values())
+        return any(
+            reading.decides is None and reading.last is not None
+            for reading in self.readings.values()
+        )
 
     def by_seed(self, name: Literal["best", "last", "deciding"]) -> dict[int, float | None]:
         """An attribute of the readings."""
@@ -58,11 +63,13 @@ class Judged:
 
     Attributes:
         claim: what is claimed.
-        by_seed: differences, ratios or figures that decide; None where one of the two never reached its target.
+        by_seed: differences, ratios or figures that decide; None where one of the two never reached
+            its target.
         best: the same of the best round, as the papers have it.
         published: the same of the published figures, if there are.
         same_data: whether it is of the data set that the claim is about.
-        bounds: where one of the two never reached its target, what is known of the ratio of times, such as ``> 2.65``.
+        bounds: where one of the two never reached its target, what is known of the ratio of times,
+            such as ``> 2.65``.
         lacking: stated seeds that were not run of both.
     """
 
@@ -76,21 +83,29 @@ class Judged:
 
     @property
     def interval(self) -> tuple[float, float, float] | None:
-        """Mean over the seeds, geometric of ratios, and the ends of its interval; None for fewer than two seeds."""
+        """Mean over the seeds, geometric of ratios, and the ends of its interval.
+
+        None for fewer than two seeds.
+        """
         values = [value for value in self.by_seed.values() if value is not None]
         if len(values) < max(2, len(self.by_seed)):
             return None
         ratio = self.claim.how == "over"
         scale = [math.log(value) for value in values] if ratio else values
         mean = statistics.fmean(scale)
-        half = _STUDENT[min(len(scale) - 1, len(_STUDENT)) - 1] * statistics.stdev(scale) / math.sqrt(len(scale))
+        half = (
+            _STUDENT[min(len(scale) - 1, len(_STUDENT)) - 1]
+            * statistics.stdev(scale)
+            / math.sqrt(len(scale))
+        )
         low, middle, high = (math.exp(v) if ratio else v for v in (mean - half, mean, mean + half))
         return middle, low, high
 
     @property
     def verdict(self) -> str:
         """One of `VERDICTS`; empty where nothing is claimed."""
-        least, most = self.claim.at_least, self.claim.at_most
+        least = self.claim.at_least
+        most = self.claim.at_most
         if not self.claim.says:
             return ""
         if not self.by_seed:
@@ -100,16 +115,23 @@ class Judged:
         _, low, high = self.interval
         if (least is None or low > least) and (most is None or high < most):
             return "holds"
-        below, above = least is not None and high < least, most is not None and low > most
+        below = least is not None and high < least
+        above = most is not None and low > most
         return "does not hold" if below or above else "undecided"
 
 
 def figures(experiment: Experiment, rows: Sequence[Row]) -> tuple[Figure, ...]:
-    """The figures of a table's stored rows, in the order of its arms; those of arms it has no more are left out."""
+    """The figures of a table's stored rows, in the order of its arms.
+
+    Those of arms it has no more are left out.
+    """
     found = []
     for arm in experiment.arms:
         for measure in arm.measures:
-            mine = sorted((r for r in rows if (r.arm, r.figure) == (arm.name, measure.name)), key=lambda row: row.seed)
+            mine = sorted(
+                (r for r in rows if (r.arm, r.figure) == (arm.name, measure.name)),
+                key=lambda row: row.seed,
+            )
             if mine:
                 hours = {row.seed: row.simulated_seconds / _HOUR for row in mine}
                 found.append(Figure(arm, measure, {row.seed: row.reading for row in mine}, hours))
@@ -117,17 +139,28 @@ def figures(experiment: Experiment, rows: Sequence[Row]) -> tuple[Figure, ...]:
 
 
 def judged(experiment: Experiment, rows: Sequence[Row]) -> tuple[Judged, ...]:
-    """Every claim and comparison of a table, whether or not it was run, on the stated seeds that its arms share."""
+    """Every claim and comparison of a table, whether or not it was run, on the stated seeds that
+    its arms share.
+    """
     stated = experiment.seeds[rows[0].scale] if rows else ()
     rows = [row for row in rows if row.seed in stated]
     known = {(figure.arm.name, figure.measure.name): figure for figure in figures(experiment, rows)}
     same_data = not stand_ins(experiment, arms_of(rows))
-    return tuple(_judged(experiment, claim, known, stated, same_data=same_data) for claim in experiment.claims)
+    return tuple(
+        _judged(experiment, claim, known, stated, same_data=same_data)
+        for claim in experiment.claims
+    )
 
 
 def stand_ins(experiment: Experiment, runs: Collection[tuple[str, Scale]]) -> list[tuple[str, str]]:
-    """Data sets of the paper, and those of arms at a scale instead; no published figure and no claim is about these."""
-    names = {tuple(experiment.arm(arm).settings(at)["data"]["name"] for at in ("paper", scale)) for arm, scale in runs}
+    """Data sets of the paper, and those of arms at a scale instead.
+
+    No published figure and no claim is about these.
+    """
+    names = {
+        tuple(experiment.arm(arm).settings(at)["data"]["name"] for at in ("paper", scale))
+        for arm, scale in runs
+    }
     return sorted((published, here) for published, here in names if published != here)
 
 
@@ -146,30 +179,49 @@ def _judged(
 ) -> Judged:
     names = [name for name in (claim.left, claim.right) if name]
     published = _compared(
-        claim, [p.value if (p := experiment.arm(name).published.get(claim.measure)) else None for name in names]
+        claim,
+        [
+            p.value if (p := experiment.arm(name).published.get(claim.measure)) else None
+            for name in names
+        ],
     )
     sides = [known.get((name, claim.measure)) for name in names]
     there = [side for side in sides if side is not None]
     if len(there) < len(names):
         return Judged(claim, {}, {}, published, same_data)
     seeds = [seed for seed in there[0].readings if all(seed in side.readings for side in there)]
-    deciding: Literal["last", "deciding"] = "last" if any(side.last_alone for side in there) else "deciding"
+    deciding: Literal["last", "deciding"] = (
+        "last" if any(side.last_alone for side in there) else "deciding"
+    )
     decided, best = (
         {seed: _compared(claim, [side.by_seed(name)[seed] for side in there]) for seed in seeds}
         for name in (deciding, "best")
     )
-    bounds = {seed: bound for seed in seeds if decided[seed] is None and (bound := _bound(claim, there, seed))}
+    bounds = {
+        seed: bound
+        for seed in seeds
+        if decided[seed] is None and (bound := _bound(claim, there, seed))
+    }
     lacking = tuple(seed for seed in stated if seed not in seeds)
     return Judged(claim, decided, best, published, same_data, bounds, lacking)
 
 
 def _bound(claim: Claim, sides: Sequence[Figure], seed: int) -> str:
-    """What is known of a ratio of times of which one was never reached, as its run ended before; empty if nothing."""
+    """What is known of a ratio of times of which one was never reached, as its run ended before.
+
+    Empty if nothing.
+    """
     times = [side.by_seed("deciding")[seed] for side in sides]
     if claim.how != "over" or any(side.measure.unit != "h" for side in sides) or len(times) < 2:
         return ""
     (left, right), (left_ran, right_ran) = times, (side.hours[seed] for side in sides)
-    return f"> {left_ran / right:.2f}" if right else f"< {left / right_ran:.2f}" if left else "neither reached"
+    return (
+        f"> {left_ran / right:.2f}"
+        if right
+        else f"< {left / right_ran:.2f}"
+        if left
+        else "neither reached"
+    )
 
 
 def _compared(claim: Claim, values: Sequence[float | None]) -> float | None:
@@ -180,8 +232,13 @@ def _compared(claim: Claim, values: Sequence[float | None]) -> float | None:
     return claim.value(there[0], there[1]) if len(there) > 1 else there[0]
 
 
-def mean_and_spread(values: Sequence[float | None], how: str = "minus") -> tuple[float | None, float | None]:
-    """Mean of the seeds, geometric of ratios, None if one or all are missing; deviation, None for fewer than two."""
+def mean_and_spread(
+    values: Sequence[float | None], how: str = "minus"
+) -> tuple[float | None, float | None]:
+    """Mean of the seeds, geometric of ratios, None if one or all are missing.
+
+    Deviation, None for fewer than two.
+    """
     there = [value for value in values if value is not None]
     if not there or len(there) != len(values):
         return None, None
@@ -191,7 +248,8 @@ def mean_and_spread(values: Sequence[float | None], how: str = "minus") -> tuple
 
 def plain(experiment: Experiment, rows: Sequence[Row]) -> dict[str, Any]:
     """The table of some stored rows as values for JSON."""
-    found, other = figures(experiment, rows), stand_ins(experiment, arms_of(rows))
+    found = figures(experiment, rows)
+    other = stand_ins(experiment, arms_of(rows))
     return {
         "other_data": [{"published": published, "here": here} for published, here in other],
         "figures": [

@@ -1,7 +1,9 @@
-"""Figures that the tables print, read from the rounds of a run: the best one, as the papers report, and the last.
+"""Figures that the tables print, read from the rounds of a run: the best one, as the papers report,
+and the last.
 
-HeteroFL and FedRolex publish the checkpoint that is best on the test set (specification 1.2 and 2.7), which flatters:
-so the mean of the last evaluations decides, and the last evaluated round stands beside it everywhere.
+HeteroFL and FedRolex publish the checkpoint that is best on the test set (specification 1.2 and
+2.7), which flatters: so the mean of the last evaluations decides, and the last evaluated round
+stands beside it everywhere.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +26,8 @@ class Reading:
     Attributes:
         best: at the best evaluated round; None where a target was never reached.
         best_round: which round that was; None likewise.
-        last: at the last evaluated round; None for figures that belong to no single round, such as a time.
+        last: at the last evaluated round; None for figures that belong to no single round, such as
+            a time.
         decides: mean of the last evaluations; None where these were not kept.
     """
 
@@ -35,8 +38,13 @@ class Reading:
 
     @property
     def deciding(self) -> float | None:
-        """What is compared: the mean of the last evaluations, else the last alone, else what belongs to no round."""
-        return next((value for value in (self.decides, self.last, self.best) if value is not None), None)
+        """What is compared: the mean of the last evaluations, else the last alone, else what
+        belongs to no round.
+        """
+        return next(
+            (value for value in (self.decides, self.last, self.best) if value is not None),
+            None,
+        )
 
 
 @dataclass(frozen=True)
@@ -47,8 +55,8 @@ class Measure:
         name: its key in files, such as ``global``.
         title: for people.
         unit: ``%``, ``h`` or nothing.
-        read: finds it in the rounds of a run, with the mean of so many last evaluations; None if no round was evaluated
-            for it.
+        read: finds it in the rounds of a run, with the mean of so many last evaluations; None if no
+            round was evaluated for it.
         quantity: that it is taken from, to be plotted; None where that is another measure's.
         target: of that quantity, to be marked.
         over: ``time`` or ``bytes`` where the accuracy is to be plotted over what was spent of it.
@@ -66,11 +74,15 @@ class Measure:
 def _at_best(
     of: Quantity, judged_by: Quantity, sign: float = 1.0
 ) -> Callable[[Sequence[RoundRow], int], Reading | None]:
-    """Read a figure at the round that another, or the same, finds best; the first of equal ones. Shares become %."""
+    """Read a figure at the round that another, or the same, finds best; the first of equal ones.
+
+    Shares become %.
+    """
     factor = 100.0 if of.share else 1.0
 
     def read(rows: Sequence[RoundRow], last: int) -> Reading | None:
-        # Devices judge models of their own in every round: beside a global one, where that is judged.
+        # Devices judge models of their own in every round: beside a global one, where that is
+        # judged.
         rows = [row for row in rows if row.accuracy is not None] or rows
         found = [
             (sign * judge, factor * figure, row.round)
@@ -80,7 +92,9 @@ def _at_best(
         if not found:
             return None
         mean = fmean(figure for _, figure, _ in found[-last:])
-        if not isfinite(mean):  # it diverged: no mean of others stands for its end, nor its best round
+        if not isfinite(
+            mean
+        ):  # it diverged: no mean of others stands for its end, nor its best round
             return Reading(None, None, None)
         finite = [item for item in found if isfinite(item[0]) and isfinite(item[1])]
         _, best, number = max(finite, key=lambda item: item[0])
@@ -94,41 +108,75 @@ def _rounds_to_best(rows: Sequence[RoundRow], last: int) -> Reading | None:
     return None if found is None else Reading(float(found.best_round or 0), found.best_round, None)
 
 
-_OWN_DATA = Quantity("own", "accuracy on the devices' own data", lambda row: row.local_accuracy, share=True)
+_OWN_DATA = Quantity(
+    "own",
+    "accuracy on the devices' own data",
+    lambda row: row.local_accuracy,
+    share=True,
+)
 _PERPLEXITY = Quantity("perplexity", "perplexity", lambda row: row.perplexity)
 _MATTHEWS = Quantity(
-    "matthews", "Matthews correlation x 100", lambda row: None if row.matthews is None else 100.0 * row.matthews
+    "matthews",
+    "Matthews correlation x 100",
+    lambda row: None if row.matthews is None else 100.0 * row.matthews,
 )
 
 GLOBAL = Measure("global", "global accuracy", "%", _at_best(ACCURACY, ACCURACY), ACCURACY)
 """Accuracy of the global model on the whole test set."""
 
 LOCAL = Measure("local", "local accuracy", "%", _at_best(_OWN_DATA, ACCURACY), _OWN_DATA)
-"""Accuracy on the devices' own parts of the test set, over samples, at the round whose global accuracy is best."""
+"""Accuracy on the devices' own parts of the test set, over samples, at the round whose global
+accuracy is best.
+"""
 
-OWN = Measure("own", "accuracy on the devices' own data", "%", _at_best(_OWN_DATA, _OWN_DATA), _OWN_DATA)
+OWN = Measure(
+    "own",
+    "accuracy on the devices' own data",
+    "%",
+    _at_best(_OWN_DATA, _OWN_DATA),
+    _OWN_DATA,
+)
 """The same at the round where it is best itself, for models that are judged by it."""
 
-PERPLEXITY = Measure("perplexity", "perplexity", "", _at_best(_PERPLEXITY, _PERPLEXITY, -1.0), _PERPLEXITY)
-"""Mean over chunks of the test text of exp(mean cross entropy of the chunk), at the round where it is lowest."""
+PERPLEXITY = Measure(
+    "perplexity",
+    "perplexity",
+    "",
+    _at_best(_PERPLEXITY, _PERPLEXITY, -1.0),
+    _PERPLEXITY,
+)
+"""Mean over chunks of the test text of exp(mean cross entropy of the chunk), at the round where it
+is lowest.
+"""
 
-MATTHEWS = Measure("matthews", "Matthews correlation x 100", "", _at_best(_MATTHEWS, _MATTHEWS), _MATTHEWS)
-"""Correlation of the predictions with two labels, at the round where it is best, in hundredths as GLUE prints it."""
+MATTHEWS = Measure(
+    "matthews",
+    "Matthews correlation x 100",
+    "",
+    _at_best(_MATTHEWS, _MATTHEWS),
+    _MATTHEWS,
+)
+"""Correlation of the predictions with two labels, at the round where it is best, in hundredths as
+GLUE prints it.
+"""
 
 ROUNDS_TO_BEST = Measure("rounds", "rounds to the best value", "", _rounds_to_best, None)
 """The round of the best correlation where there is one, else of the best global accuracy."""
 
-_NAMED = {measure.name: measure for measure in (GLOBAL, LOCAL, OWN, PERPLEXITY, MATTHEWS, ROUNDS_TO_BEST)}
+_NAMED = {
+    measure.name: measure for measure in (GLOBAL, LOCAL, OWN, PERPLEXITY, MATTHEWS, ROUNDS_TO_BEST)
+}
 
 
 def measure_named(name: str) -> Measure:
     """A measure by its name.
 
     Args:
-        name: of those above; ``hours-90`` for the simulated time until the global accuracy has reached 90 %;
-            ``global-by-10`` for the best global accuracy until round 10; ``global-mb-4`` and ``global-seconds-600`` for
-            the global accuracy when so many megabytes of payload or simulated seconds are spent. Each is None where the
-            run ended before.
+        name: of those above; ``hours-90`` for the simulated time until the global accuracy has
+            reached 90 %; ``global-by-10`` for the best global accuracy until round 10;
+            ``global-mb-4`` and ``global-seconds-600`` for the global accuracy when so many
+            megabytes of payload or simulated seconds are spent. Each is None where the run ended
+            before.
 
     Raises:
         ConfigError: there is none.
@@ -152,24 +200,43 @@ def _hours_to(target: float, name: str) -> Measure:
         if all(row.accuracy is None for row in rows):
             return None
         reached = first_reaching(rows, target / 100.0)
-        return Reading(reached.simulated_total / 3600.0, reached.round, None) if reached else Reading(None, None, None)
+        return (
+            Reading(reached.simulated_total / 3600.0, reached.round, None)
+            if reached
+            else Reading(None, None, None)
+        )
 
-    return Measure(name, f"simulated hours to {target:g} %", "h", read, ACCURACY, target / 100.0, over="time")
+    return Measure(
+        name,
+        f"simulated hours to {target:g} %",
+        "h",
+        read,
+        ACCURACY,
+        target / 100.0,
+        over="time",
+    )
 
 
 def _accuracy_by(last_round: int, name: str) -> Measure:
     def read(rows: Sequence[RoundRow], _last: int) -> Reading | None:
         found = GLOBAL.read([row for row in rows if row.round <= last_round], 1)
         whole = bool(rows) and rows[-1].round >= last_round
-        return found and (Reading(found.best, found.best_round, None) if whole else Reading(None, None, None))
+        return found and (
+            Reading(found.best, found.best_round, None) if whole else Reading(None, None, None)
+        )
 
     return Measure(name, f"best global accuracy by round {last_round}", "%", read, None)
 
 
-def _accuracy_for(budget: float, name: str, unit: str, over: str, spent: Callable[[RoundRow], float]) -> Measure:
+def _accuracy_for(
+    budget: float, name: str, unit: str, over: str, spent: Callable[[RoundRow], float]
+) -> Measure:
     def read(rows: Sequence[RoundRow], last: int) -> Reading | None:
         totals = list(accumulate(map(spent, rows)))
-        found = GLOBAL.read([row for row, total in zip(rows, totals, strict=True) if total <= budget], last)
+        found = GLOBAL.read(
+            [row for row, total in zip(rows, totals, strict=True) if total <= budget],
+            last,
+        )
         return found if totals and totals[-1] >= budget else Reading(None, None, None)
 
     return Measure(name, f"global accuracy for {budget:g} {unit}", "%", read, None, over=over)
@@ -178,6 +245,10 @@ def _accuracy_for(budget: float, name: str, unit: str, over: str, spent: Callabl
 _SPENT: Mapping[str, tuple[str, str, Callable[[RoundRow], float]]] = MappingProxyType(
     {
         "global-mb": ("MB", "bytes", lambda row: row.payload_bytes / 1e6),
-        "global-seconds": ("simulated seconds", "time", lambda row: row.simulated_seconds),
+        "global-seconds": (
+            "simulated seconds",
+            "time",
+            lambda row: row.simulated_seconds,
+        ),
     }
 )

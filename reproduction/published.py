@@ -16,7 +16,9 @@ _FOLDER = Path(__file__).parent / "tables" / "published"
 
 @dataclass(frozen=True)
 class Published:
-    """A number as a paper prints it, in the unit of its column, and the standard deviation given with it, if any."""
+    """A number as a paper prints it, in the unit of its column, and the standard deviation given
+    with it, if any.
+    """
 
     value: float
     spread: float | None = None
@@ -33,7 +35,8 @@ def _cell(cell: Any) -> Any:
 class PublishedTable(FrozenModel):
     """One table of a paper: the names of its columns, and cells by row name in their order.
 
-    A cell is a `Published`, a text (a rounded size such as ``1.6 M``), or None where the paper has nothing.
+    A cell is a `Published`, a text (a rounded size such as ``1.6 M``), or None where the paper has
+    nothing.
     """
 
     columns: tuple[str, ...]
@@ -43,7 +46,9 @@ class PublishedTable(FrozenModel):
     def _complete(self) -> Self:
         for row, cells in self.rows.items():
             if len(cells) != len(self.columns):
-                raise ValueError(f"row {row!r} has {len(cells)} cells for {len(self.columns)} columns")
+                raise ValueError(
+                    f"row {row!r} has {len(cells)} cells for {len(self.columns)} columns"
+                )
         return self
 
     def number(self, row: str, column: str) -> Published | None:
@@ -69,6 +74,7 @@ def published_tables(paper: str) -> Mapping[str, PublishedTable]:
     """The tables of a paper, which is one of `papers`, by name such as ``heterofl-1``.
 
     Raises:
-        ConfigError: a mistake in the file, such as a row that has not as many cells as there are columns.
+        ConfigError: a mistake in the file, such as a row that has not as many cells as there are
+            columns.
     """
     return load_config(_FOLDER / f"{paper}.toml", _Paper).root

@@ -3,9 +3,10 @@
     <out>/<table>/<scale>/<arm>/seed-<n>/    the folder of one simulation; result.json there says that it is complete
     <out>/<table>/<scale>/cache/             exported models and prepared data, shared by the arms
 
-An arm that was stopped goes on where it was, and so does one whose table asks for more rounds than it had; one that is
-complete is not run again, and neither is what another arm of any table has trained: runs that differ in nothing but the
-clock train the same, where everybody is waited for and nobody chooses by time. What is complete is in the table.
+An arm that was stopped goes on where it was, and so does one whose table asks for more rounds than
+it had; one that is complete is not run again, and neither is what another arm of any table has
+trained: runs that differ in nothing but the clock train the same, where everybody is waited for and
+nobody chooses by time. What is complete is in the table.
 """
 
 import contextlib
@@ -31,35 +32,64 @@ from reproduction.experiment import Arm, Experiment, Scale, stated
 from simulation.board_times import training_load
 from simulation.clock import load_clock
 from simulation.dynamics import Conditions
-from simulation.results.history import DEVICES, RoundRow, read_devices, read_history, write_history
+from simulation.results.history import (
+    DEVICES,
+    RoundRow,
+    read_devices,
+    read_history,
+    write_history,
+)
 from simulation.settings import HOW_COMPUTED, NO_DEADLINE, SimulationConfig
 from simulation.tables import EngineTable
 
 _RESULT = "result.json"
-_PACKAGES = ("shoal", "numpy", "onnxruntime-training-cpu", "onnxruntime", "torch", "onnx")
+_PACKAGES = (
+    "shoal",
+    "numpy",
+    "onnxruntime-training-cpu",
+    "onnxruntime",
+    "torch",
+    "onnx",
+)
 _KEPT_VERSIONS = 2  # nobody looks at older ones, and a table's runs together would fill a disk
 
 Watch = Callable[[RoundRow], None]
 
 
-def rounds_with(config: SimulationConfig, folder: Path, trained: SimulationConfig) -> tuple[RoundRow, ...]:
-    """The rounds of a complete run in a folder, as those of a configuration that differs in its clock or not at all.
+def rounds_with(
+    config: SimulationConfig, folder: Path, trained: SimulationConfig
+) -> tuple[RoundRow, ...]:
+    """The rounds of a complete run in a folder, as those of a configuration that differs in its
+    clock or not at all.
 
     Returns:
-        None where its own do not last as long as their slowest devices, or time decides who trains what.
+        None where its own do not last as long as their slowest devices, or time decides who trains
+        what.
     """
     rows = read_history(folder)
     if trained.clock == config.clock:
         return rows
-    rule, leave = config.round, any(kind.dropout for kind in config.devices.kinds)
+    rule = config.round
+    leave = any(kind.dropout for kind in config.devices.kinds)
     if not _all_merged(folder):  # it waited for them, and the devices' parts do not tell of them
         return ()
-    by_time = rule.over_selection or rule.buffer is not None or rule.deadline_seconds < NO_DEADLINE or leave
-    if by_time or devices_choose(config) or _seconds(trained, folder) != [row.simulated_seconds for row in rows]:
+    by_time = (
+        rule.over_selection
+        or rule.buffer is not None
+        or rule.deadline_seconds < NO_DEADLINE
+        or leave
+    )
+    if (
+        by_time
+        or devices_choose(config)
+        or _seconds(trained, folder) != [row.simulated_seconds for row in rows]
+    ):
         return ()
     seconds = _seconds(config, folder)
     timed = zip(rows, seconds, accumulate(seconds), strict=True)
-    return tuple(replace(row, simulated_seconds=own, simulated_total=total) for row, own, total in timed)
+    return tuple(
+        replace(row, simulated_seconds=own, simulated_total=total) for row, own, total in timed
+    )
 
 
 def devices_choose(config: SimulationConfig) -> bool:
@@ -68,8 +98,12 @@ def devices_choose(config: SimulationConfig) -> bool:
 
 
 def widths_in(config: SimulationConfig, folder: Path) -> dict[int, tuple[float | None, ...]]:
-    """The width that every device trained in every round of a run in a folder; None for those that did not."""
-    places, found = {name: place for place, name in enumerate(config.devices.ids)}, dict[int, list[float | None]]()
+    """The width that every device trained in every round of a run in a folder.
+
+    None for those that did not.
+    """
+    places = {name: place for place, name in enumerate(config.devices.ids)}
+    found = dict[int, list[float | None]]()
     for part in read_devices(folder):
         row = found.setdefault(part.round, [None] * len(places))
         row[places[part.device]] = Tier.parse(part.tier).width
@@ -82,17 +116,23 @@ def _all_merged(folder: Path) -> bool:
         return False
     with contextlib.closing(Store(folder / "store", read_only=True)) as store:
         run = store.runs()[0].id
-        tasks = (task for item in store.rounds(run) for task in store.tasks(run, item.number, "train"))
+        tasks = (
+            task for item in store.rounds(run) for task in store.tasks(run, item.number, "train")
+        )
         return all(task.phase is TaskPhase.MERGED for task in tasks)
 
 
 def _seconds(config: SimulationConfig, folder: Path) -> list[float]:
     """How long each round of a run takes with the clock of a configuration."""
-    clock, ids = load_clock(config.clock), config.devices.ids
+    clock = load_clock(config.clock)
+    ids = config.devices.ids
     devices = [clock.device(kind.type, kind.link) for kind in config.devices.kinds]
-    conditions, slowest = Conditions(clock, devices, config.seed), dict[int, float]()
+    conditions = Conditions(clock, devices, config.seed)
+    slowest = dict[int, float]()
     for part in read_devices(folder):
-        load = training_load(Tier.parse(part.tier).width, part.examples, config.train, part.payload_bytes)
+        load = training_load(
+            Tier.parse(part.tier).width, part.examples, config.train, part.payload_bytes
+        )
         seconds = clock.device_seconds(conditions.of(ids.index(part.device), part.round), load)
         slowest[part.round] = max(slowest.get(part.round, 0.0), seconds)
     return list(slowest.values())
@@ -143,7 +183,9 @@ class ArmResult:
 
     @property
     def seconds(self) -> float:
-        """Real time of all its rounds, training, merging and judging, however often it was interrupted."""
+        """Real time of all its rounds, training, merging and judging, however often it was
+        interrupted.
+        """
         return sum(row.seconds for row in self.rows)
 
 
@@ -158,7 +200,9 @@ class Job:
 
     @property
     def complete(self) -> bool:
-        """Whether it was run to its end; one that was run with fewer rounds, and is to go on, was not.
+        """Whether it was run to its end.
+
+        One that was run with fewer rounds, and is to go on, was not.
 
         Raises:
             ConfigError: its folder holds another configuration.
@@ -188,12 +232,18 @@ def table_folder(out: Path, experiment: Experiment, scale: Scale) -> Path:
 
 
 def jobs(
-    experiment: Experiment, scale: Scale, out: Path, part: Part | None = None, *, engine: EngineTable | None = None
+    experiment: Experiment,
+    scale: Scale,
+    out: Path,
+    part: Part | None = None,
+    *,
+    engine: EngineTable | None = None,
 ) -> tuple[Job, ...]:
     """What is to be run for a table, or for a part of it, with results below an absolute folder.
 
     Returns:
-        One job for each arm and seed, seed by seed, so that a table that is cut short has all arms of its first seeds.
+        One job for each arm and seed, seed by seed, so that a table that is cut short has all arms
+        of its first seeds.
 
     Raises:
         ConfigError: an arm is unknown, or a seed is named twice.
@@ -209,7 +259,12 @@ def jobs(
         "engine": engine or EngineTable(),
     }
     return tuple(
-        Job(experiment, scale, arm, arm.config(scale, seed, out=folder / arm.folder / f"seed-{seed}", **run))
+        Job(
+            experiment,
+            scale,
+            arm,
+            arm.config(scale, seed, out=folder / arm.folder / f"seed-{seed}", **run),
+        )
         for seed in chosen
         for arm in experiment.chosen(scale, wanted.arms)
     )
@@ -222,7 +277,9 @@ def run_job(
     stage: Callable[[str], None] = lambda _text: None,
     watch: Watch = lambda _row: None,
 ) -> None:
-    """Run a job, or go on with it; does nothing if it is complete. Callbacks are as of `simulation.runner.simulate`.
+    """Run a job, or go on with it; does nothing if it is complete.
+
+    Callbacks are as of `simulation.runner.simulate`.
 
     Raises:
         StoppedError: it was interrupted.
@@ -252,21 +309,40 @@ def run_job(
 
 
 def _shared(job: Job) -> bool:
-    """Take the rounds of a complete run that trained the same, of whichever table; whether there is one."""
+    """Take the rounds of a complete run that trained the same, of whichever table.
+
+    Whether there is one.
+    """
     folder = job.config.out
-    for path in () if folder.exists() else sorted(folder.parents[3].glob(f"*/{job.scale}/*/{folder.name}/{_RESULT}")):
+    for path in (
+        ()
+        if folder.exists()
+        else sorted(folder.parents[3].glob(f"*/{job.scale}/*/{folder.name}/{_RESULT}"))
+    ):
         with contextlib.suppress(DataError):  # what is damaged is for those who ask for it
             record = _read(path.parent)
-            if record is None or record.trained or _identity(record.config, "clock") != _identity(job.config, "clock"):
+            if (
+                record is None
+                or record.trained
+                or _identity(record.config, "clock") != _identity(job.config, "clock")
+            ):
                 continue
             if rows := rounds_with(job.config, path.parent, record.config):
                 write_history(folder, rows)
-                if record.config.clock == job.config.clock:  # of another the seconds would be others
+                if (
+                    record.config.clock == job.config.clock
+                ):  # of another the seconds would be others
                     shutil.copytree(path.parent / DEVICES, folder / DEVICES, dirs_exist_ok=True)
                 config = job.config.model_copy(update={"engine": record.config.engine})
-                mine = {"table": job.experiment.table, "arm": job.arm.name, "config": config}
+                mine = {
+                    "table": job.experiment.table,
+                    "arm": job.arm.name,
+                    "config": config,
+                }
                 mine["stated"] = stated(job.experiment, job.scale)
-                taken = record.model_copy(update={**mine, "trained": f"{record.table}, {record.arm}"})
+                taken = record.model_copy(
+                    update={**mine, "trained": f"{record.table}, {record.arm}"}
+                )
                 write_atomically(folder / _RESULT, taken.model_dump_json(indent=1).encode())
                 return True
     return False
@@ -276,8 +352,8 @@ def collect(experiment: Experiment, scale: Scale, out: Path) -> tuple[ArmResult,
     """Find every complete run of a table, whenever it was run.
 
     Returns:
-        In the order of the table's arms, and of the seeds. Runs of arms that the table has no more, or whose
-        configuration has changed since, are left out.
+        In the order of the table's arms, and of the seeds. Runs of arms that the table has no more,
+        or whose configuration has changed since, are left out.
 
     Raises:
         DataError: a result is damaged.
@@ -285,10 +361,13 @@ def collect(experiment: Experiment, scale: Scale, out: Path) -> tuple[ArmResult,
     found = []
     for arm in experiment.arms:
         folder = table_folder(out, experiment, scale) / arm.folder
-        runs = [(path, record) for path in folder.glob("seed-*") if (record := _read(path)) is not None]
+        runs = [
+            (path, record) for path in folder.glob("seed-*") if (record := _read(path)) is not None
+        ]
         for path, record in sorted(runs, key=lambda run: run[1].config.seed):
             if _identity(record.config) == _identity(arm.config(scale, record.config.seed)):
-                rows, of = read_history(path), (record.versions, record.machine, record.trained)
+                rows = read_history(path)
+                of = (record.versions, record.machine, record.trained)
                 widths = widths_in(record.config, path) if devices_choose(record.config) else {}
                 found.append(ArmResult(arm, record.config, rows, *of, widths, record.stated))
     return tuple(found)
@@ -301,7 +380,9 @@ def _read(folder: Path) -> _Record | None:
     try:
         return _Record.model_validate_json(path.read_bytes(), context=STORED)
     except (OSError, ValueError) as error:
-        raise DataError(f"cannot read {path}: {error}; remove the folder and run the arm again") from error
+        raise DataError(
+            f"cannot read {path}: {error}; remove the folder and run the arm again"
+        ) from error
 
 
 def _identity(config: SimulationConfig, *but: str) -> dict[str, Any]:
@@ -310,7 +391,9 @@ def _identity(config: SimulationConfig, *but: str) -> dict[str, Any]:
 
 def _is_shorter(found: SimulationConfig, wanted: SimulationConfig) -> bool:
     """Whether two configurations differ in nothing but the rounds, of which the first has fewer."""
-    longer = found.model_copy(update={"round": found.round.model_copy(update={"rounds": wanted.round.rounds})})
+    longer = found.model_copy(
+        update={"round": found.round.model_copy(update={"rounds": wanted.round.rounds})}
+    )
     return found.round.rounds < wanted.round.rounds and _identity(longer) == _identity(wanted)
 
 

@@ -1,4 +1,6 @@
-"""The figures and curves of a table's complete runs as comma-separated values: all that its pages and plots need."""
+"""The figures and curves of a table's complete runs as comma-separated values: all that its pages
+and plots need.
+"""
 
 import csv
 import io
@@ -30,7 +32,8 @@ class Row(FrozenModel):
         decides: mean of the last evaluations.
         engine: what computed it.
         machine: processor, cores and versions.
-        stated: digest of what the table's file stated when this was written; empty where nothing was stated yet.
+        stated: digest of what the table's file stated when this was written; empty where nothing
+            was stated yet.
         begun: the same when the run ended; empty where that was not kept.
     """
 
@@ -61,11 +64,13 @@ class Row(FrozenModel):
 
 
 class Point(FrozenModel):
-    """What a plot shows of one round of a run, where it was evaluated or the devices chose their widths.
+    """What a plot shows of one round of a run, where it was evaluated or the devices chose their
+    widths.
 
     Attributes:
         payload_bytes: of weights and updates, both ways, since the row before.
-        widths: that every device trained, where the devices choose; ``-`` for those that did not take part.
+        widths: that every device trained, where the devices choose; ``-`` for those that did not
+            take part.
     """
 
     arm: str
@@ -111,7 +116,16 @@ def rows_of(experiment: Experiment, scale: Scale, results: Sequence[ArmResult]) 
                 rounds=len(result.rows),
                 simulated_seconds=round(result.rows[-1].simulated_total, 6),
                 seconds=round(result.seconds, 6),
-                engine=", ".join(filter(None, (result.config.engine.kind, result.config.engine.backend, trained))),
+                engine=", ".join(
+                    filter(
+                        None,
+                        (
+                            result.config.engine.kind,
+                            result.config.engine.backend,
+                            trained,
+                        ),
+                    )
+                ),
                 machine=f"{result.machine}; " + ", ".join(map(" ".join, result.versions.items())),
                 stated=digest,
                 begun=result.stated,
@@ -125,7 +139,10 @@ def rows_of(experiment: Experiment, scale: Scale, results: Sequence[ArmResult]) 
 
 
 def statement_of(rows: Iterable[Row]) -> str:
-    """Digest of what was stated when rows were written; empty where all of them are older than any statement."""
+    """Digest of what was stated when rows were written.
+
+    Empty where all of them are older than any statement.
+    """
     return next((row.stated for row in rows if row.stated), "")
 
 
@@ -135,7 +152,10 @@ def points_of(results: Sequence[ArmResult]) -> tuple[Point, ...]:
     for result in results:
         since = 0
         for row in result.rows:
-            judged = {name: getattr(row, name) for name in ("accuracy", "local_accuracy", "matthews", "perplexity")}
+            judged = {
+                name: getattr(row, name)
+                for name in ("accuracy", "local_accuracy", "matthews", "perplexity")
+            }
             widths = result.widths.get(row.round, ())
             since += row.payload_bytes
             if widths or any(value is not None for value in judged.values()):
@@ -184,27 +204,44 @@ def _read(path: Path, kind: type[RowT]) -> tuple[RowT, ...]:
     try:
         with path.open(encoding="utf-8", newline="") as file:
             return tuple(
-                kind.model_validate({k: v for k, v in line.items() if v != ""}) for line in csv.DictReader(file)
+                kind.model_validate({k: v for k, v in line.items() if v != ""})
+                for line in csv.DictReader(file)
             )
     except FileNotFoundError:
         return ()
     except (OSError, ValueError, TypeError, csv.Error) as error:
-        raise DataError(f"cannot read {path}: {error}; remove it, and write the table again") from error
+        raise DataError(
+            f"cannot read {path}: {error}; remove it, and write the table again"
+        ) from error
 
 
 def seconds_of_runs(out: Path, experiment: Experiment, scale: Scale) -> dict[str, float]:
-    """Mean real time of a run of each arm that has stored results anywhere below the table's folder."""
+    """Mean real time of a run of each arm that has stored results anywhere below the table's
+    folder.
+    """
     paths = sorted((out / experiment.table).glob(f"**/{experiment.table}.csv"))
     now = [path for path in paths if not path.parent.name.startswith(EARLIER)]
     rows = [row for path in now for row in read_rows(path) if row.scale == scale]
     runs = {(row.arm, row.seed): row.seconds for row in rows}
-    return {arm: fmean(seconds for (name, _), seconds in runs.items() if name == arm) for arm, _ in runs}
+    return {
+        arm: fmean(seconds for (name, _), seconds in runs.items() if name == arm) for arm, _ in runs
+    }
 
 
 def estimated_seconds(experiment: Experiment, scale: Scale) -> dict[str, float]:
-    """Real time that a run of each arm would take on all cores of this machine, for those that ``costs.toml`` has."""
-    costs = read_toml(Path(__file__).with_name("costs.toml")).get(experiment.table, {}) if scale == "small" else {}
-    rounds = {arm.name: arm.settings(scale)["round"]["rounds"] for arm in experiment.arms if arm.name in costs}
+    """Real time that a run of each arm would take on all cores of this machine, for those that
+    ``costs.toml`` has.
+    """
+    costs = (
+        read_toml(Path(__file__).with_name("costs.toml")).get(experiment.table, {})
+        if scale == "small"
+        else {}
+    )
+    rounds = {
+        arm.name: arm.settings(scale)["round"]["rounds"]
+        for arm in experiment.arms
+        if arm.name in costs
+    }
     return {name: each * rounds[name] / (os.cpu_count() or 1) for name, each in costs.items()}
 
 

@@ -1,8 +1,9 @@
 """Reads the file of a table, ``tables/<name>.toml``, and those it is based on, into an experiment.
 
-The arms are the combinations of the axes' options. What an arm is comes in layers: a layer applies to the arms and
-scales that it names in ``when``, and the later of two counts, those of a scale after all others. A word in braces is
-the arm's option of that axis, or one of the layers' ``words``. Layers, claims and notes follow those of the base.
+The arms are the combinations of the axes' options. What an arm is comes in layers: a layer applies
+to the arms and scales that it names in ``when``, and the later of two counts, those of a scale
+after all others. A word in braces is the arm's option of that axis, or one of the layers'
+``words``. Layers, claims and notes follow those of the base.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +20,16 @@ from broker_server.settings.assignment import LEVEL_RATES
 from fleet_protocol.configuration import read_toml, validate_config
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.frozen import FrozenModel
-from reproduction.experiment import SCALES, Arm, Claim, Experiment, Scale, Settings, merged, suggestion
+from reproduction.experiment import (
+    SCALES,
+    Arm,
+    Claim,
+    Experiment,
+    Scale,
+    Settings,
+    merged,
+    suggestion,
+)
 from reproduction.measures import measure_named
 from reproduction.published import PublishedTable, published_tables
 
@@ -46,7 +56,10 @@ class Layer(FrozenModel):
     settings: Mapping[str, Any] = {}
 
     def applies(self, options: Mapping[str, str]) -> bool:
-        """Whether it is for an arm of these options; those it names and the arm lacks are for other tables."""
+        """Whether it is for an arm of these options.
+
+        Those it names and the arm lacks are for other tables.
+        """
         return all(
             options.get(axis) in ((wanted,) if isinstance(wanted, str) else wanted)
             for axis, wanted in self.when.items()
@@ -76,7 +89,10 @@ class ClaimLines(FrozenModel):
     def claims(self) -> Iterator[Claim]:
         """All of them."""
         for words in (words for options in self.each for words in _combinations(options)):
-            texts = {name: getattr(self, name).format(**words) for name in ("says", "left", "right", "measure")}
+            texts = {
+                name: getattr(self, name).format(**words)
+                for name in ("says", "left", "right", "measure")
+            }
             yield Claim(**texts, how=self.how, at_least=self.at_least, at_most=self.at_most)
 
 
@@ -84,7 +100,8 @@ class TableFile(FrozenModel):
     """One table: the attributes of `Experiment`, and what makes its arms.
 
     Attributes:
-        paper: whose file of published numbers counts; empty where no paper has the table, as is the url.
+        paper: whose file of published numbers counts; empty where no paper has the table, as is the
+            url.
         test: paired differences (logarithms of ratios) over the seeds, with the t interval of 95 %.
         arm: name of an arm, with the axes' names in braces.
         about: what an arm is, likewise.
@@ -114,23 +131,45 @@ class TableFile(FrozenModel):
     def _axes_are_known(self) -> Self:
         for options in (*(layer.when for layer in self.layers), *self.without):
             if unknown := sorted(options.keys() - {*self.axes, "scale"}):
-                raise ValueError(f"there is no axis {unknown[0]!r}{suggestion(unknown[0], self.axes)}")
+                raise ValueError(
+                    f"there is no axis {unknown[0]!r}{suggestion(unknown[0], self.axes)}"
+                )
         return self
 
     def experiment(self, table: str) -> Experiment:
         """The table of this name."""
         own = {
-            name: getattr(self, name) for name in ("title", "url", "section", "rank", "seeds", "decides", "selected")
+            name: getattr(self, name)
+            for name in (
+                "title",
+                "url",
+                "section",
+                "rank",
+                "seeds",
+                "decides",
+                "selected",
+            )
         }
         published = published_tables(self.paper).get(table) if self.paper else None
         absent = [Layer(when=options) for options in self.without]
-        kept = [o for o in _combinations(self.axes) if not any(layer.applies(o) for layer in absent)]
+        kept = [
+            o for o in _combinations(self.axes) if not any(layer.applies(o) for layer in absent)
+        ]
         arms = [self._arm(options, published) for options in kept]
         claims = tuple(claim for lines in self.claims for claim in lines.claims())
-        return Experiment(table=table, arms=tuple(arms), claims=claims, notes=self.notes, checked=self.checked, **own)
+        return Experiment(
+            table=table,
+            arms=tuple(arms),
+            claims=claims,
+            notes=self.notes,
+            checked=self.checked,
+            **own,
+        )
 
     def _arm(self, options: Mapping[str, str], published: PublishedTable | None) -> Arm:
-        layers = [layer for layer in self.layers if "scale" not in layer.when and layer.applies(options)]
+        layers = [
+            layer for layer in self.layers if "scale" not in layer.when and layer.applies(options)
+        ]
         words = merged(options, *(layer.words for layer in layers))
         cells = {measure: cell for layer in layers for measure, cell in layer.published.items()}
         numbers = {
@@ -141,7 +180,12 @@ class TableFile(FrozenModel):
         return Arm(
             self.arm.format(**words),
             self.about.format(**words),
-            tuple(map(measure_named, [layer.measures for layer in layers if layer.measures][-1])),
+            tuple(
+                map(
+                    measure_named,
+                    [layer.measures for layer in layers if layer.measures][-1],
+                )
+            ),
             partial(self._settings, options),
             {measure: number for measure, number in numbers.items() if number is not None},
         )
@@ -155,7 +199,10 @@ class TableFile(FrozenModel):
 
 
 def table_names() -> tuple[str, ...]:
-    """Names of the tables' files, sorted; one that begins with ``_`` is what several have in common."""
+    """Names of the tables' files, sorted.
+
+    One that begins with ``_`` is what several have in common.
+    """
     return tuple(sorted(path.stem for path in _FOLDER.glob("[!_]*.toml")))
 
 
@@ -174,7 +221,10 @@ def read_table(name: str) -> Experiment:
 def _document(name: str) -> dict[str, Any]:
     own = read_toml(_FOLDER / f"{name}.toml")
     base = _document(own.pop("base")) if "base" in own else {}
-    return {**merged(base, own), **{key: [*base.get(key, ()), *own.get(key, ())] for key in _JOINED}}
+    return {
+        **merged(base, own),
+        **{key: [*base.get(key, ()), *own.get(key, ())] for key in _JOINED},
+    }
 
 
 def _combinations(options: Options) -> Iterator[dict[str, str]]:
@@ -191,11 +241,15 @@ def _filled(value: Any, words: Mapping[str, str]) -> Any:
 
 
 def _computed(settings: Settings) -> Settings:
-    """Settings with the tables that a file has in a shorter form: ``levels``, HeteroFL's, and ``fleet``, of devices."""
+    """Settings with the tables that a file has in a shorter form: ``levels``, HeteroFL's, and
+    ``fleet``, of devices.
+    """
     plain = {key: value for key, value in settings.items() if key not in {"levels", "fleet"}}
     levels = _level_tables(**settings["levels"]) if "levels" in settings else {}
     fleet = (
-        {"devices": {"types": _kinds(settings["devices"]["count"], **settings["fleet"])}} if "fleet" in settings else {}
+        {"devices": {"types": _kinds(settings["devices"]["count"], **settings["fleet"])}}
+        if "fleet" in settings
+        else {}
     )
     return merged(levels, fleet, plain)
 
@@ -203,7 +257,8 @@ def _computed(settings: Settings) -> Settings:
 def _level_tables(row: str, **sizes: list[int] | int) -> Settings:
     """A row of levels such as ``a-b-e``, the widest first, all equally likely.
 
-    The first is the global model's: ``sizes``, settings of the architecture at level a, shrink with it.
+    The first is the global model's: ``sizes``, settings of the architecture at level a, shrink with
+    it.
     """
     levels = row.split("-")
     top = LEVEL_RATES[levels[0]]
@@ -227,20 +282,31 @@ def _kinds(
     dropout: float = 0.0,
     **limits: Sequence[float] | Mapping[str, float],
 ) -> list[Settings]:
-    """Kinds of devices with limits: in shares such as ``1:2:7`` of ``count``, or of each type one at each link."""
+    """Kinds of devices with limits: in shares such as ``1:2:7`` of ``count``, or of each type one
+    at each link.
+    """
     often = {"dropout": dropout} if dropout else {}
     ((key, most),) = limits.items()
     if isinstance(most, Mapping):
         each = {"count": 1, **often}
-        return [{"type": kind, "link": link, key: limit, **each} for kind, limit in most.items() for link in links]
+        return [
+            {"type": kind, "link": link, key: limit, **each}
+            for kind, limit in most.items()
+            for link in links
+        ]
     parts = [int(part) for part in shares.split(":")]
     counts = [count * part // sum(parts) for part in parts]
     counts[-1] += count - sum(counts)
-    return [{"count": number, key: limit, **often} for number, limit in zip(counts, most, strict=True)]
+    return [
+        {"count": number, key: limit, **often} for number, limit in zip(counts, most, strict=True)
+    ]
 
 
 TABLES: Mapping[str, Experiment] = MappingProxyType(
-    {table.table: table for table in sorted(map(read_table, table_names()), key=lambda table: table.section)}
+    {
+        table.table: table
+        for table in sorted(map(read_table, table_names()), key=lambda table: table.section)
+    }
 )
 """In the order of the specification."""
 

@@ -1,7 +1,7 @@
 """Shoal: federated training of one large model on a fleet of unequal boards.
 
-What a user imports; ``docs/api.md`` shows each name at work. A name is loaded when it is first used, so a board without
-torch and a server without the exporter can import ``shoal`` all the same.
+What a user imports; ``docs/api.md`` shows each name at work. A name is loaded when it is first
+used, so a board without torch and a server without the exporter can import ``shoal`` all the same.
 
 Example:
     >>> from shoal import Tier
@@ -86,7 +86,8 @@ def __getattr__(name: str) -> Any:
 
     Raises:
         AttributeError: there is none of this name.
-        ImportError: a file of the user hides one of Shoal's packages, or the extra that brings it is not installed.
+        ImportError: a file of the user hides one of Shoal's packages, or the extra that brings it
+            is not installed.
     """
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -99,7 +100,8 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         extra = _EXTRAS.get(module.partition(".")[0], "export")
         raise ModuleNotFoundError(
-            f"shoal.{name} needs {error.name}, which is not installed: pip install 'shoal[{extra}]'", name=error.name
+            f"shoal.{name} needs {error.name}, which is not installed: pip install 'shoal[{extra}]'",
+            name=error.name,
         ) from error
     return found
 

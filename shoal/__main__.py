@@ -1,4 +1,6 @@
-"""The command ``shoal``, and ``python -m shoal`` for environments whose scripts are not on the path."""
+"""The command ``shoal``, and ``python -m shoal`` for environments whose scripts are not on the
+path.
+"""
 
 import signal
 import sys
@@ -12,7 +14,9 @@ def main() -> None:
     if problem:
         print(f"error: {problem}", file=sys.stderr)
         sys.exit(2)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what it has started and begun is tidied up
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(143)
+    )  # what it has started and begun is tidied up
     try:
         from shoal.cli.main import main as run  # noqa: PLC0415  (what may be hidden)
 

@@ -1,7 +1,8 @@
-"""Asks the API of `shoal view` and `shoal up --view`: its answers as the types of the server, its refusals as errors.
+"""Asks the API of `shoal view` and `shoal up --view`: its answers as the types of the server, its
+refusals as errors.
 
-    client = Client("http://127.0.0.1:8420", token)
-    client.act("promote", version=max(client.versions(), key=lambda view: view.score or 0).version.number)
+    client = Client("http://127.0.0.1:8420", token) client.act("promote",
+    version=max(client.versions(), key=lambda view: view.score or 0).version.number)
 
 It needs what the extra ``server`` or ``view`` brings, and no torch.
 """
@@ -29,20 +30,25 @@ Verb = Literal["start", "stop", "abandon", "pause", "resume", "promote", "rollba
 _Answer = TypeVar("_Answer")
 
 LOADING = "Shoal-Loading"
-"""Header of a response with a model: lines of Python that load it, and a note, as percent-encoded JSON."""
+"""Header of a response with a model: lines of Python that load it, and a note, as percent-encoded
+JSON.
+"""
 
 
 class Client:
-    """What one server says, and does. A run is named by its id or the beginning of it; no name is the newest.
+    """What one server says, and does.
 
-    The token of operators lets act, too; an answer may take `seconds`. All raise `ConfigError` where there is no such
-    thing, the token is wrong, or it cannot be done now, `StorageError` where the store, and `TransportError` where the
-    server is away, or of another version.
+    A run is named by its id or the beginning of it; no name is the newest.
+
+    The token of operators lets act, too; an answer may take `seconds`. All raise `ConfigError`
+    where there is no such thing, the token is wrong, or it cannot be done now, `StorageError` where
+    the store, and `TransportError` where the server is away, or of another version.
     """
 
     def __init__(self, url: str, token: str = "", seconds: float = 60.0) -> None:
         with suppress(ValueError):
-            self._url, self._seconds = urlsplit(url), seconds
+            self._url = urlsplit(url)
+            self._seconds = seconds
             if self._url.scheme in {"http", "https"} and self._url.hostname and self._url.port != 0:
                 self._headers = {"Authorization": f"Bearer {token}"} if token else {}
                 return
@@ -54,20 +60,28 @@ class Client:
             return TypeAdapter(kind).validate_json(answer.read())
 
     @contextmanager
-    def _opened(self, method: str, path: str, query: Mapping[str, Any]) -> Iterator[tuple[Any, HTTPResponse]]:
+    def _opened(
+        self, method: str, path: str, query: Mapping[str, Any]
+    ) -> Iterator[tuple[Any, HTTPResponse]]:
         make = HTTPSConnection if self._url.scheme == "https" else HTTPConnection
         connection = make(self._url.hostname or "", self._url.port, timeout=self._seconds)
         wanted = f"{self._url.path.rstrip('/')}/api/v1{path}?{urlencode(query)}"
         try:
             connection.request(method, wanted, headers=self._headers)
-            socket, answer = connection.sock, connection.getresponse()  # which may take the socket away
+            socket, answer = (
+                connection.sock,
+                connection.getresponse(),
+            )  # which may take the socket away
             if answer.status != 200:
                 detail = f"{self._url.geturl()} answers {path} with {answer.status}"
                 with suppress(JSONDecodeError, KeyError, TypeError):
                     detail = loads(answer.read())["detail"]
                     if not isinstance(detail, str):  # of a value that no path takes
                         detail = "; ".join(f"{item['loc'][-1]}: {item['msg']}" for item in detail)
-                kinds = {503: StorageError, **dict.fromkeys(range(400, 500), ConfigError)}
+                kinds = {
+                    503: StorageError,
+                    **dict.fromkeys(range(400, 500), ConfigError),
+                }
                 raise kinds.get(answer.status, TransportError)(detail)
             yield socket, answer
         except SSLError as error:
@@ -76,7 +90,9 @@ class Client:
             raise TransportError(f"{what}; {remedy}") from error
         except (OSError, HTTPException, ValueError) as error:
             what = f"{self._url.geturl()} does not answer {path} as it should: {' '.join(str(error).split())}"
-            raise TransportError(f"{what}; is `shoal view` or `up --view` of this version running there?") from error
+            raise TransportError(
+                f"{what}; is `shoal view` or `up --view` of this version running there?"
+            ) from error
         finally:
             connection.close()
 
@@ -113,17 +129,38 @@ class Client:
 
     def compare(self, one: str, other: str) -> queries.Comparison:
         """Two runs side by side."""
-        return self.ask(queries.Comparison, f"/compare/{quote(one, safe='')}/{quote(other, safe='')}")
+        return self.ask(
+            queries.Comparison,
+            f"/compare/{quote(one, safe='')}/{quote(other, safe='')}",
+        )
 
     def log(self, last: int = 50, run: str = "", *, after: int = 0) -> list[EventRecord]:
-        """The newest lines of the log `after` that of an id, of a run or of everything, oldest first."""
-        return self.ask(list[EventRecord], "/log", last=last, after=after, **({"run": run} if run else {}))
+        """The newest lines of the log `after` that of an id, of a run or of everything, oldest
+        first.
+        """
+        return self.ask(
+            list[EventRecord],
+            "/log",
+            last=last,
+            after=after,
+            **({"run": run} if run else {}),
+        )
 
     def weights(self, version: int, run: str = "", **of: str) -> tuple[bytes, tuple[str, ...], str]:
-        """Return a version or a `tier` of it as a file, the lines that load it, and a note; for operators."""
-        with self._opened("GET", self._of(run, f"/versions/{version}/weights"), of) as (_, answer):
+        """Return a version or a `tier` of it as a file, the lines that load it, and a note.
+
+        For operators.
+        """
+        with self._opened("GET", self._of(run, f"/versions/{version}/weights"), of) as (
+            _,
+            answer,
+        ):
             told = loads(unquote(answer.headers.get(LOADING, "%7B%7D")))
-            return answer.read(), tuple(map(str, told.get("lines", ()))), str(told.get("note", ""))
+            return (
+                answer.read(),
+                tuple(map(str, told.get("lines", ()))),
+                str(told.get("note", "")),
+            )
 
     def rollouts(self) -> list[RolloutView]:
         """The release on its way to the boards, and those before it, newest first."""
@@ -135,13 +172,23 @@ class Client:
             return int(loads(answer.read())["release"])
 
     def act(self, verb: Verb, run: str = "", **which: str | int) -> str:
-        """Steer a run, begin another like it, choose a `version`, free a `device`, and say the run; for operators."""
-        with self._opened("POST", self._of(run, f"/actions/{verb}"), which) as (_, answer):
+        """Steer a run, begin another like it, choose a `version`, free a `device`, and say the run.
+
+        For operators.
+        """
+        with self._opened("POST", self._of(run, f"/actions/{verb}"), which) as (
+            _,
+            answer,
+        ):
             return str(loads(answer.read())["run"])
 
     def events(self, seconds: float, after: int = 0) -> Iterator[EventRecord | None]:
-        """For so long the lines of the log `after` that of an id, and None where something else was written."""
-        deadline, rest, line = time.monotonic() + seconds, b"", TypeAdapter(EventRecord)
+        """For so long the lines of the log `after` that of an id, and None where something else was
+        written.
+        """
+        deadline = time.monotonic() + seconds
+        rest = b""
+        line = TypeAdapter(EventRecord)
         with self._opened("GET", "/events", {"after": after}) as (socket, answer):
             while (left := deadline - time.monotonic()) > 0:
                 socket.settimeout(left)
@@ -153,4 +200,4 @@ class Client:
                     raise HTTPException("it has ended")
                 *whole, rest = (rest + got).split(b"\n\n")
                 for kind, data in (part.splitlines()[-2:] for part in whole):
-                    yield line.validate_json(data[6:]) if kind == b"event: line" else None
+                    yield (line.validate_json(data[6:]) if kind == b"event: line" else None)

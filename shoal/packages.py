@@ -20,7 +20,10 @@ _ROOT = Path(__file__).resolve().parents[1]
 
 
 def hidden_package() -> str:
-    """What hides one of the packages that lie beside ``shoal``, and what to do; empty if nothing does."""
+    """What hides one of the packages that lie beside ``shoal``, and what to do.
+
+    Empty if nothing does.
+    """
     for name in OWN_PACKAGES:
         found = _origin(name)
         if found is not None and found.resolve() != _ROOT / name / "__init__.py":
@@ -41,6 +44,8 @@ def _origin(name: str) -> Path | None:
 
 
 def leave_working_folder() -> None:
-    """Take the working folder, which ``python -m`` put first, from the path, unless Shoal itself lies there."""
+    """Take the working folder, which ``python -m`` put first, from the path, unless Shoal itself
+    lies there.
+    """
     if not getattr(sys.flags, "safe_path", False) and Path(sys.path[0] or ".").resolve() != _ROOT:
         del sys.path[0]

@@ -1,7 +1,9 @@
-"""Writes the rounds of a run, a fleet's or a simulation's, to TensorBoard, MLflow, OpenTelemetry or a home.
+"""Writes the rounds of a run, a fleet's or a simulation's, to TensorBoard, MLflow, OpenTelemetry or
+a home.
 
-A home is Home Assistant's, by its discovery over MQTT: https://www.home-assistant.io/integrations/mqtt/. Its broker is
-told a run's figures and who is online, no weights and no samples.
+A home is Home Assistant's, by its discovery over MQTT:
+https://www.home-assistant.io/integrations/mqtt/. Its broker is told a run's figures and who is
+online, no weights and no samples.
 """
 
 import json
@@ -24,18 +26,29 @@ from fleet_protocol.messages import Evaluation
 from fleet_protocol.spelling import without_login
 from fleet_protocol.transport import BrokerAddress
 
-_ROUND_TAG, _RUN_TAG = "shoal.round", "shoal.run"
+_ROUND_TAG = "shoal.round"
+_RUN_TAG = "shoal.run"
 _MLFLOW_ENDS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 _LONGEST_PARAM, _MOST_PARAMS = 500, 100  # of a batch, by the REST API of MLflow
 _COLLECTOR_SECONDS = 10
 _SUFFIX = ".shoal"
-_EXAMPLES = "tensorboard:FOLDER, mlflow:http://HOST:5000, otlp:http://HOST:4318, homeassistant:mqtt://HOST"
+_EXAMPLES = (
+    "tensorboard:FOLDER, mlflow:http://HOST:5000, otlp:http://HOST:4318, homeassistant:mqtt://HOST"
+)
 _DISCOVERY = "homeassistant/device"
 _RUN: Mapping[str, Mapping[str, str]] = {
     "status": {"name": "Run"},
     "round": {"name": "Rounds closed", "state_class": "measurement"},
-    "accuracy": {"name": "Accuracy", "state_class": "measurement", "suggested_display_precision": "4"},
-    "loss": {"name": "Loss", "state_class": "measurement", "suggested_display_precision": "4"},
+    "accuracy": {
+        "name": "Accuracy",
+        "state_class": "measurement",
+        "suggested_display_precision": "4",
+    },
+    "loss": {
+        "name": "Loss",
+        "state_class": "measurement",
+        "suggested_display_precision": "4",
+    },
     "online": {"name": "Boards online", "state_class": "measurement"},
 }
 _BOARD: Mapping[str, Mapping[str, str]] = {
@@ -50,7 +63,8 @@ _BOARD: Mapping[str, Mapping[str, str]] = {
 
 
 class HomeAssistant:
-    """A device for the fleet and one for each board, each with a retained state that is told again when it changes.
+    """A device for the fleet and one for each board, each with a retained state that is told again
+    when it changes.
 
     Its broker is at ``mqtt://[user:password@]host[:port]``; another form is a ConfigError.
     """
@@ -60,11 +74,20 @@ class HomeAssistant:
         self._told: dict[str, str] = {}
 
     def look(self, opened: Store, run: RunRecord) -> int:
-        """Tell what has changed; the number of rounds told is that of the run's closed ones, the first time."""
+        """Tell what has changed.
+
+        The number of rounds told is that of the run's closed ones, the first time.
+        """
         view = queries.status(opened, run.id)
         first = not self._told
         said = dict(self._messages(run, view, queries.devices(opened, run.id)))
-        self._publish([(topic, text, 1, True) for topic, text in said.items() if self._told.get(topic) != text])
+        self._publish(
+            [
+                (topic, text, 1, True)
+                for topic, text in said.items()
+                if self._told.get(topic) != text
+            ]
+        )
         self._told = said
         return view.closed if first else 0
 
@@ -84,7 +107,9 @@ class HomeAssistant:
             "online": view.online,
         }
         fleet = f"shoal_{_safe(run.fleet)}"
-        yield from _device(fleet, f"Shoal {run.fleet}", f"shoal-state/{run.fleet}/run", _RUN, figures)
+        yield from _device(
+            fleet, f"Shoal {run.fleet}", f"shoal-state/{run.fleet}/run", _RUN, figures
+        )
         for item in devices:
             known = item.device.profile
             states = {
@@ -95,17 +120,28 @@ class HomeAssistant:
                 "temperature": known.temperature_celsius if known else None,
             }
             place = f"shoal-state/{run.fleet}/devices/{_safe(item.device.id)}"
-            yield from _device(f"{fleet}_{_safe(item.device.id)}", item.device.id, place, _BOARD, states, fleet)
+            yield from _device(
+                f"{fleet}_{_safe(item.device.id)}",
+                item.device.id,
+                place,
+                _BOARD,
+                states,
+                fleet,
+            )
 
     def _publish(self, retained: list[Any]) -> None:
         broker = self._broker
-        login: Any = {"username": broker.username, "password": broker.password} if broker.username else None
+        login: Any = (
+            {"username": broker.username, "password": broker.password} if broker.username else None
+        )
         tls: Any = {"ca_certs": None} if broker.tls else None  # those that the system trusts
         try:
             if retained:
                 publish.multiple(retained, broker.host, broker.port, auth=login, tls=tls)
         except (OSError, MQTTException) as error:
-            raise TransportError(f"the broker of Home Assistant at {broker} has not taken it: {error}") from error
+            raise TransportError(
+                f"the broker of Home Assistant at {broker} has not taken it: {error}"
+            ) from error
 
 
 def _device(
@@ -152,7 +188,8 @@ class Writer(Protocol):
 
 
 def tracking(target: str) -> Writer:
-    """Where to write: ``tensorboard:FOLDER``, ``mlflow:ADDRESS``, ``otlp:ADDRESS`` or ``homeassistant:ADDRESS``.
+    """Where to write: ``tensorboard:FOLDER``, ``mlflow:ADDRESS``, ``otlp:ADDRESS`` or
+    ``homeassistant:ADDRESS``.
 
     Addresses are of a tracking server, of a collector of traces, and of the broker of a home.
 
@@ -166,8 +203,15 @@ def tracking(target: str) -> Writer:
     return _WRITERS[kind](place)
 
 
-def track(opened: Store, run: str | None, writer: Writer, looks: Callable[[], Iterator[object]]) -> int:
-    """Write the rounds of a run (None: the newest at each look) that have ended by each look; how many were written.
+def track(
+    opened: Store,
+    run: str | None,
+    writer: Writer,
+    looks: Callable[[], Iterator[object]],
+) -> int:
+    """Write the rounds of a run (None: the newest at each look) that have ended by each look.
+
+    How many were written.
 
     Raises:
         ConfigError: there is no such run.
@@ -186,12 +230,24 @@ def values_of(view: queries.RoundView) -> Iterator[tuple[str, float]]:
         for tier, found in judged.tiers.items():
             yield from _of_model(f"tier/{tier}", found)
     counts = {
-        phase: float(view.phases.get(phase, 0)) for phase in ("merged", "missed", "refused", "declined", "left-out")
+        phase: float(view.phases.get(phase, 0))
+        for phase in ("merged", "missed", "refused", "declined", "left-out")
     }
-    known = {**counts, "seconds": view.seconds, "sent_bytes": view.sent_bytes, "received_bytes": view.received_bytes}
+    known = {
+        **counts,
+        "seconds": view.seconds,
+        "sent_bytes": view.sent_bytes,
+        "received_bytes": view.received_bytes,
+    }
     own = {"accuracy": view.device_accuracy, **view.device_metrics}
-    named = {f"round/{name}": value for name, value in known.items()} | {f"devices/{k}": v for k, v in own.items()}
-    yield from ((name, value) for name, value in (named | {"epsilon": view.epsilon}).items() if value is not None)
+    named = {f"round/{name}": value for name, value in known.items()} | {
+        f"devices/{k}": v for k, v in own.items()
+    }
+    yield from (
+        (name, value)
+        for name, value in (named | {"epsilon": view.epsilon}).items()
+        if value is not None
+    )
 
 
 def _of_model(name: str, found: Evaluation) -> Iterator[tuple[str, float]]:
@@ -217,11 +273,17 @@ class _ByRounds(ABC):
 
     def look(self, opened: Store, run: RunRecord) -> int:
         first = self._next = self._next or self.begin(run)
-        views, self._ended = queries.rounds(opened, run.id, first=first), queries.find_run(opened, run.id).ended_at
+        views, self._ended = (
+            queries.rounds(opened, run.id, first=first),
+            queries.find_run(opened, run.id).ended_at,
+        )
         for view in views:
             known = view.round.evaluation or view.round.note or view.round.reason
-            # The newest that ended may be judged still; no round ends before the one before it is judged.
-            later = any(item.round.ended_at for item in views if item.round.number > view.round.number)
+            # The newest that ended may be judged still; no round ends before the one before it is
+            # judged.
+            later = any(
+                item.round.ended_at for item in views if item.round.number > view.round.number
+            )
             if view.round.ended_at is None or not (known or later or self._ended):
                 break
             self.write(view)
@@ -235,7 +297,8 @@ class _TensorBoard(_ByRounds):
     def __init__(self, folder: str) -> None:
         from tensorboardX import SummaryWriter  # noqa: PLC0415  (an extra)
 
-        self._open, self._folder = SummaryWriter, Path(folder)
+        self._open = SummaryWriter
+        self._folder = Path(folder)
 
     def begin(self, run: RunRecord) -> int:
         place = self._folder / run.id
@@ -262,8 +325,12 @@ class _MlFlow(_ByRounds):
     """A run of an experiment named as the fleet is; what is there already is not written again."""
 
     def __init__(self, address: str) -> None:
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # else minutes, when nobody answers
-        os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # where our own JSON is read
+        os.environ.setdefault(
+            "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2"
+        )  # else minutes, when nobody answers
+        os.environ.setdefault(
+            "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true"
+        )  # where our own JSON is read
         from mlflow import MlflowClient  # noqa: PLC0415  (an extra)
 
         self._address = address
@@ -272,7 +339,8 @@ class _MlFlow(_ByRounds):
     def begin(self, run: RunRecord) -> int:
         from mlflow.entities import Param  # noqa: PLC0415
 
-        client, name = self._client, f"shoal/{run.fleet}"
+        client = self._client
+        name = f"shoal/{run.fleet}"
         found = self._asked(client.get_experiment_by_name, name)
         experiment = found.experiment_id if found else self._asked(client.create_experiment, name)
         known = self._asked(client.search_runs, [experiment], f"tags.`{_RUN_TAG}` = '{run.id}'")
@@ -280,8 +348,13 @@ class _MlFlow(_ByRounds):
             self._run = known[0].info.run_id
             return int(known[0].data.tags.get(_ROUND_TAG, "0")) + 1
         tags = {_RUN_TAG: run.id, "model": run.arch}
-        self._run = self._asked(client.create_run, experiment, int(run.created_at * 1000), tags, run.id).info.run_id
-        settings = [Param(key, str(value)[:_LONGEST_PARAM]) for key, value in queries.leaves(config_json(run))]
+        self._run = self._asked(
+            client.create_run, experiment, int(run.created_at * 1000), tags, run.id
+        ).info.run_id
+        settings = [
+            Param(key, str(value)[:_LONGEST_PARAM])
+            for key, value in queries.leaves(config_json(run))
+        ]
         for at in range(0, len(settings), _MOST_PARAMS):
             self._asked(client.log_batch, self._run, params=settings[at : at + _MOST_PARAMS])
         return 1
@@ -289,9 +362,15 @@ class _MlFlow(_ByRounds):
     def write(self, view: queries.RoundView) -> None:
         from mlflow.entities import Metric, RunTag  # noqa: PLC0415
 
-        number, at = view.round.number, int((view.round.ended_at or 0) * 1000)
+        number = view.round.number
+        at = int((view.round.ended_at or 0) * 1000)
         numbers = [Metric(name, value, at, number) for name, value in values_of(view)]
-        self._asked(self._client.log_batch, self._run, numbers, tags=[RunTag(_ROUND_TAG, str(number))])
+        self._asked(
+            self._client.log_batch,
+            self._run,
+            numbers,
+            tags=[RunTag(_ROUND_TAG, str(number))],
+        )
 
     def end(self, status: str) -> None:
         if status in _MLFLOW_ENDS:
@@ -304,17 +383,23 @@ class _MlFlow(_ByRounds):
         try:
             return ask(*values, **named)
         except MlflowException as error:
-            raise StorageError(without_login(f"MLflow at {self._address} has not taken it: {error}")) from error
+            raise StorageError(
+                without_login(f"MLflow at {self._address} has not taken it: {error}")
+            ) from error
 
 
 class _Traces(_ByRounds):
-    """A trace of each round: in it a span for the part of each device, and in that what the board has measured."""
+    """A trace of each round: in it a span for the part of each device, and in that what the board
+    has measured.
+    """
 
     def __init__(self, address: str) -> None:
         from opentelemetry.exporter.otlp.proto.http import trace_exporter  # noqa: PLC0415  (an extra)
 
         self._address = f"{address.rstrip('/')}/v1/traces"
-        self._exporter = trace_exporter.OTLPSpanExporter(endpoint=self._address, timeout=_COLLECTOR_SECONDS)
+        self._exporter = trace_exporter.OTLPSpanExporter(
+            endpoint=self._address, timeout=_COLLECTOR_SECONDS
+        )
 
     def begin(self, run: RunRecord) -> int:
         self._run = run
@@ -324,16 +409,26 @@ class _Traces(_ByRounds):
         from opentelemetry.sdk.resources import Resource  # noqa: PLC0415
         from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
         from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExportResult  # noqa: PLC0415
-        from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter  # noqa: PLC0415
+        from opentelemetry.sdk.trace.export.in_memory_span_exporter import (  # noqa: PLC0415
+            InMemorySpanExporter,
+        )
         from opentelemetry.trace import Span, set_span_in_context  # noqa: PLC0415
 
-        made, run, record = InMemorySpanExporter(), self._run, view.round
+        made = InMemorySpanExporter()
+        run = self._run
+        record = view.round
         given = Resource({"service.name": "shoal", "shoal.fleet": run.fleet, "shoal.run": run.id})
         provider = TracerProvider(resource=given, shutdown_on_exit=False)
         provider.add_span_processor(SimpleSpanProcessor(made))
         tracer = provider.get_tracer("shoal")
 
-        def span(name: str, at: float, seconds: float, inside: Span | None, **values: str | float | None) -> Span:
+        def span(
+            name: str,
+            at: float,
+            seconds: float,
+            inside: Span | None,
+            **values: str | float | None,
+        ) -> Span:
             known = {f"shoal.{key}": value for key, value in values.items() if value is not None}
             within = set_span_in_context(inside) if inside is not None else None
             begun = tracer.start_span(name, within, start_time=int(at * 1e9), attributes=known)
@@ -342,27 +437,63 @@ class _Traces(_ByRounds):
 
         began = record.opened_at or record.planned_at
         took = (record.ended_at or began) - began
-        whole = span(f"round {record.number}", began, took, None, round=record.number, state=record.state.value)
+        whole = span(
+            f"round {record.number}",
+            began,
+            took,
+            None,
+            round=record.number,
+            state=record.state.value,
+        )
         if record.ending is not None and record.collect_seconds is not None:
-            collected = min(record.collect_seconds, took)  # a simulation collects on a clock of its own
-            span("collect", began, collected, whole, wanted=record.wanted, quorum=record.quorum)
-            span("merge", began + collected, took - collected, whole, version=record.version)
+            collected = min(
+                record.collect_seconds, took
+            )  # a simulation collects on a clock of its own
+            span(
+                "collect",
+                began,
+                collected,
+                whole,
+                wanted=record.wanted,
+                quorum=record.quorum,
+            )
+            span(
+                "merge",
+                began + collected,
+                took - collected,
+                whole,
+                version=record.version,
+            )
         for task in view.tasks:
             ended = (task.timing.answered or task.timing.left) if task.timing else None
             given_up = ended or record.collect_seconds or took
             part = span(task.device, began, min(given_up, took), whole, tier=task.tier, outcome=task.phase.value,
                         why=task.detail, bytes=task.update_size)  # fmt: skip
             if task.metrics is not None:
-                fetched, trained = task.metrics.fetch_seconds, task.metrics.train_seconds
+                fetched = task.metrics.fetch_seconds
+                trained = task.metrics.train_seconds
                 span("fetch", began, fetched, part, bytes=task.weights.size)
-                span("train", began + fetched, trained, part, examples=task.metrics.examples)
+                span(
+                    "train",
+                    began + fetched,
+                    trained,
+                    part,
+                    examples=task.metrics.examples,
+                )
         if self._exporter.export(made.get_finished_spans()) is not SpanExportResult.SUCCESS:
-            raise StorageError(f"{without_login(self._address)} has not taken the trace of round {record.number}")
+            raise StorageError(
+                f"{without_login(self._address)} has not taken the trace of round {record.number}"
+            )
 
     def end(self, _status: str) -> None:
         self._exporter.shutdown()
 
 
 _WRITERS: Mapping[str, Callable[[str], Writer]] = MappingProxyType(
-    {"tensorboard": _TensorBoard, "mlflow": _MlFlow, "otlp": _Traces, "homeassistant": HomeAssistant}
+    {
+        "tensorboard": _TensorBoard,
+        "mlflow": _MlFlow,
+        "otlp": _Traces,
+        "homeassistant": HomeAssistant,
+    }
 )

@@ -1,18 +1,20 @@
-"""Emulated clocks: how long a device would compute and send, so that simulated time does not depend on the machine.
+"""Emulated clocks: how long a device would compute and send, so that simulated time does not depend
+on the machine.
 
-Su et al., 2024, https://arxiv.org/abs/2405.00885; specification 4.3 to 4.5. A device is a type, which has a time per
-sample at each width, and a link, which has a rate:
+Su et al., 2024, https://arxiv.org/abs/2405.00885; specification 4.3 to 4.5. A device is a type,
+which has a time per sample at each width, and a link, which has a rate:
 
     compute = seconds per sample at the width * samples of a step * steps * slowdown
     upload  = bits of the whole model / rate * width^2      (upload = "full_bits", the released scripts' form)
             = bits of the update / rate                     (upload = "bytes")
 
-A round takes as long as its slowest device, and rounds add up. What the specification leaves open is decided here:
+A round takes as long as its slowest device, and rounds add up. What the specification leaves open
+is decided here:
 
-- A width between two of a table's is interpolated on logarithmic scales, along the power law through its neighbours;
-  nothing is extrapolated.
-- A tier with fewer blocks computes and, under ``full_bits``, sends its share of the blocks; stem and head count as
-  nothing, so a shallow tier looks a little faster than it is.
+- A width between two of a table's is interpolated on logarithmic scales, along the power law
+  through its neighbours; nothing is extrapolated.
+- A tier with fewer blocks computes and, under ``full_bits``, sends its share of the blocks; stem
+  and head count as nothing, so a shallow tier looks a little faster than it is.
 - Sending to the devices takes no time, unless ``download`` is set; then as long as sending back.
 """
 
@@ -46,8 +48,8 @@ class DynamicsConfig(FrozenModel):
 
     Attributes:
         loads: how many times slower a device computes, one of these in every round.
-        links: names of links in the clock's table, or rates in Mbps, one of these in every round; empty, and every
-            device keeps its own.
+        links: names of links in the clock's table, or rates in Mbps, one of these in every round;
+            empty, and every device keeps its own.
         stay: probability that a load, or a link, is that of the round before.
     """
 
@@ -60,10 +62,12 @@ class ClockConfig(FrozenModel):
     """The table ``[clock]`` of a simulation.
 
     Attributes:
-        table: ``boards``, or the path of a TOML file of device types and links, in the form of ``clock.toml`` here.
-        upload: ``full_bits``: an upload is `full_bits` times the squared width; ``bytes``: what the update really has.
-        full_bits: bits of the whole model. The default is the released one for the CNN on MNIST, about 8 bits for each
-            of its parameters.
+        table: ``boards``, or the path of a TOML file of device types and links, in the form of
+            ``clock.toml`` here.
+        upload: ``full_bits``: an upload is `full_bits` times the squared width; ``bytes``: what the
+            update really has.
+        full_bits: bits of the whole model. The default is the released one for the CNN on MNIST,
+            about 8 bits for each of its parameters.
         download: whether sending the weights to a device takes time, too.
         dynamics: what changes from round to round (`simulation.dynamics`).
     """
@@ -76,7 +80,11 @@ class ClockConfig(FrozenModel):
 
     def relocated(self, move: Callable[[Path], Path]) -> Self:
         """Apply `move` to the path of a table."""
-        return self if self.table == SHIPPED else self.model_copy(update={"table": str(move(Path(self.table)))})
+        return (
+            self
+            if self.table == SHIPPED
+            else self.model_copy(update={"table": str(move(Path(self.table)))})
+        )
 
 
 class DeviceType(FrozenModel):
@@ -99,7 +107,9 @@ class DeviceClock:
 
     type: str  # name of its type in the table
     mbps: float  # rate of its link, in 10^6 bits per second, both ways
-    slowdown: float = 1.0  # how many times slower than its type it computes, because of what else it does
+    slowdown: float = (
+        1.0  # how many times slower than its type it computes, because of what else it does
+    )
 
 
 @dataclass(frozen=True)
@@ -107,13 +117,15 @@ class Load:
     """What a device does in a round, as far as its time depends on it."""
 
     width: float  # share of the global width
-    # of each training step: the batch size. For passes over data whose last batch is smaller, all the samples, with the
-    # number of passes as `steps`
+    # of each training step: the batch size. For passes over data whose last batch is smaller, all
+    # the samples, with the number of passes as `steps`
     samples: int = 0
     steps: int = 0  # training steps
     depth_share: float = 1.0  # blocks of the tier over blocks of the model, in (0, 1]
     upload_bytes: int | None = None  # size of the update; only ``upload = "bytes"`` needs it
-    download_bytes: int | None = None  # size of the weights; only ``upload = "bytes"`` with ``download`` needs it
+    download_bytes: int | None = (
+        None  # size of the weights; only ``upload = "bytes"`` with ``download`` needs it
+    )
 
 
 @dataclass(frozen=True)
@@ -132,7 +144,8 @@ class Clock:
         """A device by the name of its type, on a link by name or of a rate in Mbps.
 
         Raises:
-            ConfigError: the table has no such type or link, or the rate is not positive; the message says what it has.
+            ConfigError: the table has no such type or link, or the rate is not positive; the
+                message says what it has.
         """
         return DeviceClock(_known(self.table.types, type, "device type", "types"), self.mbps(link))
 
@@ -142,7 +155,11 @@ class Clock:
         Raises:
             ConfigError: the table has no such link, or the rate is not positive.
         """
-        rate = self.table.links[_known(self.table.links, link, "link", "links")] if isinstance(link, str) else link
+        rate = (
+            self.table.links[_known(self.table.links, link, "link", "links")]
+            if isinstance(link, str)
+            else link
+        )
         if not (rate > 0 and math.isfinite(rate)):
             raise ConfigError(f"a link of {rate} Mbps sends nothing; give a positive rate")
         return float(rate)
@@ -153,7 +170,12 @@ class Clock:
         Raises:
             ConfigError: the table has no such type, or its widths do not reach this one.
         """
-        seconds = self._sample_seconds(device.type, load.width) * load.depth_share * load.samples * load.steps
+        seconds = (
+            self._sample_seconds(device.type, load.width)
+            * load.depth_share
+            * load.samples
+            * load.steps
+        )
         return seconds * device.slowdown
 
     def upload_seconds(self, device: DeviceClock, load: Load) -> float:
@@ -161,12 +183,17 @@ class Clock:
         return self._sending_seconds(device, load, load.upload_bytes)
 
     def download_seconds(self, device: DeviceClock, load: Load) -> float:
-        """Time to send the weights to a device: as for an upload of the same size, or 0 where it does not count.
+        """Time to send the weights to a device: as for an upload of the same size, or 0 where it
+        does not count.
 
         Raises:
             ConfigError: the size is needed and not given.
         """
-        return self._sending_seconds(device, load, load.download_bytes) if self.config.download else 0.0
+        return (
+            self._sending_seconds(device, load, load.download_bytes)
+            if self.config.download
+            else 0.0
+        )
 
     def device_seconds(self, device: DeviceClock, load: Load) -> float:
         """Time of a device's part in a round: receiving where it counts, training, sending.
@@ -182,17 +209,23 @@ class Clock:
         if self.config.upload == "full_bits":
             return self.config.full_bits / rate * load.width**2 * load.depth_share
         if size_bytes is None:
-            raise ConfigError('upload = "bytes" needs the size of the update; without it, use upload = "full_bits"')
+            raise ConfigError(
+                'upload = "bytes" needs the size of the update; without it, use upload = "full_bits"'
+            )
         return 8 * size_bytes / rate
 
     def _sample_seconds(self, name: str, width: float) -> float:
-        times = self.table.types[_known(self.table.types, name, "device type", "types")].seconds_per_sample
+        times = self.table.types[
+            _known(self.table.types, name, "device type", "types")
+        ].seconds_per_sample
         if width in times:
             return times[width]
         for lower, upper in pairwise(sorted(times)):
             if lower < width < upper:
                 share = math.log(width / lower) / math.log(upper / lower)
-                return math.exp((1 - share) * math.log(times[lower]) + share * math.log(times[upper]))
+                return math.exp(
+                    (1 - share) * math.log(times[lower]) + share * math.log(times[upper])
+                )
         raise ConfigError(
             f"device type {name} has no time for width {width:g}: its table goes from {min(times):g} to"
             f' {max(times):g}; add "{width:g}" = <seconds> to [types.{name}.seconds_per_sample] of the clock\'s table'
@@ -200,7 +233,10 @@ class Clock:
 
 
 def load_clock(config: ClockConfig) -> Clock:
-    """The clock as configured; a ConfigError where the table cannot be read, or there is something wrong in it."""
+    """The clock as configured.
+
+    A ConfigError where the table cannot be read, or there is something wrong in it.
+    """
     if config.table == SHIPPED:
         text = files("simulation").joinpath("clock.toml").read_text(encoding="utf-8")
         return Clock(parse_config(text, ClockTable, source="simulation/clock.toml"), config)
@@ -216,5 +252,7 @@ def _known(table: Mapping[str, object], name: str, kind: str, key: str) -> str:
     if name not in table:
         close = closest(name, table, cutoff=0.5)
         hint = f"did you mean {close!r}?" if close else f"it has {', '.join(table) or 'none'}"
-        raise ConfigError(f"the clock's table has no {kind} {name!r}; {hint} (or add it to [{key}])")
+        raise ConfigError(
+            f"the clock's table has no {kind} {name!r}; {hint} (or add it to [{key}])"
+        )
     return name

@@ -1,8 +1,10 @@
-"""Conditions that change from round to round: the load and the link of every device as seeded Markov chains.
+"""Conditions that change from round to round: the load and the link of every device as seeded
+Markov chains.
 
-Su et al., 2024, https://arxiv.org/abs/2405.00885; specification 4.6. Within a round nothing changes. A chain stays
-where it is with probability ``stay``, else it moves to one of the other values, each as likely. What a device meets
-depends on the seed of the run and on the device's number alone, so all methods of a comparison meet the same.
+Su et al., 2024, https://arxiv.org/abs/2405.00885; specification 4.6. Within a round nothing
+changes. A chain stays where it is with probability ``stay``, else it moves to one of the other
+values, each as likely. What a device meets depends on the seed of the run and on the device's
+number alone, so all methods of a comparison meet the same.
 """
 
 from collections.abc import Sequence
@@ -40,11 +42,13 @@ class Conditions:
     def _next(self, index: int, before: DeviceClock | None) -> DeviceClock:
         # Four numbers a round, used or not: whether the links change does not change the loads.
         move_load, new_load, move_link, new_link = self._draws[index].random(4)
-        loads, own = self._dynamics.loads, self._devices[index]
+        loads = self._dynamics.loads
+        own = self._devices[index]
         if before is None:
             rate = _at(self._rates, new_link) if self._rates else own.mbps
             return replace(own, slowdown=_at(loads, new_load), mbps=rate)
-        slowdown, rate = before.slowdown, before.mbps
+        slowdown = before.slowdown
+        rate = before.mbps
         if move_load >= self._dynamics.stay:
             slowdown = _another(loads, slowdown, new_load)
         if self._rates and move_link >= self._dynamics.stay:

@@ -1,4 +1,5 @@
-"""Exports for a simulation, kept in its cache: the tiers of the global model, and pairs with the devices' own models.
+"""Exports for a simulation, kept in its cache: the tiers of the global model, and pairs with the
+devices' own models.
 
     <cache>/artifacts/<key>/     what `shoal export` would write; shared by all runs of the same model
     <cache>/pairs/<key>/         a set for one of the devices' own models, trained beside the global model's copy
@@ -33,7 +34,11 @@ Owned = Mapping[str, Any]
 Stage = Callable[[str], None]
 """Told what is being done, for a progress bar."""
 
-_INPUT_SETTINGS = {"input_shape": "input_shape", "classes": "classes", "vocab": "tokens"}
+_INPUT_SETTINGS = {
+    "input_shape": "input_shape",
+    "classes": "classes",
+    "vocab": "tokens",
+}
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,8 @@ class Chosen:
         found = {
             setting: getattr(data, source)
             for setting, source in _INPUT_SETTINGS.items()
-            if not isinstance(architecture.defaults.get(setting, {}), Mapping) and getattr(data, source)
+            if not isinstance(architecture.defaults.get(setting, {}), Mapping)
+            and getattr(data, source)
         }
         if data.own and "vocab" in found:  # of a vocabulary one's own text may have a part
             found["vocab"] = max(found["vocab"], architecture.settings({})["vocab"])
@@ -82,8 +88,12 @@ class Place:
     stage: Stage
 
 
-def export_tiers(model: Chosen, table: ModelTable, place: Place, own: Owned = MappingProxyType({})) -> Path:
-    """Export the tiers of the global model, unless they are there; returns the folder of the artifact sets.
+def export_tiers(
+    model: Chosen, table: ModelTable, place: Place, own: Owned = MappingProxyType({})
+) -> Path:
+    """Export the tiers of the global model, unless they are there.
+
+    Returns the folder of the artifact sets.
 
     Raises:
         PlanError: the model cannot have one of the tiers.
@@ -95,7 +105,11 @@ def export_tiers(model: Chosen, table: ModelTable, place: Place, own: Owned = Ma
     from trainer_export.progress import Progress  # noqa: PLC0415
     from trainer_export.provenance import code_of  # noqa: PLC0415
 
-    tiers = tuple(model.layout.tier(width, depth) for depth in table.depths or (None,) for width in table.widths)
+    tiers = tuple(
+        model.layout.tier(width, depth)
+        for depth in table.depths or (None,)
+        for width in table.widths
+    )
     facts = {
         "layout": json.loads(model.layout.to_json()),
         "tiers": sorted(tier.id for tier in tiers),
@@ -110,14 +124,28 @@ def export_tiers(model: Chosen, table: ModelTable, place: Place, own: Owned = Ma
         place.stage(f"exporting {table.arch} {state.tier}: {state.stage}")
 
     recipe = _recipe(table.recipe, own)
-    export_architecture(model.architecture, model.settings, tiers, recipe, out, formats=("onnx",), progress=progress)
+    export_architecture(
+        model.architecture,
+        model.settings,
+        tiers,
+        recipe,
+        out,
+        formats=("onnx",),
+        progress=progress,
+    )
     return out
 
 
 def export_pair(
-    pair: ModelPair, recipe: RecipeTable, seed: int, place: Place, owned: Owned = MappingProxyType({})
+    pair: ModelPair,
+    recipe: RecipeTable,
+    seed: int,
+    place: Place,
+    owned: Owned = MappingProxyType({}),
 ) -> Path:
-    """Export the set of a pair of models, unless it is there, with an own model drawn by the seed; returns its folder.
+    """Export the set of a pair of models, unless it is there, with an own model drawn by the seed.
+
+    Returns its folder.
 
     Raises:
         ConfigError: the two models do not go together.
@@ -128,14 +156,21 @@ def export_pair(
     from trainer_export.progress import Progress  # noqa: PLC0415
     from trainer_export.provenance import code_of  # noqa: PLC0415
 
-    sent, own = pair.sent, pair.own
+    sent = pair.sent
+    own = pair.own
     facts = {
         "sent": json.loads(sent.layout.to_json()),
         "own": json.loads(own.layout.to_json()),
         "stays": pair.stays,
         "recipe": recipe.model_dump(),
         "seed": seed,
-        "code": code_of((sent.architecture.build, own.architecture.build, *(it.function for it in owned.values()))),
+        "code": code_of(
+            (
+                sent.architecture.build,
+                own.architecture.build,
+                *(it.function for it in owned.values()),
+            )
+        ),
     }
     key = cache_key(facts, f"{sent.architecture.name}+{own.architecture.name}")
     exported = Pair(
@@ -149,7 +184,14 @@ def export_pair(
         place.stage(f"exporting a device's own {own.architecture.name}: {state.stage}")
 
     if not (out / key / exported.folder / "manifest.json").is_file():
-        export_pairs([exported], _recipe(recipe, owned), out, name=key, seed=seed, progress=progress)
+        export_pairs(
+            [exported],
+            _recipe(recipe, owned),
+            out,
+            name=key,
+            seed=seed,
+            progress=progress,
+        )
     return out / key / exported.folder
 
 
@@ -176,6 +218,9 @@ def initial_blob(model: Chosen, weights: Path | None, seed: int) -> bytes:
 
 
 def cache_key(facts: Mapping[str, Any], name: str) -> str:
-    """A name for what depends on some facts, which JSON can hold; `name` stands in front, for people."""
+    """A name for what depends on some facts, which JSON can hold.
+
+    `name` stands in front, for people.
+    """
     text = json.dumps(facts, sort_keys=True, default=str)
     return f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"

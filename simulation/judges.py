@@ -1,10 +1,12 @@
-"""What a simulation judges its global versions by beside accuracy: own samples, correlation, perplexity.
+"""What a simulation judges its global versions by beside accuracy: own samples, correlation,
+perplexity.
 
-Correlation is by Matthews: "Comparison of the predicted and observed secondary structure of T4 phage lysozyme",
-Biochimica et Biophysica Acta, 1975; unlike accuracy it is 0 for a model that answers by the more frequent label alone.
-Perplexity is that of HeteroFL's table 3 (Diao, Ding, Tarokh, ICLR 2021, https://arxiv.org/abs/2010.01264). The released
-code judges all rows of the test text together, 64 tokens of each at a time, and that is one chunk. By Jensen's
-inequality the figure is no less than exp of the mean of all chunks.
+Correlation is by Matthews: "Comparison of the predicted and observed secondary structure of T4
+phage lysozyme", Biochimica et Biophysica Acta, 1975; unlike accuracy it is 0 for a model that
+answers by the more frequent label alone. Perplexity is that of HeteroFL's table 3 (Diao, Ding,
+Tarokh, ICLR 2021, https://arxiv.org/abs/2010.01264). The released code judges all rows of the test
+text together, 64 tokens of each at a time, and that is one chunk. By Jensen's inequality the figure
+is no less than exp of the mean of all chunks.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,7 +29,8 @@ from simulation.data.held import Parts
 from simulation.settings import EvaluationTable
 
 Judge = Callable[[VersionRecord, BlobStore], float]
-"""Puts a number to a version that was evaluated before, so that its statistics are known, and lies among the blobs.
+"""Puts a number to a version that was evaluated before, so that its statistics are known, and lies
+among the blobs.
 
 It raises BlobError where the version cannot be read.
 """
@@ -39,17 +42,26 @@ class Judges:
 
     # of the judged tier on the test set, None where the global model cannot be judged
     evaluator: Evaluator | None = None
-    local: Judge | None = None  # judges versions on the devices' own parts of the test set, None if nobody wants that
-    others: Mapping[str, Judge] = field(default_factory=dict)  # what else judges them, by the name of the column
+    local: Judge | None = (
+        None  # judges versions on the devices' own parts of the test set, None if nobody wants that
+    )
+    others: Mapping[str, Judge] = field(
+        default_factory=dict
+    )  # what else judges them, by the name of the column
 
 
 def chosen_judges(
-    table: EvaluationTable, context: RunContext, parts: Parts, labels: Targets, *, own_models: bool
+    table: EvaluationTable,
+    context: RunContext,
+    parts: Parts,
+    labels: Targets,
+    *,
+    own_models: bool,
 ) -> Judges:
     """The judges as configured.
 
-    Where devices have models of their own, these are judged on their parts of the test set instead. The labels are
-    those of all training samples.
+    Where devices have models of their own, these are judged on their parts of the test set instead.
+    The labels are those of all training samples.
 
     Raises:
         ConfigError: the test set is not one for a judge that is asked for.
@@ -59,7 +71,9 @@ def chosen_judges(
     if judging.data is None:
         return Judges()
     data = load_test_set(judging.data, context.judged.manifest)
-    evaluator = Evaluator(context.judged, data, batch_size=judging.batch_size, threads=judging.threads)
+    evaluator = Evaluator(
+        context.judged, data, batch_size=judging.batch_size, threads=judging.threads
+    )
     others: dict[str, Judge] = {}
     if table.matthews:
         others["matthews"] = _by_correlation(context, evaluator, data)
@@ -67,7 +81,9 @@ def chosen_judges(
         others["perplexity"] = _by_perplexity(context, evaluator, len(data), table.perplexity)
     loss = context.judged.manifest.recipe.loss
     if table.local and not own_models and "correct" not in loss.metrics:
-        raise ConfigError(f"evaluation.local counts right answers, and the loss {loss.name} has none; leave it off")
+        raise ConfigError(
+            f"evaluation.local counts right answers, and the loss {loss.name} has none; leave it off"
+        )
     local = _locally(context, evaluator, parts, labels) if table.local and not own_models else None
     return Judges(evaluator, local, others)
 
@@ -75,27 +91,40 @@ def chosen_judges(
 def _locally(context: RunContext, evaluator: Evaluator, parts: Parts, labels: Targets) -> Judge:
     """Accuracy on every device's own part of the test set (specification 1.6, 2.7).
 
-    Where devices train with a label mask, they are judged with it. All samples count alike, so devices with larger
-    parts weigh more.
+    Where devices train with a label mask, they are judged with it. All samples count alike, so
+    devices with larger parts weigh more.
     """
-    classes, masked = context.artifacts.layout.classes, context.config.train.mask_labels
+    classes = context.artifacts.layout.classes
+    masked = context.config.train.mask_labels
     ignored = context.judged.manifest.recipe.loss.ignored
     held = [
-        (test, label_mask(present_labels(labels[train][labels[train] != ignored], classes), classes, masked=masked))
+        (
+            test,
+            label_mask(
+                present_labels(labels[train][labels[train] != ignored], classes),
+                classes,
+                masked=masked,
+            ),
+        )
         for train, test in zip(parts.train, parts.test, strict=True)
         if len(test)
     ]
 
     def judge(version: VersionRecord, blobs: BlobStore) -> float:
         weights, statistics = judged_model(context, version, blobs)
-        correct, count = np.sum([evaluator.hits(weights, statistics, part, mask) for part, mask in held], axis=0)
+        correct, count = np.sum(
+            [evaluator.hits(weights, statistics, part, mask) for part, mask in held],
+            axis=0,
+        )
         return float(correct / count)
 
     return judge
 
 
 def _by_correlation(context: RunContext, evaluator: Evaluator, data: DataSet) -> Judge:
-    """The correlation of predictions with the two labels of a test set, by which CoLA is judged (specification 3.8)."""
+    """The correlation of predictions with the two labels of a test set, by which CoLA is judged
+    (specification 3.8).
+    """
     classes = context.artifacts.layout.classes
     if classes != 2 or data.y.ndim != 1:
         raise ConfigError(
@@ -113,16 +142,20 @@ def _by_correlation(context: RunContext, evaluator: Evaluator, data: DataSet) ->
 
 
 def matthews(found: tuple[int, int], present: tuple[int, int]) -> float:
-    """Correlation of predictions with labels 0 and 1, by how many of each are found and how many are present.
+    """Correlation of predictions with labels 0 and 1, by how many of each are found and how many
+    are present.
 
     It is in [-1, 1]; 0 where only one label is present or predicted.
     """
-    right, there = np.array(found, np.float64), np.array(present, np.float64)
+    right = np.array(found, np.float64)
+    there = np.array(present, np.float64)
     return RULES["matthews"](right, right + (there - right)[::-1], there)
 
 
 def _by_perplexity(context: RunContext, evaluator: Evaluator, count: int, samples: int) -> Judge:
-    """Perplexity on so many test samples, of which some make a chunk, the rows of the test text (specification 1.8)."""
+    """Perplexity on so many test samples, of which some make a chunk, the rows of the test text
+    (specification 1.8).
+    """
     if count % samples:
         raise ConfigError(
             f"evaluation.perplexity = {samples}, but the {count} test samples do not make chunks of {samples};"

@@ -27,11 +27,15 @@ class WorkerSetup(FrozenModel):
     pairs: tuple[Path, ...] = ()  # sets of the devices' own models, dealt in turn; empty for none
     # what each label of the data is to the devices, dealt in the same turn; None where it is itself
     tasks: tuple[tuple[int, ...] | None, ...] = ()
-    own_test: bool = False  # judge what a device trains on its own part of the test set, not on a share of its samples
+    # judge what a device trains on its own part of the test set, not on a share of its samples
+    own_test: bool = False
 
 
 class WorkItem(FrozenModel):
-    """One task of one virtual device; `weights` is the slice of the global version of that number."""
+    """One task of one virtual device.
+
+    `weights` is the slice of the global version of that number.
+    """
 
     task: str
     run: str
@@ -73,8 +77,8 @@ class Failed(FrozenModel):
 class Engine(Protocol):
     """Computes tasks, on this machine or elsewhere.
 
-    A worker that dies is replaced and its order computed once more; if that fails as well the engine raises
-    `fleet_protocol.errors.ShoalError`.
+    A worker that dies is replaced and its order computed once more; if that fails as well the
+    engine raises `fleet_protocol.errors.ShoalError`.
     """
 
     def submit(self, orders: Sequence[WorkOrder]) -> None:

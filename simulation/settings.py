@@ -1,7 +1,7 @@
 """The configuration of a simulation, ``sim.toml``, as frozen values.
 
-The tables that say how a fleet runs are those of ``fleet.toml``. What a fleet has outside of its configuration has
-tables in `simulation.tables`.
+The tables that say how a fleet runs are those of ``fleet.toml``. What a fleet has outside of its
+configuration has tables in `simulation.tables`.
 """
 
 from pathlib import Path
@@ -13,22 +13,34 @@ from broker_server.settings.fleet import FleetConfig, ModelConfig, RunKeys
 from broker_server.settings.rounds import RoundConfig, RoundKeys
 from fleet_protocol.data import NpzData
 from simulation.clock import ClockConfig
-from simulation.tables import DataTable, DevicesTable, EngineTable, ModelTable, OwnModelsTable, PartitionTable
+from simulation.tables import (
+    DataTable,
+    DevicesTable,
+    EngineTable,
+    ModelTable,
+    OwnModelsTable,
+    PartitionTable,
+)
 
 FLEET = "simulation"
 HOW_COMPUTED = frozenset({"out", "cache", "keep_versions", "engine"})
-"""Keys that say where and by whom a simulation is computed and what stays of it: its figures do not depend on them."""
+"""Keys that say where and by whom a simulation is computed and what stays of it: its figures do not
+depend on them.
+"""
 
 NO_DEADLINE = 1e8
-"""Seconds of simulated time after which a round ends where no deadline is set: more than three years."""
+"""Seconds of simulated time after which a round ends where no deadline is set: more than three
+years.
+"""
 
 
 class EvaluationTable(EvaluationKeys):
     """``[evaluation]``: how the global model is judged; further keys are those of ``fleet.toml``.
 
     Attributes:
-        local: also judge it on every device's own part of the test set, with the device's label mask (specification
-            1.6); where devices have models of their own, those are judged there instead.
+        local: also judge it on every device's own part of the test set, with the device's label
+            mask (specification 1.6); where devices have models of their own, those are judged there
+            instead.
         matthews: also correlate its predictions with the labels, of which there must be two.
         perplexity: also compute its perplexity over chunks of so many test samples; 0 for none.
         holdout: share of every device's samples on which its sub-model is judged after training.
@@ -41,7 +53,9 @@ class EvaluationTable(EvaluationKeys):
 
 
 class RoundTable(RoundKeys):
-    """``[round]``: how rounds go, in seconds of the emulated clock; further keys are those of ``fleet.toml``.
+    """``[round]``: how rounds go, in seconds of the emulated clock.
+
+    Further keys are those of ``fleet.toml``.
 
     Attributes:
         deadline_seconds: time from the offers to the close.
@@ -55,7 +69,8 @@ class SimulationConfig(RunKeys):
 
     Attributes:
         out: folder of the results.
-        cache: folder for exported artifacts and prepared data, which simulations can share; ``out`` by default.
+        cache: folder for exported artifacts and prepared data, which simulations can share; ``out``
+            by default.
         model: what is trained; its initial weights are drawn with the seed.
         data: on what.
         partition: who gets which samples.
@@ -84,18 +99,24 @@ class SimulationConfig(RunKeys):
         given = {
             'train.optimizer_state = "keep"': self.train.optimizer_state == "keep",
             "train.micro_batch": self.train.micro_batch is not None,
-            'train.rate.per = "step"': self.train.rate is not None and self.train.rate.per == "step",
+            'train.rate.per = "step"': self.train.rate is not None
+            and self.train.rate.per == "step",
             "evaluation.holdout": self.evaluation.holdout > 0,
         }
-        if self.engine.backend == "torch" and (here := [key for key, there in given.items() if there]):
+        if self.engine.backend == "torch" and (
+            here := [key for key, there in given.items() if there]
+        ):
             raise ValueError(f'{here[0]} is for engine.backend = "onnx"')
         return self
 
     def fleet(self, *, artifacts: Path, weights: Path, test_set: Path) -> FleetConfig:
         """The configuration of the fleet that is simulated."""
         evaluation = self.evaluation.model_dump(include=set(EvaluationKeys.model_fields))
-        # Where devices have tasks of their own, the global model has none that it could be judged by.
-        tasks = self.own_models is not None and any(item.labels is not None for item in self.own_models.models)
+        # Where devices have tasks of their own, the global model has none that it could be judged
+        # by.
+        tasks = self.own_models is not None and any(
+            item.labels is not None for item in self.own_models.models
+        )
         data = None if tasks else NpzData(path=test_set)
         return FleetConfig(
             fleet=FLEET,

@@ -1,4 +1,6 @@
-"""The tables of ``sim.toml`` for what a fleet has outside of its configuration: a model to export, data, devices."""
+"""The tables of ``sim.toml`` for what a fleet has outside of its configuration: a model to export,
+data, devices.
+"""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,7 +22,8 @@ class ModelTable(FrozenModel):
 
     Attributes:
         arch: name of an architecture of the zoo, or of ``models``.
-        settings: its settings; input shape, classes and vocabulary follow from the data unless they are given.
+        settings: its settings; input shape, classes and vocabulary follow from the data unless they
+            are given.
         models: Python file with architectures of your own.
         weights: safetensors file with global weights to start from; by default drawn with the seed.
         widths: of the tiers, relative to the global model.
@@ -42,14 +45,16 @@ class DataTable(FrozenModel):
 
     Attributes:
         name: one of `simulation.data.datasets`; empty for your own.
-        train: your training samples, by the keys of a board's ``[data]``. A path with ``*`` takes every file (of images
-            every folder) that it matches, each of which one device holds with ``[partition] kind = "subject"``.
+        train: your training samples, by the keys of a board's ``[data]``. A path with ``*`` takes
+            every file (of images every folder) that it matches, each of which one device holds with
+            ``[partition] kind = "subject"``.
         test: the server's test set, likewise.
         root: folder of the sets that are not shipped; by default what SHOAL_DATA names.
         options: of the loader, such as the window of ``watch``.
         train_limit: training samples to use at most, evenly spread; None for all.
         test_limit: the same for the test samples.
-        augment: random changes to the training samples of every step; of your own samples said in ``train``.
+        augment: random changes to the training samples of every step; of your own samples said in
+            ``train``.
     """
 
     name: str = ""
@@ -64,9 +69,13 @@ class DataTable(FrozenModel):
     @model_validator(mode="after")
     def _one_source(self) -> "DataTable":
         if bool(self.name) == bool(self.train) or (self.train is None) != (self.test is None):
-            raise ValueError("name one of the data sets, or give [data.train] and [data.test] of your own")
+            raise ValueError(
+                "name one of the data sets, or give [data.train] and [data.test] of your own"
+            )
         if self.train is not None and (self.augment or self.options or self.root):
-            raise ValueError("root, options and augment are for a set by name; say what you need in [data.train]")
+            raise ValueError(
+                "root, options and augment are for a set by name; say what you need in [data.train]"
+            )
         return self
 
     @property
@@ -84,7 +93,8 @@ class PartitionTable(FrozenModel):
     """``[partition]``: who gets which samples.
 
     Attributes:
-        kind: ``iid``, ``dirichlet``, ``shards`` (a number of labels per device, specification 1.8) or ``subject``.
+        kind: ``iid``, ``dirichlet``, ``shards`` (a number of labels per device, specification 1.8)
+            or ``subject``.
         alpha: concentration of the Dirichlet split.
         per_device: shards of each device.
         as_released: with shards, the quirk of the released code.
@@ -100,7 +110,11 @@ class PartitionTable(FrozenModel):
     @model_validator(mode="after")
     def _has_effect(self, info: ValidationInfo) -> "PartitionTable":
         where = f'on kind = "{self.kind}"'
-        for key, kind in (("alpha", "dirichlet"), ("per_device", "shards"), ("as_released", "shards")):
+        for key, kind in (
+            ("alpha", "dirichlet"),
+            ("per_device", "shards"),
+            ("as_released", "shards"),
+        ):
             self.refuse_idle(info, key, self.kind == kind, where=where, instead=f'kind = "{kind}"')
         return self
 
@@ -111,9 +125,10 @@ class OwnModel(FrozenModel):
     Attributes:
         arch: name of an architecture of the zoo, or of ``model.models``.
         settings: its settings; what follows from the data need not be given.
-        labels: a task of the device's own: what each label of the data set is to it, from 0; -1 for labels that none of
-            its samples has. Its own model and its copy of the global model then have classes of their own, so the
-            parts that the strategy shares must leave out whatever depends on them.
+        labels: a task of the device's own: what each label of the data set is to it, from 0; -1 for
+            labels that none of its samples has. Its own model and its copy of the global model then
+            have classes of their own, so the parts that the strategy shares must leave out whatever
+            depends on them.
     """
 
     arch: str
@@ -127,7 +142,9 @@ class OwnModel(FrozenModel):
 
     @model_validator(mode="after")
     def _has_labels(self) -> "OwnModel":
-        if self.labels is not None and set(self.labels) - {-1} != set(range(max(self.labels, default=-1) + 1)):
+        if self.labels is not None and set(self.labels) - {-1} != set(
+            range(max(self.labels, default=-1) + 1)
+        ):
             raise ValueError("labels must use every label from 0 to its largest")
         if self.labels is not None and max(self.labels, default=-1) < 1:
             raise ValueError("labels must leave a task of at least two labels")
@@ -135,7 +152,8 @@ class OwnModel(FrozenModel):
 
 
 class OwnModelsTable(FrozenModel):
-    """``[own_models]``: models that devices keep, train beside the one they are sent, and never send (specification 5).
+    """``[own_models]``: models that devices keep, train beside the one they are sent, and never
+    send (specification 5).
 
     Attributes:
         models: dealt to the devices in turn.
@@ -153,7 +171,8 @@ class DeviceGroup(FrozenModel):
         count: devices of this kind; None shares the rest evenly among the entries without one.
         max_width: widest sub-model they can train.
         max_depth: deepest, None for any.
-        dropout: chance that such a device leaves in the middle of a round and is away until its end.
+        dropout: chance that such a device leaves in the middle of a round and is away until its
+            end.
     """
 
     type: str = "MacBookPro2018"
@@ -169,7 +188,8 @@ class DevicesTable(FrozenModel):
 
     Attributes:
         count: virtual devices.
-        types: their kinds in the order of the devices' ids; one kind that can train everything by default.
+        types: their kinds in the order of the devices' ids; one kind that can train everything by
+            default.
     """
 
     count: int = Field(ge=1)
@@ -178,7 +198,9 @@ class DevicesTable(FrozenModel):
     @model_validator(mode="after")
     def _counts_add_up(self) -> "DevicesTable":
         given = sum(item.count or 0 for item in self.types)
-        if given > self.count or (given < self.count and all(item.count is not None for item in self.types)):
+        if given > self.count or (
+            given < self.count and all(item.count is not None for item in self.types)
+        ):
             raise ValueError(f"the types count {given} devices, devices.count is {self.count}")
         return self
 
@@ -198,7 +220,9 @@ class DevicesTable(FrozenModel):
             item.count if item.count is not None else share + (open_entries.index(index) < more)
             for index, item in enumerate(self.types)
         ]
-        return tuple(item for item, count in zip(self.types, counts, strict=True) for _ in range(count))
+        return tuple(
+            item for item, count in zip(self.types, counts, strict=True) for _ in range(count)
+        )
 
 
 class EngineTable(FrozenModel):

@@ -1,8 +1,9 @@
 """What a worker of a simulation does: the tasks of virtual devices, by the code that boards run.
 
-A virtual device is a number with samples. Its task goes through `device_runtime.training.compute.compute`, as on a
-board; only the sessions are kept from task to task, one per tier, because here one process stands for many boards. With
-the torch backend the training itself is `simulation.torch_backend.trainer`'s, and everything else stays as it is.
+A virtual device is a number with samples. Its task goes through
+`device_runtime.training.compute.compute`, as on a board; only the sessions are kept from task to
+task, one per tier, because here one process stands for many boards. With the torch backend the
+training itself is `simulation.torch_backend.trainer`'s, and everything else stays as it is.
 """
 
 import json
@@ -35,7 +36,10 @@ if TYPE_CHECKING:
 
 
 class _SharedBlobs(BlobStore):
-    """The blobs of a simulation: what is in `others`, written by others, is read where it lies; updates are added."""
+    """The blobs of a simulation: what is in `others`, written by others, is read where it lies.
+
+    Updates are added.
+    """
 
     def __init__(self, updates: Path, others: Sequence[Path]) -> None:
         super().__init__(updates, durable=False)
@@ -57,12 +61,16 @@ class _KeptSessions(Sessions):
         self._train: dict[Path, TrainSession] = {}
         self._forward: dict[Path, ForwardSession] = {}
 
-    def train(self, manifest: Manifest, graph: Path, base: Mapping[str, NDArray[Any]]) -> TrainSession:
+    def train(
+        self, manifest: Manifest, graph: Path, base: Mapping[str, NDArray[Any]]
+    ) -> TrainSession:
         if graph not in self._train:
             self._train[graph] = super().train(manifest, graph, base)
         return self._train[graph]
 
-    def forward(self, manifest: Manifest, graph: Path, parameters: Mapping[str, NDArray[Any]]) -> ForwardSession:
+    def forward(
+        self, manifest: Manifest, graph: Path, parameters: Mapping[str, NDArray[Any]]
+    ) -> ForwardSession:
         if graph not in self._forward:
             self._forward[graph] = super().forward(manifest, graph, parameters)
         self._forward[graph].load(parameters)
@@ -85,7 +93,8 @@ class VirtualDevices:
         self._manifests: dict[str, Manifest] = {}
         self._trainers: dict[str, TorchTrainer] = {}
         runtime = installed_backends().get("onnx", "")
-        # The exporter has just checked the graphs on this machine, so no device needs to test them once more.
+        # The exporter has just checked the graphs on this machine, so no device needs to test them
+        # once more.
         self._tested = frozenset({f"onnx/train {runtime}"})
 
     def work(self, order: WorkOrder) -> list[Finished | Failed]:
@@ -101,7 +110,9 @@ class VirtualDevices:
             folder = self._setup.artifacts / self._setup.arch
             data = read_within(folder, f"{item.tier}/manifest.json")
             if not matches(data, digest):
-                raise BlobError(f"the manifest of {item.tier} in {folder} has changed; start the simulation again")
+                raise BlobError(
+                    f"the manifest of {item.tier} in {folder} has changed; start the simulation again"
+                )
             self._manifests[digest] = parse_manifest(data)
         return self._manifests[digest]
 
@@ -114,7 +125,8 @@ class VirtualDevices:
         if self._setup.own_test:
             data, parts = self._data.with_test(item.index)
         else:
-            data, parts = self._data.of(item.index), None
+            data = self._data.of(item.index)
+            parts = None
         return Bench(
             data=data,
             parts=parts,
@@ -131,7 +143,11 @@ class VirtualDevices:
     def _one(self, item: WorkItem) -> Finished | Failed:
         try:
             manifest = self._manifest(item)
-            outcome = compute(_task(item, manifest, self._tested), self._bench(item), Hooks(report=self._hear))
+            outcome = compute(
+                _task(item, manifest, self._tested),
+                self._bench(item),
+                Hooks(report=self._hear),
+            )
         except ShoalError as error:
             return _failed(item, error)
         return Finished(task=item.task, update=outcome.update, metrics=outcome.metrics)
@@ -147,7 +163,11 @@ class VirtualDevices:
             from models.registry import Registry  # noqa: PLC0415
             from simulation.torch_backend.trainer import TorchTrainer  # noqa: PLC0415  (torch: seconds)
 
-            registry = Registry.zoo() if self._setup.models is None else Registry.zoo().with_file(self._setup.models)
+            registry = (
+                Registry.zoo()
+                if self._setup.models is None
+                else Registry.zoo().with_file(self._setup.models)
+            )
             self._trainers[item.tier] = TorchTrainer(
                 registry.get(self._setup.arch),
                 json.loads(self._setup.settings),

@@ -1,13 +1,16 @@
-"""The dispatcher of a simulation: tasks go to an engine instead of over MQTT, and come back as updates.
+"""The dispatcher of a simulation: tasks go to an engine instead of over MQTT, and come back as
+updates.
 
-What a server checks of an update it checks here, too, and the store holds what it would hold. A device that chooses its
-own tier chooses here, with the times of its emulated clock; what it remembers for that is replayed from the
-store, so a simulation that was killed goes on with the same choices.
+What a server checks of an update it checks here, too, and the store holds what it would hold. A
+device that chooses its own tier chooses here, with the times of its emulated clock; what it
+remembers for that is replayed from the store, so a simulation that was killed goes on with the same
+choices.
 
-The clock of a round is the emulated one, and starts at 0 for every collection; who goes on beyond a round has so much
-of its time behind it. Where nobody can be missing, an answer is taken as soon as it is computed. Where devices drop
-out, more are asked than wanted, or there is a deadline, it matters who comes first: then all answers are computed
-before the first is taken, and they are taken in the order of emulated time.
+The clock of a round is the emulated one, and starts at 0 for every collection; who goes on beyond a
+round has so much of its time behind it. Where nobody can be missing, an answer is taken as soon as
+it is computed. Where devices drop out, more are asked than wanted, or there is a deadline, it
+matters who comes first: then all answers are computed before the first is taken, and they are taken
+in the order of emulated time.
 """
 
 import heapq
@@ -54,7 +57,10 @@ class SimulationError(ShoalError):
 
 @dataclass(frozen=True)
 class Records:
-    """Where the tasks of a run and their updates are written down; `blobs` has the weights that devices are sent."""
+    """Where the tasks of a run and their updates are written down.
+
+    `blobs` has the weights that devices are sent.
+    """
 
     store: Store
     blobs: BlobStore
@@ -79,7 +85,8 @@ class _Counted:
         self._served.difference_update(digests)
 
     def take_payload_bytes(self) -> int:
-        taken, self._bytes = self._bytes, 0
+        taken = self._bytes
+        self._bytes = 0
         return taken
 
 
@@ -87,7 +94,13 @@ class VirtualDispatcher:
     """Asks virtual devices; `group` tasks of one tier are given to a worker together."""
 
     def __init__(
-        self, fleet: VirtualFleet, engine: Engine, records: Records, *, group: int, stopping: threading.Event
+        self,
+        fleet: VirtualFleet,
+        engine: Engine,
+        records: Records,
+        *,
+        group: int,
+        stopping: threading.Event,
     ) -> None:
         self.settling_seconds = 0.0
         self.steering = Steering()
@@ -112,8 +125,11 @@ class VirtualDispatcher:
         self._computing: set[str] = set()
         self._in_order = False
         self._took: dict[int, float] = {}  # by round
-        self._waiting: dict[str, Finished | Failed] = {}  # results of tasks that go on beyond a round
-        # Times with what happens then: the result of a device, or its leaving. A device has one entry.
+        self._waiting: dict[
+            str, Finished | Failed
+        ] = {}  # results of tasks that go on beyond a round
+        # Times with what happens then: the result of a device, or its leaving. A device has one
+        # entry.
         self._ahead: list[tuple[float, str, Finished | Failed | None]] = []
 
     def now(self) -> float:
@@ -121,17 +137,26 @@ class VirtualDispatcher:
         return self._now
 
     def count_bytes(self) -> ByteCount:
-        """Payload bytes since the last call: blobs that were served, updates that were taken. There is no wire."""
-        taken, self._upload_bytes = self._upload_bytes, 0
+        """Payload bytes since the last call: blobs that were served, updates that were taken.
+
+        There is no wire.
+        """
+        taken = self._upload_bytes
+        self._upload_bytes = 0
         return ByteCount(wire=0, payload=self.blobs.take_payload_bytes() + taken)
 
     def forget(self, task: str) -> None:
-        """Drop what came of a task that is over: virtual devices' updates come whole, so there is nothing."""
+        """Drop what came of a task that is over: virtual devices' updates come whole, so there is
+        nothing.
+        """
 
     # The coordinator's side.
 
     def open(self, collection: Collection) -> None:
-        """Give every task that is not answered to the engine, the largest first; forgets the collection before."""
+        """Give every task that is not answered to the engine, the largest first.
+
+        Forgets the collection before.
+        """
         self._collection = collection
         self._sent.cache_clear()
         for task in collection.unanswered:
@@ -155,13 +180,21 @@ class VirtualDispatcher:
     def _schedule(self, collection: Collection) -> None:
         """Find out who drops out and when, and whether the order of the answers matters."""
         rule = collection.rule
-        self._computing, self._ahead, self._took = set(), [], {}
+        self._computing = set()
+        self._ahead = []
+        self._took = {}
         if collection.kind == "train":
-            oldest = min((task.record.round for task in collection.tasks.values()), default=collection.number)
-            since = self._records.store.rounds(self.reporter.run, last=collection.number - oldest + 1)
+            oldest = min(
+                (task.record.round for task in collection.tasks.values()),
+                default=collection.number,
+            )
+            since = self._records.store.rounds(
+                self.reporter.run, last=collection.number - oldest + 1
+            )
             self._took = {past.number: past.collect_seconds or 0.0 for past in since}
         for task in collection.tasks.values():
-            record, board = task.record, self._boards[task.record.device]
+            record = task.record
+            board = self._boards[task.record.device]
             if record.phase.answered:  # before the simulation was stopped
                 task.answered = self._seconds(record, task)
                 self._now = max(self._now, task.answered)
@@ -176,17 +209,27 @@ class VirtualDispatcher:
             else:
                 self._computing.add(record.id)
         asked_more = rule.wanted < len(collection.tasks)
-        self._in_order = bool(self._ahead) or asked_more or rule.deadline - rule.opened < NO_DEADLINE
+        self._in_order = (
+            bool(self._ahead) or asked_more or rule.deadline - rule.opened < NO_DEADLINE
+        )
 
     def _seconds(self, record: TaskRecord, task: OpenTask) -> float:
         """When the answer to a task comes; to ask for statistics takes no time."""
         if record.kind != "train":
             return 0.0
         board = self._boards[record.device]
-        whole = self._times.round_seconds(board.index, record, task.instructions.train, board.examples)
+        whole = self._times.round_seconds(
+            board.index, record, task.instructions.train, board.examples
+        )
         worked = sum(took for number, took in self._took.items() if number >= record.round)
-        left = board.leaves(task.instructions.train.seed, record.round) if record.round in self._took else None
-        if left is not None and record.round < max(self._took):  # in that round, and was back with the next
+        left = (
+            board.leaves(task.instructions.train.seed, record.round)
+            if record.round in self._took
+            else None
+        )
+        if left is not None and record.round < max(
+            self._took
+        ):  # in that round, and was back with the next
             worked -= max(0.0, self._took[record.round] - left * whole)
         return max(0.0, whole - worked)
 
@@ -205,7 +248,10 @@ class VirtualDispatcher:
         )
 
     def total(self, cohort: Cohort) -> Words:
-        """Add up what has no masks here, as they cancel to the bit; everybody who was asked counts as having dealt."""
+        """Add up what has no masks here, as they cancel to the bit.
+
+        Everybody who was asked counts as having dealt.
+        """
         came = [str(task.record.update_digest) for task in cohort.came]
         cohort.require(len(came), len(cohort.tasks))
         vectors = (self._records.updates.tensors(digest)[MASKED] for digest in came)
@@ -213,7 +259,9 @@ class VirtualDispatcher:
         return total
 
     def close(self, reason: str, *, waits: bool = False) -> None:  # noqa: ARG002  (nobody is left to be told)
-        """End the collection: answers that would come later are kept for later or dropped, and who left is back."""
+        """End the collection: answers that would come later are kept for later or dropped, and who
+        left is back.
+        """
         for _, device, result in self._ahead:
             if result is not None and waits:
                 self._waiting[result.task] = result
@@ -240,7 +288,9 @@ class VirtualDispatcher:
             raise StopRequested
         if self._collection is not None and self._computing:
             for result in self._engine.take(PATIENCE_SECONDS):
-                if result.task in self._computing:  # else it was repeated after the death of a worker
+                if (
+                    result.task in self._computing
+                ):  # else it was repeated after the death of a worker
                     self._computing.discard(result.task)
                     self._computed(self._collection, result)
             if time.monotonic() - self._committed > _COMMIT_SECONDS:
@@ -252,10 +302,13 @@ class VirtualDispatcher:
             if happening is None:
                 self.fleet.see(self._boards[device].status(online=False))
                 for task in self._collection.of_device(device):
-                    task.left = at  # which is past where a simulation goes on whose later answers are stored
+                    # which is past where a simulation goes on whose later answers are stored
+                    task.left = at
             else:
                 self._take(self._collection.tasks[happening.task], happening)
-        elif self._collection is not None and until >= NO_DEADLINE:  # who left is away until the end of the round
+        elif (
+            self._collection is not None and until >= NO_DEADLINE
+        ):  # who left is away until the end of the round
             for task in self._collection.unanswered:
                 task.record = replace(task.record, phase=TaskPhase.MISSED)
         else:
@@ -286,8 +339,11 @@ class VirtualDispatcher:
             self._settle(task, TaskPhase.DECLINED, RefusalReason(result.reason), result.detail)
 
     def _finished(self, task: OpenTask, result: Finished) -> None:
-        record, update, updates = task.record, result.update, self._records.updates
-        data, merged = updates.path(update.digest).read_bytes(), update.digest
+        record = task.record
+        update = result.update
+        updates = self._records.updates
+        data = updates.path(update.digest).read_bytes()
+        merged = update.digest
         try:
             whole = take_update(data, task, self._sent)
         except RefusedError as error:
@@ -303,16 +359,21 @@ class VirtualDispatcher:
         self.reporter.received(record, update, result.metrics, log=False)
 
     def _settle(self, task: OpenTask, phase: TaskPhase, reason: RefusalReason, text: str) -> None:
-        record, detail = task.record, f"{reason.value}: {text}"
+        record = task.record
+        detail = f"{reason.value}: {text}"
         self._records.store.settle([record.id], phase, detail)
         task.record = replace(record, phase=phase, detail=detail)
         by_device = phase is TaskPhase.DECLINED
-        self.reporter.refused(reason, text, device=record.device, number=record.round, by_device=by_device)
+        self.reporter.refused(
+            reason, text, device=record.device, number=record.round, by_device=by_device
+        )
 
     # Devices that choose their tier.
 
     def _choose(self, task: OpenTask, chooser: TierChooser, train: TrainSettings) -> None:
-        record, board, times = task.record, self._boards[task.record.device], self._times
+        record = task.record
+        board = self._boards[task.record.device]
+        times = self._times
         self._replay(record.run, record.round, chooser)
         tiers = tuple(choice.tier for choice in record.choices)
         narrowest = min(map(Tier.parse, tiers))

@@ -61,11 +61,19 @@ class VirtualFleet:
 
     @classmethod
     def of(
-        cls, table: DevicesTable, examples: Sequence[int], clock: Clock, layout: Layout, *, seed: int
+        cls,
+        table: DevicesTable,
+        examples: Sequence[int],
+        clock: Clock,
+        layout: Layout,
+        *,
+        seed: int,
     ) -> "VirtualFleet":
         """The devices as configured; a ConfigError where the clock has no such type or link."""
         boards = tuple(
             VirtualBoard(name, index, count, kind.max_width, kind.max_depth, kind.dropout)
-            for index, (name, kind, count) in enumerate(zip(table.ids, table.kinds, examples, strict=True))
+            for index, (name, kind, count) in enumerate(
+                zip(table.ids, table.kinds, examples, strict=True)
+            )
         )
         return cls(boards, BoardTimes(clock, table.kinds, layout, seed))

@@ -1,7 +1,8 @@
 """A worker process of the local engine: ``python -m simulation.worker``.
 
-Reads one line of `WorkerSetup`, then `WorkOrder`s, a line each, from standard input; writes `Finished` and `Failed`
-lines to standard output. It ends when its input does, which is also what happens when the simulation dies.
+Reads one line of `WorkerSetup`, then `WorkOrder`s, a line each, from standard input; writes
+`Finished` and `Failed` lines to standard output. It ends when its input does, which is also what
+happens when the simulation dies.
 """
 
 import contextlib
@@ -27,7 +28,10 @@ def main() -> int:
             devices = devices or VirtualDevices(setup)
             found = devices.work(order)
         except ShoalError as error:
-            found = [Failed(task=item.task, detail=str(error), exit_code=error.exit_code) for item in order.items]
+            found = [
+                Failed(task=item.task, detail=str(error), exit_code=error.exit_code)
+                for item in order.items
+            ]
         for result in found:
             results.write(result.model_dump_json().encode() + b"\n")
     return 0

@@ -14,7 +14,9 @@ BASE = ("1.weight", "1.bias", "3.weight", "3.bias")
 
 
 @architecture()
-def adapted(cut: Cut, *, input_shape: tuple[int, ...] = (1, 8, 8), classes: int = 10, hidden: int = 48) -> nn.Module:
+def adapted(
+    cut: Cut, *, input_shape: tuple[int, ...] = (1, 8, 8), classes: int = 10, hidden: int = 48
+) -> nn.Module:
     """Build the model; the rank of its adapters, 8, is cut by width."""
     sizes = (64, hidden, hidden)
     layers = [part for pair in pairwise(sizes) for part in (nn.Linear(*pair), nn.ReLU())]
@@ -25,12 +27,19 @@ def adapted(cut: Cut, *, input_shape: tuple[int, ...] = (1, 8, 8), classes: int 
 
 @architecture()
 def half_frozen(
-    cut: Cut, *, input_shape: tuple[int, ...] = (1, 8, 8), classes: int = 10, whole: bool = False, frozen: bool = True
+    cut: Cut,
+    *,
+    input_shape: tuple[int, ...] = (1, 8, 8),
+    classes: int = 10,
+    whole: bool = False,
+    frozen: bool = True,
 ) -> nn.Module:
     """Build a network whose first layer is frozen, and cut unless it is `whole`."""
     first = cut.whole().width("first", 48) if whole else cut.width("first", 48)
     second = cut.width("second", 24)
-    net = nn.Sequential(nn.Flatten(), nn.Linear(64, first), nn.ReLU(), nn.Linear(first, second), nn.ReLU())
+    net = nn.Sequential(
+        nn.Flatten(), nn.Linear(64, first), nn.ReLU(), nn.Linear(first, second), nn.ReLU()
+    )
     net[1].requires_grad_(not frozen)
     return net.append(nn.Linear(second, cut.classes(classes)))
 

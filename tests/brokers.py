@@ -60,8 +60,8 @@ class TestBroker(Protocol):
 def free_port() -> int:
     """A TCP port of 127.0.0.1 that nobody listens on.
 
-    It is drawn at random from below those that systems give to outgoing connections: tests that run side by side have
-    many of these, and one could take the port before the broker does.
+    It is drawn at random from below those that systems give to outgoing connections: tests that run
+    side by side have many of these, and one could take the port before the broker does.
     """
     while True:
         port = random.SystemRandom().randrange(12_000, 32_000)
@@ -91,12 +91,16 @@ class _ProcessBroker:
 
     def start(self) -> None:
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
         deadline = time.monotonic() + START_SECONDS
         while not _listening(self.port):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 code = self._process.wait(0.05)
-                raise RuntimeError(f"{self._command[0]} exited with {code}: {self._log.read_text()}")
+                raise RuntimeError(
+                    f"{self._command[0]} exited with {code}: {self._log.read_text()}"
+                )
             if time.monotonic() > deadline:
                 self.stop()
                 raise TimeoutError(f"{self._command[0]} does not listen on {self.port}")
@@ -113,12 +117,15 @@ def _mosquitto() -> str | None:
 
 
 @contextlib.contextmanager
-def mosquitto_broker(tmp_path: Path, *, persistent: bool = False, more: str = "") -> Iterator[TestBroker]:
+def mosquitto_broker(
+    tmp_path: Path, *, persistent: bool = False, more: str = ""
+) -> Iterator[TestBroker]:
     """A running Mosquitto; the test is skipped where it is not installed.
 
     Args:
         tmp_path: for its files.
-        persistent: sessions are written to disk now and then, so that a restart brings old ones back.
+        persistent: sessions are written to disk now and then, so that a restart brings old ones
+            back.
         more: lines for its configuration.
     """
     program = _mosquitto()
@@ -127,7 +134,10 @@ def mosquitto_broker(tmp_path: Path, *, persistent: bool = False, more: str = ""
     port = free_port()
     config = tmp_path / f"mosquitto-{port}.conf"
     config.write_text(
-        _MOSQUITTO.format(port=port, persistence=_PERSISTENT.format(tmp_path) if persistent else "persistence false")
+        _MOSQUITTO.format(
+            port=port,
+            persistence=_PERSISTENT.format(tmp_path) if persistent else "persistence false",
+        )
         + more
     )
     broker = _ProcessBroker([program, "-c", str(config)], port, tmp_path / f"mosquitto-{port}.log")
@@ -148,5 +158,7 @@ def embedded_broker(tmp_path: Path) -> Iterator[TestBroker]:
 
 
 def any_broker(tmp_path: Path) -> contextlib.AbstractContextManager[TestBroker]:
-    """A running broker, whichever; Mosquitto costs a tenth of the embedded one, where it is installed."""
+    """A running broker, whichever; Mosquitto costs a tenth of the embedded one, where it is
+    installed.
+    """
     return (mosquitto_broker if _mosquitto() else embedded_broker)(tmp_path)

@@ -1,8 +1,9 @@
 """What every test shares: how property tests are judged, and which tests a machine can run at all.
 
-A property test is judged by what it finds, never by how long a busy machine takes. Tests marked `ort_training` need
-onnxruntime-training, which stands in the place of onnxruntime where it is installed; elsewhere they are skipped. Slow
-and installed tests that `tests/representatives.py` names are marked `representative`; CI runs them, too.
+A property test is judged by what it finds, never by how long a busy machine takes. Tests marked
+`ort_training` need onnxruntime-training, which stands in the place of onnxruntime where it is
+installed; elsewhere they are skipped. Slow and installed tests that `tests/representatives.py`
+names are marked `representative`; CI runs them, too.
 """
 
 import importlib.util
@@ -15,9 +16,14 @@ from hypothesis import Phase, settings
 from tests.representatives import representatives
 
 settings.register_profile("shoal", deadline=None)
-# `make mutants` asks only whether a test fails: the same examples each time, and no search for the smallest.
+# `make mutants` asks only whether a test fails: the same examples each time, and no search for the
+# smallest.
 settings.register_profile(
-    "mutants", deadline=None, derandomize=True, database=None, phases=(Phase.explicit, Phase.generate)
+    "mutants",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=(Phase.explicit, Phase.generate),
 )
 settings.load_profile("shoal")
 
@@ -39,20 +45,33 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if item.nodeid in chosen:
             item.add_marker("representative")
-    config.stash[COLLECTED] = {item.nodeid: {mark.name for mark in item.iter_markers()} for item in items}
+    config.stash[COLLECTED] = {
+        item.nodeid: {mark.name for mark in item.iter_markers()} for item in items
+    }
     marked = [item for item in items if item.get_closest_marker("ort_training")]
-    if marked and importlib.util.find_spec("onnxruntime.training") is None:  # to look for it imports onnxruntime
+    if (
+        marked and importlib.util.find_spec("onnxruntime.training") is None
+    ):  # to look for it imports onnxruntime
         missing = pytest.mark.skip(reason="onnxruntime-training is not installed")
         for item in marked:
             item.add_marker(missing)
 
 
 def pytest_sessionfinish(session, exitstatus):
-    """A whole suite that passes leaves what it ran on for the README's table (`tests/documents/platforms.py`)."""
+    """A whole suite that passes leaves what it ran on for the README's table
+    (`tests/documents/platforms.py`).
+    """
     config = session.config
-    part = config.option.keyword or config.getoption("lf", False)  # which is not there without pytest's cache
+    part = config.option.keyword or config.getoption(
+        "lf", False
+    )  # which is not there without pytest's cache
     whole = config.args_source is config.ArgsSource.TESTPATHS and not part
-    if whole and exitstatus == 0 and not hasattr(config, "workerinput") and not config.option.collectonly:
+    if (
+        whole
+        and exitstatus == 0
+        and not hasattr(config, "workerinput")
+        and not config.option.collectonly
+    ):
         from tests.documents.platforms import ended  # noqa: PLC0415  (once in a suite)
 
         ended(config.option.markexpr)
@@ -74,7 +93,9 @@ def cache(tmp_path_factory):
 
 @pytest.fixture
 def typed(tmp_path, monkeypatch, capfd):
-    """Runs the command in the test's folder and in this process, since to start one takes longer than most commands."""
+    """Runs the command in the test's folder and in this process, since to start one takes longer
+    than most commands.
+    """
     from shoal.cli.main import main  # noqa: PLC0415  (few tests need it)
 
     def run(*arguments):

@@ -2,9 +2,10 @@
 
     python -m tests.fuzz [--count 1000000] [--seconds 3600] [--seed 1]
 
-Each is refused by name, or taken for what it is: a message says the same when it is written and read again, an envelope
-or a sealed update is the one that was made, chunks become the blob that was cut or none. Anything else is a crash, a
-hang or a corruption, and ends the run with the bytes that did it.
+Each is refused by name, or taken for what it is: a message says the same when it is written and
+read again, an envelope or a sealed update is the one that was made, chunks become the blob that was
+cut or none. Anything else is a crash, a hang or a corruption, and ends the run with the bytes that
+did it.
 """
 
 import argparse
@@ -67,7 +68,18 @@ HANG_SECONDS = 5.0  # of the processor; a reading takes microseconds
 MEMORY_LIMIT_BYTES = 256 * 1024 * 1024  # by which the process may grow over all of it
 TOPICS = Topics("lab")
 CHUNK_BYTES = 1024
-EXTREMES = (b"-1", b"0", b"1e999", b"-0.0", b"9" * 400, b"18446744073709551616", b"1e-400", b"null", b"{}", b'""')
+EXTREMES = (
+    b"-1",
+    b"0",
+    b"1e999",
+    b"-0.0",
+    b"9" * 400,
+    b"18446744073709551616",
+    b"1e-400",
+    b"null",
+    b"{}",
+    b'""',
+)
 NESTED = (b"[" * 5000, b'{"a":' * 5000)
 
 
@@ -82,7 +94,8 @@ class Target:
     Attributes:
         name: for the table.
         samples: what is whole.
-        read: takes the sample's number and the changed bytes; refuses them by `RefusedError` or `BlobError`.
+        read: takes the sample's number and the changed bytes; refuses them by `RefusedError` or
+            `BlobError`.
     """
 
     name: str
@@ -115,7 +128,9 @@ class Findings:
 
 
 def mutated(data: bytes, other: bytes, draw: random.Random) -> bytes:
-    """Bytes with one to four changes: flipped, cut, doubled, filled, spliced, or a number that is none."""
+    """Bytes with one to four changes: flipped, cut, doubled, filled, spliced, or a number that is
+    none.
+    """
     changed = bytearray(data)
     for _ in range(draw.randint(1, 4)):
         at = draw.randrange(len(changed) + 1)
@@ -138,7 +153,11 @@ def mutated(data: bytes, other: bytes, draw: random.Random) -> bytes:
                     start = draw.choice(digits)
                     changed[start : start + 1] = draw.choice(EXTREMES)
             case _:
-                changed[at:at] = draw.choice(NESTED) if draw.random() < 0.02 else draw.choice((b'"', b"}", b",", b"\0"))
+                changed[at:at] = (
+                    draw.choice(NESTED)
+                    if draw.random() < 0.02
+                    else draw.choice((b'"', b"}", b",", b"\0"))
+                )
     return bytes(changed)
 
 
@@ -154,7 +173,12 @@ def targets() -> Iterator[list[Target]]:
 
         return Target(name, tuple(sample.to_bytes() for sample in samples), read)
 
-    def only(name: str, samples: tuple[bytes, ...], take: Callable[[int, bytes], bytes], whole: list[bytes]) -> Target:
+    def only(
+        name: str,
+        samples: tuple[bytes, ...],
+        take: Callable[[int, bytes], bytes],
+        whole: list[bytes],
+    ) -> Target:
         def read(index: int, data: bytes) -> None:
             if take(index, data) != whole[index]:
                 raise Corruption(f"something else than sample {index} of {name} was taken")
@@ -168,26 +192,40 @@ def targets() -> Iterator[list[Target]]:
     run = {"run": "r1", "seconds": 1.5}
     events = [
         control.RunStarted(**run, request="q", arch="mlp", strategy="heterofl", rounds=3, closed=0),
-        control.RunFinished(**run, status="finished", version=3, rounds=3, wire_bytes=10, payload_bytes=9),
+        control.RunFinished(
+            **run, status="finished", version=3, rounds=3, wire_bytes=10, payload_bytes=9
+        ),
         control.RunSteered(**run, request="q", wish="pause"),
     ]
     asked = [
-        requests.RunRequest(request="q", fleet="lab", settings={"round.rounds": 3}, others={"model.arch": "0" * 16}),
+        requests.RunRequest(
+            request="q", fleet="lab", settings={"round.rounds": 3}, others={"model.arch": "0" * 16}
+        ),
         requests.SteerRequest(request="q", fleet="lab", run="r1", wish="stop"),
         Ask(task="q", fleet="lab", device="pi", asked={"x": [[0.5]]}, seconds=1.0),
     ]
     draw = random.Random(7)
     blob = draw.randbytes(2 * CHUNK_BYTES + 300)
-    ref, frames = blob_ref(blob, CHUNK_BYTES), tuple(f for _, f in iter_chunks(blob, CHUNK_BYTES, ((0, 3),)))
+    ref = blob_ref(blob, CHUNK_BYTES)
+    frames = tuple(f for _, f in iter_chunks(blob, CHUNK_BYTES, ((0, 3),)))
     arrays = {"w": np.ones((3, 5), np.float32), "b": np.zeros(4, np.float16)}
-    weights = tuple(encode_weights(arrays, {"task": task}) for task in ("t1", "t" * 6000))  # room for NESTED
+    weights = tuple(
+        encode_weights(arrays, {"task": task}) for task in ("t1", "t" * 6000)
+    )  # room for NESTED
     memory = "/dev/shm"  # a file is removed for every reading of chunks
     with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=memory if Path(memory).is_dir() else None)))
+        folder = Path(
+            stack.enter_context(
+                tempfile.TemporaryDirectory(dir=memory if Path(memory).is_dir() else None)
+            )
+        )
         found_fleet(folder / "lab", Founding("lab", "127.0.0.1"))
         server = read_enrolment(folder / "lab" / "server.enrolment")
         device = read_enrolment(enroll(folder / "lab", "pi"))
-        said = [(TOPICS.task("pi"), server, SERVER[0].to_bytes()), (TOPICS.reply("pi"), device, DEVICE[3].to_bytes())]
+        said = [
+            (TOPICS.task("pi"), server, SERVER[0].to_bytes()),
+            (TOPICS.reply("pi"), device, DEVICE[3].to_bytes()),
+        ]
         envelopes = tuple(Signer(member, 1).seal(topic, payload) for topic, member, payload in said)
         manifest = write_tiny_set(folder / "set").manifest.to_bytes()
         store = BlobStore(folder / "updates", durable=False)
@@ -197,19 +235,27 @@ def targets() -> Iterator[list[Target]]:
             Verifier(server, Marks()).open(said[index][0], data)
             return data
 
-        keys, group = Keys(device), Group(1, bytes(32), {"pi": public_key(device.sealing[0])})
+        keys = Keys(device)
+        group = Group(1, bytes(32), {"pi": public_key(device.sealing[0])})
         operator = Ed25519PublicKey.from_public_bytes(bytes.fromhex(device.operator))
         keys.hear(read_certificate(bytes.fromhex(server.certificate), operator))
         for topic, key in Handover(TOPICS).due(group):
             keys.take(topic, key)
         blobs = [(TOPICS.blob("0" * 64, i), frame) for i, frame in enumerate(frames)]
         down = ChunkSigner(server, Keys(server)).listed(place_of(blobs[0][0]), blobs, group)
-        up = (TOPICS.upload("t1", 0), ChunkSigner(device, keys).to_server(TOPICS.upload("t1", 0), frames[0]))
+        up = (
+            TOPICS.upload("t1", 0),
+            ChunkSigner(device, keys).to_server(TOPICS.upload("t1", 0), frames[0]),
+        )
         chunks = [*zip((topic for topic, _ in blobs), down, strict=True), up]
 
         def unwrapped(index: int, data: bytes) -> bytes:
             member = server if index == len(frames) else device
-            return ChunkVerifier(member, Verifier(member, Marks()), keys).open(chunks[index][0], data).payload
+            return (
+                ChunkVerifier(member, Verifier(member, Marks()), keys)
+                .open(chunks[index][0], data)
+                .payload
+            )
 
         def collected(index: int, data: bytes) -> bytes:
             partial.drop("t1")
@@ -242,7 +288,10 @@ def targets() -> Iterator[list[Target]]:
             return member.enrolment, member.revocations
 
         stood = [standing(data) for data in papers]
-        expected = [*stood, (ending, stood[1][1])]  # the list alone, with no certificate that counts
+        expected = [
+            *stood,
+            (ending, stood[1][1]),
+        ]  # the list alone, with no certificate that counts
 
         def taken(_: int, data: bytes) -> None:
             if standing(data) not in expected:
@@ -258,7 +307,9 @@ def targets() -> Iterator[list[Target]]:
             messages_of_manifest(manifest),
             only("envelopes", envelopes, opened, list(envelopes)),
             only("chunks", frames, collected, [blob] * 3),
-            only("sealed chunks", tuple(data for _, data in chunks), unwrapped, [*frames, frames[0]]),
+            only(
+                "sealed chunks", tuple(data for _, data in chunks), unwrapped, [*frames, frames[0]]
+            ),
             only("seals", (sealed,), lambda _, data: unseal(data, server.sealing, "there"), [blob]),
             Target("papers", tuple(papers), taken),
             member_of_a_sum(),
@@ -268,7 +319,9 @@ def targets() -> Iterator[list[Target]]:
 
 
 def member_of_a_sum() -> Target:
-    """A member of a secure sum is told the next step: it takes it as it is, and reveals one share of each alone."""
+    """A member of a secure sum is told the next step: it takes it as it is, and reveals one share
+    of each alone.
+    """
     task = {"fleet": "lab", "run": "r1", "round": 3, "task": "t1"}
     members = {name: Member(name, "weights", 3) for name in "abcd"}
     told = [Sum(**task, keys={name: member.keys for name, member in members.items()})]
@@ -278,14 +331,19 @@ def member_of_a_sum() -> Target:
         told.append(said)
         before.append(copy.deepcopy(members["a"]))
         members["a"].answer(said)
-    both = {name: copy.deepcopy(before[2]).answer(Sum(**task, sent=tuple("abcd")))["revealed"][name] for name in "abcd"}
+    both = {
+        name: copy.deepcopy(before[2]).answer(Sum(**task, sent=tuple("abcd")))["revealed"][name]
+        for name in "abcd"
+    }
 
     def read(index: int, data: bytes) -> None:
         said = parse_server_message(data)
         if not isinstance(said, Sum):
             raise RefusedError(RefusalReason.MALFORMED, "another message")
         answer = Shares(**task, device="a", **copy.deepcopy(before[index]).answer(said))
-        if index == 2 and any((share == both[name]) != (name in said.sent) for name, share in answer.revealed.items()):
+        if index == 2 and any(
+            (share == both[name]) != (name in said.sent) for name, share in answer.revealed.items()
+        ):
             raise Corruption("a share was revealed that was not asked for")
         if answer.revealed and index != 2:
             raise Corruption("shares were revealed before anything was sent")
@@ -297,7 +355,9 @@ def messages_of_manifest(manifest: bytes) -> Target:
     """Manifests have a version of their own and are no messages."""
 
     def read(_: int, data: bytes) -> None:
-        found = parse_manifest(data).to_bytes()  # a setting of 1e999 is written as none, which its owner refuses
+        found = parse_manifest(
+            data
+        ).to_bytes()  # a setting of 1e999 is written as none, which its owner refuses
         if parse_manifest(found).to_bytes() != found:
             raise Corruption("a manifest says something else when it is read again")
 
@@ -316,7 +376,8 @@ def fuzz(count: int, seconds: float, seed: int) -> Findings:
         Corruption: something was taken for what it is not, or took too long or too much memory.
         Exception: whatever a reader let out.
     """
-    draw, found = random.Random(seed), Findings(Counter(), Counter())
+    draw = random.Random(seed)
+    found = Findings(Counter(), Counter())
     began = time.monotonic()
     with targets() as readers, _ended_when_it_hangs() as goes_on:
         others = [sample for target in readers for sample in target.samples]
@@ -340,13 +401,17 @@ def fuzz(count: int, seconds: float, seed: int) -> Findings:
         found.grown_bytes = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     found.seconds = time.monotonic() - began
     if found.slowest_seconds > HANG_SECONDS or found.grown_bytes > MEMORY_LIMIT_BYTES:
-        raise Corruption(f"{found.slowest_seconds:.1f} s for one reading, {found.grown_bytes} bytes more memory")
+        raise Corruption(
+            f"{found.slowest_seconds:.1f} s for one reading, {found.grown_bytes} bytes more memory"
+        )
     return found
 
 
 @contextlib.contextmanager
 def _ended_when_it_hangs() -> Iterator[Callable[[], None]]:
-    """This process ends where what is given has not been called for a while; not when the reading has failed."""
+    """This process ends where what is given has not been called for a while; not when the reading
+    has failed.
+    """
     try:
         yield lambda: faulthandler.dump_traceback_later(60 * HANG_SECONDS, exit=True)
     finally:
@@ -355,7 +420,9 @@ def _ended_when_it_hangs() -> Iterator[Callable[[], None]]:
 
 def main() -> None:
     """Fuzz, and print what came of it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--count", type=int, default=1_000_000)
     parser.add_argument("--seconds", type=float, default=6 * 3600)
     parser.add_argument("--seed", type=int, default=1)

@@ -7,8 +7,13 @@ import pytest
 
 
 def mostly_slow(values: Iterable[Any], quick: Callable[[Any], bool]) -> list[Any]:
-    """Values for `pytest.mark.parametrize`, tuples where it has several names; what is not quick is marked slow."""
+    """Values for `pytest.mark.parametrize`, tuples where it has several names; what is not quick is
+    marked slow.
+    """
     return [
-        pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=() if quick(value) else pytest.mark.slow)
+        pytest.param(
+            *(value if isinstance(value, tuple) else (value,)),
+            marks=() if quick(value) else pytest.mark.slow,
+        )
         for value in values
     ]

@@ -28,13 +28,19 @@ def matches(topic_filter, topic):
 class MemoryLink:
     """One end of a hub, with the methods of `fleet_protocol.transport.Transport`."""
 
-    authentic, packet_bytes = False, sys.maxsize
+    authentic = False
+    packet_bytes = sys.maxsize
 
     def __init__(self, address, client_id, inbox, *, will=None, session_expiry_seconds=3600):
-        self.address, self.client_id, self.session_expiry_seconds = address, client_id, session_expiry_seconds
-        self._inbox, self._will, self._filters = inbox, will, set()
+        self.address = address
+        self.client_id = client_id
+        self.session_expiry_seconds = session_expiry_seconds
+        self._inbox = inbox
+        self._will = will
+        self._filters = set()
         self._hub = HUBS.setdefault(address.host, Hub())
-        self.connected, self.wire = False, WireCount(0, 0)
+        self.connected = False
+        self.wire = WireCount(0, 0)
 
     def connect(self, timeout_seconds=30.0):
         with self._hub.lock:

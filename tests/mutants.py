@@ -1,8 +1,10 @@
-"""``make mutants``: mistakes put on purpose where they would be the quietest, and those that no test noticed.
+"""``make mutants``: mistakes put on purpose where they would be the quietest, and those that no
+test noticed.
 
-mutmut changes one expression at a time and runs the tests that reach it; ``[tool.mutmut]`` in pyproject.toml says where
-and with which tests. What survives is printed, with the reason why it is no mistake if ``mutants.toml`` beside this
-file knows one. A survivor without a reason fails the command: write a test that finds it.
+mutmut changes one expression at a time and runs the tests that reach it; ``[tool.mutmut]`` in
+pyproject.toml says where and with which tests. What survives is printed, with the reason why it is
+no mistake if ``mutants.toml`` beside this file knows one. A survivor without a reason fails the
+command: write a test that finds it.
 """
 
 import re
@@ -65,7 +67,8 @@ class Reason:
             return False
         places = [found.start() for found in re.finditer(re.escape(self.change), survivor.was)]
         return any(
-            survivor.was[:place] + text + survivor.was[place + len(self.change) :] == survivor.becomes
+            survivor.was[:place] + text + survivor.was[place + len(self.change) :]
+            == survivor.becomes
             for place in places
             for text in self.into
         )
@@ -86,19 +89,31 @@ def survivors() -> Iterator[Survivor]:
     """What the last run left alive."""
     for line in mutmut("results").splitlines():
         name, status = line.strip().split(": ")
-        changed = [row for row in mutmut("show", name).splitlines() if not row.startswith(("---", "+++"))]
-        was, becomes = ("\n".join(row[1:].strip() for row in changed if row.startswith(sign)) for sign in "-+")
+        changed = [
+            row for row in mutmut("show", name).splitlines() if not row.startswith(("---", "+++"))
+        ]
+        was, becomes = (
+            "\n".join(row[1:].strip() for row in changed if row.startswith(sign)) for sign in "-+"
+        )
         yield Survivor(name, function_of(name), status, was, becomes)
 
 
 def main() -> int:
     """Run, print what survived, and count those that nobody can explain."""
     settings = tomllib.loads(Path("pyproject.toml").read_text())["tool"]["mutmut"]
-    if gone := [path for path in settings["only_mutate"] if not Path(path).is_file()]:  # mutmut would not say so
-        print(f"there is no {', '.join(gone)}: correct only_mutate of [tool.mutmut] in pyproject.toml")
+    if gone := [
+        path for path in settings["only_mutate"] if not Path(path).is_file()
+    ]:  # mutmut would not say so
+        print(
+            f"there is no {', '.join(gone)}: correct only_mutate of [tool.mutmut] in pyproject.toml"
+        )
         return 2
-    shutil.rmtree("mutants", ignore_errors=True)  # what it keeps there does not know that a test has changed
-    shown = None if sys.stdout.isatty() else subprocess.PIPE  # it draws a picture of its progress, again and again
+    shutil.rmtree(
+        "mutants", ignore_errors=True
+    )  # what it keeps there does not know that a test has changed
+    shown = (
+        None if sys.stdout.isatty() else subprocess.PIPE
+    )  # it draws a picture of its progress, again and again
     done = subprocess.run([MUTMUT, "run", *sys.argv[1:]], check=False, stdout=shown, text=True)
     if done.returncode:
         print(done.stdout or "")
@@ -118,7 +133,9 @@ def main() -> int:
         print(f"  {'NO TEST NOTICES' if reason is None else f'no mistake: {reason.why}'}")
     for reason in reasons:
         if not reason.used:
-            print(f"\nexplains nothing any more, remove it from {REASONS.name}: {reason.change!r} ({reason.why})")
+            print(
+                f"\nexplains nothing any more, remove it from {REASONS.name}: {reason.change!r} ({reason.why})"
+            )
     print(f"\n{len(found)} survived, {unexplained} of them without a reason")
     return 1 if unexplained else 0
 

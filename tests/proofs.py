@@ -1,8 +1,10 @@
-"""`make proofs`: all that CI leaves out; it goes on after a failure, and says at the end what failed.
+"""`make proofs`: all that CI leaves out; it goes on after a failure, and says at the end what
+failed.
 
     python -m tests.proofs [NAME=VALUE ...] PROOF...
 
-A proof is a target of the Makefile, and settings are passed on to it. Where it is a suite, its failed tests are named.
+A proof is a target of the Makefile, and settings are passed on to it. Where it is a suite, its
+failed tests are named.
 """
 
 import json

@@ -1,15 +1,23 @@
-"""Which slow tests `.ci/run` runs beside the default suite: of each slow module one that stands for its kind.
+"""Which slow tests `.ci/run` runs beside the default suite: of each slow module one that stands for
+its kind.
 
 A slow test of which the default suite runs other cases is represented by them. A module that has a
 slow test of another kind names one here, which is quick and goes the whole way that the module is
-about. `make test-slow` runs all. Of the extras that are installed from the wheel, CI tries those of a
-device, of a server and of an exporter.
+about. `make test-slow` runs all. Of the extras that are installed from the wheel, CI tries those of
+a device, of a server and of an exporter.
 """
 
 import sys
 from collections.abc import Iterable
 
-__all__ = ["INSTALLED", "SLOW", "function_of", "module_of", "modules_without_quick_cases", "representatives"]
+__all__ = [
+    "INSTALLED",
+    "SLOW",
+    "function_of",
+    "module_of",
+    "modules_without_quick_cases",
+    "representatives",
+]
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 

@@ -10,7 +10,15 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-LOADED = {"stylesheet", "icon", "preload", "modulepreload", "preconnect", "dns-prefetch", "manifest"}
+LOADED = {
+    "stylesheet",
+    "icon",
+    "preload",
+    "modulepreload",
+    "preconnect",
+    "dns-prefetch",
+    "manifest",
+}
 
 
 class _Links(HTMLParser):
@@ -24,13 +32,22 @@ class _Links(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         own = {name: value or "" for name, value in attrs}
-        self.links += [(own[name], True) for name in ("src", "srcset", "poster", "data") if own.get(name)]
+        self.links += [
+            (own[name], True) for name in ("src", "srcset", "poster", "data") if own.get(name)
+        ]
         if own.get("href"):
-            self.links.append((own["href"], tag != "a" and not (tag == "link" and not LOADED & {*own["rel"].split()})))
+            self.links.append(
+                (
+                    own["href"],
+                    tag != "a" and not (tag == "link" and not LOADED & {*own["rel"].split()}),
+                )
+            )
 
 
 def problems(site: Path) -> Iterator[str]:
-    """One line for each link that leads nowhere, and each thing that a browser would ask another host for."""
+    """One line for each link that leads nowhere, and each thing that a browser would ask another
+    host for.
+    """
     for page in sorted(site.rglob("*.html")):
         found = _Links()
         found.feed(page.read_text())
@@ -46,7 +63,9 @@ def problems(site: Path) -> Iterator[str]:
         if 'class="mermaid' in page.read_text():
             yield f"{page}: a mermaid diagram, whose program comes from another host"
     for sheet in sorted(site.rglob("*.css")):
-        for link in re.findall(r"(?:url\(|@import )[\"']?((?:https?:)?//[^\"')]+)", sheet.read_text()):
+        for link in re.findall(
+            r"(?:url\(|@import )[\"']?((?:https?:)?//[^\"')]+)", sheet.read_text()
+        ):
             yield f"{sheet}: loads {link}"
 
 

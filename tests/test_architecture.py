@@ -1,4 +1,6 @@
-"""The architecture page shows the house as it stands: every package and room, every state, every decision."""
+"""The architecture page shows the house as it stands: every package and room, every state, every
+decision.
+"""
 
 import re
 from pathlib import Path
@@ -18,7 +20,10 @@ def edges(diagram: str) -> set[tuple[str, str, str]]:
 
 
 def rows(machine) -> set[tuple[str, str, str]]:
-    return {(state.value, after.value, event.value) for (state, event), after in machine.TRANSITIONS.items()}
+    return {
+        (state.value, after.value, event.value)
+        for (state, event), after in machine.TRANSITIONS.items()
+    }
 
 
 def test_the_picture_of_a_round_is_its_table():
@@ -26,19 +31,25 @@ def test_the_picture_of_a_round_is_its_table():
 
 
 def test_the_picture_of_a_device_is_part_of_its_table():
-    """All that happens when nothing goes wrong; no edge that does not exist, and no state left out but the last."""
+    """All that happens when nothing goes wrong; no edge that does not exist, and no state left out
+    but the last.
+    """
     shown = edges(DIAGRAMS[1])
     assert shown <= rows(device_machine)
     states = {state.value for state in device_machine.State} - {device_machine.State.STOPPED.value}
     assert {edge[0] for edge in shown} | {edge[1] for edge in shown} == states
 
 
-@pytest.mark.parametrize("package", sorted(path.parent for path in ROOT.glob("*/__init__.py")), ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "package", sorted(path.parent for path in ROOT.glob("*/__init__.py")), ids=lambda p: p.name
+)
 def test_every_package_and_room_is_on_the_page(package):
     assert f"`{package.name}`" in PAGE
     row = next((line for line in PAGE.splitlines() if line.startswith(f"| `{package.name}`")), "")
     for room in package.glob("*/__init__.py") if row else ():
-        assert f"`{room.parent.name}`" in row or f"`{package.name}/{room.parent.name}`" in row, room.parent
+        assert f"`{room.parent.name}`" in row or f"`{package.name}/{room.parent.name}`" in row, (
+            room.parent
+        )
 
 
 def test_every_decision_is_linked():

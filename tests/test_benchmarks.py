@@ -20,7 +20,13 @@ def entry(path, row):
 
 def test_a_history_gives_back_what_was_kept(path):
     """Oldest first, with what a comparison needs."""
-    history.keep([Row("a, b", 1.5, "ms", 2.0, low=1.0, high=2.0), Row("c", None, "skipped: nothing is there")], path)
+    history.keep(
+        [
+            Row("a, b", 1.5, "ms", 2.0, low=1.0, high=2.0),
+            Row("c", None, "skipped: nothing is there"),
+        ],
+        path,
+    )
     history.keep([Row("a, b", 2.5, "ms", 2.0)], path)
     found = history.before(path)
     assert [one["value"] for one in found["a, b"]] == ["1.5", "2.5"]
@@ -46,8 +52,16 @@ def test_other_machines_are_not_compared_with(path, monkeypatch):
         (Row("r", 1.0, "x", 1.0, at_least=True), Row("r", 1.85, "x", 1.0, at_least=True), False),
         (Row("r", 1.0, "x", low=0.9, high=1.3), Row("r", 1.25, "x", low=1.2, high=1.4), False),
         (Row("r", 1.0, "x", low=0.9, high=1.1), Row("r", 1.25, "x", low=1.2, high=1.4), True),
-        (Row("r", 1.0, "x", low=0.9, high=1.1), Row("r", 0.9, "x", 0.5, at_least=True, low=0.8, high=0.95), False),
-        (Row("r", 1.0, "x", low=0.9, high=1.1), Row("r", 0.8, "x", 0.5, at_least=True, low=0.7, high=0.89), True),
+        (
+            Row("r", 1.0, "x", low=0.9, high=1.1),
+            Row("r", 0.9, "x", 0.5, at_least=True, low=0.8, high=0.95),
+            False,
+        ),
+        (
+            Row("r", 1.0, "x", low=0.9, high=1.1),
+            Row("r", 0.8, "x", 0.5, at_least=True, low=0.7, high=0.89),
+            True,
+        ),
         (Row("r", 1.0, "x"), Row("r", None, "skipped"), False),
     ],
 )

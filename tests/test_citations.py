@@ -1,7 +1,8 @@
-"""Nothing that code and pages refer to is missing: sections, vectors, links, decisions, files and modules.
+"""Nothing that code and pages refer to is missing: sections, vectors, links, decisions, files and
+modules.
 
-``docs/methods/specification.md`` is what the code cites, in the form "specification 1.5" or "vector H8"; the page says
-so itself.
+``docs/methods/specification.md`` is what the code cites, in the form "specification 1.5" or "vector
+H8"; the page says so itself.
 """
 
 import re
@@ -16,16 +17,30 @@ SPECIFICATION = ROOT / "docs" / "methods" / "specification.md"
 DECISIONS = ROOT / "docs" / "adr"
 HISTORY = ROOT / "CHANGELOG.md"  # names what is gone
 TEXT = {".py", ".md", ".toml", ".json", ".j2", ".txt", ".yaml", ".yml", ""}
-GENERATED = {"build", "dist", "runs", "artifacts", "results", "out", "node_modules", "mutants", "htmlcov"}
+GENERATED = {
+    "build",
+    "dist",
+    "runs",
+    "artifacts",
+    "results",
+    "out",
+    "node_modules",
+    "mutants",
+    "htmlcov",
+}
 PACKAGES = {path.parent.name for path in ROOT.glob("*/__init__.py")}
 
 SECTION = r"\d(?:\.\d+)?(?: ?[a-e]\b)?"
 NEXT = r"(?:,| and|, and| to| or) "
-CITED = re.compile(rf"specification,? (?:sections? )?({SECTION}(?:{NEXT}\d\.\d+)*)(?:, step (\d+))?", re.IGNORECASE)
+CITED = re.compile(
+    rf"specification,? (?:sections? )?({SECTION}(?:{NEXT}\d\.\d+)*)(?:, step (\d+))?", re.IGNORECASE
+)
 APPENDIX = re.compile(r"specification,? appendix (\w)\b", re.IGNORECASE)
 NOTATION = re.compile(r"specification,? [\"']?shared notation", re.IGNORECASE)
 VECTOR = r"[HRIWF]\d{1,2}b?"
-VECTORS = re.compile(rf"\b(?:vectors?|worked examples?) ({VECTOR}(?:{NEXT}{VECTOR})*)\b", re.IGNORECASE)
+VECTORS = re.compile(
+    rf"\b(?:vectors?|worked examples?) ({VECTOR}(?:{NEXT}{VECTOR})*)\b", re.IGNORECASE
+)
 KEY = re.compile(rf"[\"']({VECTOR})-[a-z]")  # of an entry in a file of worked examples: "H8-sbn"
 DECISION = re.compile(r"\bADR[ -]0*(\d+)|\badr/0*(\d+)")
 
@@ -39,8 +54,12 @@ def texts() -> tuple[Path, ...]:
         for path in sorted(path for top in tops for path in (top, *top.rglob("*")))
         if path.is_file()
         and path.suffix in TEXT
-        and not (set(path.relative_to(ROOT).parts[:-1]) & GENERATED and ROOT / "docs" not in path.parents)
-        and not any(part.startswith(".") and part != ".ci" for part in path.relative_to(ROOT).parts[:-1])
+        and not (
+            set(path.relative_to(ROOT).parts[:-1]) & GENERATED and ROOT / "docs" not in path.parents
+        )
+        and not any(
+            part.startswith(".") and part != ".ci" for part in path.relative_to(ROOT).parts[:-1]
+        )
         and not any(part.endswith(".egg-info") for part in path.parts)
     )
 
@@ -87,15 +106,20 @@ def found(pattern: re.Pattern[str]) -> Iterator[tuple[Path, re.Match[str]]]:
 
 def test_every_cited_section_exists():
     """Numbers, letters of their items ("1.6 c") and steps ("1.2, step 6") included."""
-    known, cited = sections(), 0
+    known = sections()
+    cited = 0
     for path, match in found(CITED):
         where = f"{path.relative_to(ROOT)}: {match[0]!r}"
         for number, letter in re.findall(r"(\d(?:\.\d+)?) ?([a-e]\b)?", match[1]):
             assert number in known, f"{where}: no section {number}"
-            assert not letter or f"\n{letter}. " in known[number], f"{where}: {number} has no item {letter}"
+            assert not letter or f"\n{letter}. " in known[number], (
+                f"{where}: {number} has no item {letter}"
+            )
             cited += 1
         last = re.findall(r"\d(?:\.\d+)?", match[1])[-1]
-        assert not match[2] or f"\n{match[2]}. " in known[last], f"{where}: {last} has no step {match[2]}"
+        assert not match[2] or f"\n{match[2]}. " in known[last], (
+            f"{where}: {last} has no step {match[2]}"
+        )
     assert cited > 50, "the citations were not found; has their form changed?"
     for path, match in found(APPENDIX):
         assert match[1].upper() in known, f"{path.relative_to(ROOT)}: {match[0]!r}"
@@ -106,15 +130,20 @@ def test_every_cited_section_exists():
 def test_the_specification_has_one_name():
     """No file cites it by the name of a file that is not in the repository."""
     for path, match in found(re.compile(r"\bMETHODS\b")):
-        raise AssertionError(f"{path.relative_to(ROOT)} cites {match[0]}; cite docs/methods/specification.md")
+        raise AssertionError(
+            f"{path.relative_to(ROOT)} cites {match[0]}; cite docs/methods/specification.md"
+        )
 
 
 def test_every_cited_vector_exists():
-    known, cited = vectors(), 0
+    known = vectors()
+    cited = 0
     for pattern in (VECTORS, KEY):
         for path, match in found(pattern):
             for name in re.findall(VECTOR, match[1]):
-                assert name in known, f"{path.relative_to(ROOT)}: {match[0]!r}: appendix A has no {name}"
+                assert name in known, (
+                    f"{path.relative_to(ROOT)}: {match[0]!r}: appendix A has no {name}"
+                )
                 cited += 1
     assert cited > 20, "the citations were not found; has their form changed?"
 
@@ -137,7 +166,9 @@ def without_code(text: str) -> str:
 @pytest.mark.parametrize("page", pages(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_of_a_page_lead_somewhere(page):
     """Files and anchors of relative links; other sites are not asked."""
-    for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "", without_code(read(page)))):
+    for target in re.findall(
+        r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "", without_code(read(page)))
+    ):
         if re.match(r"[a-z]+:", target):
             continue
         name, _, anchor = target.partition("#")
@@ -165,28 +196,44 @@ def test_a_decision_says_what_was_rejected_and_what_it_costs(page):
 
 
 @pytest.mark.parametrize(
-    "page", [page for page in pages() if page != HISTORY], ids=lambda path: str(path.relative_to(ROOT))
+    "page",
+    [page for page in pages() if page != HISTORY],
+    ids=lambda path: str(path.relative_to(ROOT)),
 )
 def test_files_that_a_page_names_exist(page):
-    """`device_runtime/settings.py` in a page is a file; what a reader shall write himself stands in a block."""
-    tops = {path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".")} - GENERATED
+    """`device_runtime/settings.py` in a page is a file; what a reader shall write himself stands in
+    a block.
+    """
+    tops = {
+        path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".")
+    } - GENERATED
     for name in re.findall(r"`([\w.-]+/[\w./-]*)`", without_code(read(page))):
         if name.split("/")[0] in tops:
             assert (ROOT / name).exists(), f"{name} is not there"
 
 
 def test_modules_that_are_named_exist():
-    """`device_runtime.settings` in a docstring or page is a module, or something that stands in one."""
-    for path, match in found(re.compile(rf"`((?:{'|'.join(sorted(PACKAGES))})(?:\.\w+)+)`", re.ASCII)):
+    """`device_runtime.settings` in a docstring or page is a module, or something that stands in
+    one.
+    """
+    for path, match in found(
+        re.compile(rf"`((?:{'|'.join(sorted(PACKAGES))})(?:\.\w+)+)`", re.ASCII)
+    ):
         parts = match[1].split(".")
-        module = next((parts[:n] for n in range(len(parts), 0, -1) if is_module(ROOT.joinpath(*parts[:n]))), [])
-        rest, where = parts[len(module) :], f"{path.relative_to(ROOT)}: {match[0]}"
+        module = next(
+            (parts[:n] for n in range(len(parts), 0, -1) if is_module(ROOT.joinpath(*parts[:n]))),
+            [],
+        )
+        rest = parts[len(module) :]
+        where = f"{path.relative_to(ROOT)}: {match[0]}"
         if path == HISTORY or rest in (["toml"], ["py"], ["db"]):  # names of files
             continue
         assert len(module) > 1 or rest, where
         file = ROOT.joinpath(*module)
         text = read(file / "__init__.py" if file.is_dir() else file.with_suffix(".py"))
-        assert all(re.search(rf"\b{name}\b", text) for name in rest), f"{where}: {rest} is not in {'.'.join(module)}"
+        assert all(re.search(rf"\b{name}\b", text) for name in rest), (
+            f"{where}: {rest} is not in {'.'.join(module)}"
+        )
 
 
 def is_module(path: Path) -> bool:

@@ -1,4 +1,6 @@
-"""The worked examples of CONTRIBUTING.md: each is applied to a copy of the tree, checked, and passes its own test."""
+"""The worked examples of CONTRIBUTING.md: each is applied to a copy of the tree, checked, and
+passes its own test.
+"""
 
 import os
 import re
@@ -13,7 +15,9 @@ from tests.marking import mostly_slow
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text()
-STEP = re.compile(r"^(New file|In) \*\*([\w/.]+)\*\*.*?\n```(?:python|diff)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+STEP = re.compile(
+    r"^(New file|In) \*\*([\w/.]+)\*\*.*?\n```(?:python|diff)\n(.*?)^```$", re.MULTILINE | re.DOTALL
+)
 PRODUCT_FILES = {
     "A strategy": 1,
     "A routine": 2,
@@ -34,13 +38,17 @@ def examples() -> dict[str, str]:
 def copy_of_the_tree(folder: Path) -> Path:
     packages = [path.parent for path in ROOT.glob("*/__init__.py")]
     for package in packages:
-        shutil.copytree(package, folder / package.name, ignore=shutil.ignore_patterns("__pycache__", "docs"))
+        shutil.copytree(
+            package, folder / package.name, ignore=shutil.ignore_patterns("__pycache__", "docs")
+        )
     shutil.copy(ROOT / "pyproject.toml", folder)
     return folder
 
 
 def edited(text: str, diff: str) -> str:
-    """A change by its lines: those of ``-`` and of context must be there once, those of ``+`` come instead."""
+    """A change by its lines: those of ``-`` and of context must be there once, those of ``+`` come
+    instead.
+    """
     lines = diff.splitlines(keepends=True)
     old = "".join(line[1:] for line in lines if not line.startswith("+"))
     new = "".join(line[1:] for line in lines if not line.startswith("-"))
@@ -64,20 +72,26 @@ def apply(example: str, tree: Path) -> list[str]:
 
 @pytest.mark.parametrize("title", examples())
 def test_an_example_applies(title, tmp_path):
-    """What it changes is in the tree once, it brings one test, and no more of the product is touched."""
+    """What it changes is in the tree once, it brings one test, and no more of the product is
+    touched.
+    """
     touched = apply(examples()[title], copy_of_the_tree(tmp_path))
     tests = [name for name in touched if name.startswith("tests/")]
     assert len(tests) == 1
     assert len(touched) - len(tests) == PRODUCT_FILES[title]
 
 
-@pytest.mark.parametrize("title", mostly_slow(examples(), lambda title: title in {"A strategy", "A transport"}))
+@pytest.mark.parametrize(
+    "title", mostly_slow(examples(), lambda title: title in {"A strategy", "A transport"})
+)
 def test_an_example_works_as_it_stands(title, tmp_path):
     """Ruff has nothing to say of its files, and the example's test passes."""
     tree = copy_of_the_tree(tmp_path)
     touched = apply(examples()[title], tree)
     tests = [name for name in touched if name.startswith("tests/")]
-    ours = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}  # not of the copy
+    ours = {
+        name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")
+    }  # not of the copy
     environment = {**ours, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
     for command in (
         ["ruff", "format", "--check", "--no-cache", *touched],

@@ -1,4 +1,6 @@
-"""Every command, block of settings and program in README and docs/ is tried: parsed, read as its file, or run."""
+"""Every command, block of settings and program in README and docs/ is tried: parsed, read as its
+file, or run.
+"""
 
 import ast
 import re
@@ -23,28 +25,45 @@ def name_of(path):
 
 
 def typed(path):
-    """The words of each line that begins with `shoal` in a block of commands; a line that goes on is one."""
+    """The words of each line that begins with `shoal` in a block of commands; a line that goes on
+    is one.
+    """
     text = FENCE.sub("", path.read_text()).replace("\\\n", " ")
     for line in re.findall(r"^    (?:\w+=\S+ |sudo )?shoal (\S.*)$", text, re.MULTILINE):
         yield shlex.split(line.split(" | ")[0], comments=True)
 
 
 LINES = [(name_of(path), words) for path in PAGES for words in typed(path)]
-TOML = [(name_of(path), text) for path in PAGES for kind, text in FENCE.findall(path.read_text()) if kind == "toml"]
-PYTHON = [(name_of(path), text) for path in PAGES for kind, text in FENCE.findall(path.read_text()) if kind == "python"]
+TOML = [
+    (name_of(path), text)
+    for path in PAGES
+    for kind, text in FENCE.findall(path.read_text())
+    if kind == "toml"
+]
+PYTHON = [
+    (name_of(path), text)
+    for path in PAGES
+    for kind, text in FENCE.findall(path.read_text())
+    if kind == "python"
+]
 
 
 @pytest.mark.parametrize(
     ("page", "words"), LINES, ids=lambda value: value if isinstance(value, str) else " ".join(value)
 )
 def test_every_command_can_be_typed(page, words):
-    """The command is there and takes the values of its options, files of somebody else's machine left aside.
+    """The command is there and takes the values of its options, files of somebody else's machine
+    left aside.
 
     `tests/documents/test_typed.py` executes it.
     """
-    group, context, words = get_command(app), None, words[: words.index(">")] if ">" in words else words
+    group = get_command(app)
+    context = None
+    words = words[: words.index(">")] if ">" in words else words
     while isinstance(group, TyperGroup):
-        context = group.make_context(group.name, list(words), parent=context, resilient_parsing=True)
+        context = group.make_context(
+            group.name, list(words), parent=context, resilient_parsing=True
+        )
         words = [*context._protected_args, *context.args]
         if not words and group.invoke_without_command:
             return
@@ -88,7 +107,11 @@ def over(base, more):
 
 def file_of(page, text):
     named = re.match(r"# (\w+\.toml)", text)
-    name = named[1] if named else OF_PAGE.get(page, "sim.toml" if "[model.recipe]" in text else "fleet.toml")
+    name = (
+        named[1]
+        if named
+        else OF_PAGE.get(page, "sim.toml" if "[model.recipe]" in text else "fleet.toml")
+    )
     return name if name in FILES else "device.toml"  # attic.toml is one
 
 
@@ -117,7 +140,8 @@ def test_no_program_is_left_out():
 
 
 @pytest.mark.parametrize(
-    ("page", "text"), [(page, text) for page, text in PYTHON if not PROGRAMS[text.splitlines()[0]].endswith(".py")]
+    ("page", "text"),
+    [(page, text) for page, text in PYTHON if not PROGRAMS[text.splitlines()[0]].endswith(".py")],
 )
 def test_a_program_defines_what_it_says(page, text):
     """With what its page has imported before; a loss or metric is then one by its name."""
@@ -140,7 +164,9 @@ def test_every_target_of_make_is_there():
     """Those that a page has somebody type."""
     makefile = (ROOT / "Makefile").read_text()
     named = {
-        name for path in PAGES for name in re.findall(r"^    make (?:-C \S+ )?([\w-]+)", path.read_text(), re.MULTILINE)
+        name
+        for path in PAGES
+        for name in re.findall(r"^    make (?:-C \S+ )?([\w-]+)", path.read_text(), re.MULTILINE)
     }
     assert named >= {"demo", "test", "install"}
     assert {name for name in named if not re.search(rf"^{name}:", makefile, re.MULTILINE)} == set()

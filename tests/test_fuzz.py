@@ -30,7 +30,12 @@ def believing(_verifier, _topic, envelope, **_):
     ("where", "name", "broken", "seen"),
     [
         (Verifier, "open", believing, fuzzing.Corruption),
-        (ChunkVerifier, "open", lambda _verifier, _topic, envelope: Opened(envelope, None), fuzzing.Corruption),
+        (
+            ChunkVerifier,
+            "open",
+            lambda _verifier, _topic, envelope: Opened(envelope, None),
+            fuzzing.Corruption,
+        ),
         (
             papers,
             "read_signed",
@@ -74,7 +79,11 @@ except IndexError:
 
 @pytest.mark.slow
 def test_a_process_in_which_a_reading_failed_goes_on():
-    """What ends a process whose reading hangs once ended pytest's five minutes after a reading that had failed."""
-    done = subprocess.run([sys.executable, "-c", FAILING], capture_output=True, text=True, timeout=120, check=False)
+    """What ends a process whose reading hangs once ended pytest's five minutes after a reading that
+    had failed.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", FAILING], capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "goes on\n"

@@ -1,4 +1,6 @@
-"""The ways of docs/howto.md: each command is there, each key is read, and what one machine can do is done."""
+"""The ways of docs/howto.md: each command is there, each key is read, and what one machine can do
+is done.
+"""
 
 import contextlib
 import importlib.util
@@ -58,7 +60,8 @@ def test_every_command_can_be_typed():
 @pytest.mark.parametrize(("name", "text"), BLOCKS)
 def test_every_key_is_read(name, text):
     """In the table in which it stands, and by the file that the block names."""
-    table, found = "", {(re.sub(r", .*", "]", key.table), key.name) for key in keys_of(FILES[name][0])}
+    table = ""
+    found = {(re.sub(r", .*", "]", key.table), key.name) for key in keys_of(FILES[name][0])}
     for line in text.splitlines():
         if line.startswith("["):
             table = line
@@ -73,13 +76,19 @@ def test_no_block_is_left_out():
 
 def typed_in(title):
     """The commands of a section, with this machine in the place of others."""
-    (section,) = (part for part in re.split(r"^## ", TEXT, flags=re.MULTILINE) if part.startswith(f"{title}\n"))
+    (section,) = (
+        part
+        for part in re.split(r"^## ", TEXT, flags=re.MULTILINE)
+        if part.startswith(f"{title}\n")
+    )
     lines = re.findall(r"^    (\S.*)$", section.replace("192.168.1.10", "127.0.0.1"), re.MULTILINE)
     return [[sys.executable, "-m", *shlex.split(line)] for line in lines]
 
 
 def run(words, folder):
-    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    done = subprocess.run(
+        words, cwd=folder, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
     assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
     return done.stdout
 
@@ -115,7 +124,10 @@ def test_a_model_of_ones_own_is_explained(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.skipif(shutil.which("mosquitto", path="/usr/sbin:/usr/bin") is None, reason="mosquitto is not installed")
+@pytest.mark.skipif(
+    shutil.which("mosquitto", path="/usr/sbin:/usr/bin") is None,
+    reason="mosquitto is not installed",
+)
 def test_mosquitto_lets_an_enrolled_board_in(tmp_path):
     """Server, Mosquitto and board as typed, but for the port; the server sees the board."""
     init, enroll, up, device, elsewhere = typed_in("Run Mosquitto in production")
@@ -125,9 +137,12 @@ def test_mosquitto_lets_an_enrolled_board_in(tmp_path):
     fleet.write_text(fleet.read_text().replace('"0.0.0.0"', '"127.0.0.1"'))
     shutil.copy(tmp_path / "lab" / "devices" / "pi-1.enrolment", tmp_path)
     np.savez(tmp_path / "train.npz", x=np.zeros((4, 2), np.float32), y=np.arange(4))
-    (tmp_path / "device.toml").write_text('state_dir = "state"\n[data]\nkind = "npz"\npath = "train.npz"\n')
+    (tmp_path / "device.toml").write_text(
+        'state_dir = "state"\n[data]\nkind = "npz"\npath = "train.npz"\n'
+    )
     with started(up, tmp_path) as server, started(device, tmp_path) as board:
-        deadline, seen = time.monotonic() + PATIENCE, []
+        deadline = time.monotonic() + PATIENCE
+        seen = []
         while not seen and time.monotonic() < deadline:
             time.sleep(1)
             if (tmp_path / "lab" / "store" / "shoal.db").exists():
@@ -146,12 +161,18 @@ def test_ray_simulates_here_without_an_address(tmp_path):
     """The block as it stands, but for the cluster, beside the least that a simulation needs."""
     ((name, engine),) = [(name, text) for name, text in BLOCKS if "ray" in text]
     rest = 'out = "runs"\n[model]\narch = "mlp"\nwidths = [1, 0.5]\n[data]\nname = "digits"\ntrain_limit = 200\n'
-    shorter = engine.replace('address = "192.168.1.10:6379"\n', "").replace("workers = 16", "workers = 1")
+    shorter = engine.replace('address = "192.168.1.10:6379"\n', "").replace(
+        "workers = 16", "workers = 1"
+    )
     assert shorter.count("\n") == engine.count("\n") - 1
     (tmp_path / name).write_text(f"{rest}[devices]\ncount = 2\n[round]\nrounds = 1\n{shorter}")
     (simulate,) = typed_in("Simulate on a Ray cluster")
-    for _ in range(5):  # a machine with much else to do does not start Ray within the time that Ray allows
-        done = subprocess.run(simulate, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    for _ in range(
+        5
+    ):  # a machine with much else to do does not start Ray within the time that Ray allows
+        done = subprocess.run(
+            simulate, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=False
+        )
         if "timed out during startup" not in done.stderr:
             break
         assert "Ray cannot be started on this machine" in done.stderr
@@ -164,8 +185,12 @@ def test_ray_simulates_here_without_an_address(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_bundle_for_a_jetson_is_made_and_stays_off_other_boards(tmp_path):
-    """The block and the command as they stand; a real Jetson is what cannot be had here, and `install.sh` says so."""
-    if subprocess.run(["pip", "download", "-q", "--no-deps", "-d", tmp_path / "w", "tomli"], check=False).returncode:
+    """The block and the command as they stand; a real Jetson is what cannot be had here, and
+    `install.sh` says so.
+    """
+    if subprocess.run(
+        ["pip", "download", "-q", "--no-deps", "-d", tmp_path / "w", "tomli"], check=False
+    ).returncode:
         pytest.skip("pip reaches no index")
     ((name, text),) = [(name, text) for name, text in BLOCKS if "jetson" in text]
     (tmp_path / name).write_text(text)
@@ -194,7 +219,9 @@ def test_a_bundle_for_a_jetson_is_made_and_stays_off_other_boards(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_home_is_told(tmp_path):
-    """Until who typed it ends it, also after the run; the broker of the home holds what it was told."""
+    """Until who typed it ends it, also after the run; the broker of the home holds what it was
+    told.
+    """
     (track,) = typed_in("See the fleet in Home Assistant")
     store = made(tmp_path)
     with closing(Store(store)) as opened:
@@ -202,7 +229,9 @@ def test_a_home_is_told(tmp_path):
     with mosquitto_broker(tmp_path) as broker:
         words = [word.replace("127.0.0.1", broker.url.partition("//")[2]) for word in track]
         assert words != track
-        with subprocess.Popen([*words, "--json"], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as told:
+        with subprocess.Popen(
+            [*words, "--json"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+        ) as told:
             simple("shoal-state/#", hostname="127.0.0.1", port=broker.port)
             told.send_signal(signal.SIGINT)
             out, _ = told.communicate(timeout=60)

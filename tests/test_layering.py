@@ -20,7 +20,9 @@ ALLOWED = {
 ALLOWED["reproduction"] = {*ALLOWED, "simulation"}
 ALLOWED["shoal"] = {*ALLOWED, "reproduction"}
 ROOMS = {"broker_server": ("strategies", "settings", "store", "rounds", "service")}
-"""Rooms of a package from the lowest to the highest: a room imports only itself and those before it."""
+"""Rooms of a package from the lowest to the highest: a room imports only itself and those before
+it.
+"""
 MQTT = {"fleet_protocol.link", "fleet_protocol.topics", "fleet_protocol.transport", "paho"}
 CLOSED = {
     "broker_server.strategies": MQTT,
@@ -39,7 +41,9 @@ def module_name(path: Path) -> str:
 
 
 def imports(path: Path) -> set[str]:
-    """What a file imports, wherever in it the import stands; of ``from a import b`` that is ``a.b``."""
+    """What a file imports, wherever in it the import stands; of ``from a import b`` that is
+    ``a.b``.
+    """
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -55,13 +59,17 @@ def within(name: str, room: str) -> bool:
 
 @pytest.mark.parametrize("package", ALLOWED)
 def test_arrows_point_downwards(package):
-    """A package imports only itself and the packages below it, wherever in its files the import stands."""
+    """A package imports only itself and the packages below it, wherever in its files the import
+    stands.
+    """
     for path in (ROOT / package).rglob("*.py"):
         ours = {name.split(".")[0] for name in imports(path)} & set(ALLOWED)
         assert ours <= ALLOWED[package] | {package}, f"{path.relative_to(ROOT)} imports {ours}"
 
 
-@pytest.mark.parametrize(("package", "room"), [(package, room) for package in ROOMS for room in ROOMS[package]])
+@pytest.mark.parametrize(
+    ("package", "room"), [(package, room) for package in ROOMS for room in ROOMS[package]]
+)
 def test_rooms_are_entered_from_above(package, room):
     """A room imports no room above it."""
     rooms = ROOMS[package]
@@ -84,15 +92,20 @@ def test_every_file_has_a_room(package):
 def test_doors_that_stay_closed(room):
     """What a room has no business with it does not import."""
     for path in ROOT.joinpath(*room.split(".")).rglob("*.py"):
-        wrong = {name for name in imports(path) if any(within(name, other) for other in CLOSED[room])}
+        wrong = {
+            name for name in imports(path) if any(within(name, other) for other in CLOSED[room])
+        }
         assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"
 
 
 def test_no_circles():
     """No module imports itself by way of others, not even inside functions."""
-    files = {module_name(path): path for package in ALLOWED for path in (ROOT / package).rglob("*.py")}
+    files = {
+        module_name(path): path for package in ALLOWED for path in (ROOT / package).rglob("*.py")
+    }
     graph = {
-        name: {other if other in files else other.rpartition(".")[0] for other in imports(path)} - {name}
+        name: {other if other in files else other.rpartition(".")[0] for other in imports(path)}
+        - {name}
         for name, path in files.items()
     }
     try:
@@ -113,7 +126,10 @@ def test_torch_lives_in_the_zoo_alone(package):
 @pytest.mark.parametrize(
     ("modules", "forbidden"),
     [
-        (["device_runtime"], HEAVY | {"models", "broker_server", "trainer_export", "shoal", "sqlalchemy"}),
+        (
+            ["device_runtime"],
+            HEAVY | {"models", "broker_server", "trainer_export", "shoal", "sqlalchemy"},
+        ),
         (["broker_server", "models"], HEAVY | {"trainer_export", "device_runtime", "shoal"}),
     ],
 )
@@ -123,14 +139,19 @@ def test_what_a_process_really_loads(modules, forbidden):
         module_name(path)
         for top in modules
         for path in sorted((ROOT / top).rglob("*.py"))
-        if "zoo" not in path.parts and path.name not in {"__main__.py", "env.py"}  # env.py is Alembic's script
+        if "zoo" not in path.parts
+        and path.name not in {"__main__.py", "env.py"}  # env.py is Alembic's script
     ]
     assert not loaded_by(names) & forbidden
 
 
 def test_a_worker_of_a_simulation_starts_without_the_exporter():
-    """There is one for each core, and devices that train as boards do need neither torch nor what writes the graphs."""
-    assert not loaded_by(["simulation.worker"]) & (HEAVY | {"trainer_export", "sqlalchemy", "sklearn", "matplotlib"})
+    """There is one for each core, and devices that train as boards do need neither torch nor what
+    writes the graphs.
+    """
+    assert not loaded_by(["simulation.worker"]) & (
+        HEAVY | {"trainer_export", "sqlalchemy", "sklearn", "matplotlib"}
+    )
 
 
 def loaded_by(names):
@@ -142,17 +163,29 @@ for name in {names!r}:
 print(*{{name.split(".")[0] for name in sys.modules}})
 """
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True, cwd=ROOT
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+        cwd=ROOT,
     )
     return set(done.stdout.split())
 
 
 def test_wheel_holds_the_packages_and_not_the_tests():
-    """`models` is a hazardous top-level name and `tests` a worse one: only our packages are listed for the wheel."""
+    """`models` is a hazardous top-level name and `tests` a worse one: only our packages are listed
+    for the wheel.
+    """
     from setuptools import find_packages  # noqa: PLC0415  (a build tool, needed here alone)
 
     text = (ROOT / "pyproject.toml").read_text()
     listed = {package for package in ALLOWED if f'"{package}*"' in text}
     assert listed == set(ALLOWED)
-    assert '"tests' not in text.split("[tool.setuptools.packages.find]")[1].split("[tool.setuptools.package-data]")[0]
+    assert (
+        '"tests'
+        not in text.split("[tool.setuptools.packages.find]")[1].split(
+            "[tool.setuptools.package-data]"
+        )[0]
+    )
     assert set(ALLOWED) <= set(find_packages(str(ROOT)))

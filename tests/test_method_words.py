@@ -1,4 +1,6 @@
-"""A method is a strategy and, if it needs one, a routine or a chooser: nothing else in the product names it."""
+"""A method is a strategy and, if it needs one, a routine or a chooser: nothing else in the product
+names it.
+"""
 
 import re
 from pathlib import Path
@@ -30,7 +32,9 @@ def named(words: re.Pattern[str]) -> set[str]:
     """The product files that have one of the words, in their text or in their name."""
     paths = (path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
     names = {path.relative_to(ROOT).as_posix(): path for path in paths}
-    return {name for name, path in names.items() if words.search(name) or words.search(path.read_text())}
+    return {
+        name for name, path in names.items() if words.search(name) or words.search(path.read_text())
+    }
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""The notebooks of `examples/notebooks` run from top to bottom, as they stand, and are stored without any output."""
+"""The notebooks of `examples/notebooks` run from top to bottom, as they stand, and are stored
+without any output.
+"""
 
 import ast
 import json
@@ -49,7 +51,12 @@ def run(name, tmp_path, monkeypatch):
 
 def test_each_has_a_test():
     """What nobody runs is wrong some day."""
-    assert [path.stem for path in NOTEBOOKS] == ["compare_methods", "own_strategy", "slice_and_merge", "unequal_ranks"]
+    assert [path.stem for path in NOTEBOOKS] == [
+        "compare_methods",
+        "own_strategy",
+        "slice_and_merge",
+        "unequal_ranks",
+    ]
     for path in NOTEBOOKS:
         assert f'"{path.stem}"' in Path(__file__).read_text().partition("def test_slicing")[2]
         for source in code_of(path):
@@ -75,7 +82,9 @@ def test_three_methods_learn(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_strategy_of_ones_own_is_found(tmp_path):
-    """In a process of its own, as strategies are looked for once; the file is the one of CONTRIBUTING.md."""
+    """In a process of its own, as strategies are looked for once; the file is the one of
+    CONTRIBUTING.md.
+    """
     pytest.importorskip("fastapi")
     (path,) = [path for path in NOTEBOOKS if path.stem == "own_strategy"]
     sources = code_of(path)

@@ -67,11 +67,15 @@ def test_proofs_that_all_pass_end_with_0(proofs):
 
 
 def test_every_suite_and_target_of_proof_is_run():
-    """CI and `make proofs` together run each target that can fail; those that measure are run by whoever reads them."""
+    """CI and `make proofs` together run each target that can fail; those that measure are run by
+    whoever reads them.
+    """
     makefile = (ROOT / "Makefile").read_text()
     targets = set(re.findall(r"(?m)^([a-z-]+):.*## ", makefile))
     proofs = set(re.search(r"(?m)^PROOFS := (.*)$", makefile)[1].split())
-    ci = set(re.search(r"make --jobs 2 .*", (ROOT / ".ci" / "run").read_text())[0].split()) & targets
+    ci = (
+        set(re.search(r"make --jobs 2 .*", (ROOT / ".ci" / "run").read_text())[0].split()) & targets
+    )
     measuring = {"bench", "mutants", "readability", "results-check"}
     using = {"board", "demo", "docs", "proofs"}
     assert targets - proofs - ci == measuring | using

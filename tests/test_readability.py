@@ -1,4 +1,6 @@
-"""`tools/readability.py` counts what a line and a function ask of their reader, and not how the code is laid out."""
+"""`tools/readability.py` counts what a line and a function ask of their reader, and not how the
+code is laid out.
+"""
 
 import subprocess
 import sys
@@ -46,7 +48,11 @@ def test_plain_code_is_within_the_limits(tmp_path):
         ("lines>100", f"    result = 0  # {'a' * 100}"),
         ("functions>12 branches", "\n".join(["    if values:", "        result = 1"] * 13)),
         ("functions>300", "\n".join(["    print(result, values)"] * 61)),
-        ("nodes/line", "    result = values[0] + values[1] * values[2] - values[3] + values[4] + values[5]\n" * 9),
+        (
+            "nodes/line",
+            "    result = values[0] + values[1] * values[2] - values[3] + values[4] + values[5]\n"
+            * 9,
+        ),
     ],
 )
 def test_what_asks_too_much_is_named(tmp_path, name, line):
@@ -63,4 +69,6 @@ def test_layout_changes_nothing_but_lines(tmp_path):
     joined = PLAIN.replace("total(values: list[int])", "total(\n    values: list[int],\n)")
     _, printed = measured(tmp_path / "one", PLAIN)
     _, laid_out = measured(tmp_path / "two", joined)
-    assert printed.split("hardest")[-1].split()[-4:-2] == laid_out.split("hardest")[-1].split()[-4:-2]
+    assert (
+        printed.split("hardest")[-1].split()[-4:-2] == laid_out.split("hardest")[-1].split()[-4:-2]
+    )

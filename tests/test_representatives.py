@@ -1,11 +1,19 @@
-"""Of each kind of slow proof CI runs one: what `tests/representatives.py` names is there, and names every kind."""
+"""Of each kind of slow proof CI runs one: what `tests/representatives.py` names is there, and names
+every kind.
+"""
 
 import re
 from pathlib import Path
 
 import pytest
 
-from tests.representatives import INSTALLED, SLOW, module_of, modules_without_quick_cases, representatives
+from tests.representatives import (
+    INSTALLED,
+    SLOW,
+    module_of,
+    modules_without_quick_cases,
+    representatives,
+)
 
 ROOT = Path(__file__).parents[1]
 EXTRAS = ("device", "server", "export")
@@ -25,7 +33,9 @@ def test_every_slow_module_has_a_representative(collected):
 
 
 def test_every_representative_is_a_slow_test(collected):
-    """Each that is named is collected under this name, and the default suite does not run it anyway."""
+    """Each that is named is collected under this name, and the default suite does not run it
+    anyway.
+    """
     asked = {module_of(test) for test in collected}
     named = {test for test in representatives() if module_of(test) in asked}
     assert named <= marked(collected, "slow") | marked(collected, "installed")
@@ -51,11 +61,19 @@ def test_the_training_suite_finds_its_tests(collected):
     makefile = (ROOT / "Makefile").read_text()
     folders = re.search(r"(?m)^TRAINING_TESTS := (.*)$", makefile)[1].split()
     training = marked(collected, "ort_training")
-    assert {test for test in training if not test.startswith(tuple(f"{folder}/" for folder in folders))} == set()
+    assert {
+        test for test in training if not test.startswith(tuple(f"{folder}/" for folder in folders))
+    } == set()
 
 
 def test_a_kind_without_a_representative_is_seen():
-    """A slow test of another name than those of the default suite needs one; further cases of a quick test do not."""
+    """A slow test of another name than those of the default suite needs one; further cases of a
+    quick test do not.
+    """
     quick = {"tests/test_a.py::test_one[1]", "tests/test_b.py::test_two"}
-    slow = {"tests/test_a.py::test_one[2]", "tests/test_b.py::test_three[1]", "tests/test_b.py::test_three[2]"}
+    slow = {
+        "tests/test_a.py::test_one[2]",
+        "tests/test_b.py::test_three[1]",
+        "tests/test_b.py::test_three[2]",
+    }
     assert modules_without_quick_cases(slow, quick) == {"tests/test_b.py"}

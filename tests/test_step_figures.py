@@ -6,7 +6,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-HEADS = ["model", "of eager", "quartiles", "load", "budget", "of fused", "of compiled", "of ort-training"]
+HEADS = [
+    "model",
+    "of eager",
+    "quartiles",
+    "load",
+    "budget",
+    "of fused",
+    "of compiled",
+    "of ort-training",
+]
 
 
 def entries():
@@ -21,8 +30,17 @@ def entries():
 
 
 def table():
-    section = (ROOT / "docs" / "graphs.md").read_text().partition("## What a step takes")[2].partition("\n## ")[0]
-    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines() if line[:1] == "|"]
+    section = (
+        (ROOT / "docs" / "graphs.md")
+        .read_text()
+        .partition("## What a step takes")[2]
+        .partition("\n## ")[0]
+    )
+    return [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in section.splitlines()
+        if line[:1] == "|"
+    ]
 
 
 def shown(entry):
@@ -37,7 +55,9 @@ def test_the_table_has_its_columns():
 
 @pytest.mark.parametrize("row", table()[2:], ids=lambda row: row[0])
 def test_each_row_is_one_that_was_measured(row):
-    """Against eager with quartiles, load and budget of the same run; against the others a figure of any run."""
+    """Against eager with quartiles, load and budget of the same run; against the others a figure of
+    any run.
+    """
     known = entries()
     assert row[1:5] in [shown(entry) for entry in known[row[0], "eager"]]
     for other, cell in zip(("fused", "compiled", "ort-training"), row[5:], strict=True):

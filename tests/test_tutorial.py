@@ -25,14 +25,19 @@ def section() -> str:
 
 def commands() -> list[list[str]]:
     """The indented command lines of the section, in order."""
-    return [line.split() for line in re.findall(r"^    ((?:shoal|python) .*)$", section(), re.MULTILINE)]
+    return [
+        line.split() for line in re.findall(r"^    ((?:shoal|python) .*)$", section(), re.MULTILINE)
+    ]
 
 
 def wait_for_port(port: int, process: subprocess.Popen) -> None:
     """As a reader does, who sees the server's greeting before opening the next terminal."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=0.5):
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection(("127.0.0.1", port), timeout=0.5),
+        ):
             return
         with contextlib.suppress(subprocess.TimeoutExpired):
             pytest.fail(f"shoal up ended with {process.wait(0.1)}")
@@ -40,7 +45,9 @@ def wait_for_port(port: int, process: subprocess.Popen) -> None:
 
 
 def test_the_readme_shows_the_file_it_talks_about():
-    """The builder printed in the README is the one in the example, up to its docstring and annotations."""
+    """The builder printed in the README is the one in the example, up to its docstring and
+    annotations.
+    """
     shown = re.search(r"```python\n(.*?)```", section(), re.DOTALL).group(1)
     body = shown.strip().splitlines()[-1].strip()
     assert body in (TUTORIAL / "my_models.py").read_text()
@@ -49,9 +56,13 @@ def test_the_readme_shows_the_file_it_talks_about():
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_tutorial_works_as_written(tmp_path):
-    """Export, data, server, three boards, a run, weights for torch: each command of the README, in its order."""
+    """Export, data, server, three boards, a run, weights for torch: each command of the README, in
+    its order.
+    """
     folder = tmp_path / "tutorial"
-    shutil.copytree(TUTORIAL, folder, ignore=shutil.ignore_patterns("artifacts", "data", "state", "store"))
+    shutil.copytree(
+        TUTORIAL, folder, ignore=shutil.ignore_patterns("artifacts", "data", "state", "store")
+    )
     port = str(free_port())
     for path in folder.glob("*.toml"):
         path.write_text(path.read_text().replace("18830", port))
@@ -67,11 +78,17 @@ def test_the_tutorial_works_as_written(tmp_path):
                 if words[1] == "up":
                     wait_for_port(int(port), background[-1])
                 continue
-            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, check=False)
+            done = subprocess.run(
+                command, cwd=folder, capture_output=True, text=True, timeout=600, check=False
+            )
             assert done.returncode == 0, f"{words}: {done.stderr}"
             outputs[words[1]] = done.stdout
         status = subprocess.run(
-            [SHOAL, "status", "--store", "store", "--json"], cwd=folder, capture_output=True, text=True, check=True
+            [SHOAL, "status", "--store", "store", "--json"],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=True,
         )
     finally:
         for process in background:

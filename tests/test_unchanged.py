@@ -1,11 +1,13 @@
-"""Final weights of a simulation and of the demo stay what they were, bit for bit, where they were recorded.
+"""Final weights of a simulation and of the demo stay what they were, bit for bit, where they were
+recorded.
 
-Another processor or runtime rounds otherwise, by 1e-7 in a step. That grows, because a rectifier or a maximum falls to
-the other side now and then: onnxruntime 1.31.1 and onnxruntime-training 1.19.2 differ by 1e-6 after one round of the
-simulation, and on the processor of the recording by 0.17 after two and by 0.4 after thirty. So elsewhere only the first
-round is compared.
+Another processor or runtime rounds otherwise, by 1e-7 in a step. That grows, because a rectifier or
+a maximum falls to the other side now and then: onnxruntime 1.31.1 and onnxruntime-training 1.19.2
+differ by 1e-6 after one round of the simulation, and on the processor of the recording by 0.17
+after two and by 0.4 after thirty. So elsewhere only the first round is compared.
 
-`python -m tests.test_unchanged` records them anew, which only a commit that means to change results may do.
+`python -m tests.test_unchanged` records them anew, which only a commit that means to change results
+may do.
 """
 
 import hashlib
@@ -69,26 +71,42 @@ RUNS = {"one_round": begun, "simulation": simulated, "demo": demonstrated}
 
 
 def surroundings() -> dict[str, str]:
-    """What the last bits of a float depend on beside our code: kernels are chosen by the processor's flags."""
-    flags = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")), "")
+    """What the last bits of a float depend on beside our code: kernels are chosen by the
+    processor's flags.
+    """
+    flags = next(
+        (
+            line
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("flags")
+        ),
+        "",
+    )
     installed = {item.metadata["Name"]: item.version for item in distributions()}
     return {
         "machine": platform.machine(),
         "processor": hashlib.sha256(flags.encode()).hexdigest()[:16],
-        **{name: installed[name] for name in sorted(RUNTIMES | {"numpy", "torch"}) if name in installed},
+        **{
+            name: installed[name]
+            for name in sorted(RUNTIMES | {"numpy", "torch"})
+            if name in installed
+        },
     }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("run", ["one_round", "simulation", "demo"])
 def test_final_weights_are_the_recorded_ones(tmp_path, run):
-    """Bit-equal with the runtime and processor of the recording; elsewhere within 1e-5 after one round."""
+    """Bit-equal with the runtime and processor of the recording; elsewhere within 1e-5 after one
+    round.
+    """
     here = surroundings() == json.loads((RECORDED / "surroundings.json").read_text())
     if not here and run != "one_round":
         pytest.skip(
             "recorded with another runtime or processor, whose roundings grow beyond comparison in so many rounds"
         )
-    now, before = load_file(RUNS[run](tmp_path)), load_file(RECORDED / f"{run}.safetensors")
+    now = load_file(RUNS[run](tmp_path))
+    before = load_file(RECORDED / f"{run}.safetensors")
     assert list(now) == list(before)
     for name, tensor in before.items():
         if here:

@@ -1,1 +1,3 @@
-"""PyTorch to train, eval, statistics and infer graphs for every sub-model shape, checked and stored."""
+"""PyTorch to train, eval, statistics and infer graphs for every sub-model shape, checked and
+stored.
+"""

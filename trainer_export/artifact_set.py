@@ -1,4 +1,5 @@
-"""Exports an architecture for many tiers into a folder of content-addressed files, all of them checked or none.
+"""Exports an architecture for many tiers into a folder of content-addressed files, all of them
+checked or none.
 
     <out>/objects/<sha256[:2]>/<sha256>    every file by content
     <out>/<arch>/layout.json               axes of the global model
@@ -12,8 +13,8 @@
     <out>/<arch>/<tier>/executorch/*.pte   train, eval and infer for Android, iOS and C++
     <out>/<arch>/<tier>/made-from.json     what they depend on; a tier that would come out the same is taken as it is
 
-A set is built in a folder beside the old one and takes its place by a rename after its last check, so a failed or
-interrupted export leaves what was there, and nothing else.
+A set is built in a folder beside the old one and takes its place by a rename after its last check,
+so a failed or interrupted export leaves what was there, and nothing else.
 """
 
 import contextlib
@@ -58,7 +59,8 @@ class TierReport:
         parameters: number of scalars.
         flops_per_sample: floating point operations of one forward pass of one sample.
         peak_memory_bytes: estimate for training at batch 32, beyond the runtime itself.
-        worst_deviation: largest deviation from PyTorch of any of its graphs, relative to the tensor's largest value.
+        worst_deviation: largest deviation from PyTorch of any of its graphs, relative to the
+            tensor's largest value.
         skipped: formats that were asked for and that the model cannot have, each with the reason.
         taken: whether it was there already and would come out the same.
     """
@@ -109,33 +111,43 @@ def export_architecture(
         tiers: the shapes to export; the first of equal ones counts.
         recipe: what a training step does.
         out: folder of all artifact sets; made if it is not there.
-        formats: ``onnx`` is always written; ``ort-training`` beside it, where the runtime has the gradients: if not,
-            report and manifest say so under ``skipped``, and so for ``executorch``. By default `installed_formats`.
+        formats: ``onnx`` is always written; ``ort-training`` beside it, where the runtime has the
+            gradients: if not, report and manifest say so under ``skipped``, and so for
+            ``executorch``. By default `installed_formats`.
         seed: of the initial weights and of the random batches of the checks.
         progress: called before each stage, and once at the end.
         heads: number of labels of tiers that have a head of their own.
-        others: what becomes of tiers that are there and not asked for; those that stay are brought up to date.
-        jobs: tiers at a time, each in a process of its own; 1 for one after the other in this, None for as many as
-            cores and memory allow. The files are the same.
+        others: what becomes of tiers that are there and not asked for; those that stay are brought
+            up to date.
+        jobs: tiers at a time, each in a process of its own; 1 for one after the other in this, None
+            for as many as cores and memory allow. The files are the same.
         start: what the global model starts from, frozen tensors included; by default it is drawn.
 
     Returns:
         One report per tier, in order, those that stay at the end.
 
     Raises:
-        ConfigError: no tier, a format that there is not or that is not installed, a head for a tier that is not
-            exported, or tiers that would be dropped.
+        ConfigError: no tier, a format that there is not or that is not installed, a head for a tier
+            that is not exported, or tiers that would be dropped.
         PlanError: the model cannot have one of the tiers or heads.
-        ExportError: an operator cannot be exported, or a graph does not agree with PyTorch; nothing is published.
+        ExportError: an operator cannot be exported, or a graph does not agree with PyTorch; nothing
+            is published.
         StorageError: a file cannot be written; what was published before is still there.
     """
     wanted = list(dict.fromkeys(tiers))
     chosen = installed_formats() if formats is None else tuple(formats)
     unknown = [item for item in chosen if item not in FORMATS]
     if not wanted or unknown:
-        wrong = f"unknown format {unknown[0]!r}; there are {', '.join(FORMATS)}" if unknown else "no tier to export"
+        wrong = (
+            f"unknown format {unknown[0]!r}; there are {', '.join(FORMATS)}"
+            if unknown
+            else "no tier to export"
+        )
         raise ConfigError(f"{arch.name}: {wrong}")
-    for name, written_by in (("ort-training", ort_training), ("executorch", executorch)):
+    for name, written_by in (
+        ("ort-training", ort_training),
+        ("executorch", executorch),
+    ):
         if name in chosen and not written_by.is_installed():
             raise ConfigError(f"{arch.name}: {written_by.NOT_INSTALLED}")
     with calm_torch():
@@ -151,33 +163,52 @@ def export_architecture(
         )
     if others == "add":
         wanted += left
-        heads |= {tier: classes for tier, classes in there.items() if tier in left and classes is not None}
+        heads |= {
+            tier: classes for tier, classes in there.items() if tier in left and classes is not None
+        }
     if heads:
         stray = next((tier for tier in heads if tier not in wanted), None)
         if stray is not None:
-            raise ConfigError(f"{arch.name}: tier {stray.id} shall have a head of its own but is not exported")
+            raise ConfigError(
+                f"{arch.name}: tier {stray.id} shall have a head of its own but is not exported"
+            )
         layout = replace(layout, heads={tier.id: classes for tier, classes in heads.items()})
     export = Export(arch, layout, recipe, seed)
     try:
         with calm_torch(), replacing(out / arch.name) as folder:
             write_file(folder / "layout.json", layout.to_json().encode())
             weights = initial_weights(arch, settings, seed)
-            weights = weights if start is None else start.put_into(weights, further_names(arch, settings))
-            bases = _bases(layout, {item.name: weights.pop(item.name) for item in layout.base}, wanted)
+            weights = (
+                weights if start is None else start.put_into(weights, further_names(arch, settings))
+            )
+            bases = _bases(
+                layout,
+                {item.name: weights.pop(item.name) for item in layout.base},
+                wanted,
+            )
             write_file(folder / "init.safetensors", encode_weights(weights))
             del weights
             sets = TierSets(export, chosen, bases, folder)
-            taken = {tier for tier in wanted if tier in there and sets.take(tier, out / arch.name / tier.id)}
+            taken = {
+                tier
+                for tier in wanted
+                if tier in there and sets.take(tier, out / arch.name / tier.id)
+            }
             todo = [sets.job(tier) for tier in wanted if tier not in taken]
             counter = Counter(progress, len(todo) * (1 + 2 * len(chosen)))
             run_jobs(todo, jobs, counter.start)
-            manifests = [parse_manifest((folder / tier.id / "manifest.json").read_bytes()) for tier in wanted]
+            manifests = [
+                parse_manifest((folder / tier.id / "manifest.json").read_bytes()) for tier in wanted
+            ]
     except OSError as error:
         raise StorageError(
             f"{arch.name} cannot be written to {out}: {error}; what was published before is unchanged"
         ) from error
     counter.finish()
-    return tuple(TierReport.of(t, found, taken=t in taken) for t, found in zip(wanted, manifests, strict=True))
+    return tuple(
+        TierReport.of(t, found, taken=t in taken)
+        for t, found in zip(wanted, manifests, strict=True)
+    )
 
 
 def _tiers_in(folder: Path) -> dict[Tier, int | None]:
@@ -193,20 +224,31 @@ def _tiers_in(folder: Path) -> dict[Tier, int | None]:
     return found
 
 
-def _bases(layout: Layout, frozen: Mapping[str, NDArray[np.float32]], tiers: Sequence[Tier]) -> dict[float, SetFile]:
-    """The file of the frozen tensors for each width: the same for all unless a width cuts one of them."""
+def _bases(
+    layout: Layout, frozen: Mapping[str, NDArray[np.float32]], tiers: Sequence[Tier]
+) -> dict[float, SetFile]:
+    """The file of the frozen tensors for each width: the same for all unless a width cuts one of
+    them.
+    """
     if not frozen:
         return {}
     widths = dict.fromkeys(tier.width for tier in tiers)
     if layout.cut_base is None:
         return dict.fromkeys(widths, SetFile(BASE, "base.safetensors", encode_weights(frozen)))
     held = replace(layout, parameters=layout.base, base=(), statistics=(), heads={})
-    parts = {width: slice_weights(held, make_plan(held, held.tier(width)), frozen) for width in widths}
-    return {width: SetFile(BASE, "base.safetensors", encode_weights(part)) for width, part in parts.items()}
+    parts = {
+        width: slice_weights(held, make_plan(held, held.tier(width)), frozen) for width in widths
+    }
+    return {
+        width: SetFile(BASE, "base.safetensors", encode_weights(part))
+        for width, part in parts.items()
+    }
 
 
 def _refuse_uncut(layout: Layout, tiers: Sequence[Tier]) -> None:
-    """Refuse tiers that the model cannot have, and narrow ones where none is narrower than the whole."""
+    """Refuse tiers that the model cannot have, and narrow ones where none is narrower than the
+    whole.
+    """
 
     def shapes(tier: Tier) -> dict[str, tuple[int, ...]]:
         return {**layout.shapes(tier), **layout.base_of(tier)}
@@ -221,5 +263,7 @@ def _refuse_uncut(layout: Layout, tiers: Sequence[Tier]) -> None:
 
 
 def installed_formats() -> tuple[Format, ...]:
-    """The formats that are written unless asked otherwise: ``onnx``, and ``ort-training`` where that is installed."""
+    """The formats that are written unless asked otherwise: ``onnx``, and ``ort-training`` where
+    that is installed.
+    """
     return ("onnx", "ort-training") if ort_training.is_installed() else ("onnx",)

@@ -1,9 +1,11 @@
-"""Where a traced program uses the size of its batch, by which a program of other widths is traced in half the time.
+"""Where a traced program uses the size of its batch, by which a program of other widths is traced
+in half the time.
 
-PyTorch takes twice as long with a symbol for a size as with a number. So the first tier of an export is traced with a
-symbol, and others with a prime that divides none of their sizes: its multiples are the batch. That holds where the same
-operators lead to multiples of the batch in the same places as in the first, and to nothing else made of it; any other
-program is traced with a symbol, too. All that is written is compared with PyTorch at other sizes of the batch.
+PyTorch takes twice as long with a symbol for a size as with a number. So the first tier of an
+export is traced with a symbol, and others with a prime that divides none of their sizes: its
+multiples are the batch. That holds where the same operators lead to multiples of the batch in the
+same places as in the first, and to nothing else made of it; any other program is traced with a
+symbol, too. All that is written is compared with PyTorch at other sizes of the batch.
 """
 
 from collections.abc import Sequence
@@ -19,8 +21,10 @@ from trainer_export.graph import Port
 from trainer_export.lowering.values import Spec, dim_of
 
 Known = dict[tuple[str, ...], list[Any] | None]
-"""By the names of a graph and its inputs: the operators that take the batch or put it elsewhere in a shape, with its
-places in what they take and return; None for a program that must be traced with a symbol."""
+"""By the names of a graph and its inputs: the operators that take the batch or put it elsewhere in
+a shape, with its places in what they take and return; None for a program that must be traced with a
+symbol.
+"""
 
 _MARKS = (10007, 10009)
 _BATCH = sympy.Symbol("batch", integer=True, positive=True)
@@ -33,18 +37,28 @@ def mark_of(ports: Sequence[Port]) -> int | None:
 
 
 def describe(program: fx.GraphModule, mark: int | None) -> None:
-    """Put specs in the place of a program's fake tensors, and expressions in that of sizes; a symbol has no mark."""
+    """Put specs in the place of a program's fake tensors, and expressions in that of sizes.
+
+    A symbol has no mark.
+    """
 
     def sized(value: Any) -> Any:
         if isinstance(value, Tensor):
             return Spec(tuple(map(sized, value.shape)), value.dtype)
         if isinstance(value, torch.SymInt):
             return dim_of(value)
-        return value // mark * _BATCH if mark and type(value) is int and value and value % mark == 0 else value
+        return (
+            value // mark * _BATCH
+            if mark and type(value) is int and value and value % mark == 0
+            else value
+        )
 
     for node in program.graph.nodes:
         node.meta["val"] = tree_map(sized, node.meta.get("val"))
-        node.args, node.kwargs = map_aggregate(node.args, sized), map_aggregate(node.kwargs, sized)
+        node.args, node.kwargs = (
+            map_aggregate(node.args, sized),
+            map_aggregate(node.kwargs, sized),
+        )
 
 
 def uses_of(program: fx.GraphModule) -> list[Any] | None:
@@ -59,7 +73,9 @@ def uses_of(program: fx.GraphModule) -> list[Any] | None:
         taken = _batches(numbers)
         given = [_batches(item.shape) for item in tree_leaves(made) if isinstance(item, Spec)]
         made_of_it = [size for sizes in (taken, *given) for size in sizes.values()]
-        if not all(isinstance(size, sympy.Expr) and size.as_coeff_Mul()[1].is_Symbol for size in made_of_it):
+        if not all(
+            isinstance(size, sympy.Expr) and size.as_coeff_Mul()[1].is_Symbol for size in made_of_it
+        ):
             return None
         first = _batches(numbers[0].shape) if numbers and isinstance(numbers[0], Spec) else {}
         if taken or (any(given) and given != [first]):

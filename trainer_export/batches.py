@@ -11,14 +11,18 @@ from trainer_export.losses.cross_entropy import MaskedCrossEntropy
 from trainer_export.losses.own import OwnLoss
 from trainer_export.model_inputs import Signature
 
-_LARGE_FLOPS = 2e9  # of one sample's training step: a model that is compared on fewer samples, for a third of the time
+# of one sample's training step: a model that is compared on fewer samples, for a third of the time
+_LARGE_FLOPS = 2e9
 _IGNORED = 0.2  # share of the labels of tokens that count for nothing
 _CROSS_ENTROPY = MaskedCrossEntropy()
 
 
 @dataclass(frozen=True)
 class SizedBatches:
-    """Random batches of so many samples each, in turn, for a model and a loss; tokens are below the vocabulary."""
+    """Random batches of so many samples each, in turn, for a model and a loss.
+
+    Tokens are below the vocabulary.
+    """
 
     signature: Signature
     vocabulary: int = 2
@@ -28,7 +32,9 @@ class SizedBatches:
     steps: int = 6
 
     def sized_for(self, flops: int) -> "SizedBatches":
-        """Two steps of unlike sizes for a large model, by the FLOPs of a training step for one sample."""
+        """Two steps of unlike sizes for a large model, by the FLOPs of a training step for one
+        sample.
+        """
         return replace(self, sizes=(3, 2), steps=2) if flops > _LARGE_FLOPS else self
 
     def take(self, count: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -51,7 +57,10 @@ class SizedBatches:
         if target.dtype == "float32":
             bounds = self.loss.bounds
             if bounds is not None:  # both ends, as labels that hold or do not
-                return torch.randint(0, 2, shape, generator=generator) * (bounds[1] - bounds[0]) + bounds[0]
+                return (
+                    torch.randint(0, 2, shape, generator=generator) * (bounds[1] - bounds[0])
+                    + bounds[0]
+                )
             return torch.randn(shape, generator=generator)
         y = torch.randint(0, self.signature.classes, shape, generator=generator)
         if target.shape:  # some labels that count for nothing
@@ -62,10 +71,17 @@ class SizedBatches:
         """Other batches of the same kind, the same ones for attempt 0."""
         return replace(self, seed=self.seed + attempt)
 
-    def noise(self, shapes: Mapping[str, tuple[int, ...]], count: int, step: int) -> dict[str, Tensor]:
-        """Random numbers for layers that need them, by path, of the shapes for one sample; others at each step."""
+    def noise(
+        self, shapes: Mapping[str, tuple[int, ...]], count: int, step: int
+    ) -> dict[str, Tensor]:
+        """Random numbers for layers that need them, by path, of the shapes for one sample.
+
+        Others at each step.
+        """
         generator = torch.Generator().manual_seed(1000 * self.seed + step)
-        return {path: torch.rand((count, *shape), generator=generator) for path, shape in shapes.items()}
+        return {
+            path: torch.rand((count, *shape), generator=generator) for path, shape in shapes.items()
+        }
 
     def mask(self) -> Tensor:
         """A label mask with one label missing, so that masking is compared too."""

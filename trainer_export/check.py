@@ -1,10 +1,12 @@
 """Compares what exported graphs return with PyTorch; one that does not agree is not published.
 
-PyTorch here is eager autograd of the module as it was written, and PyTorch's own optimizer and loss. The trace is never
-used as its own witness: lowerings, rewrites and operators of our own would all agree with themselves.
+PyTorch here is eager autograd of the module as it was written, and PyTorch's own optimizer and
+loss. The trace is never used as its own witness: lowerings, rewrites and operators of our own would
+all agree with themselves.
 
-A step can be ill-conditioned, as with layer norms over a few units: PyTorch in float32 is then as far from PyTorch in
-float64 as a graph may be from either. So where float32 does not agree, float64 decides (`repeated`).
+A step can be ill-conditioned, as with layer norms over a few units: PyTorch in float32 is then as
+far from PyTorch in float64 as a graph may be from either. So where float32 does not agree, float64
+decides (`repeated`).
 """
 
 import contextlib
@@ -28,7 +30,8 @@ LIMIT = 1e-4
 
 _ROUNDINGS = 5  # a tensor may be off float64 by so many times what PyTorch in float32 is,
 _LOOSEST = 1e-2  # but never by more than this
-_FLOOR = 0.1  # a tensor counts as at least this share of the largest of its kind: zero gradients have no scale
+# a tensor counts as at least this share of the largest of its kind: zero gradients have no scale
+_FLOOR = 0.1
 _TRIES = 5
 
 Arrays = dict[str, NDArray[Any]]
@@ -62,19 +65,29 @@ class Worst:
         exact: Mapping[str, NDArray[Any]] | None = None,
         kind: str = "",
     ) -> None:
-        """Take tensors of one kind into account; `exact` are the expected ones in float64, which then decide."""
+        """Take tensors of one kind into account.
+
+        `exact` are the expected ones in float64, which then decide.
+        """
         truth = expected if exact is None else exact
         sizes = {name: _largest(value) for name, value in truth.items()}
         largest = max(sizes.values(), default=0.0)
         for name, reference in truth.items():
-            absolute, allowed = _apart(found[name], reference), LIMIT
+            absolute = _apart(found[name], reference)
+            allowed = LIMIT
             scale = max(sizes[name], _FLOOR * largest, 1e-12)
             if exact is not None:
                 rounding = _apart(expected[name], reference) / scale
-                allowed = max(LIMIT, min(_ROUNDINGS * rounding, _LOOSEST)) if np.isfinite(rounding) else LIMIT
+                allowed = (
+                    max(LIMIT, min(_ROUNDINGS * rounding, _LOOSEST))
+                    if np.isfinite(rounding)
+                    else LIMIT
+                )
             self.absolute = max(self.absolute, absolute)
             if absolute / scale / allowed > self.relative / self.allowed or not self.tensor:
-                self.relative, self.allowed, self.tensor = absolute / scale, allowed, kind + name
+                self.relative = absolute / scale
+                self.allowed = allowed
+                self.tensor = kind + name
 
     def report(self, graph: str, steps: int) -> CheckSpec:
         """The figures, or an error that names the tensor."""
@@ -121,17 +134,25 @@ def open_session(model: bytes | Session, threads: int = 1) -> Session:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
-    options.enable_cpu_mem_arena = options.enable_mem_pattern = False  # what a run took is free after it
+    options.enable_cpu_mem_arena = options.enable_mem_pattern = (
+        False  # what a run took is free after it
+    )
     try:
-        session: Session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        session: Session = onnxruntime.InferenceSession(
+            model, options, providers=["CPUExecutionProvider"]
+        )
     except Exception as error:
-        raise ExportError(f"onnxruntime {onnxruntime.__version__} refuses the exported graph: {error}") from error
+        raise ExportError(
+            f"onnxruntime {onnxruntime.__version__} refuses the exported graph: {error}"
+        ) from error
     return session
 
 
 @contextlib.contextmanager
 def calm_torch() -> Iterator[None]:
-    """PyTorch on one thread: for a few small steps its threads cost more than they bring, more so on a busy machine."""
+    """PyTorch on one thread: for a few small steps its threads cost more than they bring, more so
+    on a busy machine.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -141,11 +162,13 @@ def calm_torch() -> Iterator[None]:
 
 
 def repeated(run: Callable[[SizedBatches, bool], CheckSpec], batches: SizedBatches) -> CheckSpec:
-    """The report of the first of a few runs, with other random batches each, that is within the limit.
+    """The report of the first of a few runs, with other random batches each, that is within the
+    limit.
 
-    A difference in rounding may flip a ReLU or the larger of two nearly equal maxima, which no limit on a single run
-    can tell from a small fault; so a run that deviates is repeated with other random batches. If all do, they are
-    repeated with float64 to decide, of which a run is told. A fault deviates in every run, which is an ExportError.
+    A difference in rounding may flip a ReLU or the larger of two nearly equal maxima, which no
+    limit on a single run can tell from a small fault; so a run that deviates is repeated with other
+    random batches. If all do, they are repeated with float64 to decide, of which a run is told. A
+    fault deviates in every run, which is an ExportError.
     """
     *tries, last = [(exact, attempt) for exact in (False, True) for attempt in range(_TRIES)]
     for exact, attempt in tries:
@@ -155,7 +178,10 @@ def repeated(run: Callable[[SizedBatches, bool], CheckSpec], batches: SizedBatch
 
 
 def run_session(session: Session, feed: Mapping[str, NDArray[Any]]) -> Arrays:
-    """Run a graph once on arrays by name, of which it takes its inputs; returns its outputs by name."""
+    """Run a graph once on arrays by name, of which it takes its inputs.
+
+    Returns its outputs by name.
+    """
     taken = [i.name for i in session.get_inputs()]
     names = [o.name for o in session.get_outputs()]
     outputs = session.run(names, {n: feed[n] for n in taken})
@@ -164,6 +190,8 @@ def run_session(session: Session, feed: Mapping[str, NDArray[Any]]) -> Arrays:
 
 
 def _give_back() -> None:
-    """Return to the system what a run freed, as the C library would not yet: PyTorch's step needs as much again."""
+    """Return to the system what a run freed, as the C library would not yet: PyTorch's step needs
+    as much again.
+    """
     with contextlib.suppress(OSError, AttributeError):  # another system's library
         ctypes.CDLL(None).malloc_trim(0)

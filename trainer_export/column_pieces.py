@@ -1,8 +1,9 @@
 """Does a matrix product with gathered columns for some output positions at a time.
 
-No more than ``PIECE_BYTES`` of columns then exist at once. Each product gathers its own columns: forward pass and
-weight gradient no longer share them, which would keep them from one to the other. Small ones are no exception: fresh
-in the cache they save the product what gathering them again takes.
+No more than ``PIECE_BYTES`` of columns then exist at once. Each product gathers its own columns:
+forward pass and weight gradient no longer share them, which would keep them from one to the other.
+Small ones are no exception: fresh in the cache they save the product what gathering them again
+takes.
 """
 
 import math
@@ -25,7 +26,8 @@ Every product packs the kernel again, so few rows with a large kernel cost a thi
 
 @dataclass(frozen=True)
 class _Columns:
-    """A gathered column matrix ``[batch * positions, taps * channels]``, of so many bytes for a batch of 32.
+    """A gathered column matrix ``[batch * positions, taps * channels]``, of so many bytes for a
+    batch of 32.
 
     It is gathered from rows ``[batch, places, channels]``, by the place of each position and tap.
     """
@@ -36,18 +38,35 @@ class _Columns:
     nbytes: int
 
     def pieces(self, outputs: int) -> list[NDArray[np.int64]]:
-        """The table, cut so that no piece gives more columns than allowed beside a kernel to so many channels."""
-        count = min(len(self.table), math.ceil(self.nbytes / max(PIECE_BYTES, 4 * (4 * self.width * outputs))))
+        """The table, cut so that no piece gives more columns than allowed beside a kernel to so
+        many channels.
+        """
+        count = min(
+            len(self.table),
+            math.ceil(self.nbytes / max(PIECE_BYTES, 4 * (4 * self.width * outputs))),
+        )
         return np.array_split(self.table, max(1, count))
 
 
 def _columns(graph: SizedGraph, name: str) -> _Columns | None:
-    """The columns behind an operand, if it is Gather by a constant along the places, then Reshape to a matrix."""
+    """The columns behind an operand, if it is Gather by a constant along the places, then Reshape
+    to a matrix.
+    """
     reshape = graph.producers.get(name)
-    gather = graph.producers.get(reshape.input[0]) if reshape is not None and reshape.op_type == "Reshape" else None
-    if reshape is None or gather is None or gather.op_type != "Gather" or attribute(gather, "axis") != 1:
+    gather = (
+        graph.producers.get(reshape.input[0])
+        if reshape is not None and reshape.op_type == "Reshape"
+        else None
+    )
+    if (
+        reshape is None
+        or gather is None
+        or gather.op_type != "Gather"
+        or attribute(gather, "axis") != 1
+    ):
         return None
-    table, shape = graph.constants.get(gather.input[1]), graph.shapes.get(name, ())
+    table = graph.constants.get(gather.input[1])
+    shape = graph.shapes.get(name, ())
     channels = (graph.shapes.get(gather.input[0]) or (0,))[-1]
     if table is None or len(shape) != 2 or not channels or shape[1] % channels:
         return None
@@ -58,8 +77,12 @@ def _columns(graph: SizedGraph, name: str) -> _Columns | None:
 
 
 def in_pieces(graph: SizedGraph, node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
-    """A matrix product with gathered columns as products with pieces of them, or None for any other node."""
-    if node.op_type != "Gemm" or (attribute(node, "transB") and _columns(graph, node.input[1]) is not None):
+    """A matrix product with gathered columns as products with pieces of them, or None for any other
+    node.
+    """
+    if node.op_type != "Gemm" or (
+        attribute(node, "transB") and _columns(graph, node.input[1]) is not None
+    ):
         return None
     transposed = attribute(node, "transA")
     columns = _columns(graph, node.input[1 if transposed else 0])
@@ -68,10 +91,18 @@ def in_pieces(graph: SizedGraph, node: onnx.NodeProto) -> list[onnx.NodeProto] |
     return list((_gradient_pieces if transposed else _product_pieces)(graph, node, columns))
 
 
-def _gathered(graph: SizedGraph, columns: _Columns, piece: NDArray[np.int64]) -> tuple[list[onnx.NodeProto], str]:
-    wide, matrix = graph.name(), graph.name()
-    gather = helper.make_node("Gather", [columns.rows, graph.constant(piece.reshape(-1))], [wide], axis=1)
-    return [gather, helper.make_node("Reshape", [wide, graph.ints(-1, columns.width)], [matrix])], matrix
+def _gathered(
+    graph: SizedGraph, columns: _Columns, piece: NDArray[np.int64]
+) -> tuple[list[onnx.NodeProto], str]:
+    wide = graph.name()
+    matrix = graph.name()
+    gather = helper.make_node(
+        "Gather", [columns.rows, graph.constant(piece.reshape(-1))], [wide], axis=1
+    )
+    return [
+        gather,
+        helper.make_node("Reshape", [wide, graph.ints(-1, columns.width)], [matrix]),
+    ], matrix
 
 
 def _like(node: onnx.NodeProto, inputs: Sequence[str], output: str) -> onnx.NodeProto:
@@ -80,10 +111,13 @@ def _like(node: onnx.NodeProto, inputs: Sequence[str], output: str) -> onnx.Node
     return copy
 
 
-def _product_pieces(graph: SizedGraph, node: onnx.NodeProto, columns: _Columns) -> Iterator[onnx.NodeProto]:
+def _product_pieces(
+    graph: SizedGraph, node: onnx.NodeProto, columns: _Columns
+) -> Iterator[onnx.NodeProto]:
     """Rows of the product for some positions at a time, put together again along the positions."""
     width = graph.shapes[node.output[0]][1]
-    pieces, parts = columns.pieces(width), list[str]()
+    pieces = columns.pieces(width)
+    parts = list[str]()
     for piece in pieces:
         nodes, matrix = _gathered(graph, columns, piece)
         yield from nodes
@@ -91,15 +125,22 @@ def _product_pieces(graph: SizedGraph, node: onnx.NodeProto, columns: _Columns) 
         yield _like(node, [matrix, *node.input[1:]], product)
         if len(pieces) > 1:
             parts.append(graph.name())
-            yield helper.make_node("Reshape", [product, graph.ints(-1, len(piece), width)], [parts[-1]])
+            yield helper.make_node(
+                "Reshape", [product, graph.ints(-1, len(piece), width)], [parts[-1]]
+            )
     if parts:
         joined = graph.name()
         yield helper.make_node("Concat", parts, [joined], axis=1)
         yield helper.make_node("Reshape", [joined, graph.ints(-1, width)], [node.output[0]])
 
 
-def _gradient_pieces(graph: SizedGraph, node: onnx.NodeProto, columns: _Columns) -> Iterator[onnx.NodeProto]:
-    """The product over all positions as a sum over pieces of them; Gemm adds to its third operand."""
+def _gradient_pieces(
+    graph: SizedGraph, node: onnx.NodeProto, columns: _Columns
+) -> Iterator[onnx.NodeProto]:
+    """The product over all positions as a sum over pieces of them.
+
+    Gemm adds to its third operand.
+    """
     width = graph.shapes[node.input[0]][1]
     pieces = columns.pieces(width)
     if len(pieces) == 1:
@@ -107,8 +148,11 @@ def _gradient_pieces(graph: SizedGraph, node: onnx.NodeProto, columns: _Columns)
         yield from nodes
         yield _like(node, [node.input[0], matrix, *node.input[2:]], node.output[0])
         return
-    rows, parts = graph.name(), [graph.name() for _ in pieces]
-    yield helper.make_node("Reshape", [node.input[0], graph.ints(-1, len(columns.table), width)], [rows])
+    rows = graph.name()
+    parts = [graph.name() for _ in pieces]
+    yield helper.make_node(
+        "Reshape", [node.input[0], graph.ints(-1, len(columns.table), width)], [rows]
+    )
     yield helper.make_node("Split", [rows, graph.ints(*map(len, pieces))], parts, axis=1)
     total = list(node.input[2:])
     for index, (piece, part) in enumerate(zip(pieces, parts, strict=True)):

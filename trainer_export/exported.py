@@ -50,7 +50,9 @@ class _Calls(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", str(func))
         path = ([*traceback.current_meta.get("nn_module_stack", {}).values()] or [("",)])[-1][0]
-        if name.startswith("conv") and len(args) > 3:  # what a width must not change, though shapes may stay
+        if (
+            name.startswith("conv") and len(args) > 3
+        ):  # what a width must not change, though shapes may stay
             name = f"{name} with stride, padding and dilation {args[3:6]}"
         if name != "__get__":
             self.places.setdefault(
@@ -68,14 +70,18 @@ def calls_of(model: nn.Module, x: Tensor) -> Calls:
     return calls.places
 
 
-def refuse_unlike(name: str, narrow: nn.Module, theirs: Calls, shapes: Mapping[str, Any], x: Tensor) -> None:
-    """See that a tier, whose mode is changed, computes what the whole model does on the same samples.
+def refuse_unlike(
+    name: str, narrow: nn.Module, theirs: Calls, shapes: Mapping[str, Any], x: Tensor
+) -> None:
+    """See that a tier, whose mode is changed, computes what the whole model does on the same
+    samples.
 
-    Theirs are `calls_of` the model of full width and the same depth; the shapes are those of the tier's parameters, as
-    the layout foresees them.
+    Theirs are `calls_of` the model of full width and the same depth; the shapes are those of the
+    tier's parameters, as the layout foresees them.
 
     Raises:
-        ExportError: it has other parameters, or calls functions that the whole model does not, or the reverse.
+        ExportError: it has other parameters, or calls functions that the whole model does not, or
+            the reverse.
     """
     found = {key: tuple(value.shape) for key, value in narrow.named_parameters()}
     odd = next((key for key in {**shapes, **found} if shapes.get(key) != found.get(key)), None)
@@ -112,23 +118,35 @@ class Export:
     @property
     def signature(self) -> Signature:
         """What the model takes and returns, but for the shape of its labels."""
-        layout, row = self.layout, self.arch.row(self.layout.settings)
-        return Signature(layout.input_shape, layout.input_dtype, layout.classes, row=row, known=self.known)
+        layout = self.layout
+        row = self.arch.row(self.layout.settings)
+        return Signature(
+            layout.input_shape,
+            layout.input_dtype,
+            layout.classes,
+            row=row,
+            known=self.known,
+        )
 
     def signature_of(self, tier: Tier, module: nn.Module) -> Signature:
         """What a tier takes and returns.
 
         Raises:
-            ExportError: as of `Signature.with_places_of`; or its classes are in another dimension, which as many places
-                hide and one class more shows.
+            ExportError: as of `Signature.with_places_of`; or its classes are in another dimension,
+                which as many places hide and one class more shows.
         """
-        layout, row = self.layout, self.signature
-        known = replace(row, classes=layout.classes_of(tier), base=tuple(layout.base_of(tier))).with_places_of(module)
+        layout = self.layout
+        row = self.signature
+        known = replace(
+            row, classes=layout.classes_of(tier), base=tuple(layout.base_of(tier))
+        ).with_places_of(module)
         place = 0 if len(known.places) > 1 else len(known.places)
         if not known.heads and known.output.count(known.classes) > 1:
             more = Cut(tier.width, tier.depth, enlarge=dict.fromkeys(layout.label_axes, 1))
             with torch.random.fork_rng(devices=[]), Undrawn(), torch.no_grad():
-                wider = prepared(call_builder(self.arch, more, self.settings(tier)), "eval")(known.samples(2))
+                wider = prepared(call_builder(self.arch, more, self.settings(tier)), "eval")(
+                    known.samples(2)
+                )
             grown = [at for at, size in enumerate(wider.shape[1:]) if size != known.output[at]]
             if grown and place not in grown:
                 raise ExportError(
@@ -139,9 +157,15 @@ class Export:
         return known
 
     def settings(self, tier: Tier) -> Mapping[str, Any]:
-        """The settings that a tier is built with: the model's, with the labels of a head of its own."""
+        """The settings that a tier is built with: the model's, with the labels of a head of its
+        own.
+        """
         own = tier.id in self.layout.heads
-        return {**self.layout.settings, "classes": self.layout.classes_of(tier)} if own else self.layout.settings
+        return (
+            {**self.layout.settings, "classes": self.layout.classes_of(tier)}
+            if own
+            else self.layout.settings
+        )
 
     def head(self, tier: Tier) -> dict[str, NDArray[np.float32]]:
         """The initial weights of a tier's own head; empty if it has none.
@@ -149,7 +173,8 @@ class Export:
         Raises:
             ConfigError: the model's setting ``classes`` is not the number of its labels.
         """
-        own, shapes = self.layout.own_head(tier), self.layout.shapes(tier)
+        own = self.layout.own_head(tier)
+        shapes = self.layout.shapes(tier)
         drawn = initial_weights(self.arch, self.settings(tier), self.seed) if own else {}
         head = {item.name: drawn[item.name] for item in own}
         for name, value in head.items():
@@ -161,10 +186,12 @@ class Export:
         return head
 
     def module(self, tier: Tier) -> nn.Module:
-        """The sub-model with weights that hide nothing, as a scale of 1, a shift of 0 or a matrix of zeros would.
+        """The sub-model with weights that hide nothing, as a scale of 1, a shift of 0 or a matrix
+        of zeros would.
 
         Raises:
-            ExportError: it is another model each time it is built, or than the whole one, not only a narrower one.
+            ExportError: it is another model each time it is built, or than the whole one, not only
+                a narrower one.
         """
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
@@ -173,14 +200,21 @@ class Export:
                 for parameter in module.parameters():
                     if parameter.dim() < 2 or not parameter.any():
                         parameter.add_(0.1 * torch.randn_like(parameter))
-            name, x = f"{self.arch.name}: {tier.id}", samples(module, self.arch.row(self.layout.settings))
+            name = f"{self.arch.name}: {tier.id}"
+            x = samples(module, self.arch.row(self.layout.settings))
             with Undrawn():
                 again = build(self.arch, tier, settings=self.settings(tier))
             _refuse_drawn(name, prepared(module, "eval"), again, x)
             if tier.width < 1:
                 shapes = {**self.layout.shapes(tier), **self.layout.base_of(tier)}
                 samples_ = self.signature.samples(2)
-                refuse_unlike(name, prepared(module, "eval"), self._whole(tier, samples_), shapes, samples_)
+                refuse_unlike(
+                    name,
+                    prepared(module, "eval"),
+                    self._whole(tier, samples_),
+                    shapes,
+                    samples_,
+                )
         return module
 
     def _whole(self, tier: Tier, x: Tensor) -> Calls:
@@ -193,13 +227,20 @@ class Export:
 
 
 def _refuse_drawn(name: str, module: nn.Module, again: nn.Module, x: Tensor) -> None:
-    """See that a tier built twice is one model, since each is built anew and given its parameters, nothing else."""
+    """See that a tier built twice is one model, since each is built anew and given its parameters,
+    nothing else.
+    """
     with torch.no_grad():
         first = heads_of(module(x)).values()
-        second = heads_of(functional_call(set_mode(again, "eval"), dict(module.named_parameters()), (x,))).values()
+        second = heads_of(
+            functional_call(set_mode(again, "eval"), dict(module.named_parameters()), (x,))
+        ).values()
     if not all(torch.allclose(a, b, equal_nan=True) for a, b in zip(first, second, strict=True)):
         pairs = zip(module.named_buffers(), again.named_buffers(), strict=True)
-        odd = next((f"buffer {path}" for (path, a), (_, b) in pairs if not torch.equal(a, b)), "what is no parameter")
+        odd = next(
+            (f"buffer {path}" for (path, a), (_, b) in pairs if not torch.equal(a, b)),
+            "what is no parameter",
+        )
         raise ExportError(
             f"{name}: built a second time the model computes something else with the same parameters, so that tiers"
             f" would not be parts of one model: {odd} is drawn at random; make it a parameter with"

@@ -1,10 +1,11 @@
 """What a sub-model costs a device: arithmetic, bytes of the graphs, and memory while it trains.
 
-Arithmetic is counted by PyTorch's own counter (multiplications and additions of matrix products and convolutions, two
-per multiply-add; element-wise work is left out, as in the tables of the papers). Memory is counted on the exported
-graph: the sizes of all values are inferred, the nodes are walked in the order the runtime runs them, each value lives
-from its producer to its last consumer, and the peak of the sum is taken. Two sets of parameters and states (a step
-reads one and writes the other) are part of it; the runtime itself, its arena's slack and the data set are not.
+Arithmetic is counted by PyTorch's own counter (multiplications and additions of matrix products and
+convolutions, two per multiply-add; element-wise work is left out, as in the tables of the papers).
+Memory is counted on the exported graph: the sizes of all values are inferred, the nodes are walked
+in the order the runtime runs them, each value lives from its producer to its last consumer, and the
+peak of the sum is taken. Two sets of parameters and states (a step reads one and writes the other)
+are part of it; the runtime itself, its arena's slack and the data set are not.
 """
 
 import math
@@ -41,16 +42,22 @@ class Footprint:
 
 
 class _WholeModel(nullcontext[None]):
-    """Counts for no module of its own: PyTorch's way to tell them apart forbids gradients inside a forward pass."""
+    """Counts for no module of its own: PyTorch's way to tell them apart forbids gradients inside a
+    forward pass.
+    """
 
     parents = frozenset({"Global"})
 
 
-def _recurrent_flops(x: tuple[int, ...], one: tuple[int, ...], other: tuple[int, ...], *_: Any, **__: Any) -> int:
+def _recurrent_flops(
+    x: tuple[int, ...], one: tuple[int, ...], other: tuple[int, ...], *_: Any, **__: Any
+) -> int:
     return 2 * x[0] * x[1] * (math.prod(one) + math.prod(other))
 
 
-def _attention_flops(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], *_: Any, **__: Any) -> int:
+def _attention_flops(
+    q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], *_: Any, **__: Any
+) -> int:
     return 2 * math.prod(q[:-1]) * k[-2] * (k[-1] + v[-1])
 
 
@@ -59,7 +66,10 @@ _UNKNOWN = {
     getattr(torch.ops.aten, name): count
     for name, count in (
         ("mkldnn_rnn_layer", _recurrent_flops),
-        ("mkldnn_rnn_layer_backward", lambda *shapes, **_: 2 * _recurrent_flops(*shapes)),
+        (
+            "mkldnn_rnn_layer_backward",
+            lambda *shapes, **_: 2 * _recurrent_flops(*shapes),
+        ),
         ("_scaled_dot_product_flash_attention_for_cpu", _attention_flops),
         (
             "_scaled_dot_product_flash_attention_for_cpu_backward",
@@ -76,7 +86,9 @@ def _counter() -> FlopCounterMode:
 
 
 def count_flops(module: nn.Module, signature: Signature) -> tuple[int, int]:
-    """Floating point operations per sample of the forward pass, and of forward and backward together."""
+    """Floating point operations per sample of the forward pass, and of forward and backward
+    together.
+    """
     batch = 2  # a static batch norm needs more than one sample
     x = signature.samples(batch)
     set_mode(module, "train")
@@ -84,16 +96,24 @@ def count_flops(module: nn.Module, signature: Signature) -> tuple[int, int]:
         logits = tree_leaves(module(x))
     with _counter() as backward:
         torch.autograd.grad(
-            sum(head.sum() for head in logits), [p for p in module.parameters() if p.requires_grad], allow_unused=True
+            sum(head.sum() for head in logits),
+            [p for p in module.parameters() if p.requires_grad],
+            allow_unused=True,
         )
     one_way = forward.get_total_flops()
     return one_way // batch, (one_way + backward.get_total_flops()) // batch
 
 
 def peak_memory(model: onnx.ModelProto, batch: int = MEMORY_BATCH) -> int:
-    """Bytes of all live values at the worst moment of one run; how it is counted stands at the top of this module."""
+    """Bytes of all live values at the worst moment of one run.
+
+    How it is counted stands at the top of this module.
+    """
     inferred = sized(model, batch)
-    sizes = {v.name: _size(v.type.tensor_type) for v in (*inferred.value_info, *inferred.input, *inferred.output)}
+    sizes = {
+        v.name: _size(v.type.tensor_type)
+        for v in (*inferred.value_info, *inferred.input, *inferred.output)
+    }
     sizes |= {t.name: math.prod(t.dims) * _ITEM_BYTES[t.data_type] for t in inferred.initializer}
     return _peak(inferred, sizes)
 
@@ -112,8 +132,11 @@ def _peak(graph: onnx.GraphProto, sizes: Mapping[str, int]) -> int:
         for name in values_read(node):
             last[owner.get(name, name)] = i
     forever = {v.name for v in (*graph.input, *graph.output)} | {t.name for t in graph.initializer}
-    live = sum(sizes.get(v.name, 0) for v in graph.input) + sum(sizes[t.name] for t in graph.initializer)
-    worst, dying = live, dict[int, list[str]]()
+    live = sum(sizes.get(v.name, 0) for v in graph.input) + sum(
+        sizes[t.name] for t in graph.initializer
+    )
+    worst = live
+    dying = dict[int, list[str]]()
     for name, i in last.items():
         dying.setdefault(i, []).append(name)
     for i, node in enumerate(graph.node):

@@ -1,4 +1,6 @@
-"""Graphs that read parameters and change nothing: one run of the model with given statistics, and what follows it."""
+"""Graphs that read parameters and change nothing: one run of the model with given statistics, and
+what follows it.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +9,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fleet_protocol.manifest import CheckSpec, parameter_input, statistic_mean, statistic_variance
+from fleet_protocol.manifest import (
+    CheckSpec,
+    parameter_input,
+    statistic_mean,
+    statistic_variance,
+)
 from trainer_export.batches import SizedBatches
 from trainer_export.check import Session, Worst, open_session, run_session
 from trainer_export.graph import Port
@@ -32,13 +39,19 @@ def trace_forward(
     extra: tuple[Port, ...],
     outputs: tuple[Port, ...],
 ) -> Trace:
-    """Trace a run of the model, which is not changed, in evaluation mode, and what a pure function makes of its output.
+    """Trace a run of the model, which is not changed, in evaluation mode, and what a pure function
+    makes of its output.
 
-    The inputs are ``param.*``, ``stat.*``, ``x`` and the extra ones, which the function is given behind the output.
+    The inputs are ``param.*``, ``stat.*``, ``x`` and the extra ones, which the function is given
+    behind the output.
     """
     model = prepared(model, "eval")
-    names, layers = parameter_names(model), norms(model)
-    given = [*names, *[f"{path}.{kind}" for path, _ in layers for kind in ("running_mean", "running_var")]]
+    names = parameter_names(model)
+    layers = norms(model)
+    given = [
+        *names,
+        *[f"{path}.{kind}" for path, _ in layers for kind in ("running_mean", "running_var")],
+    ]
 
     def run(*tensors: Tensor) -> list[Tensor]:
         output = call_model(model, given, tensors[: len(given)], tensors[len(given)])
@@ -46,7 +59,12 @@ def trace_forward(
         return finish(output, *tensors[len(given) + 1 :])
 
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    inputs = (*parameter_ports(shapes), *statistic_ports(layers), sample_port(signature), *extra)
+    inputs = (
+        *parameter_ports(shapes),
+        *statistic_ports(layers),
+        sample_port(signature),
+        *extra,
+    )
     return trace_program("eval", run, inputs, outputs, signature.known)
 
 
@@ -57,17 +75,23 @@ def check_forward(
     graph: str,
     expected: Callable[[Tensor, Tensor], dict[str, Tensor]],
 ) -> CheckSpec:
-    """Compare a forward graph with the module as it was written, not changed; an ExportError where it deviates.
+    """Compare a forward graph with the module as it was written, not changed.
+
+    An ExportError where it deviates.
 
     What the graph must return is `expected` of the module's output and the targets.
     """
-    session, worst = open_session(model), Worst()
+    session = open_session(model)
+    worst = Worst()
     reference = prepared(module, "eval")
     feed = {parameter_input(n): p.detach().numpy() for n, p in reference.named_parameters()}
     feed |= _random_statistics(reference, batches.seed)
     for x, y in batches.take(len(batches.sizes)):
         worst.sizes.append(len(y))
-        outputs = run_session(session, {**feed, "x": x.numpy(), "y": y.numpy(), "mask": batches.mask().numpy()})
+        outputs = run_session(
+            session,
+            {**feed, "x": x.numpy(), "y": y.numpy(), "mask": batches.mask().numpy()},
+        )
         with torch.no_grad():
             for name, value in expected(reference(x), y).items():
                 worst.compare(outputs, {name: value.numpy()})
@@ -75,7 +99,9 @@ def check_forward(
 
 
 def _random_statistics(module: nn.Module, seed: int) -> dict[str, NDArray[Any]]:
-    """Statistics that no norm could have by accident, set in the module and returned as graph inputs."""
+    """Statistics that no norm could have by accident, set in the module and returned as graph
+    inputs.
+    """
     generator = torch.Generator().manual_seed(seed)
     feed: dict[str, NDArray[Any]] = {}
     for path, norm in norms(module):

@@ -1,4 +1,6 @@
-"""A small writer of ONNX graphs: nodes by name, equal nodes and equal constants only once, dead nodes dropped."""
+"""A small writer of ONNX graphs: nodes by name, equal nodes and equal constants only once, dead
+nodes dropped.
+"""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -22,7 +24,10 @@ _TYPES = {"float32": TensorProto.FLOAT, "int64": TensorProto.INT64}
 
 @dataclass(frozen=True)
 class Port:
-    """An input or output of a graph, ``float32`` or ``int64``; a string in its shape names a dynamic dimension."""
+    """An input or output of a graph, ``float32`` or ``int64``.
+
+    A string in its shape names a dynamic dimension.
+    """
 
     name: str
     dtype: str
@@ -32,9 +37,9 @@ class Port:
 class GraphBuilder:
     """Collects nodes and writes one model.
 
-    Values are named by the builder (``v0``, ``v1``, ...). Asking twice for the same operator on the same values gives
-    the same value, so that a lowering may rebuild what it needs (a transposed view, the columns of a convolution)
-    without counting who asked first.
+    Values are named by the builder (``v0``, ``v1``, ...). Asking twice for the same operator on the
+    same values gives the same value, so that a lowering may rebuild what it needs (a transposed
+    view, the columns of a convolution) without counting who asked first.
 
     Example:
         >>> g = GraphBuilder("twice")
@@ -45,7 +50,10 @@ class GraphBuilder:
     """
 
     def __init__(self, name: str, prefix: str = "") -> None:
-        """Begin a graph; inside another one its values have a prefix that no other has (:meth:`inner_prefix`)."""
+        """Begin a graph.
+
+        Inside another one its values have a prefix that no other has (:meth:`inner_prefix`).
+        """
         self._name = name
         self.prefix = prefix
         self._inner = 0
@@ -59,7 +67,9 @@ class GraphBuilder:
         self._shapes: list[onnx.ValueInfoProto] = []
 
     def inner_prefix(self) -> str:
-        """A prefix for a graph that becomes an attribute of a node of this one, such as the body of a loop."""
+        """A prefix for a graph that becomes an attribute of a node of this one, such as the body of
+        a loop.
+        """
         self._inner += 1
         return f"{self.prefix}g{self._inner}."
 
@@ -73,7 +83,8 @@ class GraphBuilder:
         self._outputs.append((port, value))
 
     def constant(self, array: NDArray[np.generic], name: str | None = None) -> str:
-        """The name of a constant, one per distinct content, or a name of its own (a parameter), not shared.
+        """The name of a constant, one per distinct content, or a name of its own (a parameter), not
+        shared.
 
         Raises:
             ExportError: it has double precision.
@@ -105,21 +116,34 @@ class GraphBuilder:
         return self._constants.get(name)
 
     def node(self, op_type: str, *inputs: str, **attributes: Attribute) -> str:
-        """Append a node of the default domain with one output, or find the equal one; returns the name of the output.
+        """Append a node of the default domain with one output, or find the equal one.
+
+        Returns the name of the output.
 
         An empty name among the inputs leaves an optional one out.
         """
         return self.nodes(op_type, *inputs, outputs=1, attributes=attributes)[0]
 
-    def nodes(self, op_type: str, *inputs: str, outputs: int, attributes: Mapping[str, Attribute]) -> tuple[str, ...]:
+    def nodes(
+        self,
+        op_type: str,
+        *inputs: str,
+        outputs: int,
+        attributes: Mapping[str, Attribute],
+    ) -> tuple[str, ...]:
         """As :meth:`node` for an operator of several outputs."""
-        frozen = tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in sorted(attributes.items()))
+        frozen = tuple(
+            (k, tuple(v) if isinstance(v, list) else v) for k, v in sorted(attributes.items())
+        )
         key = (op_type, inputs, outputs, frozen)
         if key not in self._known:
             names = tuple(f"{self.prefix}v{self._count + i}" for i in range(outputs))
             self._count += outputs
-            # A name of its own: rewrites of the runtime derive theirs from it and refuse two equal ones.
-            node = helper.make_node(op_type, list(inputs), list(names), name=f"{op_type}.{names[0]}")
+            # A name of its own: rewrites of the runtime derive theirs from it and refuse two equal
+            # ones.
+            node = helper.make_node(
+                op_type, list(inputs), list(names), name=f"{op_type}.{names[0]}"
+            )
             node.attribute.extend(
                 helper.make_attribute(k, v.graph() if isinstance(v, GraphBuilder) else v)
                 for k, v in sorted(attributes.items())
@@ -134,7 +158,8 @@ class GraphBuilder:
         constants: Mapping[str, NDArray[np.generic]],
         shapes: Sequence[onnx.ValueInfoProto],
     ) -> None:
-        """Take over nodes of another graph, as they are and in order, with constants and shapes of values between them.
+        """Take over nodes of another graph, as they are and in order, with constants and shapes of
+        values between them.
 
         Their names must not be of the form ``v<i>`` or ``c<i>``.
         """
@@ -143,11 +168,15 @@ class GraphBuilder:
         self._shapes.extend(shapes)
 
     def model(
-        self, metadata: Mapping[str, str] | None = None, domains: Sequence[tuple[str, int]] = ()
+        self,
+        metadata: Mapping[str, str] | None = None,
+        domains: Sequence[tuple[str, int]] = (),
     ) -> onnx.ModelProto:
-        """The finished model: live nodes only, outputs under their own names, nothing in external files.
+        """The finished model: live nodes only, outputs under their own names, nothing in external
+        files.
 
-        The domains are operator sets, with versions, that appended nodes use beyond the default one.
+        The domains are operator sets, with versions, that appended nodes use beyond the default
+        one.
         """
         model = helper.make_model(
             self.graph(),
@@ -165,7 +194,9 @@ class GraphBuilder:
         live = live_nodes(self._nodes, {value for _, value in self._outputs})
         nodes = [_renamed(node, renamed) for node in live] + copies
         used = {name for node in nodes for name in values_read(node)}
-        made = {name for node in nodes for name in node.output} - {port.name for port, _ in self._outputs}
+        made = {name for node in nodes for name in node.output} - {
+            port.name for port, _ in self._outputs
+        }
         return helper.make_graph(
             nodes,
             self._name,
@@ -178,22 +209,34 @@ class GraphBuilder:
     def _name_outputs(self) -> tuple[dict[str, str], list[onnx.NodeProto]]:
         """Give produced values the names of the outputs.
 
-        An input or constant passed through, a value that is two outputs, or one that a graph inside reads, needs a
-        copy.
+        An input or constant passed through, a value that is two outputs, or one that a graph inside
+        reads, needs a copy.
         """
         renamed: dict[str, str] = {}
         copies: list[onnx.NodeProto] = []
-        captured = {name for node in self._nodes for name in values_read(node).difference(node.input)}
+        captured = {
+            name for node in self._nodes for name in values_read(node).difference(node.input)
+        }
         for port, value in self._outputs:
-            if value in renamed or value in self._inputs or value in self._constants or value in captured:
-                copies.append(helper.make_node("Identity", [renamed.get(value, value)], [port.name]))
+            if (
+                value in renamed
+                or value in self._inputs
+                or value in self._constants
+                or value in captured
+            ):
+                copies.append(
+                    helper.make_node("Identity", [renamed.get(value, value)], [port.name])
+                )
             else:
                 renamed[value] = port.name
         return renamed, copies
 
 
 def live_nodes(nodes: Sequence[onnx.NodeProto], wanted: set[str]) -> list[onnx.NodeProto]:
-    """The nodes that some values depend on; the names of all values that these take are added to them."""
+    """The nodes that some values depend on.
+
+    The names of all values that these take are added to them.
+    """
     live: list[onnx.NodeProto] = []
     for node in reversed(nodes):
         if any(name in wanted for name in node.output):
@@ -209,7 +252,9 @@ def values_read(node: onnx.NodeProto) -> set[str]:
         if attribute.type == onnx.AttributeProto.GRAPH:
             inner = attribute.g
             names |= {name for item in inner.node for name in values_read(item)}
-            names -= {name for item in inner.node for name in item.output} | {item.name for item in inner.initializer}
+            names -= {name for item in inner.node for name in item.output} | {
+                item.name for item in inner.initializer
+            }
             names -= {item.name for item in inner.input}
     return names
 

@@ -1,7 +1,8 @@
-"""What a loss is to the exporter: a record of what its target is, of its value and gradient, and of its metrics.
+"""What a loss is to the exporter: a record of what its target is, of its value and gradient, and of
+its metrics.
 
-Each lies in a module of its own in `trainer_export.losses` and is found there by its row in the module's table
-``LOSSES``.
+Each lies in a module of its own in `trainer_export.losses` and is found there by its row in the
+module's table ``LOSSES``.
 """
 
 import dataclasses
@@ -33,9 +34,11 @@ class Target:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the outputs of a batch are compared with: targets of the loss's own type, [batch, *shape], and a label mask.
+    """What the outputs of a batch are compared with: targets of the loss's own type, [batch,
+    *shape], and a label mask.
 
-    The mask is 1 for labels the device has, else 0, float32 [classes]; None for a loss that takes none.
+    The mask is 1 for labels the device has, else 0, float32 [classes]; None for a loss that takes
+    none.
     """
 
     y: Tensor
@@ -56,7 +59,10 @@ LOSS_SUM = Metric("loss_sum")
 
 @dataclass(frozen=True)
 class Loss(ABC):
-    """A loss with its numbers, fields of the dataclass that derives from this; a ConfigError where one is wrong."""
+    """A loss with its numbers, fields of the dataclass that derives from this.
+
+    A ConfigError where one is wrong.
+    """
 
     name: ClassVar[str]
     masked: ClassVar[bool] = False
@@ -85,10 +91,12 @@ class Loss(ABC):
         """
 
     def value_and_slope(self, output: Any, answer: Answer) -> tuple[Tensor, Any]:
-        """The loss and its gradient with respect to the output; traced, unless a loss writes it by hand.
+        """The loss and its gradient with respect to the output.
 
-        Of a model of several heads the output is their tuple or mapping. The gradient has the form of the output, or is
-        of its heads one behind the other, None for one without.
+        Traced, unless a loss writes it by hand.
+
+        Of a model of several heads the output is their tuple or mapping. The gradient has the form
+        of the output, or is of its heads one behind the other, None for one without.
         """
         with torch.enable_grad():
             leaves = tree_map(lambda head: head.detach().requires_grad_(), output)
@@ -102,14 +110,18 @@ class Loss(ABC):
 
     @abstractmethod
     def pytorch(self, output: Tensor, answer: Answer) -> Tensor:
-        """What :meth:`value` must be, by PyTorch's own loss, which every exported graph is compared with."""
+        """What :meth:`value` must be, by PyTorch's own loss, which every exported graph is compared
+        with.
+        """
 
     @abstractmethod
     def pytorch_sums(self, output: Tensor, answer: Answer) -> list[Tensor]:
         """What :meth:`sums` must be, by PyTorch's own means."""
 
     def decided(self, output: Tensor, answer: Answer) -> tuple[Tensor, Tensor] | None:
-        """Which classes output and answer stand for, where the loss is one of classes; None where it is not.
+        """Which classes output and answer stand for, where the loss is one of classes.
+
+        None where it is not.
 
         Both are float32 0 or 1, [..., classes]; all 0 where a label counts for nothing.
         """
@@ -119,7 +131,8 @@ class Loss(ABC):
     def spec(self, output: tuple[int, ...], zeros: Any = None) -> LossSpec:
         """This loss as the manifest states it, by the shape of the model's output for one sample.
 
-        With zeros in the form of all its outputs for one sample a loss of the user's is asked for its range.
+        With zeros in the form of all its outputs for one sample a loss of the user's is asked for
+        its range.
         """
         del zeros
         return LossSpec(
@@ -127,16 +140,22 @@ class Loss(ABC):
             target=self.target(output).dtype,
             masked=self.masked,
             metrics=tuple(metric.name for metric in self.metrics),
-            settings={} if self == type(self)() else json.loads(json.dumps(dataclasses.asdict(self))),
+            settings={}
+            if self == type(self)()
+            else json.loads(json.dumps(dataclasses.asdict(self))),
             ignored=self.ignored,
             bounds=self.bounds,
         )
 
 
 def loss_named(
-    name: str, settings: Mapping[str, Any] | None = None, own: Mapping[str, type[Any]] = MappingProxyType({})
+    name: str,
+    settings: Mapping[str, Any] | None = None,
+    own: Mapping[str, type[Any]] = MappingProxyType({}),
 ) -> Loss:
-    """A loss of `trainer_export.losses` or of the user's by its name; of its numbers a missing one has its default.
+    """A loss of `trainer_export.losses` or of the user's by its name.
+
+    Of its numbers a missing one has its default.
 
     Raises:
         ConfigError: there is no such loss or number, or a number is out of its range.

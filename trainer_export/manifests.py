@@ -40,15 +40,23 @@ _NOT_FOR_BOARDS = (
     *(f"ort-training/{name}_model" for name in ("training", "eval", "optimizer")),
     *(f"executorch/{name}" for name in ("train", "eval", "infer")),
 )
-_VERSIONED = ("torch", "onnx", "onnxruntime", "onnxruntime-training-cpu", "executorch", "numpy")
+_VERSIONED = (
+    "torch",
+    "onnx",
+    "onnxruntime",
+    "onnxruntime-training-cpu",
+    "executorch",
+    "numpy",
+)
 _ENTRYWISE = frozenset({"Add", "Mul", "Sub"})  # read an entry before they write it
 
 
 def in_place(model: onnx.ModelProto, prefix: str) -> bool:
-    """Whether every ``param.`` or ``state.`` input of a step graph may share memory with its next (``next.<name>``).
+    """Whether every ``param.`` or ``state.`` input of a step graph may share memory with its next
+    (``next.<name>``).
 
-    Also true where there are none. It is safe where everything that reads the old one comes before what writes the new
-    one by the flow of data, so that no order of execution can turn them round.
+    Also true where there are none. It is safe where everything that reads the old one comes before
+    what writes the new one by the flow of data, so that no order of execution can turn them round.
     """
     graph = model.graph
     reads = [values_read(node) for node in graph.node]
@@ -61,13 +69,17 @@ def in_place(model: onnx.ModelProto, prefix: str) -> bool:
     for old in (value.name for value in graph.input if value.name.startswith(prefix)):
         if next_name(old) not in producers:
             continue  # frozen
-        writer, same = producers[next_name(old)], [old]
+        writer = producers[next_name(old)]
+        same = [old]
         for name in same:  # which grows by what may share its memory
             for index in readers.get(name, ()):
                 node = graph.node[index]
                 if node.op_type in VIEWS:
                     same.extend(node.output)
-                if not (ancestors[writer] >> index & 1 or (index == writer and node.op_type in _ENTRYWISE)):
+                if not (
+                    ancestors[writer] >> index & 1
+                    or (index == writer and node.op_type in _ENTRYWISE)
+                ):
                     return False
     return True
 
@@ -92,12 +104,16 @@ class Facts:
     noise: Mapping[str, tuple[int, ...]]
     checks: tuple[CheckSpec, ...]
     footprint: Footprint
-    skipped: Mapping[str, str] = field(default_factory=dict)  # formats it cannot have, with the reason
+    skipped: Mapping[str, str] = field(
+        default_factory=dict
+    )  # formats it cannot have, with the reason
 
 
 def manifest_of(export: Export, tier: Tier, files: Sequence[SetFile], facts: Facts) -> Manifest:
     """The manifest of a sub-model's files."""
-    layout, recipe, output = export.layout, export.recipe, facts.signature.output
+    layout = export.layout
+    recipe = export.recipe
+    output = facts.signature.output
     parameters = _parameter_specs(layout, tier)
     steps = [onnx.load_model_from_string(file.data) for file in files if file.key in _STEP_GRAPHS]
     return Manifest(
@@ -116,13 +132,20 @@ def manifest_of(export: Export, tier: Tier, files: Sequence[SetFile], facts: Fac
         states_in_place=all(in_place(step, "state.") for step in steps),
         parameters_in_place=all(in_place(step, "param.") for step in steps),
         statistics=tuple(
-            StatisticSpec(name=item.name, channels=layout.local_shape(item.dims, tier.width)[0], axis=str(item.dims[0]))
+            StatisticSpec(
+                name=item.name,
+                channels=layout.local_shape(item.dims, tier.width)[0],
+                axis=str(item.dims[0]),
+            )
             for item in layout.statistics
             if item.block in layout.blocks(tier)
         ),
         graphs={file.key: graph_spec(file) for file in files if file.is_graph},
         files={file.key: FileSpec(**content_of(file)) for file in files if not file.is_graph},
-        base=tuple(TensorSpec(name=n, dtype="float32", shape=shape) for n, shape in layout.base_of(tier).items()),
+        base=tuple(
+            TensorSpec(name=n, dtype="float32", shape=shape)
+            for n, shape in layout.base_of(tier).items()
+        ),
         noise=tuple(NoiseSpec(name=path, shape=shape) for path, shape in facts.noise.items()),
         flops_per_sample=facts.footprint.flops_per_sample,
         flops_per_step_sample=facts.footprint.flops_per_step_sample,
@@ -134,11 +157,18 @@ def manifest_of(export: Export, tier: Tier, files: Sequence[SetFile], facts: Fac
 
 
 def _parameter_specs(layout: Layout, tier: Tier) -> tuple[ParameterSpec, ...]:
-    specs, offset = [], 0
+    specs = []
+    offset = 0
     shapes = layout.shapes(tier)
     for item in layout.kept(tier):
         axes = tuple(map(str, item.dims))
-        spec = ParameterSpec(name=item.name, shape=shapes[item.name], axes=axes, block=item.block, offset=offset)
+        spec = ParameterSpec(
+            name=item.name,
+            shape=shapes[item.name],
+            axes=axes,
+            block=item.block,
+            offset=offset,
+        )
         specs.append(spec)
         offset += spec.nbytes
     return tuple(specs)

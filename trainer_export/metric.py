@@ -1,7 +1,8 @@
-"""What a metric is to the exporter: sums over a batch, traced into the eval graph, and the rule that makes a number.
+"""What a metric is to the exporter: sums over a batch, traced into the eval graph, and the rule
+that makes a number.
 
-Each lies in a module of its own in `trainer_export.metrics` and is found there by its row in the module's table
-``METRICS``. Metrics that need the same sums share them.
+Each lies in a module of its own in `trainer_export.metrics` and is found there by its row in the
+module's table ``METRICS``. Metrics that need the same sums share them.
 """
 
 from abc import ABC, abstractmethod
@@ -35,12 +36,18 @@ class Metric(ABC):
         """See that it goes with a loss; a ConfigError says with which it does."""
 
     def counts(self, loss: Loss, output: Tensor, answer: Answer) -> dict[str, Tensor]:
-        """Its own sums over a batch, float32; pure and traceable. None where the loss has all it needs."""
+        """Its own sums over a batch, float32; pure and traceable.
+
+        None where the loss has all it needs.
+        """
         del loss, output, answer
         return {}
 
     def pytorch_counts(self, loss: Loss, output: Tensor, answer: Answer) -> dict[str, Tensor]:
-        """The same by PyTorch's own means, where there are others; the witness of the exported graph."""
+        """The same by PyTorch's own means, where there are others.
+
+        The witness of the exported graph.
+        """
         return self.counts(loss, output, answer)
 
     @property
@@ -54,16 +61,26 @@ class Metric(ABC):
 
 
 def counts(
-    metrics: Sequence[Metric], loss: Loss, output: Tensor, answer: Answer, *, by_pytorch: bool = False
+    metrics: Sequence[Metric],
+    loss: Loss,
+    output: Tensor,
+    answer: Answer,
+    *,
+    by_pytorch: bool = False,
 ) -> dict[str, Tensor]:
-    """The sums of some metrics over a batch, without those of the loss; or by PyTorch's own means, as a witness."""
+    """The sums of some metrics over a batch, without those of the loss.
+
+    Or by PyTorch's own means, as a witness.
+    """
     found: dict[str, Tensor] = {}
     for metric in metrics:
         found |= (metric.pytorch_counts if by_pytorch else metric.counts)(loss, output, answer)
     return found
 
 
-def count_shapes(metrics: Sequence[Metric], loss: Loss, signature: Signature) -> dict[str, tuple[int, ...]]:
+def count_shapes(
+    metrics: Sequence[Metric], loss: Loss, signature: Signature
+) -> dict[str, tuple[int, ...]]:
     """Names and shapes of those sums."""
     target = loss.target(signature.output)
     kind = torch.int64 if target.dtype == "int64" else torch.float32
@@ -73,8 +90,13 @@ def count_shapes(metrics: Sequence[Metric], loss: Loss, signature: Signature) ->
 
 
 def metric_named(
-    name: str, settings: Mapping[str, object] | None = None, own: Mapping[str, type[Any]] = MappingProxyType({})
+    name: str,
+    settings: Mapping[str, object] | None = None,
+    own: Mapping[str, type[Any]] = MappingProxyType({}),
 ) -> Metric:
-    """A metric of `trainer_export.metrics` or of the user's, with its numbers; a ConfigError if there is none."""
+    """A metric of `trainer_export.metrics` or of the user's, with its numbers.
+
+    A ConfigError if there is none.
+    """
     known: Mapping[str, type[Metric]] = discover("trainer_export.metrics", "METRICS")
     return made("metric", known, name, settings, own)

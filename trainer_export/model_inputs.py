@@ -1,4 +1,6 @@
-"""What a trace needs of a model: a copy in a mode, a pure call, and the names and shapes of what goes in and out."""
+"""What a trace needs of a model: a copy in a mode, a pure call, and the names and shapes of what
+goes in and out.
+"""
 
 import copy
 import inspect
@@ -12,7 +14,12 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_leaves
 
 from fleet_protocol.errors import ExportError
-from fleet_protocol.manifest import noise_input, parameter_input, statistic_mean, statistic_variance
+from fleet_protocol.manifest import (
+    noise_input,
+    parameter_input,
+    statistic_mean,
+    statistic_variance,
+)
 from models.inputs import Row
 from models.user_lines import at_line_of, first_line
 from models.zoo.dropout import feed_noise, noise_shapes
@@ -25,7 +32,9 @@ from trainer_export.operators import static_batch_norm
 from trainer_export.traced_program import BATCH, recorded_modules
 
 _PROBE_BATCH = 2  # a static batch norm needs more than one sample
-_MOST_DIMENSIONS = 3  # of an output: batch, tokens and classes; or more with the classes in the second
+_MOST_DIMENSIONS = (
+    3  # of an output: batch, tokens and classes; or more with the classes in the second
+)
 _MOST_PLACES = 2  # height and width
 
 
@@ -37,9 +46,10 @@ class Signature:
         input_shape: shape of one sample.
         input_dtype: ``float32`` or ``int64``.
         classes: number of logits.
-        places: of one sample that have logits: empty for one, ``(tokens,)`` for one per token, ``(height, width)`` for
-            one per pixel.
-        base: frozen parameters that graphs take and never return; any other frozen one comes out as it went in.
+        places: of one sample that have logits: empty for one, ``(tokens,)`` for one per token,
+            ``(height, width)`` for one per pixel.
+        base: frozen parameters that graphs take and never return; any other frozen one comes out as
+            it went in.
         row: what a sample is made of, where that is known.
         heads: shapes of the outputs for one sample where there are several, as of `heads_of`.
         noise: as of `model_noise`, once that is known.
@@ -59,7 +69,9 @@ class Signature:
     @property
     def output(self) -> tuple[int, ...]:
         """Shape of the model's output for one sample; with pixels the classes come first."""
-        return (self.classes, *self.places) if len(self.places) > 1 else (*self.places, self.classes)
+        return (
+            (self.classes, *self.places) if len(self.places) > 1 else (*self.places, self.classes)
+        )
 
     def samples(self, count: int) -> Tensor:
         """That many samples of zeros, for a run that only shapes come from."""
@@ -70,29 +82,43 @@ class Signature:
         """Outputs for that many samples, all zero."""
         if not self.heads:
             return torch.zeros((count, *self.output))
-        heads = {name.partition(".")[2]: torch.zeros((count, *shape)) for name, shape in self.heads.items()}
+        heads = {
+            name.partition(".")[2]: torch.zeros((count, *shape))
+            for name, shape in self.heads.items()
+        }
         return tuple(heads.values()) if "0" in heads else heads
 
     def with_places_of(self, model: nn.Module) -> "Signature":
         """The same with the places that a model's logits have; a copy of the model is run once.
 
         Raises:
-            ExportError: the model takes other inputs, fails on a batch of zeros, or does not return logits of these
-                classes.
+            ExportError: the model takes other inputs, fails on a batch of zeros, or does not return
+                logits of these classes.
         """
         logits = _first_run(prepared(model, "eval"), self)
         if isinstance(logits, Tensor) and logits.dim() > 1 and len(logits) != _PROBE_BATCH:
-            raise ExportError(f"the model must return samples first, not {[*logits.shape]}; transpose what it returns")
-        if isinstance(logits, (tuple, Mapping)) and all(isinstance(head, Tensor) for head in tree_leaves(logits)):
-            return replace(self, heads={name: tuple(head.shape[1:]) for name, head in heads_of(logits).items()})
+            raise ExportError(
+                f"the model must return samples first, not {[*logits.shape]}; transpose what it returns"
+            )
+        if isinstance(logits, (tuple, Mapping)) and all(
+            isinstance(head, Tensor) for head in tree_leaves(logits)
+        ):
+            return replace(
+                self,
+                heads={name: tuple(head.shape[1:]) for name, head in heads_of(logits).items()},
+            )
         shape = tuple(logits.shape) if isinstance(logits, Tensor) else ()
-        signature = replace(self, places=shape[2:] if len(shape) > _MOST_DIMENSIONS else shape[1:-1])
+        signature = replace(
+            self, places=shape[2:] if len(shape) > _MOST_DIMENSIONS else shape[1:-1]
+        )
         check_output(logits, signature)
         return signature
 
 
 def heads_of(output: Any) -> dict[str, Tensor]:
-    """The outputs of a model as graphs name them: ``logits``, or ``logits.<name>``, of a tuple by number."""
+    """The outputs of a model as graphs name them: ``logits``, or ``logits.<name>``, of a tuple by
+    number.
+    """
     if isinstance(output, Tensor):
         return {"logits": output}
     heads = output.items() if isinstance(output, Mapping) else enumerate(output)
@@ -101,9 +127,14 @@ def heads_of(output: Any) -> dict[str, Tensor]:
 
 def _first_run(model: nn.Module, signature: Signature) -> Any:
     """Run a model for the first time: an ExportError says what its author must see to."""
-    kind, x = type(model).__name__, signature.samples(_PROBE_BATCH)
+    kind = type(model).__name__
+    x = signature.samples(_PROBE_BATCH)
     takes = inspect.signature(model.forward).parameters.values()
-    needed = [p.name for p in takes if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    needed = [
+        p.name
+        for p in takes
+        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
     if len(needed) > 1 and not (signature.row and signature.row.named):
         raise ExportError(
             f"module (the model itself) ({kind}) takes {len(needed)} inputs ({', '.join(needed)}), and a sample is one"
@@ -127,7 +158,9 @@ class _OperatorNorm(nn.Module):
 
     def __init__(self, norm: StaticBatchNorm) -> None:
         super().__init__()
-        self.weight, self.bias, self.eps = norm.weight, norm.bias, norm.eps
+        self.weight = norm.weight
+        self.bias = norm.bias
+        self.eps = norm.eps
 
     def forward(self, x: Tensor) -> Tensor:
         normal: Tensor = static_batch_norm(x, self.weight, self.bias, self.eps)
@@ -137,7 +170,8 @@ class _OperatorNorm(nn.Module):
 def prepared(model: nn.Module, mode: Mode, *, operators: bool = False) -> nn.Module:
     """A copy of the model in a mode, optionally with its norms as operators.
 
-    Its parameters are those of the model, which whoever runs it leaves as they are; its buffers are its own.
+    Its parameters are those of the model, which whoever runs it leaves as they are; its buffers are
+    its own.
     """
     shared: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
     model = set_mode(copy.deepcopy(model, shared), mode)
@@ -179,9 +213,17 @@ def call_model(
 def check_output(output: Any, signature: Signature) -> None:
     """See that a model returned what its signature says; an ExportError where it did not."""
     expected = signature.output
-    if signature.heads and {name: tuple(head.shape[1:]) for name, head in heads_of(output).items()} == signature.heads:
+    if (
+        signature.heads
+        and {name: tuple(head.shape[1:]) for name, head in heads_of(output).items()}
+        == signature.heads
+    ):
         return
-    if isinstance(output, Tensor) and tuple(output.shape[1:]) == expected and len(signature.places) <= _MOST_PLACES:
+    if (
+        isinstance(output, Tensor)
+        and tuple(output.shape[1:]) == expected
+        and len(signature.places) <= _MOST_PLACES
+    ):
         return
     if not isinstance(output, Tensor) and not signature.heads:
         raise ExportError(
@@ -196,7 +238,10 @@ def check_output(output: Any, signature: Signature) -> None:
 
 
 def require_one_output(signature: Signature, loss: Loss) -> None:
-    """See that a loss of one output gets one; an ExportError for several, which only a loss of the user's can weigh."""
+    """See that a loss of one output gets one.
+
+    An ExportError for several, which only a loss of the user's can weigh.
+    """
     if signature.heads and not isinstance(loss, OwnLoss):
         raise ExportError(
             f"the model returns {len(signature.heads)} outputs ({', '.join(signature.heads)}), and {loss.name} is about"
@@ -215,7 +260,8 @@ def model_noise(model: nn.Module, signature: Signature) -> Mapping[str, tuple[in
     return noise_shapes(prepared(model, "train"), signature.samples(_PROBE_BATCH))
 
 
-# -- ports -------------------------------------------------------------------------------------------------------------
+# -- ports
+# -------------------------------------------------------------------------------------------------------------
 
 
 def parameter_ports(shapes: Mapping[str, tuple[int, ...]]) -> tuple[Port, ...]:
@@ -234,7 +280,9 @@ def statistic_ports(layers: Sequence[tuple[str, StaticBatchNorm]]) -> tuple[Port
 
 def noise_ports(shapes: Mapping[str, tuple[int, ...]]) -> tuple[Port, ...]:
     """The random numbers of :func:`model_noise`."""
-    return tuple(Port(noise_input(path), "float32", (BATCH, *shape)) for path, shape in shapes.items())
+    return tuple(
+        Port(noise_input(path), "float32", (BATCH, *shape)) for path, shape in shapes.items()
+    )
 
 
 def sample_port(signature: Signature) -> Port:
@@ -247,7 +295,9 @@ def batch_ports(signature: Signature, loss: Loss) -> tuple[Port, ...]:
     target = loss.target(signature.output)
     answer = Port("y", target.dtype, (BATCH, *target.shape))
     mask = Port("mask", "float32", (signature.classes,))
-    return (sample_port(signature), answer, mask) if loss.masked else (sample_port(signature), answer)
+    return (
+        (sample_port(signature), answer, mask) if loss.masked else (sample_port(signature), answer)
+    )
 
 
 def output_ports(signature: Signature) -> tuple[Port, ...]:

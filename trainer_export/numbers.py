@@ -37,9 +37,13 @@ def number(default: float | None, allowed: Range) -> Any:
 
 
 def check_numbers(record: Any) -> None:
-    """See that each :func:`number` of a dataclass is in its range or None; a ConfigError names one that is not."""
+    """See that each :func:`number` of a dataclass is in its range or None.
+
+    A ConfigError names one that is not.
+    """
     for item in dataclasses.fields(record):
-        allowed, value = item.metadata.get(_KEY), getattr(record, item.name)
+        allowed = item.metadata.get(_KEY)
+        value = getattr(record, item.name)
         if allowed is None or value is None:
             continue
         if not isinstance(value, (int, float)):
@@ -57,33 +61,48 @@ def made(
 ) -> RecordT:
     """Make a record of a recipe.
 
-    The kind is for messages; `own` are further classes, of the user's file, of this kind and others.
+    The kind is for messages; `own` are further classes, of the user's file, of this kind and
+    others.
 
     Raises:
-        ConfigError: there is no such record or number, a number is out of its range, or two records share a name.
+        ConfigError: there is no such record or number, a number is out of its range, or two records
+            share a name.
     """
     added = {key: item for key, item in own.items() if item.kind == kind}
     if name in known and name in added:
-        raise ConfigError(f"your {kind} {name} has the name of one that comes with Shoal; rename its function")
+        raise ConfigError(
+            f"your {kind} {name} has the name of one that comes with Shoal; rename its function"
+        )
     known = {**known, **added}
     if name not in known:
-        raise ConfigError(f"no {kind} {name!r}{did_you_mean(name, known)}; there are {', '.join(known)}")
+        raise ConfigError(
+            f"no {kind} {name!r}{did_you_mean(name, known)}; there are {', '.join(known)}"
+        )
     defaults = {item.name: item.default for item in dataclasses.fields(known[name])}  # type: ignore[arg-type]
-    numbers, given = [*defaults], freeze(dict(settings or {}))
+    numbers = [*defaults]
+    given = freeze(dict(settings or {}))
     for key in given:
         if key not in numbers:
             has = f"it has {', '.join(numbers)}" if numbers else "it has no settings"
-            raise ConfigError(f"the {kind} {name} has no {key!r}{did_you_mean(key, numbers)}; {has}")
+            raise ConfigError(
+                f"the {kind} {name} has no {key!r}{did_you_mean(key, numbers)}; {has}"
+            )
         if not _alike(given[key], defaults[key]):
-            wanted = {bool: "true or false", tuple: "a list of numbers"}.get(type(defaults[key]), "a number")
-            raise ConfigError(f"{key} of the {kind} {name} is {given[key]!r}, not {wanted}; write it without quotes")
+            wanted = {bool: "true or false", tuple: "a list of numbers"}.get(
+                type(defaults[key]), "a number"
+            )
+            raise ConfigError(
+                f"{key} of the {kind} {name} is {given[key]!r}, not {wanted}; write it without quotes"
+            )
     return known[name](**given)
 
 
 def _alike(value: Any, default: Any) -> bool:
     """Whether a setting is of the kind of its default: yes or no, a list of numbers, or a number."""
     if isinstance(default, tuple):
-        return isinstance(value, tuple) and all(isinstance(item, tuple) or _alike(item, 0) for item in value)
+        return isinstance(value, tuple) and all(
+            isinstance(item, tuple) or _alike(item, 0) for item in value
+        )
     if isinstance(default, bool) or isinstance(value, bool):
         return isinstance(value, bool) and isinstance(default, bool)
     return isinstance(value, (int, float)) or (value is None and default is None)

@@ -1,9 +1,10 @@
-"""Torch operators that stand for a whole layer in a traced program, so that a lowering finds it in one piece.
+"""Torch operators that stand for a whole layer in a traced program, so that a lowering finds it in
+one piece.
 
-Static batch norm (Diao, Ding, Tarokh: "HeteroFL", ICLR 2021) written out in PyTorch leaves some thirty element-wise
-nodes in a traced step, its gradient most of them. As one operator with a gradient in closed form it lowers to seven
-passes over the activations in each direction. Only the exported graphs use it; they are compared with the module as it
-was written.
+Static batch norm (Diao, Ding, Tarokh: "HeteroFL", ICLR 2021) written out in PyTorch leaves some
+thirty element-wise nodes in a traced step, its gradient most of them. As one operator with a
+gradient in closed form it lowers to seven passes over the activations in each direction. Only the
+exported graphs use it; they are compared with the module as it was written.
 """
 
 import functools
@@ -28,8 +29,8 @@ def _column(vector: Tensor, x: Tensor) -> Tensor:
 def static_batch_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """Normalise each channel with the statistics of the batch.
 
-    Float32 [batch, channels, ...] and the same again; scale and shift are float32 [channels], and `eps` is added to the
-    biased variance.
+    Float32 [batch, channels, ...] and the same again; scale and shift are float32 [channels], and
+    `eps` is added to the biased variance.
     """
     centred = x - x.mean(_dims(x), keepdim=True)
     variance = (centred * centred).mean(_dims(x), keepdim=True)
@@ -37,7 +38,9 @@ def static_batch_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Te
 
 
 @torch.library.custom_op("shoal::static_batch_norm_backward", mutates_args=())
-def static_batch_norm_backward(grad: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+def static_batch_norm_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of :func:`static_batch_norm` with respect to ``x``, ``weight`` and ``bias``.
 
     With ``d = x - mean``, ``r = 1 / sqrt(var + eps)`` and means over batch and space:
@@ -57,7 +60,9 @@ def _fake_forward(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor
     return torch.empty_like(x)
 
 
-def _fake_backward(grad: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+def _fake_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
     del grad, eps
     return torch.empty_like(x), torch.empty_like(weight), torch.empty_like(weight)
 
@@ -80,7 +85,10 @@ static_batch_norm.register_autograd(_gradient, setup_context=_save)
 
 @torch.library.custom_op("shoal::take", mutates_args=())
 def take(x: Tensor, dim: int, index: Sequence[int]) -> Tensor:
-    """Elements along a dimension, at least 0, by their places, known before anything runs; -1 is for zeros."""
+    """Elements along a dimension, at least 0, by their places, known before anything runs.
+
+    -1 is for zeros.
+    """
     places = torch.tensor(index, device=x.device)
     shape = [-1 if axis == dim else 1 for axis in range(x.dim())]
     return x.index_select(dim, places.clamp(min=0)) * (places >= 0).to(x.dtype).view(shape)
@@ -98,21 +106,30 @@ def _save_take(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _gradient_of_take(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-    """The first use of each element, plus the second, and so on: each is a look-up in the gradient again."""
+    """The first use of each element, plus the second, and so on: each is a look-up in the gradient
+    again.
+    """
     uses: list[list[int]] = [[] for _ in range(ctx.size)]
     for place, source in enumerate(ctx.index):
         if source >= 0:
             uses[source].append(place)
     most = max(1, *map(len, uses))
-    found = [take(grad, ctx.dim, [use[i] if i < len(use) else -1 for use in uses]) for i in range(most)]
+    found = [
+        take(grad, ctx.dim, [use[i] if i < len(use) else -1 for use in uses]) for i in range(most)
+    ]
     return functools.reduce(torch.add, found), None, None
 
 
 take.register_autograd(_gradient_of_take, setup_context=_save_take)
 
 
-def _group_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, *sizes: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Group normalisation in simpler operators; PyTorch's own decomposition leaves the set that exporters know."""
+def _group_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, *sizes: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Group normalisation in simpler operators.
+
+    PyTorch's own decomposition leaves the set that exporters know.
+    """
     batch, _, _, groups, eps = sizes
     grouped = x.reshape(batch, groups, -1)
     mean = grouped.mean(2, keepdim=True)
@@ -131,7 +148,9 @@ def _remainder(x: Tensor, divisor: Any) -> Tensor:
     return torch.where(rest * divisor < 0, rest + divisor, rest)
 
 
-def _eye(rows: int, columns: int | None = None, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+def _eye(
+    rows: int, columns: int | None = None, *, dtype: torch.dtype | None = None, **_: Any
+) -> Tensor:
     """PyTorch's own decomposition counts in bytes, which graphs have not."""
     places = torch.arange(rows).unsqueeze(1) == torch.arange(rows if columns is None else columns)
     return places.to(dtype or torch.get_default_dtype())
@@ -139,7 +158,12 @@ def _eye(rows: int, columns: int | None = None, *, dtype: torch.dtype | None = N
 
 def _triangle(rows: int, columns: int, offset: int = 0, *, upper: bool, **_: Any) -> Tensor:
     """Places on and below a diagonal, or on and above it, int64 [2, places]."""
-    places = [(i, j) for i in range(rows) for j in range(columns) if j - i == offset or (j - i > offset) == upper]
+    places = [
+        (i, j)
+        for i in range(rows)
+        for j in range(columns)
+        if j - i == offset or (j - i > offset) == upper
+    ]
     return torch.tensor(places, dtype=torch.int64).view(-1, 2).t()
 
 

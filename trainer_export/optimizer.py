@@ -1,7 +1,9 @@
-"""What an optimizer is to the exporter: a record of numbers, of states per parameter, and of a rule.
+"""What an optimizer is to the exporter: a record of numbers, of states per parameter, and of a
+rule.
 
-Each lies in a module of its own in `trainer_export.optimizers` and is found there by its row in the module's table
-``OPTIMIZERS``. A step moves every parameter by ``- lr * direction``; the rule gives the direction.
+Each lies in a module of its own in `trainer_export.optimizers` and is found there by its row in the
+module's table ``OPTIMIZERS``. A step moves every parameter by ``- lr * direction``; the rule gives
+the direction.
 """
 
 import dataclasses
@@ -30,8 +32,9 @@ class State:
 
     name: str  # as PyTorch's optimizer has it in its state
     initial: float = 0.0  # what every entry is when a task begins
-    # what every entry is after `UNDERWAY` steps of a training that is compared with PyTorch, None for initial. A rule
-    # that divides by the state would otherwise blow the rounding of a gradient of zero up to a whole step
+    # what every entry is after `UNDERWAY` steps of a training that is compared with PyTorch, None
+    # for initial. A rule that divides by the state would otherwise blow the rounding of a gradient
+    # of zero up to a whole step
     underway: float | None = None
 
 
@@ -48,7 +51,10 @@ class Slot:
 
 @dataclass(frozen=True)
 class Optimizer(ABC):
-    """An update rule with its numbers, fields of the dataclass that derives from it; a ConfigError if one is wrong."""
+    """An update rule with its numbers, fields of the dataclass that derives from it.
+
+    A ConfigError if one is wrong.
+    """
 
     name: ClassVar[str]
     counts_steps: ClassVar[bool] = False
@@ -63,7 +69,10 @@ class Optimizer(ABC):
 
     @abstractmethod
     def direction(self, slot: Slot) -> tuple[Tensor, dict[str, Tensor]]:
-        """What is subtracted from a parameter, times the learning rate, and the new states; pure and traceable."""
+        """What is subtracted from a parameter, times the learning rate, and the new states.
+
+        Pure and traceable.
+        """
 
     @abstractmethod
     def pytorch(self, parameters: Sequence[nn.Parameter], lr: float) -> torch.optim.Optimizer:
@@ -76,11 +85,18 @@ class Optimizer(ABC):
         """
         alone = len(self.states) == 1 and not self.counts_steps
         specs = [
-            StateSpec(name=name if alone else f"{state.name}.{name}", shape=shape, initial=state.initial)
+            StateSpec(
+                name=name if alone else f"{state.name}.{name}",
+                shape=shape,
+                initial=state.initial,
+            )
             for state in self.states
             for name, shape in shapes.items()
         ]
-        return (*specs, *([StateSpec(name=STEP, shape=())] if self.counts_steps else []))
+        return (
+            *specs,
+            *([StateSpec(name=STEP, shape=())] if self.counts_steps else []),
+        )
 
     def spec(self) -> OptimizerSpec:
         """This optimizer as the manifest states it."""
@@ -88,7 +104,9 @@ class Optimizer(ABC):
 
 
 def optimizer_named(name: str, settings: Mapping[str, Any] | None = None) -> Optimizer:
-    """An optimizer of `trainer_export.optimizers` by its name; of its numbers a missing one has its default.
+    """An optimizer of `trainer_export.optimizers` by its name.
+
+    Of its numbers a missing one has its default.
 
     Raises:
         ConfigError: there is no such optimizer or number, or a number is out of its range.

@@ -1,8 +1,10 @@
-"""Describes, for each tier, how weights of a run load into the user's class, and tests the description.
+"""Describes, for each tier, how weights of a run load into the user's class, and tests the
+description.
 
-The exporter loads random weights and statistics into a fresh model of the class, which must then compute the same as
-the exported model. If it does not, or has no place for a tensor, the description records the problem, and `shoal
-export-weights` refuses to write a file that would load but give wrong results.
+The exporter loads random weights and statistics into a fresh model of the class, which must then
+compute the same as the exported model. If it does not, or has no place for a tensor, the
+description records the problem, and `shoal export-weights` refuses to write a file that would load
+but give wrong results.
 """
 
 import inspect
@@ -33,12 +35,17 @@ from models.zoo.restoring import Restored, Untouched
 from trainer_export.exported import Export
 from trainer_export.model_inputs import heads_of, norms, prepared
 
-_TOLERANCE = 1e-3  # relative to the largest output: order of operations, amplified by a norm of few numbers
+_TOLERANCE = (
+    1e-3  # relative to the largest output: order of operations, amplified by a norm of few numbers
+)
 _USER_FILES = "shoal_user_models_"  # prefix of a registry's modules for users' files
 
 
 def own_class(export: Export, tier: Tier, module: nn.Module) -> bytes:
-    """Write the description of a tier's class; `module` is the tier's exported model, which does not change."""
+    """Write the description of a tier's class.
+
+    `module` is the tier's exported model, which does not change.
+    """
     origin = origin_of(module)
     settings = export.settings(tier)
     builder = _builder_of(export.arch, tier, settings, converts=origin is not None)
@@ -50,7 +57,10 @@ def own_class(export: Export, tier: Tier, module: nn.Module) -> bytes:
 
 
 def _difference(export: Export, tier: Tier, module: nn.Module, restored: Restored) -> str:
-    """Return what is wrong with a fresh model of the class with the exported weights; empty if nothing."""
+    """Return what is wrong with a fresh model of the class with the exported weights.
+
+    Empty if nothing.
+    """
     model = prepared(module, "eval")
     tensors = _drawn(model, restored.own, export.seed)
     x = samples(module, export.arch.row(export.layout.settings))
@@ -58,10 +68,14 @@ def _difference(export: Export, tier: Tier, module: nn.Module, restored: Restore
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad(), _plain_kernels():
             wanted = heads_of(model(x))
-            torch.manual_seed(export.seed + 1)  # the state must replace the values that the model draws
+            torch.manual_seed(
+                export.seed + 1
+            )  # the state must replace the values that the model draws
             fresh: nn.Module = build(arch, tier, settings=export.settings(tier), convert=False)
             values = restored.own.values(tensors, restored.arrays(), 0)
-            fresh.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in values.items()})
+            fresh.load_state_dict(
+                {name: torch.from_numpy(np.array(value)) for name, value in values.items()}
+            )
             found = heads_of(fresh.eval()(x))
     except ShoalError as error:
         return str(error)
@@ -76,7 +90,8 @@ def _difference(export: Export, tier: Tier, module: nn.Module, restored: Restore
 
 
 def _drawn(model: nn.Module, own: OwnClass, seed: int) -> Tensors:
-    """Return the tensors of a model as in a run, with random statistics, which are also put into its norms.
+    """Return the tensors of a model as in a run, with random statistics, which are also put into
+    its norms.
 
     A norm without a scale in the user's class has a constant scale of 1 and shift of 0 here.
     """
@@ -113,15 +128,22 @@ def _plain_kernels() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(value=fast)
 
 
-def _builder_of(arch: Architecture, tier: Tier, settings: Mapping[str, Any], *, converts: bool) -> Builder | None:
-    """Return where Python finds the architecture; None if no line of Python can import it by a name.
+def _builder_of(
+    arch: Architecture, tier: Tier, settings: Mapping[str, Any], *, converts: bool
+) -> Builder | None:
+    """Return where Python finds the architecture.
+
+    None if no line of Python can import it by a name.
 
     A converted model may have been converted by its builder.
     """
     function = inspect.unwrap(arch.build)
     module = sys.modules.get(function.__module__)
     held = vars(module).items() if module is not None else ()
-    name = next((key for key, value in held if isinstance(value, Architecture) and value.build is function), None)
+    name = next(
+        (key for key, value in held if isinstance(value, Architecture) and value.build is function),
+        None,
+    )
     if name is None or module is None:
         return None
     is_own_file = module.__name__.startswith(_USER_FILES) or module.__name__ == "__main__"
@@ -133,7 +155,9 @@ def _builder_of(arch: Architecture, tier: Tier, settings: Mapping[str, Any], *, 
         module=imported,
         file=file,
         name=name,
-        settings={key: thaw(value) for key, value in settings.items() if value != arch.defaults[key]},
+        settings={
+            key: thaw(value) for key, value in settings.items() if value != arch.defaults[key]
+        },
         converts=converts and _converts(replace(arch, build=function), tier, settings),
     )
 

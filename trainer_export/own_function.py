@@ -1,7 +1,9 @@
-"""A function of the user's file that a recipe names: the record made of it, and what it must hold to.
+"""A function of the user's file that a recipe names: the record made of it, and what it must hold
+to.
 
-A recipe's records are classes whose fields are their numbers, so a function becomes such a class: its keyword arguments
-are the fields. What it returns is one number for each sample; sums over batches and boards mean nothing else.
+A recipe's records are classes whose fields are their numbers, so a function becomes such a class:
+its keyword arguments are the fields. What it returns is one number for each sample; sums over
+batches and boards mean nothing else.
 """
 
 import dataclasses
@@ -28,7 +30,8 @@ _NEAR = 1e-4  # relative difference of two ways to compute the same
 
 
 class OwnFunction(Own):
-    """A function of the user's as a record of a recipe: it takes outputs, targets and the record's numbers as keywords.
+    """A function of the user's as a record of a recipe: it takes outputs, targets and the record's
+    numbers as keywords.
 
     A sample's numbers are brought to one by `join`: ``mean`` or ``sum``, a method of tensors.
     """
@@ -40,14 +43,19 @@ class OwnFunction(Own):
     def place(self) -> str:
         """What it is and where it stands, for messages."""
         code = self.function.__code__
-        return f"{self.kind} {self.name} (line {code.co_firstlineno} of {Path(code.co_filename).name})"
+        return (
+            f"{self.kind} {self.name} (line {code.co_firstlineno} of {Path(code.co_filename).name})"
+        )
 
     def refuse(self, wrong: str, remedy: str) -> NoReturn:
         """Say in an ExportError what is wrong with the function."""
         raise ExportError(f"{self.place} {wrong}; {remedy}")
 
     def call(self, outputs: Any, targets: Any) -> Any:
-        """Call it on a batch, traced as a model's own operators are; an ExportError names the line that fails."""
+        """Call it on a batch, traced as a model's own operators are.
+
+        An ExportError names the line that fails.
+        """
         stack = traceback.current_meta.pop("nn_module_stack", None)
         traceback.current_meta["nn_module_stack"] = {"own": ("", self.place)}
         numbers = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}  # type: ignore[arg-type]
@@ -68,7 +76,10 @@ class OwnFunction(Own):
     def require_each(self, found: Any, count: int) -> Tensor:
         """See that a result has one entry for each sample; an ExportError where it has not."""
         if not isinstance(found, Tensor):
-            self.refuse(f"returned {type(found).__name__}", "return a tensor, made by PyTorch's functions alone")
+            self.refuse(
+                f"returned {type(found).__name__}",
+                "return a tensor, made by PyTorch's functions alone",
+            )
         if found.dim() == 0:
             self.refuse(
                 "returned one number for the whole batch",
@@ -81,8 +92,13 @@ class OwnFunction(Own):
             )
         return found
 
-    def require_alone(self, found: Sequence[Tensor], single: Callable[[int], Sequence[Tensor]]) -> None:
-        """See that a sample gets what `single` computes for it alone, and finite; an ExportError where it does not."""
+    def require_alone(
+        self, found: Sequence[Tensor], single: Callable[[int], Sequence[Tensor]]
+    ) -> None:
+        """See that a sample gets what `single` computes for it alone, and finite.
+
+        An ExportError where it does not.
+        """
         if not all(bool(part.isfinite().all()) for part in found):
             self.refuse(
                 "is not finite for the model's first outputs and targets from 0 to 1",
@@ -91,7 +107,9 @@ class OwnFunction(Own):
         for place in range(len(found[0])):
             pairs = zip(found, single(place), strict=True)
             apart = [
-                (both[place], one[0]) for both, one in pairs if not torch.allclose(both[place], one[0], _NEAR, _NEAR)
+                (both[place], one[0])
+                for both, one in pairs
+                if not torch.allclose(both[place], one[0], _NEAR, _NEAR)
             ]
             if apart:
                 among, alone = (float(value.detach().flatten()[0]) for value in apart[0])
@@ -108,12 +126,16 @@ def one_of(output: Any, place: int) -> Any:
 
 
 def record_of(function: Callable[..., Any], base: type[RecordT], **fixed: Any) -> type[RecordT]:
-    """The class of records that stands for a function; its fields are the function's keyword arguments.
+    """The class of records that stands for a function.
 
-    The function takes outputs, targets, and numbers with defaults; `fixed` are further attributes of the class.
+    Its fields are the function's keyword arguments.
+
+    The function takes outputs, targets, and numbers with defaults; `fixed` are further attributes
+    of the class.
 
     Raises:
-        ConfigError: the function has no name, takes fewer arguments, or a further one has no default.
+        ConfigError: the function has no name, takes fewer arguments, or a further one has no
+            default.
     """
     name = getattr(function, "__name__", "")
     if not inspect.isfunction(function) or not name.isidentifier():
@@ -121,13 +143,22 @@ def record_of(function: Callable[..., Any], base: type[RecordT], **fixed: Any) -
     parameters = list(inspect.signature(function).parameters.values())
     code = function.__code__
     where = f"{base.kind} {name} (line {code.co_firstlineno} of {Path(code.co_filename).name})"
-    odd = [item.name for item in parameters[_TAKEN:] if not isinstance(freeze(item.default), (bool, int, float, tuple))]
+    odd = [
+        item.name
+        for item in parameters[_TAKEN:]
+        if not isinstance(freeze(item.default), (bool, int, float, tuple))
+    ]
     if len(parameters) < _TAKEN or odd:
         wrong = f"its {odd[0]} has no number as default" if odd else f"it takes {len(parameters)}"
-        raise ConfigError(f"{where} must take outputs, targets, then numbers with defaults, but {wrong}")
+        raise ConfigError(
+            f"{where} must take outputs, targets, then numbers with defaults, but {wrong}"
+        )
     return dataclasses.make_dataclass(
         name,
-        [(item.name, Any, dataclasses.field(default=freeze(item.default))) for item in parameters[_TAKEN:]],
+        [
+            (item.name, Any, dataclasses.field(default=freeze(item.default)))
+            for item in parameters[_TAKEN:]
+        ],
         bases=(base,),
         frozen=True,
         namespace={

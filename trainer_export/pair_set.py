@@ -1,4 +1,5 @@
-"""Exports pairs of models that are trained in one graph: the step of both, and what evaluates each of the two.
+"""Exports pairs of models that are trained in one graph: the step of both, and what evaluates each
+of the two.
 
     <out>/<name>/<sent tier>+<own tier>/manifest.json             a `PairManifest`
     <out>/<name>/<sent tier>+<own tier>/<routine>.onnx            the step
@@ -6,10 +7,11 @@
     <out>/<name>/<sent tier>+<own tier>/adaptor-init.safetensors  what the sent model's own part starts from, if any
     <out>/<name>/<sent tier>+<own tier>/{sent,own}/*.onnx         eval, infer, stats
 
-``<name>`` is ``<sent arch>+<own arch>`` if nothing else is said. The sent model's ordinary set (layout, first weights)
-is exported by `trainer_export.artifact_set`; the two agree where arch, settings and tier do. With an adaptor they need
-to agree in the other parameters alone (specification 5.4). A pair takes its place by a rename after its last check,
-with all pairs of its name.
+``<name>`` is ``<sent arch>+<own arch>`` if nothing else is said. The sent model's ordinary set
+(layout, first weights) is exported by `trainer_export.artifact_set`; the two agree where arch,
+settings and tier do. With an adaptor they need to agree in the other parameters alone
+(specification 5.4). A pair takes its place by a rename after its last check, with all pairs of its
+name.
 """
 
 import copy
@@ -24,8 +26,23 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fleet_protocol.errors import ConfigError, StorageError
-from fleet_protocol.manifest import CheckSpec, FileSpec, Manifest, next_name, noise_input, parameter_input, state_input
-from fleet_protocol.pair_manifest import SIDES, AdaptorSpec, PairManifest, Side, loss_name, side_name
+from fleet_protocol.manifest import (
+    CheckSpec,
+    FileSpec,
+    Manifest,
+    next_name,
+    noise_input,
+    parameter_input,
+    state_input,
+)
+from fleet_protocol.pair_manifest import (
+    SIDES,
+    AdaptorSpec,
+    PairManifest,
+    Side,
+    loss_name,
+    side_name,
+)
 from fleet_protocol.weights import encode_weights
 from models.architecture import Architecture, build
 from models.parts import parameters_in
@@ -40,7 +57,13 @@ from trainer_export.exported import Export
 from trainer_export.footprint import Footprint, count_flops, peak_memory
 from trainer_export.formats.files import SetFile
 from trainer_export.formats.onnx import check_graphs, write_forward_graphs, written
-from trainer_export.manifests import Facts, content_of, graph_spec, manifest_of, versions
+from trainer_export.manifests import (
+    Facts,
+    content_of,
+    graph_spec,
+    manifest_of,
+    versions,
+)
 from trainer_export.model_inputs import Signature, model_noise
 from trainer_export.pair_step import PairRoutine, pair_routine, trace_pair
 from trainer_export.progress import Counter, Progress
@@ -52,25 +75,40 @@ _STAGES = 4  # of one pair: the step traced and checked, the forward graphs of e
 
 
 def check_pair(
-    model: bytes, routine: PairRoutine, modules: tuple[nn.Module, nn.Module], recipe: Recipe, batches: SizedBatches
+    model: bytes,
+    routine: PairRoutine,
+    modules: tuple[nn.Module, nn.Module],
+    recipe: Recipe,
+    batches: SizedBatches,
 ) -> CheckSpec:
-    """Train both models with PyTorch, let the graph take each step from there, and compare losses and all tensors.
+    """Train both models with PyTorch, let the graph take each step from there, and compare losses
+    and all tensors.
 
-    The modules, the device's own and the one it was sent, are as their authors wrote them, and not changed. Returns the
-    figures of the first run within the limit; an ExportError names the tensor that deviates in all.
+    The modules, the device's own and the one it was sent, are as their authors wrote them, and not
+    changed. Returns the figures of the first run within the limit; an ExportError names the tensor
+    that deviates in all.
     """
     session = open_session(model)
     shapes = [model_noise(module, batches.signature) for module in modules]
 
     def run(seeded: SizedBatches, exact: bool) -> CheckSpec:
-        worst, reference = Worst(), _Reference(routine, modules, recipe)
+        worst = Worst()
+        reference = _Reference(routine, modules, recipe)
         for number, (x, y) in enumerate(seeded.take(seeded.steps)):
             worst.sizes.append(len(y))
             noise = [seeded.noise(shape, len(y), 2 * number + i) for i, shape in enumerate(shapes)]
-            feed = {**reference.snapshot(), "x": x.numpy(), "y": y.numpy(), "lr": np.array(LEARNING_RATE, np.float32)}
+            feed = {
+                **reference.snapshot(),
+                "x": x.numpy(),
+                "y": y.numpy(),
+                "lr": np.array(LEARNING_RATE, np.float32),
+            }
             feed |= {knob.name: np.array(knob.checked_with, np.float32) for knob in routine.knobs}
             for side, drawn in zip(SIDES, noise, strict=True):
-                feed |= {noise_input(side_name(side, path)): numbers.numpy() for path, numbers in drawn.items()}
+                feed |= {
+                    noise_input(side_name(side, path)): numbers.numpy()
+                    for path, numbers in drawn.items()
+                }
             outputs = run_session(session, feed)
             twin = in_float64(reference, x, y, noise) if exact else None
             for side, loss in zip(SIDES, reference.step(x, y, noise), strict=True):
@@ -81,7 +119,11 @@ def check_pair(
             for side in SIDES:
                 for kind in (parameter_input(""), state_input("")):
                     part = [name for name in expected if name.startswith(side_name(side, kind))]
-                    worst.compare(values, {n: expected[n] for n in part}, true and {n: true[n] for n in part})
+                    worst.compare(
+                        values,
+                        {n: expected[n] for n in part},
+                        true and {n: true[n] for n in part},
+                    )
         return worst.report(f"onnx/{routine.name}", seeded.steps)
 
     return repeated(run, batches)
@@ -90,10 +132,14 @@ def check_pair(
 class _Reference:
     """PyTorch training both modules, neither of which sees the other's new weights."""
 
-    def __init__(self, routine: PairRoutine, modules: tuple[nn.Module, nn.Module], recipe: Recipe) -> None:
+    def __init__(
+        self, routine: PairRoutine, modules: tuple[nn.Module, nn.Module], recipe: Recipe
+    ) -> None:
         self._routine = routine
         self._modules = [set_mode(copy.deepcopy(module), "train") for module in modules]
-        self._optimizers = [TorchOptimizer(recipe, module, underway=True) for module in self._modules]
+        self._optimizers = [
+            TorchOptimizer(recipe, module, underway=True) for module in self._modules
+        ]
 
     def step(self, x: Tensor, y: Tensor, noise: list[dict[str, Tensor]]) -> list[NDArray[Any]]:
         """One step of both; returns the losses."""
@@ -102,8 +148,11 @@ class _Reference:
             feed_noise(module, drawn)
             logits.append(module(x))
         losses = []
-        for position, (knob, optimizer) in enumerate(zip(self._routine.knobs, self._optimizers, strict=True)):
-            own, other = logits[position], logits[1 - position].detach()
+        for position, (knob, optimizer) in enumerate(
+            zip(self._routine.knobs, self._optimizers, strict=True)
+        ):
+            own = logits[position]
+            other = logits[1 - position].detach()
             loss = self._routine.pytorch(own, other, y, knob.checked_with)
             losses.append(loss.detach().numpy())
             optimizer.step(loss, materialize=True)
@@ -119,7 +168,9 @@ class _Reference:
         """All parameters and states by their names in the graph; the next step changes them."""
         values: dict[str, NDArray[Any]] = {}
         for side, module, optimizer in zip(SIDES, self._modules, self._optimizers, strict=True):
-            named = {parameter_input(name): p.detach().numpy() for name, p in module.named_parameters()}
+            named = {
+                parameter_input(name): p.detach().numpy() for name, p in module.named_parameters()
+            }
             named |= {state_input(name): value for name, value in optimizer.states().items()}
             values |= {side_name(side, name): value for name, value in named.items()}
         return values
@@ -127,7 +178,9 @@ class _Reference:
 
 @dataclass(frozen=True)
 class PairModel:
-    """One of the two models of a pair, with the settings that differ from its architecture's defaults."""
+    """One of the two models of a pair, with the settings that differ from its architecture's
+    defaults.
+    """
 
     arch: Architecture
     tier: Tier
@@ -140,7 +193,8 @@ class Pair:
 
     sent: PairModel  # the copy of the global model, or of its shared part with an adaptor
     own: PairModel  # the model that stays on the device
-    # parts of the sent model that stay on the device and start there (`models.parts`); usually ``head``
+    # parts of the sent model that stay on the device and start there (`models.parts`); usually
+    # ``head``
     adaptor: tuple[str, ...] = ()
     routine: str | None = None  # what trains them; None where there is but one for pairs
 
@@ -180,30 +234,40 @@ def export_pairs(
         pairs: what to export; all of them are published together under one name.
         recipe: the optimizer of both models.
         out: folder of all artifact sets; made if it is not there.
-        name: of the folder under it; from the architectures if empty, which must then be the same in all pairs.
-        seed: of the first weights of own models and adaptors, and of the random batches of the checks.
+        name: of the folder under it; from the architectures if empty, which must then be the same
+            in all pairs.
+        seed: of the first weights of own models and adaptors, and of the random batches of the
+            checks.
         progress: called before each stage, and once at the end.
 
     Returns:
         One report per pair, in order.
 
     Raises:
-        ConfigError: no pair, pairs that need a name or share a folder, a routine that there is not, a recipe with a
-            proximal term or a loss of its own, models of which one takes other samples or labels than the other, or
-            an adaptor that leaves nothing to share.
+        ConfigError: no pair, pairs that need a name or share a folder, a routine that there is not,
+            a recipe with a proximal term or a loss of its own, models of which one takes other
+            samples or labels than the other, or an adaptor that leaves nothing to share.
         PlanError: a model cannot have its tier, or the sent one lacks a part of its adaptor.
-        ExportError: an operator cannot be exported, or a graph does not agree with PyTorch; nothing is published.
+        ExportError: an operator cannot be exported, or a graph does not agree with PyTorch; nothing
+            is published.
         StorageError: a file cannot be written; what was published before is still there.
     """
     names = list(dict.fromkeys(name or f"{p.sent.arch.name}+{p.own.arch.name}" for p in pairs))
     folders = [pair.folder for pair in pairs]
     if len(names) != 1 or len(set(folders)) != len(folders):
-        what = "no pair to export" if not pairs else f"pairs {', '.join(names)} in folders {', '.join(folders)}"
+        what = (
+            "no pair to export"
+            if not pairs
+            else f"pairs {', '.join(names)} in folders {', '.join(folders)}"
+        )
         raise ConfigError(f"{what}; give pairs of different tiers, one `name` for each export")
     counter = Counter(progress, len(pairs) * _STAGES)
     try:
         with calm_torch(), replacing(out / names[0]) as fresh:
-            made = [_export_pair(_prepared(pair, recipe, seed, counter), fresh / pair.folder) for pair in pairs]
+            made = [
+                _export_pair(_prepared(pair, recipe, seed, counter), fresh / pair.folder)
+                for pair in pairs
+            ]
     except OSError as error:
         raise StorageError(
             f"{names[0]} cannot be written to {out}: {error}; what was published before is unchanged"
@@ -213,7 +277,10 @@ def export_pairs(
         PairReport(
             out / names[0] / pair.folder,
             manifest,
-            max(c.worst_relative for c in (*manifest.checks, *manifest.own.checks, *manifest.sent.checks)),
+            max(
+                c.worst_relative
+                for c in (*manifest.checks, *manifest.own.checks, *manifest.sent.checks)
+            ),
         )
         for pair, manifest in zip(pairs, made, strict=True)
     )
@@ -238,7 +305,9 @@ class _Prepared:
 def _prepared(pair: Pair, recipe: Recipe, seed: int, counter: Counter) -> _Prepared:
     exports = {side: _export(model, recipe, seed, counter) for side, model in pair.models}
     modules = {side: exports[side].module(model.tier) for side, model in pair.models}
-    signatures = {side: exports[side].signature_of(model.tier, modules[side]) for side, model in pair.models}
+    signatures = {
+        side: exports[side].signature_of(model.tier, modules[side]) for side, model in pair.models
+    }
     signature = signatures["sent"]
     if signatures["own"] != signature:
         raise ConfigError(
@@ -246,12 +315,22 @@ def _prepared(pair: Pair, recipe: Recipe, seed: int, counter: Counter) -> _Prepa
             f"{pair.own.arch.name}, {_words(signatures['own'])}; both must be made for the same samples and labels"
         )
     vocabulary = min(vocabulary_of(module) for module in modules.values())
-    return _Prepared(pair, pair_routine(pair.routine), exports, modules, SizedBatches(signature, vocabulary, seed=seed))
+    return _Prepared(
+        pair,
+        pair_routine(pair.routine),
+        exports,
+        modules,
+        SizedBatches(signature, vocabulary, seed=seed),
+    )
 
 
 def _export_pair(prepared: _Prepared, folder: Path) -> PairManifest:
-    pair, exports, batches = prepared.pair, prepared.exports, prepared.batches
-    recipe, seed, start = exports["own"].recipe, exports["own"].seed, exports["own"].counter.start
+    pair = prepared.pair
+    exports = prepared.exports
+    batches = prepared.batches
+    recipe = exports["own"].recipe
+    seed = exports["own"].seed
+    start = exports["own"].counter.start
     adaptor = _adaptor(pair, exports["sent"])
     start(pair.folder, "tracing the step of both models")
     step = written(trace_pair(prepared.routine, prepared.both, batches.signature, recipe))
@@ -264,12 +343,20 @@ def _export_pair(prepared: _Prepared, folder: Path) -> PairManifest:
         manifests[side], files = _forward_set(prepared, side)
         for file in files:
             write_file(folder / file.path, file.data)
-    first = SetFile("own/init", "own-init.safetensors", encode_weights(_first_weights(pair.own, seed)))
+    first = SetFile(
+        "own/init",
+        "own-init.safetensors",
+        encode_weights(_first_weights(pair.own, seed)),
+    )
     write_file(folder / first.path, first.data)
     kept = None
     if adaptor:
         weights = _first_weights(pair.sent, seed)
-        kept = SetFile("sent/adaptor", "adaptor-init.safetensors", encode_weights({n: weights[n] for n in adaptor}))
+        kept = SetFile(
+            "sent/adaptor",
+            "adaptor-init.safetensors",
+            encode_weights({n: weights[n] for n in adaptor}),
+        )
         write_file(folder / kept.path, kept.data)
     manifest = PairManifest(
         routine=prepared.routine.name,
@@ -306,22 +393,32 @@ def _export(model: PairModel, recipe: Recipe, seed: int, counter: Counter) -> Ex
 
 def _forward_set(prepared: _Prepared, side: Side) -> tuple[Manifest, list[SetFile]]:
     """What evaluates one of the models, below a folder with the name of its side."""
-    export, module, tier = prepared.exports[side], prepared.modules[side], dict(prepared.pair.models)[side].tier
+    export = prepared.exports[side]
+    module = prepared.modules[side]
+    tier = dict(prepared.pair.models)[side].tier
     signature = prepared.batches.signature
     graphs = write_forward_graphs(module, signature, export.recipe)
     checks = check_graphs(graphs, module, export.recipe, prepared.batches)
     files: list[SetFile] = [replace(graph, path=f"{side}/{graph.path}") for graph in graphs]
     footprint = Footprint(
-        export.layout.parameter_count(tier), *count_flops(module, signature), peak_memory(graphs[0].model)
+        export.layout.parameter_count(tier),
+        *count_flops(module, signature),
+        peak_memory(graphs[0].model),
     )
-    return manifest_of(export, tier, files, Facts(signature, model_noise(module, signature), checks, footprint)), files
+    return manifest_of(
+        export,
+        tier,
+        files,
+        Facts(signature, model_noise(module, signature), checks, footprint),
+    ), files
 
 
 def _first_weights(model: PairModel, seed: int) -> dict[str, NDArray[Any]]:
     """Fresh weights of a model's own shape; no two seeds share any.
 
-    They are not those that `artifact_set` draws from the same seed: an own model of the fleet's architecture would
-    start as the sent one's twin, and two models that agree have nothing to teach each other.
+    They are not those that `artifact_set` draws from the same seed: an own model of the fleet's
+    architecture would start as the sent one's twin, and two models that agree have nothing to teach
+    each other.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(np.random.SeedSequence([seed], spawn_key=(1,)).generate_state(1)[0]))

@@ -1,8 +1,10 @@
-"""The step of a pair: a device's own model and the one it was sent, trained on the same batch in one graph.
+"""The step of a pair: a device's own model and the one it was sent, trained on the same batch in
+one graph.
 
-The step is simultaneous: both models are run on the batch, then both are stepped; neither sees the other's new weights.
-What the two tell each other is the loss of a routine (`trainer_export.routines`), which is found there by its row in
-the module's table ``PAIR_ROUTINES``.
+The step is simultaneous: both models are run on the batch, then both are stepped; neither sees the
+other's new weights. What the two tell each other is the loss of a routine
+(`trainer_export.routines`), which is found there by its row in the module's table
+``PAIR_ROUTINES``.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +37,9 @@ from trainer_export.update import Trained, changing_ports, update
 
 @dataclass(frozen=True)
 class Knob:
-    """A number that a task sets for the loss of one of two models, and its value while the graph is checked."""
+    """A number that a task sets for the loss of one of two models, and its value while the graph is
+    checked.
+    """
 
     name: str
     checked_with: float
@@ -48,8 +52,9 @@ class PairRoutine:
     Attributes:
         name: of the routine and of its graph.
         knobs: one for each model, in the order of `SIDES`.
-        value_and_slope: loss of a model and its gradient with respect to its logits, from its logits, the other
-            model's (constants), the labels, and the value of its knob; pure and traceable.
+        value_and_slope: loss of a model and its gradient with respect to its logits, from its
+            logits, the other model's (constants), the labels, and the value of its knob; pure and
+            traceable.
         pytorch: the same loss by PyTorch's own means, which every exported graph is compared with.
     """
 
@@ -93,7 +98,9 @@ class Learnt:
     trained: Trained
 
 
-def pair_step(routine: PairRoutine, learners: tuple[Learner, Learner], x: Tensor, y: Tensor) -> tuple[Learnt, Learnt]:
+def pair_step(
+    routine: PairRoutine, learners: tuple[Learner, Learner], x: Tensor, y: Tensor
+) -> tuple[Learnt, Learnt]:
     """Train both models, the device's own and the one it was sent, on one batch, simultaneously."""
     runs = [_run(learner, x) for learner in learners]
     logits = [made.detach() for _, made in runs]
@@ -109,12 +116,23 @@ def _run(learner: Learner, x: Tensor) -> tuple[list[Tensor], Tensor]:
     return leaves, learner.call(leaves, x)
 
 
-def _step(routine: PairRoutine, learner: Learner, run: tuple[list[Tensor], Tensor], y: Tensor, other: Tensor) -> Learnt:
+def _step(
+    routine: PairRoutine,
+    learner: Learner,
+    run: tuple[list[Tensor], Tensor],
+    y: Tensor,
+    other: Tensor,
+) -> Learnt:
     leaves, logits = run
     loss, slope = routine.value_and_slope(logits.detach(), other, y, learner.knob)
-    # A parameter that the loss does not depend on has the gradient zero: weight decay and momentum still move it.
-    gradients = torch.autograd.grad(logits, leaves, slope, allow_unused=True, materialize_grads=True)
-    still = Trained([leaf.detach() for leaf in leaves], learner.trained.states, learner.trained.step)
+    # A parameter that the loss does not depend on has the gradient zero: weight decay and momentum
+    # still move it.
+    gradients = torch.autograd.grad(
+        logits, leaves, slope, allow_unused=True, materialize_grads=True
+    )
+    still = Trained(
+        [leaf.detach() for leaf in leaves], learner.trained.states, learner.trained.step
+    )
     return Learnt(loss, update(still, gradients, learner.lr, learner.recipe))
 
 
@@ -127,12 +145,20 @@ class _Half:
     noise: Mapping[str, tuple[int, ...]]
     changing: tuple[Port, ...]
 
-    def call(self, signature: Signature, drawn: Sequence[Tensor]) -> Callable[[Sequence[Tensor], Tensor], Tensor]:
+    def call(
+        self, signature: Signature, drawn: Sequence[Tensor]
+    ) -> Callable[[Sequence[Tensor], Tensor], Tensor]:
         """The model as a function of its parameters and a batch, with its noise given."""
         names = parameter_names(self.model)
 
         def run(parameters: Sequence[Tensor], x: Tensor) -> Tensor:
-            logits: Tensor = call_model(self.model, names, parameters, x, dict(zip(self.noise, drawn, strict=True)))
+            logits: Tensor = call_model(
+                self.model,
+                names,
+                parameters,
+                x,
+                dict(zip(self.noise, drawn, strict=True)),
+            )
             check_output(logits, signature)
             return logits
 
@@ -140,29 +166,44 @@ class _Half:
 
 
 def trace_pair(
-    routine: PairRoutine, models: tuple[nn.Module, nn.Module], signature: Signature, recipe: Recipe
+    routine: PairRoutine,
+    models: tuple[nn.Module, nn.Module],
+    signature: Signature,
+    recipe: Recipe,
 ) -> Trace:
-    """The step of two models, the device's own and the one it was sent, on one batch; neither is changed.
+    """The step of two models, the device's own and the one it was sent, on one batch.
+
+    Neither is changed.
 
     Returns:
-        Inputs ``<side>.param.*`` and ``<side>.state.*`` of both, ``x``, ``y``, ``noise.<side>.*``, the knobs and
-        ``lr``; outputs ``own.loss``, ``sent.loss`` and the ``next.*``.
+        Inputs ``<side>.param.*`` and ``<side>.state.*`` of both, ``x``, ``y``, ``noise.<side>.*``,
+        the knobs and ``lr``; outputs ``own.loss``, ``sent.loss`` and the ``next.*``.
 
     Raises:
-        ConfigError: the recipe has a proximal term or another loss than cross entropy, which no pair knows.
+        ConfigError: the recipe has a proximal term or another loss than cross entropy, which no
+            pair knows.
         ExportError: a model cannot be traced with a dynamic batch, or returns other logits.
     """
     if recipe.proximal or recipe.accumulate:
-        raise ConfigError("a pair has no proximal term and no batches in pieces; export it with a recipe without them")
+        raise ConfigError(
+            "a pair has no proximal term and no batches in pieces; export it with a recipe without them"
+        )
     if not isinstance(recipe.loss, MaskedCrossEntropy):
-        raise ConfigError(f"a pair has the loss of its routine, not {recipe.loss.name}; leave the recipe's loss out")
+        raise ConfigError(
+            f"a pair has the loss of its routine, not {recipe.loss.name}; leave the recipe's loss out"
+        )
     require_one_output(signature, recipe.loss)
-    halves = [_half(side, model, signature, recipe) for side, model in zip(SIDES, models, strict=True)]
+    halves = [
+        _half(side, model, signature, recipe) for side, model in zip(SIDES, models, strict=True)
+    ]
 
     def step(*tensors: Tensor) -> list[Tensor]:
         given = iter(tensors)
-        trained = [Trained.of([next(given) for _ in half.changing], recipe.optimizer) for half in halves]
-        x, y = next(given), next(given)
+        trained = [
+            Trained.of([next(given) for _ in half.changing], recipe.optimizer) for half in halves
+        ]
+        x = next(given)
+        y = next(given)
         drawn = [[next(given) for _ in half.noise] for half in halves]
         *knobs, lr = given
         own, sent = (
@@ -170,7 +211,10 @@ def trace_pair(
             for half, values, numbers, knob in zip(halves, trained, drawn, knobs, strict=True)
         )
         learnt = pair_step(routine, (own, sent), x, y)
-        return [*(new.loss for new in learnt), *(t for new in learnt for t in new.trained.tensors())]
+        return [
+            *(new.loss for new in learnt),
+            *(t for new in learnt for t in new.trained.tensors()),
+        ]
 
     inputs = (
         *(port for half in halves for port in half.changing),
@@ -178,19 +222,28 @@ def trace_pair(
         *(
             port
             for half in halves
-            for port in noise_ports({side_name(half.side, path): shape for path, shape in half.noise.items()})
+            for port in noise_ports(
+                {side_name(half.side, path): shape for path, shape in half.noise.items()}
+            )
         ),
         *(Port(name, "float32", ()) for name in (*(knob.name for knob in routine.knobs), "lr")),
     )
     outputs = (
         *(Port(loss_name(side), "float32", ()) for side in SIDES),
-        *(Port(next_name(port.name), port.dtype, port.shape) for half in halves for port in half.changing),
+        *(
+            Port(next_name(port.name), port.dtype, port.shape)
+            for half in halves
+            for port in half.changing
+        ),
     )
     return trace_program(routine.name, step, inputs, outputs, signature.known)
 
 
 def _half(side: Side, model: nn.Module, signature: Signature, recipe: Recipe) -> _Half:
-    frozen = next((name for name, parameter in model.named_parameters() if not parameter.requires_grad), None)
+    frozen = next(
+        (name for name, parameter in model.named_parameters() if not parameter.requires_grad),
+        None,
+    )
     if frozen is not None:
         raise ExportError(
             f"parameter {frozen} of the model {side} is frozen, and a pair trains all there is: give"
@@ -199,4 +252,9 @@ def _half(side: Side, model: nn.Module, signature: Signature, recipe: Recipe) ->
     noise = model_noise(model, signature)
     model = prepared(model, "train", operators=True)
     ports = changing_ports({name: tuple(p.shape) for name, p in model.named_parameters()}, recipe)
-    return _Half(side, model, noise, tuple(Port(side_name(side, p.name), p.dtype, p.shape) for p in ports))
+    return _Half(
+        side,
+        model,
+        noise,
+        tuple(Port(side_name(side, p.name), p.dtype, p.shape) for p in ports),
+    )

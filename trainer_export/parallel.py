@@ -1,7 +1,10 @@
-"""Runs jobs in processes of their own, as many at a time as cores and memory allow; what they write is all they give.
+"""Runs jobs in processes of their own, as many at a time as cores and memory allow.
 
-A process is a copy of this one (fork): a model that is a function in somebody's file needs no name by which another
-process would find it, and what was loaded is loaded once. PyTorch must be on one thread before.
+What they write is all they give.
+
+A process is a copy of this one (fork): a model that is a function in somebody's file needs no name
+by which another process would find it, and what was loaded is loaded once. PyTorch must be on one
+thread before.
 """
 
 import contextlib
@@ -31,7 +34,9 @@ _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
 
 @dataclass(frozen=True)
 class Job:
-    """Something to do: its name for people, bytes of memory it takes beside what is there, and what does it."""
+    """Something to do: its name for people, bytes of memory it takes beside what is there, and what
+    does it.
+    """
 
     name: str
     nbytes: int
@@ -41,8 +46,8 @@ class Job:
 def run_jobs(jobs: Sequence[Job], workers: int | None, told: Callable[[str, str], None]) -> None:
     """Run all jobs, the largest first, and call `told` with a job's name and stage.
 
-    So many workers run at a time, if the free memory holds them: 1 for all in this process, None for one for each core
-    and 1.5 GB at most.
+    So many workers run at a time, if the free memory holds them: 1 for all in this process, None
+    for one for each core and 1.5 GB at most.
 
     Raises:
         ShoalError: what the first job that failed raised; the others were stopped.
@@ -67,7 +72,8 @@ def run_jobs(jobs: Sequence[Job], workers: int | None, told: Callable[[str, str]
 
 class _Running:
     def __init__(self, budget: int, count: int) -> None:
-        self.budget, self.count = budget, count
+        self.budget = budget
+        self.count = count
         self.jobs: dict[Connection, tuple[Job, BaseProcess]] = {}
 
     def has_room(self, job: Job) -> bool:
@@ -78,7 +84,9 @@ class _Running:
         context = multiprocessing.get_context("fork")
         receiver, sender = context.Pipe(duplex=False)
         process = context.Process(target=_work, args=(job, sender, os.getpid()), name=job.name)
-        with warnings.catch_warnings():  # Python warns where a progress bar has a thread, of which a job knows nothing
+        with (
+            warnings.catch_warnings()
+        ):  # Python warns where a progress bar has a thread, of which a job knows nothing
             warnings.simplefilter("ignore", DeprecationWarning)
             process.start()
         sender.close()
@@ -88,7 +96,9 @@ class _Running:
         ready = wait(list(self.jobs), timeout=_PATIENCE_SECONDS)
         if not ready:
             names = ", ".join(job.name for job, _ in self.jobs.values())
-            raise ExportError(f"the export of {names} stands still; export with --jobs 1 to see where")
+            raise ExportError(
+                f"the export of {names} stands still; export with --jobs 1 to see where"
+            )
         for receiver in ready:
             if not isinstance(receiver, Connection):
                 continue
@@ -134,7 +144,9 @@ def _work(job: Job, sender: Connection, parent: int) -> None:
 
 
 def _cores() -> Sequence[int]:
-    found = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    found = (
+        os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    )
     return sorted(found)
 
 
@@ -146,5 +158,7 @@ def _free_bytes() -> int:
         found += [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
     with contextlib.suppress(OSError, ValueError):
         group = Path("/sys/fs/cgroup")
-        found.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
+        found.append(
+            int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
+        )
     return min(found)

@@ -29,7 +29,10 @@ def _drop_no_operations(graph: fx.Graph) -> None:
 
 def _item(node: fx.Node, index: int) -> fx.Node | None:
     """The getitem of a node of several outputs."""
-    return next((u for u in node.users if u.target is operator.getitem and u.args[1] == index), None)
+    return next(
+        (u for u in node.users if u.target is operator.getitem and u.args[1] == index),
+        None,
+    )
 
 
 def _scale_of(node: Any) -> tuple[fx.Node, float] | None:
@@ -63,19 +66,23 @@ def _norms(graph: fx.Graph) -> list[fx.Node]:
 
 
 def _fold_scales_into_norms(graph: fx.Graph) -> None:
-    """``norm(k x, eps) = norm(x, eps / k^2)``, and the gradient with respect to ``x`` takes ``k`` with it.
+    """``norm(k x, eps) = norm(x, eps / k^2)``, and the gradient with respect to ``x`` takes ``k``
+    with it.
 
-    This is HeteroFL's Scaler before a static batch norm: a pass over the activations in each direction.
+    This is HeteroFL's Scaler before a static batch norm: a pass over the activations in each
+    direction.
     """
     for norm in _norms(graph):
-        scaled, backward = _argument(norm, 0), _norm_pair(norm)
+        scaled = _argument(norm, 0)
+        backward = _norm_pair(norm)
         scale = _scale_of(scaled)
         if scale is None or backward is None or set(scaled.users) != {norm, backward}:
             continue
         x, factor = scale
         grad = _item(backward, 0)
         if grad is not None:
-            # The gradient of the operator is now with respect to x itself, so the multiplication after it goes.
+            # The gradient of the operator is now with respect to x itself, so the multiplication
+            # after it goes.
             followers = list(grad.users)
             if len(followers) != 1 or _scale_of(followers[0]) != (grad, factor):
                 continue
@@ -87,9 +94,12 @@ def _fold_scales_into_norms(graph: fx.Graph) -> None:
 
 
 def _drop_cancelled_biases(graph: fx.Graph) -> None:
-    """A bias before a static batch norm is subtracted with the mean: it changes nothing, and its gradient is zero."""
+    """A bias before a static batch norm is subtracted with the mean: it changes nothing, and its
+    gradient is zero.
+    """
     for norm in _norms(graph):
-        conv, backward = _argument(norm, 0), _norm_pair(norm)
+        conv = _argument(norm, 0)
+        backward = _norm_pair(norm)
         if conv.target is not aten.convolution.default or backward is None or conv.args[2] is None:
             continue
         if set(conv.users) != {norm, backward}:
@@ -112,21 +122,34 @@ def _drop_cancelled_biases(graph: fx.Graph) -> None:
 
 
 _SHAPED = {
-    getattr(aten, name).default for name in ("view", "expand", "unsqueeze", "permute", "sqrt", "reciprocal", "exp")
+    getattr(aten, name).default
+    for name in ("view", "expand", "unsqueeze", "permute", "sqrt", "reciprocal", "exp")
 }
 _SHAPED |= {aten.t.default, aten.squeeze.dim, aten.transpose.int}
-_SUMS, _FLOORS = {aten.add.Tensor, aten.add.Scalar}, {aten.clamp.default, aten.clamp_min.default}
+_SUMS = {aten.add.Tensor, aten.add.Scalar}
+_FLOORS = {aten.clamp.default, aten.clamp_min.default}
 
 
 def _not_zero(node: Any) -> bool:
-    """Whether a divisor is a number, or kept from 0: something positive is added, or it is bounded from below."""
+    """Whether a divisor is a number, or kept from 0: something positive is added, or it is bounded
+    from below.
+    """
     if not isinstance(node, fx.Node):
         return True
     of = [other for other in node.args[1:2] if isinstance(other, (int, float))]
     if node.target in _SUMS | _FLOORS:
         parts = [node.args[0], *getattr(node.args[0], "all_input_nodes", ())]
-        return bool(of) and of[0] > 0 and all(getattr(part, "target", None) is not aten.neg.default for part in parts)
-    scaled = node.target in {aten.mul.Tensor, aten.div.Tensor, aten.mul.Scalar, aten.div.Scalar} and bool(of)
+        return (
+            bool(of)
+            and of[0] > 0
+            and all(getattr(part, "target", None) is not aten.neg.default for part in parts)
+        )
+    scaled = node.target in {
+        aten.mul.Tensor,
+        aten.div.Tensor,
+        aten.mul.Scalar,
+        aten.div.Scalar,
+    } and bool(of)
     value = node.meta.get("val")
     # Such as a size, or a count, of which 0 makes the loss no number.
     lone = not isinstance(value, torch.Tensor) or value.dim() == 0
@@ -137,14 +160,24 @@ def _divides_by_zero(node: fx.Node) -> bool:
     """Whether what an operator says may be infinite, or no number, because something is 0."""
     if node.target in {aten.div.Tensor, aten.pow.Tensor_Tensor}:
         return not _not_zero(node.args[1])
-    if node.target is aten.pow.Tensor_Scalar and isinstance(power := node.args[1], (int, float)) and power >= 0:
+    if (
+        node.target is aten.pow.Tensor_Scalar
+        and isinstance(power := node.args[1], (int, float))
+        and power >= 0
+    ):
         return False
-    inverse = {aten.reciprocal.default, aten.rsqrt.default, aten.log.default, aten.pow.Tensor_Scalar}
+    inverse = {
+        aten.reciprocal.default,
+        aten.rsqrt.default,
+        aten.log.default,
+        aten.pow.Tensor_Scalar,
+    }
     return node.target in inverse and not _not_zero(node.args[0])
 
 
 def _choose_behind_roots(graph: fx.Graph) -> None:
-    """The gradient of a relu is chosen where it may be infinite, since infinity times 0 is no number.
+    """The gradient of a relu is chosen where it may be infinite, since infinity times 0 is no
+    number.
 
     Where no division leads to it, it is multiplied, which is quicker.
     """
@@ -160,7 +193,10 @@ def _choose_behind_roots(graph: fx.Graph) -> None:
             chosen = graph.call_function(aten.masked_fill.Scalar, (grad, off, 0.0))
         value = _argument(node, 1).meta["val"]
         with value.fake_mode:
-            off.meta, chosen.meta = {**node.meta, "val": value <= bound}, dict(node.meta)
+            off.meta, chosen.meta = (
+                {**node.meta, "val": value <= bound},
+                dict(node.meta),
+            )
         node.replace_all_uses_with(chosen)
         graph.erase_node(node)
         doubtful.remove(node)
@@ -168,10 +204,12 @@ def _choose_behind_roots(graph: fx.Graph) -> None:
 
 
 def _pool_before_relu(graph: fx.Graph) -> None:
-    """``max_pool(relu(x)) = relu(max_pool(x))``, and so are the gradients; the second works on fewer numbers.
+    """``max_pool(relu(x)) = relu(max_pool(x))``, and so are the gradients.
 
-    Where the largest of a window is not positive both send no gradient; where it is positive both send it to the
-    first largest.
+    The second works on fewer numbers.
+
+    Where the largest of a window is not positive both send no gradient; where it is positive both
+    send it to the first largest.
     """
     for relu in [n for n in graph.nodes if n.target is aten.relu.default]:
         by_kind = {user.target: user for user in relu.users}
@@ -182,7 +220,9 @@ def _pool_before_relu(graph: fx.Graph) -> None:
             continue
         if (pool_back is None) != (relu_back is None):
             continue
-        if relu_back is not None and (relu_back.args[0] is not pool_back or len(pool_back.users) != 1):
+        if relu_back is not None and (
+            relu_back.args[0] is not pool_back or len(pool_back.users) != 1
+        ):
             continue
         pooled = _item(pool, 0)
         if pooled is None:
@@ -198,7 +238,12 @@ _POOLED = {
 
 
 def _swap(
-    graph: fx.Graph, relu: fx.Node, pool: fx.Node, pooled: fx.Node, pool_back: fx.Node | None, relu_back: fx.Node | None
+    graph: fx.Graph,
+    relu: fx.Node,
+    pool: fx.Node,
+    pooled: fx.Node,
+    pool_back: fx.Node | None,
+    relu_back: fx.Node | None,
 ) -> None:
     x = _argument(relu, 0)
     pool.args = (x, *pool.args[1:])

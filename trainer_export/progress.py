@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Progress:
-    """How far an export is: what is being done, for people, and how many stages of all tiers are finished."""
+    """How far an export is: what is being done, for people, and how many stages of all tiers are
+    finished.
+    """
 
     tier: str
     stage: str
@@ -18,7 +20,10 @@ class Counter:
     """Counts stages for a progress bar."""
 
     def __init__(self, report: Callable[[Progress], None] | None, total: int) -> None:
-        self._report, self._total, self._done, self._tier = report, total, 0, ""
+        self._report = report
+        self._total = total
+        self._done = 0
+        self._tier = ""
 
     def start(self, tier: str, stage: str) -> None:
         """Say that a stage starts."""

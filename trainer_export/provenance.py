@@ -1,8 +1,10 @@
-"""What a tier's files are made from, so that an export takes as they are those that would come out the same again.
+"""What a tier's files are made from, so that an export takes as they are those that would come out
+the same again.
 
-Beside them lies a record: facts about the model, the recipe and the code, and the digest of every file. The model is
-described by what was built, its modules with their numbers and the content of their buffers; the code by the exporter's
-files and by those that the modules are in and have from elsewhere; installed packages are not followed.
+Beside them lies a record: facts about the model, the recipe and the code, and the digest of every
+file. The model is described by what was built, its modules with their numbers and the content of
+their buffers; the code by the exporter's files and by those that the modules are in and have from
+elsewhere; installed packages are not followed.
 """
 
 import ast
@@ -31,16 +33,23 @@ MADE_FROM = "made-from.json"
 
 _FOLDERS = (*models.__path__, *fleet_protocol.__path__, str(Path(__file__).parent))
 _PLAIN = (bool, int, float, str, tuple, type(None))
-_INSTALLED = tuple(sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib"))
+_INSTALLED = tuple(
+    sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")
+)
 _TORCH = str(Path(torch.__file__).parent)
 
 
-def facts_of(export: Export, tier: Tier, module: nn.Module, formats: Sequence[str]) -> dict[str, Any]:
+def facts_of(
+    export: Export, tier: Tier, module: nn.Module, formats: Sequence[str]
+) -> dict[str, Any]:
     """Everything that a tier's files are a function of."""
     own = {key: classes for key, classes in export.layout.heads.items() if key == tier.id}
     recipe = export.recipe
     parts = (recipe.loss, recipe.optimizer, *recipe.metrics)
-    functions = (export.arch.build, *(getattr(item, "function", None) for item in parts))
+    functions = (
+        export.arch.build,
+        *(getattr(item, "function", None) for item in parts),
+    )
     facts = {
         "tier": tier.id,
         "formats": list(formats),
@@ -55,14 +64,18 @@ def facts_of(export: Export, tier: Tier, module: nn.Module, formats: Sequence[st
 
 
 def code_of(functions: Iterable[Any], modules: Iterable[str] = ()) -> str:
-    """Digest of the exporter's files, and of those that functions and modules are in and have something from."""
+    """Digest of the exporter's files, and of those that functions and modules are in and have
+    something from.
+    """
     names = (name for item in functions for name in _defined(item))
     return _digest(*(path.read_bytes() for path in _files([*names, *modules])))
 
 
 def record_of(folder: Path, facts: Mapping[str, Any]) -> bytes:
     """What is kept beside a tier's other files."""
-    return json.dumps({"facts": facts, "files": _digests(folder)}, indent=1, sort_keys=True).encode()
+    return json.dumps(
+        {"facts": facts, "files": _digests(folder)}, indent=1, sort_keys=True
+    ).encode()
 
 
 def unchanged(folder: Path, facts: Mapping[str, Any]) -> bool:
@@ -91,11 +104,16 @@ def _digest(*parts: bytes) -> str:
 def _described(module: nn.Module) -> Iterator[bytes]:
     for path, item in module.named_modules():
         plain = {key: value for key, value in vars(item).items() if isinstance(value, _PLAIN)}
-        yield repr((path, type(item).__qualname__, item.extra_repr(), sorted(plain.items()))).encode()
+        yield repr(
+            (path, type(item).__qualname__, item.extra_repr(), sorted(plain.items()))
+        ).encode()
     for name, value in module.named_parameters():
         yield repr((name, tuple(value.shape), value.requires_grad)).encode()
     for name, buffer in module.named_buffers():
-        yield repr((name, str(buffer.dtype), tuple(buffer.shape))).encode() + buffer.detach().cpu().numpy().tobytes()
+        yield (
+            repr((name, str(buffer.dtype), tuple(buffer.shape))).encode()
+            + buffer.detach().cpu().numpy().tobytes()
+        )
 
 
 def _defined(value: Any) -> Iterator[str]:
@@ -108,22 +126,34 @@ def _defined(value: Any) -> Iterator[str]:
 
 
 def _files(names: Iterable[str]) -> list[Path]:
-    """The exporter's files, and those of some modules; of modules that are not installed what they have from others."""
+    """The exporter's files, and those of some modules.
+
+    Of modules that are not installed what they have from others.
+    """
     found = {path for folder in _FOLDERS for path in Path(folder).rglob("*.py")}
     waiting = list(names)
     while waiting:
         module = sys.modules.get(waiting.pop())
         path = getattr(module, "__file__", None) or ""
-        if module is None or not path.endswith(".py") or path.startswith(_TORCH) or Path(path) in found:
+        if (
+            module is None
+            or not path.endswith(".py")
+            or path.startswith(_TORCH)
+            or Path(path) in found
+        ):
             continue
         found.add(Path(path))
         if path.startswith(_INSTALLED):
             continue
         waiting += [
-            value.__name__ if isinstance(value, ModuleType) else str(getattr(value, "__module__", ""))
+            value.__name__
+            if isinstance(value, ModuleType)
+            else str(getattr(value, "__module__", ""))
             for value in list(vars(module).values())
         ]
-        for node in ast.walk(ast.parse(Path(path).read_bytes())):  # a constant does not say where it is from
+        for node in ast.walk(
+            ast.parse(Path(path).read_bytes())
+        ):  # a constant does not say where it is from
             if isinstance(node, ast.ImportFrom):
                 above = str(module.__package__).rsplit(".", node.level - 1)[0] if node.level else ""
                 waiting.append(f"{above}.{node.module}".strip("."))

@@ -1,8 +1,9 @@
 """The proximal term of FedProx, which keeps a device's weights near those it was sent.
 
-Tian Li, Anit Kumar Sahu, Manzil Zaheer, Maziar Sanjabi, Ameet Talwalkar, Virginia Smith: "Federated Optimization in
-Heterogeneous Networks", MLSys 2020, https://arxiv.org/abs/1812.06127, equation 2: the local loss gains
-``mu / 2 * ||w - w_sent||^2``. As a part of the loss, its gradient is added before clipping and weight decay.
+Tian Li, Anit Kumar Sahu, Manzil Zaheer, Maziar Sanjabi, Ameet Talwalkar, Virginia Smith: "Federated
+Optimization in Heterogeneous Networks", MLSys 2020, https://arxiv.org/abs/1812.06127, equation 2:
+the local loss gains ``mu / 2 * ||w - w_sent||^2``. As a part of the loss, its gradient is added
+before clipping and weight decay.
 """
 
 from collections.abc import Sequence
@@ -11,16 +12,27 @@ import torch
 from torch import Tensor
 
 
-def proximal_loss(parameters: Sequence[Tensor], anchors: Sequence[Tensor], mu: Tensor | float) -> Tensor:
+def proximal_loss(
+    parameters: Sequence[Tensor], anchors: Sequence[Tensor], mu: Tensor | float
+) -> Tensor:
     """``mu / 2`` times the squared distance of all parameters from their anchors, float []."""
-    squares = [torch.square(parameter - anchor).sum() for parameter, anchor in zip(parameters, anchors, strict=True)]
+    squares = [
+        torch.square(parameter - anchor).sum()
+        for parameter, anchor in zip(parameters, anchors, strict=True)
+    ]
     return torch.stack(squares).sum() * (mu / 2)
 
 
 def proximal_gradients(
-    gradients: Sequence[Tensor], parameters: Sequence[Tensor], anchors: Sequence[Tensor], mu: Tensor | float
+    gradients: Sequence[Tensor],
+    parameters: Sequence[Tensor],
+    anchors: Sequence[Tensor],
+    mu: Tensor | float,
 ) -> list[Tensor]:
-    """The gradients of the loss with those of the proximal term, ``mu * (w - w_sent)``; arguments as there."""
+    """The gradients of the loss with those of the proximal term, ``mu * (w - w_sent)``.
+
+    Arguments as there.
+    """
     return [
         gradient + (parameter - anchor) * mu
         for gradient, parameter, anchor in zip(gradients, parameters, anchors, strict=True)

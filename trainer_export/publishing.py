@@ -1,7 +1,8 @@
-"""Writes artifact sets: a folder that takes the place of another in one rename, and its files by content beside it.
+"""Writes artifact sets: a folder that takes the place of another in one rename, and its files by
+content beside it.
 
-What is unfinished lies in a hidden folder, which is locked while its export lives: the export that ends takes it away,
-however it ends, and what a killed one left is taken away by the next.
+What is unfinished lies in a hidden folder, which is locked while its export lives: the export that
+ends takes it away, however it ends, and what a killed one left is taken away by the next.
 """
 
 import contextlib
@@ -32,15 +33,18 @@ def write_file(path: Path, data: bytes) -> None:
 def replacing(folder: Path) -> Iterator[Path]:
     """A new folder that takes the place of ``folder`` if the block ends well, and vanishes if not.
 
-    SIGTERM ends the block as SIGINT does. When it is published each file is a link to ``objects/<sha256[:2]>/<sha256>``
-    beside the folder, and objects that no set has any more are gone.
+    SIGTERM ends the block as SIGINT does. When it is published each file is a link to
+    ``objects/<sha256[:2]>/<sha256>`` beside the folder, and objects that no set has any more are
+    gone.
 
     Raises:
         StorageError: no folder can be made beside it.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     retired = folder.with_name(f".{folder.name}.old")
-    if retired.exists() and not folder.exists():  # a process was killed between the two renames below
+    if (
+        retired.exists() and not folder.exists()
+    ):  # a process was killed between the two renames below
         retired.rename(folder)
     with _interruptible(), _locked_folder(folder) as fresh:
         shutil.rmtree(retired, ignore_errors=True)
@@ -64,7 +68,10 @@ def replacing(folder: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """Let SIGTERM raise, so that what is unfinished is removed; whoever handles it already is left to it."""
+    """Let SIGTERM raise, so that what is unfinished is removed.
+
+    Whoever handles it already is left to it.
+    """
     main = threading.current_thread() is threading.main_thread()
     if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
@@ -82,9 +89,14 @@ def _interruptible() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _locked_folder(folder: Path) -> Iterator[Path]:
-    """A hidden folder beside another, locked until the end; those that nobody holds any more are removed."""
+    """A hidden folder beside another, locked until the end.
+
+    Those that nobody holds any more are removed.
+    """
     prefix = f".{folder.name}.new-"
-    for left in folder.parent.glob(f"{prefix}*") if LOCKS else ():  # or nobody knows whether it is held
+    for left in (
+        folder.parent.glob(f"{prefix}*") if LOCKS else ()
+    ):  # or nobody knows whether it is held
         with contextlib.suppress(OSError):
             lock = hold(left)
             shutil.rmtree(left, ignore_errors=True)
@@ -122,7 +134,9 @@ def _link_objects(folder: Path, objects: Path) -> None:
 
 
 def _forget_objects(objects: Path) -> None:
-    """Remove objects that no set links to: those of sets that were replaced, and of exports that were killed."""
+    """Remove objects that no set links to: those of sets that were replaced, and of exports that
+    were killed.
+    """
     for stored in objects.glob("??/*"):
         with contextlib.suppress(OSError):
             if stored.stat().st_nlink == 1:

@@ -1,4 +1,6 @@
-"""The training recipe: a loss, an optimizer, clipping and the proximal term, all traced into the train graph."""
+"""The training recipe: a loss, an optimizer, clipping and the proximal term, all traced into the
+train graph.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +21,8 @@ from trainer_export.numbers import Range, check_numbers, number
 from trainer_export.optimizer import Optimizer, optimizer_named
 from trainer_export.optimizers.sgd import Sgd
 
-_SGD, _CROSS_ENTROPY = Sgd(), MaskedCrossEntropy()
+_SGD = Sgd()
+_CROSS_ENTROPY = MaskedCrossEntropy()
 
 
 @dataclass(frozen=True)
@@ -34,8 +37,10 @@ class Recipe:
         optimizer: the update rule with its numbers.
         loss: what is made small.
         clip_norm: largest global norm of the gradient; None for no clipping.
-        clip_value: largest absolute value of each of its entries, which is bounded before the norm; None for none.
-        accumulate: whether a step may be given a batch in pieces, with a sum of gradients for every parameter.
+        clip_value: largest absolute value of each of its entries, which is bounded before the norm;
+            None for none.
+        accumulate: whether a step may be given a batch in pieces, with a sum of gradients for every
+            parameter.
         proximal: whether the graph takes anchors and the strength mu of FedProx's proximal term.
         metrics: what an evaluation reports beside the loss and what goes with it.
 
@@ -57,11 +62,15 @@ class Recipe:
             metric.check(self.loss)
 
     @classmethod
-    def of(cls, table: RecipeTable, own: Mapping[str, type[Any]] = MappingProxyType({})) -> "Recipe":
-        """The recipe that a table describes, with losses and metrics of the user's file (the `own` of its registry).
+    def of(
+        cls, table: RecipeTable, own: Mapping[str, type[Any]] = MappingProxyType({})
+    ) -> "Recipe":
+        """The recipe that a table describes, with losses and metrics of the user's file (the `own`
+        of its registry).
 
         Raises:
-            ConfigError: there is no such optimizer, loss or number, or a number is out of its range.
+            ConfigError: there is no such optimizer, loss or number, or a number is out of its
+                range.
         """
         return cls(
             optimizer_named(table.optimizer.name, table.optimizer_settings),
@@ -79,7 +88,10 @@ class Recipe:
         return any(isinstance(part, (OwnLoss, OwnMetric)) for part in (self.loss, *self.metrics))
 
     def try_out(self, output: Tensor, answer: Answer) -> None:
-        """See that the user's losses and metrics work on a batch of a model; an ExportError names function and line."""
+        """See that the user's losses and metrics work on a batch of a model.
+
+        An ExportError names function and line.
+        """
         if isinstance(self.loss, OwnLoss):
             self.loss.try_out(output, answer)
         for metric in self.metrics:
@@ -87,8 +99,12 @@ class Recipe:
                 metric.try_out(self.loss, output, answer)
 
     def state_specs(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[StateSpec, ...]:
-        """What a device keeps from step to step beside the parameters, in the order in which graphs take it."""
-        sums = (StateSpec(name=f"gradient_sum.{name}", shape=shape) for name, shape in shapes.items())
+        """What a device keeps from step to step beside the parameters, in the order in which graphs
+        take it.
+        """
+        sums = (
+            StateSpec(name=f"gradient_sum.{name}", shape=shape) for name, shape in shapes.items()
+        )
         return (*self.optimizer.state_specs(shapes), *(sums if self.accumulate else ()))
 
     def spec(self, output: tuple[int, ...], zeros: Any = None) -> RecipeSpec:

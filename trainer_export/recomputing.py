@@ -1,7 +1,9 @@
-"""Computes cheap values again instead of keeping them, where that lowers the peak of a graph's memory.
+"""Computes cheap values again instead of keeping them, where that lowers the peak of a graph's
+memory.
 
-While it lowers a peak that is felt, a value that waits for a late consumer is dropped and computed again just before
-that consumer, from values that are alive there anyway (both halves of a max-pool from the normalised map).
+While it lowers a peak that is felt, a value that waits for a late consumer is dropped and computed
+again just before that consumer, from values that are alive there anyway (both halves of a max-pool
+from the normalised map).
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,8 +39,15 @@ class _Peak:
 class _Schedule:
     """An order of nodes, and how long each value lives in it; those that are fixed live outside."""
 
-    def __init__(self, nodes: Sequence[onnx.NodeProto], sizes: Mapping[str, int], fixed: frozenset[str]) -> None:
-        self.nodes, self.sizes, self.fixed = list(nodes), dict(sizes), fixed
+    def __init__(
+        self,
+        nodes: Sequence[onnx.NodeProto],
+        sizes: Mapping[str, int],
+        fixed: frozenset[str],
+    ) -> None:
+        self.nodes = list(nodes)
+        self.sizes = dict(sizes)
+        self.fixed = fixed
         self.owner: dict[str, str] = {}
         self.uses: dict[str, list[int]] = {}
         self.producer: dict[str, onnx.NodeProto] = {}
@@ -56,7 +65,8 @@ class _Schedule:
 
     def peak(self) -> _Peak:
         """The worst moment."""
-        live, worst = 0, _Peak(0, 0, frozenset())
+        live = 0
+        worst = _Peak(0, 0, frozenset())
         alive: set[str] = set()
         for index, node in enumerate(self.nodes):
             new = [n for n in node.output if n and n not in self.owner and n not in self.outside]
@@ -72,11 +82,16 @@ class _Schedule:
 
 
 def compute_again(graph: SizedGraph) -> None:
-    """Drop and recompute values, one after the other, as long as the peak is not little and goes down."""
+    """Drop and recompute values, one after the other, as long as the peak is not little and goes
+    down.
+    """
     fixed = frozenset(
-        {v.name for v in (*graph.proto.input, *graph.proto.output)} | {t.name for t in graph.proto.initializer}
+        {v.name for v in (*graph.proto.input, *graph.proto.output)}
+        | {t.name for t in graph.proto.initializer}
     )
-    sizes = SizedGraph(helper.make_model(graph.proto, opset_imports=[helper.make_opsetid("", 18)])).sizes
+    sizes = SizedGraph(
+        helper.make_model(graph.proto, opset_imports=[helper.make_opsetid("", 18)])
+    ).sizes
     schedule = _Schedule(graph.proto.node, sizes, fixed)
     peak = schedule.peak()
     while peak.nbytes > _LITTLE_BYTES and (better := _improved(graph, schedule, peak)) is not None:
@@ -86,7 +101,9 @@ def compute_again(graph: SizedGraph) -> None:
 
 
 def _improved(graph: SizedGraph, schedule: _Schedule, peak: _Peak) -> _Schedule | None:
-    """The schedule with one value recomputed so that its peak is lower, the largest such value first."""
+    """The schedule with one value recomputed so that its peak is lower, the largest such value
+    first.
+    """
     waiting = [name for name in peak.alive if schedule.sizes.get(name, 0) >= _SMALL_BYTES]
     for name in sorted(waiting, key=lambda n: (-schedule.sizes[n], n)):
         uses = schedule.uses.get(name, [])
@@ -103,7 +120,9 @@ def _improved(graph: SizedGraph, schedule: _Schedule, peak: _Peak) -> _Schedule 
 
 
 def _recomputed(graph: SizedGraph, schedule: _Schedule, target: str, late: int) -> _Schedule:
-    """The schedule in which ``target`` is computed again before the node ``late``, or `_TooDear` where that is dear."""
+    """The schedule in which ``target`` is computed again before the node ``late``, or `_TooDear`
+    where that is dear.
+    """
     renamed: dict[str, str] = {}
     clones: list[onnx.NodeProto] = []
     sizes = dict(schedule.sizes)
@@ -112,7 +131,8 @@ def _recomputed(graph: SizedGraph, schedule: _Schedule, target: str, late: int) 
     def again(name: str) -> str:
         if name in renamed:
             return renamed[name]
-        root, node = schedule.root(name), schedule.producer.get(name)
+        root = schedule.root(name)
+        node = schedule.producer.get(name)
         if node is None or (root not in targets and _stays(schedule, root, late)):
             return name
         thin = _is_thin(graph, node)
@@ -120,7 +140,8 @@ def _recomputed(graph: SizedGraph, schedule: _Schedule, target: str, late: int) 
             raise _TooDear
         inputs = [again(i) for i in node.input]
         if node.op_type in _COMMUTATIVE and inputs == list(node.input):
-            inputs.reverse()  # another expression for the same value, which the runtime does not merge with the first
+            # another expression for the same value, which the runtime does not merge with the first
+            inputs.reverse()
         for output in node.output:
             renamed[output] = graph.name()
             sizes[renamed[output]] = schedule.sizes.get(output, 0)
@@ -143,23 +164,35 @@ def _recomputed(graph: SizedGraph, schedule: _Schedule, target: str, late: int) 
         del copy.input[:]
         copy.input.extend(inputs)
         tail.append(copy)
-    work = sum(sizes[name] for clone in clones if clone.op_type not in VIEWS for name in clone.output)
+    work = sum(
+        sizes[name] for clone in clones if clone.op_type not in VIEWS for name in clone.output
+    )
     if work > _WORK_FACTOR * schedule.sizes[target]:
         raise _TooDear
     return _Schedule([*schedule.nodes[:late], *clones, *tail], sizes, schedule.fixed)
 
 
 def _is_thin(graph: SizedGraph, node: onnx.NodeProto) -> bool:
-    """Whether a node is a product over so few columns that it costs little more than writing its result."""
-    shape = graph.shapes.get(node.input[0], ()) if node.op_type == "Gemm" and len(node.input) == 2 else ()
+    """Whether a node is a product over so few columns that it costs little more than writing its
+    result.
+    """
+    shape = (
+        graph.shapes.get(node.input[0], ())
+        if node.op_type == "Gemm" and len(node.input) == 2
+        else ()
+    )
     return len(shape) == 2 and shape[0 if attribute(node, "transA") else 1] <= _THIN_COLUMNS
 
 
 def _set_unlike(node: onnx.NodeProto) -> None:
-    """Make a product another expression, which the runtime does not merge with the first: beta scales nothing here."""
+    """Make a product another expression, which the runtime does not merge with the first: beta
+    scales nothing here.
+    """
     kept = [attribute for attribute in node.attribute if attribute.name != "beta"]
     del node.attribute[:]
-    node.attribute.extend([*kept, helper.make_attribute("beta", float(node.output[0].rpartition(".")[2]))])
+    node.attribute.extend(
+        [*kept, helper.make_attribute("beta", float(node.output[0].rpartition(".")[2]))]
+    )
 
 
 def _stays(schedule: _Schedule, root: str, late: int) -> bool:

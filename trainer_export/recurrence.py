@@ -1,7 +1,10 @@
-"""Recurrent cells as one operator over all steps, whose gradient is one operator too; a graph holds each as a loop.
+"""Recurrent cells as one operator over all steps, whose gradient is one operator too.
 
-A cell is what one step does to its states; the gradient of a step is traced from that. What the weights of the states
-add to the gates, ``a = h W^T + b``, is the same for all cells, so the gradient of ``W`` is one product over all steps.
+A graph holds each as a loop.
+
+A cell is what one step does to its states; the gradient of a step is traced from that. What the
+weights of the states add to the gates, ``a = h W^T + b``, is the same for all cells, so the
+gradient of ``W`` is one product over all steps.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,8 +24,8 @@ class Cell:
 
     gates: int  # how many times the size of a state its pre-activations are
     states: int  # number of states; the first is the output
-    # from what the input adds to the gates [batch, gates * size], what the states add to them, and the states [batch,
-    # size], to the new states
+    # from what the input adds to the gates [batch, gates * size], what the states add to them, and
+    # the states [batch, size], to the new states
     step: Callable[[Tensor, Tensor, States], list[Tensor]]
 
 
@@ -61,8 +64,12 @@ def forth(cell: Cell, z: Tensor, weight: Tensor, bias: Tensor, states: States) -
     return cell.step(z, torch.addmm(bias, states[0], weight.t()), states)
 
 
-def back(cell: Cell, slopes: States, z: Tensor, weight: Tensor, bias: Tensor, states: States) -> list[Tensor]:
-    """The gradient of :func:`forth`: with respect to the states, ``z`` and what the states add to the gates."""
+def back(
+    cell: Cell, slopes: States, z: Tensor, weight: Tensor, bias: Tensor, states: States
+) -> list[Tensor]:
+    """The gradient of :func:`forth`: with respect to the states, ``z`` and what the states add to
+    the gates.
+    """
     with torch.enable_grad():
         leaves = [z, torch.addmm(bias, states[0], weight.t()), *states]
         leaves = [leaf.detach().requires_grad_() for leaf in leaves]
@@ -70,14 +77,17 @@ def back(cell: Cell, slopes: States, z: Tensor, weight: Tensor, bias: Tensor, st
         found = torch.autograd.grad(new, leaves, list(slopes), allow_unused=True)
     slope_of: list[Tensor | None] = list(found)
     to_z, to_gates, *before = [
-        torch.zeros_like(leaf) if slope is None else slope for slope, leaf in zip(slope_of, leaves, strict=True)
+        torch.zeros_like(leaf) if slope is None else slope
+        for slope, leaf in zip(slope_of, leaves, strict=True)
     ]
     before[0] = to_gates @ weight if slope_of[2] is None else before[0] + to_gates @ weight
     return [*before, to_z, to_gates]
 
 
 @torch.library.custom_op("shoal::recurrence", mutates_args=())
-def recurrence(kind: str, z: Tensor, weight: Tensor, bias: Tensor, start: Sequence[Tensor]) -> list[Tensor]:
+def recurrence(
+    kind: str, z: Tensor, weight: Tensor, bias: Tensor, start: Sequence[Tensor]
+) -> list[Tensor]:
     """All steps of a cell.
 
     Args:
@@ -90,7 +100,8 @@ def recurrence(kind: str, z: Tensor, weight: Tensor, bias: Tensor, start: Sequen
     Returns:
         Each state after every step, float32 [steps, batch, size].
     """
-    states, kept = list(start), []
+    states = list(start)
+    kept = []
     for row in z:
         states = forth(CELLS[kind], row, weight, bias, states)
         kept.append(states)
@@ -99,12 +110,17 @@ def recurrence(kind: str, z: Tensor, weight: Tensor, bias: Tensor, start: Sequen
 
 @torch.library.custom_op("shoal::recurrence_backward", mutates_args=())
 def recurrence_backward(
-    kind: str, slopes: Sequence[Tensor | None], z: Tensor, weight: Tensor, bias: Tensor, before: Sequence[Tensor]
+    kind: str,
+    slopes: Sequence[Tensor | None],
+    z: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    before: Sequence[Tensor],
 ) -> list[Tensor]:
     """The gradient of :func:`recurrence`.
 
-    The slopes are those of each state after every step, None for one that nothing else depends on; `before` has each
-    state before every step, float32 [steps, batch, size].
+    The slopes are those of each state after every step, None for one that nothing else depends on;
+    `before` has each state before every step, float32 [steps, batch, size].
 
     Returns:
         With respect to the first states, ``z``, and what the states add to the gates.
@@ -113,21 +129,34 @@ def recurrence_backward(
         NotImplementedError: it is run; a graph has it as a loop over :func:`back`.
     """
     del slopes, z, weight, bias, before
-    raise NotImplementedError(f"the gradient of {kind} is written into graphs, and nothing runs it here")
+    raise NotImplementedError(
+        f"the gradient of {kind} is written into graphs, and nothing runs it here"
+    )
 
 
 @recurrence.register_fake
-def _fake(kind: str, z: Tensor, weight: Tensor, bias: Tensor, start: Sequence[Tensor]) -> list[Tensor]:
+def _fake(
+    kind: str, z: Tensor, weight: Tensor, bias: Tensor, start: Sequence[Tensor]
+) -> list[Tensor]:
     del kind, weight, bias
     return [z.new_empty([z.shape[0], *state.shape]) for state in start]
 
 
 @recurrence_backward.register_fake
 def _fake_backward(
-    kind: str, slopes: Sequence[Tensor | None], z: Tensor, weight: Tensor, bias: Tensor, before: Sequence[Tensor]
+    kind: str,
+    slopes: Sequence[Tensor | None],
+    z: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    before: Sequence[Tensor],
 ) -> list[Tensor]:
     del kind, slopes, weight, bias
-    return [*(state.new_empty(state.shape[1:]) for state in before), torch.empty_like(z), torch.empty_like(z)]
+    return [
+        *(state.new_empty(state.shape[1:]) for state in before),
+        torch.empty_like(z),
+        torch.empty_like(z),
+    ]
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:

@@ -1,4 +1,6 @@
-"""PyTorch training a module as its author wrote it: the witness that exported steps are compared with."""
+"""PyTorch training a module as its author wrote it: the witness that exported steps are compared
+with.
+"""
 
 import contextlib
 import copy
@@ -26,28 +28,46 @@ Arrays = dict[str, NDArray[Any]]
 
 
 class TorchOptimizer:
-    """PyTorch's own optimizer on a module but its base, with its states under our names, and its own clipping.
+    """PyTorch's own optimizer on a module but its base, with its states under our names, and its
+    own clipping.
 
     Underway it has `UNDERWAY` steps behind it; otherwise it begins.
     """
 
     def __init__(
-        self, recipe: Recipe, module: nn.Module, base: Collection[str] = (), *, underway: bool = False
+        self,
+        recipe: Recipe,
+        module: nn.Module,
+        base: Collection[str] = (),
+        *,
+        underway: bool = False,
     ) -> None:
-        self._parameters = {name: value for name, value in module.named_parameters() if name not in base}
-        self._recipe, self._record, self._steps = recipe, recipe.optimizer, 0
+        self._parameters = {
+            name: value for name, value in module.named_parameters() if name not in base
+        }
+        self._recipe = recipe
+        self._record = recipe.optimizer
+        self._steps = 0
         self._optimizer = recipe.optimizer.pytorch(list(self._parameters.values()), LEARNING_RATE)
-        behind = {state.name: state.underway for state in self._record.states if state.underway is not None}
+        behind = {
+            state.name: state.underway
+            for state in self._record.states
+            if state.underway is not None
+        }
         if underway and behind:
             self._steps = UNDERWAY
             for parameter in self._parameters.values():
                 made = {name: torch.full_like(parameter, value) for name, value in behind.items()}
-                self._optimizer.state[parameter] = {"step": torch.tensor(float(UNDERWAY)), **made}
+                self._optimizer.state[parameter] = {
+                    "step": torch.tensor(float(UNDERWAY)),
+                    **made,
+                }
 
     def step(self, loss: Tensor, *, materialize: bool = False) -> None:
         """Go down the gradient of a loss, float [].
 
-        If it is to `materialize`, a parameter outside the loss has a gradient of zero, which weight decay adds to.
+        If it is to `materialize`, a parameter outside the loss has a gradient of zero, which weight
+        decay adds to.
         """
         loss.backward()  # type: ignore[no-untyped-call]
         for parameter in self._parameters.values():
@@ -74,25 +94,41 @@ class TorchOptimizer:
             for parameter in self._parameters.values():
                 kept = self._optimizer.state.get(parameter, {}).get(state.name)
                 found.append(
-                    np.full(tuple(parameter.shape), state.initial, np.float32) if kept is None else kept.numpy()
+                    np.full(tuple(parameter.shape), state.initial, np.float32)
+                    if kept is None
+                    else kept.numpy()
                 )
         if self._record.counts_steps:
             found.append(np.array(self._steps, np.float32))
-        return {spec.name: value for spec, value in zip(self._record.state_specs(shapes), found, strict=True)}
+        return {
+            spec.name: value
+            for spec, value in zip(self._record.state_specs(shapes), found, strict=True)
+        }
 
 
 class Reference:
-    """PyTorch training a copy of a module as it was written; arguments are those of `TorchOptimizer`."""
+    """PyTorch training a copy of a module as it was written.
+
+    Arguments are those of `TorchOptimizer`.
+    """
 
     def __init__(
-        self, module: nn.Module, recipe: Recipe, base: Collection[str] = (), *, underway: bool = False
+        self,
+        module: nn.Module,
+        recipe: Recipe,
+        base: Collection[str] = (),
+        *,
+        underway: bool = False,
     ) -> None:
         self._module = set_mode(copy.deepcopy(module), "train")
-        self._recipe, self._base = recipe, base
+        self._recipe = recipe
+        self._base = base
         self._sent = [p.detach() for p in module.parameters()]
         self._optimizer = TorchOptimizer(recipe, self._module, base, underway=underway)
 
-    def step(self, x: Tensor, answer: Answer, noise: Mapping[str, Tensor] | None = None) -> NDArray[Any]:
+    def step(
+        self, x: Tensor, answer: Answer, noise: Mapping[str, Tensor] | None = None
+    ) -> NDArray[Any]:
         """One training step; returns the loss."""
         feed_noise(self._module, noise or {})
         loss = self._recipe.loss.pytorch(self._module(x), answer)
@@ -116,7 +152,9 @@ class Reference:
     def snapshot(self) -> tuple[Arrays, Arrays]:
         """Parameters and states by their names; the next step changes them."""
         named = self._module.named_parameters()
-        return {name: p.detach().numpy() for name, p in named if name not in self._base}, self._optimizer.states()
+        return {
+            name: p.detach().numpy() for name, p in named if name not in self._base
+        }, self._optimizer.states()
 
 
 class _Training(Protocol):
@@ -129,7 +167,10 @@ _T = TypeVar("_T", bound=_Training)
 
 
 def in_float64(training: _T, *given: Any) -> _T | None:
-    """A copy that went one step from here in float64; None where a module cannot, as with float32 tensors it makes."""
+    """A copy that went one step from here in float64.
+
+    None where a module cannot, as with float32 tensors it makes.
+    """
     with contextlib.suppress(Exception):
         twin = copy.deepcopy(training)
         twin.double()

@@ -1,8 +1,9 @@
-"""While a model is traced, writes some of PyTorch's functions in simpler ones, and remembers the line that called.
+"""While a model is traced, writes some of PyTorch's functions in simpler ones, and remembers the
+line that called.
 
-A rewrite stands above autograd, so its gradient needs no rule of its own. It is found in `trainer_export.functions` by
-the function that it stands for. Only traces see it: what an exported graph is compared with is the module as its author
-wrote it.
+A rewrite stands above autograd, so its gradient needs no rule of its own. It is found in
+`trainer_export.functions` by the function that it stands for. Only traces see it: what an exported
+graph is compared with is the module as its author wrote it.
 """
 
 import sys
@@ -27,7 +28,9 @@ _LINE = "stack_trace"  # under this name torch.fx copies it to every node
 
 
 class Rewriting(TorchFunctionMode):
-    """While this holds, functions are rewritten and traced nodes know the line of the model's file they come from."""
+    """While this holds, functions are rewritten and traced nodes know the line of the model's file
+    they come from.
+    """
 
     @override
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -49,20 +52,32 @@ class Rewriting(TorchFunctionMode):
 
 
 def place_of(meta: Mapping[str, Any], line: str | None) -> str:
-    """The module and line that an entry of trace metadata names, for a message; empty if it names none."""
+    """The module and line that an entry of trace metadata names, for a message.
+
+    Empty if it names none.
+    """
     stack = meta.get("nn_module_stack")
     if not stack:
         return ""
     path, kind = list(stack.values())[-1]
-    where = kind if isinstance(kind, str) else f"module {path or '(the model itself)'} ({kind.__name__})"
+    where = (
+        kind
+        if isinstance(kind, str)
+        else f"module {path or '(the model itself)'} ({kind.__name__})"
+    )
     return f"{where}, {line}" if line else where
 
 
 def line_of(frame: FrameType | None) -> str:
-    """The innermost line that is neither PyTorch's nor the exporter's; empty where there is none below the exporter."""
+    """The innermost line that is neither PyTorch's nor the exporter's.
+
+    Empty where there is none below the exporter.
+    """
     while frame is not None:
         is_ours = frame.f_code.co_filename.startswith(_FOREIGN[1])
-        if is_ours and frame.f_code.co_name != "__torch_function__":  # which stands between what the model calls
+        if (
+            is_ours and frame.f_code.co_name != "__torch_function__"
+        ):  # which stands between what the model calls
             return ""
         if not is_ours and not frame.f_code.co_filename.startswith((_FOREIGN[0], "<")):
             return f"line {frame.f_lineno} of {Path(frame.f_code.co_filename).name}"

@@ -37,12 +37,24 @@ class SizedGraph:
         inferred = sized(model, _BATCH)
         values = (*inferred.value_info, *inferred.input, *inferred.output)
         tensors = [(v.name, v.type.tensor_type) for v in values]
-        self.shapes: dict[str, Shape] = {name: tuple(d.dim_value for d in t.shape.dim) for name, t in tensors}
-        items = {name: helper.tensor_dtype_to_np_dtype(t.elem_type).itemsize for name, t in tensors if t.elem_type}
-        self.sizes = {name: math.prod(shape) * items.get(name, 4) for name, shape in self.shapes.items()}
+        self.shapes: dict[str, Shape] = {
+            name: tuple(d.dim_value for d in t.shape.dim) for name, t in tensors
+        }
+        items = {
+            name: helper.tensor_dtype_to_np_dtype(t.elem_type).itemsize
+            for name, t in tensors
+            if t.elem_type
+        }
+        self.sizes = {
+            name: math.prod(shape) * items.get(name, 4) for name, shape in self.shapes.items()
+        }
         self.constants = {t.name: t for t in self.proto.initializer}
         self.producers = {name: node for node in self.proto.node for name in node.output}
-        self._taken = {*self.producers, *self.constants, *(value.name for value in self.proto.input)}
+        self._taken = {
+            *self.producers,
+            *self.constants,
+            *(value.name for value in self.proto.input),
+        }
 
     def name(self) -> str:
         """A name that no value has."""

@@ -1,4 +1,6 @@
-"""The files of one tier: traced, compared with PyTorch and written, or taken from an earlier export that has them."""
+"""The files of one tier: traced, compared with PyTorch and written, or taken from an earlier export
+that has them.
+"""
 
 import gc
 import shutil
@@ -28,7 +30,13 @@ from trainer_export.formats import onnx as portable
 from trainer_export.formats.files import SetFile, UnavailableError
 from trainer_export.loss import Answer
 from trainer_export.manifests import Facts, manifest_of
-from trainer_export.model_inputs import check_output, heads_of, model_noise, prepared, require_one_output
+from trainer_export.model_inputs import (
+    check_output,
+    heads_of,
+    model_noise,
+    prepared,
+    require_one_output,
+)
 from trainer_export.own_class import own_class
 from trainer_export.parallel import Job, Tell
 from trainer_export.provenance import MADE_FROM, facts_of, record_of, unchanged
@@ -38,12 +46,18 @@ from trainer_export.traced_program import advice_on
 
 Format = Literal["onnx", "ort-training", "executorch"]
 
-_BASE_BYTES, _COPIES = 100_000_000, 8  # what a process exports a tier in: beside what it shares, and of its parameters
+_BASE_BYTES, _COPIES = (
+    100_000_000,
+    8,
+)  # what a process exports a tier in: beside what it shares, and of its parameters
 
 
 @dataclass(frozen=True)
 class TierSets:
-    """The tiers of one export; `bases` are files of frozen parameters by width, `folder` is of the set being made."""
+    """The tiers of one export.
+
+    `bases` are files of frozen parameters by width, `folder` is of the set being made.
+    """
 
     export: Export
     formats: tuple[Format, ...]
@@ -51,7 +65,10 @@ class TierSets:
     folder: Path
 
     def take(self, tier: Tier, old: Path) -> bool:
-        """Take a tier's files from an earlier export's folder, if they would come out the same; whether they would."""
+        """Take a tier's files from an earlier export's folder, if they would come out the same.
+
+        Whether they would.
+        """
         if not (old / MADE_FROM).is_file():
             return False
         if not unchanged(old, self._facts(tier, self.export.module(tier))):
@@ -60,7 +77,10 @@ class TierSets:
         return True
 
     def job(self, tier: Tier) -> Job:
-        """What exports a tier; it raises what `trainer_export.artifact_set.export_architecture` says."""
+        """What exports a tier.
+
+        It raises what `trainer_export.artifact_set.export_architecture` says.
+        """
         nbytes = _BASE_BYTES + 4 * _COPIES * self.export.layout.parameter_count(tier)
         return Job(tier.id, nbytes, lambda tell: self._told(tier, tell))
 
@@ -77,20 +97,37 @@ class TierSets:
 
     def _facts(self, tier: Tier, module: nn.Module) -> dict[str, Any]:
         base = self.bases.get(tier.width)
-        return facts_of(self.export, tier, module, self.formats) | {"base": base and digest_of(base.data)}
+        return facts_of(self.export, tier, module, self.formats) | {
+            "base": base and digest_of(base.data)
+        }
 
     def _write(self, tier: Tier, tell: Tell) -> None:
-        export, folder = self.export, self.folder / tier.id
+        export = self.export
+        folder = self.folder / tier.id
         head = export.head(tier)
-        module, recipe = export.module(tier), export.recipe
+        module = export.module(tier)
+        recipe = export.recipe
         made_from = self._facts(tier, module)
-        base, signature = self.bases.get(tier.width), export.signature_of(tier, module)
+        base = self.bases.get(tier.width)
+        signature = export.signature_of(tier, module)
         signature = replace(signature, noise=model_noise(module, signature))
         flops = count_flops(module, signature)
-        batches = SizedBatches(signature, vocabulary_of(module), seed=export.seed, loss=recipe.loss).sized_for(flops[1])
+        batches = SizedBatches(
+            signature, vocabulary_of(module), seed=export.seed, loss=recipe.loss
+        ).sized_for(flops[1])
         _try_out(module, recipe, batches)
-        parts = [(item.name, part) for item in export.layout.parameters for dim in item.dims for part in dim.segments]
-        _refuse_idle(module, recipe, batches, {parameter for parameter, part in parts if part.axis == CLASSES})
+        parts = [
+            (item.name, part)
+            for item in export.layout.parameters
+            for dim in item.dims
+            for part in dim.segments
+        ]
+        _refuse_idle(
+            module,
+            recipe,
+            batches,
+            {parameter for parameter, part in parts if part.axis == CLASSES},
+        )
         tell("tracing")
         with _uncollected():
             graphs = portable.write_graphs(module, signature, recipe)
@@ -118,7 +155,9 @@ class TierSets:
             checks += executorch.check_programs(programs, module, recipe, batches)
             files += programs
         tell("writing")
-        footprint = Footprint(export.layout.parameter_count(tier), *flops, peak_memory(graphs[0].model))
+        footprint = Footprint(
+            export.layout.parameter_count(tier), *flops, peak_memory(graphs[0].model)
+        )
         for file in files:
             write_file(folder / file.path, file.data)
         if head:
@@ -131,7 +170,9 @@ class TierSets:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """While this holds, cycles of objects are not looked for: a trace makes millions of them, which go at the end."""
+    """While this holds, cycles of objects are not looked for: a trace makes millions of them, which
+    go at the end.
+    """
     enabled = gc.isenabled()
     gc.disable()
     gc.freeze()  # what was there before is not looked through at the end
@@ -155,14 +196,19 @@ def _try_out(module: nn.Module, recipe: Recipe, batches: SizedBatches) -> None:
                 recipe.try_out(output, Answer(y, batches.mask()))
 
 
-def _refuse_idle(module: nn.Module, recipe: Recipe, batches: SizedBatches, heads: Container[str]) -> None:
-    """See that the loss depends on all that a model returns, and on `heads`, parameters with rows for labels."""
+def _refuse_idle(
+    module: nn.Module, recipe: Recipe, batches: SizedBatches, heads: Container[str]
+) -> None:
+    """See that the loss depends on all that a model returns, and on `heads`, parameters with rows
+    for labels.
+    """
     model, (x, y) = prepared(module, "train"), next(batches.take(1))
     with torch.random.fork_rng(devices=[]):
         output = model(x)
     check_output(output, batches.signature)
     loss = recipe.loss.pytorch(output, Answer(y, batches.mask()))
-    read, todo = set[Any](), list[Any]([get_gradient_edge(loss)[:2]] if loss.requires_grad else ())
+    read = set[Any]()
+    todo = list[Any]([get_gradient_edge(loss)[:2]] if loss.requires_grad else ())
     while todo:
         edge = todo.pop()
         if edge[0] is not None and edge not in read:

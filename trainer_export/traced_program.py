@@ -18,7 +18,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorExc
 from torch.func import functionalize
 from torch.fx import traceback
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    ShapeEnv,
+    StatelessSymbolicContext,
+)
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules import transformer
 from typing_extensions import override
@@ -36,7 +40,10 @@ from trainer_export.rewriting import Rewriting, line_of, place_of
 
 BATCH = "batch"
 _TORCH = str(torch.__path__[0])
-_EXAMPLE_BATCH, _OTHER_BATCH = 5, 7  # above 1; the other for models that have the one among their own sizes
+_EXAMPLE_BATCH, _OTHER_BATCH = (
+    5,
+    7,
+)  # above 1; the other for models that have the one among their own sizes
 
 
 @dataclass(frozen=True)
@@ -49,11 +56,14 @@ class Trace:
     input_specs: tuple[Spec, ...]  # traced shapes of the inputs
     outputs: tuple[Port, ...]  # in the program's order
     batch_input: str  # name of an input whose first dimension is the batch
-    # inputs and outputs that the graph shall not have; no output that it has depends on such an input
+    # inputs and outputs that the graph shall not have; no output that it has depends on such an
+    # input
     hidden: frozenset[str] = frozenset()
 
     def part(self, name: str, outputs: Sequence[str], hidden_inputs: Sequence[str] = ()) -> "Trace":
-        """The same program as another graph with some of the outputs, without inputs that only the others depend on."""
+        """The same program as another graph with some of the outputs, without inputs that only the
+        others depend on.
+        """
         others = {port.name for port in self.outputs}.difference(outputs)
         return replace(self, name=name, hidden=frozenset({*others, *hidden_inputs}))
 
@@ -67,7 +77,9 @@ class Trace:
 
 
 class _Batch(ShapeEnv):
-    """Remembers the first place where the batch was taken for a number, or the model took one way by its size."""
+    """Remembers the first place where the batch was taken for a number, or the model took one way
+    by its size.
+    """
 
     where = ""
     branches = False
@@ -88,10 +100,14 @@ class _Batch(ShapeEnv):
 
 
 def _hangs_on_size(condition: Any, found: bool) -> bool:
-    """Whether a condition on the batch is another for other sizes: 1, many, and those that it names."""
+    """Whether a condition on the batch is another for other sizes: 1, many, and those that it
+    names.
+    """
     named = {int(number) + more for number in condition.atoms(sympy.Integer) for more in (-1, 0, 1)}
     sizes = {1, 2, 10**6, *(size for size in named if size > 0)}
-    return any(bool(condition.subs(dict.fromkeys(condition.free_symbols, size))) != found for size in sizes)
+    return any(
+        bool(condition.subs(dict.fromkeys(condition.free_symbols, size))) != found for size in sizes
+    )
 
 
 def trace_program(
@@ -103,7 +119,8 @@ def trace_program(
 ) -> Trace:
     """Trace a pure function, of one tensor per input to one per output, with a dynamic batch.
 
-    What is `known` says where the batch is in programs that were traced before; this one's place is noted.
+    What is `known` says where the batch is in programs that were traced before; this one's place is
+    noted.
 
     Raises:
         ExportError: the function cannot be traced with a dynamic batch.
@@ -114,9 +131,16 @@ def trace_program(
         mode = FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
         fakes = _fake_inputs(mode, inputs, example)
         table = _decompositions()
-        # PyTorch's C++ decompositions (chunk, pad, ...) would fix the batch size; those in Python keep it a symbol.
+        # PyTorch's C++ decompositions (chunk, pad, ...) would fix the batch size; those in Python
+        # keep it a symbol.
         hooks = torch.autograd.graph.disable_saved_tensors_hooks(CHECKPOINTS)
-        with mode, enable_python_dispatcher(), traceback.preserve_node_meta(), sdpa_kernel(SDPBackend.MATH), hooks:
+        with (
+            mode,
+            enable_python_dispatcher(),
+            traceback.preserve_node_meta(),
+            sdpa_kernel(SDPBackend.MATH),
+            hooks,
+        ):
             program = _without_mutation(_recorded(function, table)(*fakes), fakes, table)
         simplify(program)
         describe(program, None if environment else example)
@@ -128,7 +152,9 @@ def trace_program(
         return Trace(name, program, inputs, specs, outputs, next(iter(batched), ""))
 
     batched = [port.name for port in inputs if BATCH in port.shape]
-    known, key, mark = {} if known is None else known, (name, *(port.name for port in inputs)), mark_of(inputs)
+    known = {} if known is None else known
+    key = (name, *(port.name for port in inputs))
+    mark = mark_of(inputs)
     if known.get(key) is not None and mark is not None:
         with suppress(Exception):  # which comes out below
             trace = traced(mark, None)
@@ -166,18 +192,25 @@ def advice_on(error: Exception) -> str:
         "does not require grad": "take gradients inside a model by torch.func.grad, which evaluation has, too",
         "higher order operator": "use torch.where, which computes both branches",
     }
-    general = "sizes, branches and assertions of the model must not depend on the values of its input"
+    general = (
+        "sizes, branches and assertions of the model must not depend on the values of its input"
+    )
     return next((advice for words, advice in known.items() if words in str(error)), general)
 
 
 @cache
 def _decompositions() -> dict[Any, Any]:
-    """Of operators without a lowering of our own; PyTorch knows how, and takes a tenth of a second to list them."""
+    """Of operators without a lowering of our own.
+
+    PyTorch knows how, and takes a tenth of a second to list them.
+    """
     known: Any = core_aten_decompositions()
     return {op: rule for op, rule in {**known, **DECOMPOSITIONS}.items() if op not in LOWERINGS}
 
 
-def _without_mutation(program: fx.GraphModule, fakes: Sequence[Tensor], table: Any) -> fx.GraphModule:
+def _without_mutation(
+    program: fx.GraphModule, fakes: Sequence[Tensor], table: Any
+) -> fx.GraphModule:
     """The program with in-place operators replaced by others.
 
     A second pass, because PyTorch cannot do it while it also differentiates.
@@ -189,7 +222,9 @@ def _without_mutation(program: fx.GraphModule, fakes: Sequence[Tensor], table: A
 
 
 def _recorded(function: Callable[..., Any], table: Any) -> Callable[..., fx.GraphModule]:
-    """`make_fx` that does not note which Python function an operator comes from, which takes time and nobody reads."""
+    """`make_fx` that does not note which Python function an operator comes from, which takes time
+    and nobody reads.
+    """
     return make_fx(function, decomposition_table=table, _disable_torch_fn_metadata_mode=True)
 
 
@@ -216,13 +251,17 @@ def _sizes(port: Port, batch: Any) -> list[Any]:
 
 @contextmanager
 def recorded_modules(model: nn.Module) -> Iterator[None]:
-    """While this holds, functions are rewritten, and traced nodes remember module and line that are running."""
+    """While this holds, functions are rewritten, and traced nodes remember module and line that are
+    running.
+    """
     stack: list[tuple[str, type]] = []
 
     def enter(path: str) -> Callable[..., None]:
         def hook(module: nn.Module, _: Any) -> None:
             stack.append((path, type(module)))
-            traceback.current_meta["nn_module_stack"] = {str(i): entry for i, entry in enumerate(stack)}
+            traceback.current_meta["nn_module_stack"] = {
+                str(i): entry for i, entry in enumerate(stack)
+            }
 
         return hook
 

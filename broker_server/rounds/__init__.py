@@ -1,1 +1,4 @@
-"""The rounds of a run: planning, collecting, folding, merging, judging, coordinating; nothing here knows MQTT."""
+"""The rounds of a run: planning, collecting, folding, merging, judging, coordinating.
+
+Nothing here knows MQTT.
+"""

@@ -39,7 +39,9 @@ class Advice:
 
 
 def advice(store: Store, run: str | None = None, now: float | None = None) -> list[Advice]:
-    """What the rules find about a run, by default the newest, at a time; a store without a run has nothing to say.
+    """What the rules find about a run, by default the newest, at a time.
+
+    A store without a run has nothing to say.
 
     Errors are those of `queries`.
     """
@@ -47,7 +49,11 @@ def advice(store: Store, run: str | None = None, now: float | None = None) -> li
         return []
     record = queries.find_run(store, run)
     last = store.last_round(record.id)
-    rounds = queries.rounds(store, record.id, first=last.number - _NEWEST_ROUNDS, tasks=False) if last else []
+    rounds = (
+        queries.rounds(store, record.id, first=last.number - _NEWEST_ROUNDS, tasks=False)
+        if last
+        else []
+    )
     found = [
         *_standstill(record, rounds, time.time() if now is None else now),
         *_lost(rounds, devices := queries.devices(store, record.id)),
@@ -82,7 +88,8 @@ def _lost(rounds: Sequence[RoundView], devices: Sequence[DeviceView]) -> Iterato
             f"Round {newest.number}: {newest.reason or 'no reason was stored'}.",
             f"Look at `shoal rounds show {newest.number}`; round.quorum says how many updates a round needs.",
         )
-    missed, tasks = sum(view.phases.get("missed", 0) for view in last), sum(sum(view.phases.values()) for view in last)
+    missed = sum(view.phases.get("missed", 0) for view in last)
+    tasks = sum(sum(view.phases.values()) for view in last)
     if missed and missed >= _MANY_MISSED * tasks:
         worst = sorted((view for view in devices if view.missed), key=lambda view: -view.missed)[:3]
         yield Advice(
@@ -98,10 +105,14 @@ def _scores(store: Store, run: RunRecord) -> Iterator[Advice]:
     judged = [(view.score, view) for view in versions(store, run.id) if view.score is not None]
     if len(judged) < 2:
         return
-    (best, at), (end, _) = max(judged, key=lambda entry: (entry[0], entry[1].version.number)), judged[-1]
+    (best, at), (end, _) = (
+        max(judged, key=lambda entry: (entry[0], entry[1].version.number)),
+        judged[-1],
+    )
     since = len(judged) - 1 - judged.index((best, at))
     judging = FleetConfig.stored(run.config).evaluation
-    show, newest = f"version {at.version.number} has {told(judging, best):.4f}", f"{told(judging, end):.4f}"
+    show = f"version {at.version.number} has {told(judging, best):.4f}"
+    newest = f"{told(judging, end):.4f}"
     take = (
         f"Take it: `shoal export-weights --store {quote(str(store.folder))} --run {quote(run.id)} "
         f"--version {at.version.number}`."
@@ -112,7 +123,9 @@ def _scores(store: Store, run: RunRecord) -> Iterator[Advice]:
         title = "The newest version is much worse than an earlier one"
         yield Advice("bad", title, f"The newest has {newest}; {show}.", take)
     elif since >= _LONG_UNCHANGED:
-        evidence = f"There were {since} evaluations since the best one: {show}, and the newest {newest}."
+        evidence = (
+            f"There were {since} evaluations since the best one: {show}, and the newest {newest}."
+        )
         yield Advice("info", "The model has stopped getting better", evidence, take)
     elif run.ended_at:
         evidence = f"Of {len(judged)} judged versions it is the best: {show}."
@@ -121,10 +134,15 @@ def _scores(store: Store, run: RunRecord) -> Iterator[Advice]:
 
 def _wrong_data(devices: Sequence[DeviceView]) -> Iterator[Advice]:
     profiles = {view.device.id: view.device.profile for view in devices}
-    findings = {name: profile.findings for name, profile in profiles.items() if profile and profile.findings}
+    findings = {
+        name: profile.findings for name, profile in profiles.items() if profile and profile.findings
+    }
     if not findings:
         return
-    shown = [f"{name}: {'; '.join(sentences)}" for name, sentences in list(findings.items())[:_SHOWN_BOARDS]]
+    shown = [
+        f"{name}: {'; '.join(sentences)}"
+        for name, sentences in list(findings.items())[:_SHOWN_BOARDS]
+    ]
     more = len(findings) - len(shown)
     others = [f"{more} more, see `shoal devices`"] if more else []
     yield Advice(
@@ -138,7 +156,10 @@ def _wrong_data(devices: Sequence[DeviceView]) -> Iterator[Advice]:
 
 def _unfair(devices: Sequence[DeviceView]) -> Iterator[Advice]:
     own = [(view.evaluation.accuracy, view) for view in devices if view.evaluation]
-    known = sorted(((value, view) for value, view in own if value is not None), key=lambda entry: entry[0])
+    known = sorted(
+        ((value, view) for value, view in own if value is not None),
+        key=lambda entry: entry[0],
+    )
     if len(known) > 2 and known[-1][0] - known[0][0] > _UNFAIR:
         (low, worst), (high, best) = known[0], known[-1]
         yield Advice(

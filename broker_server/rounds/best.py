@@ -1,4 +1,6 @@
-"""Which version of a run is the best by its metric, whether they still get better, and which keep their weights."""
+"""Which version of a run is the best by its metric, whether they still get better, and which keep
+their weights.
+"""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -17,8 +19,12 @@ from fleet_protocol.metrics import label_accuracies
 from fleet_protocol.recipe_spec import RecipeSpec
 
 
-def kept(versions: Sequence[VersionRecord], newest: int | None, judging: EvaluationKeys) -> tuple[VersionRecord, ...]:
-    """The versions of a run whose weights stay: the best, and so many of the newest, None for all; in order.
+def kept(
+    versions: Sequence[VersionRecord], newest: int | None, judging: EvaluationKeys
+) -> tuple[VersionRecord, ...]:
+    """The versions of a run whose weights stay: the best, and so many of the newest, None for all.
+
+    In order.
 
     Of versions that were judged equal, the newest counts as the best.
     """
@@ -36,10 +42,11 @@ def drop_old_weights(
     used: Collection[str],
     judging: EvaluationKeys,
 ) -> None:
-    """Remove the weights of versions, in order, that neither keep them (see `kept`) nor share them with `used` digests.
+    """Remove the weights of versions, in order, that neither keep them (see `kept`) nor share them
+    with `used` digests.
 
-    What the store says about a version stays, and so do its batch norm statistics, which are small and may be used by
-    the versions after it. Doing it again is no error.
+    What the store says about a version stays, and so do its batch norm statistics, which are small
+    and may be used by the versions after it. Doing it again is no error.
     """
     staying = {*used, *(item.digest for item in kept(versions, newest, judging))}
     for item in versions:
@@ -51,7 +58,11 @@ def score(config: EvaluationKeys, found: Evaluation) -> float:
     """How good a version is by the metric that counts; what is larger is better."""
     if config.metric is None:
         return found.rank
-    values = {"loss": found.loss, "accuracy": found.accuracy, **{item.name: item.value for item in found.metrics}}
+    values = {
+        "loss": found.loss,
+        "accuracy": found.accuracy,
+        **{item.name: item.value for item in found.metrics},
+    }
     value = values.get(config.metric)
     return -math.inf if value is None else -value if config.falling else value
 
@@ -63,7 +74,11 @@ def told(config: EvaluationKeys, found: float) -> float:
 
 def best_of(config: EvaluationKeys, versions: Sequence[VersionRecord]) -> VersionRecord | None:
     """The version that was judged best, of equal ones the newest; None where none was judged."""
-    judged = [(score(config, item.evaluation), item.number, item) for item in versions if item.evaluation is not None]
+    judged = [
+        (score(config, item.evaluation), item.number, item)
+        for item in versions
+        if item.evaluation is not None
+    ]
     return max(judged, key=lambda entry: entry[:2])[2] if judged else None
 
 
@@ -74,14 +89,21 @@ def stalled(config: EvaluationKeys, versions: Sequence[VersionRecord]) -> str | 
     """
     if config.patience is None:
         return None
-    best, number, since, made_by = -math.inf, 0, 0, -1
+    best = -math.inf
+    number = 0
+    since = 0
+    made_by = -1
     for version in versions:
         if version.evaluation is not None:
             value = score(config, version.evaluation)
-            since = since + 1 if version.round > made_by else 0  # whoever goes back wants it tried again
+            since = (
+                since + 1 if version.round > made_by else 0
+            )  # whoever goes back wants it tried again
             made_by = version.round
             if value > best + config.min_delta:
-                best, number, since = value, version.number, 0
+                best = value
+                number = version.number
+                since = 0
     if since < config.patience:
         return None
     by = f" by more than {config.min_delta:g}" if config.min_delta else ""
@@ -91,7 +113,10 @@ def stalled(config: EvaluationKeys, versions: Sequence[VersionRecord]) -> str | 
 
 
 def require_metric(config: EvaluationKeys, recipe: RecipeSpec) -> None:
-    """See that evaluations with a recipe have the metric that counts; a ConfigError where they have not."""
+    """See that evaluations with a recipe have the metric that counts.
+
+    A ConfigError where they have not.
+    """
     known = [
         "loss",
         *(["accuracy"] if "correct" in recipe.loss.metrics else []),
@@ -112,7 +137,8 @@ class VersionView:
         kept: whether its weights are still there.
         bytes: size of them, where they are.
         score: by the rule of the run, larger is better; None where it was not judged.
-        labels: accuracy of each label by tier, ``model`` for the whole one (`fleet_protocol.metrics.label_accuracies`).
+        labels: accuracy of each label by tier, ``model`` for the whole one
+            (`fleet_protocol.metrics.label_accuracies`).
     """
 
     version: VersionRecord
@@ -123,14 +149,17 @@ class VersionView:
 
 
 def versions(store: Store, run: str | None = None) -> list[VersionView]:
-    """The global versions of a run, by default the newest one, in order; a store without a run has none.
+    """The global versions of a run, by default the newest one, in order.
+
+    A store without a run has none.
 
     Raises:
         ConfigError: there is no such run.
     """
     if run is None and not store.runs():
         return []
-    record, blobs = find_run(store, run), store.folder / "blobs" / "objects"
+    record = find_run(store, run)
+    blobs = store.folder / "blobs" / "objects"
     judging = FleetConfig.stored(record.config).evaluation
     views = []
     for item in store.versions(record.id):

@@ -1,10 +1,12 @@
-"""When a collection of answers is over: pure functions of who has answered, who is away, and the time.
+"""When a collection of answers is over: pure functions of who has answered, who is away, and the
+time.
 
-A round waits for nobody who is gone. It closes when everybody who was asked has answered; when as many have as were
-wanted, where more were asked (over-selection: Bonawitz et al., 2019, "Towards Federated Learning at Scale: System
-Design", https://arxiv.org/abs/1902.01046, section 2.2); when there is a quorum and the rest has been away for the
-grace; and at its deadline. Updates that the server refused are not counted among those asked: a device that sends
-nonsense must not cost the others their round.
+A round waits for nobody who is gone. It closes when everybody who was asked has answered; when as
+many have as were wanted, where more were asked (over-selection: Bonawitz et al., 2019, "Towards
+Federated Learning at Scale: System Design", https://arxiv.org/abs/1902.01046, section 2.2); when
+there is a quorum and the rest has been away for the grace; and at its deadline. Updates that the
+server refused are not counted among those asked: a device that sends nonsense must not cost the
+others their round.
 """
 
 import math
@@ -26,13 +28,16 @@ class ClosingRule:
     wanted: int  # updates with which nobody else is waited for
     opened: float  # when the offers went out
     deadline: float  # when it ends
-    # how long a device that left may take to come back; None for a quarter of the time that the slowest of those that
-    # answered took
+    # how long a device that left may take to come back; None for a quarter of the time that the
+    # slowest of those that answered took
     grace: float | None = None
-    settling: float = 0.0  # in any case so long, where a server has just started and does not know yet who is there
+    # in any case so long, where a server has just started and does not know yet who is there
+    settling: float = 0.0
 
     def needed(self, asked: int, refused: int) -> int:
-        """Updates that make a quorum where so many devices were asked, and the updates of so many of them refused."""
+        """Updates that make a quorum where so many devices were asked, and the updates of so many
+        of them refused.
+        """
         return quorum_of(self.share, min(self.wanted, asked - refused))
 
 
@@ -62,8 +67,9 @@ def decide(standings: Collection[Standing], rule: ClosingRule, now: float) -> De
     """Whether a collection is over.
 
     Returns:
-        The first of these that holds: everybody answered, as many as wanted did, the deadline, a quorum whose rest is
-        away. Where a quorum is lacking and out of reach, or the time is over, it is given up.
+        The first of these that holds: everybody answered, as many as wanted did, the deadline, a
+            quorum whose rest is away. Where a quorum is lacking and out of reach, or the time is
+            over, it is given up.
     """
     received = sum(item.phase.arrived for item in standings)
     waiting = [item for item in standings if not item.phase.answered]
@@ -72,7 +78,11 @@ def decide(standings: Collection[Standing], rule: ClosingRule, now: float) -> De
     if received < needed:
         # Where the quorum is out of reach there is nothing to gain by waiting for the deadline.
         if over or received + len(waiting) < needed:
-            return Decision(RoundEvent.GIVE_UP, now, _shortage(standings, received, needed, late=now >= rule.deadline))
+            return Decision(
+                RoundEvent.GIVE_UP,
+                now,
+                _shortage(standings, received, needed, late=now >= rule.deadline),
+            )
         return Decision(until=rule.deadline)
     if over:
         return Decision(RoundEvent.DEADLINE if waiting else RoundEvent.ANSWERED, now)
@@ -82,13 +92,20 @@ def decide(standings: Collection[Standing], rule: ClosingRule, now: float) -> De
     if len(away) < len(waiting):
         return Decision(until=rule.deadline)
     last = max(away) + _grace(standings, rule)
-    return Decision(RoundEvent.REST_AWAY, now) if now >= last else Decision(until=min(last, rule.deadline))
+    return (
+        Decision(RoundEvent.REST_AWAY, now)
+        if now >= last
+        else Decision(until=min(last, rule.deadline))
+    )
 
 
 def _grace(standings: Collection[Standing], rule: ClosingRule) -> float:
     grace = rule.grace
     if grace is None:
-        slowest = max((item.answered for item in standings if item.answered is not None), default=rule.opened)
+        slowest = max(
+            (item.answered for item in standings if item.answered is not None),
+            default=rule.opened,
+        )
         grace = GRACE_SHARE * (slowest - rule.opened)
     return max(grace, rule.settling)
 

@@ -1,6 +1,7 @@
 """One collection of answers: the tasks that were offered together, and how each of them stands.
 
-When it is over is decided in `broker_server.rounds.closing`; sending, storing and waiting are done by others.
+When it is over is decided in `broker_server.rounds.closing`; sending, storing and waiting are done
+by others.
 """
 
 import itertools
@@ -39,8 +40,10 @@ class OpenTask:
         instructions: what its offers ask of the device.
         answered: when its answer came, on the dispatcher's clock.
         left: since when its device is away, on the same clock.
-        sign: the last sign of any kind that its device gave, on the same clock; infinite where silence means nothing.
-        norm: of its update's difference to what was sent, and how many values that has, once it is checked.
+        sign: the last sign of any kind that its device gave, on the same clock; infinite where
+            silence means nothing.
+        norm: of its update's difference to what was sent, and how many values that has, once it is
+            checked.
     """
 
     record: TaskRecord
@@ -66,8 +69,8 @@ class OpenTask:
     def take(self, tier: str) -> bool:
         """Follow the device to the tier it took; True if it is another one than before.
 
-        One that was not offered changes nothing, nor does a change of mind that is one too many: each waits for the
-        disk.
+        One that was not offered changes nothing, nor does a change of mind that is one too many:
+        each waits for the disk.
         """
         changed = self.record.taking(tier)
         if changed is self.record or self.taken >= _MOST_TAKEN:
@@ -91,14 +94,18 @@ class Cohort:
         return [task for task in self.tasks.values() if task.record.phase is TaskPhase.RECEIVED]
 
     def require(self, count: int, members: int) -> None:
-        """See that so many devices, or updates, are enough for a sum of which so many members made shares.
+        """See that so many devices, or updates, are enough for a sum of which so many members made
+        shares.
 
         Raises:
             RefusedError: they are too few.
         """
         least = max(self.summing.least, majority(members))
         if count < least:
-            raise RefusedError(RefusalReason.UNSUPPORTED, f"{count} are left for a secure sum of {least} at least")
+            raise RefusedError(
+                RefusalReason.UNSUPPORTED,
+                f"{count} are left for a secure sum of {least} at least",
+            )
 
 
 @dataclass
@@ -123,7 +130,9 @@ class Collection:
         return self.rule.deadline
 
     def look(self, now: float, is_online: Callable[[str], bool]) -> list[Standing]:
-        """Note, by the dispatcher's clock, whose answer has come and who is away, and say how every task stands."""
+        """Note, by the dispatcher's clock, whose answer has come and who is away, and say how every
+        task stands.
+        """
         for task in self.tasks.values():
             if task.record.phase.answered:
                 task.answered = now if task.answered is None else task.answered
@@ -132,7 +141,9 @@ class Collection:
                 task.left = None
             elif task.left is None:
                 task.left = now
-        return [Standing(task.record.phase, task.answered, task.left) for task in self.tasks.values()]
+        return [
+            Standing(task.record.phase, task.answered, task.left) for task in self.tasks.values()
+        ]
 
     def timings(self) -> dict[str, Timing]:
         """When each task was answered, and since when the device of one that was not is away."""
@@ -160,7 +171,9 @@ class Collection:
         return self._unanswered
 
     def cohorts(self) -> list[Cohort]:
-        """The tasks whose updates go into sums: those of one plan, in even parts of `SUM_LIMIT` at most."""
+        """The tasks whose updates go into sums: those of one plan, in even parts of `SUM_LIMIT` at
+        most.
+        """
         plans: dict[tuple[str, Summing], list[OpenTask]] = {}
         for task in self.tasks.values():
             summing = task.instructions.upload.summing
@@ -175,7 +188,8 @@ class Collection:
 
 
 def folded_prefix(order: Sequence[str], phases: Mapping[str, TaskPhase], done: int) -> list[str]:
-    """The next tasks that may be folded in the order of the devices, of which so many were passed before.
+    """The next tasks that may be folded in the order of the devices, of which so many were passed
+    before.
 
     Returns:
         The next ids up to the first that is not answered, those without an update included.

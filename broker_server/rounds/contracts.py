@@ -1,4 +1,6 @@
-"""The contract of a run's data, made from ``[contract]`` and the server's test sets, which must agree."""
+"""The contract of a run's data, made from ``[contract]`` and the server's test sets, which must
+agree.
+"""
 
 import logging
 from collections.abc import Mapping
@@ -7,7 +9,12 @@ from broker_server.rounds.artifacts import TierArtifacts
 from broker_server.rounds.evaluation import load_test_set
 from broker_server.rounds.run_context import RunContext
 from fleet_protocol.data import CsvData, DataConfig, DataSet
-from fleet_protocol.data.contract import NO_CONTRACT, ContractTerms, DataContract, contract_of
+from fleet_protocol.data.contract import (
+    NO_CONTRACT,
+    ContractTerms,
+    DataContract,
+    contract_of,
+)
 from fleet_protocol.errors import ConfigError, MismatchError
 from fleet_protocol.manifest import Manifest
 
@@ -17,7 +24,9 @@ _VOCABULARY = "vocab"  # a setting of models that take tokens
 
 
 class FleetContracts:
-    """Builds the contracts of one run from its test sets; the one that judges the whole model comes first.
+    """Builds the contracts of one run from its test sets.
+
+    The one that judges the whole model comes first.
 
     A tier with its own head has its own labels: only its own test set defines them.
     """
@@ -52,7 +61,11 @@ class FleetContracts:
             if not (terms.labels or terms.columns or terms.range or terms.tokens):
                 raise
             settled = "[contract] of fleet.toml, or the names with which the run began,"
-            other = settled if self._said != NO_TERMS else "the test set of the whole model, or the model,"
+            other = (
+                settled
+                if self._said != NO_TERMS
+                else "the test set of the whole model, or the model,"
+            )
             raise ConfigError(f"{_source_name(source)} and {other} disagree: {error}") from error
         _check_labels(contract, data, tier.manifest)
         if self._has_own_labels(tier):
@@ -63,14 +76,21 @@ class FleetContracts:
 
     def by_tier(self) -> Mapping[str, DataContract]:
         """Return the contract of each tier that devices train; empty if there is none."""
-        contracts = {tier.tier.id: self._of(tier) for tier in self._context.artifacts.tiers.values()}
+        contracts = {
+            tier.tier.id: self._of(tier) for tier in self._context.artifacts.tiers.values()
+        }
         return {tier: contract for tier, contract in contracts.items() if contract != NO_CONTRACT}
 
     def settled(self) -> ContractTerms | None:
-        """Return the terms that a resumed run keeps, so that a changed test set does not move a name."""
+        """Return the terms that a resumed run keeps, so that a changed test set does not move a
+        name.
+        """
         if self._shared is None or not (self._shared.labels or self._shared.columns):
             return self._context.config.contract
-        return ContractTerms(**self._shared.model_dump(exclude={"summary", "tokens"}), tokens=self._said.tokens)
+        return ContractTerms(
+            **self._shared.model_dump(exclude={"summary", "tokens"}),
+            tokens=self._said.tokens,
+        )
 
     def _of(self, tier: TierArtifacts) -> DataContract:
         if tier.tier.id in self._own:
@@ -108,7 +128,9 @@ class FleetContracts:
                 f"[contract] tokens = {terms.tokens} of fleet.toml, and {manifest.arch} has a vocabulary of "
                 f"{vocabulary}: set {vocabulary} or less"
             )
-        return terms if terms.tokens is not None else terms.model_copy(update={"tokens": vocabulary})
+        return (
+            terms if terms.tokens is not None else terms.model_copy(update={"tokens": vocabulary})
+        )
 
 
 def _source_name(source: DataConfig) -> str:

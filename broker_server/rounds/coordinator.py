@@ -1,7 +1,8 @@
 """The coordinator: rounds of one run, from wherever the store says that the run is.
 
-Every step is repeatable. What a killed server had begun is found in the state of its newest round (`machine`) and the
-phases of its tasks; plans are functions of what is stored, updates are on disk, so the round goes on as it was.
+Every step is repeatable. What a killed server had begun is found in the state of its newest round
+(`machine`) and the phases of its tasks; plans are functions of what is stored, updates are on disk,
+so the round goes on as it was.
 """
 
 import contextlib
@@ -16,7 +17,13 @@ from broker_server.rounds.dispatch import Services, gather
 from broker_server.rounds.fold_order import Folding
 from broker_server.rounds.judging import Evaluators, Judge, Judgement
 from broker_server.rounds.new_version import begin_folding, make_version
-from broker_server.rounds.planning import cut_again, open_collection, plan_round, require_tiers, tasks_of
+from broker_server.rounds.planning import (
+    cut_again,
+    open_collection,
+    plan_round,
+    require_tiers,
+    tasks_of,
+)
 from broker_server.rounds.recruiting import recruit
 from broker_server.rounds.run_context import RunContext
 from broker_server.rounds.stopping import Halted
@@ -31,7 +38,10 @@ from fleet_protocol.errors import BlobError, ShoalError, StorageError, Transport
 
 
 class Coordinator:
-    """Runs the rounds of one run, whose record and initial version are in the store; see `require_tiers`."""
+    """Runs the rounds of one run, whose record and initial version are in the store.
+
+    See `require_tiers`.
+    """
 
     def __init__(self, context: RunContext, services: Services, evaluators: Evaluators) -> None:
         require_tiers(context, services.store)
@@ -53,9 +63,11 @@ class Coordinator:
             How the run ended; a failure is committed and reported, not raised.
 
         Raises:
-            StopRequested: the server shall end; the run stays unfinished and is continued by the next server.
+            StopRequested: the server shall end; the run stays unfinished and is continued by the
+                next server.
         """
-        last, newest = self._store.last_round(self._context.run), self._version()
+        last = self._store.last_round(self._context.run)
+        newest = self._version()
         try:
             require_whole(self._services.blobs, newest.number, newest.digest, newest.state_digest)
         except BlobError as error:
@@ -70,12 +82,15 @@ class Coordinator:
     def _work(self) -> control.RunFinished:
         try:
             self._judge.go_on()
-            while (version := self._version()).number < self._context.config.round.rounds or self._in_a_round():
+            while (
+                version := self._version()
+            ).number < self._context.config.round.rounds or self._in_a_round():
                 judging = self._context.config.evaluation
                 if (  # a round that is judged, and not yet over, is ended first
                     judging.patience
                     and not self._in_a_round()
-                    and (why := stalled(judging, self._store.versions(self._context.run))) is not None
+                    and (why := stalled(judging, self._store.versions(self._context.run)))
+                    is not None
                 ):
                     return self._end("finished", None, 0, why)
                 try:
@@ -104,7 +119,10 @@ class Coordinator:
         return steering.wish == "go"
 
     def stopped(self) -> control.RunFinished:
-        """Tell that the server ends in the middle; the store still says that the run is going on."""
+        """Tell that the server ends in the middle.
+
+        The store still says that the run is going on.
+        """
         self._count_bytes()
         finished = self._finished("stopped", "the server was stopped; start it again to go on", 130)
         self._reporter.emit(finished, "the server was stopped")
@@ -112,7 +130,9 @@ class Coordinator:
         return finished
 
     def _interrupted(self, error: StorageError | OSError | BlobError) -> control.RunFinished:
-        """The disk does not take or give something, or the broker is gone: what the run lacks is done again."""
+        """The disk does not take or give something, or the broker is gone: what the run lacks is
+        done again.
+        """
         told = f"{error}; the run is not over: give it again, and it goes on (`shoal up` does so by itself)"
         kind = TransportError if isinstance(error, ConnectionError) else StorageError
         finished = self._finished("stopped", told, kind.exit_code)
@@ -120,7 +140,9 @@ class Coordinator:
         return finished
 
     def _in_a_round(self) -> bool:
-        """Whether a round is not over yet: the last one, whose version is made, may still have to be judged."""
+        """Whether a round is not over yet: the last one, whose version is made, may still have to
+        be judged.
+        """
         last = self._store.last_round(self._context.run)
         return last is not None and last.state not in FINAL
 
@@ -138,7 +160,9 @@ class Coordinator:
             self._dispatcher.steering.look()
             if record is not None and self._all_abandoned():
                 retries = self._context.config.round.retries
-                raise TransportError(f"{retries} rounds in a row were abandoned, the last because: {record.reason}")
+                raise TransportError(
+                    f"{retries} rounds in a row were abandoned, the last because: {record.reason}"
+                )
             record, tasks = self._plan(version, 1 if record is None else record.number + 1)
         else:
             tasks = tasks_of(self._context, self._store, record.number)
@@ -150,15 +174,23 @@ class Coordinator:
                 record, folding = self._collect(record, tasks)
             if record.state is RoundState.MERGING:
                 self._merge(record, folding)
-        except BlobError as error:  # a stored update was damaged; of another round there will be others
+        except (
+            BlobError
+        ) as error:  # a stored update was damaged; of another round there will be others
             last = self._store.last_round(record.run)
-            if last is None or last.state in FINAL or self._store.version(record.run, last.version + 1) is not None:
+            if (
+                last is None
+                or last.state in FINAL
+                or self._store.version(record.run, last.version + 1) is not None
+            ):
                 raise
             self._drop_damaged(last)
             self._abandon(last, str(error))
 
     def _drop_damaged(self, record: RoundRecord) -> None:
-        """Settle updates that cannot be read, or later rounds that they wait for would trip over them as well."""
+        """Settle updates that cannot be read, or later rounds that they wait for would trip over
+        them as well.
+        """
         for task in tasks_of(self._context, self._store, record.number):
             if task.phase is TaskPhase.RECEIVED and task.update_digest is not None:
                 try:
@@ -172,16 +204,25 @@ class Coordinator:
         tail = self._store.rounds(self._context.run, last=retries)
         return len(tail) == retries and all(item.state is RoundState.ABANDONED for item in tail)
 
-    def _end(self, status: str, error: str | None, exit_code: int, early: str | None = None) -> control.RunFinished:
+    def _end(
+        self, status: str, error: str | None, exit_code: int, early: str | None = None
+    ) -> control.RunFinished:
         self._count_bytes()
         last = self._store.last_round(self._context.run)
         if last is not None and last.state in FINAL and (late := self._waiting(last)):
-            self._store.settle([task.id for task in late], TaskPhase.MISSED, "the run ended before it counted")
+            self._store.settle(
+                [task.id for task in late],
+                TaskPhase.MISSED,
+                "the run ended before it counted",
+            )
             self._dispatcher.close("the run is over")
             self._tidy(last, late)
         self._store.end_run(self._context.run, status, error or early)
         finished = self._finished(status, error, exit_code).model_copy(update={"early": early})
-        self._reporter.emit(finished, f"the run {status}" + (f": {error or early}" if error or early else ""))
+        self._reporter.emit(
+            finished,
+            f"the run {status}" + (f": {error or early}" if error or early else ""),
+        )
         self._store.flush()
         return finished
 
@@ -213,20 +254,30 @@ class Coordinator:
 
     def _all_tasks(self, record: RoundRecord) -> list[TaskRecord]:
         """All tasks that the newest round has to do with."""
-        return [*self._trained(record), *self._store.tasks(record.run, record.number, "statistics")]
+        return [
+            *self._trained(record),
+            *self._store.tasks(record.run, record.number, "statistics"),
+        ]
 
     def _trained(self, record: RoundRecord) -> list[TaskRecord]:
-        """With those of earlier rounds that were declined or refused in this one, and are no round's any more."""
+        """With those of earlier rounds that were declined or refused in this one, and are no
+        round's any more.
+        """
         tasks = tasks_of(self._context, self._store, record.number)
         known = {task.id for task in tasks}
         gone = [self._store.task(task.id) for task in self._opened if task.id not in known]
-        return sorted([*tasks, *(task for task in gone if task is not None)], key=lambda task: task.device)
+        return sorted(
+            [*tasks, *(task for task in gone if task is not None)],
+            key=lambda task: task.device,
+        )
 
     # Planning.
 
     def _plan(self, version: VersionRecord, number: int) -> tuple[RoundRecord, list[TaskRecord]]:
         recruits = recruit(self._context, self._services, version.number, number)
-        record, tasks, lost = plan_round(self._context, recruits.chosen, version, number, self._services.blobs)
+        record, tasks, lost = plan_round(
+            self._context, recruits.chosen, version, number, self._services.blobs
+        )
         quorum = quorum_of(self._context.config.round.quorum, recruits.wanted)
         record = replace(record, quorum=quorum, wanted=recruits.wanted, left_out=recruits.left_out)
         self._store.plan_round(record, tasks)
@@ -239,9 +290,12 @@ class Coordinator:
     # Collecting.
 
     def _collect(self, record: RoundRecord, tasks: list[TaskRecord]) -> tuple[RoundRecord, Folding]:
-        config, summing = self._context.config.round, self._context.config.secure_sum is not None
-        # After a restart the full time: how long the server was away says nothing about the devices.
-        now, resumed = self._dispatcher.now(), record.state is not RoundState.PLANNED
+        config = self._context.config.round
+        summing = self._context.config.secure_sum is not None
+        # After a restart the full time: how long the server was away says nothing about the
+        # devices.
+        now = self._dispatcher.now()
+        resumed = record.state is not RoundState.PLANNED
         rule = ClosingRule(
             share=config.quorum,
             wanted=record.wanted or len(tasks),
@@ -251,8 +305,15 @@ class Coordinator:
             settling=self._dispatcher.settling_seconds if resumed else 0.0,
         )
         self._opened, collection = tasks, open_collection(self._context, tasks, rule)
-        folding = begin_folding(self._context, collection.tasks, self._services, self._version(record.version))
-        self._dispatcher.blobs.serve({digest: self._services.blobs.path(digest) for digest in _slices(tasks)})
+        folding = begin_folding(
+            self._context,
+            collection.tasks,
+            self._services,
+            self._version(record.version),
+        )
+        self._dispatcher.blobs.serve(
+            {digest: self._services.blobs.path(digest) for digest in _slices(tasks)}
+        )
         if not resumed:
             record = self._store.advance_round(record, RoundEvent.ANNOUNCE)
         self._reporter.emit(
@@ -269,7 +330,10 @@ class Coordinator:
         if record.state is RoundState.OPEN:
             record = self._store.advance_round(record, RoundEvent.ANNOUNCED)
         if summing and rule.settling:  # of a fleet; in a simulation there are no masks
-            return self._abandon(record, "the server was restarted, and had the keys to its sums in memory"), folding
+            return self._abandon(
+                record,
+                "the server was restarted, and had the keys to its sums in memory",
+            ), folding
 
         def advance(phases: Mapping[str, TaskPhase]) -> None:
             self._judge.look()
@@ -278,27 +342,36 @@ class Coordinator:
 
         decision = gather(self._dispatcher, collection, advance)
         self._store.note_answers(collection.timings())
-        seconds, waits = self._dispatcher.now() - now, config.buffer is not None
+        seconds = self._dispatcher.now() - now
+        waits = config.buffer is not None
         if decision.event is None or decision.event is RoundEvent.GIVE_UP:
             return self._abandon(record, decision.reason, seconds), folding
         lost = sum_up(self._services, collection) if summing else ""
         if lost:
             return self._abandon(record, lost, seconds), folding
-        record = self._store.advance_round(record, decision.event, collect_seconds=seconds, waits=waits)
+        record = self._store.advance_round(
+            record, decision.event, collect_seconds=seconds, waits=waits
+        )
         waits = waits and record.version + 1 < config.rounds
         self._dispatcher.close(f"round {record.number} is closed", waits=waits)
         return record, folding
 
-    def _abandon(self, record: RoundRecord, reason: str, seconds: float | None = None) -> RoundRecord:
+    def _abandon(
+        self, record: RoundRecord, reason: str, seconds: float | None = None
+    ) -> RoundRecord:
         waits = self._context.config.round.buffer is not None
         self._judge.finish()
         event = RoundEvent.GIVE_UP
-        record = self._store.advance_round(record, event, reason=reason, collect_seconds=seconds, waits=waits)
+        record = self._store.advance_round(
+            record, event, reason=reason, collect_seconds=seconds, waits=waits
+        )
         self._dispatcher.close(f"round {record.number} is abandoned", waits=waits)
         self._count_bytes()
         again = not self._all_abandoned()
         self._reporter.emit(
-            control.RoundAbandoned(**self._reporter.stamp, round=record.number, reason=reason, again=again),
+            control.RoundAbandoned(
+                **self._reporter.stamp, round=record.number, reason=reason, again=again
+            ),
             f"abandoned: {reason}",
         )
         self._tidy(record, self._all_tasks(record))
@@ -315,19 +388,26 @@ class Coordinator:
             if folding is None:
                 again = open_collection(self._context, tasks, ClosingRule(1.0, 1, 0.0, 0.0))
                 folding = begin_folding(self._context, again.tasks, self._services, old)
-            folding.advance({task.id: task.phase if task.phase.answered else TaskPhase.MISSED for task in tasks})
+            folding.advance(
+                {task.id: task.phase if task.phase.answered else TaskPhase.MISSED for task in tasks}
+            )
             made = make_version(self._context, self._services, by_id, old, folding)
             if isinstance(made, str):
                 self._abandon(record, made)
                 return
             version = made
         if version.number >= self._context.config.round.rounds:  # nobody goes on beyond the last
-            self._store.settle([task.id for task in tasks if not task.phase.answered], TaskPhase.MISSED)
+            self._store.settle(
+                [task.id for task in tasks if not task.phase.answered], TaskPhase.MISSED
+            )
         self._close(record, version, self._judge.judge(record, version))
 
     def _close(self, record: RoundRecord, version: VersionRecord, judgement: Judgement) -> None:
         record = self._store.advance_round(
-            record, RoundEvent.MERGED, evaluation=judgement.evaluation, note=judgement.note
+            record,
+            RoundEvent.MERGED,
+            evaluation=judgement.evaluation,
+            note=judgement.note,
         )
         self._count_bytes()
         tasks = self._all_tasks(record)
@@ -342,7 +422,9 @@ class Coordinator:
                 round=record.number,
                 version=version.number,
                 merged=merged,
-                missing=tuple(task.device for task in trained if task.phase is not TaskPhase.MERGED),
+                missing=tuple(
+                    task.device for task in trained if task.phase is not TaskPhase.MERGED
+                ),
                 evaluation=found,
                 note=judgement.note,
                 round_seconds=time.monotonic() - self._round_began,
@@ -358,7 +440,8 @@ class Coordinator:
     # What is over.
 
     def _tidy(self, record: RoundRecord, tasks: Sequence[TaskRecord]) -> None:
-        """Forget what only a round that is over needed: slices, updates, states of the server optimizer, old versions.
+        """Forget what only a round that is over needed: slices, updates, states of the server
+        optimizer, old versions.
 
         Doing it again is no error.
         """
@@ -367,7 +450,11 @@ class Coordinator:
         blobs = self._services.blobs
         *before, newest = self._store.versions(record.run, last=2)
         # Only the newest state is gone on with, and it may be large.
-        states = {item.state_digest for item in before if item.state_digest not in {None, newest.state_digest}}
+        states = {
+            item.state_digest
+            for item in before
+            if item.state_digest not in {None, newest.state_digest}
+        }
         slices = _slices(tasks) - _slices(waiting)
         self._dispatcher.blobs.withdraw(slices)
         over = slices | states
@@ -378,10 +465,19 @@ class Coordinator:
             if task.update_digest is not None:
                 self._services.updates.remove(task.update_digest)
         if self._context.config.keep_versions is not None:
-            versions, kept = self._store.versions(record.run), promoted(self._store, record.run)
-            used = self._store.used({item.digest for item in versions}, beside=record.run) | _slices(waiting)
+            versions = self._store.versions(record.run)
+            kept = promoted(self._store, record.run)
+            used = self._store.used(
+                {item.digest for item in versions}, beside=record.run
+            ) | _slices(waiting)
             used |= set() if kept is None else {kept.digest}
-            drop_old_weights(versions, self._context.config.keep_versions, blobs, used, self._context.config.evaluation)
+            drop_old_weights(
+                versions,
+                self._context.config.keep_versions,
+                blobs,
+                used,
+                self._context.config.evaluation,
+            )
 
 
 def _slices(tasks: Sequence[TaskRecord]) -> set[str]:

@@ -1,7 +1,8 @@
-"""Which coordinates of a model the updates of a run have covered: the plans that the store tells, counted by unit.
+"""Which coordinates of a model the updates of a run have covered: the plans that the store tells,
+counted by unit.
 
-A coordinate is a unit of a width axis in a block: channels may be trained in one block and not in a deeper one. The
-label rule is left out, for it concerns rows of labels, which no plan cuts.
+A coordinate is a unit of a width axis in a block: channels may be trained in one block and not in a
+deeper one. The label rule is left out, for it concerns rows of labels, which no plan cuts.
 """
 
 from collections import Counter
@@ -70,9 +71,15 @@ class Coverage:
 
 
 def coverage(
-    store: Store, context: RunContext, *, upto: int | None = None, tier: str | None = None, device: str | None = None
+    store: Store,
+    context: RunContext,
+    *,
+    upto: int | None = None,
+    tier: str | None = None,
+    device: str | None = None,
 ) -> Coverage:
-    """Count what the merged updates of a run held: up to a round, of a tier or of a device, where one is given.
+    """Count what the merged updates of a run held: up to a round, of a tier or of a device, where
+    one is given.
 
     Raises:
         ConfigError: no such round, tier or device was ever asked.
@@ -89,7 +96,9 @@ def coverage(
     if until > newest:
         raise ConfigError(f"run {context.run} has no round {until}; its rounds: 1 to {newest}")
     chosen = [
-        item for item in tasks if item.round <= until and tier in {None, item.tier} and device in {None, item.device}
+        item
+        for item in tasks
+        if item.round <= until and tier in {None, item.tier} and device in {None, item.device}
     ]
     merged = [item for item in chosen if item.phase == TaskPhase.MERGED.value]
     rows = _rows(context.artifacts.layout)
@@ -117,26 +126,40 @@ def coverage(
 
 
 def _rows(layout: Layout) -> list[Row]:
-    """The axes of each block, in the order of the model; a block that no width cuts is one coordinate."""
-    blocks = [STEM, *(block_name(number) for number in range(1, layout.depth + 1)), HEAD]
+    """The axes of each block, in the order of the model.
+
+    A block that no width cuts is one coordinate.
+    """
+    blocks = [
+        STEM,
+        *(block_name(number) for number in range(1, layout.depth + 1)),
+        HEAD,
+    ]
     rows: list[Row] = []
     for block in blocks:
         there = [item for item in layout.parameters if item.block == block]
-        axes = dict.fromkeys(part.axis for item in there for dim in item.dims for part in dim.segments)
+        axes = dict.fromkeys(
+            part.axis for item in there for dim in item.dims for part in dim.segments
+        )
         cut = [name for name in axes if layout.axes[name].kind is AxisKind.WIDTH]
         rows += [(block, name) for name in cut or [""]] if there else []
     return rows
 
 
-def _counted(context: RunContext, rows: Sequence[Row], tasks: Sequence[PlannedTask]) -> dict[Row, Floats]:
+def _counted(
+    context: RunContext, rows: Sequence[Row], tasks: Sequence[PlannedTask]
+) -> dict[Row, Floats]:
     layout = context.artifacts.layout
     counts = {row: np.zeros(layout.axes[row[1]].size if row[1] else 1) for row in rows}
     sharing = {(task.plan_key, task.version): task for task in tasks}
     stays: dict[str, Plan] = {}  # plans that need not be made again for every version
     for key, times in Counter((task.plan_key, task.version) for task in tasks).items():
-        task, plan = sharing[key], stays.get(key[0])
+        task = sharing[key]
+        plan = stays.get(key[0])
         if plan is None:
-            request = PlanRequest(Tier.parse(task.tier), task.device, task.version, context.config.seed)
+            request = PlanRequest(
+                Tier.parse(task.tier), task.device, task.version, context.config.seed
+            )
             plan = context.strategy.plan(request).plan
         if plan.kind == "static":
             stays[key[0]] = plan

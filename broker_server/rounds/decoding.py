@@ -1,4 +1,6 @@
-"""From an update as it travelled to one as it is checked and merged: decoded where it is encoded, and looked at."""
+"""From an update as it travelled to one as it is checked and merged: decoded where it is encoded,
+and looked at.
+"""
 
 import math
 from collections.abc import Callable
@@ -7,7 +9,12 @@ import numpy as np
 
 from broker_server.rounds.collecting import OpenTask
 from broker_server.rounds.screening import difference
-from broker_server.rounds.validation import Tensors, check_finite, check_update, expected_shapes
+from broker_server.rounds.validation import (
+    Tensors,
+    check_finite,
+    check_update,
+    expected_shapes,
+)
 from fleet_protocol.encodings import decode
 from fleet_protocol.errors import BlobError, RefusalReason, RefusedError
 from fleet_protocol.mapped_tensors import blob_in
@@ -17,7 +24,9 @@ MOST_SENT = 16  # slices that stay mapped while updates made from them come and 
 
 
 def take_update(data: bytes, task: OpenTask, sent: Callable[[str], Tensors]) -> bytes:
-    """Check and measure an update, and decode one that is encoded; `sent` finds what its device was sent, by digest.
+    """Check and measure an update, and decode one that is encoded.
+
+    `sent` finds what its device was sent, by digest.
 
     Returns:
         What is to be merged: `data` itself, if it travelled as it is.

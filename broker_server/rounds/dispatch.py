@@ -1,6 +1,7 @@
 """What a coordinator works with, and what it needs of whoever asks the devices.
 
-The dispatcher is `broker_server.service.dispatcher.MqttDispatcher` in a fleet and a virtual one in a simulation.
+The dispatcher is `broker_server.service.dispatcher.MqttDispatcher` in a fleet and a virtual one in
+a simulation.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -61,13 +62,21 @@ class Dispatcher(Protocol):
         """The clock that rounds go by, in seconds: of this machine, or of a simulation."""
 
     def open(self, collection: Collection) -> None:
-        """Begin to collect; answers change the records of the collection's tasks, which the store already holds."""
+        """Begin to collect.
+
+        Answers change the records of the collection's tasks, which the store already holds.
+        """
 
     def close(self, reason: str, *, waits: bool = False) -> None:
-        """End the collection; whoever still works on it is told why, or goes on and answers in a later one."""
+        """End the collection.
+
+        Whoever still works on it is told why, or goes on and answers in a later one.
+        """
 
     def total(self, cohort: Cohort) -> Words:
-        """The sum of the updates that came of a cohort of the open collection; nobody sees one of them.
+        """The sum of the updates that came of a cohort of the open collection.
+
+        Nobody sees one of them.
 
         Raises:
             RefusedError: there are too few, or the masks cannot be taken off.
@@ -81,7 +90,9 @@ class Dispatcher(Protocol):
         """Bytes that were exchanged since the last call, at first since the beginning."""
 
     def pump(self, until: float) -> None:
-        """Handle one event, or what is due, and return; wait until a moment on the clock of `now` at most.
+        """Handle one event, or what is due, and return.
+
+        Wait until a moment on the clock of `now` at most.
 
         Raises:
             StopRequested: the run shall stop here and be continued later.
@@ -103,7 +114,9 @@ def gather(
     collection: Collection,
     advance: Callable[[Mapping[str, TaskPhase]], None] = lambda _phases: None,
 ) -> Decision:
-    """Collect until the collection is over, and say what ended it; `advance` is told the phases at every change.
+    """Collect until the collection is over, and say what ended it.
+
+    `advance` is told the phases at every change.
 
     Raises:
         StopRequested: the run shall stop here and be continued later.

@@ -1,4 +1,6 @@
-"""Judging a global version: the eval graph of a tier over the server's test set, without label mask."""
+"""Judging a global version: the eval graph of a tier over the server's test set, without label
+mask.
+"""
 
 import logging
 from typing import Any
@@ -30,20 +32,26 @@ def load_test_set(
     *,
     table: str = "[evaluation.data] of fleet.toml",
 ) -> DataSet:
-    """Read a test set for the tier that it judges; samples have the model's shape where the configuration names none.
+    """Read a test set for the tier that it judges.
+
+    Samples have the model's shape where the configuration names none.
 
     Args:
         config: location of the test set.
         manifest: of the tier.
-        terms: what the fleet has settled; labels and columns are brought into its order by their names.
+        terms: what the fleet has settled; labels and columns are brought into its order by their
+            names.
         table: where the configuration stands, for messages.
 
     Raises:
-        DataError: a file or array is missing, damaged or empty, or does not fit the model or the terms.
+        DataError: a file or array is missing, damaged or empty, or does not fit the model or the
+            terms.
         ConfigError: a package for this kind of data is not installed.
     """
     shape = manifest.input_shape
-    flat_table = isinstance(config, CsvData) and len(shape) == 1  # its columns are counted after they are picked
+    flat_table = (
+        isinstance(config, CsvData) and len(shape) == 1
+    )  # its columns are counted after they are picked
     shaped = config if config.shape or flat_table else config.model_copy(update={"shape": shape})
     with table_named(table):
         data = reconciled(load_data(shaped), terms, own_labels=True).fitted(manifest)
@@ -55,12 +63,19 @@ def load_test_set(
 class Evaluator:
     """The eval graph of a tier with a test set; it is opened once and used for every version.
 
-    All versions are judged by the samples that were read first. If the samples stay in their file, and a program writes
-    into that file, every later judgement raises a DataChangedError. Raises a ConfigError if the graph cannot be opened.
+    All versions are judged by the samples that were read first. If the samples stay in their file,
+    and a program writes into that file, every later judgement raises a DataChangedError. Raises a
+    ConfigError if the graph cannot be opened.
     """
 
     def __init__(
-        self, judged: TierArtifacts, data: DataSet, *, batch_size: int, threads: int, halt: Halt | None = None
+        self,
+        judged: TierArtifacts,
+        data: DataSet,
+        *,
+        batch_size: int,
+        threads: int,
+        halt: Halt | None = None,
     ) -> None:
         graph = judged.manifest.graphs.get("onnx/eval")
         if graph is None:
@@ -75,24 +90,30 @@ class Evaluator:
         self._warned = False
 
     def _fixed(self, weights: Tensors, statistics: Tensors) -> dict[str, NDArray[Any]]:
-        """What the graph takes but samples; every label counts, and a loss without a label mask has no such input."""
+        """What the graph takes but samples.
+
+        Every label counts, and a loss without a label mask has no such input.
+        """
         masked = self.judged.manifest.recipe.loss.masked
         mask = {"mask": np.ones(self.judged.manifest.classes, np.float32)} if masked else {}
         taken = {parameter_input(name): value for name, value in {**self._base, **weights}.items()}
         return {**taken, **statistics, **mask}
 
     def evaluate(self, weights: Tensors, statistics: Tensors) -> Evaluation:
-        """Loss and accuracy of a version: float32 weights of the judged tier, and what its static batch norms have.
+        """Loss and accuracy of a version: float32 weights of the judged tier, and what its static
+        batch norms have.
 
         Returns:
             Means over all samples; with a label per token over all labels that count.
 
         Raises:
-            DataError: the loss or a metric is not finite, or beyond 1e30; the statistics or the weights are useless.
+            DataError: the loss or a metric is not finite, or beyond 1e30; the statistics or the
+                weights are useless.
             DataChangedError: the test set has changed.
         """
         fixed = self._fixed(weights, statistics)
-        names, sums = list(summed_outputs(self.judged.manifest.recipe)), dict[str, NDArray[np.float64]]()
+        names = list(summed_outputs(self.judged.manifest.recipe))
+        sums = dict[str, NDArray[np.float64]]()
         for x, y in self.data.batches(self._batch_size, self._dtype):
             found = run_graph(self._session, names, {**fixed, "x": x, "y": y}, self.data.source)
             for name, value in zip(names, found, strict=True):
@@ -106,13 +127,22 @@ class Evaluator:
             raise DataError(f"{what}, is not finite, or beyond 1e30") from error
 
     def losses(self, weights: Tensors, statistics: Tensors, samples: int) -> NDArray[np.float64]:
-        """Mean loss of each run of so many consecutive samples, the last maybe shorter, over labels that count.
+        """Mean loss of each run of so many consecutive samples, the last maybe shorter, over labels
+        that count.
 
         It is float64 ``[runs]``.
         """
         fixed = self._fixed(weights, statistics)
         found = (
-            (run_graph(self._session, ["loss_sum"], {**fixed, "x": x, "y": y}, self.data.source)[0], counted(y))
+            (
+                run_graph(
+                    self._session,
+                    ["loss_sum"],
+                    {**fixed, "x": x, "y": y},
+                    self.data.source,
+                )[0],
+                counted(y),
+            )
             for x, y in self.data.batches(samples, self._dtype)
         )
         losses = np.fromiter((float(loss) / max(1, count) for loss, count in found), np.float64)
@@ -120,19 +150,31 @@ class Evaluator:
         return losses
 
     def hits(
-        self, weights: Tensors, statistics: Tensors, chosen: NDArray[np.int64], mask: NDArray[np.float32]
+        self,
+        weights: Tensors,
+        statistics: Tensors,
+        chosen: NDArray[np.int64],
+        mask: NDArray[np.float32],
     ) -> tuple[int, int]:
-        """How many labels of some samples, by index, are right with a label mask, and how many there are.
+        """How many labels of some samples, by index, are right with a label mask, and how many
+        there are.
 
-        Specification 1.5: zeroed logits; the mask is ``[classes]``, 1 where a label counts. Statistics are as for
-        `evaluate`.
+        Specification 1.5: zeroed logits; the mask is ``[classes]``, 1 where a label counts.
+        Statistics are as for `evaluate`.
         """
         fixed = self._fixed(weights, statistics)
         fixed |= {"mask": mask} if "mask" in fixed else {}
         correct = count = 0
         for start in range(0, len(chosen), self._batch_size):
             x, y = self.data.batch(chosen[start : start + self._batch_size], self._dtype)
-            correct += int(run_graph(self._session, ["correct"], {**fixed, "x": x, "y": y}, self.data.source)[0])
+            correct += int(
+                run_graph(
+                    self._session,
+                    ["correct"],
+                    {**fixed, "x": x, "y": y},
+                    self.data.source,
+                )[0]
+            )
             count += counted(y)
         self.data.check_kept()
         return correct, count

@@ -25,10 +25,13 @@ class Assignment:
 
 
 class Fleet:
-    """Presence as last heard; known devices count as offline until the broker's retained messages say otherwise.
+    """Presence as last heard.
+
+    Known devices count as offline until the broker's retained messages say otherwise.
 
     Attributes:
-        declined: devices whose data is of no use in the run in progress, and why, until they come anew or it changes.
+        declined: devices whose data is of no use in the run in progress, and why, until they come
+            anew or it changes.
     """
 
     def __init__(self, known: Iterable[DeviceRecord] = ()) -> None:
@@ -42,7 +45,8 @@ class Fleet:
 
     def see(self, said: DeviceStatus | DeviceProfile) -> bool:
         """Take what a device says of itself; True if it came or went."""
-        device, before = said.device, self.is_online(said.device)
+        device = said.device
+        before = self.is_online(said.device)
         self._silent.discard(device)
         if isinstance(said, DeviceProfile):
             if said.profile.examples != self.announced(device):
@@ -64,12 +68,18 @@ class Fleet:
         self._silent.discard(device)
 
     def dismiss(self, members: Collection[str]) -> list[str]:
-        """Count those as away who are no members now, until they are again, as after an hour of a wrong clock.
+        """Count those as away who are no members now, until they are again, as after an hour of a
+        wrong clock.
 
         Ids of those of whom something was known, and who are no members any more, or are again.
         """
-        said = {device for device, profile in self._profiles.items() if profile is not None or device in self._online}
-        before, self._dismissed = self._dismissed, said - {*members}
+        said = {
+            device
+            for device, profile in self._profiles.items()
+            if profile is not None or device in self._online
+        }
+        before = self._dismissed
+        self._dismissed = said - {*members}
         return sorted(before ^ self._dismissed)
 
     def knows(self, device: str) -> bool:
@@ -78,7 +88,9 @@ class Fleet:
 
     def is_online(self, device: str) -> bool:
         """Whether the device is connected, as far as we know, and not silent."""
-        return device in self._online and device not in self._silent and device not in self._dismissed
+        return (
+            device in self._online and device not in self._silent and device not in self._dismissed
+        )
 
     def announced(self, device: str) -> int | None:
         """Samples that a device last said it has, None if it never did."""
@@ -108,13 +120,19 @@ class Fleet:
     def releases(self, *, sets: bool = False) -> dict[str, str]:
         """What the devices that take releases say of theirs, by id."""
         there = self._profiles.keys() - self._dismissed
-        known = {device: profile for device in there if (profile := self._profiles[device]) is not None}
-        found = {device: profile.sets if sets else profile.release for device, profile in known.items()}
+        known = {
+            device: profile for device in there if (profile := self._profiles[device]) is not None
+        }
+        found = {
+            device: profile.sets if sets else profile.release for device, profile in known.items()
+        }
         return {device: said for device, said in found.items() if said is not None}
 
     def profiles(self) -> dict[str, Profile]:
         """Profiles of the devices that may be asked and sent one, by id in order."""
-        found = {device: self._profiles[device] for device in self.online if device not in self.declined}
+        found = {
+            device: self._profiles[device] for device in self.online if device not in self.declined
+        }
         return {device: profile for device, profile in found.items() if profile is not None}
 
     def why_away(self, device: str) -> str:
@@ -124,23 +142,36 @@ class Fleet:
         return self.declined.get(device, "offline")
 
 
-def usable_tiers(tiers: Mapping[str, TierArtifacts], config: TiersConfig) -> tuple[TierArtifacts, ...]:
-    """The tiers a configuration allows, largest first; a ConfigError where it names a tier that is not exported."""
+def usable_tiers(
+    tiers: Mapping[str, TierArtifacts], config: TiersConfig
+) -> tuple[TierArtifacts, ...]:
+    """The tiers a configuration allows, largest first.
+
+    A ConfigError where it names a tier that is not exported.
+    """
     if config.allowed is None:
         return tuple(tiers.values())
     unknown = [tier for tier in config.allowed if tier not in tiers]
     if unknown:
-        raise ConfigError(f"tiers.allowed: no tier {unknown[0]!r} is exported; there are {', '.join(tiers)}")
+        raise ConfigError(
+            f"tiers.allowed: no tier {unknown[0]!r} is exported; there are {', '.join(tiers)}"
+        )
     return tuple(item for key, item in tiers.items() if key in config.allowed)
 
 
 def fits(profile: Profile, tier: TierArtifacts, memory_share: float) -> bool:
-    """Whether a device declares itself able to train a tier; a free memory of 0 is one that it could not measure."""
+    """Whether a device declares itself able to train a tier.
+
+    A free memory of 0 is one that it could not measure.
+    """
     manifest = tier.manifest
     return (
         manifest.width <= profile.max_width + _WIDTH_SLACK
         and (profile.max_depth is None or manifest.depth <= profile.max_depth)
-        and (not profile.free_ram_bytes or manifest.peak_memory_bytes <= memory_share * profile.free_ram_bytes)
+        and (
+            not profile.free_ram_bytes
+            or manifest.peak_memory_bytes <= memory_share * profile.free_ram_bytes
+        )
         and (profile.memory_below is None or manifest.peak_memory_bytes < profile.memory_below)
     )
 
@@ -174,13 +205,16 @@ def assign(
     seed: int = 0,
     version: int = 0,
 ) -> dict[str, Assignment]:
-    """Give every device the largest tier it declares itself able to train, or one of its level if that is smaller.
+    """Give every device the largest tier it declares itself able to train, or one of its level if
+    that is smaller.
 
-    Tiers are those in use, largest first. Fixed levels go by the order of the devices' ids, so they are the same all
-    run long where the same devices are there; others are drawn anew for every version.
+    Tiers are those in use, largest first. Fixed levels go by the order of the devices' ids, so they
+    are the same all run long where the same devices are there; others are drawn anew for every
+    version.
 
     Returns:
-        Devices that can take part, by id; those without data or too small for every tier are left out.
+        Devices that can take part, by id; those without data or too small for every tier are left
+        out.
     """
     able: dict[str, list[TierArtifacts]] = {}
     for device, profile in profiles.items():
@@ -190,12 +224,16 @@ def assign(
     chosen: dict[str, Assignment] = {}
     for device, fitting in able.items():
         # A board too small for its level takes what it can.
-        within = [tier for tier in fitting if tier.tier.width <= limits.get(device, 1.0) + _WIDTH_SLACK]
+        within = [
+            tier for tier in fitting if tier.tier.width <= limits.get(device, 1.0) + _WIDTH_SLACK
+        ]
         chosen[device] = Assignment(device, (within or fitting[-1:])[0])
     return chosen
 
 
-def _limits(devices: Sequence[str], config: TiersConfig, seed: int, version: int) -> dict[str, float]:
+def _limits(
+    devices: Sequence[str], config: TiersConfig, seed: int, version: int
+) -> dict[str, float]:
     """The width of every device's level; nothing where there are no levels."""
     if config.levels is None or not devices:
         return {}
@@ -227,14 +265,22 @@ def require_levels(tiers: Sequence[TierArtifacts], config: TiersConfig) -> None:
 
 
 def wanted_of(eligible: int, *, fraction: float, least: int) -> int:
-    """How many updates a round wants: a share of the eligible devices, rounded up, but at least so many."""
+    """How many updates a round wants: a share of the eligible devices, rounded up, but at least so
+    many.
+    """
     return min(eligible, max(least, _share_of(fraction, eligible)))
 
 
 def choose(
-    eligible: Mapping[str, Assignment], *, wanted: int, over_selection: float = 0.0, seed: int, number: int
+    eligible: Mapping[str, Assignment],
+    *,
+    wanted: int,
+    over_selection: float = 0.0,
+    seed: int,
+    number: int,
 ) -> tuple[Assignment, ...]:
-    """Draw the devices of a round, by id, without replacement (specification 1.2, step 1), by the arguments alone.
+    """Draw the devices of a round, by id, without replacement (specification 1.2, step 1), by the
+    arguments alone.
 
     As many as are wanted, and beyond them `over_selection`, a share of these, rounded up.
     """

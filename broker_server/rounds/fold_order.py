@@ -1,7 +1,8 @@
 """Folding updates in the order of their devices' ids, whatever the order they arrive in.
 
-Addition of floats depends on its order; a fixed order gives the same bits in every run. An update is folded as soon as
-everyone before it has answered, so at the close little is left to do; what has to wait waits on disk.
+Addition of floats depends on its order; a fixed order gives the same bits in every run. An update
+is folded as soon as everyone before it has answered, so at the close little is left to do; what has
+to wait waits on disk.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,8 +17,8 @@ from broker_server.strategies.strategy import Contribution, GlobalModel, Merge
 class Folding:
     """The merge of one round in progress, over tasks in the order of their devices.
 
-    An update is loaded from disk by its task, measured when it is folded for the first time, and moved where it was
-    made from an earlier version.
+    An update is loaded from disk by its task, measured when it is folded for the first time, and
+    moved where it was made from an earlier version.
 
     Attributes:
         folded: tasks whose updates are in it, in their order.

@@ -1,11 +1,14 @@
-"""After a merge: batch norm statistics of the new version, and its accuracy on the server's test set.
+"""After a merge: batch norm statistics of the new version, and its accuracy on the server's test
+set.
 
-Statistics are those of HeteroFL (Diao et al., ICLR 2021), section 3; specification 1.6 and vector H8: for each norm a
-device tells the mean over its batches of the batch mean and of the unbiased batch variance.
+Statistics are those of HeteroFL (Diao et al., ICLR 2021), section 3; specification 1.6 and vector
+H8: for each norm a device tells the mean over its batches of the batch mean and of the unbiased
+batch variance.
 
-Devices do one task at a time, so they are asked for statistics before the next round. The test set needs no device:
-where nothing waits for what is found, a thread goes through it while the next round trains. No round ends before the
-one before it is judged, so at most one judgement is under way.
+Devices do one task at a time, so they are asked for statistics before the next round. The test set
+needs no device: where nothing waits for what is found, a thread goes through it while the next
+round trains. No round ends before the one before it is judged, so at most one judgement is under
+way.
 """
 
 import contextlib
@@ -13,7 +16,9 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeoutError  # differs from the built-in one in Python 3.10
+from concurrent.futures import (
+    TimeoutError as FutureTimeoutError,
+)  # differs from the built-in one in Python 3.10
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
@@ -27,7 +32,12 @@ from broker_server.rounds.contracts import FleetContracts
 from broker_server.rounds.dispatch import Services, gather
 from broker_server.rounds.evaluation import Evaluator
 from broker_server.rounds.onnx_runtime import Halt, open_graph, run_graph
-from broker_server.rounds.planning import keep_sent, open_collection, statistics_tasks, tasks_of
+from broker_server.rounds.planning import (
+    keep_sent,
+    open_collection,
+    statistics_tasks,
+    tasks_of,
+)
 from broker_server.rounds.quarantine import quarantined
 from broker_server.rounds.run_context import RunContext
 from broker_server.rounds.stopping import StopRequested
@@ -48,7 +58,9 @@ from models.slicing import Tensors
 Statistics = dict[str, NDArray[np.float32]]
 """``stat.<norm>.mean`` and ``stat.<norm>.var`` to vectors of the norm's channels."""
 
-_LOOK_SECONDS = 0.2  # between two checks whether the server should stop, while it waits for a judgement
+_LOOK_SECONDS = (
+    0.2  # between two checks whether the server should stop, while it waits for a judgement
+)
 _FoundT = TypeVar("_FoundT")
 
 
@@ -64,10 +76,10 @@ def combine(
 ) -> Statistics:
     """Make the devices' statistics into those of the fleet.
 
-    With n_k batches on device k and N their sum, the mean is ``sum(n_k mean_k) / N``. The variance ``per_client`` is
-    ``sum(n_k var_k) / N``: batches of one device lack what separates the devices (vector H8). ``pooled`` adds the
-    variance between the devices' means, ``sum(n_k mean_k^2) / N - mean^2``, and so stands for the authors' one pooled
-    and shuffled loader.
+    With n_k batches on device k and N their sum, the mean is ``sum(n_k mean_k) / N``. The variance
+    ``per_client`` is ``sum(n_k var_k) / N``: batches of one device lack what separates the devices
+    (vector H8). ``pooled`` adds the variance between the devices' means, ``sum(n_k mean_k^2) / N -
+    mean^2``, and so stands for the authors' one pooled and shuffled loader.
 
     Returns:
         float32 vectors; computed in float64.
@@ -75,14 +87,21 @@ def combine(
     total = float(sum(batches for batches, _ in answers))
     combined: Statistics = {}
     for norm in norms:
-        mean_name, variance_name = statistic_mean(norm), statistic_variance(norm)
-        means = [(batches / total, np.asarray(tensors[mean_name], np.float64)) for batches, tensors in answers]
+        mean_name = statistic_mean(norm)
+        variance_name = statistic_variance(norm)
+        means = [
+            (batches / total, np.asarray(tensors[mean_name], np.float64))
+            for batches, tensors in answers
+        ]
         mean = sum((share * value for share, value in means), np.zeros_like(means[0][1]))
         variance = np.zeros_like(mean)
         for batches, tensors in answers:
             variance += batches / total * np.asarray(tensors[variance_name], np.float64)
         if rule == "pooled":
-            variance += sum((share * (value - mean) ** 2 for share, value in means), np.zeros_like(mean))
+            variance += sum(
+                (share * (value - mean) ** 2 for share, value in means),
+                np.zeros_like(mean),
+            )
         combined[mean_name] = mean.astype(np.float32)
         combined[variance_name] = variance.astype(np.float32)
     return combined
@@ -97,7 +116,8 @@ def over_batches(
     threads: int,
     halt: Halt | None = None,
 ) -> Statistics:
-    """Run the stats graph over the server's own samples: the mean over batches, each batch alike (vector H8).
+    """Run the stats graph over the server's own samples: the mean over batches, each batch alike
+    (vector H8).
 
     A last batch of one sample is dropped: its variance is not defined.
 
@@ -117,7 +137,11 @@ def over_batches(
         if len(x) < 2:
             continue
         count += 1
-        for name, value in zip(names, run_graph(session, names, {**inputs, "x": x}, data.source), strict=True):
+        for name, value in zip(
+            names,
+            run_graph(session, names, {**inputs, "x": x}, data.source),
+            strict=True,
+        ):
             sums[name] = sums[name] + value if name in sums else np.asarray(value, np.float64)
     data.check_kept()
     if not count:
@@ -127,14 +151,18 @@ def over_batches(
 
 @dataclass(frozen=True)
 class Evaluators:
-    """The eval graphs of the judged tier, if there is one, and of those `beside` it, with their test sets."""
+    """The eval graphs of the judged tier, if there is one, and of those `beside` it, with their
+    test sets.
+    """
 
     judged: Evaluator | None = None
     beside: tuple[Evaluator, ...] = ()
-    # all but the last version are judged while the next round goes on. A simulation does without: its workers have all
-    # cores, and its rows the judgements
+    # all but the last version are judged while the next round goes on. A simulation does without:
+    # its workers have all cores, and its rows the judgements
     apart: bool = False
-    contracts: Mapping[str, DataContract] = field(default_factory=dict)  # of the boards' data, by tier
+    contracts: Mapping[str, DataContract] = field(
+        default_factory=dict
+    )  # of the boards' data, by tier
     terms: ContractTerms | None = None  # the part that a resumed run keeps
 
 
@@ -142,20 +170,27 @@ def open_evaluators(context: RunContext) -> Evaluators:
     """Read the test sets and open the graphs that judge a run's versions.
 
     Raises:
-        ConfigError: a tier is not exported; or several are judged of a model whose batch norm statistics are asked from
-            the devices, who are asked for one tier.
+        ConfigError: a tier is not exported; or several are judged of a model whose batch norm
+            statistics are asked from the devices, who are asked for one tier.
         DataError: a test set cannot be read, or does not fit its tier.
     """
     config = context.config.evaluation
     halt = Halt()
 
     def opened(tier: TierArtifacts, test_set: DataSet) -> Evaluator:
-        return Evaluator(tier, test_set, batch_size=config.batch_size, threads=config.threads, halt=halt)
+        return Evaluator(
+            tier,
+            test_set,
+            batch_size=config.batch_size,
+            threads=config.threads,
+            halt=halt,
+        )
 
     contracts = FleetContracts(context)
     if config.data is None:
         return Evaluators(contracts=contracts.by_tier(), terms=context.config.contract)
-    judged, beside = context.judged, context.judged_beside
+    judged = context.judged
+    beside = context.judged_beside
     others = [tier for tier in beside if tier is not judged]
     if config.statistics == "query" and any(map(has_statistics, others)):
         raise ConfigError(
@@ -185,7 +220,9 @@ def open_test_sets(context: RunContext) -> tuple[RunContext, Evaluators]:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What was found about a version on the test set, if there is one, or why nothing was although it was due."""
+    """What was found about a version on the test set, if there is one, or why nothing was although
+    it was due.
+    """
 
     evaluation: VersionEvaluation | None = None
     note: str | None = None
@@ -218,12 +255,15 @@ class Judge:
         self._settled = self._dispatcher.now() + self._dispatcher.settling_seconds
 
     def judge(self, record: RoundRecord, version: VersionRecord) -> Judgement:
-        """Evaluate a version if that is due, or begin to; what a killed server had found is not asked for again.
+        """Evaluate a version if that is due, or begin to.
+
+        What a killed server had found is not asked for again.
 
         That the server shall end is a StopRequested.
         """
         self.finish()
-        rounds, config = self._context.config.round, self._context.config.evaluation
+        rounds = self._context.config.round
+        config = self._context.config.evaluation
         last = version.number >= rounds.rounds
         if self._evaluator is None or not (last or version.number % config.every == 0):
             return Judgement()
@@ -239,7 +279,11 @@ class Judge:
                 try:
                     asks = config.statistics == "query"
                     own = self._evaluator
-                    found = self._query(record, version, judged) if asks else self._own_statistics(own, weights)
+                    found = (
+                        self._query(record, version, judged)
+                        if asks
+                        else self._own_statistics(own, weights)
+                    )
                 except DataChangedError as error:
                     return Judgement(note=str(error))
                 if isinstance(found, str):
@@ -248,21 +292,36 @@ class Judge:
             self._store.judge_version(version.run, version.number, statistics=digest)
             statistics = open_tensors(self._blobs.path(digest))
         if judged.digest not in self._in_use(version):
-            self._blobs.remove(judged.digest)  # a cut of the version can be made again; whoever has it mapped keeps it
+            self._blobs.remove(
+                judged.digest
+            )  # a cut of the version can be made again; whoever has it mapped keeps it
         if self._apart and not last:
-            self._under_way = version, self._thread.submit(self._found, self._evaluator, weights, statistics, version)
+            self._under_way = (
+                version,
+                self._thread.submit(self._found, self._evaluator, weights, statistics, version),
+            )
             return Judgement(later=True)
-        found_now = self._awaited(self._thread.submit(self._found, self._evaluator, weights, statistics, version))
+        found_now = self._awaited(
+            self._thread.submit(self._found, self._evaluator, weights, statistics, version)
+        )
         if found_now.evaluation is not None:
             self._store.judge_version(version.run, version.number, evaluation=found_now.evaluation)
         return found_now
 
     def go_on(self) -> None:
         """Begin anew what a server was killed in: the judgement of the newest closed round."""
-        closed = [item for item in self._store.rounds(self._context.run) if item.state is RoundState.CLOSED]
+        closed = [
+            item
+            for item in self._store.rounds(self._context.run)
+            if item.state is RoundState.CLOSED
+        ]
         for record in closed[-1:]:
             version = self._store.version(record.run, record.version + 1)
-            if version is not None and version.round == record.number and not (version.evaluation or record.note):
+            if (
+                version is not None
+                and version.round == record.number
+                and not (version.evaluation or record.note)
+            ):
                 self.judge(record, version)
 
     def look(self) -> None:
@@ -275,14 +334,18 @@ class Judge:
         if self._under_way is None:
             return
         (version, future), self._under_way = self._under_way, None
-        found, reporter = self._awaited(future), self._dispatcher.reporter
+        found = self._awaited(future)
+        reporter = self._dispatcher.reporter
         self._store.judge_closed(version, found.evaluation, found.note)
         about = reporter.stamp | {"round": version.round, "version": version.number}
         event = control.RoundJudged(**about, evaluation=found.evaluation, note=found.note)
         reporter.emit(event, f"version {version.number}: {found.shown}")
 
     def close(self) -> None:
-        """End the thread and its running graph; the next server repeats judgements that were not reported."""
+        """End the thread and its running graph.
+
+        The next server repeats judgements that were not reported.
+        """
         if self._evaluator is not None:
             self._evaluator.halt.stop()
         self._thread.shutdown()
@@ -295,7 +358,13 @@ class Judge:
             if self._dispatcher.stopping:
                 raise StopRequested
 
-    def _found(self, evaluator: Evaluator, weights: Tensors, statistics: Tensors, version: VersionRecord) -> Judgement:
+    def _found(
+        self,
+        evaluator: Evaluator,
+        weights: Tensors,
+        statistics: Tensors,
+        version: VersionRecord,
+    ) -> Judgement:
         """What the test sets say of a version; it only reads, so that it may run beside a round."""
         try:
             own = evaluator.evaluate(weights, statistics)
@@ -308,34 +377,54 @@ class Judge:
         return Judgement(VersionEvaluation(**own.model_dump(), tiers=beside))
 
     def _in_use(self, version: VersionRecord) -> set[str]:
-        """Weights of a version, and those that the newest round has sent, of which a cut of it may be one."""
+        """Weights of a version, and those that the newest round has sent, of which a cut of it may
+        be one.
+        """
         last = self._store.last_round(version.run)
         tasks = self._store.tasks(version.run, last.number, "train") if last is not None else []
-        return {version.digest, *(choice.weights.digest for task in tasks for choice in task.choices)}
+        return {
+            version.digest,
+            *(choice.weights.digest for task in tasks for choice in task.choices),
+        }
 
     def _judge_beside(self, evaluator: Evaluator, version: VersionRecord) -> Evaluation:
-        """Loss and accuracy of a further tier; its statistics come from the test set (see `open_evaluators`)."""
+        """Loss and accuracy of a further tier.
+
+        Its statistics come from the test set (see `open_evaluators`).
+        """
         weights = model_of(self._context, evaluator.judged.tier, version, self._blobs)
         found = self._over_test_set(evaluator, weights) if has_statistics(evaluator.judged) else {}
         return evaluator.evaluate(weights, found)
 
     def _own_statistics(self, evaluator: Evaluator, weights: Tensors) -> Statistics:
-        """Compute statistics of the judged tier from the server's own samples; may raise a StopRequested."""
+        """Compute statistics of the judged tier from the server's own samples.
+
+        May raise a StopRequested.
+        """
         return self._awaited(self._thread.submit(self._over_test_set, evaluator, weights))
 
     def _over_test_set(self, evaluator: Evaluator, weights: Tensors) -> Statistics:
-        size, threads = self._context.config.train.batch_size, self._context.config.evaluation.threads
+        size = self._context.config.train.batch_size
+        threads = self._context.config.evaluation.threads
         return over_batches(
-            evaluator.judged, weights, evaluator.data, batch_size=size, threads=threads, halt=evaluator.halt
+            evaluator.judged,
+            weights,
+            evaluator.data,
+            batch_size=size,
+            threads=threads,
+            halt=evaluator.halt,
         )
 
     def _judged_blob(self, version: VersionRecord) -> BlobRef:
         """What is judged of a version: all of it, or the model of the configured tier."""
-        layout, tier = self._context.artifacts.layout, self._context.judged.tier
+        layout = self._context.artifacts.layout
+        tier = self._context.judged.tier
         digest = version.digest
         if tier != layout.tier(1.0):
             model = model_of(self._context, tier, version, self._blobs)
-            digest = self._blobs.put(encode_weights({item.name: model[item.name] for item in layout.kept(tier)}))
+            digest = self._blobs.put(
+                encode_weights({item.name: model[item.name] for item in layout.kept(tier)})
+            )
         size = self._blobs.path(digest).stat().st_size
         return BlobRef(digest=digest, size=size, chunk_bytes=self._context.config.round.chunk_bytes)
 
@@ -343,11 +432,21 @@ class Judge:
         known = [item.statistics_digest for item in self._store.versions(self._context.run)]
         return next((digest for digest in reversed(known) if digest is not None), None)
 
-    def _query(self, record: RoundRecord, version: VersionRecord, judged: BlobRef) -> Statistics | str:
+    def _query(
+        self, record: RoundRecord, version: VersionRecord, judged: BlobRef
+    ) -> Statistics | str:
         """Ask the devices; the reason, as text, if too few answer."""
-        context, config = self._context, self._context.config.evaluation
-        if context.config.download.encoding != "fp32":  # as a round sends them, so that a device has them then
-            judged, _ = keep_sent(context, open_tensors(self._blobs.path(judged.digest)), self._blobs, durable=True)
+        context = self._context
+        config = self._context.config.evaluation
+        if (
+            context.config.download.encoding != "fp32"
+        ):  # as a round sends them, so that a device has them then
+            judged, _ = keep_sent(
+                context,
+                open_tensors(self._blobs.path(judged.digest)),
+                self._blobs,
+                durable=True,
+            )
         tasks = self._store.tasks(record.run, record.number, "statistics")
         if not tasks:
             own = self._store.tasks(record.run, record.number, "train")
@@ -357,18 +456,30 @@ class Judge:
             banned = quarantined(self._store, context.run, context.config.robust)
             absent |= {device for device, until in banned.items() if record.number <= until}
             trained = {task.device for task in own if task.phase is TaskPhase.MERGED}
-            while not trained <= {*self._dispatcher.fleet.online} and self._dispatcher.now() < self._settled:
-                self._dispatcher.pump(self._settled)  # a server that starts has not heard of all who are there
+            while (
+                not trained <= {*self._dispatcher.fleet.online}
+                and self._dispatcher.now() < self._settled
+            ):
+                self._dispatcher.pump(
+                    self._settled
+                )  # a server that starts has not heard of all who are there
             profiles = self._dispatcher.fleet.profiles()
             able = {
-                device: item.examples > 1 and item.backends and not item.unable for device, item in profiles.items()
+                device: item.examples > 1 and item.backends and not item.unable
+                for device, item in profiles.items()
             }
             devices = [device for device, can in able.items() if can and device not in absent]
             if not devices:
                 return "no device is online to give batch norm statistics"
             count = math.ceil(round(config.statistics_fraction * len(devices), 9))
             draw = random.Random(f"{context.config.seed}/statistics/{version.number}")  # noqa: S311  (reproducible)
-            tasks = statistics_tasks(context, sorted(draw.sample(devices, count)), version, record.number, judged)
+            tasks = statistics_tasks(
+                context,
+                sorted(draw.sample(devices, count)),
+                version,
+                record.number,
+                judged,
+            )
             self._store.add_tasks(tasks)
         self._dispatcher.blobs.serve({judged.digest: self._blobs.path(judged.digest)})
         now = self._dispatcher.now()
@@ -380,8 +491,11 @@ class Judge:
             grace=context.config.round.grace,
         )
         collection = open_collection(context, tasks, rule)
-        reporter, told = self._dispatcher.reporter, tuple(task.device for task in tasks)
-        reporter.emit(control.StatisticsStarted(**reporter.stamp, round=record.number, devices=told))
+        reporter = self._dispatcher.reporter
+        told = tuple(task.device for task in tasks)
+        reporter.emit(
+            control.StatisticsStarted(**reporter.stamp, round=record.number, devices=told)
+        )
         return self._collect(collection)
 
     def _collect(self, collection: Collection) -> Statistics | str:
@@ -394,7 +508,9 @@ class Judge:
         answers = [
             (record.metrics.batches, self._updates.tensors(record.update_digest))
             for record in (task.record for task in collection.tasks.values())
-            if record.phase is TaskPhase.RECEIVED and record.metrics is not None and record.update_digest is not None
+            if record.phase is TaskPhase.RECEIVED
+            and record.metrics is not None
+            and record.update_digest is not None
         ]
         norms = [spec.name for spec in self._context.judged.manifest.statistics]
         return combine(answers, norms, self._context.config.evaluation.combine)

@@ -1,13 +1,14 @@
 """Krum: of the updates of one tier those are merged that are closest to the others.
 
-Peva Blanchard, El Mahdi El Mhamdi, Rachid Guerraoui, Julien Stainer: "Machine Learning with Adversaries: Byzantine
-Tolerant Gradient Descent", NeurIPS 2017, https://arxiv.org/abs/1703.02757, section 3; as Multi-Krum (section 5) with
-m = n - f. The score of an update is the sum of its squared distances to the n - f - 2 closest others, and the n - f of
-the smallest scores are taken. Sub-models are compared where they hold the same entries: inside a tier, and with one
-plan for all of it.
+Peva Blanchard, El Mahdi El Mhamdi, Rachid Guerraoui, Julien Stainer: "Machine Learning with
+Adversaries: Byzantine Tolerant Gradient Descent", NeurIPS 2017, https://arxiv.org/abs/1703.02757,
+section 3; as Multi-Krum (section 5) with m = n - f. The score of an update is the sum of its
+squared distances to the n - f - 2 closest others, and the n - f of the smallest scores are taken.
+Sub-models are compared where they hold the same entries: inside a tier, and with one plan for all
+of it.
 
-What the paper proves needs n > 2 f + 2. A tier with fewer devices than that leaves out as many as it can, and one of
-fewer than five nobody.
+What the paper proves needs n > 2 f + 2. A tier with fewer devices than that leaves out as many as
+it can, and one of fewer than five nobody.
 """
 
 import math
@@ -29,7 +30,8 @@ def squared_distances(updates: Mapping[str, Tensors]) -> NDArray[np.float64]:
         rows = [item[name].reshape(-1) for item in found]
         for start in range(0, rows[0].size, _BLOCK):
             block = np.stack([row[start : start + _BLOCK] for row in rows]).astype(np.float64)
-            # Moved to where the updates are, so that small distances are not lost in large products.
+            # Moved to where the updates are, so that small distances are not lost in large
+            # products.
             block -= block.mean(axis=0)
             products = block @ block.T
             squares = np.diag(products)
@@ -38,12 +40,17 @@ def squared_distances(updates: Mapping[str, Tensors]) -> NDArray[np.float64]:
 
 
 def left_out(updates: Mapping[str, Tensors], faulty: float) -> tuple[str, ...]:
-    """The updates of a tier, all cut by one plan, that are not merged, the worst first; `faulty` is a share."""
+    """The updates of a tier, all cut by one plan, that are not merged, the worst first.
+
+    `faulty` is a share.
+    """
     count = len(updates)
     bad = min(math.ceil(round(faulty * count, 9)), (count - 3) // 2)
     if bad < 1:
         return ()
-    distances = np.sort(squared_distances(updates), axis=1)  # the first of each row is its distance to itself
+    distances = np.sort(
+        squared_distances(updates), axis=1
+    )  # the first of each row is its distance to itself
     order = np.argsort(-distances[:, 1 : count - bad - 1].sum(axis=1), kind="stable")
     tasks = list(updates)
     return tuple(tasks[index] for index in order[:bad])

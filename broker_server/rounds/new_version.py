@@ -1,7 +1,9 @@
-"""From a round's updates on disk to a new global version in the store: which are merged, and how each counts.
+"""From a round's updates on disk to a new global version in the store: which are merged, and how
+each counts.
 
-Updates are folded as they come (`broker_server.rounds.fold_order`), though what they may be is known at the close only:
-bounds are taken from all of them. Where one is not as it should be the sums are made again without it.
+Updates are folded as they come (`broker_server.rounds.fold_order`), though what they may be is
+known at the close only: bounds are taken from all of them. Where one is not as it should be the
+sums are made again without it.
 """
 
 import time
@@ -48,21 +50,31 @@ class Counted:
 
 
 def count_updates(
-    context: RunContext, services: Services, folding: Folding, old: VersionRecord, sent: Callable[[str], Tensors]
+    context: RunContext,
+    services: Services,
+    folding: Folding,
+    old: VersionRecord,
+    sent: Callable[[str], Tensors],
 ) -> Counted:
-    """Judge updates that were folded by what was sent, and fold them again if not all of them count as they are.
+    """Judge updates that were folded by what was sent, and fold them again if not all of them count
+    as they are.
 
     Raises:
         BlobError: an update on disk can no longer be read.
     """
-    config, privacy = context.config.robust, context.config.privacy
+    config = context.config.robust
+    privacy = context.config.privacy
     tiers = Counter(item.tier for item in folding.measured.values())
     earlier, devices = _earlier(services, old, tiers)
-    if len(devices | {item.device for item in folding.measured.values()}) < PEERS:  # which of two is unlike the other?
+    if (
+        len(devices | {item.device for item in folding.measured.values()}) < PEERS
+    ):  # which of two is unlike the other?
         config = config.model_copy(update={"norm_bound": 0.0})
     verdicts = screen(folding.measured, earlier, config)
     chosen_out = _left_out(folding, verdicts, config.faulty) if config.merge == "krum" else ()
-    outcomes = {task: _outcome(item, left_out=task in chosen_out) for task, item in verdicts.items()}
+    outcomes = {
+        task: _outcome(item, left_out=task in chosen_out) for task, item in verdicts.items()
+    }
     changed = any(_changes(outcomes[task]) for task in folding.folded)
 
     def treated(task: str, update: Contribution) -> Contribution | None:
@@ -72,14 +84,21 @@ def count_updates(
         if screening.scale < 1:
             update = replace(update, weights=_scaled(update.weights, sent(task), screening.scale))
         if screening.samples < screening.declared:
-            update = replace(update, metrics=update.metrics.model_copy(update={"examples": screening.samples}))
+            update = replace(
+                update,
+                metrics=update.metrics.model_copy(update={"examples": screening.samples}),
+            )
         return update
 
     if changed:
         folding = folding.again(treated)
     if privacy is not None and privacy.where == "central":  # by the merge itself; noted here
         outcomes = {task: _clipped(item, privacy.clip) for task, item in outcomes.items()}
-    refusals = {task: (item.reason, item.detail) for task, item in verdicts.items() if item.reason is not None}
+    refusals = {
+        task: (item.reason, item.detail)
+        for task, item in verdicts.items()
+        if item.reason is not None
+    }
     return Counted(folding, outcomes, refusals)
 
 
@@ -87,15 +106,22 @@ def report_refusals(services: Services, counted: Counted, tasks: Mapping[str, Ta
     """Name those whose updates were refused, and count them."""
     for task, (reason, detail) in counted.refusals.items():
         record = tasks[task]
-        services.dispatcher.reporter.refused(reason, detail, device=record.device, number=record.round)
+        services.dispatcher.reporter.refused(
+            reason, detail, device=record.device, number=record.round
+        )
 
 
 def _earlier(
     services: Services, old: VersionRecord, tiers: Mapping[str, int]
 ) -> tuple[dict[str, list[float]], set[str]]:
-    """Norms that the version the round started from was made of, by tier, those before where that is too few; whose."""
-    found, devices = dict[str, list[float]](), set[str]()
-    back = _BACK if sum(tiers.values()) > 1 else 1  # whoever is alone in the fleet has only itself to differ from
+    """Norms that the version the round started from was made of, by tier, those before where that
+    is too few; whose.
+    """
+    found = dict[str, list[float]]()
+    devices = set[str]()
+    back = (
+        _BACK if sum(tiers.values()) > 1 else 1
+    )  # whoever is alone in the fleet has only itself to differ from
     for number in range(old.round, max(old.round - back, 0), -1):
         for task in services.store.tasks(old.run, number, "train"):
             if task.phase is TaskPhase.MERGED and task.screening is not None:
@@ -117,15 +143,27 @@ def _left_out(folding: Folding, verdicts: Mapping[str, Verdict], faulty: float) 
 
 def _outcome(verdict: Verdict, *, left_out: bool) -> Outcome:
     if verdict.reason is not None:
-        return Outcome(TaskPhase.REFUSED, verdict.screening, f"{verdict.reason.value}: {verdict.detail}")
+        return Outcome(
+            TaskPhase.REFUSED,
+            verdict.screening,
+            f"{verdict.reason.value}: {verdict.detail}",
+        )
     if left_out:
-        return Outcome(TaskPhase.LEFT_OUT, verdict.screening, "krum: farther from the others of its tier than they are")
+        return Outcome(
+            TaskPhase.LEFT_OUT,
+            verdict.screening,
+            "krum: farther from the others of its tier than they are",
+        )
     return Outcome(TaskPhase.MERGED, verdict.screening)
 
 
 def _changes(outcome: Outcome) -> bool:
     screening = outcome.screening
-    return outcome.phase is not TaskPhase.MERGED or screening.scale < 1 or screening.samples < screening.declared
+    return (
+        outcome.phase is not TaskPhase.MERGED
+        or screening.scale < 1
+        or screening.samples < screening.declared
+    )
 
 
 def _clipped(outcome: Outcome, clip: float) -> Outcome:
@@ -134,7 +172,9 @@ def _clipped(outcome: Outcome, clip: float) -> Outcome:
 
 
 def _scaled(update: Tensors, sent: Tensors, scale: float) -> dict[str, NDArray[np.float32]]:
-    """An update moved towards what was sent, in float64: the difference of large floats may be no float32."""
+    """An update moved towards what was sent, in float64: the difference of large floats may be no
+    float32.
+    """
     return {
         name: (sent[name] + scale * (value.astype(np.float64) - sent[name])).astype(np.float32)
         for name, value in update.items()
@@ -142,9 +182,15 @@ def _scaled(update: Tensors, sent: Tensors, scale: float) -> dict[str, NDArray[n
 
 
 def begin_folding(
-    context: RunContext, opened: Mapping[str, OpenTask], services: Services, old: VersionRecord
+    context: RunContext,
+    opened: Mapping[str, OpenTask],
+    services: Services,
+    old: VersionRecord,
 ) -> Folding:
-    """An empty merge of a round's tasks, by id in the order of their devices, from a version; they may still change."""
+    """An empty merge of a round's tasks, by id in the order of their devices, from a version.
+
+    They may still change.
+    """
     tasks = [task.record for task in opened.values()]
     plans = compiled_plans(context, tasks)
     privacy = context.config.privacy
@@ -154,7 +200,10 @@ def begin_folding(
     def load(task: str) -> Contribution:
         record = opened[task].record
         if record.update_digest is None or record.metrics is None:
-            raise RefusedError(RefusalReason.FAILED, f"task {task} of {record.device} has no update to fold")
+            raise RefusedError(
+                RefusalReason.FAILED,
+                f"task {task} of {record.device} has no update to fold",
+            )
         return Contribution(
             device=record.device,
             tier=Tier.parse(record.tier),
@@ -170,17 +219,23 @@ def begin_folding(
         record = opened[task].record
         norm, values = opened[task].norm or difference(update.weights, sent(record.weights.digest))
         announced = services.dispatcher.fleet.announced(update.device)
-        return Measured(record.tier, norm, values, update.metrics.examples, announced, update.device)
+        return Measured(
+            record.tier, norm, values, update.metrics.examples, announced, update.device
+        )
 
     def moved(task: str, update: Contribution) -> Contribution:
         record = opened[task].record
         if privacy is not None:
-            return replace(update, weights=bounded(update.weights, sent_to(services, record), privacy.clip))
+            return replace(
+                update,
+                weights=bounded(update.weights, sent_to(services, record), privacy.clip),
+            )
         weight = _weight_of(context, record, old)
         current_version = record.version == old.number
         if current_version and context.config.download.encoding == "fp32":
             return update
-        now, sent = update.plan.slice(open_tensors(services.blobs.path(old.digest))), sent_to(services, record)
+        now = update.plan.slice(open_tensors(services.blobs.path(old.digest)))
+        sent = sent_to(services, record)
         weights = {
             name: (now[name] + weight * (value.astype(np.float64) - sent[name])).astype(np.float32)
             for name, value in update.weights.items()
@@ -193,12 +248,19 @@ def begin_folding(
         asked = ((task.plan_key, plans[task.version, task.plan_key]) for task in tasks)
         draw = context.noise(f"{context.config.seed}/merge/{old.number}")
         deviation = privacy.clip * privacy.noise_multiplier
-        merge = private_merge(context.artifacts.layout, asked, deviation, context.config.server_optimizer, draw)
+        merge = private_merge(
+            context.artifacts.layout,
+            asked,
+            deviation,
+            context.config.server_optimizer,
+            draw,
+        )
     return Folding(merge, list(opened), load, measure, moved)
 
 
 def _weight_of(context: RunContext, task: TaskRecord, old: VersionRecord) -> float:
-    """What the difference of an update counts, by how many versions have been made since its device was asked.
+    """What the difference of an update counts, by how many versions have been made since its device
+    was asked.
 
     John Nguyen et al., AISTATS 2022, "Federated Learning with Buffered Asynchronous Aggregation",
     https://arxiv.org/abs/2106.06639, where the exponent is 1/2.
@@ -212,7 +274,8 @@ def sent_to(services: Services, task: TaskRecord) -> Mapping[str, NDArray[Any]]:
 
 
 def first_version(context: RunContext, blobs: BlobStore) -> VersionRecord:
-    """Put the initial weights into the store's blobs, and with them the heads that tiers have of their own.
+    """Put the initial weights into the store's blobs, and with them the heads that tiers have of
+    their own.
 
     Raises:
         BlobError: a file of them is missing or damaged.
@@ -236,9 +299,15 @@ def first_version(context: RunContext, blobs: BlobStore) -> VersionRecord:
 
 
 def make_version(
-    context: RunContext, services: Services, tasks: Mapping[str, TaskRecord], old: VersionRecord, folding: Folding
+    context: RunContext,
+    services: Services,
+    tasks: Mapping[str, TaskRecord],
+    old: VersionRecord,
+    folding: Folding,
 ) -> VersionRecord | str:
-    """Finish a merge and commit the new global version with what became of the updates; or say why there is none.
+    """Finish a merge and commit the new global version with what became of the updates.
+
+    Or say why there is none.
 
     Raises:
         BlobError: the old version cannot be read.
@@ -247,16 +316,23 @@ def make_version(
     blobs = services.blobs
     last = services.store.last_round(context.run)
     number = last.number if last is not None else 0
-    counted = count_updates(context, services, folding, old, lambda task: sent_to(services, tasks[task]))
+    counted = count_updates(
+        context, services, folding, old, lambda task: sent_to(services, tasks[task])
+    )
     report_refusals(services, counted, tasks)
     new = counted.folding.finish(open_model(blobs, old)) if counted.folding.folded else None
     values = [value for value in new.weights.values() if value.size] if new is not None else []
-    if new is None or not all(np.isfinite(value.min()) and np.isfinite(value.max()) for value in values):
+    if new is None or not all(
+        np.isfinite(value.min()) and np.isfinite(value.max()) for value in values
+    ):
         services.store.settle_outcomes({task: counted.outcomes[task] for task in counted.refusals})
         return "every update was refused" if new is None else _blame(counted, tasks)
-    # Tensors alone: where the model is whole, this blob is what its devices are sent, for statistics and then to train.
+    # Tensors alone: where the model is whole, this blob is what its devices are sent, for
+    # statistics and then to train.
     digest = blobs.put(
-        *weights_parts({item.name: new.weights[item.name] for item in context.artifacts.layout.parameters})
+        *weights_parts(
+            {item.name: new.weights[item.name] for item in context.artifacts.layout.parameters}
+        )
     )
     version = VersionRecord(
         run=context.run,
@@ -277,6 +353,8 @@ def make_version(
 
 
 def _blame(counted: Counted, tasks: Mapping[str, TaskRecord]) -> str:
-    norms = {tasks[task].device: counted.outcomes[task].screening.norm for task in counted.folding.folded}
+    norms = {
+        tasks[task].device: counted.outcomes[task].screening.norm for task in counted.folding.folded
+    }
     worst = max(norms, key=norms.__getitem__)
     return f"the merged weights are not finite; the largest update is that of {worst}, of norm {norms[worst]:.4g}"

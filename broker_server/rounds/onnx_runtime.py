@@ -1,7 +1,8 @@
 """Opens graphs with onnxruntime, which is imported when the first graph runs.
 
-A graph may come from somebody else, so it must pass the check that boards use before it is opened, and each run of it
-has a deadline. onnxruntime checks between two operators, and between two steps of a loop, whether it should stop.
+A graph may come from somebody else, so it must pass the check that boards use before it is opened,
+and each run of it has a deadline. onnxruntime checks between two operators, and between two steps
+of a loop, whether it should stop.
 """
 
 import contextlib
@@ -59,7 +60,10 @@ class OpenGraph:
         self._halt = halt
 
     def run(self, names: Sequence[str] | None, inputs: Mapping[str, NDArray[Any]]) -> list[Any]:
-        """Run the graph on a batch, for at most `RUN_SECONDS`; errors of onnxruntime are not caught."""
+        """Run the graph on a batch, for at most `RUN_SECONDS`.
+
+        Errors of onnxruntime are not caught.
+        """
         options = self._new_options()
         deadline = threading.Timer(RUN_SECONDS, _terminate, (options,))
         deadline.daemon = True
@@ -83,7 +87,8 @@ def open_graph(path: Path, *, threads: int = 0, halt: Halt | None = None) -> Ope
 
     Raises:
         ConfigError: onnxruntime is not installed, or twice.
-        BlobError: onnxruntime cannot run the graph, or it has parts that the exporter does not write.
+        BlobError: onnxruntime cannot run the graph, or it has parts that the exporter does not
+            write.
     """
     runtime = load_runtime(_MISSING)
     try:
@@ -102,8 +107,16 @@ def open_graph(path: Path, *, threads: int = 0, halt: Halt | None = None) -> Ope
     return OpenGraph(session, runtime.RunOptions, halt or Halt())
 
 
-def run_graph(graph: OpenGraph, names: Sequence[str], inputs: Mapping[str, NDArray[Any]], source: str) -> list[Any]:
-    """Run an opened graph; where it does not run on samples of a source, a token beyond its table say, a DataError."""
+def run_graph(
+    graph: OpenGraph,
+    names: Sequence[str],
+    inputs: Mapping[str, NDArray[Any]],
+    source: str,
+) -> list[Any]:
+    """Run an opened graph.
+
+    Where it does not run on samples of a source, a token beyond its table say, a DataError.
+    """
     try:
         return graph.run(names, inputs)
     except Exception as error:  # as above

@@ -14,7 +14,13 @@ from broker_server.rounds.fleet import Assignment
 from broker_server.rounds.run_context import RunContext
 from broker_server.rounds.screening import difference
 from broker_server.rounds.tier_models import open_model
-from broker_server.store import Alternatives, RoundRecord, Store, TaskRecord, VersionRecord
+from broker_server.store import (
+    Alternatives,
+    RoundRecord,
+    Store,
+    TaskRecord,
+    VersionRecord,
+)
 from broker_server.store.machine import FINAL, RoundState
 from broker_server.store.task_records import alternative
 from broker_server.strategies.strategy import GlobalModel, PlanRequest
@@ -35,15 +41,19 @@ def task_id(run: str, number: int, kind: str, device: str) -> str:
     return f"{kind[0]}{number}-{digest[:20]}"
 
 
-def keep_sent(context: RunContext, weights: Tensors, blobs: BlobStore, *, durable: bool) -> tuple[BlobRef, float]:
+def keep_sent(
+    context: RunContext, weights: Tensors, blobs: BlobStore, *, durable: bool
+) -> tuple[BlobRef, float]:
     """Keep weights as devices are sent them; returns also what rounding took, of their norm.
 
     Raises:
         RefusedError: they cannot be encoded.
     """
-    encoding, lost = context.config.download.encoding, 0.0
+    encoding = context.config.download.encoding
+    lost = 0.0
     parts = weights_parts(encode_whole(weights, encoding))
-    digest, size = blobs.put(*parts, durable=durable), sum(map(len, parts))
+    digest = blobs.put(*parts, durable=durable)
+    size = sum(map(len, parts))
     if encoding != "fp32":
         whole = math.sqrt(sum(float(np.vdot(tensor, tensor)) for tensor in weights.values()))
         lost = difference(open_weights(blobs.path(digest)), weights)[0] / (whole or 1.0)
@@ -51,9 +61,15 @@ def keep_sent(context: RunContext, weights: Tensors, blobs: BlobStore, *, durabl
 
 
 def _cut(
-    context: RunContext, request: PlanRequest, plan: Plan, model: GlobalModel, blobs: BlobStore
+    context: RunContext,
+    request: PlanRequest,
+    plan: Plan,
+    model: GlobalModel,
+    blobs: BlobStore,
 ) -> tuple[BlobRef, float]:
-    """Keep what a device is sent of a model, synced only where tasks may outlive their version: see `cut_again`."""
+    """Keep what a device is sent of a model, synced only where tasks may outlive their version: see
+    `cut_again`.
+    """
     layout = context.artifacts.layout
     sent = context.strategy.send(compile_plan(layout, plan), request, model)
     weights = {name: sent[name] for name in layout.shapes(request.tier)}
@@ -61,22 +77,44 @@ def _cut(
 
 
 def cut_again(
-    context: RunContext, tasks: Sequence[TaskRecord], versions: Callable[[int], VersionRecord], blobs: BlobStore
+    context: RunContext,
+    tasks: Sequence[TaskRecord],
+    versions: Callable[[int], VersionRecord],
+    blobs: BlobStore,
 ) -> None:
-    """Make what an open round has sent, where a power cut took it from the disk; errors as of `plan_round`."""
+    """Make what an open round has sent, where a power cut took it from the disk.
+
+    Errors as of `plan_round`.
+    """
     sent = {choice.weights.digest: (task, choice) for task in tasks for choice in task.choices}
     for digest, (task, choice) in sent.items():
         version = versions(task.version)
-        if digest != version.digest and not (blobs.has(digest) and matches(blobs.bytes_of(digest), digest)):
+        if digest != version.digest and not (
+            blobs.has(digest) and matches(blobs.bytes_of(digest), digest)
+        ):
             blobs.remove(digest)
-            request = PlanRequest(Tier.parse(choice.tier), task.device, task.version, context.config.seed)
-            _cut(context, request, context.strategy.plan(request).plan, open_model(blobs, version), blobs)
+            request = PlanRequest(
+                Tier.parse(choice.tier), task.device, task.version, context.config.seed
+            )
+            _cut(
+                context,
+                request,
+                context.strategy.plan(request).plan,
+                open_model(blobs, version),
+                blobs,
+            )
 
 
 def plan_round(
-    context: RunContext, chosen: Sequence[Assignment], version: VersionRecord, number: int, blobs: BlobStore
+    context: RunContext,
+    chosen: Sequence[Assignment],
+    version: VersionRecord,
+    number: int,
+    blobs: BlobStore,
 ) -> tuple[RoundRecord, list[TaskRecord], float]:
-    """Cut the weights of a round and put them into the store's blobs; the records are still to be committed.
+    """Cut the weights of a round and put them into the store's blobs.
+
+    The records are still to be committed.
 
     The number is the most that rounding took from weights, of their norm.
 
@@ -85,7 +123,8 @@ def plan_round(
         RefusedError: the weights cannot be encoded.
         StorageError: the disk is full.
     """
-    model, strategy = open_model(blobs, version), context.strategy
+    model = open_model(blobs, version)
+    strategy = context.strategy
     refs: dict[str, tuple[BlobRef, float]] = {}
     tasks = []
     for item in chosen:
@@ -127,40 +166,70 @@ def plan_round(
     return record, tasks, max((lost for _, lost in refs.values()), default=0.0)
 
 
-def compiled_plans(context: RunContext, tasks: Sequence[TaskRecord]) -> dict[tuple[int, str], CompiledPlan]:
-    """The plans of all that a round's tasks may take, by version and plan key, made again from what the store knows."""
+def compiled_plans(
+    context: RunContext, tasks: Sequence[TaskRecord]
+) -> dict[tuple[int, str], CompiledPlan]:
+    """The plans of all that a round's tasks may take, by version and plan key, made again from what
+    the store knows.
+    """
     plans: dict[tuple[int, str], CompiledPlan] = {}
     for task in tasks:
         for choice in task.choices:
             key = (task.version, choice.plan_key)
             if key not in plans:
-                request = PlanRequest(Tier.parse(choice.tier), task.device, task.version, context.config.seed)
-                plans[key] = compile_plan(context.artifacts.layout, context.strategy.plan(request).plan)
+                request = PlanRequest(
+                    Tier.parse(choice.tier),
+                    task.device,
+                    task.version,
+                    context.config.seed,
+                )
+                plans[key] = compile_plan(
+                    context.artifacts.layout, context.strategy.plan(request).plan
+                )
     return plans
 
 
 def tasks_of(context: RunContext, store: Store, number: int) -> list[TaskRecord]:
-    """The training tasks that a round has to do with, by device: its own, and those it took over from earlier ones."""
-    late = store.late(context.run, number, waiting=True) if context.config.round.buffer is not None else []
-    return sorted([*store.tasks(context.run, number, "train"), *late], key=lambda task: task.device)
+    """The training tasks that a round has to do with, by device: its own, and those it took over
+    from earlier ones.
+    """
+    late = (
+        store.late(context.run, number, waiting=True)
+        if context.config.round.buffer is not None
+        else []
+    )
+    return sorted(
+        [*store.tasks(context.run, number, "train"), *late],
+        key=lambda task: task.device,
+    )
 
 
 def require_tiers(context: RunContext, store: Store) -> None:
     """See that all that devices are training is still exported; a ConfigError where it is not."""
     last = store.last_round(context.run)
     tasks = [] if last is None else tasks_of(context, store, last.number + (last.state in FINAL))
-    wanted = {tier for task in tasks for tier in (task.tier, *(choice.tier for choice in task.choices))}
+    wanted = {
+        tier for task in tasks for tier in (task.tier, *(choice.tier for choice in task.choices))
+    }
     gone = wanted - context.artifacts.tiers.keys()
     if gone:
         what = f"{', '.join(sorted(gone))} of {context.artifacts.arch}, which devices are training, is not"
         where = f"in {context.config.model.artifacts} any more"
-        raise ConfigError(f"{what} {where}: export it again and say `shoal resume`, or end the run with `shoal stop`")
+        raise ConfigError(
+            f"{what} {where}: export it again and say `shoal resume`, or end the run with `shoal stop`"
+        )
 
 
 def statistics_tasks(
-    context: RunContext, devices: Sequence[str], version: VersionRecord, number: int, weights: BlobRef
+    context: RunContext,
+    devices: Sequence[str],
+    version: VersionRecord,
+    number: int,
+    weights: BlobRef,
 ) -> list[TaskRecord]:
-    """Tasks that ask devices for batch norm statistics of what is judged of a version, by the round that made it."""
+    """Tasks that ask devices for batch norm statistics of what is judged of a version, by the round
+    that made it.
+    """
     judged = context.judged
     return [
         TaskRecord(
@@ -179,11 +248,15 @@ def statistics_tasks(
     ]
 
 
-def open_collection(context: RunContext, tasks: Sequence[TaskRecord], rule: ClosingRule) -> Collection:
+def open_collection(
+    context: RunContext, tasks: Sequence[TaskRecord], rule: ClosingRule
+) -> Collection:
     """Put stored tasks of one kind, at least one, by device, into a collection."""
     manifests: Mapping[str, TierArtifacts] = context.artifacts.tiers
     kind = tasks[0].kind
-    asked = {version: context.instructions(kind, version) for version in {task.version for task in tasks}}
+    asked = {
+        version: context.instructions(kind, version) for version in {task.version for task in tasks}
+    }
     return Collection(
         number=max(task.round for task in tasks),
         kind=kind,
@@ -192,7 +265,9 @@ def open_collection(context: RunContext, tasks: Sequence[TaskRecord], rule: Clos
                 task,
                 manifests[task.tier].manifest,
                 manifests={choice.tier: manifests[choice.tier].manifest for choice in task.choices},
-                instructions=asked[task.version].model_copy(update={"contract": context.contracts.get(task.tier)}),
+                instructions=asked[task.version].model_copy(
+                    update={"contract": context.contracts.get(task.tier)}
+                ),
             )
             for task in tasks
         },

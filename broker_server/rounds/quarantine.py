@@ -1,9 +1,9 @@
 """Devices that are not asked for a while, because their updates were refused again and again.
 
-It follows from what is stored: a device whose updates were refused in so many rounds, with none between that was taken,
-is not asked for the next ones, unless there are too few devices without it. Then it may try again, and is back in
-quarantine with the next refusal. An operator can release it (`shoal devices release`); what was refused before then
-counts no more.
+It follows from what is stored: a device whose updates were refused in so many rounds, with none
+between that was taken, is not asked for the next ones, unless there are too few devices without it.
+Then it may try again, and is back in quarantine with the next refusal. An operator can release it
+(`shoal devices release`); what was refused before then counts no more.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,15 +20,20 @@ _TAKEN = frozenset({TaskPhase.MERGED, TaskPhase.LEFT_OUT})
 
 def quarantined(store: Store, run: str, config: RobustConfig) -> dict[str, int]:
     """Devices in quarantine, with the last round that each is not asked for."""
-    if not config.quarantine_after or not any(refusal.by == "server" for refusal in store.refusals(run)):
+    if not config.quarantine_after or not any(
+        refusal.by == "server" for refusal in store.refusals(run)
+    ):
         return {}  # to look at every task of a long run takes its time
     return judged(store.refused_devices(run), store.newest_marks(run, RELEASED), config)
 
 
 def judged(
-    outcomes: Iterable[tuple[str, int, TaskPhase]], releases: Mapping[str | None, int], config: RobustConfig
+    outcomes: Iterable[tuple[str, int, TaskPhase]],
+    releases: Mapping[str | None, int],
+    config: RobustConfig,
 ) -> dict[str, int]:
-    """The rule alone: the last round that each device is not asked for, of training tasks in the order of the rounds.
+    """The rule alone: the last round that each device is not asked for, of training tasks in the
+    order of the rounds.
 
     Each device's last release is told by the newest round at its time.
     """
@@ -53,4 +58,10 @@ def release(store: Store, run: str, device: str) -> None:
             " by `shoal devices`"
         )
     last = store.last_round(run)
-    store.log(RELEASED, f"{device} is asked again", run=run, number=last.number if last else 0, device=device)
+    store.log(
+        RELEASED,
+        f"{device} is asked again",
+        run=run,
+        number=last.number if last else 0,
+        device=device,
+    )

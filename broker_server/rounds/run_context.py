@@ -1,4 +1,6 @@
-"""What is fixed for a run: its name, configuration, artifacts, tiers and strategy, found to go together."""
+"""What is fixed for a run: its name, configuration, artifacts, tiers and strategy, found to go
+together.
+"""
 
 import logging
 import os
@@ -32,7 +34,17 @@ _LOG = logging.getLogger(__name__)
 
 # What says what the numbers of an update mean.
 _SAME = (
-    *("arch", "settings", "tier", "width", "depth", "classes", "input_shape", "input_dtype", "label_shape"),
+    *(
+        "arch",
+        "settings",
+        "tier",
+        "width",
+        "depth",
+        "classes",
+        "input_shape",
+        "input_dtype",
+        "label_shape",
+    ),
     *("parameters", "statistics", "base"),
 )
 
@@ -44,15 +56,22 @@ def load_others(config: FleetConfig, root: Path) -> Artifacts:
         ConfigError: it cannot, or nothing was exported there; the message says why.
         PlanError: the run asks for what these do not have.
     """
-    arch, chunk_bytes = config.model.arch, config.round.chunk_bytes
+    arch = config.model.arch
+    chunk_bytes = config.round.chunk_bytes
     model = config.model.model_copy(update={"artifacts": root})
     artifacts = load_artifacts(root, arch, chunk_bytes=chunk_bytes)
     new = prepare_run("", config.model_copy(update={"model": model}), artifacts)
-    old = prepare_run("", config, load_artifacts(config.model.artifacts, arch, chunk_bytes=chunk_bytes))
+    old = prepare_run(
+        "",
+        config,
+        load_artifacts(config.model.artifacts, arch, chunk_bytes=chunk_bytes),
+    )
     for item in old.tiers:
         other = new.artifacts.tiers.get(item.tier.id)
         if other is None:
-            raise ConfigError(f"{root} has no tier {item.tier.id}, which the run in progress trains; export it, too")
+            raise ConfigError(
+                f"{root} has no tier {item.tier.id}, which the run in progress trains; export it, too"
+            )
         why = old.why_other(item, other.manifest)
         if why:
             raise ConfigError(
@@ -74,9 +93,11 @@ class RunContext:
     Attributes:
         config: with absolute paths.
         tiers: in use, largest first.
-        noise: random bytes for what a name says; those of the operating system, which nobody can draw again.
+        noise: random bytes for what a name says; those of the operating system, which nobody can
+            draw again.
         contracts: the data contract of the devices of each tier, by tier.
-        sets: by tier, artifact sets that a device has tested and trains instead of those of the run.
+        sets: by tier, artifact sets that a device has tested and trains instead of those of the
+            run.
     """
 
     run: str
@@ -94,8 +115,12 @@ class RunContext:
         return item.ref if other is None or self.why_other(item, other[0]) else other[1]
 
     def why_other(self, item: TierArtifacts, new: Manifest) -> str:
-        """Why another artifact set cannot take the place of a tier's in this run; empty where it can."""
-        old, keeps = item.manifest, self.config.train.optimizer_state == "keep"
+        """Why another artifact set cannot take the place of a tier's in this run.
+
+        Empty where it can.
+        """
+        old = item.manifest
+        keeps = self.config.train.optimizer_state == "keep"
         fields = [*_SAME, *(["states"] if keeps else [])]
         other = [name for name in fields if getattr(old, name) != getattr(new, name)]
         other += ["recipe.loss"] if old.recipe.loss != new.recipe.loss else []
@@ -106,8 +131,8 @@ class RunContext:
     def open_labels(self) -> bool:
         """Whether only `labels` in ``[data]`` of the boards say what a label means to the model.
 
-        Where a contract has names, boards go by these; where a part of the model stays on the boards, or tiers have
-        heads of their own, labels may differ.
+        Where a contract has names, boards go by these; where a part of the model stays on the
+        boards, or tiers have heads of their own, labels may differ.
         """
         named = any(contract.labels for contract in self.contracts.values())
         own_heads = any(self.artifacts.layout.own_head(item.tier) for item in self.tiers)
@@ -115,27 +140,48 @@ class RunContext:
 
     @property
     def judged(self) -> TierArtifacts:
-        """The tier that is evaluated; a ConfigError where the configured one, or the full one, is not exported."""
+        """The tier that is evaluated.
+
+        A ConfigError where the configured one, or the full one, is not exported.
+        """
         wanted = self.config.evaluation.tier
         return self.artifacts.full if wanted is None else self._exported("evaluation.tier", wanted)
 
     @property
     def judged_beside(self) -> tuple[TierArtifacts, ...]:
         """Further tiers that are evaluated; a ConfigError where one is not exported."""
-        return tuple(self._exported("evaluation.tiers", wanted) for wanted in self.config.evaluation.tiers)
+        return tuple(
+            self._exported("evaluation.tiers", wanted) for wanted in self.config.evaluation.tiers
+        )
 
     @property
     def moving(self) -> str | None:
-        """A tier whose next slice may have other units than its last one, None where all plans stay."""
-        asked = {item.tier.id: PlanRequest(item.tier, "", 0, self.config.seed) for item in self.tiers}
+        """A tier whose next slice may have other units than its last one, None where all plans
+        stay.
+        """
+        asked = {
+            item.tier.id: PlanRequest(item.tier, "", 0, self.config.seed) for item in self.tiers
+        }
         plans = {tier: self.strategy.plan(request).plan for tier, request in asked.items()}
-        return next((tier for tier, plan in plans.items() if plan.kind != "static" or self.strategy.anew), None)
+        return next(
+            (tier for tier, plan in plans.items() if plan.kind != "static" or self.strategy.anew),
+            None,
+        )
 
-    def instructions(self, kind: Literal["train", "statistics"], closed_rounds: int) -> Instructions:
-        """What a task asks of a device after some closed rounds; the strategy has a say in training alone."""
+    def instructions(
+        self, kind: Literal["train", "statistics"], closed_rounds: int
+    ) -> Instructions:
+        """What a task asks of a device after some closed rounds.
+
+        The strategy has a say in training alone.
+        """
         train = self.config.train
-        rate, ramp, rounds = train.rate_after(closed_rounds), None, self.config.round.rounds
-        schedule = train.rate if kind == "train" else None  # nothing is left of a rate after the last round
+        rate = train.rate_after(closed_rounds)
+        ramp = None
+        rounds = self.config.round.rounds
+        schedule = (
+            train.rate if kind == "train" else None
+        )  # nothing is left of a rate after the last round
         if schedule is not None and schedule.per == "step":
             ramp = Ramp(schedule=schedule, position=closed_rounds, rounds=rounds)
         elif schedule is not None:
@@ -155,22 +201,32 @@ class RunContext:
             return Instructions(routine=kind, train=settings)
         encoding = self.config.upload.encoding
         feedback = encoding not in LEVELS or self.moving is None
-        privacy, hiding = self.config.privacy, None
+        privacy = self.config.privacy
+        hiding = None
         if privacy is not None and privacy.where == "local":
             hiding = Hiding(clip=privacy.clip, deviation=privacy.clip * privacy.noise_multiplier)
-        secure, summing = self.config.secure_sum, None
-        if secure is not None:  # with central noise its bound holds for every device, not for their mean alone
+        secure = self.config.secure_sum
+        summing = None
+        if (
+            secure is not None
+        ):  # with central noise its bound holds for every device, not for their mean alone
             clip = secure.clip if privacy is None else min(secure.clip, privacy.clip)
             summing = Summing(clip=clip, least=secure.least)
         upload = Upload(
-            encoding=encoding, keep=self.config.upload.keep, feedback=feedback, hiding=hiding, summing=summing
+            encoding=encoding,
+            keep=self.config.upload.keep,
+            feedback=feedback,
+            hiding=hiding,
+            summing=summing,
         )
         asked = Instructions(train=settings, stays=self.strategy.stays, upload=upload)
         return self.strategy.instruct(asked, closed_rounds)
 
     def begun(self) -> RunRecord:
         """The run as the store has it when it begins, without the broker's login."""
-        broker = self.config.broker.model_copy(update={"url": without_login(self.config.broker.url)})
+        broker = self.config.broker.model_copy(
+            update={"url": without_login(self.config.broker.url)}
+        )
         return RunRecord(
             id=self.run,
             fleet=self.config.fleet,
@@ -186,23 +242,32 @@ class RunContext:
 
     def _exported(self, key: str, wanted: str) -> TierArtifacts:
         if wanted not in self.artifacts.tiers:
-            raise ConfigError(f"{key}: {wanted!r} is not exported; exported are {', '.join(self.artifacts.tiers)}")
+            raise ConfigError(
+                f"{key}: {wanted!r} is not exported; exported are {', '.join(self.artifacts.tiers)}"
+            )
         found = self.artifacts.tiers[wanted]
         if self.artifacts.layout.own_head(found.tier) and found not in self.tiers:
-            raise ConfigError(f"{key}: {wanted!r} has a head of its own, which this run does not train")
+            raise ConfigError(
+                f"{key}: {wanted!r} has a head of its own, which this run does not train"
+            )
         return found
 
 
 def prepare_run(
-    run: str, config: FleetConfig, artifacts: Artifacts, noise: Callable[[str], Draw] = lambda _name: os.urandom
+    run: str,
+    config: FleetConfig,
+    artifacts: Artifacts,
+    noise: Callable[[str], Draw] = lambda _name: os.urandom,
 ) -> RunContext:
-    """Put together what is fixed for a run, and refuse what does not go together before anything is trained.
+    """Put together what is fixed for a run, and refuse what does not go together before anything is
+    trained.
 
     Raises:
         ConfigError: a name or number in the configuration is wrong.
         PlanError: method, model, tiers and settings do not go together.
     """
-    rate, rounds = config.train.rate, config.round.rounds
+    rate = config.train.rate
+    rounds = config.round.rounds
     if rate is not None and rate.warmup > rounds:
         raise PlanError(
             f"train.rate.warmup: {rate.warmup:g} rounds of warm-up in a run of {rounds}, so that the learning rate"
@@ -213,9 +278,16 @@ def prepare_run(
     average: Average = "mean" if robust.merge == "krum" else robust.merge
     require_pairs(config)
     settings = replace(config.strategy.settings, average=average, faulty=robust.faulty)
-    if config.privacy is not None or config.secure_sum is not None:  # what the method would do by itself
+    if (
+        config.privacy is not None or config.secure_sum is not None
+    ):  # what the method would do by itself
         settings = replace(settings, label_rule=False, weighting=settings.weighting or "uniform")
-    prepared = build_strategy(settings, artifacts.layout, [item.tier for item in allowed], config.server_optimizer)
+    prepared = build_strategy(
+        settings,
+        artifacts.layout,
+        [item.tier for item in allowed],
+        config.server_optimizer,
+    )
     tiers = tuple(item for item in allowed if item.tier in prepared.tiers)
     require_levels(tiers, config.tiers)
     own = [item.tier.id for item in tiers if artifacts.layout.own_head(item.tier)]
@@ -225,11 +297,21 @@ def prepare_run(
             " inclusivefl, or export them without --head"
         )
     if robust.merge == "krum":
-        _require_shared_plans(prepared, tiers, 'robust.merge = "krum" compares', 'take "trimmed_mean" or "median"')
+        _require_shared_plans(
+            prepared,
+            tiers,
+            'robust.merge = "krum" compares',
+            'take "trimmed_mean" or "median"',
+        )
     context = RunContext(run, config, artifacts, tiers, prepared, noise)
     asked = context.instructions("train", 0)
     if config.round.buffer is not None:
-        _require_deltas(prepared, asked, "round.buffer takes updates that were made from earlier versions", "buffer")
+        _require_deltas(
+            prepared,
+            asked,
+            "round.buffer takes updates that were made from earlier versions",
+            "buffer",
+        )
     free = asked.model_copy(update={"chooser": None})  # who chooses a tier has no say in these two
     if config.upload.encoding == "topk":
         if not asked.upload.feedback:
@@ -237,20 +319,37 @@ def prepare_run(
                 f'upload.encoding = "topk" needs plans that stay, those of {prepared.name} move: what a round does not'
                 ' send would belong to other units; take "int8", which needs no memory, or plan = "static"'
             )
-        _require_deltas(prepared, free, "upload.encoding: what is not sent counts as not changed", "[upload]")
+        _require_deltas(
+            prepared,
+            free,
+            "upload.encoding: what is not sent counts as not changed",
+            "[upload]",
+        )
     if config.download.encoding != "fp32":
         _require_deltas(
-            prepared, free, "download.encoding: what rounding takes from weights is given back", "[download]"
+            prepared,
+            free,
+            "download.encoding: what rounding takes from weights is given back",
+            "[download]",
         )
     if config.secure_sum is not None:
-        _require_deltas(prepared, asked, "secure_sum: updates are added up before they are seen", "[secure_sum]")
-        _require_shared_plans(prepared, tiers, "secure_sum adds up", 'take heterofl with plan = "static"')
+        _require_deltas(
+            prepared,
+            asked,
+            "secure_sum: updates are added up before they are seen",
+            "[secure_sum]",
+        )
+        _require_shared_plans(
+            prepared, tiers, "secure_sum adds up", 'take heterofl with plan = "static"'
+        )
     if config.privacy is not None:
         require_accountant()
     if config.privacy is not None or config.secure_sum is not None:
         _require_hidden(context, asked)
     if asked.train.micro_batch is not None and asked.routine != "train":
-        raise PlanError(f"train.micro_batch: the routine {asked.routine} takes whole batches; leave it out")
+        raise PlanError(
+            f"train.micro_batch: the routine {asked.routine} takes whole batches; leave it out"
+        )
     for item in tiers:
         _require_inputs(asked.train, item.manifest)
         _require_recipe(config.model.recipe, item.manifest)
@@ -280,7 +379,9 @@ def prepare_run(
 
 
 def _require_deltas(strategy: Strategy, asked: Instructions, what: str, remove: str) -> None:
-    """See that the global model moves by a mean of what devices have changed, in tiers that they were given."""
+    """See that the global model moves by a mean of what devices have changed, in tiers that they
+    were given.
+    """
     why = ""
     if not strategy.merge.deltas:
         why = f"{strategy.name} does not average entry by entry what its devices have changed; take heterofl or fedavg"
@@ -294,7 +395,12 @@ def _require_hidden(context: RunContext, asked: Instructions) -> None:
     """See that nothing of a device's samples passes the noise by."""
     config = context.config
     if config.privacy is not None and config.privacy.where == "central":
-        _require_deltas(context.strategy, asked, "privacy: the noise is made for a sum of changes", "[privacy]")
+        _require_deltas(
+            context.strategy,
+            asked,
+            "privacy: the noise is made for a sum of changes",
+            "[privacy]",
+        )
     elif config.privacy is not None and asked.chooser is not None:
         raise PlanError(
             f"privacy: with {context.strategy.name} devices choose their tier by their losses; take heterofl"
@@ -316,9 +422,13 @@ def _require_recipe(table: RecipeTable | None, manifest: Manifest) -> None:
         )
 
 
-def _require_shared_plans(strategy: Strategy, tiers: Sequence[TierArtifacts], what: str, instead: str) -> None:
+def _require_shared_plans(
+    strategy: Strategy, tiers: Sequence[TierArtifacts], what: str, instead: str
+) -> None:
     for item in tiers:
-        one, other = (strategy.plan(PlanRequest(item.tier, device, 0, 0)) for device in ("one", "other"))
+        one, other = (
+            strategy.plan(PlanRequest(item.tier, device, 0, 0)) for device in ("one", "other")
+        )
         if one.key != other.key:
             raise PlanError(
                 f"{what} the updates of one plan, and with {strategy.name} every device has one of its own; {instead}"

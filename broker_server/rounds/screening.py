@@ -1,13 +1,16 @@
 """Which updates of a round count, and with what weight: bounds taken from the updates themselves.
 
-One device must not own the model. An update is measured by the Euclidean norm of its difference to the weights that its
-device was sent, and bounded by a multiple of the median of its tier, so no bound has to be guessed: a median is moved
-by more than half of the devices only (norm bounding: Sun, Kairouz, Suresh, McMahan, 2019, "Can You Really Backdoor
-Federated Learning?", https://arxiv.org/abs/1911.07963, section 4). Norms of the round before count, too; of earlier
-ones where a tier has too few. A tier with fewer than three is also compared by the mean square of an entry with all
-tiers, and may go as far as the larger of both bounds, or one of two that does nothing would keep the other out.
+One device must not own the model. An update is measured by the Euclidean norm of its difference to
+the weights that its device was sent, and bounded by a multiple of the median of its tier, so no
+bound has to be guessed: a median is moved by more than half of the devices only (norm bounding:
+Sun, Kairouz, Suresh, McMahan, 2019, "Can You Really Backdoor Federated Learning?",
+https://arxiv.org/abs/1911.07963, section 4). Norms of the round before count, too; of earlier ones
+where a tier has too few. A tier with fewer than three is also compared by the mean square of an
+entry with all tiers, and may go as far as the larger of both bounds, or one of two that does
+nothing would keep the other out.
 
-Everything here is a function of what is in the store and on the disk: a server that was killed comes to the same end.
+Everything here is a function of what is in the store and on the disk: a server that was killed
+comes to the same end.
 """
 
 import math
@@ -26,7 +29,9 @@ COLOSSAL = 1e30
 """Norms beyond are refused in any case: a sum of such updates may be no float any more."""
 
 PEERS = 3  # norms that a tier needs for a median of its own
-_BLOCK = 64 * 1024  # values whose differences are taken at once: as many as stay in a processor's cache
+_BLOCK = (
+    64 * 1024
+)  # values whose differences are taken at once: as many as stay in a processor's cache
 
 
 @dataclass(frozen=True)
@@ -50,38 +55,52 @@ class Verdict:
     detail: str = ""
 
 
-def difference(update: Mapping[str, NDArray[Any]], sent: Mapping[str, NDArray[Any]]) -> tuple[float, int]:
+def difference(
+    update: Mapping[str, NDArray[Any]], sent: Mapping[str, NDArray[Any]]
+) -> tuple[float, int]:
     """How far an update is from what was sent.
 
     Returns:
-        The Euclidean norm of the difference over all tensors, and the number of entries. Squares are float32, or
-        float64 where they are too large for that; what is below 1e-22 counts as none.
+        The Euclidean norm of the difference over all tensors, and the number of entries. Squares
+        are float32, or float64 where they are too large for that; what is below 1e-22 counts as
+        none.
     """
-    total, count = 0.0, 0
+    total = 0.0
+    count = 0
     with np.errstate(over="ignore", invalid="ignore"):
         for name, value in update.items():
-            new, old = value.reshape(-1), sent[name].reshape(-1)
+            new = value.reshape(-1)
+            old = sent[name].reshape(-1)
             count += new.size
             for start in range(0, new.size, _BLOCK):
                 block = new[start : start + _BLOCK] - old[start : start + _BLOCK]
                 square = float(np.multiply(block, block, out=block).sum())
                 if not math.isfinite(square):
-                    wide = new[start : start + _BLOCK].astype(np.float64) - old[start : start + _BLOCK]
+                    wide = (
+                        new[start : start + _BLOCK].astype(np.float64) - old[start : start + _BLOCK]
+                    )
                     square = float(wide @ wide)
                 total += square
     return math.sqrt(total), count
 
 
 def lower_median(values: Iterable[float]) -> float:
-    """The middle value, of an even number the smaller of the two: of two the one that a bad device cannot raise."""
+    """The middle value, of an even number the smaller of the two: of two the one that a bad device
+    cannot raise.
+    """
     ordered = sorted(values)
     return ordered[(len(ordered) - 1) // 2]
 
 
 def screen(
-    updates: Mapping[str, Measured], earlier: Mapping[str, Sequence[float]], config: RobustConfig
+    updates: Mapping[str, Measured],
+    earlier: Mapping[str, Sequence[float]],
+    config: RobustConfig,
 ) -> dict[str, Verdict]:
-    """Judge the updates of a round, by task; `earlier` are the norms taken in rounds before, by tier."""
+    """Judge the updates of a round, by task.
+
+    `earlier` are the norms taken in rounds before, by tier.
+    """
     bounds = _norm_bounds(list(updates.values()), earlier, config.norm_bound)
     honest = {
         task: item.declared if item.announced is None else min(item.declared, item.announced)
@@ -91,7 +110,8 @@ def screen(
     if updates and config.weight_bound:
         most = max(1, math.floor(config.weight_bound * lower_median(honest.values())))
     return {
-        task: _judge(item, bounds[item.tier], int(min(honest[task], most)), config) for task, item in updates.items()
+        task: _judge(item, bounds[item.tier], int(min(honest[task], most)), config)
+        for task, item in updates.items()
     }
 
 

@@ -1,4 +1,6 @@
-"""What an operator wants of a run that goes on: to be held or ended, or to stop in the middle and be gone on with."""
+"""What an operator wants of a run that goes on: to be held or ended, or to stop in the middle and
+be gone on with.
+"""
 
 from dataclasses import dataclass
 from typing import get_args
@@ -18,9 +20,12 @@ class Halted(Exception):  # noqa: N818  (no error: an operator wants it)
 
 @dataclass
 class Steering:
-    """The newest wish; a run looks at it between rounds, while it waits for devices, and while it collects.
+    """The newest wish.
 
-    It is to go on, to hold or end after the round in progress, or to end at once and give that round up.
+    A run looks at it between rounds, while it waits for devices, and while it collects.
+
+    It is to go on, to hold or end after the round in progress, or to end at once and give that
+    round up.
     """
 
     wish: Wish = "go"
@@ -30,7 +35,12 @@ class Steering:
         """That of a run whose server was started again, with what an operator wanted of it last."""
         held: Wish = "pause" if run is not None and run.status == "paused" else "go"
         wishes: tuple[Wish, ...] = get_args(Wish)
-        return cls(next((wish for wish in wishes if run is not None and run.detail == ASKED + wish), held))
+        return cls(
+            next(
+                (wish for wish in wishes if run is not None and run.detail == ASKED + wish),
+                held,
+            )
+        )
 
     def look(self) -> None:
         """Ask before a round is planned; `Halted` where no further one is wanted now."""
@@ -44,4 +54,7 @@ class Steering:
 
 
 class StopRequested(Exception):  # noqa: N818  (not an error: the operator wants the run to stop)
-    """Whoever waits for a run's devices was asked to stop; the run goes on when it is started again."""
+    """Whoever waits for a run's devices was asked to stop.
+
+    The run goes on when it is started again.
+    """

@@ -1,4 +1,5 @@
-"""Updates that nobody sees: what the server learns of a cohort is the sum, and all of it count as their mean.
+"""Updates that nobody sees: what the server learns of a cohort is the sum, and all of it count as
+their mean.
 
 So whatever merges updates merges these: as many equal ones as there were.
 """
@@ -20,18 +21,21 @@ from fleet_protocol.weights import encode_weights
 
 
 def sum_up(services: Services, collection: Collection) -> str:
-    """Put the mean of its cohort in the place of every update of a collection that is over, but still open.
+    """Put the mean of its cohort in the place of every update of a collection that is over, but
+    still open.
 
-    The means are kept among the updates and committed to the store. Where fewer are in sums than make a quorum, it says
-    why.
+    The means are kept among the updates and committed to the store. Where fewer are in sums than
+    make a quorum, it says why.
 
     Raises:
         StopRequested: the run shall stop here and be continued later.
         StorageError: the disk is full.
     """
-    lost, cohorts = "no update came", [cohort for cohort in collection.cohorts() if cohort.came]
+    lost = "no update came"
+    cohorts = [cohort for cohort in collection.cohorts() if cohort.came]
     for cohort in cohorts:
-        came, why = cohort.came, "it came after the others were added up"
+        came = cohort.came
+        why = "it came after the others were added up"
         try:
             _replace(services, came, services.dispatcher.total(cohort), cohort.summing.clip)
         except RefusedError as error:
@@ -46,13 +50,19 @@ def sum_up(services: Services, collection: Collection) -> str:
 
 
 def _replace(services: Services, came: Sequence[OpenTask], total: Words, clip: float) -> None:
-    first, updates = came[0], services.updates
+    first = came[0]
+    updates = services.updates
     shapes = expected_shapes(first.record, first.manifest, first.instructions.stays)
     sent = open_weights(services.blobs.path(first.record.weights.digest))
     names = sorted(shapes)
-    parts = np.split(restored(total, clip) / len(came), np.cumsum([math.prod(shapes[name]) for name in names])[:-1])
+    parts = np.split(
+        restored(total, clip) / len(came),
+        np.cumsum([math.prod(shapes[name]) for name in names])[:-1],
+    )
     moved = {name: part.reshape(shapes[name]) for name, part in zip(names, parts, strict=True)}
-    digest = updates.put(encode_weights({name: (sent[name] + moved[name]).astype(np.float32) for name in names}))
+    digest = updates.put(
+        encode_weights({name: (sent[name] + moved[name]).astype(np.float32) for name in names})
+    )
     records = [replace(task.record, update_digest=digest) for task in came]
     services.store.receive(records)
     for task, record in zip(came, records, strict=True):

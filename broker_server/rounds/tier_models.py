@@ -1,4 +1,6 @@
-"""What a tier is in a global version: the weights that its devices are sent, and that it is judged by."""
+"""What a tier is in a global version: the weights that its devices are sent, and that it is judged
+by.
+"""
 
 from broker_server.rounds.run_context import RunContext
 from broker_server.store import VersionRecord
@@ -11,13 +13,17 @@ from models.tier import Tier
 
 
 def open_model(blobs: BlobStore, version: VersionRecord) -> GlobalModel:
-    """The global model of a version, as views of mapped files; a BlobError where they cannot be read, also below."""
+    """The global model of a version, as views of mapped files.
+
+    A BlobError where they cannot be read, also below.
+    """
     state = {} if version.state_digest is None else open_tensors(blobs.path(version.state_digest))
     return GlobalModel(open_tensors(blobs.path(version.digest)), state)
 
 
 def model_of(context: RunContext, tier: Tier, version: VersionRecord, blobs: BlobStore) -> Tensors:
-    """What a tier is in a global version: the model that its devices are sent, with the leading units.
+    """What a tier is in a global version: the model that its devices are sent, with the leading
+    units.
 
     Of a tier that the run does not train it is a cut of the global weights.
     """
@@ -32,7 +38,13 @@ def model_of(context: RunContext, tier: Tier, version: VersionRecord, blobs: Blo
     return context.strategy.send(plan, request, open_model(blobs, version))
 
 
-def judged_model(context: RunContext, version: VersionRecord, blobs: BlobStore) -> tuple[Tensors, Tensors]:
-    """What judges a global version again: the weights of the judged tier, and the known statistics of its norms."""
-    statistics = open_tensors(blobs.path(version.statistics_digest)) if version.statistics_digest else {}
+def judged_model(
+    context: RunContext, version: VersionRecord, blobs: BlobStore
+) -> tuple[Tensors, Tensors]:
+    """What judges a global version again: the weights of the judged tier, and the known statistics
+    of its norms.
+    """
+    statistics = (
+        open_tensors(blobs.path(version.statistics_digest)) if version.statistics_digest else {}
+    )
     return model_of(context, context.judged.tier, version, blobs), statistics

@@ -1,4 +1,6 @@
-"""A stored global version as one of its tiers: all weights that the tier's devices compute with, by their names."""
+"""A stored global version as one of its tiers: all weights that the tier's devices compute with, by
+their names.
+"""
 
 import os
 from dataclasses import dataclass, replace
@@ -21,17 +23,21 @@ from models.own_class import OWN_CLASS, OwnClass, read_own_class
 from models.slicing import Tensors
 
 
-def stored_context(store: Store, run: str | None = None, artifacts: Path | None = None) -> RunContext:
+def stored_context(
+    store: Store, run: str | None = None, artifacts: Path | None = None
+) -> RunContext:
     """Return the fixed settings and plans of a stored run, by default the newest.
 
     Args:
         store: the store of the run.
         run: the run's id, or the beginning of it.
-        artifacts: folder of exported sets; by default the folder of the run's server. If that is unknown, as in a store
+        artifacts: folder of exported sets; by default the folder of the run's server. If that is
+            unknown, as in a store
             from a backup, this argument is required: the database is not trusted for paths.
 
     Raises:
-        ConfigError: there is no such run, its artifacts no longer exist, or their folder is unknown.
+        ConfigError: there is no such run, its artifacts no longer exist, or their folder is
+            unknown.
         PlanError: the artifacts are others now.
     """
     record = find_run(store, run)
@@ -44,11 +50,17 @@ def stored_context(store: Store, run: str | None = None, artifacts: Path | None 
     config = kept or _numbers_of(record.config)
     folder = artifacts or config.model.artifacts
     architecture = one_name("architecture", config.model.arch)
-    return prepare_run(record.id, config, load_artifacts(folder, architecture, chunk_bytes=config.round.chunk_bytes))
+    return prepare_run(
+        record.id,
+        config,
+        load_artifacts(folder, architecture, chunk_bytes=config.round.chunk_bytes),
+    )
 
 
 def _numbers_of(stored: str) -> FleetConfig:
-    """Return the database's configuration without test sets, since a changed one could name any file or function."""
+    """Return the database's configuration without test sets, since a changed one could name any
+    file or function.
+    """
     config = FleetConfig.stored(stored)
     judging = config.evaluation.model_copy(update={"data": None, "tier_data": {}})
     return config.model_copy(update={"evaluation": judging})
@@ -59,7 +71,8 @@ class TierVersion:
     """An exported tier of a version.
 
     Attributes:
-        exported: the version with the tier's weights, including frozen ones, and its statistics, if any.
+        exported: the version with the tier's weights, including frozen ones, and its statistics, if
+            any.
         artifacts: the tier's set.
         config: of the run.
         note: the source of the statistics, if it is not the store; otherwise empty.
@@ -79,7 +92,9 @@ class TierVersion:
 
     @property
     def own_class(self) -> tuple[OwnClass, Tensors] | None:
-        """Return the exporter's description of the user's class, with its constants; None for an older exporter.
+        """Return the exporter's description of the user's class, with its constants.
+
+        None for an older exporter.
 
         Raises a BlobError if the file is damaged, or lies elsewhere.
         """
@@ -87,14 +102,16 @@ class TierVersion:
         return read_own_class(folder) if os.path.lexists(folder / OWN_CLASS) else None
 
     def own_state(self) -> Tensors:
-        """Return the state of the user's class, with every parameter and buffer, by the names of the class.
+        """Return the state of the user's class, with every parameter and buffer, by the names of
+        the class.
 
         Raises:
-            ConfigError: a faithful state is not possible: statistics are missing, the class has no place for them, or
-                an older exporter did not record what the class has.
+            ConfigError: a faithful state is not possible: statistics are missing, the class has no
+                place for them, or an older exporter did not record what the class has.
             BlobError: the exporter's description is damaged, or does not fit the run's tensors.
         """
-        found, norms = self.own_class, self.artifacts.manifest.statistics
+        found = self.own_class
+        norms = self.artifacts.manifest.statistics
         if found is None and norms:
             raise ConfigError(
                 f"{self.artifacts.folder} is from an older `shoal export`, which did not record what the"
@@ -116,9 +133,13 @@ class TierVersion:
             raise BlobError(f"{path}: {error}; run `shoal export` again") from error
 
     def require_statistics(self) -> None:
-        """Raise a ConfigError, with names and reason, if statistics that the model needs are missing."""
+        """Raise a ConfigError, with names and reason, if statistics that the model needs are
+        missing.
+        """
         if self.lacking:
-            missing = [name for spec in self.artifacts.manifest.statistics for name in statistics_of(spec)]
+            missing = [
+                name for spec in self.artifacts.manifest.statistics for name in statistics_of(spec)
+            ]
             raise ConfigError(f"{self._title} lacks {', '.join(missing)}: {self.lacking}")
 
     @property
@@ -138,13 +159,20 @@ def statistics_of(spec: StatisticSpec) -> tuple[str, str]:
     return statistic_mean(spec.name), statistic_variance(spec.name)
 
 
-def tier_version(store: Store, exported: ExportedVersion, tier: str | None, folder: Path | None = None) -> TierVersion:
-    """Return an exported tier of a version; None is the whole model. Artifact sets are those of `stored_context`.
+def tier_version(
+    store: Store,
+    exported: ExportedVersion,
+    tier: str | None,
+    folder: Path | None = None,
+) -> TierVersion:
+    """Return an exported tier of a version; None is the whole model.
 
-    For the judged tier, the statistics of static batch norms are those with which the version was judged. They fit
-    only that tier: a narrow tier feeds its norms sums of fewer units, so a cut of the whole model's statistics does
-    not fit. For another tier they are computed over the server's test set, as `evaluation.tiers` does, so that the
-    tier scores what the run reports.
+    Artifact sets are those of `stored_context`.
+
+    For the judged tier, the statistics of static batch norms are those with which the version was
+    judged. They fit only that tier: a narrow tier feeds its norms sums of fewer units, so a cut of
+    the whole model's statistics does not fit. For another tier they are computed over the server's
+    test set, as `evaluation.tiers` does, so that the tier scores what the run reports.
 
     Raises:
         ConfigError: the tier is not exported, or its artifacts are no longer there.
@@ -152,11 +180,18 @@ def tier_version(store: Store, exported: ExportedVersion, tier: str | None, fold
     context = stored_context(store, exported.record.run, folder)
     artifacts = context.artifacts
     if tier is not None and tier not in artifacts.tiers:
-        raise ConfigError(f"--tier: {tier!r} is not exported; exported are {', '.join(artifacts.tiers)}")
+        raise ConfigError(
+            f"--tier: {tier!r} is not exported; exported are {', '.join(artifacts.tiers)}"
+        )
     found = artifacts.full if tier is None else artifacts.tiers[tier]
-    weights = {**found.base(), **model_of(context, found.tier, exported.record, BlobStore(store.folder / "blobs"))}
+    weights = {
+        **found.base(),
+        **model_of(context, found.tier, exported.record, BlobStore(store.folder / "blobs")),
+    }
     record = exported.record
-    if record.evaluation is not None and not _is_judged(context, found):  # of this tier, or nothing is known about it
+    if record.evaluation is not None and not _is_judged(
+        context, found
+    ):  # of this tier, or nothing is known about it
         record = replace(record, evaluation=record.evaluation.of(found.tier.id))
     version = TierVersion(replace(exported, record=record, weights=weights), found, context.config)
     return _with_statistics(version, context)
@@ -190,8 +225,16 @@ def _over_test_set(version: TierVersion, context: RunContext) -> Tensors:
     """Compute statistics of the tier from the samples that judge it, as `evaluation.tiers` does."""
     config = version.config
     if config.evaluation.data is None:
-        raise ConfigError("no test set is known: the run has no [evaluation.data], or its store is from a backup")
+        raise ConfigError(
+            "no test set is known: the run has no [evaluation.data], or its store is from a backup"
+        )
     data = FleetContracts(context).test_set(version.artifacts)
     size = config.train.batch_size
     threads = config.evaluation.threads
-    return over_batches(version.artifacts, version.exported.weights, data, batch_size=size, threads=threads)
+    return over_batches(
+        version.artifacts,
+        version.exported.weights,
+        data,
+        batch_size=size,
+        threads=threads,
+    )

@@ -1,1 +1,3 @@
-"""The service around the rounds: the connection, what comes in, blobs, uploads, the broker, starting and ending."""
+"""The service around the rounds: the connection, what comes in, blobs, uploads, the broker,
+starting and ending.
+"""

@@ -1,4 +1,6 @@
-"""What operators ask boards' models, on its way to the boards, and the answers on theirs to who asked."""
+"""What operators ask boards' models, on its way to the boards, and the answers on theirs to who
+asked.
+"""
 
 import time
 from collections.abc import Callable
@@ -27,7 +29,8 @@ class Asking:
     """Tells an answer in any case: the board's, or why there is none."""
 
     def __init__(self, fleet: Fleet, outbox: Outbox) -> None:
-        self._fleet, self._outbox = fleet, outbox
+        self._fleet = fleet
+        self._outbox = outbox
         self._waiting: dict[str, _Waiting] = {}
 
     def ask(self, ask: Ask, answer: Answer) -> None:
@@ -36,10 +39,22 @@ class Asking:
             unknown = "it has never connected; `shoal devices` lists the devices that have"
             _refuse(ask, answer, RefusalReason.UNKNOWN_DEVICE, unknown)
         elif not self._fleet.is_online(ask.device):
-            _refuse(ask, answer, RefusalReason.AWAY, "it is not connected; see `shoal devices`")
+            _refuse(
+                ask,
+                answer,
+                RefusalReason.AWAY,
+                "it is not connected; see `shoal devices`",
+            )
         elif len(self._waiting) >= MOST:
-            _refuse(ask, answer, RefusalReason.TOO_MANY, f"{MOST} requests already wait for answers; try again later")
-        elif len(ask.to_bytes()) > MESSAGE_LIMIT_BYTES:  # numbers may be longer than they were written
+            _refuse(
+                ask,
+                answer,
+                RefusalReason.TOO_MANY,
+                f"{MOST} requests already wait for answers; try again later",
+            )
+        elif (
+            len(ask.to_bytes()) > MESSAGE_LIMIT_BYTES
+        ):  # numbers may be longer than they were written
             too_long = "the request is too long for one message; request fewer samples"
             _refuse(ask, answer, RefusalReason.OVERSIZED, too_long)
         else:
@@ -47,7 +62,10 @@ class Asking:
             self._outbox.send(ask.device, ask)
 
     def take(self, said: Predicted) -> None:
-        """Tell a board's answer; nobody waits for one that is late, or that was asked of another board."""
+        """Tell a board's answer.
+
+        Nobody waits for one that is late, or that was asked of another board.
+        """
         waiting = self._waiting.get(said.task)
         if waiting is not None and waiting.ask.device == said.device:
             del self._waiting[said.task]
@@ -61,7 +79,12 @@ class Asking:
                 late = f"no answer in {ask.seconds:g} s; see its log, and whether it has the server's version"
                 _refuse(ask, waiting.answer, RefusalReason.LATE, late)
             elif not self._fleet.is_online(ask.device):
-                _refuse(ask, waiting.answer, RefusalReason.AWAY, "it disconnected before it answered")
+                _refuse(
+                    ask,
+                    waiting.answer,
+                    RefusalReason.AWAY,
+                    "it disconnected before it answered",
+                )
             else:
                 continue
             del self._waiting[name]

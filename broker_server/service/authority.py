@@ -1,4 +1,5 @@
-"""The operator's side of a fleet's identities: its folder, its keys, and the enrolments of its members.
+"""The operator's side of a fleet's identities: its folder, its keys, and the enrolments of its
+members.
 
 <folder>/operator.pem       signs members (Ed25519); needed to enrol and revoke alone, and may be kept elsewhere
 <folder>/ca.pem, ca.key     the fleet's own certificate authority, for TLS alone
@@ -28,8 +29,18 @@ from broker_server.service.certificates import Authority, pem, serial_of
 from broker_server.service.mosquitto import rights
 from broker_server.service.registry import MemberEntry, Registry, later, read_registry
 from fleet_protocol.errors import ConfigError
-from fleet_protocol.identity.certificate import Certificate, Revocations, issue, read_certificate
-from fleet_protocol.identity.enrolment import REVOKED_DIGITS, Enrolment, read_enrolment, write_secret
+from fleet_protocol.identity.certificate import (
+    Certificate,
+    Revocations,
+    issue,
+    read_certificate,
+)
+from fleet_protocol.identity.enrolment import (
+    REVOKED_DIGITS,
+    Enrolment,
+    read_enrolment,
+    write_secret,
+)
 from fleet_protocol.identity.papers import Standing
 from fleet_protocol.identity.release import MOST_SETS, Release
 from fleet_protocol.identity.sealing import new_key, public_key
@@ -86,7 +97,8 @@ class Founding:
         fleet: its name.
         host: name or address under which boards reach the broker.
         port: of the broker.
-        url: ``embedded``, ``mosquitto``, ``emqx`` for one on ``host``, or the address of a broker elsewhere.
+        url: ``embedded``, ``mosquitto``, ``emqx`` for one on ``host``, or the address of a broker
+            elsewhere.
         listen: address that a broker started here listens on.
     """
 
@@ -131,7 +143,8 @@ def found_fleet(folder: Path, founding: Founding) -> None:
 
 
 def enroll(folder: Path, name: str, *, days: int = 0) -> Path:
-    """Make a device a member until so many days are over, 0 for never, and say where its enrolment is.
+    """Make a device a member until so many days are over, 0 for never, and say where its enrolment
+    is.
 
     One that was gets a new key, and the old one counts for nothing.
 
@@ -140,12 +153,16 @@ def enroll(folder: Path, name: str, *, days: int = 0) -> Path:
         StorageError: it cannot be written.
     """
     if check_name("device", name) == SERVER:
-        raise ConfigError("no device can be named 'server'; that is the server's name at the broker")
+        raise ConfigError(
+            "no device can be named 'server'; that is the server's name at the broker"
+        )
     return _add(folder, name, "device", days=days)
 
 
 def renew_server(folder: Path) -> Path:
-    """Give the server new keys; boards take them as soon as they hear them, and then the old ones no longer.
+    """Give the server new keys.
+
+    Boards take them as soon as they hear them, and then the old ones no longer.
 
     It still opens updates that were sealed to the key before.
 
@@ -160,7 +177,9 @@ def renew_server(folder: Path) -> Path:
 
 
 def renew(folder: Path, names: Collection[str], *, days: int) -> list[str]:
-    """Let enrolments end later, for the same keys; a server that is up tells the devices, which need not be touched.
+    """Let enrolments end later, for the same keys.
+
+    A server that is up tells the devices, which need not be touched.
 
     Args:
         folder: of the fleet.
@@ -171,10 +190,12 @@ def renew(folder: Path, names: Collection[str], *, days: int) -> list[str]:
         Those that end later now.
 
     Raises:
-        ConfigError: no such device, or one from before there were renewals; no fleet's folder, no operator's key.
+        ConfigError: no such device, or one from before there were renewals; no fleet's folder, no
+            operator's key.
         StorageError: it cannot be written.
     """
-    expires, done = _end(days), []
+    expires = _end(days)
+    done = []
     with changing(folder) as registry:
         operator = _operator(folder)
         for name in names or registry.devices():
@@ -188,7 +209,11 @@ def renew(folder: Path, names: Collection[str], *, days: int) -> list[str]:
             new = old.model_copy(update={"expires": expires})
             if not new.outlives(old):
                 continue
-            changes = {"expires": expires, "certificate": issue(new, operator).hex(), "renewed": True}
+            changes = {
+                "expires": expires,
+                "certificate": issue(new, operator).hex(),
+                "renewed": True,
+            }
             # The end of one that has ended already was an epoch, which must not come again.
             epoch = later(registry.epoch) if 0 < entry.expires < time.time() else registry.epoch
             members = {**registry.members, name: entry.model_copy(update=changes)}
@@ -199,40 +224,60 @@ def renew(folder: Path, names: Collection[str], *, days: int) -> list[str]:
 
 
 def sign_release(
-    folder: Path, builds: Mapping[str, BlobRef], sets: Mapping[str, BlobRef], days: int, before: int
+    folder: Path,
+    builds: Mapping[str, BlobRef],
+    sets: Mapping[str, BlobRef],
+    days: int,
+    before: int,
 ) -> tuple[Release, str]:
-    """A release after the one with the number `before`, the rest as of its class, and signed; errors as of `renew`."""
+    """A release after the one with the number `before`, the rest as of its class, and signed.
+
+    Errors as of `renew`.
+    """
     if len(sets) > MOST_SETS:
-        raise ConfigError(f"{len(sets)} tiers do not go into one release; roll out {MOST_SETS} at most at a time")
-    fleet, number = Authority.read(folder).fleet, later(before)
+        raise ConfigError(
+            f"{len(sets)} tiers do not go into one release; roll out {MOST_SETS} at most at a time"
+        )
+    fleet = Authority.read(folder).fleet
+    number = later(before)
     release = Release(fleet=fleet, number=number, builds=builds, sets=sets, expires=_end(days))
     return release, issue(release, _operator(folder)).hex()
 
 
 def _end(days: int) -> int:
     if not 0 <= days <= MOST_DAYS:
-        raise ConfigError(f"an enrolment ends after 1 to {MOST_DAYS} days, or never with 0; not after {days}")
+        raise ConfigError(
+            f"an enrolment ends after 1 to {MOST_DAYS} days, or never with 0; not after {days}"
+        )
     return int(time.time()) + days * _DAY_SECONDS if days else 0
 
 
 @contextlib.contextmanager
 def changing(folder: Path) -> Iterator[Registry]:
-    """The registry, for one command at a time, and caught up with what the server beside it has obeyed."""
+    """The registry, for one command at a time, and caught up with what the server beside it has
+    obeyed.
+    """
     read_registry(folder)  # or there is no folder
     with held(folder, f"another command is changing {folder}: try again when it is done"):
         registry = read_registry(folder)
         with contextlib.suppress(ConfigError):  # a fleet that is being founded has no server yet
             server = read_enrolment(folder / "server.enrolment")
-            registry = registry.caught_up(Standing(server, folder / SERVER / "papers.json").revocations)
+            registry = registry.caught_up(
+                Standing(server, folder / SERVER / "papers.json").revocations
+            )
         yield registry
 
 
 def _no_device(name: str, registry: Registry) -> ConfigError:
-    return ConfigError(f"{name!r} is no device of this fleet; there are {', '.join(registry.devices()) or 'none'}")
+    return ConfigError(
+        f"{name!r} is no device of this fleet; there are {', '.join(registry.devices()) or 'none'}"
+    )
 
 
 def revoke(folder: Path, name: str) -> None:
-    """Make a device no member any more; a running server knows within a second, and the broker that it hosts.
+    """Make a device no member any more.
+
+    A running server knows within a second, and the broker that it hosts.
 
     Raises:
         ConfigError: there is no such member, or no fleet's folder.
@@ -245,7 +290,9 @@ def revoke(folder: Path, name: str) -> None:
 
 
 def _keep(folder: Path, registry: Registry) -> None:
-    registry.write(folder)  # first: it counts even where the operator's and the authority's key are kept elsewhere
+    registry.write(
+        folder
+    )  # first: it counts even where the operator's and the authority's key are kept elsewhere
     authority = Authority.read(folder)
     write_secret(folder / "crl.pem", authority.revoked(registry.withdrawn))
     if (folder / EMQX).exists():
@@ -265,21 +312,43 @@ def _add(folder: Path, name: str, role: Literal["server", "device"], *, days: in
         return _added(folder, registry, name, role, _end(days))
 
 
-def _added(folder: Path, registry: Registry, name: str, role: Literal["server", "device"], expires: int) -> Path:
-    operator, authority = _operator(folder), Authority.read(folder)
+def _added(
+    folder: Path,
+    registry: Registry,
+    name: str,
+    role: Literal["server", "device"],
+    expires: int,
+) -> Path:
+    operator = _operator(folder)
+    authority = Authority.read(folder)
     key = Ed25519PrivateKey.generate()
-    fleet, serial = authority.fleet, later(registry.serial)
-    path = folder / "server.enrolment" if role == "server" else folder / "devices" / f"{name}.enrolment"
-    before = read_enrolment(path).sealing[:1] if role == "server" and path.exists() else ()  # boards have tasks in hand
+    fleet = authority.fleet
+    serial = later(registry.serial)
+    path = (
+        folder / "server.enrolment"
+        if role == "server"
+        else folder / "devices" / f"{name}.enrolment"
+    )
+    before = (
+        read_enrolment(path).sealing[:1] if role == "server" and path.exists() else ()
+    )  # boards have tasks in hand
     sealing = (new_key(), *before)
     opens = public_key(sealing[0])
     certificate = Certificate(
-        fleet=fleet, role=role, name=name, key=_public(key), serial=serial, expires=expires, sealing=opens
+        fleet=fleet,
+        role=role,
+        name=name,
+        key=_public(key),
+        serial=serial,
+        expires=expires,
+        sealing=opens,
     )
     address = (folder / "address").read_text(encoding="utf-8").strip()
     host = BrokerAddress.parse(address).host  # which may be another than the fleet was made with
     if role == "server":
-        certificate_of_broker, key_of_broker = authority.issue(host, hosts=(host, "localhost", "127.0.0.1", "::1"))
+        certificate_of_broker, key_of_broker = authority.issue(
+            host, hosts=(host, "localhost", "127.0.0.1", "::1")
+        )
         write_secret(folder / "broker.pem", certificate_of_broker)
         write_secret(folder / "broker.key", key_of_broker)
     tls_certificate, tls_key = authority.issue(name)
@@ -302,10 +371,19 @@ def _added(folder: Path, registry: Registry, name: str, role: Literal["server", 
     )
     write_secret(path, enrolment.model_dump_json(indent=1))
     entry = MemberEntry(
-        role=role, serial=serial, token=token, sealing=opens, tls=tls, expires=expires, certificate=signed
+        role=role,
+        serial=serial,
+        token=token,
+        sealing=opens,
+        tls=tls,
+        expires=expires,
+        certificate=signed,
     )
     left = registry.without(name)  # who has an old enrolment reads nothing any more
-    _keep(folder, left.model_copy(update={"serial": serial, "members": {**left.members, name: entry}}))
+    _keep(
+        folder,
+        left.model_copy(update={"serial": serial, "members": {**left.members, name: entry}}),
+    )
     return path
 
 
@@ -317,7 +395,11 @@ def _operator(folder: Path) -> Ed25519PrivateKey:
     path = folder / "operator.pem"
     try:
         key = serialization.load_pem_private_key(path.read_bytes(), None)
-    except (OSError, TypeError, ValueError) as error:  # a TypeError for one with a passphrase
+    except (
+        OSError,
+        TypeError,
+        ValueError,
+    ) as error:  # a TypeError for one with a passphrase
         raise ConfigError(
             f"cannot read the operator's key {path}, which enrolling, renewing and revoking need: {error}"
         ) from error

@@ -11,7 +11,8 @@ from fleet_protocol.identity.enrolment import read_enrolment
 
 
 def signers(store: Path, folder: Path | None = None) -> tuple[Signer, ...]:
-    """Return the signers of a backup: the operator whose key is in the fleet's folder, and the user.
+    """Return the signers of a backup: the operator whose key is in the fleet's folder, and the
+    user.
 
     Args:
         store: folder of the store, inside the fleet's folder.
@@ -31,9 +32,12 @@ def signers(store: Path, folder: Path | None = None) -> tuple[Signer, ...]:
 
 
 def known_keys(store: Path, folder: Path | None = None) -> Mapping[str, str]:
-    """Return the trusted public keys in hexadecimal, with their owners; arguments are those of `signers`.
+    """Return the trusted public keys in hexadecimal, with their owners.
 
-    The user's own key is not created. The operator's public key is enough, since the private key may be kept elsewhere.
+    Arguments are those of `signers`.
+
+    The user's own key is not created. The operator's public key is enough, since the private key
+    may be kept elsewhere.
     """
     keys: dict[str, str] = {}
     for place in _fleet_folders(store, folder):

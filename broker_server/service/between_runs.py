@@ -11,7 +11,12 @@ from broker_server.service.limits import LINES, Bucket, Limits
 from broker_server.service.outbox import Outbox
 from broker_server.store import Store
 from fleet_protocol.errors import RefusalReason, RefusedError
-from fleet_protocol.messages import NeedChunks, Predicted, parse_device_message, parse_presence
+from fleet_protocol.messages import (
+    NeedChunks,
+    Predicted,
+    parse_device_message,
+    parse_presence,
+)
 from fleet_protocol.topics import DeviceTopic, ServerTopic, Topics
 from fleet_protocol.transport import Received
 

@@ -1,10 +1,11 @@
 """Blobs on request: what several devices wait for is published once and the broker fans it out.
 
-Requests for one blob are collected until every device that was offered it has asked, or has said that it will not; or,
-where one stays silent, until no request has come for a moment. Then the union of the wanted chunks is published. A
-chunk lost on the way is asked for again by whoever misses it, and published again when those before it have reached
-everybody: a thousand devices that wait must not each bring about another thousand copies. A blob goes out a window of
-chunks at a time, and what came in is handled in between: the broker's acknowledgements wait behind it.
+Requests for one blob are collected until every device that was offered it has asked, or has said
+that it will not; or, where one stays silent, until no request has come for a moment. Then the union
+of the wanted chunks is published. A chunk lost on the way is asked for again by whoever misses it,
+and published again when those before it have reached everybody: a thousand devices that wait must
+not each bring about another thousand copies. A blob goes out a window of chunks at a time, and what
+came in is handled in between: the broker's acknowledgements wait behind it.
 """
 
 import math
@@ -14,7 +15,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fleet_protocol.blobs import BARE_OVERHEAD, FRAME_OVERHEAD, indices_of, iter_chunks, ranges_of
+from fleet_protocol.blobs import (
+    BARE_OVERHEAD,
+    FRAME_OVERHEAD,
+    indices_of,
+    iter_chunks,
+    ranges_of,
+)
 from fleet_protocol.digests import matches
 from fleet_protocol.errors import BlobError, ConfigError, TransportError
 from fleet_protocol.foreign_files import file_state, open_regular
@@ -27,7 +34,9 @@ from fleet_protocol.transport import SEND_WINDOW, Transport
 WINDOW_SECONDS = 0.15  # without a request, after which those that came are served
 PROMISED_SECONDS = 0.5  # the same where somebody who was offered the blob has not answered yet
 LONGEST_SECONDS = 2.0  # after the first request, however many still come
-FAN_OUT_BYTES = 50e6  # that a broker hands out in a second; until then what is published is on its way
+FAN_OUT_BYTES = (
+    50e6  # that a broker hands out in a second; until then what is published is on its way
+)
 GAP_SECONDS = 1.0  # since the last arrival: so long it is still on its way
 PUBLISH_SECONDS = 10.0  # a broker that takes nothing for so long is away; the devices ask again
 PACKET_ROOM = 1024  # beside the payload of a chunk: topic, numbers, digest, signature
@@ -50,8 +59,10 @@ class _UnderWay:
     devices: set[str]  # who asked for it, and has not begun to work yet
     chunks: list[int]  # that are still to be published
     seconds: float  # that a broker takes to hand all of them out
-    until: float  # ``time.monotonic()`` when it is given up if none is published, later when it has arrived
-    # the file, mapped from the first chunk to the last; one that is removed meanwhile stays readable
+    # ``time.monotonic()`` when it is given up if none is published, later when it has arrived
+    until: float
+    # the file, mapped from the first chunk to the last; one that is removed meanwhile stays
+    # readable
     data: memoryview | None = None
     again: bool = False  # some of the chunks were published before
 
@@ -61,7 +72,9 @@ class _Served:
     path: Path
     size: int
     chunk_bytes: int
-    verified: set[tuple[int, ...]] = field(default_factory=set)  # states of files that had the digest
+    verified: set[tuple[int, ...]] = field(
+        default_factory=set
+    )  # states of files that had the digest
 
     @property
     def chunks(self) -> int:
@@ -104,7 +117,10 @@ class BlobService:
         self._payload_bytes = 0
 
     def serve(self, files: Mapping[str, Path], chunk_bytes: int | None = None) -> None:
-        """Offer files by digest, in chunks of this size or the usual; their content must not change."""
+        """Offer files by digest, in chunks of this size or the usual.
+
+        Their content must not change.
+        """
         for digest, path in files.items():
             known = self._served.get(digest)
             if known is None or known.path != path:
@@ -128,12 +144,16 @@ class BlobService:
         self._by_device.setdefault(device, set()).add(digest)
 
     def forget(self, device: str, but: Collection[str] = ()) -> None:
-        """Wait for no more requests of a device, but for these: it is gone, or has the blobs, or took another tier."""
+        """Wait for no more requests of a device, but for these: it is gone, or has the blobs, or
+        took another tier.
+        """
         for digest in self._by_device.pop(device, set()).difference(but):
             self._expected.get(digest, set()).discard(device)
 
     def arrived(self, device: str) -> None:
-        """A device has begun its work: it wants nothing more, and what others wait for is still on its way to them."""
+        """A device has begun its work: it wants nothing more, and what others wait for is still on
+        its way to them.
+        """
         for wanted in self._wanted.values():
             wanted.devices.pop(device, None)
         for sent in self._under_way.values():
@@ -146,7 +166,10 @@ class BlobService:
         return (digest, device) in self._asked
 
     def need(self, device: str, digest: str, ranges: Ranges = ((0, CHUNKS_LIMIT),)) -> bool:
-        """Take a request from a device that may have the blob, by default for all of it; False if it is unknown."""
+        """Take a request from a device that may have the blob, by default for all of it.
+
+        False if it is unknown.
+        """
         if digest not in self._served:
             return False
         now = time.monotonic()
@@ -161,7 +184,10 @@ class BlobService:
         """When `flush` has something to do, on the monotonic clock."""
         if any(sent.chunks for sent in self._under_way.values()):
             return -math.inf
-        return min((self._due(digest, wanted) for digest, wanted in self._wanted.items()), default=None)
+        return min(
+            (self._due(digest, wanted) for digest, wanted in self._wanted.items()),
+            default=None,
+        )
 
     def _due(self, digest: str, wanted: Wanted) -> float:
         sent = self._under_way.get(digest)
@@ -178,13 +204,20 @@ class BlobService:
         """Publish a window of everything that is due; `now` is ``time.monotonic()``.
 
         Returns:
-            Problems for the log: the broker does not take the chunks, or a file cannot be read. The devices ask
-            again, so none of them ends a round.
+            Problems for the log: the broker does not take the chunks, or a file cannot be read. The
+                devices ask again, so none of them ends a round.
         """
-        for digest in [digest for digest, wanted in self._wanted.items() if self._due(digest, wanted) <= now]:
-            asked, served = self._wanted.pop(digest).devices, self._served[digest]
-            chunks = sorted({index for ranges in asked.values() for index in indices_of(ranges, served.chunks)})
-            seconds = _payload_bytes(chunks, served.size, served.chunk_bytes) * len(asked) / FAN_OUT_BYTES
+        for digest in [
+            digest for digest, wanted in self._wanted.items() if self._due(digest, wanted) <= now
+        ]:
+            asked = self._wanted.pop(digest).devices
+            served = self._served[digest]
+            chunks = sorted(
+                {index for ranges in asked.values() for index in indices_of(ranges, served.chunks)}
+            )
+            seconds = (
+                _payload_bytes(chunks, served.size, served.chunk_bytes) * len(asked) / FAN_OUT_BYTES
+            )
             self._under_way[digest] = _UnderWay(set(asked), chunks, seconds, now + PUBLISH_SECONDS)
         problems = []
         for digest, sent in self._under_way.items():
@@ -195,17 +228,23 @@ class BlobService:
                 sent.until = now + (PUBLISH_SECONDS if sent.chunks else sent.seconds)
             except (TransportError, BlobError) as error:
                 if isinstance(error, BlobError) or now >= sent.until:
-                    problems.append(f"blob {digest[:12]} for {', '.join(sorted(sent.devices))}: {error}")
+                    problems.append(
+                        f"blob {digest[:12]} for {', '.join(sorted(sent.devices))}: {error}"
+                    )
                     sent.chunks = []
         return problems
 
     def _publish(self, digest: str, sent: _UnderWay) -> None:
-        served, known = self._served[digest], self._published.setdefault(digest, set())
+        served = self._served[digest]
+        known = self._published.setdefault(digest, set())
         if sent.data is None:
             sent.again = not known.isdisjoint(sent.chunks)
             sent.data = _mapped(served, digest)
-        window, digests = sent.chunks[:SEND_WINDOW], sent.again and not self._link.authentic
-        frames = iter_chunks(sent.data, served.chunk_bytes, ranges_of(window), digests=digests, pack=True)
+        window = sent.chunks[:SEND_WINDOW]
+        digests = sent.again and not self._link.authentic
+        frames = iter_chunks(
+            sent.data, served.chunk_bytes, ranges_of(window), digests=digests, pack=True
+        )
         payload: dict[int, int] = {}
 
         def messages() -> Iterator[tuple[str, bytes]]:
@@ -221,16 +260,20 @@ class BlobService:
             sent.data = None
 
     def take_payload_bytes(self) -> int:
-        """Payload bytes published since the last call, packed; a chunk that is published again counts no more."""
-        taken, self._payload_bytes = self._payload_bytes, 0
+        """Payload bytes published since the last call, packed.
+
+        A chunk that is published again counts no more.
+        """
+        taken = self._payload_bytes
+        self._payload_bytes = 0
         return taken
 
 
 def _mapped(served: _Served, digest: str) -> memoryview:
     """The bytes of a blob, from the page cache, for as long as somebody has them.
 
-    The path may name another file than the one that was offered, so the server hashes and publishes the bytes of one
-    open descriptor. It hashes a file whose state stays the same once.
+    The path may name another file than the one that was offered, so the server hashes and publishes
+    the bytes of one open descriptor. It hashes a file whose state stays the same once.
 
     Raises:
         BlobError: the file cannot be read, is a link, or is no longer what was offered.

@@ -22,7 +22,9 @@ _BEGIN = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)  # where boards without
 def pem(key: ec.EllipticCurvePrivateKey | Ed25519PrivateKey) -> str:
     """A private key in PEM, without a password."""
     return key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
     ).decode()
 
 
@@ -35,7 +37,10 @@ def _alternative(host: str) -> x509.GeneralName:
 
 @dataclass(frozen=True)
 class Authority:
-    """A private certificate authority, of the name of its fleet; certificate and private key are in PEM."""
+    """A private certificate authority, of the name of its fleet.
+
+    Certificate and private key are in PEM.
+    """
 
     fleet: str
     certificate: str
@@ -47,7 +52,10 @@ class Authority:
         key = ec.generate_private_key(ec.SECP256R1())
         built = (
             _builder(fleet, None, key.public_key())
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(
+                x509.SubjectKeyIdentifier.from_public_key(key.public_key()),
+                critical=False,
+            )
             .sign(key, hashes.SHA256())
         )
         return cls(fleet, built.public_bytes(serialization.Encoding.PEM).decode(), pem(key))
@@ -56,11 +64,19 @@ class Authority:
     def read(cls, folder: Path) -> "Authority":
         """The authority of a fleet's folder; a ConfigError where it cannot be read."""
         try:
-            certificate, key = ((folder / name).read_text(encoding="utf-8") for name in ("ca.pem", "ca.key"))
+            certificate, key = (
+                (folder / name).read_text(encoding="utf-8") for name in ("ca.pem", "ca.key")
+            )
             name = x509.load_pem_x509_certificate(certificate.encode()).subject
-            return cls(str(name.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value), certificate, key)
+            return cls(
+                str(name.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value),
+                certificate,
+                key,
+            )
         except (OSError, ValueError) as error:
-            raise ConfigError(f"cannot read the certificate authority in {folder}: {error}") from error
+            raise ConfigError(
+                f"cannot read the certificate authority in {folder}: {error}"
+            ) from error
 
     def write(self, folder: Path) -> None:
         """Keep it in a fleet's folder; a StorageError where it cannot be written."""
@@ -68,7 +84,9 @@ class Authority:
         write_secret(folder / "ca.key", self.key)
 
     def issue(self, name: str, *, hosts: Iterable[str] = ()) -> tuple[str, str]:
-        """A certificate of a client by its name, or of a broker by its addresses, and the private key, in PEM."""
+        """A certificate of a client by its name, or of a broker by its addresses, and the private
+        key, in PEM.
+        """
         parent, issuer = self._parent()
         key = ec.generate_private_key(ec.SECP256R1())
         names = [_alternative(host) for host in dict.fromkeys(hosts)]
@@ -76,25 +94,38 @@ class Authority:
         builder = (
             _builder(name, issuer.subject, key.public_key())
             .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
-            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(parent.public_key()), critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(parent.public_key()),
+                critical=False,
+            )
         )
         if names:
             builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
-        return builder.sign(parent, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode(), pem(key)
+        return builder.sign(parent, hashes.SHA256()).public_bytes(
+            serialization.Encoding.PEM
+        ).decode(), pem(key)
 
     def revoked(self, serials: Iterable[str]) -> str:
-        """The list of certificates, by `serial_of`, that count for nothing any more (RFC 5280), in PEM."""
+        """The list of certificates, by `serial_of`, that count for nothing any more (RFC 5280), in
+        PEM.
+        """
         parent, issuer = self._parent()
         until = dt.datetime.now(dt.timezone.utc) + dt.timedelta(days=365 * _YEARS)
         builder = x509.CertificateRevocationListBuilder(issuer.subject, _BEGIN, until)
         for serial in serials:
-            builder = builder.add_revoked_certificate(x509.RevokedCertificateBuilder(int(serial, 16), _BEGIN).build())
-        return builder.sign(parent, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
+            builder = builder.add_revoked_certificate(
+                x509.RevokedCertificateBuilder(int(serial, 16), _BEGIN).build()
+            )
+        return (
+            builder.sign(parent, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
+        )
 
     def _parent(self) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
         key = serialization.load_pem_private_key(self.key.encode(), None)
         if not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise ConfigError("the key of the certificate authority is not of the kind that `shoal init` makes")
+            raise ConfigError(
+                "the key of the certificate authority is not of the kind that `shoal init` makes"
+            )
         return key, x509.load_pem_x509_certificate(self.certificate.encode())
 
 
@@ -103,9 +134,15 @@ def serial_of(certificate: str) -> str:
     return f"{x509.load_pem_x509_certificate(certificate.encode()).serial_number:x}"
 
 
-def _builder(name: str, issuer: x509.Name | None, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
-    """What all certificates have; without an issuer it is that of an authority, which issues its own."""
-    subject, authority = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]), issuer is None
+def _builder(
+    name: str, issuer: x509.Name | None, key: ec.EllipticCurvePublicKey
+) -> x509.CertificateBuilder:
+    """What all certificates have.
+
+    Without an issuer it is that of an authority, which issues its own.
+    """
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    authority = issuer is None
     usage = x509.KeyUsage(
         digital_signature=not authority,
         content_commitment=False,
@@ -125,6 +162,9 @@ def _builder(name: str, issuer: x509.Name | None, key: ec.EllipticCurvePublicKey
         .serial_number(x509.random_serial_number())
         .not_valid_before(_BEGIN)
         .not_valid_after(dt.datetime.now(dt.timezone.utc) + dt.timedelta(days=365 * _YEARS))
-        .add_extension(x509.BasicConstraints(ca=authority, path_length=0 if authority else None), critical=True)
+        .add_extension(
+            x509.BasicConstraints(ca=authority, path_length=0 if authority else None),
+            critical=True,
+        )
         .add_extension(usage, critical=True)
     )

@@ -1,10 +1,14 @@
-"""The time that the rounds of a fleet go by: that of this machine, without what the broker was away."""
+"""The time that the rounds of a fleet go by: that of this machine, without what the broker was
+away.
+"""
 
 import time
 
 
 class Clock:
-    """``time.monotonic()``, but it stands still from the loss of the connection on: nobody can answer meanwhile."""
+    """``time.monotonic()``, but it stands still from the loss of the connection on: nobody can
+    answer meanwhile.
+    """
 
     def __init__(self, *, connected: bool) -> None:
         self._away = 0.0
@@ -27,4 +31,5 @@ class Clock:
     def go_on(self) -> None:
         """The connection is there."""
         if self._stopped_at is not None:
-            self._away, self._stopped_at = self._away + time.monotonic() - self._stopped_at, None
+            self._away = self._away + time.monotonic() - self._stopped_at
+            self._stopped_at = None

@@ -1,4 +1,6 @@
-"""The server's connection: what it says, what it hears, and the wish to stop, which arrives the same way."""
+"""The server's connection: what it says, what it hears, and the wish to stop, which arrives the
+same way.
+"""
 
 import threading
 from collections.abc import Callable
@@ -20,7 +22,10 @@ from fleet_protocol.transport import Transport
 
 @dataclass(frozen=True)
 class RunParts:
-    """What a run's dispatcher works with; the presence of the devices, `fleet`, is shared between runs."""
+    """What a run's dispatcher works with.
+
+    The presence of the devices, `fleet`, is shared between runs.
+    """
 
     store: Store
     fleet: Fleet
@@ -29,7 +34,9 @@ class RunParts:
     reporter: Reporter
     steering: Steering
     clock: Clock
-    open_labels: bool = False  # whether only the boards say what labels mean, so that these must agree
+    open_labels: bool = (
+        False  # whether only the boards say what labels mean, so that these must agree
+    )
 
 
 @dataclass(frozen=True)
@@ -47,6 +54,7 @@ class Connection:
     inbox: Inbox  # everything it hears
     asking: Asking  # what operators ask of boards
     stopping: threading.Event  # set when it shall end
-    # called now and then, with who serves blobs now and the run in progress; tells boards of releases
+    # called now and then, with who serves blobs now and the run in progress; tells boards of
+    # releases
     carry: Callable[[BlobService, str | None], None]
     revive: Callable[[], None]  # called when the broker is gone; starts an embedded one again

@@ -1,4 +1,5 @@
-"""Requests to the server, over the socket of its store and over MQTT, and the events that answer them.
+"""Requests to the server, over the socket of its store and over MQTT, and the events that answer
+them.
 
 The owner of the store can send any request over the socket. MQTT is open if the sender has signed
 the request, or if the configuration says ``insecure = true``. An MQTT request can ask for a run of
@@ -18,7 +19,12 @@ from broker_server.rounds.run_context import RunContext
 from broker_server.service.asking import Answer, Asking
 from broker_server.service.control_socket import ControlSocket, LocalRequest
 from broker_server.service.limits import Bucket, Rate
-from broker_server.service.local_requests import AnotherRun, LocalServerRequest, OwnRun, parse_local_request
+from broker_server.service.local_requests import (
+    AnotherRun,
+    LocalServerRequest,
+    OwnRun,
+    parse_local_request,
+)
 from broker_server.service.outbox import Outbox
 from broker_server.service.trusted import trusted_config
 from broker_server.settings.fleet import BrokerConfig, FleetConfig
@@ -54,11 +60,15 @@ _REMEDY = (
 
 
 def is_open(broker: BrokerConfig) -> bool:
-    """Return whether a server accepts requests over MQTT: signed ones, or all with ``insecure = true``."""
+    """Return whether a server accepts requests over MQTT: signed ones, or all with ``insecure =
+    true``.
+    """
     return broker.identity is not None or broker.insecure
 
 
-def config_of(request: RunRequest | OwnRun | AnotherRun, store: Store, own: FleetConfig | None) -> FleetConfig:
+def config_of(
+    request: RunRequest | OwnRun | AnotherRun, store: Store, own: FleetConfig | None
+) -> FleetConfig:
     """Return the configuration of a requested run.
 
     Args:
@@ -73,7 +83,9 @@ def config_of(request: RunRequest | OwnRun | AnotherRun, store: Store, own: Flee
         try:
             return FleetConfig.model_validate_json(request.config)
         except ValidationError as error:
-            raise ConfigError(f"the requested configuration: {problems(error, 'the document', 1)}") from error
+            raise ConfigError(
+                f"the requested configuration: {problems(error, 'the document', 1)}"
+            ) from error
     if isinstance(request, AnotherRun):
         return trusted_config(store, queries.find_run(store, request.run or None), own)
     if own is None:
@@ -86,7 +98,8 @@ def config_of(request: RunRequest | OwnRun | AnotherRun, store: Store, own: Flee
 
 @dataclass
 class Control:
-    """Receives requests from socket and MQTT, passes on those for the server, and sends events to both.
+    """Receives requests from socket and MQTT, passes on those for the server, and sends events to
+    both.
 
     Attributes:
         asking: requests predictions from boards.
@@ -134,7 +147,9 @@ class Control:
         try:
             request = parse_local_request(event.payload)
         except RefusedError as error:
-            answer(control.RunRejected(request="unknown", detail=str(error), exit_code=error.exit_code))
+            answer(
+                control.RunRejected(request="unknown", detail=str(error), exit_code=error.exit_code)
+            )
             return
         if isinstance(request, Ask):
             self.asking.ask(request, answer)
@@ -154,14 +169,23 @@ class Control:
         except RefusedError:  # there is no sender to answer
             return
         if isinstance(request, Ask):
-            told = Predicted(task=request.task, device=request.device, reason=RefusalReason.UNSUPPORTED, detail=CLOSED)
+            told = Predicted(
+                task=request.task,
+                device=request.device,
+                reason=RefusalReason.UNSUPPORTED,
+                detail=CLOSED,
+            )
             self.outbox.event(told)
         else:
-            rejected = control.RunRejected(request=request.request, detail=CLOSED, exit_code=ConfigError.exit_code)
+            rejected = control.RunRejected(
+                request=request.request, detail=CLOSED, exit_code=ConfigError.exit_code
+            )
             self.outbox.event(rejected)
 
     def tell(self, event: control.RunEvent) -> None:
-        """Send an event to all clients of the socket, and over MQTT if a run has followers or was steered there."""
+        """Send an event to all clients of the socket, and over MQTT if a run has followers or was
+        steered there.
+        """
         self.socket.tell(event.to_bytes())
         if self.followed or (self.open and isinstance(event, control.RunSteered)):
             self.outbox.event(event)

@@ -1,7 +1,9 @@
-"""The server's end of the socket in its store: accepts one request per client, and sends events to all clients.
+"""The server's end of the socket in its store: accepts one request per client, and sends events to
+all clients.
 
-A separate thread serves the clients, so that a client that sends or reads nothing does not delay a round: a client has
-limited time to send its line, and is disconnected if too much unread data waits for it.
+A separate thread serves the clients, so that a client that sends or reads nothing does not delay a
+round: a client has limited time to send its line, and is disconnected if too much unread data waits
+for it.
 """
 
 import contextlib
@@ -17,7 +19,15 @@ from pathlib import Path
 from typing_extensions import Self
 
 from broker_server.service.limits import Bucket, Rate
-from broker_server.service.local import LINE_LIMIT_BYTES, SOCKET, SUPPORTED, address_of, may_ask, remove_stale, user_at
+from broker_server.service.local import (
+    LINE_LIMIT_BYTES,
+    SOCKET,
+    SUPPORTED,
+    address_of,
+    may_ask,
+    remove_stale,
+    user_at,
+)
 
 _LOG = logging.getLogger(__name__)
 
@@ -31,7 +41,10 @@ _LINES = Rate(1 / 60, 5)  # of the log, about clients that are let go
 
 @dataclass(frozen=True)
 class LocalRequest:
-    """A local client's request, and the way to answer only that client; an answer to a closed client is dropped."""
+    """A local client's request, and the way to answer only that client.
+
+    An answer to a closed client is dropped.
+    """
 
     payload: bytes
     answer: Callable[[bytes], None]
@@ -47,9 +60,11 @@ class _Client:
 
 
 class ControlSocket:
-    """Listens in the folder of a store, which its server has locked, while the ``with`` block lasts.
+    """Listens in the folder of a store, which its server has locked, while the ``with`` block
+    lasts.
 
-    If the system or the folder's file system has no such sockets, the log reports it, and no client can connect.
+    If the system or the folder's file system has no such sockets, the log reports it, and no client
+    can connect.
 
     Args:
         folder: the store's folder.
@@ -76,7 +91,11 @@ class ControlSocket:
             self._bind(listening)
         except OSError as error:
             listening.close()
-            _LOG.warning("local commands cannot reach this server: no socket in %s: %s", self._folder, error)
+            _LOG.warning(
+                "local commands cannot reach this server: no socket in %s: %s",
+                self._folder,
+                error,
+            )
             return self
         listening.setblocking(False)
         self._listening = listening
@@ -94,7 +113,9 @@ class ControlSocket:
         remove_stale(self._folder)
         with address_of(self._folder) as address:
             listening.bind(address)
-        (self._folder / SOCKET).chmod(0o600)  # no client can connect earlier, since nothing listens yet
+        (self._folder / SOCKET).chmod(
+            0o600
+        )  # no client can connect earlier, since nothing listens yet
         listening.listen(MOST_CLIENTS)
 
     def __exit__(self, *_: object) -> None:
@@ -165,7 +186,11 @@ class ControlSocket:
         connection.setblocking(False)
         user = user_at(connection)
         if not may_ask(user) or len(self._clients) >= MOST_CLIENTS:
-            why = f"user {user} is not allowed" if not may_ask(user) else f"{MOST_CLIENTS} clients are connected"
+            why = (
+                f"user {user} is not allowed"
+                if not may_ask(user)
+                else f"{MOST_CLIENTS} clients are connected"
+            )
             self._say_refused(why)
             connection.close()
             return
@@ -176,7 +201,9 @@ class ControlSocket:
         self._selector.register(connection, selectors.EVENT_READ, client)
 
     def _say_refused(self, why: str) -> None:
-        """Write a line of the log about a client that is let go, but few lines where there are many."""
+        """Write a line of the log about a client that is let go, but few lines where there are
+        many.
+        """
         self._refused += 1
         if self._lines.take(time.monotonic()):
             said = "the socket in %s takes no further client: %s (%d refused since the line before)"

@@ -46,7 +46,9 @@ class DataFindings:
         self._changes: Counter[str] = Counter()
 
     def look(self, device: str, number: int | None) -> None:
-        """Log the findings that a device reports now, with the round if any, unless they are logged already."""
+        """Log the findings that a device reports now, with the round if any, unless they are logged
+        already.
+        """
         findings = self._fleet.findings(device)
         noted = self._noted.get(device, ())
         if findings == noted or self._changes[device] >= _MOST_CHANGES:
@@ -58,4 +60,6 @@ class DataFindings:
                 _LOG.warning("the data of %s looks wrong: %s", device, finding)
                 self._reporter.note(EVENT, finding, number, device)
         if not findings:
-            self._reporter.note(EVENT, "resolved: its data has no findings any more", number, device)
+            self._reporter.note(
+                EVENT, "resolved: its data has no findings any more", number, device
+            )

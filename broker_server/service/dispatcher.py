@@ -1,7 +1,8 @@
-"""The server's dispatcher: one inbox, and every event in it put where it belongs, one at a time, with deadlines.
+"""The server's dispatcher: one inbox, and every event in it put where it belongs, one at a time,
+with deadlines.
 
-All waiting of a run is in `MqttDispatcher.pump`. While it waits, chunks that devices ask for are published, offers are
-sent again to devices that came back or stay silent, and uploads are taken.
+All waiting of a run is in `MqttDispatcher.pump`. While it waits, chunks that devices ask for are
+published, offers are sent again to devices that came back or stay silent, and uploads are taken.
 """
 
 import contextlib
@@ -27,25 +28,44 @@ from fleet_protocol.messages import Cancel, DeviceProfile, parse_presence
 from fleet_protocol.messages.presence import ALIVE_SECONDS
 from fleet_protocol.secure_sum import Words
 from fleet_protocol.topics import DeviceTopic, ServerTopic, Topic, UploadTopic
-from fleet_protocol.transport import BACKOFF_MAX_SECONDS, Connected, Disconnected, Event, Received, Rejected
+from fleet_protocol.transport import (
+    BACKOFF_MAX_SECONDS,
+    Connected,
+    Disconnected,
+    Event,
+    Received,
+    Rejected,
+)
 
 _LOG = logging.getLogger(__name__)
 
-TURN_SECONDS = 0.2  # longest time that events are handled before what they ask for is committed and answered
-LINGER_SECONDS = 5e-5  # that more is waited for, for each device that has not answered: a turn looks at all of them
+TURN_SECONDS = (
+    0.2  # longest time that events are handled before what they ask for is committed and answered
+)
+# that more is waited for, for each device that has not answered: a turn looks at all of them
+LINGER_SECONDS = 5e-5
 PATIENCE_SECONDS = 1.0  # longest single wait, so that a request to stop is noticed
 _MOST_STRANGERS = 10_000
-CROSSING_SECONDS = 1.0  # a device that says it is idle has this long to answer an offer that is under way
-SILENT_SECONDS = 2.5 * ALIVE_SECONDS  # of a device at work, after which it counts as away: a broker takes longer
+CROSSING_SECONDS = (
+    1.0  # a device that says it is idle has this long to answer an offer that is under way
+)
+SILENT_SECONDS = (
+    2.5 * ALIVE_SECONDS
+)  # of a device at work, after which it counts as away: a broker takes longer
 DEAF_SECONDS = 2.0  # without an empty inbox, which count for no silence
 SETTLING_SECONDS = 5.0  # in which the broker has repeated to a server that starts who is there
 
 _IDLE = "idle"  # state of a device that works on nothing, as its status says
-_AT_WORK = frozenset({"training", "measuring", "uploading"})  # that of one that has everything it needs
+_AT_WORK = frozenset(
+    {"training", "measuring", "uploading"}
+)  # that of one that has everything it needs
 
 
 class MqttDispatcher:
-    """Handles every message to the server during a run; `on_control` receives the requests to the server."""
+    """Handles every message to the server during a run.
+
+    `on_control` receives the requests to the server.
+    """
 
     def __init__(
         self,
@@ -69,7 +89,9 @@ class MqttDispatcher:
         self._replies = Replies(parts, connection)
         self._limits = Limits(parts.fleet.knows)
         self._findings = DataFindings(parts.fleet, parts.reporter)
-        self._strangers: set[str] = set()  # tasks of which a stray chunk was told, so that each is told once
+        self._strangers: set[str] = (
+            set()
+        )  # tasks of which a stray chunk was told, so that each is told once
         self._past: dict[str, OpenTask] = {}  # tasks of this run that are over
         self._dropped = 0
         self._nudge_seconds = nudge_seconds
@@ -77,7 +99,9 @@ class MqttDispatcher:
         self._label_orders = LabelOrders(parts.fleet, parts.reporter, compared=parts.open_labels)
         self._on_control = on_control
         self._collection: Collection | None = None
-        self._waiting: dict[str, OpenTask] = {}  # that go on beyond their collection, until the next
+        self._waiting: dict[
+            str, OpenTask
+        ] = {}  # that go on beyond their collection, until the next
         self._open = self._waiting  # whose answers are taken
         self._count_at = 0.0
         self._listened = math.inf  # when the inbox was empty last, on the clock of `now`
@@ -95,7 +119,9 @@ class MqttDispatcher:
         return self._connection.stopping.is_set()
 
     def pump(self, until: float) -> None:
-        """Handle the events that are there, do what is due, commit what was accepted; wait until a time at most.
+        """Handle the events that are there, do what is due, commit what was accepted.
+
+        Wait until a time at most.
 
         Raises:
             StopRequested: the server shall end.
@@ -114,7 +140,9 @@ class MqttDispatcher:
         self._do_what_is_due(time.monotonic())
 
     def _handle_more(self, began: float, wake: float) -> None:
-        """Handle what has come meanwhile, and comes within a moment, so that one commit is for all of it."""
+        """Handle what has come meanwhile, and comes within a moment, so that one commit is for all
+        of it.
+        """
         linger = min(wake, began + LINGER_SECONDS * len(self._unanswered))
         while (now := time.monotonic()) < began + TURN_SECONDS:
             try:
@@ -132,26 +160,34 @@ class MqttDispatcher:
         for task in self._unanswered if not self._clock.stands else ():
             if task.quiet <= now:
                 self._uploads.ask_for_missing(task)
-            if now - max(task.heard, task.offered) >= self._nudge_seconds:  # silent for so long, it gets it again
+            if (
+                now - max(task.heard, task.offered) >= self._nudge_seconds
+            ):  # silent for so long, it gets it again
                 self._offer(task)
         if self._connection.inbox.empty() and not self._clock.stands:
             self._look_for_silent()
         if now >= self._count_at:
             self._count_at = now + PATIENCE_SECONDS
-            dropped, self._dropped = self._connection.inbox.dropped - self._dropped, self._connection.inbox.dropped
+            dropped = self._connection.inbox.dropped - self._dropped
+            self._dropped = self._connection.inbox.dropped
             if dropped:
-                self.reporter.note("inbox-full", f"{dropped} messages came faster than they could be handled")
+                self.reporter.note(
+                    "inbox-full",
+                    f"{dropped} messages came faster than they could be handled",
+                )
             self.reporter.count()
             self._connection.carry(self.blobs, self.reporter.run)
             self._store.flush()
 
     def _look_for_silent(self) -> None:
-        """Count as away whose task is open and who says nothing, not even to an offer that is repeated.
+        """Count as away whose task is open and who says nothing, not even to an offer that is
+        repeated.
 
         What a server did not hear because it was busy, or halted itself, is nobody's silence.
         """
         now = self._clock.now()
-        deaf, self._listened = now - self._listened, now
+        deaf = now - self._listened
+        self._listened = now
         for task in self._unanswered:
             if deaf > DEAF_SECONDS:
                 task.sign += deaf
@@ -177,7 +213,9 @@ class MqttDispatcher:
                 _LOG.warning("the broker is back, and the run goes on")
             self._clock.go_on()
             for task in self._unanswered:
-                task.sign = self._clock.now() + BACKOFF_MAX_SECONDS  # devices come back as late as that
+                task.sign = (
+                    self._clock.now() + BACKOFF_MAX_SECONDS
+                )  # devices come back as late as that
             self._outbox.status(self.reporter.run)
             if not event.session_present:
                 self.offer_again()
@@ -189,7 +227,9 @@ class MqttDispatcher:
             self._connection.revive()
         elif isinstance(event, Rejected):
             # Whoever is named there need not be who sent it.
-            self.reporter.refused(event.error.reason, str(event.error), device=None, number=self._number)
+            self.reporter.refused(
+                event.error.reason, str(event.error), device=None, number=self._number
+            )
         elif isinstance(event, Report):
             self._uploads.reported(event, self._open)
             for name in event.heard:
@@ -200,7 +240,9 @@ class MqttDispatcher:
         topic = self._topics.parse(event.topic)
         try:
             if isinstance(topic, DeviceTopic):
-                self._limits.check(topic.device, topic.channel, time.monotonic(), len(event.payload))
+                self._limits.check(
+                    topic.device, topic.channel, time.monotonic(), len(event.payload)
+                )
                 self._heard(topic.device)
             match topic:
                 case DeviceTopic(device, "status" | "profile"):
@@ -211,7 +253,9 @@ class MqttDispatcher:
                     self._chunk(task, event)
                 case ServerTopic("control"):
                     self._on_control(event)
-                case ServerTopic("status") if why := self._outbox.rival(event.payload, self.reporter.run):
+                case ServerTopic("status") if why := self._outbox.rival(
+                    event.payload, self.reporter.run
+                ):
                     self.reporter.note("another-server", why, self._number)
         except RefusedError as error:
             self._refused(topic, error.reason, str(error))
@@ -219,10 +263,15 @@ class MqttDispatcher:
             raise
         except Exception as error:  # noqa: BLE001  (one message must not end the server, whatever it has found)
             _LOG.exception("a message on %s could not be handled", event.topic)
-            self._refused(topic, RefusalReason.FAILED, f"a message on {event.topic}: {type(error).__name__}: {error}")
+            self._refused(
+                topic,
+                RefusalReason.FAILED,
+                f"a message on {event.topic}: {type(error).__name__}: {error}",
+            )
 
     def _refused(self, topic: Topic | None, reason: RefusalReason, detail: str) -> None:
-        # Names that nobody knows are counted together: whoever invents them must not fill the store.
+        # Names that nobody knows are counted together: whoever invents them must not fill the
+        # store.
         known = isinstance(topic, DeviceTopic) and self.fleet.knows(topic.device)
         sender = topic.device if isinstance(topic, DeviceTopic) and known else None
         self.reporter.refused(reason, detail, device=sender, number=self._number)
@@ -264,14 +313,20 @@ class MqttDispatcher:
                 if changed:
                     self._offer(task)
                 elif said.state == _IDLE:
-                    # Either our offer and this message have crossed, or a broker's restart swallowed the offer.
+                    # Either our offer and this message have crossed, or a broker's restart
+                    # swallowed the offer.
                     due = time.monotonic() - self._nudge_seconds + CROSSING_SECONDS
-                    task.offered, task.heard = min(task.offered, due), min(task.heard, due)
+                    task.offered, task.heard = (
+                        min(task.offered, due),
+                        min(task.heard, due),
+                    )
 
     # Offers.
 
     def open(self, collection: Collection) -> None:
-        """Begin to collect, in place of the collection before: offer every open task whose device is there."""
+        """Begin to collect, in place of the collection before: offer every open task whose device
+        is there.
+        """
         self._collection = collection
         if collection.kind == "train":
             self._waiting = {}
@@ -285,16 +340,22 @@ class MqttDispatcher:
         self._listened = self._clock.now()
 
     def close(self, reason: str, *, waits: bool = False) -> None:
-        """End the collection, or where there is none what goes on beyond one; devices that still work are told.
+        """End the collection, or where there is none what goes on beyond one.
+
+        Devices that still work are told.
 
         Args:
             reason: for their log.
             waits: they go on, and answer in a later collection.
         """
-        collection, self._collection = self._collection, None
+        collection = self._collection
+        self._collection = None
         self._uploads.cohorts.close()
         if collection is not None:
-            self._past = {**(self._past if len(self._past) < _MOST_STRANGERS else {}), **collection.tasks}
+            self._past = {
+                **(self._past if len(self._past) < _MOST_STRANGERS else {}),
+                **collection.tasks,
+            }
         over = tuple(self._waiting.values() if collection is None else collection.unanswered)
         if collection is None or waits:
             self._waiting = {task.record.id: task for task in over if waits}
@@ -311,8 +372,13 @@ class MqttDispatcher:
             self._offer(task)
 
     def _offer(self, task: OpenTask) -> None:
-        collection, now = self._collection, self._clock.now()
-        if collection is None or not self.fleet.is_online(task.record.device) or now >= collection.deadline:
+        collection = self._collection
+        now = self._clock.now()
+        if (
+            collection is None
+            or not self.fleet.is_online(task.record.device)
+            or now >= collection.deadline
+        ):
             return
         for ref in (task.record.artifact_set, task.record.weights):
             if task.offered < 0 and not self.blobs.asked(ref.digest, task.record.device):
@@ -330,7 +396,10 @@ class MqttDispatcher:
         if task is not None:
             owner = task.record.device
             if event.signer not in {None, owner}:
-                raise RefusedError(RefusalReason.FORGED, f"{event.signer} sent chunks of the update of {owner}")
+                raise RefusedError(
+                    RefusalReason.FORGED,
+                    f"{event.signer} sent chunks of the update of {owner}",
+                )
             task.heard = time.monotonic()
             self._heard(owner)
             self._uploads.chunk(task, event.payload)
@@ -352,7 +421,13 @@ class MqttDispatcher:
         self._uploads.forget(task)
 
     def count_bytes(self) -> ByteCount:
-        """Bytes since the last call, at first since the run began; see `broker_server.rounds.accounting`."""
-        before, self._wire = self._wire, (self._connection.link.wire, self._uploads.wire)
-        wire = sum(item.sent + item.received for item in self._wire) - sum(was.sent + was.received for was in before)
+        """Bytes since the last call, at first since the run began.
+
+        See `broker_server.rounds.accounting`.
+        """
+        before = self._wire
+        self._wire = (self._connection.link.wire, self._uploads.wire)
+        wire = sum(item.sent + item.received for item in self._wire) - sum(
+            was.sent + was.received for was in before
+        )
         return ByteCount(wire, self.blobs.take_payload_bytes() + self._uploads.take_payload_bytes())

@@ -1,7 +1,9 @@
-"""The server's inbox, bounded in bytes: what comes faster than it is handled waits in the broker, or is dropped.
+"""The server's inbox, bounded in bytes: what comes faster than it is handled waits in the broker,
+or is dropped.
 
-The network's thread waits a moment when the inbox is full, so that the connection itself holds the senders back. If the
-server is busy with something else for longer, large messages are dropped: chunks, which are asked for again.
+The network's thread waits a moment when the inbox is full, so that the connection itself holds the
+senders back. If the server is busy with something else for longer, large messages are dropped:
+chunks, which are asked for again.
 """
 
 import queue
@@ -20,14 +22,18 @@ _SMALL_BYTES = 4096  # control messages are smaller, chunks larger
 class Inbox(queue.SimpleQueue[Any]):
     """A queue of events; one thread puts, another takes.
 
-    Small messages may take as many bytes again as the limit. Who puts what is large waits with patience for room, then
-    drops it.
+    Small messages may take as many bytes again as the limit. Who puts what is large waits with
+    patience for room, then drops it.
 
     Attributes:
         dropped: messages that found no room.
     """
 
-    def __init__(self, limit_bytes: int = LIMIT_BYTES, patience_seconds: float = _PATIENCE_SECONDS) -> None:
+    def __init__(
+        self,
+        limit_bytes: int = LIMIT_BYTES,
+        patience_seconds: float = _PATIENCE_SECONDS,
+    ) -> None:
         super().__init__()
         self._limit = limit_bytes
         self._patience_seconds = patience_seconds

@@ -1,4 +1,6 @@
-"""Boards that say the order of labels themselves: those that say another than the first are asked for nothing."""
+"""Boards that say the order of labels themselves: those that say another than the first are asked
+for nothing.
+"""
 
 import logging
 
@@ -11,10 +13,11 @@ _DECLINED = "declined, data-mismatch: `labels` in [data] of its device.toml are 
 
 
 class LabelOrders:
-    """Compares what boards say of their own labels, and declines those that disagree with the first.
+    """Compares what boards say of their own labels, and declines those that disagree with the
+    first.
 
-    Which of two boards is right nobody here can know, so the order of the first board that is there holds until that
-    board says another.
+    Which of two boards is right nobody here can know, so the order of the first board that is there
+    holds until that board says another.
     """
 
     def __init__(self, fleet: Fleet, reporter: Reporter, *, compared: bool) -> None:

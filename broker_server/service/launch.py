@@ -2,8 +2,8 @@
 
     finished = run_fleet(load_config(path, FleetConfig).resolved(path.parent), listener=show)
 
-A run is given to the server that is already up on the configured broker; if there is none, everything is hosted here
-for as long as the run takes.
+A run is given to the server that is already up on the configured broker; if there is none,
+everything is hosted here for as long as the run takes.
 """
 
 import contextlib
@@ -21,7 +21,14 @@ from broker_server.service.alone import another
 from broker_server.service.local_requests import AnotherRun, OwnRun
 from broker_server.service.membership import broker_address, member_of
 from broker_server.service.server import Server
-from broker_server.service.visiting import ANSWER_SECONDS, Inbox, Place, asked, is_here, visiting
+from broker_server.service.visiting import (
+    ANSWER_SECONDS,
+    Inbox,
+    Place,
+    asked,
+    is_here,
+    visiting,
+)
 from broker_server.settings.fleet import BrokerConfig, FleetConfig
 from broker_server.settings.requested import Wanted
 from fleet_protocol import control, requests
@@ -34,7 +41,9 @@ from fleet_protocol.topics import Topics
 from fleet_protocol.transport import BrokerAddress, Disconnected, Event, Received
 
 PROBE_SECONDS = 1.0
-ACCEPT_SECONDS = 60.0  # the server reads artifacts and the test set before it says that the run has started
+ACCEPT_SECONDS = (
+    60.0  # the server reads artifacts and the test set before it says that the run has started
+)
 AWAY_SECONDS = 60.0
 GRACE_SECONDS = 5.0  # in which the server says what has become of a request whose time is over
 LOOK_SECONDS = 1.0
@@ -56,9 +65,16 @@ def _read_status(event: Event, topics: Topics) -> ServerStatus | None:
 
 
 def server_status(
-    address: BrokerAddress, fleet: str, *, connect_seconds: float = 5.0, member: Member | None = None
+    address: BrokerAddress,
+    fleet: str,
+    *,
+    connect_seconds: float = 5.0,
+    member: Member | None = None,
 ) -> ServerStatus | None:
-    """What a fleet's server last said about itself, None if none ever did; a TransportError without its broker."""
+    """What a fleet's server last said about itself, None if none ever did.
+
+    A TransportError without its broker.
+    """
     topics = Topics(fleet)
     with visiting(address, fleet, connect_seconds, member) as (link, inbox):
         link.subscribe(topics.server_status)
@@ -78,8 +94,9 @@ def _new_name() -> str:
 def submit(config: FleetConfig, *, listener: Listener | None = None) -> control.RunFinished:
     """Request a run from the running server, and follow it to its end.
 
-    A server on this computer that works on the configuration's store does the run with this configuration, if it can
-    read all of its paths. A server elsewhere does a run of its own configuration, see `Wanted`.
+    A server on this computer that works on the configuration's store does the run with this
+    configuration, if it can read all of its paths. A server elsewhere does a run of its own
+    configuration, see `Wanted`.
 
     Raises:
         RunRejectedError: the server did not take it.
@@ -88,7 +105,9 @@ def submit(config: FleetConfig, *, listener: Listener | None = None) -> control.
     name = _new_name()
     here = OwnRun(request=name, fleet=config.fleet, config=config.model_dump_json())
     wanted = Wanted.of(config)
-    elsewhere = requests.RunRequest(request=name, fleet=config.fleet, settings=wanted.settings, others=wanted.others)
+    elsewhere = requests.RunRequest(
+        request=name, fleet=config.fleet, settings=wanted.settings, others=wanted.others
+    )
     with asked(config, here, elsewhere) as inbox:
         return _follow(inbox, Topics(config.fleet), name, listener or (lambda _event: None))
 
@@ -103,17 +122,23 @@ def _follow(inbox: Inbox, topics: Topics, request: str, listener: Listener) -> c
         except queue.Empty:
             if give_up is not None and time.monotonic() >= give_up:
                 what = "did not begin the run" if run is None else "has been away for too long"
-                raise TransportError(f"the server of fleet {topics.fleet} {what}; look at `shoal log`") from None
+                raise TransportError(
+                    f"the server of fleet {topics.fleet} {what}; look at `shoal log`"
+                ) from None
             continue
         told = _told(event, topics)
         if isinstance(told, control.RunRejected) and told.request == request:
-            raise RunRejectedError(f"the server did not take the run: {told.detail}", told.exit_code)
+            raise RunRejectedError(
+                f"the server did not take the run: {told.detail}", told.exit_code
+            )
         if isinstance(told, control.RunStarted) and told.request == request:
             run = told.run
         if run is None or (told is not None and getattr(told, "run", None) != run):
             continue
         status = _read_status(event, topics)
-        if isinstance(event, Disconnected) or (status is not None and (not status.online or status.run != run)):
+        if isinstance(event, Disconnected) or (
+            status is not None and (not status.online or status.run != run)
+        ):
             give_up = give_up or time.monotonic() + AWAY_SECONDS
         elif status is not None or told is not None:
             give_up = None
@@ -124,10 +149,12 @@ def _follow(inbox: Inbox, topics: Topics, request: str, listener: Listener) -> c
 
 
 def steer(home: Place, wish: requests.Wanted, run: str = "") -> str:
-    """Request that a fleet's server pauses, stops or resumes a run, or begins another like it; return the run's id.
+    """Request that a fleet's server pauses, stops or resumes a run, or begins another like it.
 
-    The run is named by the beginning of its id; empty means the run in progress, or the newest when another begins.
-    Only a server on this computer begins another run.
+    Return the run's id.
+
+    The run is named by the beginning of its id; empty means the run in progress, or the newest when
+    another begins. Only a server on this computer begins another run.
 
     Raises:
         RunRejectedError: no such run is in progress, or another is.
@@ -135,7 +162,13 @@ def steer(home: Place, wish: requests.Wanted, run: str = "") -> str:
     """
     name = _new_name()
     if wish == "start":
-        told = _answer(home, AnotherRun(request=name, fleet=home.fleet, run=run), None, name, ANSWER_SECONDS)
+        told = _answer(
+            home,
+            AnotherRun(request=name, fleet=home.fleet, run=run),
+            None,
+            name,
+            ANSWER_SECONDS,
+        )
     else:
         request = requests.SteerRequest(request=name, fleet=home.fleet, run=run, wish=wish)
         told = _answer(home, request, request, name, ANSWER_SECONDS)
@@ -145,35 +178,58 @@ def steer(home: Place, wish: requests.Wanted, run: str = "") -> str:
 
 
 def predict(home: Place, device: str, samples: JsonValue, seconds: float = 30.0) -> Predicted:
-    """Request predictions from a board's model, see `device_runtime.asking`; the server forwards the samples.
+    """Request predictions from a board's model, see `device_runtime.asking`.
+
+    The server forwards the samples.
 
     Raises:
-        ConfigError: the board, or the server in its place, refuses in so many seconds, with the reason's name.
+        ConfigError: the board, or the server in its place, refuses in so many seconds, with the
+            reason's name.
         TransportError: there is no broker, or no server.
     """
     try:
-        given = {"fleet": home.fleet, "device": device, "asked": samples, "seconds": seconds}
+        given = {
+            "fleet": home.fleet,
+            "device": device,
+            "asked": samples,
+            "seconds": seconds,
+        }
         ask = Ask.model_validate({"task": f"p{secrets.token_hex(8)}", **given})
     except ValidationError as error:
-        raise ConfigError(f"no request for predictions: {problems(error, 'the request')}") from error
+        raise ConfigError(
+            f"no request for predictions: {problems(error, 'the request')}"
+        ) from error
     if (size := len(ask.to_bytes())) > MESSAGE_LIMIT_BYTES:
-        raise ConfigError(f"oversized: the request has {size} bytes of at most {MESSAGE_LIMIT_BYTES}; ask for less")
+        raise ConfigError(
+            f"oversized: the request has {size} bytes of at most {MESSAGE_LIMIT_BYTES}; ask for less"
+        )
     told: Predicted = _answer(home, ask, ask, ask.task, seconds + GRACE_SECONDS)
     if told.reason is not None:
         raise ConfigError(f"{device} predicts nothing, {told.reason.value}: {told.detail}")
     return told
 
 
-def _answer(home: Place, here: FrozenModel, elsewhere: FrozenModel | None, name: str, seconds: float) -> Any:
+def _answer(
+    home: Place,
+    here: FrozenModel,
+    elsewhere: FrozenModel | None,
+    name: str,
+    seconds: float,
+) -> Any:
     """What a server answers to a request, by its name; a TransportError where that is nothing."""
     give_up = time.monotonic() + seconds
     with asked(home, here, elsewhere) as inbox:
         while (left := give_up - time.monotonic()) > 0:
             with contextlib.suppress(queue.Empty):
                 told = _told(inbox.get(timeout=left), Topics(home.fleet))
-                if told is not None and name in {getattr(told, "request", None), getattr(told, "task", None)}:
+                if told is not None and name in {
+                    getattr(told, "request", None),
+                    getattr(told, "task", None),
+                }:
                     return told
-    raise TransportError(f"no server of fleet {home.fleet} answers; is `shoal up` or `shoal run` running?")
+    raise TransportError(
+        f"no server of fleet {home.fleet} answers; is `shoal up` or `shoal run` running?"
+    )
 
 
 def _told(event: Event, topics: Topics) -> control.RunEvent | None:
@@ -184,13 +240,16 @@ def _told(event: Event, topics: Topics) -> control.RunEvent | None:
 
 
 def run_fleet(config: FleetConfig, *, listener: Listener | None = None) -> control.RunFinished:
-    """Do one run, and say how it ended: on the server that is up, or hosted here; paths are absolute.
+    """Do one run, and say how it ended: on the server that is up, or hosted here.
+
+    Paths are absolute.
 
     Its ``exit_code`` is the command line's. That it could not begin is a ShoalError.
     """
     if is_here(config):
         return submit(config, listener=listener)
-    address, member = broker_address(config.broker), member_of(config.broker, config.fleet)
+    address = broker_address(config.broker)
+    member = member_of(config.broker, config.fleet)
     status: ServerStatus | None = None
     if not config.broker.hosted:
         wait = config.broker.connect_timeout_seconds
@@ -198,7 +257,9 @@ def run_fleet(config: FleetConfig, *, listener: Listener | None = None) -> contr
     else:
         # An embedded broker that answers belongs to a server that is up.
         with contextlib.suppress(TransportError):
-            status = server_status(address, config.fleet, connect_seconds=PROBE_SECONDS, member=member)
+            status = server_status(
+                address, config.fleet, connect_seconds=PROBE_SECONDS, member=member
+            )
     if another(status, config.store):
         return submit(config, listener=listener)
     with (
@@ -217,9 +278,12 @@ def serve_fleet(
     listener: Listener | None = None,
     on_ready: Callable[[Server], None] | None = None,
 ) -> None:
-    """Be the server of a fleet until SIGTERM or SIGINT; `on_ready` is called once when devices and requests can come.
+    """Be the server of a fleet until SIGTERM or SIGINT.
 
-    `own` is the configuration of runs that are requested over MQTT; with None the server accepts no such runs.
+    `on_ready` is called once when devices and requests can come.
+
+    `own` is the configuration of runs that are requested over MQTT; with None the server accepts no
+    such runs.
 
     Raises:
         TransportError: the broker cannot be reached, or another server has this fleet.
@@ -227,7 +291,12 @@ def serve_fleet(
     """
     if not broker.hosted:
         wait = broker.connect_timeout_seconds
-        status = server_status(broker_address(broker), fleet, connect_seconds=wait, member=member_of(broker, fleet))
+        status = server_status(
+            broker_address(broker),
+            fleet,
+            connect_seconds=wait,
+            member=member_of(broker, fleet),
+        )
         if status is not None and another(status, store):
             raise TransportError(
                 f"fleet {fleet} already has a server on {broker_address(broker)}, store {status.store or 'unknown'}; "
@@ -235,7 +304,10 @@ def serve_fleet(
                 "for good, and the broker did not notice, let the broker forget what it said: mosquitto_pub -r -n -t "
                 f"{Topics(fleet).server_status}"
             )
-    with Server(fleet, store, broker, own=own, listener=listener) as server, on_signals(server.stop):
+    with (
+        Server(fleet, store, broker, own=own, listener=listener) as server,
+        on_signals(server.stop),
+    ):
         if on_ready is not None:
             on_ready(server)
         server.serve()

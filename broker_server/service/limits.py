@@ -1,7 +1,8 @@
-"""How much the server listens to: each device within a rate of its own, all unknown names together within one.
+"""How much the server listens to: each device within a rate of its own, all unknown names together
+within one.
 
-What is over a rate is counted and not read. Nothing is lost by that which a device would not say again: offers are
-repeated, updates announced again, and chunks asked for.
+What is over a rate is counted and not read. Nothing is lost by that which a device would not say
+again: offers are repeated, updates announced again, and chunks asked for.
 """
 
 from collections.abc import Callable
@@ -19,7 +20,9 @@ class Rate:
 
 
 DEVICE = Rate(100, 400)  # statuses and replies of one device; a round of a quick one has some 20
-STRANGE_REPLIES = Rate(20, 50)  # each is read and answered, so that a device learns that nobody knows it
+STRANGE_REPLIES = Rate(
+    20, 50
+)  # each is read and answered, so that a device learns that nobody knows it
 STRANGE_STATUSES = Rate(1000, 10_000)  # a whole fleet may come at once
 LINES = Rate(5, 100)  # of the log, about what was refused
 
@@ -44,16 +47,25 @@ class Bucket:
 
 
 class Limits:
-    """Decides which messages of devices are read; `knows` says whether a device has announced itself before."""
+    """Decides which messages of devices are read.
+
+    `knows` says whether a device has announced itself before.
+    """
 
     def __init__(self, knows: Callable[[str], bool]) -> None:
         self._knows = knows
         self._devices: dict[str, Bucket] = {}  # of known ones, so no more than there are
         statuses = Bucket(STRANGE_STATUSES)
-        self._strange = {"reply": Bucket(STRANGE_REPLIES), "status": statuses, "profile": statuses}
+        self._strange = {
+            "reply": Bucket(STRANGE_REPLIES),
+            "status": statuses,
+            "profile": statuses,
+        }
 
     def check(self, device: str, channel: str, now: float, size: int = 0) -> None:
-        """See that a message on a device's topic may be read at a ``time.monotonic()``; a long one counts for many.
+        """See that a message on a device's topic may be read at a ``time.monotonic()``.
+
+        A long one counts for many.
 
         Raises:
             RefusedError: there are too many.

@@ -1,7 +1,9 @@
-"""The socket in a store's folder, over which local commands reach its server: its address, and the peer's user.
+"""The socket in a store's folder, over which local commands reach its server: its address, and the
+peer's user.
 
-Both sides write JSON documents, one per line. Only the owner of the store can connect: the socket's file has mode 0600,
-and each side queries the system for the user at the other end, if the system reports it.
+Both sides write JSON documents, one per line. Only the owner of the store can connect: the socket's
+file has mode 0600, and each side queries the system for the user at the other end, if the system
+reports it.
 """
 
 import contextlib
@@ -28,7 +30,8 @@ _CREDENTIALS = struct.Struct("3i")  # process, user, group
 
 @contextlib.contextmanager
 def address_of(folder: Path) -> Iterator[str]:
-    """Yield an address of the socket in a folder that is short enough for the system, while the block lasts.
+    """Yield an address of the socket in a folder that is short enough for the system, while the
+    block lasts.
 
     Raises:
         OSError: the folder does not exist, or its path is too long for this system.
@@ -64,7 +67,8 @@ def reach_server(folder: Path, seconds: float) -> socket.socket | None:
 
     Args:
         folder: of the store.
-        seconds: how long a server that has many clients is asked again; later, how long it may take for each step.
+        seconds: how long a server that has many clients is asked again; later, how long it may take
+            for each step.
 
     Raises:
         ConfigError: the server belongs to another user.
@@ -80,7 +84,9 @@ def reach_server(folder: Path, seconds: float) -> socket.socket | None:
         user = user_at(connection)
     except PermissionError as error:
         connection.close()
-        raise ConfigError(f"the server of the store {folder} belongs to another user: {_as_owner(folder)}") from error
+        raise ConfigError(
+            f"the server of the store {folder} belongs to another user: {_as_owner(folder)}"
+        ) from error
     except BlockingIOError as error:
         connection.close()
         raise TransportError(
@@ -97,7 +103,9 @@ def reach_server(folder: Path, seconds: float) -> socket.socket | None:
 
 
 def _connect(connection: socket.socket, address: str, give_up: float) -> None:
-    """Connect to a socket; where as many wait there as the system lets wait, again until a ``time.monotonic()``.
+    """Connect to a socket.
+
+    Where as many wait there as the system lets wait, again until a ``time.monotonic()``.
 
     Raises:
         BlockingIOError: as many still wait.

@@ -1,4 +1,6 @@
-"""Requests that a server accepts only over its socket, from the owner of its store, who may run any configuration."""
+"""Requests that a server accepts only over its socket, from the owner of its store, who may run any
+configuration.
+"""
 
 from collections.abc import Callable
 from typing import Annotated, Literal
@@ -18,8 +20,8 @@ class OwnRun(FrozenModel):
     Attributes:
         request: id chosen by the sender; the events that answer carry it.
         fleet: name of the fleet.
-        config: the configuration as JSON, with absolute paths; its ``store`` and ``broker`` are ignored, since the
-            running server has its own.
+        config: the configuration as JSON, with absolute paths; its ``store`` and ``broker`` are
+            ignored, since the running server has its own.
     """
 
     type: Literal["own-run"] = "own-run"

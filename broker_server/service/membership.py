@@ -1,4 +1,6 @@
-"""The server as a member of its fleet, by its configuration: who it is, and how it gets to its broker."""
+"""The server as a member of its fleet, by its configuration: who it is, and how it gets to its
+broker.
+"""
 
 import ssl
 from pathlib import Path
@@ -22,8 +24,8 @@ def broker_address(config: BrokerConfig) -> BrokerAddress:
     """Where the configured broker is reached from this machine.
 
     Raises:
-        ConfigError: the address is malformed, the enrolment cannot be read, or a network would carry everything in the
-            open although nobody said that it may.
+        ConfigError: the address is malformed, the enrolment cannot be read, or a network would
+            carry everything in the open although nobody said that it may.
     """
     hosted = config.hosted
     host = "127.0.0.1" if config.listen in _ANYWHERE else config.listen
@@ -35,7 +37,10 @@ def broker_address(config: BrokerConfig) -> BrokerAddress:
         BrokerAddress(host, config.port)
         if hosted
         else BrokerAddress.parse(
-            config.url, ca_file=config.ca_file, cert_file=config.cert_file, key_file=config.key_file
+            config.url,
+            ca_file=config.ca_file,
+            cert_file=config.cert_file,
+            key_file=config.key_file,
         )
     )
     reachable = not address.on_this_machine or (hosted and config.listen in _ANYWHERE)
@@ -51,15 +56,16 @@ def broker_address(config: BrokerConfig) -> BrokerAddress:
 def member_of(config: BrokerConfig, fleet: str = "") -> Member | None:
     """The server as a member of its fleet, None for a fleet without identities.
 
-    An enrolment, or a registry beside it, that cannot be read is a ConfigError, here and below; so is one of another
-    fleet than the one that is named.
+    An enrolment, or a registry beside it, that cannot be read is a ConfigError, here and below; so
+    is one of another fleet than the one that is named.
     """
     if config.identity is None:
         return None
     folder = config.identity.parent
     own = folder / "server"
     standing = Standing(read_enrolment(config.identity), own / "papers.json")
-    enrolment, its = standing.enrolment, RegistryReader(folder, standing)
+    enrolment = standing.enrolment
+    its = RegistryReader(folder, standing)
     if fleet and enrolment.fleet != fleet:
         raise ConfigError(
             f'{config.identity} is of fleet "{enrolment.fleet}", and the configuration says fleet = "{fleet}": write '
@@ -71,34 +77,64 @@ def member_of(config: BrokerConfig, fleet: str = "") -> Member | None:
         if registry.lacking or not enrolment.sealing:
             return None
         epoch, readers = registry.readers(standing.revocations)
-        key = derived(bytes.fromhex(enrolment.sealing[0]), b"shoal-epoch-1\0" + epoch.to_bytes(4, "big"))
+        key = derived(
+            bytes.fromhex(enrolment.sealing[0]),
+            b"shoal-epoch-1\0" + epoch.to_bytes(4, "big"),
+        )
         return Group(epoch, key, readers)
 
-    return Member(enrolment, own, revoked=its.revoked, papers=its.papers, members=its.members, group=group)
+    return Member(
+        enrolment,
+        own,
+        revoked=its.revoked,
+        papers=its.papers,
+        members=its.members,
+        group=group,
+    )
 
 
 def why_unsealed(config: BrokerConfig) -> str | None:
-    """What keeps blobs and updates of an enrolled fleet from being sealed, and what to do; None where they are."""
+    """What keeps blobs and updates of an enrolled fleet from being sealed, and what to do.
+
+    None where they are.
+    """
     if config.identity is None:
         return None
     if not read_enrolment(config.identity).sealing:
         return "nothing is sealed, as the server was enrolled before there were seals: `shoal enroll server`"
     lacking = read_registry(config.identity.parent).lacking
     again = "enrolled before there were seals: enrol again, and carry the new files to them"
-    return f"blobs are not sealed because of devices {', '.join(lacking)}, {again}" if lacking else None
+    return (
+        f"blobs are not sealed because of devices {', '.join(lacking)}, {again}"
+        if lacking
+        else None
+    )
 
 
 def _gate_of(config: BrokerConfig) -> Gate | None:
-    """How a broker that is started here lets members in, None for anybody; a ConfigError without its certificate."""
+    """How a broker that is started here lets members in, None for anybody.
+
+    A ConfigError without its certificate.
+    """
     if config.identity is None:
         return None
-    folder, server = config.identity.parent, read_enrolment(config.identity)
+    folder = config.identity.parent
+    server = read_enrolment(config.identity)
 
     def logins() -> dict[str, str]:
-        """Of the members now; of the server as it was when it started, as it may be renewed while it runs."""
+        """Of the members now.
+
+        Of the server as it was when it started, as it may be renewed while it runs.
+        """
         return read_registry(folder).logins() | {server.name: server.token}
 
-    gate = Gate(folder / "broker.pem", folder / "broker.key", folder / "ca.pem", folder / "crl.pem", logins)
+    gate = Gate(
+        folder / "broker.pem",
+        folder / "broker.key",
+        folder / "ca.pem",
+        folder / "crl.pem",
+        logins,
+    )
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(gate.certificate, gate.key)
     except OSError as error:

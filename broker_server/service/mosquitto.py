@@ -1,7 +1,9 @@
-"""An installed Mosquitto as the server's broker: configured with TLS, client certificates and access rules by name.
+"""An installed Mosquitto as the server's broker: configured with TLS, client certificates and
+access rules by name.
 
-Run as a module it is the child that holds Mosquitto: ``python -m broker_server.service.mosquitto <program> <file>``
-serves until its standard input closes, so that the broker never outlives its server.
+Run as a module it is the child that holds Mosquitto: ``python -m broker_server.service.mosquitto
+<program> <file>`` serves until its standard input closes, so that the broker never outlives its
+server.
 """
 
 import os
@@ -21,7 +23,8 @@ from fleet_protocol.identity.enrolment import write_secret
 from fleet_protocol.topics import Topics
 
 _SERVER = "server"
-_QUEUED = 100_000  # messages, of the bytes below, for a member that is away; what is dropped is asked for again
+# messages, of the bytes below, for a member that is away; what is dropped is asked for again
+_QUEUED = 100_000
 
 _CONFIG = """\
 listener {port} {listen}
@@ -51,7 +54,11 @@ def configuration(folder: Path, port: int, listen: str, gate: Gate | None) -> st
     """The text of ``mosquitto.conf``; without a gate it lets anybody in."""
     doors = "allow_anonymous true\n"
     if gate is not None:
-        files = {"authority": gate.authority, "certificate": gate.certificate, "key": gate.key}
+        files = {
+            "authority": gate.authority,
+            "certificate": gate.certificate,
+            "key": gate.key,
+        }
         doors = _GATE.format(rules=folder / "acl", **files)
         if gate.withdrawn.exists():  # not in a folder from before there were such lists
             doors += f"crlfile {gate.withdrawn}\n"
@@ -68,10 +75,16 @@ def configuration(folder: Path, port: int, listen: str, gate: Gate | None) -> st
 
 
 def access_rules(fleet: str, members: Iterable[str]) -> str:
-    """The text of the access rules: a device speaks under its own name, reads what is for it, and nothing else."""
+    """The text of the access rules: a device speaks under its own name, reads what is for it, and
+    nothing else.
+    """
     lines = []
     for name in members:
-        lines += [f"user {name}", *(f"topic {right} {topic}" for right, topic in rights(Topics(fleet), name)), ""]
+        lines += [
+            f"user {name}",
+            *(f"topic {right} {topic}" for right, topic in rights(Topics(fleet), name)),
+            "",
+        ]
     return "\n".join(lines)
 
 
@@ -79,23 +92,45 @@ def rights(topics: Topics, name: str) -> list[tuple[str, str]]:
     """What a member may do: ``read``, ``write`` or ``readwrite``, and on which topics."""
     if name == _SERVER:
         return [("readwrite", f"{topics.root}/#")]
-    says = [topics.status(name), topics.profile(name), topics.reply(name), f"{topics.root}/uploads/#"]
-    hears = [topics.task(name), topics.key(name), topics.papers(name), topics.server_status, f"{topics.root}/blobs/#"]
-    return [*(("write", topic) for topic in says), *(("read", topic) for topic in hears)]
+    says = [
+        topics.status(name),
+        topics.profile(name),
+        topics.reply(name),
+        f"{topics.root}/uploads/#",
+    ]
+    hears = [
+        topics.task(name),
+        topics.key(name),
+        topics.papers(name),
+        topics.server_status,
+        f"{topics.root}/blobs/#",
+    ]
+    return [
+        *(("write", topic) for topic in says),
+        *(("read", topic) for topic in hears),
+    ]
 
 
 class MosquittoBroker(ChildBroker):
     """Mosquitto as a child of the server; with the access rules of the members when it starts."""
 
     def __init__(
-        self, folder: Path, fleet: str, *, port: int = 1883, listen: str = "127.0.0.1", gate: Gate | None = None
+        self,
+        folder: Path,
+        fleet: str,
+        *,
+        port: int = 1883,
+        listen: str = "127.0.0.1",
+        gate: Gate | None = None,
     ) -> None:
         super().__init__(folder.resolve(), port=port, listen=listen, gate=gate)
         self._fleet = fleet
 
     @override
     def _command(self) -> list[str]:
-        program = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
+        program = shutil.which("mosquitto") or shutil.which(
+            "mosquitto", path="/usr/sbin:/usr/local/sbin"
+        )
         if program is None:
             raise ConfigError(
                 'url = "mosquitto" needs an installed Mosquitto (apt install mosquitto), or take url = "embedded"'

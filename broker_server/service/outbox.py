@@ -21,12 +21,17 @@ _MOST_RIVALS = 10
 class Outbox:
     """Sends the server's messages.
 
-    A message that paho cannot take is dropped: every exchange of the protocol is repeated by whoever waits for it.
-    Events of the server are also passed to `also`.
+    A message that paho cannot take is dropped: every exchange of the protocol is repeated by
+    whoever waits for it. Events of the server are also passed to `also`.
     """
 
     def __init__(
-        self, link: Transport, topics: Topics, folder: Path, *, also: Callable[[bytes], None] = lambda _status: None
+        self,
+        link: Transport,
+        topics: Topics,
+        folder: Path,
+        *,
+        also: Callable[[bytes], None] = lambda _status: None,
     ) -> None:
         self._also = also
         self._link = link
@@ -47,9 +52,12 @@ class Outbox:
             self._link.publish(self._topics.server_status, message.to_bytes(), retain=True)
 
     def rival(self, payload: bytes, run: str | None) -> str:
-        """That another server says it has this fleet, with what to do, once for each; empty where it is this one.
+        """That another server says it has this fleet, with what to do, once for each.
 
-        The farewell of one that goes has taken the place of what this one said, so it is said again.
+        Empty where it is this one.
+
+        The farewell of one that goes has taken the place of what this one said, so it is said
+        again.
         """
         other = rival(payload, self._store)
         if other == "":
@@ -69,7 +77,11 @@ class Outbox:
     def offer(self, task: TaskRecord, instructions: Instructions, seconds_left: float) -> None:
         """Ask a device to take its task."""
         left = max(round(seconds_left, 3), 0.001)
-        asked = dict(instructions) | {"run": task.run, "round": task.round, "version": task.version}
+        asked = dict(instructions) | {
+            "run": task.run,
+            "round": task.round,
+            "version": task.version,
+        }
         self.tell(Offer, task, **asked, choices=task.choices, seconds_left=left)
 
     def tell(self, kind: type[TaskMessage], task: TaskRecord, **said: object) -> None:
@@ -78,5 +90,11 @@ class Outbox:
 
     def refuse(self, task: TaskRecord, device: str, reason: RefusalReason, detail: str) -> None:
         """Refuse an update to the device that sent it, which is not always the owner of the task."""
-        about = {"task": task.id, **({"run": task.run, "round": task.round} if task.run and task.round else {})}
-        self.send(device, UploadRefused.model_validate({**about, "reason": reason, "detail": detail}))
+        about = {
+            "task": task.id,
+            **({"run": task.run, "round": task.round} if task.run and task.round else {}),
+        }
+        self.send(
+            device,
+            UploadRefused.model_validate({**about, "reason": reason, "detail": detail}),
+        )

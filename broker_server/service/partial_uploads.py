@@ -1,4 +1,5 @@
-"""Updates on their way in: chunks are kept in memory, or on disk, by task until the whole is there, checked and stored.
+"""Updates on their way in: chunks are kept in memory, or on disk, by task until the whole is there,
+checked and stored.
 
 A server that ends loses those in memory: they are asked for again, as what was lost on the way.
 """
@@ -22,7 +23,9 @@ from fleet_protocol.messages import BlobRef, Ranges
 UNKNOWN_DIGEST = "0" * 64
 QUIET_SECONDS = 0.3  # without a chunk, after which those that are missing are asked for
 _OPEN_FILES = 512  # half of what a process may usually have open
-_HELD_BYTES = 16 * 1024 * 1024  # of all updates in memory; those for which there is no room are written as they come
+_HELD_BYTES = (
+    16 * 1024 * 1024
+)  # of all updates in memory; those for which there is no room are written as they come
 
 
 class _HeldPart(PartFile):
@@ -39,7 +42,10 @@ class _HeldPart(PartFile):
 
 
 class PartialUploads:
-    """The parts of the updates that are arriving; `sent` finds in `source` what their devices were sent, by digest."""
+    """The parts of the updates that are arriving.
+
+    `sent` finds in `source` what their devices were sent, by digest.
+    """
 
     def __init__(self, blobs: BlobStore, source: BlobStore) -> None:
         self.blobs = blobs
@@ -60,18 +66,25 @@ class PartialUploads:
         try:
             chunk = decode_chunk(frame)
         except BlobError as error:
-            raise RefusedError(RefusalReason.MALFORMED, f"a chunk of task {task}: {error}") from error
+            raise RefusedError(
+                RefusalReason.MALFORMED, f"a chunk of task {task}: {error}"
+            ) from error
         if chunk.size > limit_bytes or chunk.chunk_bytes < 1024:
             raise RefusedError(
                 RefusalReason.OVERSIZED,
                 f"a chunk of task {task} belongs to {chunk.size} bytes cut at {chunk.chunk_bytes}; "
                 f"the task allows {limit_bytes}",
             )
-        part = self._part(task, BlobRef(digest=UNKNOWN_DIGEST, size=chunk.size, chunk_bytes=chunk.chunk_bytes))
+        part = self._part(
+            task,
+            BlobRef(digest=UNKNOWN_DIGEST, size=chunk.size, chunk_bytes=chunk.chunk_bytes),
+        )
         try:
             part.add(chunk)
         except BlobError as error:
-            raise RefusedError(RefusalReason.MALFORMED, f"a chunk of task {task}: {error}") from error
+            raise RefusedError(
+                RefusalReason.MALFORMED, f"a chunk of task {task}: {error}"
+            ) from error
 
     def missing(self, task: str, ref: BlobRef) -> Ranges:
         """Which chunks of an update are not here; a part of another size or cut is dropped."""
@@ -84,8 +97,8 @@ class PartialUploads:
     def finish(self, task: str, ref: BlobRef) -> bytes:
         """Verify a complete update, which is to be kept or dropped next.
 
-        Only what was checked takes its place: a copy of what another device sent must not, or its refusal would take
-        the other's away.
+        Only what was checked takes its place: a copy of what another device sent must not, or its
+        refusal would take the other's away.
 
         Returns:
             Its bytes.
@@ -104,7 +117,9 @@ class PartialUploads:
         return part.take()
 
     def keep(self, task: str, digest: str, data: bytes) -> None:
-        """Put a finished update in its place, where it is safe from a power cut after `BlobStore.sync`."""
+        """Put a finished update in its place, where it is safe from a power cut after
+        `BlobStore.sync`.
+        """
         if task in self._begun:
             self._begun.discard(task)
             self.blobs.place(Path(self._parts, task), digest, durable=False)
@@ -141,7 +156,9 @@ class PartialUploads:
         self.blobs.clear()
 
     def close(self) -> None:
-        """Close every file, whose content stays, and forget what is in memory, and files that nothing needs."""
+        """Close every file, whose content stays, and forget what is in memory, and files that
+        nothing needs.
+        """
         self._held.clear()
         self.blobs.trim()
         for task in list(self._open):
@@ -153,7 +170,10 @@ class PartialUploads:
         part = self._open.get(task)
         if part is None:
             # One that was begun before the server ended is gone on with.
-            if task not in self._begun and sum(held.ref.size for held in self._held.values()) + ref.size <= _HELD_BYTES:
+            if (
+                task not in self._begun
+                and sum(held.ref.size for held in self._held.values()) + ref.size <= _HELD_BYTES
+            ):
                 return self._held.setdefault(task, _HeldPart(ref))
             while len(self._open) >= _OPEN_FILES:
                 self._close(next(iter(self._open)))

@@ -1,11 +1,13 @@
-"""A process that takes updates for its server: chunks of its own tasks, put together, checked, and put on the disk.
+"""A process that takes updates for its server: chunks of its own tasks, put together, checked, and
+put on the disk.
 
-It has a connection of its own, hears nothing but the chunks of the tasks that it was given, and says nothing on it.
-What it found it tells its server, which alone writes the store, acknowledges and decides. Nothing is told before it
-would survive a power cut, so a receiver may die at any moment: what it had not told is asked for again.
+It has a connection of its own, hears nothing but the chunks of the tasks that it was given, and
+says nothing on it. What it found it tells its server, which alone writes the store, acknowledges
+and decides. Nothing is told before it would survive a power cut, so a receiver may die at any
+moment: what it had not told is asked for again.
 
-Run as a module: ``python -m broker_server.service.receiver`` reads orders, a line of JSON each, from its standard input
-until that closes, and writes reports to its standard output.
+Run as a module: ``python -m broker_server.service.receiver`` reads orders, a line of JSON each,
+from its standard input until that closes, and writes reports to its standard output.
 """
 
 import contextlib
@@ -30,7 +32,13 @@ from broker_server.service.partial_uploads import QUIET_SECONDS, PartialUploads
 from broker_server.settings.fleet import BrokerConfig
 from broker_server.store import TaskRecord
 from fleet_protocol.blob_store import BlobStore
-from fleet_protocol.errors import BlobError, RefusalReason, RefusedError, ShoalError, StorageError
+from fleet_protocol.errors import (
+    BlobError,
+    RefusalReason,
+    RefusedError,
+    ShoalError,
+    StorageError,
+)
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.manifest import Manifest
 from fleet_protocol.messages import BlobRef, Instructions, Ranges
@@ -39,9 +47,12 @@ from fleet_protocol.transport import Received, Rejected, open_transport
 
 _LOG = logging.getLogger(__name__)
 _REST_SECONDS = 0.02  # in which more comes: to wake up for every chunk takes more of the processor
-_TURN_SECONDS = 0.2  # longest time that chunks are taken before what they ask for is synced and told
+_TURN_SECONDS = (
+    0.2  # longest time that chunks are taken before what they ask for is synced and told
+)
 BEAT_SECONDS = 1.0  # longest time without a report
-ORDERS_SECONDS = 20  # longest time without a line of the server, after which that is gone though the pipe is open
+# longest time without a line of the server, after which that is gone though the pipe is open
+ORDERS_SECONDS = 20
 
 
 class Begin(FrozenModel):
@@ -84,8 +95,8 @@ _ORDERS: TypeAdapter[Order] = TypeAdapter(Order)
 class Word(FrozenModel):
     """What became of an update, or of a chunk that is refused and counted."""
 
-    # ``taken`` is on the disk, ``missing`` has chunks that did not come, the whole that is ``damaged`` has another
-    # digest; a chunk is ``counted``
+    # ``taken`` is on the disk, ``missing`` has chunks that did not come, the whole that is
+    # ``damaged`` has another digest; a chunk is ``counted``
     kind: Literal["taken", "missing", "damaged", "refused", "counted"]
     task: str | None  # whose; None for one of nobody's
     update: str = ""  # digest that was announced
@@ -108,7 +119,10 @@ class Report(FrozenModel):
 
 
 class Receiver:
-    """The updates of some tasks, put where `partial` says; `words` and `heard` are what is to be told."""
+    """The updates of some tasks, put where `partial` says.
+
+    `words` and `heard` are what is to be told.
+    """
 
     def __init__(self, partial: PartialUploads) -> None:
         self.partial = partial
@@ -121,12 +135,15 @@ class Receiver:
     def open(self, order: Open) -> tuple[set[str], set[str]]:
         """Have other tasks; those that come, and those that go."""
         self.partial.sent.cache_clear()
-        before, self._tasks = self._tasks, {}
+        before = self._tasks
+        self._tasks = {}
         for given in order.tasks:
             record = given.record
             manifests = {choice.tier: order.manifests[choice.tier] for choice in record.choices}
             asked = order.asked[given.asked]
-            fresh = OpenTask(record, manifests[record.tier], manifests=manifests, instructions=asked)
+            fresh = OpenTask(
+                record, manifests[record.tier], manifests=manifests, instructions=asked
+            )
             self._tasks[record.id] = before.get(record.id, fresh)
         gone = before.keys() - self._tasks.keys()
         for task in gone:
@@ -169,7 +186,10 @@ class Receiver:
         task.take(order.tier)
         if self.partial.missing(order.task, order.update):
             # Brokers keep the order of one topic only: the announcement may overtake the chunks.
-            self._announced[order.task], task.quiet = order.update, time.monotonic() + QUIET_SECONDS
+            self._announced[order.task], task.quiet = (
+                order.update,
+                time.monotonic() + QUIET_SECONDS,
+            )
         else:
             self._take(task, order.update)
 
@@ -186,7 +206,8 @@ class Receiver:
         self.words.append(Word(kind="counted", task=task, reason=error.reason, text=str(error)))
 
     def _take(self, task: OpenTask, update: BlobRef) -> None:
-        name, word = task.record.id, Word(kind="damaged", task=task.record.id, update=update.digest)
+        name = task.record.id
+        word = Word(kind="damaged", task=task.record.id, update=update.digest)
         self._announced.pop(name, None)
         try:
             data = self.partial.finish(name, update)
@@ -198,7 +219,9 @@ class Receiver:
             word = word.model_copy(update={"kind": "taken", "merged": merged, "norm": task.norm})
         except RefusedError as error:
             self.partial.drop(name)
-            word = word.model_copy(update={"kind": "refused", "reason": error.reason, "text": str(error)})
+            word = word.model_copy(
+                update={"kind": "refused", "reason": error.reason, "text": str(error)}
+            )
         self._tell(word)
 
     def _tell(self, word: Word) -> None:
@@ -206,8 +229,12 @@ class Receiver:
         self.words.append(word)
 
     def told(self) -> tuple[tuple[Word, ...], tuple[str, ...]]:
-        """What is to be told, once it would survive a power cut; a StorageError where the disk is full."""
-        words, heard = tuple(self.words), tuple(self.heard)
+        """What is to be told, once it would survive a power cut.
+
+        A StorageError where the disk is full.
+        """
+        words = tuple(self.words)
+        heard = tuple(self.heard)
         self.words.clear()
         self.heard.clear()
         self.partial.blobs.sync({word.merged for word in words if word.kind == "taken"})
@@ -215,7 +242,9 @@ class Receiver:
 
 
 class _Desk:
-    """A receiver at work: what comes from its broker and its server is handled, what it found is told."""
+    """A receiver at work: what comes from its broker and its server is handled, what it found is
+    told.
+    """
 
     def __init__(self, begin: Begin, inbox: Inbox) -> None:
         self._inbox = inbox
@@ -254,7 +283,11 @@ class _Desk:
 
     def _say(self, report: Report) -> None:
         wire = self._link.wire
-        now = {"sent": wire.sent, "received": wire.received, "cpu_seconds": time.process_time()}
+        now = {
+            "sent": wire.sent,
+            "received": wire.received,
+            "cpu_seconds": time.process_time(),
+        }
         report = report.model_copy(update=now)
         sys.stdout.buffer.write(report.to_bytes() + b"\n")
         sys.stdout.buffer.flush()
@@ -266,7 +299,10 @@ class _Desk:
             raise
         except Exception as error:  # noqa: BLE001  (as in the server: one message must not end it)
             _LOG.exception("a receiver could not handle what came")
-            self._receiver.count(None, RefusedError(RefusalReason.FAILED, f"{type(error).__name__}: {error}"))
+            self._receiver.count(
+                None,
+                RefusedError(RefusalReason.FAILED, f"{type(error).__name__}: {error}"),
+            )
 
     def _obey(self, event: object) -> None:
         match event:

@@ -1,4 +1,6 @@
-"""The receivers of a server: started, given their tasks, listened to, and started again where they die or hang."""
+"""The receivers of a server: started, given their tasks, listened to, and started again where they
+die or hang.
+"""
 
 import contextlib
 import itertools
@@ -14,7 +16,15 @@ from typing import Any
 from typing_extensions import Self
 
 from broker_server.rounds.collecting import OpenTask
-from broker_server.service.receiver import ORDERS_SECONDS, Announced, Begin, Given, Open, Order, Report
+from broker_server.service.receiver import (
+    ORDERS_SECONDS,
+    Announced,
+    Begin,
+    Given,
+    Open,
+    Order,
+    Report,
+)
 from broker_server.store import TaskRecord
 from fleet_protocol.child_process import python_module
 from fleet_protocol.errors import TransportError
@@ -22,7 +32,9 @@ from fleet_protocol.manifest import Manifest
 from fleet_protocol.messages import BlobRef, Instructions
 from fleet_protocol.transport import WireCount
 
-HANG_SECONDS = 30.0  # without a report: one comes every second, and more seldom where the disk is slow
+HANG_SECONDS = (
+    30.0  # without a report: one comes every second, and more seldom where the disk is slow
+)
 _PING_SECONDS = ORDERS_SECONDS / 4
 _START_SECONDS = 300.0  # until the first one, on a machine that does much else
 _PAUSE_SECONDS = 1.0  # between two starts of one receiver
@@ -47,7 +59,9 @@ class _Child:
             start_new_session=True,
         )
         self._orders.put(begin.to_bytes())
-        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._write, self._read)]
+        self._threads = [
+            threading.Thread(target=work, daemon=True) for work in (self._write, self._read)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -73,7 +87,8 @@ class _Child:
                 if not line.endswith(b"\n"):
                     return  # it was killed while it told this
                 report = Report.model_validate_json(line)
-                self.told, self.last = time.monotonic(), report
+                self.told = time.monotonic()
+                self.last = report
                 self.ready.set()
                 if report.words or report.heard or report.failed:
                     self._inbox.put(report)
@@ -101,7 +116,9 @@ class Receivers:
         self._tasks: dict[str, OpenTask] = {}
         self._gone: list[Report] = []  # the last of those that ended
         hosts = itertools.cycle(begin.broker.receiver_hosts or (None,))
-        self._children = [_Child(begin, inbox, host) for host in itertools.islice(hosts, begin.broker.receivers)]
+        self._children = [
+            _Child(begin, inbox, host) for host in itertools.islice(hosts, begin.broker.receivers)
+        ]
 
     def __enter__(self) -> Self:
         deadline = time.monotonic() + self._begin.broker.connect_timeout_seconds
@@ -133,7 +150,9 @@ class Receivers:
     @property
     def cpu_seconds(self) -> float:
         """Processor time of them all so far."""
-        return sum(item.cpu_seconds for item in (*self._gone, *(child.last for child in self._children)))
+        return sum(
+            item.cpu_seconds for item in (*self._gone, *(child.last for child in self._children))
+        )
 
     def _place(self, task: str) -> int:
         return zlib.crc32(task.encode()) % len(self._children)
@@ -166,7 +185,8 @@ class Receivers:
         for place, child in enumerate(self._children):
             code = child.process.poll()
             patience = _START_SECONDS if code is None and not child.ready.is_set() else HANG_SECONDS
-            # What has ended is ssh, where another host has the receiver: that ends itself where it hears nothing.
+            # What has ended is ssh, where another host has the receiver: that ends itself where it
+            # hears nothing.
             waits = code is None or child.host is not None
             if now - child.began < _PAUSE_SECONDS or (waits and now - child.told < patience):
                 continue
@@ -176,10 +196,18 @@ class Receivers:
             problems.append(
                 f"receiver {place + 1}{child.where} {why}; it was started again, what it had not told is asked again"
             )
-            self._tasks = {name: task for name, task in self._tasks.items() if not task.record.phase.answered}
+            self._tasks = {
+                name: task for name, task in self._tasks.items() if not task.record.phase.answered
+            }
             fresh = self._children[place] = _Child(self._begin, self._inbox, child.host)
             fresh.order(self._part(place))
             for name, task in self._tasks.items():
                 if self._place(name) == place and task.announced is not None:
-                    fresh.order(Announced(task=name, tier=task.record.tier, update=task.announced.update))
+                    fresh.order(
+                        Announced(
+                            task=name,
+                            tier=task.record.tier,
+                            update=task.announced.update,
+                        )
+                    )
         return problems

@@ -34,8 +34,8 @@ class MemberEntry(FrozenModel):
     serial: int  # of its newest certificate; older ones count for nothing
     token: str  # password at the broker
     revoked: bool = False  # whether it is a member no longer
-    # of a device, the public key to which the group's key is sealed; None if it was enrolled before there were such
-    # keys
+    # of a device, the public key to which the group's key is sealed; None if it was enrolled before
+    # there were such keys
     sealing: str | None = None
     tls: str | None = None  # number of its client certificate, in hexadecimal
     expires: int = 0  # seconds since 1970 after which it is one no longer, 0 for never
@@ -47,8 +47,12 @@ class Registry(FrozenModel):
     """All members that there ever were."""
 
     serial: int = 0  # of the newest certificate
-    epoch: int = 1  # of the key under which blobs go down; it grows whenever an enrolment counts for nothing any more
-    withdrawn: tuple[str, ...] = ()  # numbers of client certificates of devices that count for nothing any more
+    # of the key under which blobs go down; it grows whenever an enrolment counts for nothing any
+    # more
+    epoch: int = 1
+    withdrawn: tuple[
+        str, ...
+    ] = ()  # numbers of client certificates of devices that count for nothing any more
     since: Mapping[str, int] = Field(default_factory=dict)  # by name, the lowest serial that counts
     revoked: str | None = None  # the same as the operator signed it, with the epoch as its counter
     members: Mapping[str, MemberEntry] = Field(default_factory=dict)  # by name
@@ -59,10 +63,18 @@ class Registry(FrozenModel):
         return [name for name, entry in self.devices().items() if entry.sealing is None]
 
     def readers(self, revocations: "Revocations") -> tuple[int, dict[str, str]]:
-        """Who reads what is sent now: an epoch, which grows when an enrolment ends, too, and public keys by name."""
+        """Who reads what is sent now: an epoch, which grows when an enrolment ends, too, and public
+        keys by name.
+        """
         ended = [name for name, entry in self.devices().items() if 0 < entry.expires < time.time()]
-        its = {name: entry.sealing for name, entry in self.devices().items() if entry.sealing is not None}
-        out = {name for name in its if self.members[name].serial < revocations.since.get(name, 0)} | {*ended}
+        its = {
+            name: entry.sealing
+            for name, entry in self.devices().items()
+            if entry.sealing is not None
+        }
+        out = {
+            name for name in its if self.members[name].serial < revocations.since.get(name, 0)
+        } | {*ended}
         epoch = max(self.epoch, revocations.counter) + len(ended)
         return epoch, {name: key for name, key in its.items() if name not in out}
 
@@ -70,26 +82,42 @@ class Registry(FrozenModel):
         """What the operator says to each device that is a member, if anything."""
         if self.revoked is None:
             return {}
-        said = {name: entry.certificate if entry.renewed else None for name, entry in self.devices().items()}
-        return {name: Papers(revoked=self.revoked, certificate=its).to_bytes() for name, its in said.items()}
+        said = {
+            name: entry.certificate if entry.renewed else None
+            for name, entry in self.devices().items()
+        }
+        return {
+            name: Papers(revoked=self.revoked, certificate=its).to_bytes()
+            for name, its in said.items()
+        }
 
     def devices(self) -> dict[str, MemberEntry]:
         """Those that are members, by name."""
-        return {name: entry for name, entry in self.members.items() if entry.role == "device" and not entry.revoked}
+        return {
+            name: entry
+            for name, entry in self.members.items()
+            if entry.role == "device" and not entry.revoked
+        }
 
     def logins(self) -> dict[str, str]:
         """Names and passwords that the broker lets in."""
         return {name: entry.token for name, entry in self.members.items() if not entry.revoked}
 
     def without(self, name: str) -> "Registry":
-        """The same, with all that a member has so far counting for nothing; of one that is none, the same."""
+        """The same, with all that a member has so far counting for nothing.
+
+        Of one that is none, the same.
+        """
         entry = self.members.get(name)
         if entry is None:
             return self
         gone = entry.model_copy(update={"revoked": True})
         # The server that runs keeps its way into the broker until it starts again.
         withdrawn = (entry.tls,) if entry.tls is not None and entry.role == "device" else ()
-        changes = {"withdrawn": (*self.withdrawn, *withdrawn), "members": {**self.members, name: gone}}
+        changes = {
+            "withdrawn": (*self.withdrawn, *withdrawn),
+            "members": {**self.members, name: gone},
+        }
         changes["since"] = {**self.since, name: entry.serial + 1}
         return self.model_copy(update={**changes, "epoch": later(self.epoch)})
 
@@ -101,7 +129,10 @@ class Registry(FrozenModel):
         for name, entry in self.members.items():
             if not entry.revoked and entry.serial < known.since.get(name, 0):
                 new = new.without(name)
-        numbers = {"epoch": later(known.counter), "serial": max(self.serial, *known.since.values())}
+        numbers = {
+            "epoch": later(known.counter),
+            "serial": max(self.serial, *known.since.values()),
+        }
         return new.model_copy(update={**numbers, "since": {**new.since, **known.since}})
 
     def write(self, folder: Path) -> None:
@@ -114,7 +145,9 @@ def read_registry(folder: Path) -> Registry:
     try:
         return Registry.model_validate_json((folder / REGISTRY).read_bytes())
     except OSError as error:
-        raise ConfigError(f"{folder} is no fleet's folder ({error.strerror}); `shoal init` makes one") from error
+        raise ConfigError(
+            f"{folder} is no fleet's folder ({error.strerror}); `shoal init` makes one"
+        ) from error
     except ValidationError as error:
         raise ConfigError(f"{folder / REGISTRY} is damaged: {error.errors()[0]['msg']}") from error
 
@@ -122,12 +155,13 @@ def read_registry(folder: Path) -> Registry:
 class RegistryReader:
     """Who is no longer a member, from the file, so that a revocation needs no restart.
 
-    What the server has obeyed it keeps, as its `Standing`; an older file takes none of it back. No registry, or an
-    older one at the start, is a ConfigError.
+    What the server has obeyed it keeps, as its `Standing`; an older file takes none of it back. No
+    registry, or an older one at the start, is a ConfigError.
     """
 
     def __init__(self, folder: Path, standing: "Standing") -> None:
-        self._folder, self._standing = folder, standing
+        self._folder = folder
+        self._standing = standing
         self._papers: Mapping[str, bytes] = {}
         self._registry = self._read()
         self._looked = time.monotonic()
@@ -143,7 +177,9 @@ class RegistryReader:
                     "in its place, or let `shoal enroll server` take up what the server knows"
                 ) from error
         # A server that was renewed says nothing of it until it starts again.
-        self._papers = {} if self._standing.revoked(self._standing.certificate) else registry.papers()
+        self._papers = (
+            {} if self._standing.revoked(self._standing.certificate) else registry.papers()
+        )
         return registry
 
     def revoked(self, certificate: "Certificate") -> bool:
@@ -159,7 +195,8 @@ class RegistryReader:
 
     def members(self) -> Collection[str]:
         """Names of the devices that are members, and whose enrolment has not ended."""
-        its, now = self.current().devices(), time.time()
+        its = self.current().devices()
+        now = time.time()
         return {name for name, entry in its.items() if not 0 < entry.expires < now}
 
     def current(self) -> Registry:

@@ -1,7 +1,8 @@
-"""What devices say about their tasks: every reply is answered, counted or refused in the words of the device.
+"""What devices say about their tasks: every reply is answered, counted or refused in the words of
+the device.
 
-A message counts for the task it names, and only from the device whose task that is. What belongs to no open task is
-answered so that its sender stops asking.
+A message counts for the task it names, and only from the device whose task that is. What belongs to
+no open task is answered so that its sender stops asking.
 """
 
 import time
@@ -25,9 +26,16 @@ class Replies:
         self._store = parts.store
         self._reporter = parts.reporter
         self._outbox = connection.outbox
-        self._fleet, self._asking = connection.topics.fleet, connection.asking
+        self._fleet = connection.topics.fleet
+        self._asking = connection.asking
 
-    def take(self, device: str, payload: bytes, tasks: Mapping[str, OpenTask], past: Mapping[str, OpenTask]) -> None:
+    def take(
+        self,
+        device: str,
+        payload: bytes,
+        tasks: Mapping[str, OpenTask],
+        past: Mapping[str, OpenTask],
+    ) -> None:
         """Take a reply about one of the open tasks, or of those that are over.
 
         Raises:
@@ -35,11 +43,23 @@ class Replies:
         """
         message = messages.parse_device_message(payload)
         task = tasks.get(message.task)
-        its = {name: getattr(task.record, name) for name in ("run", "round", "tier")} if task is not None else {}
+        its = (
+            {name: getattr(task.record, name) for name in ("run", "round", "tier")}
+            if task is not None
+            else {}
+        )
         message = message.told(fleet=self._fleet, device=device, **its)
-        if (message.fleet, message.device) != (self._fleet, device) or not self._parts.fleet.knows(device):
+        if (message.fleet, message.device) != (
+            self._fleet,
+            device,
+        ) or not self._parts.fleet.knows(device):
             if isinstance(message, messages.Done):
-                self._outbox.refuse(self._as_named(message), device, RefusalReason.UNKNOWN_DEVICE, "announce yourself")
+                self._outbox.refuse(
+                    self._as_named(message),
+                    device,
+                    RefusalReason.UNKNOWN_DEVICE,
+                    "announce yourself",
+                )
             raise RefusedError(
                 RefusalReason.UNKNOWN_DEVICE,
                 f"{message.type} of {message.device} in fleet {message.fleet}, sent by {device}, "
@@ -58,34 +78,51 @@ class Replies:
             return
         if task.record.device != device:
             if isinstance(message, messages.Done):
-                self._outbox.refuse(task.record, device, RefusalReason.UNKNOWN_DEVICE, "this task is another device's")
+                self._outbox.refuse(
+                    task.record,
+                    device,
+                    RefusalReason.UNKNOWN_DEVICE,
+                    "this task is another device's",
+                )
             raise RefusedError(
-                RefusalReason.UNKNOWN_DEVICE, f"{message.type} for task {message.task} of {task.record.device}"
+                RefusalReason.UNKNOWN_DEVICE,
+                f"{message.type} for task {message.task} of {task.record.device}",
             )
         task.heard = time.monotonic()
         if isinstance(message, messages.Done):
             self._parts.uploads.done(task, message)
         elif (message.run, message.round) != (task.record.run, task.record.round):
             raise RefusedError(
-                RefusalReason.WRONG_ROUND, f"{message.type} for round {message.round}, not {task.record.round}"
+                RefusalReason.WRONG_ROUND,
+                f"{message.type} for round {message.round}, not {task.record.round}",
             )
         else:
             self._about(task, message)
 
     def _need(
-        self, message: messages.DeviceMessage, digest: str, task: OpenTask | None, *ranges: messages.Ranges
+        self,
+        message: messages.DeviceMessage,
+        digest: str,
+        task: OpenTask | None,
+        *ranges: messages.Ranges,
     ) -> None:
         if not self._parts.blobs.need(message.device, digest, *ranges):
             reason = RefusalReason.UNKNOWN_TASK if task is None else RefusalReason.LATE
             raise RefusedError(reason, f"blob {digest[:12]} of task {message.task} is not offered")
 
     def _about(
-        self, task: OpenTask, message: messages.Accept | messages.Progress | messages.Refuse | messages.Shares
+        self,
+        task: OpenTask,
+        message: messages.Accept | messages.Progress | messages.Refuse | messages.Shares,
     ) -> None:
-        record, reporter = task.record, self._reporter
+        record = task.record
+        reporter = self._reporter
         where = reporter.stamp | {"round": record.round, "device": record.device}
         if isinstance(message, messages.Accept):
-            choice = next((choice for choice in record.choices if choice.tier == message.tier), record.choices[0])
+            choice = next(
+                (choice for choice in record.choices if choice.tier == message.tier),
+                record.choices[0],
+            )
             lacks: list[str] = [getattr(choice, what).digest for what in message.lacks]
             self._parts.blobs.forget(record.device, but=lacks)
             self._parts.uploads.cohorts.join(task, message.keys)
@@ -106,17 +143,31 @@ class Replies:
             self._store.settle([record.id], TaskPhase.DECLINED, detail)
             task.record = replace(record, phase=TaskPhase.DECLINED, detail=detail)
             self._reporter.refused(
-                message.reason, message.detail, device=record.device, number=record.round, by_device=True
+                message.reason,
+                message.detail,
+                device=record.device,
+                number=record.round,
+                by_device=True,
             )
 
     def _not_open(self, message: messages.DeviceMessage, past: OpenTask | None) -> None:
         """Answer a message about a task that is over, or that never was."""
-        received = past is not None and past.record.phase is TaskPhase.RECEIVED  # of a slow server a thousand ask twice
+        received = (
+            past is not None and past.record.phase is TaskPhase.RECEIVED
+        )  # of a slow server a thousand ask twice
         known = past.record if past is not None and received else self._store.task(message.task)
-        if known is not None and (known.run, known.phase) == (self._reporter.run, TaskPhase.OFFERED):
-            return  # it goes on beyond its round, and a server that was just started has not begun the next
+        if known is not None and (known.run, known.phase) == (
+            self._reporter.run,
+            TaskPhase.OFFERED,
+        ):
+            # it goes on beyond its round, and a server that was just started has not begun the next
+            return
         named = known or self._as_named(message)
-        if known is not None and known.device == message.device and isinstance(message, messages.Done):
+        if (
+            known is not None
+            and known.device == message.device
+            and isinstance(message, messages.Done)
+        ):
             if known.phase.arrived:
                 self._outbox.tell(messages.UploadAck, known)  # the first acknowledgement was lost
                 return
@@ -128,7 +179,9 @@ class Replies:
             return
         reason = RefusalReason.UNKNOWN_TASK if known is None else RefusalReason.UNKNOWN_DEVICE
         if isinstance(message, messages.Done):
-            self._outbox.refuse(named, message.device, reason, "there is no such task for this device")
+            self._outbox.refuse(
+                named, message.device, reason, "there is no such task for this device"
+            )
         raise RefusedError(reason, f"{message.type} for task {message.task}")
 
     def _as_named(self, message: messages.DeviceMessage) -> TaskRecord:

@@ -1,4 +1,5 @@
-"""The server of a fleet: it owns the broker (if embedded), the connection, the store, and the run in progress.
+"""The server of a fleet: it owns the broker (if embedded), the connection, the store, and the run
+in progress.
 
     with Server(config.fleet, config.store, config.broker, listener=print) as server:
         finished = server.run(config)          # one run, in this process
@@ -36,13 +37,24 @@ from broker_server.service.blob_service import BlobService, chunk_bytes_for
 from broker_server.service.broker import ChildBroker
 from broker_server.service.clock import Clock
 from broker_server.service.connection import Connection, RunParts, Stop
-from broker_server.service.control import Control, ServerRequested, config_of, is_open, say_started
+from broker_server.service.control import (
+    Control,
+    ServerRequested,
+    config_of,
+    is_open,
+    say_started,
+)
 from broker_server.service.control_socket import ControlSocket, LocalRequest
 from broker_server.service.data_findings import note_undescribed
 from broker_server.service.dispatcher import MqttDispatcher
 from broker_server.service.inbox import Inbox
 from broker_server.service.limits import Limits
-from broker_server.service.membership import broker_address, hosted_broker, member_of, why_unsealed
+from broker_server.service.membership import (
+    broker_address,
+    hosted_broker,
+    member_of,
+    why_unsealed,
+)
 from broker_server.service.outbox import Outbox
 from broker_server.service.partial_uploads import PartialUploads
 from broker_server.service.receiver import Begin
@@ -64,13 +76,23 @@ from fleet_protocol.locks import held
 from fleet_protocol.messages import ServerStatus
 from fleet_protocol.private_folders import make_private_folder
 from fleet_protocol.topics import Topics
-from fleet_protocol.transport import Connected, Disconnected, Farewell, Received, Rejected, Transport, open_transport
+from fleet_protocol.transport import (
+    Connected,
+    Disconnected,
+    Farewell,
+    Received,
+    Rejected,
+    Transport,
+    open_transport,
+)
 
 _LOG = logging.getLogger(__name__)
 
 RETRY_SECONDS = 10.0  # between attempts to go on with a run whose store or broker was not there
 QUIET_SECONDS = 0.5  # without a message, after which what waits is written to the store
-SESSION_SECONDS = 60  # longer than a broken connection lasts, short enough not to queue much for a dead server
+SESSION_SECONDS = (
+    60  # longer than a broken connection lasts, short enough not to queue much for a dead server
+)
 
 
 class Server:
@@ -80,7 +102,8 @@ class Server:
         fleet: name of the fleet.
         store: folder of its store.
         broker: the broker's settings.
-        own: the configuration of runs that are requested over MQTT; with None the server accepts no such runs.
+        own: the configuration of runs that are requested over MQTT; with None the server accepts no
+            such runs.
         listener: receives every event of every run, in the server's thread.
 
     Raises:
@@ -99,9 +122,12 @@ class Server:
         self.fleet = fleet
         self._own = own
         self.address = broker_address(broker)
-        self._member, self._carrier = member_of(broker, fleet), None
+        self._member = member_of(broker, fleet)
+        self._carrier = None
         if self._member is not None and broker.identity is not None:
-            self._carrier = Carrier(broker.identity.parent, self._member.papers, self._member.members)
+            self._carrier = Carrier(
+                broker.identity.parent, self._member.papers, self._member.members
+            )
             self._member = replace(self._member, papers=self._carrier.papers)
         self._folder = store
         self._broker_config = broker
@@ -120,24 +146,40 @@ class Server:
         with contextlib.ExitStack() as stack:
             stack.enter_context(memory_of_a_server())
             taken = f"another server works on the store {self._folder}: stop it, or give this one a `store` of its own"
-            for folder in (self._folder, self._folder / "blobs", self._folder / "updates"):
+            for folder in (
+                self._folder,
+                self._folder / "blobs",
+                self._folder / "updates",
+            ):
                 make_private_folder(folder)
             stack.enter_context(held(self._folder, taken))
             self._store = stack.enter_context(contextlib.closing(Store(self._folder)))
             self._blobs = BlobStore(self._folder / "blobs")
             sweep(self._store, self._folder)
             note_nameless(self._store, self.fleet)
-            self._updates = stack.enter_context(contextlib.closing(UpdateStore(self._folder / "updates")))
+            self._updates = stack.enter_context(
+                contextlib.closing(UpdateStore(self._folder / "updates"))
+            )
             self._broker = hosted_broker(self._broker_config, self.fleet, self._folder / "broker")
             stack.enter_context(self._broker or contextlib.nullcontext())
             self._known = Fleet(self._store.known_devices(self.fleet))
             self._link = self._connect()
             stack.callback(self._link.close, farewell=self._farewell())
             its = self._topics
-            for each in (its.status("+"), its.profile("+"), its.reply("+"), its.server_control, its.server_status):
+            for each in (
+                its.status("+"),
+                its.profile("+"),
+                its.reply("+"),
+                its.server_control,
+                its.server_status,
+            ):
                 self._link.subscribe(each)
             if self._broker_config.receivers:
-                begin = Begin(fleet=self.fleet, store=self._folder.resolve(), broker=self._broker_config)
+                begin = Begin(
+                    fleet=self.fleet,
+                    store=self._folder.resolve(),
+                    broker=self._broker_config,
+                )
                 self.receivers = stack.enter_context(Receivers(begin, self._inbox))
             else:
                 self._link.subscribe(its.upload("+", "+"))
@@ -146,12 +188,24 @@ class Server:
             self._releases = BlobService(self._link, self._topics, DEFAULT_CHUNK_BYTES)
             self._asking = Asking(self._known, self._outbox)
             limits = Limits(self._known.knows)
-            heard_by = self._topics, self._known, self._store, limits, self._releases, self._asking, self._outbox
+            heard_by = (
+                self._topics,
+                self._known,
+                self._store,
+                limits,
+                self._releases,
+                self._asking,
+                self._outbox,
+            )
             self._between = BetweenRuns(*heard_by)
             by_mqtt = is_open(self._broker_config)
-            self._control = Control(self._asking, self._outbox, at_hand, by_mqtt, self._between.count)
+            self._control = Control(
+                self._asking, self._outbox, at_hand, by_mqtt, self._between.count
+            )
             heard = self._link, self._topics, self._outbox, self._inbox
-            self._connection = Connection(*heard, self._asking, self._stopping, self._carry, self._revive_broker)
+            self._connection = Connection(
+                *heard, self._asking, self._stopping, self._carry, self._revive_broker
+            )
             self._outbox.status(None)
             if (why := why_unsealed(self._broker_config)) is not None:
                 self._store.log("unsealed", why)
@@ -162,13 +216,17 @@ class Server:
         self._stack.close()
 
     def _farewell(self) -> Farewell:
-        return Farewell(self._topics.server_status, ServerStatus(fleet=self.fleet, online=False).to_bytes())
+        return Farewell(
+            self._topics.server_status,
+            ServerStatus(fleet=self.fleet, online=False).to_bytes(),
+        )
 
     def _connect(self) -> Transport:
         link = open_transport(
             self.address,
-            # A session of its own for every start: a broker that still knows an earlier one need not repeat retained
-            # messages, and what it queued for a dead server is repeated by the devices anyway.
+            # A session of its own for every start: a broker that still knows an earlier one need
+            # not repeat retained messages, and what it queued for a dead server is repeated by the
+            # devices anyway.
             f"shoal-{self.fleet}-server-{secrets.token_hex(4)}",
             self._inbox,
             will=self._farewell(),
@@ -192,17 +250,24 @@ class Server:
             config: with absolute paths; its store and broker are this server's.
 
         Returns:
-            How it ended; ``stopped`` if `stop` was called, and then the next server goes on with it.
+            How it ended; ``stopped`` if `stop` was called, and then the next server goes on with
+            it.
 
         Raises:
             ShoalError: the run cannot begin: wrong configuration, missing artifacts or test set.
         """
         return self._begin(config, None, followed=False)
 
-    def _begin(self, config: FleetConfig, request: str | None, *, followed: bool) -> control.RunFinished:
-        """Do the same as `run`, for a request, if any, and for a client that may follow it over MQTT."""
+    def _begin(
+        self, config: FleetConfig, request: str | None, *, followed: bool
+    ) -> control.RunFinished:
+        """Do the same as `run`, for a request, if any, and for a client that may follow it over
+        MQTT.
+        """
         if config.fleet != self.fleet:
-            raise ConfigError(f"the configuration is of fleet {config.fleet}, this server has fleet {self.fleet}")
+            raise ConfigError(
+                f"the configuration is of fleet {config.fleet}, this server has fleet {self.fleet}"
+            )
         unfinished = self._store.unfinished(self.fleet)
         changed = "" if unfinished is None else what_differs(config, unfinished.config)
         if unfinished is not None and not changed:
@@ -211,7 +276,11 @@ class Server:
         context, evaluators = self._prepare(new_run_id(), config)
         if unfinished is not None:
             why = f"run {context.run} started again from the beginning, with other settings: {changed}"
-            _LOG.warning("run %s ends unfinished: %s; `shoal export-weights` has what it learnt", unfinished.id, why)
+            _LOG.warning(
+                "run %s ends unfinished: %s; `shoal export-weights` has what it learnt",
+                unfinished.id,
+                why,
+            )
             self._store.end_run(unfinished.id, "stopped", why)
         self._store.add_run(context.begun(), first_version(context, self._blobs))
         return self._work(context, evaluators, request)
@@ -230,7 +299,9 @@ class Server:
             return None
         return self._go_on(unfinished, trusted_config(self._store, unfinished, self._own), None)
 
-    def _go_on(self, record: RunRecord, config: FleetConfig, request: str | None) -> control.RunFinished:
+    def _go_on(
+        self, record: RunRecord, config: FleetConfig, request: str | None
+    ) -> control.RunFinished:
         self._control.followed = self._control.open
         context, evaluators = self._prepare(record.id, config)
         self._store.note_config(record.id, context.begun().config)  # the folder may have moved
@@ -250,7 +321,9 @@ class Server:
             context = replace(context, sets=self._carrier.sets)
         return open_test_sets(context)
 
-    def _work(self, context: RunContext, evaluators: Evaluators, request: str | None) -> control.RunFinished:
+    def _work(
+        self, context: RunContext, evaluators: Evaluators, request: str | None
+    ) -> control.RunFinished:
         reporter = Reporter(context.run, self._store, self._tell)
         record = self._store.run(context.run)
         steering = Steering.stored(record)
@@ -261,15 +334,31 @@ class Server:
         blobs.serve(context.artifacts.files)
         dispatcher = MqttDispatcher(
             self._connection,
-            RunParts(self._store, self._known, blobs, uploads, reporter, steering, clock, context.open_labels),
+            RunParts(
+                self._store,
+                self._known,
+                blobs,
+                uploads,
+                reporter,
+                steering,
+                clock,
+                context.open_labels,
+            ),
             nudge_seconds=context.config.round.nudge_seconds,
             on_control=lambda event: self._control.take(
-                event, lambda request, answer: self._asked_meanwhile(request, answer, reporter, steering)
+                event,
+                lambda request, answer: self._asked_meanwhile(request, answer, reporter, steering),
             ),
         )
-        coordinator = Coordinator(context, Services(dispatcher, self._store, self._blobs, self._updates), evaluators)
+        coordinator = Coordinator(
+            context,
+            Services(dispatcher, self._store, self._blobs, self._updates),
+            evaluators,
+        )
         last = self._store.last_round(context.run)
-        if last is None or (last.state in FINAL and not self._store.late(context.run, last.number + 1, waiting=True)):
+        if last is None or (
+            last.state in FINAL and not self._store.late(context.run, last.number + 1, waiting=True)
+        ):
             partial.clear()
         self._outbox.status(context.run)
         closed = self._store.version(context.run)
@@ -280,7 +369,9 @@ class Server:
         except StopRequested:
             return coordinator.stopped()
         else:
-            if finished.status == "stopped":  # not by an operator: its store or broker was not there
+            if (
+                finished.status == "stopped"
+            ):  # not by an operator: its store or broker was not there
                 self._resume_at = time.monotonic() + RETRY_SECONDS
             return finished
         finally:
@@ -294,12 +385,17 @@ class Server:
 
     def _revive_broker(self) -> None:
         if self._broker is not None and not self._stopping.is_set() and self._broker.ensure():
-            self._store.log("broker-started", "the broker had ended, or the fleet has other members now")
+            self._store.log(
+                "broker-started",
+                "the broker had ended, or the fleet has other members now",
+            )
 
     # Requests.
 
     def serve(self) -> None:
-        """Take run requests until `stop` is called; first goes on with a run that was left unfinished.
+        """Take run requests until `stop` is called.
+
+        First goes on with a run that was left unfinished.
 
         Raises:
             StorageError: the server's disk is full.
@@ -313,7 +409,9 @@ class Server:
             try:
                 event = self._inbox.get(timeout=QUIET_SECONDS)
             except queue.Empty:
-                with contextlib.suppress(StorageError):  # it is written with the next commit that succeeds
+                with contextlib.suppress(
+                    StorageError
+                ):  # it is written with the next commit that succeeds
                     self._store.flush()
                 continue
             if isinstance(event, Stop):
@@ -330,7 +428,9 @@ class Server:
                 self._control.take(event, self._requested)
 
     def _try_to_resume(self) -> None:
-        """Go on with a run that an earlier server left, or whose store or broker was not there for a while."""
+        """Go on with a run that an earlier server left, or whose store or broker was not there for
+        a while.
+        """
         self._resume_at = math.inf
         try:
             self._revive_broker()
@@ -345,31 +445,55 @@ class Server:
     def _requested(self, request: ServerRequested, answer: Answer) -> None:
         try:
             if request.fleet != self.fleet:
-                raise ConfigError(f"this server has fleet {self.fleet}, the request is for {request.fleet}")
+                raise ConfigError(
+                    f"this server has fleet {self.fleet}, the request is for {request.fleet}"
+                )
             if isinstance(request, requests.SteerRequest):
                 self._steer_unfinished(request)
             else:
                 config = config_of(request, self._store, self._own)
-                self._begin(config, request.request, followed=isinstance(request, requests.RunRequest))
+                self._begin(
+                    config,
+                    request.request,
+                    followed=isinstance(request, requests.RunRequest),
+                )
         except ShoalError as error:
-            answer(control.RunRejected(request=request.request, detail=str(error), exit_code=error.exit_code))
+            answer(
+                control.RunRejected(
+                    request=request.request,
+                    detail=str(error),
+                    exit_code=error.exit_code,
+                )
+            )
 
     def _steer_unfinished(self, request: requests.SteerRequest) -> None:
-        """Do what an operator wants of a run that is not over and cannot go on: end it, or try again at once."""
+        """Do what an operator wants of a run that is not over and cannot go on: end it, or try
+        again at once.
+        """
         record = self._store.unfinished(self.fleet)
         if record is None or not record.id.startswith(request.run):
             raise ConfigError("no run is in progress; see `shoal runs`")
         if request.wish == "pause":
-            raise ConfigError(f"run {record.id} cannot go on, so it holds; `shoal log` says why, `shoal stop` ends it")
+            raise ConfigError(
+                f"run {record.id} cannot go on, so it holds; `shoal log` says why, `shoal stop` ends it"
+            )
         if request.wish == "go":
             self._resume_at = 0.0
         else:
             self._store.end_run(record.id, "stopped", "the run was stopped by its operator")
         self._store.log("run-steered", ASKED + request.wish, run=record.id)
-        self._tell(control.RunSteered(run=record.id, seconds=0.0, request=request.request, wish=request.wish))
+        self._tell(
+            control.RunSteered(
+                run=record.id, seconds=0.0, request=request.request, wish=request.wish
+            )
+        )
 
     def _asked_meanwhile(
-        self, request: ServerRequested, answer: Answer, reporter: Reporter, steering: Steering
+        self,
+        request: ServerRequested,
+        answer: Answer,
+        reporter: Reporter,
+        steering: Steering,
     ) -> None:
         """What a run in progress is asked for: to be steered, as no second one is taken."""
         if request.fleet != self.fleet or not isinstance(request, requests.SteerRequest):
@@ -378,11 +502,19 @@ class Server:
             detail = f"run {request.run} is not in progress, run {reporter.run} is"
         else:
             steering.wish = request.wish
-            steered = control.RunSteered(**reporter.stamp, request=request.request, wish=request.wish)
-            self._store.note_wish(reporter.run, None if request.wish == "go" else ASKED + request.wish)
+            steered = control.RunSteered(
+                **reporter.stamp, request=request.request, wish=request.wish
+            )
+            self._store.note_wish(
+                reporter.run, None if request.wish == "go" else ASKED + request.wish
+            )
             reporter.emit(steered, ASKED + request.wish)
             return
-        answer(control.RunRejected(request=request.request, detail=detail, exit_code=ConfigError.exit_code))
+        answer(
+            control.RunRejected(
+                request=request.request, detail=detail, exit_code=ConfigError.exit_code
+            )
+        )
 
     def _tell(self, event: control.RunEvent) -> None:
         """Send an event to the server's clients, then to the caller's display."""

@@ -1,8 +1,8 @@
 """Selects the configuration with which a server resumes a stored run, or begins another like it.
 
-The server uses the configuration that it saved for the run (`broker_server.store.configurations`). If
-there is none, as in a store from a backup, it treats the database's configuration like a request: as
-numbers for its own configuration.
+The server uses the configuration that it saved for the run (`broker_server.store.configurations`).
+If there is none, as in a store from a backup, it treats the database's configuration like a
+request: as numbers for its own configuration.
 """
 
 import logging
@@ -32,7 +32,8 @@ def trusted_config(store: Store, record: RunRecord, own: FleetConfig | None) -> 
         own: the server's own configuration, or None.
 
     Raises:
-        ConfigError: none was saved, and the database's differs from the server's own; the message says in what.
+        ConfigError: none was saved, and the database's differs from the server's own; the message
+            says in what.
     """
     kept = read_kept(store.folder, record.id)
     if isinstance(kept, str):
@@ -54,11 +55,15 @@ def _as_a_request(record: RunRecord, own: FleetConfig | None, why: str) -> Fleet
     try:
         return granted(own.as_begun(record.config), Wanted.of(FleetConfig.stored(record.config)))
     except ConfigError as error:
-        raise ConfigError(f"{missing}, and the database's configuration is not accepted: {error}. {_HOW}") from error
+        raise ConfigError(
+            f"{missing}, and the database's configuration is not accepted: {error}. {_HOW}"
+        ) from error
 
 
 def note_nameless(store: Store, fleet: str) -> None:
-    """Log which runs of a fleet a server leaves alone, because their ids could lead anywhere as parts of paths."""
+    """Log which runs of a fleet a server leaves alone, because their ids could lead anywhere as
+    parts of paths.
+    """
     for run in store.nameless(fleet):
         why = (
             f"run {run!r} has not ended, but a server does not give such an id, so the database was changed: no server "

@@ -1,6 +1,8 @@
-"""Taking updates: chunks kept, a finished update checked, committed to the store and only then acknowledged.
+"""Taking updates: chunks kept, a finished update checked, committed to the store and only then
+acknowledged.
 
-Updates that are accepted within one turn of the server's loop are synced side by side and committed together.
+Updates that are accepted within one turn of the server's loop are synced side by side and committed
+together.
 """
 
 import math
@@ -53,7 +55,9 @@ class Uploads:
         self._reporter = reporter
         self.cohorts = Cohorts(store, partial.blobs, outbox, clock)
         self._payload_bytes = 0
-        self._accepted: dict[str, tuple[OpenTask, Done, str]] = {}  # with the digest of what is merged
+        self._accepted: dict[
+            str, tuple[OpenTask, Done, str]
+        ] = {}  # with the digest of what is merged
 
     def open(self, tasks: Iterable[OpenTask]) -> None:
         """Give the receivers what is open, and nothing else."""
@@ -94,7 +98,8 @@ class Uploads:
         if task.announced is not None and not task.record.phase.answered:
             missing = self._partial.missing(task.record.id, task.announced.update)
             self._outbox.tell(UploadMissing, task.record, ranges=missing)
-        task.announced, task.quiet = None, math.inf
+        task.announced = None
+        task.quiet = math.inf
 
     def done(self, task: OpenTask, message: Done) -> bool:
         """Take the announcement of a complete update of an open task from its device.
@@ -121,17 +126,19 @@ class Uploads:
                 self._receivers.announced(record, message.update)
                 return False
             if self._partial.missing(record.id, message.update):
-                # Brokers keep the order of one topic only: the announcement may overtake the chunks.
+                # Brokers keep the order of one topic only: the announcement may overtake the
+                # chunks.
                 task.announced, task.quiet = message, time.monotonic() + QUIET_SECONDS
                 return False
-            task.announced, task.quiet = None, math.inf
+            task.announced = None
+            task.quiet = math.inf
             data = self._partial.finish(record.id, message.update)
         except BlobError as error:
             return self._damaged(task, message, str(error))
         except RefusedError as error:
             if error.reason is RefusalReason.WRONG_ROUND:
-                # A message of another round under this task's name says nothing about the update of this round, so
-                # the refusal names the round that the message named.
+                # A message of another round under this task's name says nothing about the update of
+                # this round, so the refusal names the round that the message named.
                 self._count(task, error)
                 named = replace(record, run=message.run, round=message.round)
                 self._outbox.refuse(named, record.device, error.reason, str(error))
@@ -161,7 +168,11 @@ class Uploads:
                     device=None if task is None else task.record.device,
                     number=None if task is None else task.record.round,
                 )
-            elif task is not None and (said := task.announced) is not None and said.update.digest == word.update:
+            elif (
+                task is not None
+                and (said := task.announced) is not None
+                and said.update.digest == word.update
+            ):
                 self._heed(task, said, word)
 
     def _heed(self, task: OpenTask, message: Done, word: Word) -> None:
@@ -186,7 +197,8 @@ class Uploads:
                     self._accepted[task.record.id] = (task, message, word.merged)
 
     def commit(self) -> None:
-        """Put the updates accepted since the last call on the disk, commit them together, and acknowledge them.
+        """Put the updates accepted since the last call on the disk, commit them together, and
+        acknowledge them.
 
         Raises:
             StorageError: the server's disk is full; none of them is acknowledged.
@@ -199,7 +211,9 @@ class Uploads:
         ]
         self._accepted.clear()
         if self._receivers is None:  # which tell of what is on the disk
-            self._partial.blobs.sync({record.update_digest for _, record, _ in accepted if record.update_digest})
+            self._partial.blobs.sync(
+                {record.update_digest for _, record, _ in accepted if record.update_digest}
+            )
         self._store.receive([record for _, record, _ in accepted])
         for task, record, message in accepted:
             task.record = record
@@ -216,15 +230,25 @@ class Uploads:
             reason, text = refusal_of(record.detail)
             self._outbox.refuse(record, record.device, reason, text)
         else:
-            self._outbox.refuse(record, record.device, RefusalReason.LATE, "the server no longer waits for this update")
+            self._outbox.refuse(
+                record,
+                record.device,
+                RefusalReason.LATE,
+                "the server no longer waits for this update",
+            )
 
     def _acknowledge(self, task: OpenTask) -> None:
-        if task.instructions.upload.summing is None:  # else the device is needed until its sum is made
+        if (
+            task.instructions.upload.summing is None
+        ):  # else the device is needed until its sum is made
             self._outbox.tell(UploadAck, task.record)
 
     def _damaged(self, task: OpenTask, message: Done, detail: str) -> bool:
         task.damaged += 1
-        error = RefusedError(RefusalReason.BAD_DIGEST, f"upload {task.damaged} of task {task.record.id}: {detail}")
+        error = RefusedError(
+            RefusalReason.BAD_DIGEST,
+            f"upload {task.damaged} of task {task.record.id}: {detail}",
+        )
         if task.damaged > _DAMAGED_UPLOADS:
             return self._refuse(task, error)
         self._count(task, error)
@@ -232,7 +256,12 @@ class Uploads:
         return False
 
     def _count(self, task: OpenTask, error: RefusedError) -> None:
-        self._reporter.refused(error.reason, str(error), device=task.record.device, number=task.record.round)
+        self._reporter.refused(
+            error.reason,
+            str(error),
+            device=task.record.device,
+            number=task.record.round,
+        )
 
     def _refuse(self, task: OpenTask, error: RefusedError) -> bool:
         record = task.record
@@ -250,5 +279,6 @@ class Uploads:
 
     def take_payload_bytes(self) -> int:
         """Bytes of the updates stored since the last call."""
-        taken, self._payload_bytes = self._payload_bytes, 0
+        taken = self._payload_bytes
+        self._payload_bytes = 0
         return taken

@@ -1,6 +1,8 @@
-"""Connects a command to a fleet's server: over the socket in its store, if it is up on this computer, else the broker.
+"""Connects a command to a fleet's server: over the socket in its store, if it is up on this
+computer, else the broker.
 
-Either way, the command receives a queue of the server's later events, in the form of messages over MQTT.
+Either way, the command receives a queue of the server's later events, in the form of messages over
+MQTT.
 """
 
 import contextlib
@@ -22,9 +24,18 @@ from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.identity.member import Member
 from fleet_protocol.locks import held
 from fleet_protocol.topics import Topics
-from fleet_protocol.transport import BrokerAddress, Disconnected, Event, Received, Transport, open_transport
+from fleet_protocol.transport import (
+    BrokerAddress,
+    Disconnected,
+    Event,
+    Received,
+    Transport,
+    open_transport,
+)
 
-HOSTED_SECONDS = 5.0  # a broker that the server starts must be up soon, since the server answers over it
+HOSTED_SECONDS = (
+    5.0  # a broker that the server starts must be up soon, since the server answers over it
+)
 ANSWER_SECONDS = 60.0  # a server answers after it has merged or judged
 _LOCAL_SECONDS = 10.0  # for a server on this computer to accept a connection, and a request
 _AGAIN_SECONDS = 0.5  # between attempts to reach the next server after one has stopped
@@ -71,7 +82,9 @@ class LocalVisit:
         try:
             self._connection.sendall(request.to_bytes() + b"\n")
         except OSError as error:
-            raise TransportError(f"the server of {self._home.store} does not accept the request: {error}") from error
+            raise TransportError(
+                f"the server of {self._home.store} does not accept the request: {error}"
+            ) from error
         self._thread.start()
 
     def close(self) -> None:
@@ -124,7 +137,10 @@ class LocalVisit:
 
 @contextlib.contextmanager
 def by_socket(home: Place, connection: socket.socket, request: FrozenModel) -> Iterator[Inbox]:
-    """Send a request to the server of a store, and yield its later events; raise a TransportError if it stops."""
+    """Send a request to the server of a store, and yield its later events.
+
+    Raise a TransportError if it stops.
+    """
     inbox: Inbox = queue.SimpleQueue()
     visit = LocalVisit(connection, home, inbox)
     with contextlib.closing(visit):
@@ -149,15 +165,26 @@ def visiting(
 def by_broker(home: Place, request: FrozenModel) -> Iterator[Inbox]:
     """Send a request to a fleet's server over its broker, and yield its later events.
 
-    In an enrolled fleet only one command sends at a time: the server ignores senders that are older than the newest.
+    In an enrolled fleet only one command sends at a time: the server ignores senders that are older
+    than the newest.
     """
-    fleet, broker, topics = home.fleet, home.broker, Topics(home.fleet)
-    member, timeout = member_of(broker, fleet), broker.connect_timeout_seconds
+    fleet = home.fleet
+    broker = home.broker
+    topics = Topics(home.fleet)
+    member = member_of(broker, fleet)
+    timeout = broker.connect_timeout_seconds
     with contextlib.ExitStack() as stack, contextlib.ExitStack() as turn:
         if member is not None:
             member.folder.mkdir(parents=True, exist_ok=True)
             busy = f"another command is using the server of fleet {fleet}; end it, or wait until it is done"
-            turn.enter_context(held(member.folder / "asking", busy, seconds=ANSWER_SECONDS, error=TransportError))
+            turn.enter_context(
+                held(
+                    member.folder / "asking",
+                    busy,
+                    seconds=ANSWER_SECONDS,
+                    error=TransportError,
+                )
+            )
         wait = min(timeout, HOSTED_SECONDS) if broker.hosted else timeout
         link, inbox = stack.enter_context(visiting(broker_address(broker), fleet, wait, member))
         link.subscribe(topics.server_events)
@@ -170,7 +197,8 @@ def by_broker(home: Place, request: FrozenModel) -> Iterator[Inbox]:
 
 @contextlib.contextmanager
 def asked(home: Place, here: FrozenModel, elsewhere: FrozenModel | None) -> Iterator[Inbox]:
-    """Send a request to a fleet's server: over its socket if it is on this computer, else over the broker.
+    """Send a request to a fleet's server: over its socket if it is on this computer, else over the
+    broker.
 
     Args:
         home: the server's place.
@@ -188,7 +216,9 @@ def asked(home: Place, here: FrozenModel, elsewhere: FrozenModel | None) -> Iter
         elif elsewhere is not None:
             yield stack.enter_context(by_broker(home, elsewhere))
         else:
-            raise TransportError(f"no server is running on the store {home.store}; start it with `shoal up`")
+            raise TransportError(
+                f"no server is running on the store {home.store}; start it with `shoal up`"
+            )
 
 
 def is_here(home: Place) -> bool:

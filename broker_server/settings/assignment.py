@@ -1,11 +1,13 @@
 """Assignment: complexity levels, and who gets which.
 
-Levels and the two ways of handing them out are those of HeteroFL (Diao, Ding, Tarokh: "HeteroFL: Computation and
-Communication Efficient Federated Learning for Heterogeneous Clients", ICLR 2021; specification 1.1). FedRolex (Alam,
-Liu, Yan, Zhang, NeurIPS 2022) uses the same levels with another convention for its learning rate (specification 2.6).
+Levels and the two ways of handing them out are those of HeteroFL (Diao, Ding, Tarokh: "HeteroFL:
+Computation and Communication Efficient Federated Learning for Heterogeneous Clients", ICLR 2021;
+specification 1.1). FedRolex (Alam, Liu, Yan, Zhang, NeurIPS 2022) uses the same levels with another
+convention for its learning rate (specification 2.6).
 
-A mix of levels is written ``a2-b8``: integer weights, of which the first level is the global model's. A weight may be
-0, so that ``a0-b99`` has a global model wider than any device (specification 2.8).
+A mix of levels is written ``a2-b8``: integer weights, of which the first level is the global
+model's. A weight may be 0, so that ``a0-b99`` has a global model wider than any device
+(specification 2.8).
 """
 
 import re
@@ -17,7 +19,9 @@ import numpy as np
 
 from fleet_protocol.errors import ConfigError
 
-LEVEL_RATES: Mapping[str, float] = MappingProxyType({"a": 1.0, "b": 0.5, "c": 0.25, "d": 0.125, "e": 0.0625})
+LEVEL_RATES: Mapping[str, float] = MappingProxyType(
+    {"a": 1.0, "b": 0.5, "c": 0.25, "d": 0.125, "e": 0.0625}
+)
 """Width of each level relative to level a (specification 1.1)."""
 
 _TERM = re.compile(r"(?P<level>[a-z]+)(?P<weight>\d+)", re.ASCII)
@@ -45,7 +49,9 @@ class Mix:
         return sum(level.weight for level in self.levels)
 
     def width(self, rate: float) -> float:
-        """The width share s of a rate: relative to the GLOBAL model, which slicing and the Scaler use."""
+        """The width share s of a rate: relative to the GLOBAL model, which slicing and the Scaler
+        use.
+        """
         return rate / self.levels[0].rate
 
 
@@ -53,17 +59,21 @@ def parse_mix(text: str) -> Mix:
     """Read a mix of levels such as ``a2-b8``, in the order written.
 
     Raises:
-        ConfigError: the text has another form, names an unknown or repeated level, a level wider than the first
-            one, or has no positive weight.
+        ConfigError: the text has another form, names an unknown or repeated level, a level wider
+            than the first one, or has no positive weight.
     """
     levels: list[Level] = []
     for term in text.split("-"):
         match = _TERM.fullmatch(term)
         if match is None:
-            raise ConfigError(f"{text!r} is not a mix of levels; expected a form like a2-b8, with integer weights")
+            raise ConfigError(
+                f"{text!r} is not a mix of levels; expected a form like a2-b8, with integer weights"
+            )
         name = match["level"]
         if name not in LEVEL_RATES:
-            raise ConfigError(f"{text!r}: there is no level {name!r}; the levels are {', '.join(LEVEL_RATES)}")
+            raise ConfigError(
+                f"{text!r}: there is no level {name!r}; the levels are {', '.join(LEVEL_RATES)}"
+            )
         levels.append(Level(name, LEVEL_RATES[name], int(match["weight"])))
     if len({level.name for level in levels}) < len(levels):
         raise ConfigError(f"{text!r} names a level twice; add their weights up")
@@ -81,8 +91,8 @@ def assign_fix(mix: Mix, devices: int) -> tuple[float, ...]:
     """Hand out levels once for the whole run: the first devices get the first level, and so on.
 
     Returns:
-        The rate of each device. ``floor(devices / total)`` devices count for a weight of 1; devices left over at
-        the end get the last level (specification 1.1).
+        The rate of each device. ``floor(devices / total)`` devices count for a weight of 1; devices
+        left over at the end get the last level (specification 1.1).
     """
     unit = devices // mix.total
     rates = [level.rate for level in mix.levels for _ in range(unit * level.weight)]
@@ -93,8 +103,13 @@ def assign_dynamic(mix: Mix, devices: int, *, seed: int, round_index: int) -> tu
     """Draw a level for every device, as is done before every round (which is counted from 0).
 
     Returns:
-        The rate of each device, drawn independently with probability weight / total; a function of the arguments.
+        The rate of each device, drawn independently with probability weight / total; a function of
+        the arguments.
     """
     generator = np.random.default_rng([seed, round_index, _LEVELS])
-    drawn = generator.choice(len(mix.levels), size=devices, p=[level.weight / mix.total for level in mix.levels])
+    drawn = generator.choice(
+        len(mix.levels),
+        size=devices,
+        p=[level.weight / mix.total for level in mix.levels],
+    )
     return tuple(mix.levels[int(index)].rate for index in drawn)

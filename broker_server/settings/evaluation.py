@@ -1,4 +1,6 @@
-"""How the global model is judged, ``[evaluation]``: what a fleet and a simulation share, and a fleet's test sets."""
+"""How the global model is judged, ``[evaluation]``: what a fleet and a simulation share, and a
+fleet's test sets.
+"""
 
 from collections.abc import Mapping
 from typing import Annotated, Literal
@@ -17,23 +19,25 @@ class EvaluationKeys(FrozenModel):
     """How a global model is judged, wherever its test set comes from.
 
     Attributes:
-        tier: id of the tier that is judged; None judges the whole model. A run that trains only smaller tiers has
-            trained nothing else.
+        tier: id of the tier that is judged; None judges the whole model. A run that trains only
+            smaller tiers has trained nothing else.
         batch_size: samples per call of the eval graph.
         every: closed rounds between evaluations; the last round is always evaluated.
-        statistics: where static batch norm gets its statistics: asked from the devices, or taken over the batches
-            of the server's test set.
-        combine: how the devices' variances become one: ``pooled`` adds the variance between the devices' means,
-            ``per_client`` does not (specification 1.6, vector H8).
-        statistics_every: evaluations between statistics queries; in between the last answer is used.
-        statistics_fraction: share of the devices with data that a statistics query asks, rounded up.
+        statistics: where static batch norm gets its statistics: asked from the devices, or taken
+            over the batches of the server's test set.
+        combine: how the devices' variances become one: ``pooled`` adds the variance between the
+            devices' means, ``per_client`` does not (specification 1.6, vector H8).
+        statistics_every: evaluations between statistics queries; in between the last answer is
+            used.
+        statistics_fraction: share of the devices with data that a statistics query asks, rounded
+            up.
         threads: for onnxruntime; 0 takes every core.
-        metric: what says which version is best: ``accuracy``, ``loss``, or a metric of the recipe; None for the
-            accuracy, or the loss where there is none.
-        direction: whether it is better to be ``higher`` or ``lower``; None for lower of ``loss``, ``mae``, ``rmse`` and
-            ``perplexity``, and higher of everything else.
-        patience: evaluations in a row that are not better, after which the run ends before its last round; None for
-            all rounds.
+        metric: what says which version is best: ``accuracy``, ``loss``, or a metric of the recipe;
+            None for the accuracy, or the loss where there is none.
+        direction: whether it is better to be ``higher`` or ``lower``; None for lower of ``loss``,
+            ``mae``, ``rmse`` and ``perplexity``, and higher of everything else.
+        patience: evaluations in a row that are not better, after which the run ends before its last
+            round; None for all rounds.
         min_delta: by how much an evaluation must exceed the best to be better.
     """
 
@@ -57,7 +61,9 @@ class EvaluationKeys(FrozenModel):
 
     @property
     def awaited(self) -> bool:
-        """Whether no round begins before the version before it is judged: what is found may end the run."""
+        """Whether no round begins before the version before it is judged: what is found may end the
+        run.
+        """
         return self.patience is not None
 
     @model_validator(mode="after")
@@ -67,7 +73,13 @@ class EvaluationKeys(FrozenModel):
         if self.direction is not None and self.metric is None:
             raise ValueError("evaluation.direction goes with evaluation.metric")
         ends = self.patience is not None
-        self.refuse_idle(info, "min_delta", ends, where="without patience, which ends a run early", instead="patience")
+        self.refuse_idle(
+            info,
+            "min_delta",
+            ends,
+            where="without patience, which ends a run early",
+            instead="patience",
+        )
         return self
 
 
@@ -76,9 +88,10 @@ class EvaluationConfig(EvaluationKeys):
 
     Attributes:
         data: the server's test set; None evaluates nothing.
-        tiers: ids of tiers that are judged beside it, each as the model that its devices are sent; where plans move or
-            are drawn, at the leading units.
-        tier_data: test sets of tiers that have labels of their own; the others are judged on ``data``.
+        tiers: ids of tiers that are judged beside it, each as the model that its devices are sent;
+            where plans move or are drawn, at the leading units.
+        tier_data: test sets of tiers that have labels of their own; the others are judged on
+            ``data``.
         statistics_quorum: share of the asked devices that must answer a statistics query.
     """
 
@@ -90,10 +103,16 @@ class EvaluationConfig(EvaluationKeys):
     @model_validator(mode="after")
     def _tiers_have_data(self) -> "EvaluationConfig":
         if self.patience is not None and self.data is None:
-            raise ValueError("evaluation.patience goes with evaluation.data, by which versions are judged")
+            raise ValueError(
+                "evaluation.patience goes with evaluation.data, by which versions are judged"
+            )
         if (self.tiers or self.tier_data) and self.data is None:
-            raise ValueError("evaluation.tiers and tier_data go with evaluation.data, the test set of the whole model")
+            raise ValueError(
+                "evaluation.tiers and tier_data go with evaluation.data, the test set of the whole model"
+            )
         stray = self.tier_data.keys() - {self.tier, *self.tiers}
         if stray:
-            raise ValueError(f"evaluation.tier_data: {min(stray)} is not judged; name it in evaluation.tiers")
+            raise ValueError(
+                f"evaluation.tier_data: {min(stray)} is not judged; name it in evaluation.tiers"
+            )
         return self

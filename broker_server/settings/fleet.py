@@ -5,7 +5,13 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from broker_server.settings.assignment import parse_mix
 from broker_server.settings.evaluation import EvaluationConfig, Share
@@ -26,19 +32,23 @@ class BrokerConfig(FrozenModel):
     """Which broker carries the fleet.
 
     Attributes:
-        url: ``embedded``, ``mosquitto`` for an installed one that the server starts, or ``mqtt[s]://[user:password@]host[:port]``.
+        url: ``embedded``, ``mosquitto`` for an installed one that the server starts, or
+            ``mqtt[s]://[user:password@]host[:port]``.
         port: of the embedded broker.
         listen: address the embedded broker listens on; ``0.0.0.0`` lets boards on the network in.
         ca_file: certificates to trust instead of the system's.
         cert_file: client certificate of the server.
         key_file: its key.
-        identity: the server's enrolment in a fleet made by `shoal init`; then everything is signed, and the embedded
-            broker speaks TLS and asks for logins.
-        insecure: let a broker carry the fleet over a network although anybody on it may read and write.
+        identity: the server's enrolment in a fleet made by `shoal init`; then everything is signed,
+            and the embedded broker speaks TLS and asks for logins.
+        insecure: let a broker carry the fleet over a network although anybody on it may read and
+            write.
         connect_timeout_seconds: how long to try the first connection.
-        receivers: processes that take updates from it, each over a connection of its own; 0 for the server alone.
-        receiver_hosts: where they run, in turn, by names that ``ssh`` reaches without a question; Python, store and
-            certificates have the same paths there. None for the server's own computer.
+        receivers: processes that take updates from it, each over a connection of its own; 0 for the
+            server alone.
+        receiver_hosts: where they run, in turn, by names that ``ssh`` reaches without a question;
+            Python, store and certificates have the same paths there. None for the server's own
+            computer.
     """
 
     url: str = "embedded"
@@ -61,9 +71,13 @@ class BrokerConfig(FrozenModel):
     @model_validator(mode="after")
     def _hosts_have_receivers(self) -> "BrokerConfig":
         if len(self.receiver_hosts) > self.receivers:
-            raise ValueError(f"receiver_hosts names {len(self.receiver_hosts)} hosts for {self.receivers} receivers")
+            raise ValueError(
+                f"receiver_hosts names {len(self.receiver_hosts)} hosts for {self.receivers} receivers"
+            )
         if self.receiver_hosts and self.hosted:
-            raise ValueError(f"receivers on other hosts need the url of a broker that they reach, not {self.url!r}")
+            raise ValueError(
+                f"receivers on other hosts need the url of a broker that they reach, not {self.url!r}"
+            )
         return self
 
     @property
@@ -78,8 +92,10 @@ class ViewConfig(FrozenModel):
     Attributes:
         port: of the page; 0 takes a free one.
         host: address it listens on; ``0.0.0.0`` lets others on the network look, with the token.
-        token_file: has the token that is asked for, and is made; by default ``view.token`` in the store.
-        actions: whether operators act on the page, with the token in ``operator.token`` of the store, which is made.
+        token_file: has the token that is asked for, and is made; by default ``view.token`` in the
+            store.
+        actions: whether operators act on the page, with the token in ``operator.token`` of the
+            store, which is made.
     """
 
     port: int = Field(default=8420, ge=0, le=65535)
@@ -95,7 +111,8 @@ class ModelConfig(FrozenModel):
         artifacts: folder that ``shoal export`` wrote.
         arch: name of the architecture in it.
         weights: safetensors file to start from instead of the exported initial weights.
-        recipe: what the artifacts must have been exported with, as far as it is said; None for anything.
+        recipe: what the artifacts must have been exported with, as far as it is said; None for
+            anything.
     """
 
     artifacts: Path = Path("artifacts")
@@ -110,17 +127,21 @@ class TrainConfig(FrozenModel):
     Attributes:
         learning_rate: before the first milestone.
         epochs: passes over a device's data in one round.
-        steps: instead of whole passes exactly so many steps in one round, over as many passes as they take.
+        steps: instead of whole passes exactly so many steps in one round, over as many passes as
+            they take.
         batch_size: samples per step.
-        micro_batch: samples that a device computes at once, where it cannot hold a batch: it sums the gradients of such
-            pieces and takes one step. Needs ``accumulate`` in the recipe; None for whole batches.
+        micro_batch: samples that a device computes at once, where it cannot hold a batch: it sums
+            the gradients of such pieces and takes one step. Needs ``accumulate`` in the recipe;
+            None for whole batches.
         mask_labels: zero the logits of labels a device does not hold (specification 1.5).
         milestones: rounds at which the learning rate is multiplied by ``factor``.
         factor: of the multi-step schedule.
         rate: warm-up and schedule of the learning rate, beside ``milestones``; None for neither.
-        optimizer_state: whether devices' optimizers begin every round anew (``reset``), or go on with what the device's
-            last round of the same tier left (``keep``); a plan that moves its window needs ``reset``.
-        schedule: a milestone acts ``after`` its round (specification 1.2, step 6), or already in it (``before``, 2.6).
+        optimizer_state: whether devices' optimizers begin every round anew (``reset``), or go on
+            with what the device's last round of the same tier left (``keep``); a plan that moves
+            its window needs ``reset``.
+        schedule: a milestone acts ``after`` its round (specification 1.2, step 6), or already in it
+            (``before``, 2.6).
     """
 
     learning_rate: float = Field(default=0.05, gt=0, le=1e15)
@@ -137,27 +158,38 @@ class TrainConfig(FrozenModel):
 
     @model_validator(mode="after")
     def _rate_has_effect(self, info: ValidationInfo) -> "TrainConfig":
-        for key, kinds in {"final": ("cosine", "linear"), "every": ("step",), "factor": ("step",)}.items():
+        for key, kinds in {
+            "final": ("cosine", "linear"),
+            "every": ("step",),
+            "factor": ("step",),
+        }.items():
             if self.rate is not None:
-                where, instead = f'with kind = "{self.rate.kind}"', f'kind = "{kinds[0]}"'
-                self.rate.refuse_idle(info, key, self.rate.kind in kinds, where=where, instead=instead)
+                where = f'with kind = "{self.rate.kind}"'
+                instead = f'kind = "{kinds[0]}"'
+                self.rate.refuse_idle(
+                    info, key, self.rate.kind in kinds, where=where, instead=instead
+                )
         return self
 
     def rate_after(self, closed_rounds: int) -> float:
         """The learning rate of the round that follows ``closed_rounds`` closed ones."""
         acting = closed_rounds + (self.schedule == "before")
-        return self.learning_rate * self.factor ** sum(acting >= milestone for milestone in self.milestones)
+        return self.learning_rate * self.factor ** sum(
+            acting >= milestone for milestone in self.milestones
+        )
 
 
 class TiersConfig(FrozenModel):
     """Which device gets which tier.
 
     Attributes:
-        assign: ``capacity``: the largest tier a device declares itself able to train. ``fix`` and ``dynamic``: the
-            level it is given by ``levels``, once or before every round (specification 1.1), but never more than that.
+        assign: ``capacity``: the largest tier a device declares itself able to train. ``fix`` and
+            ``dynamic``: the level it is given by ``levels``, once or before every round
+            (specification 1.1), but never more than that.
         levels: a mix of levels such as ``a1-b1-e2``; the first level is the global model's.
         allowed: ids of the tiers in use; None for every exported one.
-        exclude_smaller: only devices able to train the full model take part (the Exclusive baseline).
+        exclude_smaller: only devices able to train the full model take part (the Exclusive
+            baseline).
         memory_share: share of a board's free memory that training may take.
     """
 
@@ -180,14 +212,15 @@ class RunKeys(FrozenModel):
     """What a run is, in a fleet and in a simulation.
 
     Attributes:
-        keep_versions: how many of the newest global versions keep their weights in the store, beside the one that was
-            judged best; None for all of them.
+        keep_versions: how many of the newest global versions keep their weights in the store,
+            beside the one that was judged best; None for all of them.
         seed: of sampling, plans and the devices' shuffling.
         train: how devices train.
         upload: how updates travel.
         download: how weights travel.
         strategy: how sub-models are cut and merged.
-        server_optimizer: what the server does with a merge; None for what the strategy does by itself.
+        server_optimizer: what the server does with a merge; None for what the strategy does by
+            itself.
         tiers: which device gets which tier.
         robust: what is done about updates that are unlike the others.
         privacy: what hides one device's part; None for nothing.
@@ -223,10 +256,11 @@ class FleetConfig(RunKeys):
         model: which model.
         round: how rounds go.
         evaluation: how the global model is judged.
-        contract: the definition of a sample for every board, if the test set does not define it, or lists names in
-            another order; None to use the test set.
+        contract: the definition of a sample for every board, if the test set does not define it, or
+            lists names in another order; None to use the test set.
         view: the page that `shoal up` serves beside; None for none.
-        code: further folders whose Python functions ``evaluation.data`` may name, besides the folder of this file.
+        code: further folders whose Python functions ``evaluation.data`` may name, besides the
+            folder of this file.
     """
 
     fleet: Name
@@ -241,10 +275,12 @@ class FleetConfig(RunKeys):
 
     @classmethod
     def stored(cls, text: str) -> "FleetConfig":
-        """Read the configuration of a stored run, perhaps of an earlier version: numbers and words to read and to show.
+        """Read the configuration of a stored run, perhaps of an earlier version: numbers and words
+        to read and to show.
 
-        Anyone who can write the store can change it, so no path, address or function in it is ever opened or called;
-        `broker_server.service.trusted` decides with which configuration a server resumes.
+        Anyone who can write the store can change it, so no path, address or function in it is ever
+        opened or called; `broker_server.service.trusted` decides with which configuration a server
+        resumes.
 
         Raises:
             ConfigError: it is not a valid configuration.
@@ -258,14 +294,22 @@ class FleetConfig(RunKeys):
             ) from error
 
     def as_begun(self, stored: str) -> "FleetConfig":
-        """Add the contract with which a stored run began, if none is set, so that its names keep their order."""
-        return self if self.contract else self.model_copy(update={"contract": self.stored(stored).contract})
+        """Add the contract with which a stored run began, if none is set, so that its names keep
+        their order.
+        """
+        return (
+            self
+            if self.contract
+            else self.model_copy(update={"contract": self.stored(stored).contract})
+        )
 
     def other_than(self, stored: str) -> list[str]:
-        """Settings other than in a stored configuration; broker, store and page may be elsewhere now.
+        """Settings other than in a stored configuration.
 
-        So may the whole folder: two paths are the same if they have the same place relative to the store. A run
-        keeps the contract with which it began if none is set.
+        Broker, store and page may be elsewhere now.
+
+        So may the whole folder: two paths are the same if they have the same place relative to the
+        store. A run keeps the contract with which it began if none is set.
         """
         before = self.stored(stored).leaves()
         now = self.leaves()
@@ -275,10 +319,12 @@ class FleetConfig(RunKeys):
         return changed
 
     def leaves(self) -> dict[str, tuple[Any, Any]]:
-        """List every setting that defines a run, such as ``train.epochs``, with its JSON value, in two forms.
+        """List every setting that defines a run, such as ``train.epochs``, with its JSON value, in
+        two forms.
 
-        The first form has paths relative to the store, which stay the same when the folder is moved, or copied to
-        another computer; the second has absolute paths. Settings that agree in either form are the same.
+        The first form has paths relative to the store, which stay the same when the folder is
+        moved, or copied to another computer; the second has absolute paths. Settings that agree in
+        either form are the same.
         """
         beside: dict[str, Any] = {}
         absolute: dict[str, Any] = {}
@@ -297,7 +343,10 @@ _MOST_TABLES = 4  # nested tables; a deeper one is one value
 
 
 def _add_leaves(value: Any, name: str, found: dict[str, Any], depth: int = 0) -> None:
-    """Add the settings of a table; its keys may come from anybody, so a table with unknown keys is one value."""
+    """Add the settings of a table.
+
+    Its keys may come from anybody, so a table with unknown keys is one value.
+    """
     named = isinstance(value, dict) and all(_PLAIN_KEY.fullmatch(key) for key in value)
     if not named or not value or depth >= _MOST_TABLES:
         found[name] = value

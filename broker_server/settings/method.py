@@ -16,7 +16,8 @@ class _StrategyKeys(FrozenModel):
         name: of a strategy.
         plan: which units a narrower sub-model keeps.
         weighting: every update alike, or by its number of samples; None takes the strategy's own.
-        label_rule: take rows of label axes only for labels the device holds; None takes the strategy's own.
+        label_rule: take rows of label axes only for labels the device holds; None takes the
+            strategy's own.
     """
 
     name: str = "heterofl"
@@ -29,7 +30,9 @@ class _StrategyKeys(FrozenModel):
         # A configuration that was written out has every table.
         for name in sorted(self.model_fields_set & KNOWN.keys() - {self.name}):
             if getattr(self, name) != type(getattr(self, name))():
-                raise ValueError(f"the table strategy.{name} has no effect on strategy {self.name!r}; remove it")
+                raise ValueError(
+                    f"the table strategy.{name} has no effect on strategy {self.name!r}; remove it"
+                )
         return self
 
     @property
@@ -42,7 +45,9 @@ class _StrategyKeys(FrozenModel):
 if TYPE_CHECKING:
     StrategyConfig = _StrategyKeys
 else:
-    _TABLES = {name: method.settings for name, method in KNOWN.items() if method.settings is not None}
+    _TABLES = {
+        name: method.settings for name, method in KNOWN.items() if method.settings is not None
+    }
     StrategyConfig = create_model(
         "StrategyConfig",
         __base__=_StrategyKeys,

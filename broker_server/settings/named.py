@@ -18,7 +18,9 @@ from fleet_protocol.errors import ConfigError, ShoalError
 
 _ADDRESS = re.compile(r"[\w.-]+:\d+", re.ASCII)
 _PROGRAM = re.compile(r".*[^:/\\]:[A-Za-z_]\w*")
-_LONGEST = 4096  # characters of a name, as a path has them; the rest of a longer one decides nothing
+_LONGEST = (
+    4096  # characters of a name, as a path has them; the rest of a longer one decides nothing
+)
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,9 @@ class NamedSetting:
 
 
 def names_in(text: str) -> tuple[NamedSetting, ...]:
-    """List the names in a run's configuration, as JSON from a store; all of the text if it cannot be read.
+    """List the names in a run's configuration, as JSON from a store.
+
+    All of the text if it cannot be read.
 
     Raises:
         ConfigError: the configuration is nested too deeply to be read.

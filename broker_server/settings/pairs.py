@@ -57,8 +57,16 @@ WRONG = (
         "whether an update counts would depend on the others' samples",
         _ANY_SAMPLES,
     ),
-    WrongPair((_AVERAGE, "central noise"), "the noise is made for a sum, of which clip bounds a part", _MEAN),
-    WrongPair(("krum", "central noise"), "who is left out would depend on the others' updates", _MEAN),
+    WrongPair(
+        (_AVERAGE, "central noise"),
+        "the noise is made for a sum, of which clip bounds a part",
+        _MEAN,
+    ),
+    WrongPair(
+        ("krum", "central noise"),
+        "who is left out would depend on the others' updates",
+        _MEAN,
+    ),
     WrongPair((_AVERAGE, "buffer"), "it compares updates of one version", _MEAN),
     WrongPair(("krum", "buffer"), "it compares updates of one version", _MEAN),
     WrongPair(("weights by samples", _AVERAGE), "it counts every device alike", _ALIKE),
@@ -68,9 +76,15 @@ WRONG = (
         _ALIKE,
     ),
     WrongPair(
-        ("label rule", "central noise"), "which rows move, and by whom they are divided, would tell labels", _ALL_ROWS
+        ("label rule", "central noise"),
+        "which rows move, and by whom they are divided, would tell labels",
+        _ALL_ROWS,
     ),
-    WrongPair(("label rule", "local noise"), "devices do not tell their labels then", _ALL_ROWS),
+    WrongPair(
+        ("label rule", "local noise"),
+        "devices do not tell their labels then",
+        _ALL_ROWS,
+    ),
     WrongPair(
         ("buffer", "central noise"),
         "by how many a sum is divided must be known before anyone answers",
@@ -81,13 +95,33 @@ WRONG = (
         "the server sees no update that it could measure",
         "set robust.norm_bound = 0: secure_sum.clip bounds every update",
     ),
-    WrongPair(("refused weights", "secure sum"), "what is in a sum cannot be refused", _ANY_SAMPLES),
-    WrongPair((_AVERAGE, "secure sum"), "the server sees no update that it could compare", _MEAN),
+    WrongPair(
+        ("refused weights", "secure sum"),
+        "what is in a sum cannot be refused",
+        _ANY_SAMPLES,
+    ),
+    WrongPair(
+        (_AVERAGE, "secure sum"),
+        "the server sees no update that it could compare",
+        _MEAN,
+    ),
     WrongPair(("krum", "secure sum"), "the server sees no update that it could compare", _MEAN),
-    WrongPair(("weights by samples", "secure sum"), "every update counts alike in a sum", _ALIKE),
+    WrongPair(
+        ("weights by samples", "secure sum"),
+        "every update counts alike in a sum",
+        _ALIKE,
+    ),
     WrongPair(("label rule", "secure sum"), "devices do not tell their labels then", _ALL_ROWS),
-    WrongPair(("encoding", "secure sum"), "what is masked cannot be made smaller", 'set upload.encoding = "fp32"'),
-    WrongPair(("largest entries", "secure sum"), "a sum takes whole updates", 'set upload.encoding = "fp32"'),
+    WrongPair(
+        ("encoding", "secure sum"),
+        "what is masked cannot be made smaller",
+        'set upload.encoding = "fp32"',
+    ),
+    WrongPair(
+        ("largest entries", "secure sum"),
+        "a sum takes whole updates",
+        'set upload.encoding = "fp32"',
+    ),
     WrongPair(("largest entries", _AVERAGE), _OTHERS, _ALL_ENTRIES),
     WrongPair(("largest entries", "krum"), _OTHERS, _ALL_ENTRIES),
     WrongPair(
@@ -95,7 +129,11 @@ WRONG = (
         "a round ends when as many as are wanted have answered, and a sum needs most of its tier",
         "remove round.over_selection",
     ),
-    WrongPair(("buffer", "secure sum"), "it adds up updates of one version", "remove round.buffer"),
+    WrongPair(
+        ("buffer", "secure sum"),
+        "it adds up updates of one version",
+        "remove round.buffer",
+    ),
     WrongPair(
         ("local noise", "secure sum"),
         "the server sees sums alone, and can hide a device with less noise",
@@ -109,4 +147,6 @@ def require_pairs(config: FleetConfig) -> None:
     """See that a configuration has no pair of `WRONG`; a PlanError where it has one."""
     for wrong in WRONG:
         if all(USED[name](config) for name in wrong.pair):
-            raise PlanError(f"{' and '.join(wrong.pair)} do not go together: {wrong.why}; {wrong.remedy}")
+            raise PlanError(
+                f"{' and '.join(wrong.pair)} do not go together: {wrong.why}; {wrong.remedy}"
+            )

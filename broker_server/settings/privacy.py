@@ -1,4 +1,6 @@
-"""What hides one device's part in a run, ``[privacy]`` and ``[secure_sum]``, in a fleet and in a simulation."""
+"""What hides one device's part in a run, ``[privacy]`` and ``[secure_sum]``, in a fleet and in a
+simulation.
+"""
 
 from typing import Literal
 
@@ -12,11 +14,13 @@ class PrivacyConfig(FrozenModel):
     """Differential privacy: how much one device's samples may show in what the run lets out.
 
     Attributes:
-        where: ``central``: the server bounds every update, adds noise to their sum, and lets out nothing else;
-            ``local``: every device bounds its update and adds the noise before it is sent.
+        where: ``central``: the server bounds every update, adds noise to their sum, and lets out
+            nothing else; ``local``: every device bounds its update and adds the noise before it is
+            sent.
         clip: the largest Euclidean norm of an update's difference to what was sent.
         noise_multiplier: standard deviation of the noise in every entry, as a multiple of ``clip``.
-        delta: of the (epsilon, delta) that is told after every round; less than one over the number of devices.
+        delta: of the (epsilon, delta) that is told after every round; less than one over the number
+            of devices.
     """
 
     where: Literal["central", "local"] = "central"
@@ -29,7 +33,8 @@ class SecureSumConfig(FrozenModel):
     """Secure aggregation: the server learns the sum of a tier's updates, and none of them.
 
     Attributes:
-        clip: the largest Euclidean norm of an update's difference to what was sent, counted in 2^24 steps.
+        clip: the largest Euclidean norm of an update's difference to what was sent, counted in 2^24
+            steps.
         least: updates that a sum must have; the devices see to it.
     """
 

@@ -1,12 +1,14 @@
 """Defines which settings a request, or a stored configuration, may set: numbers within bounds.
 
-A server runs its own configuration, the file given to `shoal up --config`. A request sets numbers of `SETTABLE`. For
-every other setting it carries a fingerprint, which the server compares with its own and never reads as a value. So no
-path, address, program or function can come from a message or a store.
+A server runs its own configuration, the file given to `shoal up --config`. A request sets numbers
+of `SETTABLE`. For every other setting it carries a fingerprint, which the server compares with its
+own and never reads as a value. So no path, address, program or function can come from a message or
+a store.
 
-`SETTABLE` lists the settings for how long and how fast a run trains. It leaves out, although they are numbers too, the
-settings that decide which devices take part and whose updates make a version (``round.fraction``, ``quorum``,
-``min_devices``, ``[robust]``), that protect one device (``[privacy]``, ``[secure_sum]``), and that define the model.
+`SETTABLE` lists the settings for how long and how fast a run trains. It leaves out, although they
+are numbers too, the settings that decide which devices take part and whose updates make a version
+(``round.fraction``, ``quorum``, ``min_devices``, ``[robust]``), that protect one device
+(``[privacy]``, ``[secure_sum]``), and that define the model.
 """
 
 import hashlib
@@ -68,17 +70,24 @@ SETTABLE: Mapping[str, Bounds] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Wanted:
-    """The content of a request for a run: values of `SETTABLE`, and fingerprints of each other setting."""
+    """The content of a request for a run: values of `SETTABLE`, and fingerprints of each other
+    setting.
+    """
 
     settings: Mapping[str, int | float]
     others: Mapping[str, str]
 
     @classmethod
     def of(cls, config: FleetConfig) -> "Wanted":
-        """Build the request for a run of a configuration; a setting that is None is among the fingerprints."""
+        """Build the request for a run of a configuration.
+
+        A setting that is None is among the fingerprints.
+        """
         leaves = config.leaves()
         settings = {name: leaves[name][1] for name in SETTABLE if leaves[name][1] is not None}
-        others = {name: _fingerprints(values) for name, values in leaves.items() if name not in settings}
+        others = {
+            name: _fingerprints(values) for name, values in leaves.items() if name not in settings
+        }
         return cls(settings, others)
 
 
@@ -86,7 +95,8 @@ def granted(own: FleetConfig, wanted: Wanted) -> FleetConfig:
     """Return the server's own configuration with the numbers of a request.
 
     Raises:
-        ConfigError: the request differs in other settings, or has numbers out of bounds; the message names them.
+        ConfigError: the request differs in other settings, or has numbers out of bounds; the
+            message names them.
     """
     mine = Wanted.of(own)
     refused = _differences(mine, wanted)
@@ -95,7 +105,9 @@ def granted(own: FleetConfig, wanted: Wanted) -> FleetConfig:
             f"it differs from the server's own configuration in {in_words(refused)}, which a request cannot set "
             f"(it can set: {', '.join(SETTABLE)})"
         )
-    changes = {name: value for name, value in wanted.settings.items() if mine.settings.get(name) != value}
+    changes = {
+        name: value for name, value in wanted.settings.items() if mine.settings.get(name) != value
+    }
     for name, value in changes.items():
         if not SETTABLE[name].allow(value):
             raise ConfigError(f"{name} = {value!r} is out of bounds: use {SETTABLE[name]}")
@@ -111,8 +123,12 @@ def in_words(names: Sequence[str]) -> str:
 def _differences(mine: Wanted, wanted: Wanted) -> list[str]:
     """Return the settings that a request may not set, but that differ from the server's."""
     names = mine.others.keys() | wanted.others.keys()
-    other = {name for name in names if not _alike(mine.others.get(name, ""), wanted.others.get(name, ""))}
-    other -= {name for name in wanted.settings if name in SETTABLE}  # None here, but a number in the request
+    other = {
+        name for name in names if not _alike(mine.others.get(name, ""), wanted.others.get(name, ""))
+    }
+    other -= {
+        name for name in wanted.settings if name in SETTABLE
+    }  # None here, but a number in the request
     strange = wanted.settings.keys() - SETTABLE.keys()
     return sorted(other | strange)
 
@@ -131,11 +147,15 @@ def _with(own: FleetConfig, changes: Mapping[str, int | float]) -> FleetConfig:
         return FleetConfig.model_validate(document)
     except ValidationError as error:
         text = problems(error, "the document")
-        raise ConfigError(f"the server's configuration is not valid with the numbers of the request: {text}") from error
+        raise ConfigError(
+            f"the server's configuration is not valid with the numbers of the request: {text}"
+        ) from error
 
 
 def _fingerprints(values: tuple[Any, Any]) -> str:
-    """Return the fingerprint with paths relative to the store, and, if it differs, that with absolute paths."""
+    """Return the fingerprint with paths relative to the store, and, if it differs, that with
+    absolute paths.
+    """
     prints = []
     for value in values:
         text = json.dumps(value, sort_keys=True)

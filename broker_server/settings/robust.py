@@ -1,4 +1,6 @@
-"""What a run does about updates that are unlike the others, ``[robust]``, in a fleet and in a simulation."""
+"""What a run does about updates that are unlike the others, ``[robust]``, in a fleet and in a
+simulation.
+"""
 
 from typing import Annotated, Literal
 
@@ -13,18 +15,21 @@ class RobustConfig(FrozenModel):
     """How much one device may move the global model.
 
     Attributes:
-        norm_bound: an update may differ from the weights its device was sent by so many times the median of its tier;
-            0 for any difference.
-        beyond_norm: what happens to one that differs more: it is refused, or scaled down to the bound.
-        weight_bound: a device counts with at most so many times the median number of samples, and never with more than
-            it has announced; 0 for as many as it has announced.
-        beyond_weight: what happens to an update that says more: it counts with as many, or is refused.
-        merge: how the updates that are left become one: the strategy's own ``mean``, entry by entry the ``median`` or
-            the ``trimmed_mean``, or the mean of those that ``krum`` chooses in every tier.
-        faulty: share of the devices that may be bad: so many are trimmed at either end, or left out by Krum, rounded
-            up.
-        quarantine_after: so many refused updates of a device, with none between that was taken, and it is not asked
-            any more; 0 for never.
+        norm_bound: an update may differ from the weights its device was sent by so many times the
+            median of its tier; 0 for any difference.
+        beyond_norm: what happens to one that differs more: it is refused, or scaled down to the
+            bound.
+        weight_bound: a device counts with at most so many times the median number of samples, and
+            never with more than it has announced; 0 for as many as it has announced.
+        beyond_weight: what happens to an update that says more: it counts with as many, or is
+            refused.
+        merge: how the updates that are left become one: the strategy's own ``mean``, entry by entry
+            the ``median`` or the ``trimmed_mean``, or the mean of those that ``krum`` chooses in
+            every tier.
+        faulty: share of the devices that may be bad: so many are trimmed at either end, or left out
+            by Krum, rounded up.
+        quarantine_after: so many refused updates of a device, with none between that was taken, and
+            it is not asked any more; 0 for never.
         quarantine_rounds: for so many rounds.
     """
 
@@ -40,13 +45,23 @@ class RobustConfig(FrozenModel):
     @model_validator(mode="after")
     def _has_effect(self, info: ValidationInfo) -> "RobustConfig":
         if max(self.norm_bound, self.weight_bound) > _MOST_BOUND and info.context != STORED:
-            raise ValueError(f"norm_bound and weight_bound are {_MOST_BOUND:g} at most; 0 is for none")
+            raise ValueError(
+                f"norm_bound and weight_bound are {_MOST_BOUND:g} at most; 0 is for none"
+            )
         trims = self.merge in {"trimmed_mean", "krum"}
-        where, instead = f'on merge = "{self.merge}"', 'merge = "trimmed_mean" or "krum"'
+        where = f'on merge = "{self.merge}"'
+        instead = 'merge = "trimmed_mean" or "krum"'
         self.refuse_idle(info, "faulty", trims, where=where, instead=instead)
-        bounds, isolates = self.norm_bound > 0, self.quarantine_after > 0
-        self.refuse_idle(info, "beyond_norm", bounds, where="on norm_bound = 0", instead="norm_bound")
+        bounds = self.norm_bound > 0
+        isolates = self.quarantine_after > 0
         self.refuse_idle(
-            info, "quarantine_rounds", isolates, where="on quarantine_after = 0", instead="quarantine_after"
+            info, "beyond_norm", bounds, where="on norm_bound = 0", instead="norm_bound"
+        )
+        self.refuse_idle(
+            info,
+            "quarantine_rounds",
+            isolates,
+            where="on quarantine_after = 0",
+            instead="quarantine_after",
         )
         return self

@@ -1,4 +1,7 @@
-"""``[round]``: how rounds go, in a fleet and a simulation and for real devices alone; ``[upload]``; ``[download]``."""
+"""``[round]``: how rounds go, in a fleet and a simulation and for real devices alone; ``[upload]``.
+
+``[download]``.
+"""
 
 from typing import Literal
 
@@ -15,15 +18,18 @@ class RoundKeys(FrozenModel):
     Attributes:
         rounds: rounds to close.
         fraction: share of the eligible online devices that is asked, rounded up.
-        min_devices: devices that must be online and eligible before a round starts, and are asked at least.
-        quorum: share of the wanted devices, rounded up, whose updates make a round. Those whose update is refused are
-            not counted among them.
-        grace: seconds that a round with a quorum waits for devices that have left, from the moment each was gone; by
-            default a quarter of the time that the slowest of those that answered took.
-        over_selection: share of the wanted devices that is asked beyond them; the round closes when as many as are
-            wanted have answered, and the slowest are not waited for.
-        buffer: updates that make a version; whoever has not answered goes on and counts in a later one. None waits for
-            everybody. With it ``fraction`` is the share of the devices that is at work at any time.
+        min_devices: devices that must be online and eligible before a round starts, and are asked
+            at least.
+        quorum: share of the wanted devices, rounded up, whose updates make a round. Those whose
+            update is refused are not counted among them.
+        grace: seconds that a round with a quorum waits for devices that have left, from the moment
+            each was gone; by default a quarter of the time that the slowest of those that answered
+            took.
+        over_selection: share of the wanted devices that is asked beyond them; the round closes when
+            as many as are wanted have answered, and the slowest are not waited for.
+        buffer: updates that make a version; whoever has not answered goes on and counts in a later
+            one. None waits for everybody. With it ``fraction`` is the share of the devices that is
+            at work at any time.
         staleness: an update that was made s versions ago counts (1 + s) to the power of minus this.
     """
 
@@ -39,7 +45,9 @@ class RoundKeys(FrozenModel):
     @model_validator(mode="after")
     def _one_way_to_leave_the_slow_behind(self, info: ValidationInfo) -> "RoundKeys":
         if self.buffer is not None and self.over_selection:
-            raise ValueError("over_selection drops the slowest, and buffer takes them later; leave one of the two out")
+            raise ValueError(
+                "over_selection drops the slowest, and buffer takes them later; leave one of the two out"
+            )
         late = self.buffer is not None
         self.refuse_idle(info, "staleness", late, where="where no update is late", instead="buffer")
         return self
@@ -67,9 +75,9 @@ class UploadConfig(FrozenModel):
     """How updates travel.
 
     Attributes:
-        encoding: ``fp32``, the weights; or their difference to those that were sent, in ``fp16`` (half of the bytes),
-            ``bf16`` (half, too: the range of float32), ``int8`` (0.26) or ``int4`` (0.13), or in ``topk``, the largest
-            entries alone (0.05).
+        encoding: ``fp32``, the weights; or their difference to those that were sent, in ``fp16``
+            (half of the bytes), ``bf16`` (half, too: the range of float32), ``int8`` (0.26) or
+            ``int4`` (0.13), or in ``topk``, the largest entries alone (0.05).
         keep: with ``topk``, the share of the entries of every tensor that is sent.
     """
 
@@ -78,7 +86,8 @@ class UploadConfig(FrozenModel):
 
     @model_validator(mode="after")
     def _has_effect(self, info: ValidationInfo) -> "UploadConfig":
-        where, largest = f'on encoding = "{self.encoding}"', self.encoding == "topk"
+        where = f'on encoding = "{self.encoding}"'
+        largest = self.encoding == "topk"
         self.refuse_idle(info, "keep", largest, where=where, instead='encoding = "topk"')
         return self
 
@@ -87,8 +96,9 @@ class DownloadConfig(FrozenModel):
     """How weights travel to the devices that train them.
 
     Attributes:
-        encoding: ``fp32``; or, for methods that average what devices have changed, rounded to ``fp16`` or
-            ``bf16`` (half of the bytes) or ``int8`` (0.26). The global model stays float32.
+        encoding: ``fp32``; or, for methods that average what devices have changed, rounded to
+            ``fp16`` or ``bf16`` (half of the bytes) or ``int8`` (0.26). The global model stays
+            float32.
     """
 
     encoding: Literal["fp32", "fp16", "bf16", "int8"] = "fp32"

@@ -1,9 +1,11 @@
-"""Writes a store to one file while its server works: a zip of database and blobs, signed by its owner.
+"""Writes a store to one file while its server works: a zip of database and blobs, signed by its
+owner.
 
 `broker_server.store.restoring` turns the file into a store again.
 
-A server writes a blob before the commit that names it, and removes one after the commit that needs it no longer. So
-who keeps it from committing finds every blob that goes with the database. Only links are made meanwhile.
+A server writes a blob before the commit that names it, and removes one after the commit that needs
+it no longer. So who keeps it from committing finds every blob that goes with the database. Only
+links are made meanwhile.
 """
 
 import contextlib
@@ -17,7 +19,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from zipfile import ZipFile
 
-from broker_server.store.backup_signature import INVENTORY, SIGNATURES, Member, Signer, sign, write_inventory
+from broker_server.store.backup_signature import (
+    INVENTORY,
+    SIGNATURES,
+    Member,
+    Signer,
+    sign,
+    write_inventory,
+)
 from broker_server.store.opening import PATIENT_SECONDS
 from broker_server.store.repository import Store
 from broker_server.store.rows import DamagedRowError
@@ -37,10 +46,11 @@ _LOG = logging.getLogger(__name__)
 
 
 def sweep(store: Store, folder: Path) -> None:
-    """Remove from an open store's folder what killed processes left, and what the last rounds of ended runs have sent.
+    """Remove from an open store's folder what killed processes left, and what the last rounds of
+    ended runs have sent.
 
-    Nothing goes that the store does not know as a slice: its blobs may outlive a database that was lost or is older.
-    Where a row cannot be read, all slices stay.
+    Nothing goes that the store does not know as a slice: its blobs may outlive a database that was
+    lost or is older. Where a row cannot be read, all slices stay.
     """
     objects = folder / "blobs" / "objects"
     left = list(objects.glob("??/.*"))
@@ -51,13 +61,17 @@ def sweep(store: Store, folder: Path) -> None:
     for path in left:
         path.unlink(missing_ok=True)
     for path in folder.glob(f"{_WORK}*"):
-        with contextlib.suppress(FileNotFoundError):  # a younger one may be at work, or end just now
+        with contextlib.suppress(
+            FileNotFoundError
+        ):  # a younger one may be at work, or end just now
             if path.stat().st_mtime < time.time() - _OLD_SECONDS:
                 shutil.rmtree(path, ignore_errors=True)
 
 
 def _sent_last(store: Store) -> set[str]:
-    """Slices that the last rounds of runs have sent, and that nobody needs as all of them have ended."""
+    """Slices that the last rounds of runs have sent, and that nobody needs as all of them have
+    ended.
+    """
     runs = store.runs()
     digests: set[str] = set()
     for run in runs if all(run.ended_at is not None for run in runs) else ():
@@ -69,7 +83,9 @@ def _sent_last(store: Store) -> set[str]:
 
 
 def back_up(store: Path, file: Path, signers: Sequence[Signer]) -> int:
-    """Write a store to a file, replaced once it is whole, and count its blobs; a server at work waits for the links.
+    """Write a store to a file, replaced once it is whole, and count its blobs.
+
+    A server at work waits for the links.
 
     Args:
         store: folder of the store.
@@ -77,7 +93,8 @@ def back_up(store: Path, file: Path, signers: Sequence[Signer]) -> int:
         signers: the signers, each with its own key.
 
     Raises:
-        StorageError: there is no store, its database is damaged, or something cannot be read or written.
+        StorageError: there is no store, its database is damaged, or something cannot be read or
+            written.
         BlobError: a blob is damaged; the file of before stays.
     """
     Store(store, read_only=True).close()  # says what is wrong with it, and makes none
@@ -100,9 +117,13 @@ def back_up(store: Path, file: Path, signers: Sequence[Signer]) -> int:
 
 
 def _link(store: Path, made: Path) -> None:
-    """Copy a store's database to a folder, with links to its blobs and to the updates that it needs."""
+    """Copy a store's database to a folder, with links to its blobs and to the updates that it
+    needs.
+    """
     source = store / DATABASE
-    with contextlib.closing(sqlite3.connect(source, PATIENT_SECONDS, isolation_level=None)) as holding:
+    with contextlib.closing(
+        sqlite3.connect(source, PATIENT_SECONDS, isolation_level=None)
+    ) as holding:
         holding.execute("BEGIN IMMEDIATE")  # blocks commits of the server from here on
         _copy(source, made / DATABASE)
         needed = set(holding.execute("SELECT update_digest FROM tasks WHERE phase = 'received'"))
@@ -110,7 +131,9 @@ def _link(store: Path, made: Path) -> None:
         for path in [*files, *(store / "updates" / FOLDER).glob("*")]:
             to = made / path.relative_to(store)
             to.parent.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(FileNotFoundError):  # belongs to a round or version that has ended
+            with contextlib.suppress(
+                FileNotFoundError
+            ):  # belongs to a round or version that has ended
                 to.hardlink_to(path)
     batches = made / "updates" / FOLDER
     for path in batches.glob("*"):
@@ -121,7 +144,10 @@ def _link(store: Path, made: Path) -> None:
 
 
 def _members(store: Path, made: Path) -> list[Member]:
-    """List the files in a folder from `_link`; raise a BlobError if a blob does not match its name."""
+    """List the files in a folder from `_link`.
+
+    Raise a BlobError if a blob does not match its name.
+    """
     members = []
     for path in sorted(made.rglob("*")):
         if not path.is_file():
@@ -135,7 +161,10 @@ def _members(store: Path, made: Path) -> list[Member]:
 
 
 def _pack(made: Path, members: Sequence[Member], part: Path, signers: Sequence[Signer]) -> None:
-    """Write members, their inventory and its signatures; members are not compressed, so none unpacks to more."""
+    """Write members, their inventory and its signatures.
+
+    Members are not compressed, so none unpacks to more.
+    """
     inventory = write_inventory(members)
     with ZipFile(part, "w", strict_timestamps=False) as archive:
         for member in members:
@@ -145,7 +174,10 @@ def _pack(made: Path, members: Sequence[Member], part: Path, signers: Sequence[S
 
 
 def _copy(source: Path, target: Path) -> None:
-    with contextlib.closing(sqlite3.connect(source)) as there, contextlib.closing(sqlite3.connect(target)) as copy:
+    with (
+        contextlib.closing(sqlite3.connect(source)) as there,
+        contextlib.closing(sqlite3.connect(target)) as copy,
+    ):
         there.backup(copy)
         if (found := copy.execute("PRAGMA quick_check").fetchone()[0]) != "ok":
             raise sqlite3.DatabaseError(found)

@@ -1,8 +1,10 @@
-"""Signs a statement of a backup's contents with one or more keys, and verifies it. Ed25519 (RFC 8032).
+"""Signs a statement of a backup's contents with one or more keys, and verifies it.
 
-The inventory lists every member of a backup with its digest and size. A statement holds the digest of the inventory, so
-a signature covers every byte. The statement also names its signer, in words that the signer chose; only the key is
-trusted.
+Ed25519 (RFC 8032).
+
+The inventory lists every member of a backup with its digest and size. A statement holds the digest
+of the inventory, so a signature covers every byte. The statement also names its signer, in words
+that the signer chose; only the key is trusted.
 """
 
 import time
@@ -10,7 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import (
+    Ed25519PrivateKey,
+    Ed25519PublicKey,
+)
 from pydantic import Field, ValidationError
 
 from fleet_protocol.digests import blob_digest
@@ -101,7 +106,15 @@ def sign(inventory: bytes, signers: Sequence[Signer]) -> bytes:
     taken = int(time.time())
     digest = blob_digest(inventory)
     statements = [
-        (signer, BackupStatement(signer=signer.words[:200], key=signer.public, taken=taken, inventory=digest))
+        (
+            signer,
+            BackupStatement(
+                signer=signer.words[:200],
+                key=signer.public,
+                taken=taken,
+                inventory=digest,
+            ),
+        )
         for signer in signers
     ]
     signatures = tuple(issue(statement, signer.key).hex() for signer, statement in statements)
@@ -109,10 +122,13 @@ def sign(inventory: bytes, signers: Sequence[Signer]) -> bytes:
 
 
 def read_statements(data: bytes, inventory: bytes) -> tuple[BackupStatement, ...]:
-    """Verify the content from `sign`, each statement with the key in it; the key's owner is not checked.
+    """Verify the content from `sign`, each statement with the key in it.
+
+    The key's owner is not checked.
 
     Raises:
-        BlobError: it is malformed, a signature does not match its key, or it is for another inventory.
+        BlobError: it is malformed, a signature does not match its key, or it is for another
+            inventory.
     """
     try:
         signatures = _Signatures.model_validate_json(data).signatures

@@ -1,7 +1,9 @@
-"""The signature of a kept configuration: which user's server kept it, for which run, and in which folder.
+"""The signature of a kept configuration: which user's server kept it, for which run, and in which
+folder.
 
-A store that somebody else packed has none of this user's. One of this user's counts in the store that it was made in,
-also where that was moved since; a copy of it could lie among files of somebody else.
+A store that somebody else packed has none of this user's. One of this user's counts in the store
+that it was made in, also where that was moved since; a copy of it could lie among files of somebody
+else.
 """
 
 from pathlib import Path
@@ -25,7 +27,8 @@ class ConfigurationSeal(Said):
         run: id of the run.
         config: digest of its configuration.
         path: digest of the absolute path of the store.
-        files: numbers that the file system gives the store's folder and database; a copy has others.
+        files: numbers that the file system gives the store's folder and database; a copy has
+            others.
     """
 
     purpose: ClassVar[bytes] = b"shoal-configuration-1\0"
@@ -57,17 +60,23 @@ def seal(folder: Path, run: str, config: str) -> tuple[SealedConfig, str | None]
         config: the configuration, as JSON.
 
     Returns:
-        The signed configuration, and None; without a key the configuration alone, and why there is no key.
+        The signed configuration, and None; without a key the configuration alone, and why there is
+        no key.
     """
     try:
         key = user_signer().key
     except (ConfigError, StorageError) as error:
         return SealedConfig(config=config), str(error)
-    return SealedConfig(config=config, signature=issue(_seal_of(folder, run, config), key).hex()), None
+    return SealedConfig(
+        config=config, signature=issue(_seal_of(folder, run, config), key).hex()
+    ), None
 
 
 def why_not_sealed(folder: Path, run: str, kept: SealedConfig) -> str | None:
-    """Say why a kept configuration does not count for this user in this store; None where it counts."""
+    """Say why a kept configuration does not count for this user in this store.
+
+    None where it counts.
+    """
     if kept.signature is None:
         return "it is not signed, as the server that kept it had no key"
     try:
@@ -89,7 +98,10 @@ def why_not_sealed(folder: Path, run: str, kept: SealedConfig) -> str | None:
 
 
 def read_sealed(text: bytes) -> SealedConfig | None:
-    """Read the file of a kept configuration; None for one of an earlier Shoal, or of another form."""
+    """Read the file of a kept configuration.
+
+    None for one of an earlier Shoal, or of another form.
+    """
     try:
         return SealedConfig.model_validate_json(text)
     except ValidationError:

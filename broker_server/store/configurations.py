@@ -1,10 +1,12 @@
-"""Saves the configurations of runs in files beside the database; servers open and call only what these files name.
+"""Saves the configurations of runs in files beside the database.
 
-Anyone who can change the database, or supplies a backup or a whole store, could write any path, address or function
-into the configuration of a run. So a store keeps a copy of every configuration with which a run begins or resumes, in
-``configurations`` of its folder, readable only by its owner and signed with the owner's key, which lies in no store.
-Backups do not include it, and restores do not create it. The database's configuration only provides numbers and words
-to show.
+Servers open and call only what these files name.
+
+Anyone who can change the database, or supplies a backup or a whole store, could write any path,
+address or function into the configuration of a run. So a store keeps a copy of every configuration
+with which a run begins or resumes, in ``configurations`` of its folder, readable only by its owner
+and signed with the owner's key, which lies in no store. Backups do not include it, and restores do
+not create it. The database's configuration only provides numbers and words to show.
 """
 
 import errno
@@ -35,7 +37,8 @@ _LOG = logging.getLogger(__name__)
 
 
 def keep_config(folder: Path, run: str, config: str) -> str | None:
-    """Save the configuration of a run, as JSON, beside the database of a store, readable only by the owner.
+    """Save the configuration of a run, as JSON, beside the database of a store, readable only by
+    the owner.
 
     Returns:
         None; or why it is not signed, so that no server goes on with it, and what to do.
@@ -57,7 +60,10 @@ def keep_config(folder: Path, run: str, config: str) -> str | None:
 
 
 def kept_config(folder: Path, run: str) -> FleetConfig | None:
-    """The copy of a run's configuration, as `read_kept`; None, and a line of the log, where none counts."""
+    """The copy of a run's configuration, as `read_kept`.
+
+    None, and a line of the log, where none counts.
+    """
     kept = read_kept(folder, run)
     if isinstance(kept, FleetConfig):
         return kept
@@ -66,7 +72,8 @@ def kept_config(folder: Path, run: str) -> FleetConfig | None:
 
 
 def read_kept(folder: Path, run: str) -> FleetConfig | str:
-    """Read the copy of a run's configuration that this user's server saved, with its paths as they are now.
+    """Read the copy of a run's configuration that this user's server saved, with its paths as they
+    are now.
 
     Args:
         folder: of the store, which may have been moved since.
@@ -76,7 +83,8 @@ def read_kept(folder: Path, run: str) -> FleetConfig | str:
         The configuration; or why none counts, in words.
 
     Raises:
-        ConfigError: another user could have written it, it is not a text file, or no server can resume with it.
+        ConfigError: another user could have written it, it is not a text file, or no server can
+            resume with it.
         StorageError: it cannot be read.
     """
     path = folder / FOLDER / _file_name(run)
@@ -95,7 +103,9 @@ def read_kept(folder: Path, run: str) -> FleetConfig | str:
 
 
 def is_name(text: str) -> bool:
-    """Whether a text can be a part of a path, a topic or a command, and leads nowhere else in any of them."""
+    """Whether a text can be a part of a path, a topic or a command, and leads nowhere else in any
+    of them.
+    """
     return _NAME.fullmatch(text) is not None
 
 
@@ -109,7 +119,10 @@ def is_run_name(run: object) -> bool:
 
 
 def one_name(kind: str, name: str) -> str:
-    """Check a name from the database that becomes part of a path; raise a ConfigError if it could lead elsewhere."""
+    """Check a name from the database that becomes part of a path.
+
+    Raise a ConfigError if it could lead elsewhere.
+    """
     if not is_name(name):
         raise ConfigError(f"{kind} {name!r} is not a valid file name; the database was changed")
     return name
@@ -124,7 +137,8 @@ def _read_own(path: Path, folder: Path) -> bytes:
 
     Raises:
         FileNotFoundError: there is none.
-        ConfigError: it belongs to another user, others may write it or its folder, or it is not a regular text file.
+        ConfigError: it belongs to another user, others may write it or its folder, or it is not a
+            regular text file.
         StorageError: it cannot be read.
     """
     try:
@@ -142,12 +156,17 @@ def _read_own(path: Path, folder: Path) -> bytes:
         raise ConfigError(f"{error}; remove it") from error
     except OSError as error:
         if error.errno in _NO_FILE_OF_OURS:
-            raise ConfigError(f"{path} is not read: it, or its folder, is a link or no file; remove it") from error
+            raise ConfigError(
+                f"{path} is not read: it, or its folder, is a link or no file; remove it"
+            ) from error
         raise storage_error("read", path, error) from error
 
 
 def _read_checked(path: Path, parent: int | None, folder: Path) -> bytes:
-    """Read a file, whose folder may be open already; a ConfigError where it is too long, no text or another's."""
+    """Read a file, whose folder may be open already.
+
+    A ConfigError where it is too long, no text or another's.
+    """
     with open_regular(path, parent) as file:
         _see_ours(path, os.fstat(file.fileno()), folder)
         data = file.read(_LIMIT_BYTES + 1)
@@ -161,19 +180,26 @@ def _read_checked(path: Path, parent: int | None, folder: Path) -> bytes:
 
 
 def _see_ours(path: Path, status: os.stat_result, folder: Path) -> None:
-    """See that nobody but the owner of the store can have written a file or folder; a ConfigError where not."""
+    """See that nobody but the owner of the store can have written a file or folder.
+
+    A ConfigError where not.
+    """
     if not hasattr(os, "geteuid"):  # Windows
         return
     user = os.geteuid()
     owner = user or folder.stat().st_uid  # root may manage another user's store
     if status.st_uid in {user, owner} and not status.st_mode & WRITABLE_BY_OTHERS:
         return
-    remedy = f"remove it, or run `chmod go-w {path}`" if stat.S_ISDIR(status.st_mode) else "remove it"
+    remedy = (
+        f"remove it, or run `chmod go-w {path}`" if stat.S_ISDIR(status.st_mode) else "remove it"
+    )
     raise ConfigError(f"{path} may have been written by another user; {remedy}")
 
 
 def _moved(config: FleetConfig, folder: Path) -> FleetConfig:
-    """Adjust a configuration whose store has moved: its files have the same places beside the store, if they exist."""
+    """Adjust a configuration whose store has moved: its files have the same places beside the
+    store, if they exist.
+    """
     before = config.store
 
     def place(path: Path) -> Path:

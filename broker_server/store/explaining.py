@@ -1,4 +1,6 @@
-"""What became of every device in one round, and why: a flat row for each, for people and for programs."""
+"""What became of every device in one round, and why: a flat row for each, for people and for
+programs.
+"""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -20,12 +22,14 @@ class DeviceInRound:
     """One device's part in a round; what the round has in common stands in every row.
 
     Attributes:
-        ending: the event that ended the collecting, None before, and for rounds of earlier versions.
+        ending: the event that ended the collecting, None before, and for rounds of earlier
+            versions.
         collect_seconds: from the offers to that event, or until the round was given up.
         wanted: updates with which nobody else was waited for.
         quorum: updates of the wanted ones that make a round.
         outcome: phase of its task, or ``not asked``.
-        why: it was not asked, has not answered, or is not merged; empty where it is merged as it was sent.
+        why: it was not asked, has not answered, or is not merged; empty where it is merged as it
+            was sent.
         answered_seconds: from the offers to its answer.
         left_seconds: from the offers to its leaving, if it was away at the end.
         norm: of its update's difference to what it was sent.
@@ -62,7 +66,8 @@ class DeviceInRound:
 
 
 def explain_round(store: Store, number: int, run: str | None = None) -> list[DeviceInRound]:
-    """The devices of a round of a run, by default the newest: those that were asked, then those that were not.
+    """The devices of a round of a run, by default the newest: those that were asked, then those
+    that were not.
 
     No such run or round is a ConfigError.
     """
@@ -78,16 +83,22 @@ def explain_round(store: Store, number: int, run: str | None = None) -> list[Dev
         if event.kind == "update-refused" and event.round == number
     )
     tasks = [*store.tasks(found.id, number, "train"), *store.late(found.id, number)]
-    rows = [_asked(record, task, refused[task.device]) for task in sorted(tasks, key=lambda task: task.device)]
+    rows = [
+        _asked(record, task, refused[task.device])
+        for task in sorted(tasks, key=lambda task: task.device)
+    ]
     asked = {row.device for row in rows}
     return [*rows, *(row for row in _not_asked(record) if row.device not in asked)]
 
 
 def _asked(record: RoundRecord, task: TaskRecord, refusals: int) -> DeviceInRound:
-    timing, screening = task.timing, task.screening
+    timing = task.timing
+    screening = task.screening
     answered = timing.answered if timing is not None else None
     if answered is None and task.received_at is not None and record.opened_at is not None:
-        answered = task.received_at - record.opened_at  # the round is not over, or a server was started again in it
+        answered = (
+            task.received_at - record.opened_at
+        )  # the round is not over, or a server was started again in it
     return DeviceInRound(
         **_common(record),
         device=task.device,
@@ -139,5 +150,7 @@ def _clipped(screening: Screening) -> str:
     if screening.scale < 1:
         found.append(f"clipped to {screening.scale:.3g} of its difference")
     if screening.samples < screening.declared:
-        found.append(f"counts with {screening.samples} of the {screening.declared} samples it claims")
+        found.append(
+            f"counts with {screening.samples} of the {screening.declared} samples it claims"
+        )
     return "; ".join(found)

@@ -18,7 +18,8 @@ from fleet_protocol.weights import encode_weights
 
 @dataclass(frozen=True)
 class ExportedVersion:
-    """A global version with its parameters, float32, in layout order, and the statistics it was evaluated with, if any.
+    """A global version with its parameters, float32, in layout order, and the statistics it was
+    evaluated with, if any.
 
     These are ``stat.<norm>.mean`` and ``.var``.
     """
@@ -31,23 +32,34 @@ class ExportedVersion:
     @property
     def metadata(self) -> dict[str, str]:
         """Where it comes from, as strings for a file's header."""
-        found = {"arch": self.arch, "run": self.record.run, "version": str(self.record.number)}
+        found = {
+            "arch": self.arch,
+            "run": self.record.run,
+            "version": str(self.record.number),
+        }
         if self.record.evaluation is not None:
             evaluation = self.record.evaluation
-            found |= {"loss": repr(evaluation.loss)} | {m.name: repr(m.value) for m in evaluation.metrics}
+            found |= {"loss": repr(evaluation.loss)} | {
+                m.name: repr(m.value) for m in evaluation.metrics
+            }
             found |= {} if evaluation.accuracy is None else {"accuracy": repr(evaluation.accuracy)}
         return found
 
 
-def load_version(store: Store, run: str | None = None, version: int | None = None) -> ExportedVersion:
-    """Read a global version of a run: by default the one that was promoted, or else the last, of the newest run.
+def load_version(
+    store: Store, run: str | None = None, version: int | None = None
+) -> ExportedVersion:
+    """Read a global version of a run: by default the one that was promoted, or else the last, of
+    the newest run.
 
     Raises:
         ConfigError: there is no such run or version, or its weights are not kept.
         BlobError: its blob is damaged, or that of its statistics missing.
     """
     record = find_run(store, run)
-    found = (promoted(store, record.id) if version is None else None) or store.version(record.id, version)
+    found = (promoted(store, record.id) if version is None else None) or store.version(
+        record.id, version
+    )
     if found is None:
         last = store.version(record.id)
         known = f"it has versions 0 to {last.number}" if last is not None else "it has none"
@@ -66,12 +78,22 @@ def load_version(store: Store, run: str | None = None, version: int | None = Non
 
 
 def require_whole(blobs: BlobStore, number: int, *digests: str | None) -> None:
-    """A BlobError where one of a version's blobs is damaged; it is left where it is, for who can mend it."""
+    """A BlobError where one of a version's blobs is damaged.
+
+    It is left where it is, for who can mend it.
+    """
     for digest in digests:
         if digest is not None and not matches(blobs.bytes_of(digest), digest):
-            raise BlobError(f"{blobs.path(digest)}, of version {number}, is damaged; `shoal restore` a backup")
+            raise BlobError(
+                f"{blobs.path(digest)}, of version {number}, is damaged; `shoal restore` a backup"
+            )
 
 
 def export_safetensors(version: ExportedVersion, path: Path) -> None:
-    """Write parameters, then statistics, as one safetensors file in the place of another, or raise a StorageError."""
-    write_atomically(path, encode_weights({**version.weights, **version.statistics}, version.metadata))
+    """Write parameters, then statistics, as one safetensors file in the place of another, or raise
+    a StorageError.
+    """
+    write_atomically(
+        path,
+        encode_weights({**version.weights, **version.statistics}, version.metadata),
+    )

@@ -1,4 +1,6 @@
-"""Looking into a store again when it was written: the times of its files tell, and asking for them costs nothing."""
+"""Looking into a store again when it was written: the times of its files tell, and asking for them
+costs nothing.
+"""
 
 import threading
 from collections.abc import Iterator

@@ -7,8 +7,9 @@
     closed      the round has a new global version, which may be judged until the next round ends
     abandoned   it has none, and says why
 
-Every change is committed to the store before anyone is told, so a server that is killed finds its round in the state
-whose work it must do again: announcing, collecting and merging can all be repeated.
+Every change is committed to the store before anyone is told, so a server that is killed finds its
+round in the state whose work it must do again: announcing, collecting and merging can all be
+repeated.
 """
 
 from enum import Enum
@@ -55,7 +56,8 @@ TRANSITIONS: MappingProxyType[tuple[RoundState, RoundEvent], RoundState] = Mappi
         (RoundState.COLLECTING, RoundEvent.DEADLINE): RoundState.MERGING,
         (RoundState.COLLECTING, RoundEvent.GIVE_UP): RoundState.ABANDONED,
         (RoundState.MERGING, RoundEvent.MERGED): RoundState.CLOSED,
-        # Only a merge whose result is not finite gives up here: every update was checked, their sum was not.
+        # Only a merge whose result is not finite gives up here: every update was checked, their sum
+        # was not.
         (RoundState.MERGING, RoundEvent.GIVE_UP): RoundState.ABANDONED,
         # CLOSED and ABANDONED have no rows: a late update is refused without touching its round.
     }
@@ -65,7 +67,10 @@ FINAL = frozenset({RoundState.CLOSED, RoundState.ABANDONED})
 
 
 def advance(state: RoundState, event: RoundEvent) -> RoundState:
-    """The state that follows; a RoundTransitionError names state and event where the table has no such row."""
+    """The state that follows.
+
+    A RoundTransitionError names state and event where the table has no such row.
+    """
     try:
         return TRANSITIONS[state, event]
     except KeyError:

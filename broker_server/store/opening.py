@@ -1,7 +1,7 @@
 """Opening a store's database: made or upgraded for its one writer, left untouched for a reader.
 
-Transactions begin and end where SQLAlchemy says, never where Python's sqlite3 guesses: it would commit a change of the
-tables at once, and an upgrade that fails would leave half of itself behind.
+Transactions begin and end where SQLAlchemy says, never where Python's sqlite3 guesses: it would
+commit a change of the tables at once, and an upgrade that fails would leave half of itself behind.
 """
 
 import os
@@ -20,9 +20,12 @@ from fleet_protocol.errors import StorageError
 from fleet_protocol.private_folders import make_private_folder
 
 BUSY_SECONDS = 10.0  # how long a reader waits for the transaction of another process
-PATIENT_SECONDS = 60.0  # how long the server does: a backup of the database may lock it for as long as it takes
+PATIENT_SECONDS = (
+    60.0  # how long the server does: a backup of the database may lock it for as long as it takes
+)
 
-# Alembic hands its context to a migration through variables of its modules: one upgrade at a time in a process.
+# Alembic hands its context to a migration through variables of its modules: one upgrade at a time
+# in a process.
 _ALEMBIC = threading.Lock()
 _REMEDIES = {
     "is full": "free some space; nothing that is stored is lost",
@@ -42,7 +45,8 @@ def said(error: Exception) -> str:
 def open_for_writing(path: Path, *, durable: bool = True) -> Engine:
     """An engine of a database that is made if need be, and upgraded where it is older.
 
-    Its commits are on the disk, or without `durable` where a killed process leaves them, but not a power cut.
+    Its commits are on the disk, or without `durable` where a killed process leaves them, but not a
+    power cut.
 
     Raises:
         StorageError: it cannot be used, is no store, or was written by a newer version of Shoal.
@@ -53,9 +57,14 @@ def open_for_writing(path: Path, *, durable: bool = True) -> Engine:
     except OSError as error:
         raise StorageError(f"cannot open the store {path}: {error}") from error
     engine = create_engine(
-        URL.create("sqlite", database=str(path)), connect_args={"timeout": PATIENT_SECONDS, "isolation_level": None}
+        URL.create("sqlite", database=str(path)),
+        connect_args={"timeout": PATIENT_SECONDS, "isolation_level": None},
     )
-    event.listen(engine, "connect", lambda connection, _: _set_up(connection, "FULL" if durable else "NORMAL"))
+    event.listen(
+        engine,
+        "connect",
+        lambda connection, _: _set_up(connection, "FULL" if durable else "NORMAL"),
+    )
     event.listen(engine, "begin", _begin)
     with _opening(engine, path):
         if _stored_version(engine, path) < SCHEMA_VERSION:
@@ -64,13 +73,19 @@ def open_for_writing(path: Path, *, durable: bool = True) -> Engine:
 
 
 def _keep_private(path: Path) -> None:
-    """Create a missing database, readable only by its owner; SQLite gives the files beside it the same rights.
+    """Create a missing database, readable only by its owner.
 
-    A database that everybody may read predates this rule, so it is restricted. Read rights of a group are kept, since
-    somebody has set them on purpose.
+    SQLite gives the files beside it the same rights.
+
+    A database that everybody may read predates this rule, so it is restricted. Read rights of a
+    group are kept, since somebody has set them on purpose.
     """
     os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-    for file in (path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")):
+    for file in (
+        path,
+        path.with_name(f"{path.name}-wal"),
+        path.with_name(f"{path.name}-shm"),
+    ):
         with suppress(FileNotFoundError, PermissionError):  # another user's file
             if file.stat().st_mode & 0o007:
                 file.chmod(0o600)
@@ -79,14 +94,19 @@ def _keep_private(path: Path) -> None:
 def open_for_reading(path: Path) -> Engine:
     """Open a database so that nothing is written, neither into it nor beside it.
 
-    One of an older version is upgraded in memory, as far as it is written now: looking at a store must not change it.
+    One of an older version is upgraded in memory, as far as it is written now: looking at a store
+    must not change it.
 
     Raises:
-        StorageError: there is none, it cannot be read, is no store, or was written by a newer version of Shoal.
+        StorageError: there is none, it cannot be read, is no store, or was written by a newer
+            version of Shoal.
     """
     if not path.is_file():
-        raise StorageError(f"there is no store in {path.parent}; `shoal run` or `shoal up` makes one")
-    # Every transaction connects anew: how to connect depends on whether a server works on the store just now.
+        raise StorageError(
+            f"there is no store in {path.parent}; `shoal run` or `shoal up` makes one"
+        )
+    # Every transaction connects anew: how to connect depends on whether a server works on the store
+    # just now.
     engine = create_engine("sqlite://", creator=lambda: _connect_to_read(path), poolclass=NullPool)
     event.listen(engine, "begin", _begin)
     with _opening(engine, path):
@@ -104,7 +124,9 @@ def open_for_reading(path: Path) -> Engine:
 
 
 def _connect_to_read(path: Path) -> sqlite3.Connection:
-    """Connect without leaving SQLite's ``-wal`` and ``-shm`` files behind, or changing those of a server."""
+    """Connect without leaving SQLite's ``-wal`` and ``-shm`` files behind, or changing those of a
+    server.
+    """
     how = _how_to_read(path)
     while True:
         address = f"{path.absolute().as_uri()}?mode=ro{how}"
@@ -122,9 +144,11 @@ def _connect_to_read(path: Path) -> sqlite3.Connection:
 def _how_to_read(path: Path) -> str:
     log, shared = (path.with_name(path.name + ending) for ending in ("-wal", "-shm"))
     if not log.is_file() or not log.stat().st_size:
-        return "&immutable=1"  # the database file is whole: read it without locks, for which SQLite would make files
+        # the database file is whole: read it without locks, for which SQLite would make files
+        return "&immutable=1"
     if shared.is_file():
-        return "&readonly_shm=1"  # use what the server left or is using, without a mark of our own in it
+        # use what the server left or is using, without a mark of our own in it
+        return "&readonly_shm=1"
     return ""  # a copy without its index, which SQLite must make anew
 
 
@@ -175,7 +199,9 @@ def _version(connection: Connection, path: Path) -> int:
 
 
 def _bring_up(connection: Connection, found: int) -> None:
-    """Bring a database from a version, 0 if it is empty, to the newest, within the transaction that is open."""
+    """Bring a database from a version, 0 if it is empty, to the newest, within the transaction that
+    is open.
+    """
     from alembic import command  # noqa: PLC0415  (which a start can do without)
     from alembic.config import Config  # noqa: PLC0415
 
@@ -192,7 +218,10 @@ def _bring_up(connection: Connection, found: int) -> None:
 
 def _upgrade(engine: Engine, path: Path) -> None:
     # At once for writing, and only then looked at again: another process may have been first.
-    with engine.connect().execution_options(begin="BEGIN IMMEDIATE") as connection, connection.begin():
+    with (
+        engine.connect().execution_options(begin="BEGIN IMMEDIATE") as connection,
+        connection.begin(),
+    ):
         found = _version(connection, path)
         try:
             _bring_up(connection, found)

@@ -1,9 +1,10 @@
 """What a run has let out of a device's samples so far: epsilon after every round.
 
-A device's part in a round is a Gaussian mechanism, and k of them are one of k^-1/2 times the multiplier. Nothing is
-taken off for the drawing of devices, since everybody may see who is asked: told is the epsilon of whoever was asked
-most often. `central` is about a device's update or none in its place, so the multiplier is that of the configuration;
-`local` about its samples or any others, whose bounded updates are up to twice the bound apart, so it is half of that.
+A device's part in a round is a Gaussian mechanism, and k of them are one of k^-1/2 times the
+multiplier. Nothing is taken off for the drawing of devices, since everybody may see who is asked:
+told is the epsilon of whoever was asked most often. `central` is about a device's update or none in
+its place, so the multiplier is that of the configuration; `local` about its samples or any others,
+whose bounded updates are up to twice the bound apart, so it is half of that.
 """
 
 import math
@@ -46,7 +47,8 @@ def epsilons(store: Store, run: RunRecord) -> dict[int, float]:
     asked: dict[int, list[str]] = {}
     for task in store.planned(run.id):
         asked.setdefault(task.round, []).append(task.device)
-    # The sum of a round that was given up is let out to nobody; what devices send by themselves is out.
+    # The sum of a round that was given up is let out to nobody; what devices send by themselves is
+    # out.
     silent = {RoundState.ABANDONED} if config.where == "central" else set()
     times: Counter[str] = Counter()
     found = {}

@@ -1,4 +1,5 @@
-"""Read-only views of a store for `shoal status`, `devices`, `rounds` and `log`, each with a plain form for JSON.
+"""Read-only views of a store for `shoal status`, `devices`, `rounds` and `log`, each with a plain
+form for JSON.
 
 A question about a run that is not there, or by a beginning that several ids have, is a ConfigError.
 """
@@ -14,7 +15,16 @@ from typing import Any
 from pydantic import BaseModel
 
 from broker_server.settings.fleet import FleetConfig
-from broker_server.store import DeviceRecord, EventRecord, LeftOut, RoundRecord, RunRecord, Store, TaskPhase, TaskRecord
+from broker_server.store import (
+    DeviceRecord,
+    EventRecord,
+    LeftOut,
+    RoundRecord,
+    RunRecord,
+    Store,
+    TaskPhase,
+    TaskRecord,
+)
 from broker_server.store.choosing import chosen
 from broker_server.store.privacy_spent import epsilons
 from broker_server.store.remedies import SIMULATED, remedy, why_away
@@ -135,10 +145,12 @@ class RoundView:
         phases: number of training tasks in each phase.
         seconds: from the first offers to its end.
         tasks: its training tasks, by device.
-        device_accuracy: mean over devices of their accuracies on their own held-out samples; None if none reports one.
+        device_accuracy: mean over devices of their accuracies on their own held-out samples; None
+            if none reports one.
         device_range: the lowest and the highest of them.
         device_metrics: the recipe's metrics over the held-out samples of all devices together.
-        sent_bytes: of the weights that its devices were offered; devices that share a plan are sent one copy.
+        sent_bytes: of the weights that its devices were offered; devices that share a plan are sent
+            one copy.
         received_bytes: of the updates that came.
         epsilon: as in `StatusView`, up to here.
     """
@@ -161,25 +173,36 @@ def find_run(store: Store, run: str | None = None) -> RunRecord:
     Raises:
         ConfigError: there is none, or more than one.
     """
-    known, run = store.runs(), None if run == "newest" else run
+    known = store.runs()
+    run = None if run == "newest" else run
     found = [record for record in known if run is None or record.id.startswith(run)]
     exact = [record for record in found if record.id == run]
     if exact or (found and (run is None or len(found) == 1)):
         return (exact or found)[0]
     if not found:
-        shown = f"its runs: {', '.join(record.id for record in known[:5])}" if known else "`shoal run` begins one"
+        shown = (
+            f"its runs: {', '.join(record.id for record in known[:5])}"
+            if known
+            else "`shoal run` begins one"
+        )
         raise ConfigError(f"the store {store.folder} has no run {run or 'yet'}; {shown}")
-    raise ConfigError(f"{run} is the beginning of {len(found)} runs: {', '.join(record.id for record in found)}")
+    raise ConfigError(
+        f"{run} is the beginning of {len(found)} runs: {', '.join(record.id for record in found)}"
+    )
 
 
 def status(store: Store, run: str | None = None) -> StatusView:
     """The store at a glance, with a run, by default the newest."""
-    runs, known = store.runs(), store.devices()
+    runs = store.runs()
+    known = store.devices()
     record = find_run(store, run) if runs or run is not None else None
     versions = store.versions(record.id) if record is not None else []
     refusals: Counter[str] = Counter()
     for item in store.refusals():
-        if item.run in {"", record.id if record is not None else ""}:  # between runs they are of none
+        if item.run in {
+            "",
+            record.id if record is not None else "",
+        }:  # between runs they are of none
             refusals[item.reason] += item.count
     config = FleetConfig.stored(record.config) if record is not None else None
     return StatusView(
@@ -202,7 +225,8 @@ def runs(store: Store, run: str | None = None) -> list[RunView]:
     """The runs of a store, newest first; or one of them, by its id or the beginning of that."""
     views = []
     for record in [find_run(store, run)] if run is not None else store.runs():
-        config, versions = FleetConfig.stored(record.config), store.versions(record.id)
+        config = FleetConfig.stored(record.config)
+        versions = store.versions(record.id)
         views.append(
             RunView(
                 run=record,
@@ -210,7 +234,10 @@ def runs(store: Store, run: str | None = None) -> list[RunView]:
                 closed=(closed := len({version.round for version in versions if version.round})),
                 rounds=max(closed, config.round.rounds),
                 versions=chosen(store, record.id),
-                evaluation=next((item.evaluation for item in reversed(versions) if item.evaluation), None),
+                evaluation=next(
+                    (item.evaluation for item in reversed(versions) if item.evaluation),
+                    None,
+                ),
                 seconds=(record.ended_at or time.time()) - record.created_at,
             )
         )
@@ -219,7 +246,9 @@ def runs(store: Store, run: str | None = None) -> list[RunView]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two runs by their ids, settings that differ by dotted key, and accuracies of each version where it was judged."""
+    """Two runs by their ids, settings that differ by dotted key, and accuracies of each version
+    where it was judged.
+    """
 
     runs: tuple[str, str]
     settings: Mapping[str, tuple[Any, Any]]
@@ -231,13 +260,22 @@ def compare(store: Store, one: str, other: str) -> Comparison:
     found = find_run(store, one), find_run(store, other)
     settings = [dict(leaves(config_json(record))) for record in found]
     judged = [
-        {item.number: item.evaluation.shown for item in store.versions(record.id) if item.evaluation}
+        {
+            item.number: item.evaluation.shown
+            for item in store.versions(record.id)
+            if item.evaluation
+        }
         for record in found
     ]
-    keys, numbers = sorted({*settings[0], *settings[1]}), sorted({*judged[0], *judged[1]})
+    keys = sorted({*settings[0], *settings[1]})
+    numbers = sorted({*judged[0], *judged[1]})
     return Comparison(
         runs=(found[0].id, found[1].id),
-        settings={key: (a, b) for key in keys if (a := settings[0].get(key)) != (b := settings[1].get(key))},
+        settings={
+            key: (a, b)
+            for key in keys
+            if (a := settings[0].get(key)) != (b := settings[1].get(key))
+        },
         accuracies={number: (judged[0].get(number), judged[1].get(number)) for number in numbers},
     )
 
@@ -258,29 +296,53 @@ def devices(store: Store, run: str | None = None) -> list[DeviceView]:
     last = store.last_round(record.id) if record is not None else None
     left_out = dict(last.left_out.reasons) if last is not None and last.left_out is not None else {}
     for line in store.events(record.id, last=200) if record is not None else []:
-        if line.kind == "unfit" and line.device and (line.round or 0) > (last.number if last is not None else 0):
+        if (
+            line.kind == "unfit"
+            and line.device
+            and (line.round or 0) > (last.number if last is not None else 0)
+        ):
             left_out[line.device] = line.detail  # of who is waited for
     refused: Counter[str] = Counter()
     for count in store.refusals(record.id) if record is not None else []:
         refused[count.device] += count.count
     known = store.devices()
-    if record is not None and not known:  # a simulation has tasks, and nobody who says that it is there
+    if (
+        record is not None and not known
+    ):  # a simulation has tasks, and nobody who says that it is there
         times = record.created_at, record.ended_at or record.created_at
-        known = [DeviceRecord(record.fleet, name, True, SIMULATED, None, *times) for name in sorted(parts)]
+        known = [
+            DeviceRecord(record.fleet, name, True, SIMULATED, None, *times)
+            for name in sorted(parts)
+        ]
     return [_device(device, parts.get(device.id), refused[device.id], left_out) for device in known]
 
 
-def _device(device: DeviceRecord, part: DevicePart | None, refused: int, left_out: Mapping[str, str]) -> DeviceView:
+def _device(
+    device: DeviceRecord,
+    part: DevicePart | None,
+    refused: int,
+    left_out: Mapping[str, str],
+) -> DeviceView:
     reason = why_away(device, part.newest if part is not None else None, left_out)
     said = part.measured.metrics if part is not None and part.measured is not None else None
-    nothing = {"merged": 0, "missed": 0, "train_seconds": None, "fetch_seconds": None, "resident_bytes": None}
+    nothing = {
+        "merged": 0,
+        "missed": 0,
+        "train_seconds": None,
+        "fetch_seconds": None,
+        "resident_bytes": None,
+    }
     return DeviceView(
         device=device,
         tier=part.newest.tier if part is not None else None,
         phase=part.newest.phase if part is not None else None,
         **(part.totals if part is not None else nothing),
         refused=refused,
-        examples=said.examples if said is not None else device.profile.examples if device.profile else None,
+        examples=said.examples
+        if said is not None
+        else device.profile.examples
+        if device.profile
+        else None,
         evaluation=said.evaluation if said is not None else None,
         reason=reason,
         remedy=remedy(device.id, reason),
@@ -288,23 +350,37 @@ def _device(device: DeviceRecord, part: DevicePart | None, refused: int, left_ou
 
 
 def rounds(
-    store: Store, run: str | None = None, *, first: int = 1, last: int | None = None, tasks: bool = True
+    store: Store,
+    run: str | None = None,
+    *,
+    first: int = 1,
+    last: int | None = None,
+    tasks: bool = True,
 ) -> list[RoundView]:
     """The rounds of a run, by default the newest, in order from a first to a last.
 
-    Without `tasks` they lack them, and the names of those that were left out, which are most of the bytes.
+    Without `tasks` they lack them, and the names of those that were left out, which are most of the
+    bytes.
     """
     if run is None and not store.runs():
         return []
-    views, record = [], find_run(store, run)
-    spent, buffered = epsilons(store, record), FleetConfig.stored(record.config).round.buffer is not None
+    views = []
+    record = find_run(store, run)
+    spent = epsilons(store, record)
+    buffered = FleetConfig.stored(record.config).round.buffer is not None
     for item in store.rounds(record.id):
         if not first <= item.number <= (item.number if last is None else last):
             continue
         found = store.tasks(item.run, item.number, "train")
-        counted = [task for task in found if not task.screening or task.screening.round in {None, item.number}]
+        counted = [
+            task
+            for task in found
+            if not task.screening or task.screening.round in {None, item.number}
+        ]
         counted += store.late(item.run, item.number) if buffered else []
-        own = [task.metrics.evaluation for task in found if task.metrics and task.metrics.evaluation]
+        own = [
+            task.metrics.evaluation for task in found if task.metrics and task.metrics.evaluation
+        ]
         accuracies = [judged.accuracy for judged in own if judged.accuracy is not None]
         if (left := item.left_out) is not None and not tasks:
             item = replace(item, left_out=LeftOut(reasons={}, more=left.more + len(left.reasons)))  # noqa: PLW2901
@@ -312,7 +388,9 @@ def rounds(
             RoundView(
                 round=item,
                 phases=dict(sorted(Counter(task.phase.value for task in counted).items())),
-                seconds=item.ended_at - item.opened_at if item.ended_at and item.opened_at else None,
+                seconds=item.ended_at - item.opened_at
+                if item.ended_at and item.opened_at
+                else None,
                 tasks=tuple(found) if tasks else (),
                 device_accuracy=sum(accuracies) / len(accuracies) if accuracies else None,
                 device_range=(min(accuracies), max(accuracies)) if accuracies else None,
@@ -325,6 +403,10 @@ def rounds(
     return views
 
 
-def log(store: Store, run: str | None = None, *, last: int | None = None, after: int = 0) -> list[EventRecord]:
+def log(
+    store: Store, run: str | None = None, *, last: int | None = None, after: int = 0
+) -> list[EventRecord]:
     """Lines of the log as of `Store.events`; without a run also of what happened outside runs."""
-    return store.events(find_run(store, run).id if run is not None else None, last=last, after=after)
+    return store.events(
+        find_run(store, run).id if run is not None else None, last=last, after=after
+    )

@@ -1,4 +1,6 @@
-"""What the store returns of runs, devices, rounds, versions and the log: frozen values, one for each table."""
+"""What the store returns of runs, devices, rounds, versions and the log: frozen values, one for
+each table.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +14,9 @@ from fleet_protocol.control import VersionEvaluation
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages import Profile
 
-_STORED = BeforeValidator(lambda given: to_json(given) if isinstance(given, dict) else given)  # see `queries.plain`
+_STORED = BeforeValidator(
+    lambda given: to_json(given) if isinstance(given, dict) else given
+)  # see `queries.plain`
 
 
 @dataclass(frozen=True)
@@ -84,9 +88,11 @@ class RoundRecord:
         opened_at: when offers first went out.
         evaluation: of the version it made.
         note: why it was not evaluated.
-        wanted: updates with which nobody else was waited for; None where an earlier version planned the round.
+        wanted: updates with which nobody else was waited for; None where an earlier version planned
+            the round.
         ending: the event that ended the collecting.
-        collect_seconds: from the offers to that event, or until the round was given up, on the clock of the run.
+        collect_seconds: from the offers to that event, or until the round was given up, on the
+            clock of the run.
     """
 
     run: str

@@ -11,27 +11,53 @@ SIMULATED = "simulated"
 """State of a device that nobody ever heard of, because it is a simulation's."""
 
 REVOKED = "revoked"
-"""State of a device that the operator has made no member of its fleet any more, or whose enrolment has ended."""
+"""State of a device that the operator has made no member of its fleet any more, or whose enrolment
+has ended.
+"""
 
 _IN_ROUND = re.compile(r"round (\d{1,19}): ", re.ASCII)
 
 # Beginnings of reasons, and what helps. The other reasons say themselves what to do.
 _REMEDIES = (
-    ("offline", "look at its power and network; on the board run `shoal device doctor`"),
-    ("revoked", "nothing; or if its days are over `shoal renew {device}`, else `shoal enroll {device}` anew"),
-    ("connected, and says nothing", "see whether its agent runs: on the board `systemctl status shoal-device`"),
+    (
+        "offline",
+        "look at its power and network; on the board run `shoal device doctor`",
+    ),
+    (
+        "revoked",
+        "nothing; or if its days are over `shoal renew {device}`, else `shoal enroll {device}` anew",
+    ),
+    (
+        "connected, and says nothing",
+        "see whether its agent runs: on the board `systemctl status shoal-device`",
+    ),
     ("it has not said what it is", "on the board run `shoal device doctor`"),
-    ("in quarantine", "look at `shoal log`, then let it in again: `shoal devices release {device}`"),
-    ("none of the tiers", "export a narrower tier (`shoal export --add`), or raise max_width in its device.toml"),
-    ("not drawn", "nothing is wrong; round.fraction in fleet.toml says how many are asked"),
-    ("missed", "raise round.deadline_seconds, or lower max_width in its device.toml (`shoal rounds show {round}`)"),
+    (
+        "in quarantine",
+        "look at `shoal log`, then let it in again: `shoal devices release {device}`",
+    ),
+    (
+        "none of the tiers",
+        "export a narrower tier (`shoal export --add`), or raise max_width in its device.toml",
+    ),
+    (
+        "not drawn",
+        "nothing is wrong; round.fraction in fleet.toml says how many are asked",
+    ),
+    (
+        "missed",
+        "raise round.deadline_seconds, or lower max_width in its device.toml (`shoal rounds show {round}`)",
+    ),
     ("refused", "see what was wrong with its update: `shoal rounds show {round}`"),
     ("declined", "on the board run `shoal device doctor`"),
 )
 
 
 def why_away(device: DeviceRecord, newest: TaskRecord | None, left_out: Mapping[str, str]) -> str:
-    """Why a device takes no part, or took none in the newest round, which left some out; empty where it does."""
+    """Why a device takes no part, or took none in the newest round, which left some out.
+
+    Empty where it does.
+    """
     if device.state == REVOKED:
         return "revoked, or its enrolment has ended: it is no member of the fleet any more"
     if not device.online:
@@ -43,16 +69,25 @@ def why_away(device: DeviceRecord, newest: TaskRecord | None, left_out: Mapping[
         return device.profile.unable
     if device.id in left_out:
         return left_out[device.id]
-    if newest is not None and newest.phase in {TaskPhase.MISSED, TaskPhase.REFUSED, TaskPhase.DECLINED}:
+    if newest is not None and newest.phase in {
+        TaskPhase.MISSED,
+        TaskPhase.REFUSED,
+        TaskPhase.DECLINED,
+    }:
         return f"round {newest.round}: {newest.phase.value}{': ' if newest.detail else ''}{newest.detail or ''}"
     return ""
 
 
 def remedy(device: str, reason: str) -> str:
-    """What to do about a reason from `why_away`; empty where nothing is to be done, or the reason says it."""
-    number, what = "", reason
+    """What to do about a reason from `why_away`.
+
+    Empty where nothing is to be done, or the reason says it.
+    """
+    number = ""
+    what = reason
     in_round = _IN_ROUND.match(reason)  # or a device's own words
     if in_round is not None:
-        number, what = in_round[1], reason[in_round.end() :]
+        number = in_round[1]
+        what = reason[in_round.end() :]
     found = next((text for beginning, text in _REMEDIES if what.startswith(beginning)), "")
     return found.replace("{round}", number).replace("{device}", quote(device))

@@ -11,7 +11,14 @@ from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from broker_server.store import schema
 from broker_server.store.configurations import is_run_name, keep_config
 from broker_server.store.machine import RoundEvent, RoundState, advance
-from broker_server.store.records import DeviceRecord, EventRecord, RefusalRecord, RoundRecord, RunRecord, VersionRecord
+from broker_server.store.records import (
+    DeviceRecord,
+    EventRecord,
+    RefusalRecord,
+    RoundRecord,
+    RunRecord,
+    VersionRecord,
+)
 from broker_server.store.rows import from_row, to_row
 from broker_server.store.task_records import Outcome, TaskPhase, TaskRecord
 from broker_server.store.task_table import OF_TASK, TaskTable
@@ -35,12 +42,16 @@ _SEE = _DEVICE.on_conflict_do_update(
 )
 _LEARN = _DEVICE.on_conflict_do_update(
     index_elements=["fleet", "id"],
-    set_={"profile": _DEVICE.excluded.profile, "last_seen_at": _DEVICE.excluded.last_seen_at},
+    set_={
+        "profile": _DEVICE.excluded.profile,
+        "last_seen_at": _DEVICE.excluded.last_seen_at,
+    },
 )
 _LINE = insert(schema.events)
 _REFUSAL = sqlite_insert(schema.refusals)
 _COUNT = _REFUSAL.on_conflict_do_update(
-    index_elements=["run", "device", "reason", "by"], set_={"count": schema.refusals.c.count + _REFUSAL.excluded.count}
+    index_elements=["run", "device", "reason", "by"],
+    set_={"count": schema.refusals.c.count + _REFUSAL.excluded.count},
 )
 
 
@@ -49,13 +60,21 @@ _SETTLE = OF_TASK.values({name: bindparam(name) for name in ("phase", "detail", 
 
 def _settled(outcomes: Mapping[str, Outcome]) -> list[dict[str, Any]]:
     return [
-        {"task": task, "phase": item.phase.value, "detail": item.detail, "screening": item.screening.model_dump_json()}
+        {
+            "task": task,
+            "phase": item.phase.value,
+            "detail": item.detail,
+            "screening": item.screening.model_dump_json(),
+        }
         for task, item in outcomes.items()
     ]
 
 
 class Store(TaskTable):
-    """The database of a fleet; see `broker_server.store.task_table.Database` for how it is opened."""
+    """The database of a fleet.
+
+    See `broker_server.store.task_table.Database` for how it is opened.
+    """
 
     # Runs: begun with their initial version, ended once, found again when nobody works on them.
 
@@ -76,7 +95,10 @@ class Store(TaskTable):
         self._set_run(run, status=status)
 
     def note_wish(self, run: str, detail: str | None) -> None:
-        """Say what an operator wants of a run that has not ended, for a server that starts again; None: to go on."""
+        """Say what an operator wants of a run that has not ended, for a server that starts again.
+
+        None: to go on.
+        """
         self._set_run(run, detail=detail, **({"status": "running"} if detail is None else {}))
 
     def note_config(self, run: str, config: str) -> None:
@@ -93,7 +115,11 @@ class Store(TaskTable):
     def add_bytes(self, run: str, *, wire: int, payload: int) -> None:
         """Add to a run's totals."""
         known = schema.runs.c
-        self._set_run(run, wire_bytes=known.wire_bytes + wire, payload_bytes=known.payload_bytes + payload)
+        self._set_run(
+            run,
+            wire_bytes=known.wire_bytes + wire,
+            payload_bytes=known.payload_bytes + payload,
+        )
 
     def _set_run(self, run: str, **values: object) -> None:
         self._write(update(schema.runs).where(schema.runs.c.id == run).values(**values))
@@ -108,10 +134,15 @@ class Store(TaskTable):
 
     def unfinished(self, fleet: str) -> RunRecord | None:
         """The newest run of a fleet that has not ended, and whose id is a name: see `nameless`."""
-        return next((from_row(RunRecord, row) for row in self._unfinished(fleet) if is_run_name(row.id)), None)
+        return next(
+            (from_row(RunRecord, row) for row in self._unfinished(fleet) if is_run_name(row.id)),
+            None,
+        )
 
     def nameless(self, fleet: str) -> list[str]:
-        """Ids of unfinished runs of a fleet that no server resumes, because no server gave them such an id."""
+        """Ids of unfinished runs of a fleet that no server resumes, because no server gave them
+        such an id.
+        """
         return [str(row.id) for row in self._unfinished(fleet) if not is_run_name(row.id)]
 
     def _unfinished(self, fleet: str) -> Sequence[Any]:
@@ -125,19 +156,37 @@ class Store(TaskTable):
     def see_device(self, said: DeviceStatus | DeviceProfile) -> None:
         """Remember what a device said about itself, with the next commit."""
         now = time.time()
-        row = {"fleet": said.fleet, "id": said.device, "online": False, "state": "announced", "profile": None}
+        row = {
+            "fleet": said.fleet,
+            "id": said.device,
+            "online": False,
+            "state": "announced",
+            "profile": None,
+        }
         row |= {"first_seen_at": now, "last_seen_at": now}
         # One row waits for each device and kind of word: the last one.
         key = said.fleet, said.device
         if isinstance(said, DeviceProfile):
-            self._later(_LEARN, {**row, "profile": said.profile.model_dump_json()}, (*key, "profile"))
+            self._later(
+                _LEARN,
+                {**row, "profile": said.profile.model_dump_json()},
+                (*key, "profile"),
+            )
         else:
-            self._later(_SEE, {**row, "online": said.online, "state": said.state}, (*key, "status"))
+            self._later(
+                _SEE,
+                {**row, "online": said.online, "state": said.state},
+                (*key, "status"),
+            )
 
     def lose_device(self, device: str, state: str, *, online: bool = False) -> None:
         """Remember that a device is away or there again, which it does not say itself."""
         self.flush()
-        self._write(update(schema.devices).where(schema.devices.c.id == device).values(online=online, state=state))
+        self._write(
+            update(schema.devices)
+            .where(schema.devices.c.id == device)
+            .values(online=online, state=state)
+        )
 
     def known_devices(self, fleet: str) -> list[DeviceRecord]:
         """Those of a fleet whose server begins: each is offline until it says something else.
@@ -146,13 +195,19 @@ class Store(TaskTable):
         """
         table = schema.devices
         self._write(update(table).where(table.c.fleet == fleet).values(online=False))
-        return self._readable(DeviceRecord, select(table).where(table.c.fleet == fleet).order_by(table.c.id))
+        return self._readable(
+            DeviceRecord,
+            select(table).where(table.c.fleet == fleet).order_by(table.c.id),
+        )
 
     def devices(self, fleet: str | None = None) -> list[DeviceRecord]:
         """Every device that was ever seen, by id."""
         self.flush()
         query = select(schema.devices).order_by(schema.devices.c.id)
-        return self._all(DeviceRecord, query if fleet is None else query.where(schema.devices.c.fleet == fleet))
+        return self._all(
+            DeviceRecord,
+            query if fleet is None else query.where(schema.devices.c.fleet == fleet),
+        )
 
     # Rounds: planned with their tasks, moved by the table of `broker_server.store.machine` alone.
 
@@ -172,7 +227,10 @@ class Store(TaskTable):
     def last_round(self, run: str) -> RoundRecord | None:
         """The newest round of a run."""
         table = schema.rounds
-        return self._first(RoundRecord, select(table).where(table.c.run == run).order_by(table.c.number.desc()))
+        return self._first(
+            RoundRecord,
+            select(table).where(table.c.run == run).order_by(table.c.number.desc()),
+        )
 
     def advance_round(
         self,
@@ -185,7 +243,9 @@ class Store(TaskTable):
         collect_seconds: float | None = None,
         waits: bool = False,
     ) -> RoundRecord:
-        """Move a round by its table and commit it with what is said of its end; or it `waits` for what has not come.
+        """Move a round by its table and commit it with what is said of its end.
+
+        Or it `waits` for what has not come.
 
         An event that its state does not know is a RoundTransitionError.
         """
@@ -199,12 +259,20 @@ class Store(TaskTable):
             values["collect_seconds"] = collect_seconds
         if state in {RoundState.CLOSED, RoundState.ABANDONED}:
             encoded = evaluation.model_dump_json() if evaluation is not None else None
-            values |= {"ended_at": time.time(), "reason": reason, "evaluation": encoded, "note": note}
-        tasks, table = schema.tasks, schema.rounds
+            values |= {
+                "ended_at": time.time(),
+                "reason": reason,
+                "evaluation": encoded,
+                "note": note,
+            }
+        tasks = schema.tasks
+        table = schema.rounds
         of_round = (tasks.c.run == record.run) & (tasks.c.round == record.number)
         with self._begin() as connection:
             connection.execute(
-                update(table).where(table.c.run == record.run, table.c.number == record.number).values(values)
+                update(table)
+                .where(table.c.run == record.run, table.c.number == record.number)
+                .values(values)
             )
             if state in {RoundState.MERGING, RoundState.ABANDONED} and not waits:
                 # Nothing is taken any more: what has not come is missed.
@@ -218,25 +286,63 @@ class Store(TaskTable):
             ).one()
         return from_row(RoundRecord, row)
 
-    # The log: what happened, line by line, and how often what was refused; on the disk with the next commit.
+    # The log: what happened, line by line, and how often what was refused; on the disk with the
+    # next commit.
 
     def log(
-        self, kind: str, detail: str, *, run: str | None = None, number: int | None = None, device: str | None = None
+        self,
+        kind: str,
+        detail: str,
+        *,
+        run: str | None = None,
+        number: int | None = None,
+        device: str | None = None,
     ) -> None:
         """Write a line of the log."""
-        device, detail = device and plain(device), plain(detail)
+        device = device and plain(device)
+        detail = plain(detail)
         self._later(
-            _LINE, {"at": time.time(), "run": run, "round": number, "device": device, "kind": kind, "detail": detail}
+            _LINE,
+            {
+                "at": time.time(),
+                "run": run,
+                "round": number,
+                "device": device,
+                "kind": kind,
+                "detail": detail,
+            },
         )
 
-    def count_refusal(self, run: str, device: str, reason: RefusalReason, by: str, times: int = 1) -> None:
-        """Count refusals by ``server`` or ``device``; run and device are empty where there is none."""
-        self._later(_COUNT, {"run": run, "device": device, "reason": reason.value, "by": by, "count": times})
+    def count_refusal(
+        self, run: str, device: str, reason: RefusalReason, by: str, times: int = 1
+    ) -> None:
+        """Count refusals by ``server`` or ``device``.
 
-    def events(self, run: str | None = None, *, last: int | None = None, after: int = 0) -> list[EventRecord]:
-        """Lines of the log, oldest first: of one run, the last so many, those after the one with an id."""
+        Run and device are empty where there is none.
+        """
+        self._later(
+            _COUNT,
+            {
+                "run": run,
+                "device": device,
+                "reason": reason.value,
+                "by": by,
+                "count": times,
+            },
+        )
+
+    def events(
+        self, run: str | None = None, *, last: int | None = None, after: int = 0
+    ) -> list[EventRecord]:
+        """Lines of the log, oldest first: of one run, the last so many, those after the one with an
+        id.
+        """
         self.flush()
-        query = select(schema.events).where(schema.events.c.id > after).order_by(schema.events.c.id.desc())
+        query = (
+            select(schema.events)
+            .where(schema.events.c.id > after)
+            .order_by(schema.events.c.id.desc())
+        )
         if run is not None:
             query = query.where(schema.events.c.run == run)
         return self._all(EventRecord, query if last is None else query.limit(last))[::-1]
@@ -245,7 +351,9 @@ class Store(TaskTable):
         """The round that the newest line of one kind names, by device."""
         self.flush()
         table = schema.events
-        query = select(table.c.device, table.c.round).where(table.c.run == run, table.c.kind == kind)
+        query = select(table.c.device, table.c.round).where(
+            table.c.run == run, table.c.kind == kind
+        )
         rows = self._values(EventRecord, ("device", "round"), query.order_by(table.c.id))
         return {device: number or 0 for device, number in rows}
 
@@ -254,7 +362,9 @@ class Store(TaskTable):
         self.flush()
         table = schema.events
         of = table.c.run == run, table.c.kind.in_(kinds)
-        return dict(self._rows(select(table.c.kind, func.count()).where(*of).group_by(table.c.kind)))
+        return dict(
+            self._rows(select(table.c.kind, func.count()).where(*of).group_by(table.c.kind))
+        )
 
     def refusals(self, run: str | None = None) -> list[RefusalRecord]:
         """How often what was refused."""
@@ -266,14 +376,19 @@ class Store(TaskTable):
     # Global versions: each stored with the tasks that are merged in it, and judged afterwards.
 
     def add_version(self, version: VersionRecord, outcomes: Mapping[str, Outcome]) -> None:
-        """Store a new global version and, with it, what became of the updates of its round, by task."""
+        """Store a new global version and, with it, what became of the updates of its round, by
+        task.
+        """
         with self._begin() as connection:
             connection.execute(insert(schema.versions).values(to_row(version)))
             if outcomes:
                 connection.execute(_SETTLE, _settled(outcomes))
 
     def repeat_version(self, copy: VersionRecord) -> bool:
-        """Store a version that repeats an earlier one; False, and nothing stored, while its run is going on."""
+        """Store a version that repeats an earlier one.
+
+        False, and nothing stored, while its run is going on.
+        """
         table = schema.runs
         going = select(table.c.id).where(table.c.id == copy.run, table.c.status == "running")
         with self._begin() as connection:
@@ -287,7 +402,12 @@ class Store(TaskTable):
         self._write(_SETTLE, _settled(outcomes))
 
     def judge_version(
-        self, run: str, number: int, *, statistics: str | None = None, evaluation: VersionEvaluation | None = None
+        self,
+        run: str,
+        number: int,
+        *,
+        statistics: str | None = None,
+        evaluation: VersionEvaluation | None = None,
     ) -> None:
         """Add the digest of its statistics, or its evaluation, to a version."""
         values: dict[str, Any] = {}
@@ -296,20 +416,34 @@ class Store(TaskTable):
         if evaluation is not None:
             values["evaluation"] = evaluation.model_dump_json()
         table = schema.versions
-        self._write(update(table).where(table.c.run == run, table.c.number == number).values(values))
+        self._write(
+            update(table).where(table.c.run == run, table.c.number == number).values(values)
+        )
 
-    def judge_closed(self, version: VersionRecord, evaluation: VersionEvaluation | None, note: str | None) -> None:
-        """Add to a version and to its closed round, at once, what was found about it, or why nothing was."""
+    def judge_closed(
+        self,
+        version: VersionRecord,
+        evaluation: VersionEvaluation | None,
+        note: str | None,
+    ) -> None:
+        """Add to a version and to its closed round, at once, what was found about it, or why
+        nothing was.
+        """
         encoded = evaluation.model_dump_json() if evaluation is not None else None
-        versions, rounds = schema.versions, schema.rounds
-        mine = update(versions).where(versions.c.run == version.run, versions.c.number == version.number)
+        versions = schema.versions
+        rounds = schema.rounds
+        mine = update(versions).where(
+            versions.c.run == version.run, versions.c.number == version.number
+        )
         its = update(rounds).where(rounds.c.run == version.run, rounds.c.number == version.round)
         with self._begin() as connection:
             connection.execute(mine.values(evaluation=encoded))
             connection.execute(its.values(evaluation=encoded, note=note))
 
     def used(self, digests: Collection[str], *, beside: str = "") -> set[str]:
-        """Which blobs are the weights of versions, of all runs beside one: the same weights are one blob."""
+        """Which blobs are the weights of versions, of all runs beside one: the same weights are one
+        blob.
+        """
         table = schema.versions
         query = select(table.c.digest).where(table.c.run != beside, table.c.digest.in_(digests))
         return {digest for (digest,) in self._rows(query)}
@@ -324,4 +458,7 @@ class Store(TaskTable):
         """One global version, by default the newest."""
         table = schema.versions
         query = select(table).where(table.c.run == run).order_by(table.c.number.desc())
-        return self._first(VersionRecord, query if number is None else query.where(table.c.number == number))
+        return self._first(
+            VersionRecord,
+            query if number is None else query.where(table.c.number == number),
+        )

@@ -25,7 +25,12 @@ from fleet_protocol.blob_store import replacing
 from fleet_protocol.blobs import storage_error
 from fleet_protocol.digests import DIGEST_PATTERN, pieces_match, place_of
 from fleet_protocol.errors import BlobError, ConfigError
-from fleet_protocol.foreign_archives import Archive, BeyondBoundsError, Bounds, open_archive
+from fleet_protocol.foreign_archives import (
+    Archive,
+    BeyondBoundsError,
+    Bounds,
+    open_archive,
+)
 from fleet_protocol.foreign_files import quoted
 
 MOST_FILES = 100_000
@@ -70,7 +75,9 @@ def restore(
     """
     store = store.resolve()  # "." has no name
     if store.exists() and (not store.is_dir() or any(store.iterdir())):
-        raise ConfigError(f"{store} exists already; stop its server and move it away, or use another folder")
+        raise ConfigError(
+            f"{store} exists already; stop its server and move it away, or use another folder"
+        )
     made = store.with_name(f".{store.name}.{secrets.token_hex(4)}")
     bounds = Bounds(members=most_files + 3, unpacked_bytes=most_bytes, ratio=1.0)
     try:
@@ -93,11 +100,14 @@ def restore(
     return statements
 
 
-def _look_at(made: Path, file: Path, look: Callable[[Store], None] | None, *, check_rows: bool) -> None:
+def _look_at(
+    made: Path, file: Path, look: Callable[[Store], None] | None, *, check_rows: bool
+) -> None:
     """Open the store, and of a stranger's read all that is in it.
 
     Raises:
-        BlobError: its rows are not those of a store, or the look finds something that it cannot show.
+        BlobError: its rows are not those of a store, or the look finds something that it cannot
+            show.
     """
     with contextlib.closing(Store(made, read_only=True)) as opened:
         try:
@@ -113,11 +123,16 @@ def _open(stack: contextlib.ExitStack, file: Path, bounds: Bounds) -> Archive:
     try:
         return stack.enter_context(open_archive(file, bounds))
     except BeyondBoundsError as error:
-        raise BlobError(f"{error}; raise --most-bytes or --most-files for a larger backup of your own") from error
+        raise BlobError(
+            f"{error}; raise --most-bytes or --most-files for a larger backup of your own"
+        ) from error
 
 
-def _contents(archive: Archive, file: Path) -> tuple[tuple[BackupStatement, ...], Mapping[str, str]]:
-    """Return the signers of a backup, and the digest that each file of the store must have, by name.
+def _contents(
+    archive: Archive, file: Path
+) -> tuple[tuple[BackupStatement, ...], Mapping[str, str]]:
+    """Return the signers of a backup, and the digest that each file of the store must have, by
+    name.
 
     Raises:
         BlobError: its contents differ from what was signed, or it has members that no store has.
@@ -131,20 +146,27 @@ def _contents(archive: Archive, file: Path) -> tuple[tuple[BackupStatement, ...]
     digests = {name: database if name == DATABASE else name.rpartition("/")[2] for name in names}
     for name, digest in digests.items():
         if not re.fullmatch(DIGEST_PATTERN, digest) or name not in _places(name, digest):
-            raise BlobError(f"{quoted(name)} in {file} is damaged, or not part of a store; take another backup")
+            raise BlobError(
+                f"{quoted(name)} in {file} is damaged, or not part of a store; take another backup"
+            )
     if DATABASE not in digests:
         raise BlobError(f"{file} is not a complete backup of a store: it has no {DATABASE}")
     return statements, digests
 
 
 def _places(name: str, digest: str) -> Collection[str]:
-    """Return the path of a file of a store; it follows from the digest, so no name leads out of the folder."""
+    """Return the path of a file of a store.
+
+    It follows from the digest, so no name leads out of the folder.
+    """
     if name == DATABASE:
         return (DATABASE,)
     return [Path(root, "objects", place_of(digest)).as_posix() for root in ROOTS]
 
 
-def _signed_contents(archive: Archive, file: Path) -> tuple[tuple[BackupStatement, ...], list[str], str]:
+def _signed_contents(
+    archive: Archive, file: Path
+) -> tuple[tuple[BackupStatement, ...], list[str], str]:
     """Return statements, names of the store's files, and the database's digest, as signed."""
     limit = len(archive.members) * _LINE_BYTES
     try:
@@ -161,29 +183,39 @@ def _signed_contents(archive: Archive, file: Path) -> tuple[tuple[BackupStatemen
         what = "was added after it was signed" if strange[0] in there else "is missing"
         raise BlobError(f"{file} was changed: {quoted(strange[0])} {what}; take another backup")
     if archive.comment:
-        raise BlobError(f"{file} was changed: it has a comment, which is not signed; take another backup")
+        raise BlobError(
+            f"{file} was changed: it has a comment, which is not signed; take another backup"
+        )
     for name, size in there.items():
         if size != listed[name].size:
-            raise BlobError(f"{file} was changed: {quoted(name)} has {size} bytes instead of {listed[name].size}")
+            raise BlobError(
+                f"{file} was changed: {quoted(name)} has {size} bytes instead of {listed[name].size}"
+            )
         if name != DATABASE and listed[name].digest != name.rpartition("/")[2]:
             raise BlobError(f"{file} was changed: {quoted(name)} is listed under another digest")
     database = listed[DATABASE].digest if DATABASE in listed else ""
     return statements, list(there), database
 
 
-def _check_signer(file: Path, statements: Sequence[BackupStatement], known: Collection[str]) -> None:
+def _check_signer(
+    file: Path, statements: Sequence[BackupStatement], known: Collection[str]
+) -> None:
     if not statements:
         raise ConfigError(f"{file} is not signed, so its origin is unknown; {_HELP}")
     if not any(statement.key in known for statement in statements):
         whose = " and ".join(statement.shown for statement in statements)
-        raise ConfigError(f"{file} was signed by {whose}, not by you or the operator of this fleet; {_HELP}")
+        raise ConfigError(
+            f"{file} was signed by {whose}, not by you or the operator of this fleet; {_HELP}"
+        )
 
 
 def _unpack(archive: Archive, file: Path, name: str, digest: str, target: Path) -> None:
     """Write a member to its place, piece by piece, and check its digest."""
     with replacing(target) as out:
         if not pieces_match(_written(archive.pieces(name), out), digest):
-            raise BlobError(f"{quoted(name)} in {file} is damaged, or not part of a store; take another backup")
+            raise BlobError(
+                f"{quoted(name)} in {file} is damaged, or not part of a store; take another backup"
+            )
 
 
 def _written(pieces: Iterable[bytes], out: IO[bytes]) -> Iterator[bytes]:
@@ -193,7 +225,8 @@ def _written(pieces: Iterable[bytes], out: IO[bytes]) -> Iterator[bytes]:
 
 
 def _check_tables(database: Path, file: Path) -> None:
-    """Check that a database is intact and has only the tables of a store: others could run somebody else's program.
+    """Check that a database is intact and has only the tables of a store: others could run somebody
+    else's program.
 
     Raises:
         BlobError: it is damaged, or has anything else.
@@ -205,7 +238,9 @@ def _check_tables(database: Path, file: Path) -> None:
             strange = strange_part(opened)
             state = opened.execute("PRAGMA quick_check(1)").fetchone()[0]
     except sqlite3.Error as error:
-        raise BlobError(f"the database in {file} is damaged: {error}; take another backup") from error
+        raise BlobError(
+            f"the database in {file} is damaged: {error}; take another backup"
+        ) from error
     if strange is not None:
         raise BlobError(f"the database in {file} has {strange}, which no store has")
     if state != "ok":

@@ -1,8 +1,8 @@
 """Records to rows and back: enums by their value, messages as JSON, everything else as it is.
 
-Whoever can write the database, or hands on a backup, can put anything into a column. So each value is
-checked as it is read, by what its field may be: names and digests become parts of paths, topics and
-commands to copy, times become dates. What a column cannot have is a `DamagedRowError`.
+Whoever can write the database, or hands on a backup, can put anything into a column. So each value
+is checked as it is read, by what its field may be: names and digests become parts of paths, topics
+and commands to copy, times become dates. What a column cannot have is a `DamagedRowError`.
 """
 
 import json
@@ -20,7 +20,14 @@ from pydantic import BaseModel, ValidationError
 
 from broker_server.store import schema
 from broker_server.store.configurations import is_name
-from broker_server.store.records import DeviceRecord, EventRecord, RefusalRecord, RoundRecord, RunRecord, VersionRecord
+from broker_server.store.records import (
+    DeviceRecord,
+    EventRecord,
+    RefusalRecord,
+    RoundRecord,
+    RunRecord,
+    VersionRecord,
+)
 from broker_server.store.task_records import TaskRecord
 from fleet_protocol.digests import DIGEST_PATTERN
 from fleet_protocol.errors import StorageError
@@ -51,7 +58,16 @@ _NAMES = {
     VersionRecord: ("run",),
 }
 _DIGESTS = ("digest", "state_digest", "statistics_digest", "update_digest")
-_TIMES = ("at", "created_at", "ended_at", "first_seen_at", "last_seen_at", "planned_at", "opened_at", "received_at")
+_TIMES = (
+    "at",
+    "created_at",
+    "ended_at",
+    "first_seen_at",
+    "last_seen_at",
+    "planned_at",
+    "opened_at",
+    "received_at",
+)
 
 
 class DamagedRowError(StorageError):
@@ -108,7 +124,11 @@ def _is_deep(value: Any) -> bool:
     """Whether values lie in each other deeper than whoever walks them can follow."""
     level = [value]
     for _ in range(_DEEPEST):
-        holders = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
+        holders = [
+            each.values() if isinstance(each, dict) else each
+            for each in level
+            if isinstance(each, dict | list)
+        ]
         level = list(chain.from_iterable(holders))
         if not level:
             return False
@@ -143,7 +163,9 @@ def _damaged(kind: type, values: Mapping[str, Any], keys: Mapping[str, Any]) -> 
 def _columns(kind: type) -> tuple[tuple[str, Reader], ...]:
     """The fields of a record, and what reads each from its column."""
     hints = get_type_hints(kind)
-    return tuple((field.name, _reader(kind, field.name, hints[field.name])) for field in fields(kind))
+    return tuple(
+        (field.name, _reader(kind, field.name, hints[field.name])) for field in fields(kind)
+    )
 
 
 def _reader(kind: type, name: str, hint: Any) -> Reader:

@@ -1,4 +1,5 @@
-"""The tables of the store, each with the fields of its record as columns, and the mark that tells a database's version.
+"""The tables of the store, each with the fields of its record as columns, and the mark that tells a
+database's version.
 
 How a database of an older version becomes this one: `broker_server.store.migrations`.
 """
@@ -6,11 +7,28 @@ How a database of an older version becomes this one: `broker_server.store.migrat
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
-from sqlalchemy import Boolean, Column, Float, ForeignKeyConstraint, Index, Integer, MetaData, String, Table
+from sqlalchemy import (
+    Boolean,
+    Column,
+    Float,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+)
 from sqlalchemy.schema import SchemaItem
 from sqlalchemy.types import TypeEngine
 
-from broker_server.store.records import DeviceRecord, EventRecord, RefusalRecord, RoundRecord, RunRecord, VersionRecord
+from broker_server.store.records import (
+    DeviceRecord,
+    EventRecord,
+    RefusalRecord,
+    RoundRecord,
+    RunRecord,
+    VersionRecord,
+)
 from broker_server.store.task_records import TaskRecord
 
 SCHEMA_VERSION = 4  # of the newest file in migrations/versions
@@ -18,13 +36,22 @@ SCHEMA_VERSION = 4  # of the newest file in migrations/versions
 metadata = MetaData()
 
 # What Alembic wrote last; the table is its own.
-mark = Table("alembic_version", MetaData(), Column("version_num", String(32), nullable=False)).c.version_num
+mark = Table(
+    "alembic_version", MetaData(), Column("version_num", String(32), nullable=False)
+).c.version_num
 
-_NUMBERS: dict[object, type[TypeEngine[Any]]] = {bool: Boolean, int: Integer, float: Float}
+_NUMBERS: dict[object, type[TypeEngine[Any]]] = {
+    bool: Boolean,
+    int: Integer,
+    float: Float,
+}
 
 
 def _table(name: str, record: type, keys: tuple[str, ...], *others: SchemaItem) -> Table:
-    """A table for the records of one kind; what is no number is text, as `broker_server.store.rows` writes it."""
+    """A table for the records of one kind.
+
+    What is no number is text, as `broker_server.store.rows` writes it.
+    """
     columns: list[Column[Any]] = []
     for field, hint in get_type_hints(record).items():
         kinds = get_args(hint) or (hint,)

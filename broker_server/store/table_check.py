@@ -1,6 +1,8 @@
-"""Whether a database has the tables of a store and nothing else: what else there is may be a program of a stranger's.
+"""Whether a database has the tables of a store and nothing else: what else there is may be a
+program of a stranger's.
 
-SQLite runs triggers, views, generated columns, checks and indices on expressions by itself, when it reads or writes.
+SQLite runs triggers, views, generated columns, checks and indices on expressions by itself, when it
+reads or writes.
 """
 
 import sqlite3
@@ -10,7 +12,9 @@ from fleet_protocol.foreign_files import quoted
 
 _EARLIER = frozenset({"shoal_store"})  # which earlier versions had
 _TABLES = frozenset({*schema.metadata.tables, schema.mark.table.name, *_EARLIER})
-_INDICES = frozenset(index.name for table in schema.metadata.tables.values() for index in table.indexes)
+_INDICES = frozenset(
+    index.name for table in schema.metadata.tables.values() for index in table.indexes
+)
 _EXPRESSION = -2  # in place of a column's number, as SQLite says it
 
 
@@ -36,7 +40,9 @@ def strange_part(opened: sqlite3.Connection) -> str | None:
 
 def _strange_column(opened: sqlite3.Connection, table: str) -> str | None:
     known = schema.metadata.tables.get(table)
-    for _, name, _, _, default, _, hidden in opened.execute("SELECT * FROM pragma_table_xinfo(?)", (table,)):
+    for _, name, _, _, default, _, hidden in opened.execute(
+        "SELECT * FROM pragma_table_xinfo(?)", (table,)
+    ):
         if hidden:
             return f"a generated column {quoted(str(name))}"
         if known is not None and name not in known.columns:

@@ -1,4 +1,6 @@
-"""One device's part in a round, as the store keeps it: the sub-models it may take, and how far it is."""
+"""One device's part in a round, as the store keeps it: the sub-models it may take, and how far it
+is.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -25,7 +27,8 @@ class TaskPhase(str, Enum):
     MISSED = "missed"  # the round closed without it
 
     def __init__(self, said: str) -> None:
-        self.answered, self.arrived = said != "offered", said in {"received", "merged"}
+        self.answered = said != "offered"
+        self.arrived = said in {"received", "merged"}
 
 
 class Alternative(TierChoice):
@@ -120,24 +123,38 @@ class TaskRecord:
         return (own, *(self.others.items if self.others is not None else ()))
 
     def taking(self, tier: str) -> "TaskRecord":
-        """The task with the sub-model that the device took in the first place; as it is if that was not offered."""
-        taken: Mapping[str, Alternative] = {} if tier == self.tier else {item.tier: item for item in self.choices}
+        """The task with the sub-model that the device took in the first place.
+
+        As it is if that was not offered.
+        """
+        taken: Mapping[str, Alternative] = (
+            {} if tier == self.tier else {item.tier: item for item in self.choices}
+        )
         if tier not in taken:
             return self
         rest = tuple(item for item in self.choices if item.tier != tier)
         return replace(self, **dict(taken[tier]), others=Alternatives(items=rest))
 
     def receiving(self, digest: str, size: int, metrics: TaskMetrics) -> "TaskRecord":
-        """The task once its update, of so many bytes where it travelled, is checked and on the disk."""
-        return replace(self, phase=TaskPhase.RECEIVED, update_digest=digest, update_size=size, metrics=metrics)
+        """The task once its update, of so many bytes where it travelled, is checked and on the
+        disk.
+        """
+        return replace(
+            self,
+            phase=TaskPhase.RECEIVED,
+            update_digest=digest,
+            update_size=size,
+            metrics=metrics,
+        )
 
 
 @dataclass(frozen=True)
 class DevicePart:
-    """One device's part in a run: its newest training task, the newest one with measurements, if any, and totals.
+    """One device's part in a run: its newest training task, the newest one with measurements, if
+    any, and totals.
 
-    These are ``merged`` and ``missed`` rounds, mean ``train_seconds`` and ``fetch_seconds``, largest
-    ``resident_bytes``.
+    These are ``merged`` and ``missed`` rounds, mean ``train_seconds`` and ``fetch_seconds``,
+    largest ``resident_bytes``.
     """
 
     newest: TaskRecord
@@ -146,7 +163,10 @@ class DevicePart:
 
 
 class PlannedTask(NamedTuple):
-    """What a training task was about, as `TaskRecord` has it; the rest of many would take long to read."""
+    """What a training task was about, as `TaskRecord` has it.
+
+    The rest of many would take long to read.
+    """
 
     round: int
     version: int

@@ -1,7 +1,9 @@
-"""Updates that devices sent, many to a file: written and synced together, since files cost more than their bytes do.
+"""Updates that devices sent, many to a file: written and synced together, since files cost more
+than their bytes do.
 
-A file is one safetensors blob behind the other; each says how long it is, so a server that starts finds them again by
-their digests. A file of which nothing is needed any more is written over, which is half the work of a new one.
+A file is one safetensors blob behind the other; each says how long it is, so a server that starts
+finds them again by their digests. A file of which nothing is needed any more is written over, which
+is half the work of a new one.
 """
 
 import contextlib
@@ -25,7 +27,9 @@ from fleet_protocol.errors import BlobError, StorageError
 from fleet_protocol.mapped_tensors import first_blob, tensors_in
 
 FOLDER = "batches"
-_WRITE_BYTES = 4 * 1024 * 1024  # of updates that are written and synced at once, while others arrive
+_WRITE_BYTES = (
+    4 * 1024 * 1024
+)  # of updates that are written and synced at once, while others arrive
 _FILE_BYTES = 128 * 1024 * 1024  # from which on a file gets no more: few enough are open at once
 
 
@@ -42,7 +46,10 @@ class _Batch:
 def updates_in(path: Path) -> Iterator[tuple[str, int, bytes]]:
     """The digest, place and bytes of each whole update in a file, up to what was torn or left over."""
     at = 0
-    with path.open("rb") as file, contextlib.suppress(BlobError, ValueError):  # an empty file cannot be mapped
+    with (
+        path.open("rb") as file,
+        contextlib.suppress(BlobError, ValueError),
+    ):  # an empty file cannot be mapped
         whole = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
         while at < whole.size:
             data = whole[at : at + first_blob(whole[at:])[2]].tobytes()
@@ -51,7 +58,10 @@ def updates_in(path: Path) -> Iterator[tuple[str, int, bytes]]:
 
 
 class UpdateStore(BlobStore):
-    """The blobs of `BlobStore`, of which those of `keep` share files; arguments and errors are the same."""
+    """The blobs of `BlobStore`, of which those of `keep` share files.
+
+    Arguments and errors are the same.
+    """
 
     def __init__(self, root: Path, *, durable: bool = True) -> None:
         super().__init__(root, durable=durable)
@@ -61,7 +71,9 @@ class UpdateStore(BlobStore):
         self._current: _Batch | None = None
         with disk_errors("read", root / FOLDER):
             (root / FOLDER).mkdir(exist_ok=True, mode=0o700)
-            found = [_Batch(path, os.open(path, os.O_RDWR)) for path in sorted((root / FOLDER).iterdir())]
+            found = [
+                _Batch(path, os.open(path, os.O_RDWR)) for path in sorted((root / FOLDER).iterdir())
+            ]
             for batch in found:
                 for digest, at, data in updates_in(batch.path):
                     self._put(digest, batch, at, len(data))
@@ -69,10 +81,13 @@ class UpdateStore(BlobStore):
 
     def _put(self, digest: str, batch: _Batch, at: int, size: int) -> None:
         self._places[digest] = batch, at, size
-        batch.size, batch.needed = at + size, batch.needed + 1
+        batch.size = at + size
+        batch.needed = batch.needed + 1
 
     def _begin(self) -> _Batch:
-        """A file to write from its beginning: one of which nothing is needed and that no backup has, or a new one."""
+        """A file to write from its beginning: one of which nothing is needed and that no backup
+        has, or a new one.
+        """
         while self._free:
             batch = self._free.pop()
             if os.fstat(batch.descriptor).st_nlink == 1:
@@ -104,7 +119,9 @@ class UpdateStore(BlobStore):
 
     def _write_out(self) -> None:
         if self._current is not None and self._unwritten:
-            job = self._threads.submit(self._write_to, self._current, self._unwritten.values(), self._from)
+            job = self._threads.submit(
+                self._write_to, self._current, self._unwritten.values(), self._from
+            )
             self._syncing.update(dict.fromkeys(self._unwritten, job))
             self._unwritten = {}
 
@@ -121,7 +138,13 @@ class UpdateStore(BlobStore):
         """Wait as `BlobStore` does; where the disk is full, none of the blobs is there."""
         self._write_out()
         try:
-            super().sync([digest for digest in digests if digest in self._syncing or digest not in self._places])
+            super().sync(
+                [
+                    digest
+                    for digest in digests
+                    if digest in self._syncing or digest not in self._places
+                ]
+            )
         except StorageError:
             wait(self._syncing.values())
             self._current = None  # the file has a hole, and gets nothing more
@@ -142,7 +165,11 @@ class UpdateStore(BlobStore):
     def tensors(self, digest: str) -> Mapping[str, NDArray[Any]]:
         """The tensors of an update."""
         kept = digest in self._places
-        return tensors_in(self.bytes_of(digest), f"update {digest[:12]}") if kept else super().tensors(digest)
+        return (
+            tensors_in(self.bytes_of(digest), f"update {digest[:12]}")
+            if kept
+            else super().tensors(digest)
+        )
 
     @override
     def remove(self, digest: str) -> None:

@@ -1,4 +1,6 @@
-"""The key of the user who runs Shoal: it signs backups and kept configurations, and lies in no store."""
+"""The key of the user who runs Shoal: it signs backups and kept configurations, and lies in no
+store.
+"""
 
 import getpass
 import os
@@ -28,7 +30,9 @@ def user_key_path() -> Path:
     try:
         folder = named if named.is_absolute() else Path.home() / ".config"
     except RuntimeError as error:
-        raise ConfigError("you have no home folder for your own key; set XDG_CONFIG_HOME") from error
+        raise ConfigError(
+            "you have no home folder for your own key; set XDG_CONFIG_HOME"
+        ) from error
     return folder / _KEY
 
 
@@ -51,7 +55,11 @@ def read_key(path: Path) -> Ed25519PrivateKey:
     """Read a private key in PEM; a ConfigError where the file holds none."""
     try:
         key = serialization.load_pem_private_key(path.read_bytes(), None)
-    except (OSError, TypeError, ValueError) as error:  # a TypeError for one with a passphrase
+    except (
+        OSError,
+        TypeError,
+        ValueError,
+    ) as error:  # a TypeError for one with a passphrase
         raise ConfigError(f"cannot read the key {path}: {error}") from error
     if not isinstance(key, Ed25519PrivateKey):
         raise ConfigError(f"{path} is no Ed25519 key")
@@ -68,7 +76,9 @@ def _is_there(path: Path) -> bool:
 def _make(path: Path) -> None:
     """Make the key; of two processes that do so at once, the first one's counts."""
     content = Ed25519PrivateKey.generate().private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
     )
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     write_secret(draft, content, durable=True)

@@ -1,10 +1,11 @@
 """FedAvg: every device trains the whole model; the server averages, weighted by samples.
 
-Brendan McMahan, Eider Moore, Daniel Ramage, Seth Hampson, Blaise Aguera y Arcas: "Communication-Efficient Learning of
-Deep Networks from Decentralized Data", AISTATS 2017, https://arxiv.org/abs/1602.05629, algorithm 1.
+Brendan McMahan, Eider Moore, Daniel Ramage, Seth Hampson, Blaise Aguera y Arcas:
+"Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017,
+https://arxiv.org/abs/1602.05629, algorithm 1.
 
-It is the selective average with one tier, the full one, weights by samples and no label rule, so it runs on the same
-accumulator.
+It is the selective average with one tier, the full one, weights by samples and no label rule, so it
+runs on the same accumulator.
 """
 
 from dataclasses import replace
@@ -16,10 +17,13 @@ from fleet_protocol.frozen import FrozenModel
 
 
 def build(basis: Basis[FrozenModel | None]) -> Strategy:
-    """The strategy as configured; ``weighting`` defaults to samples where a mean is taken, ``label_rule`` to off.
+    """The strategy as configured.
+
+    ``weighting`` defaults to samples where a mean is taken, ``label_rule`` to off.
 
     Raises:
-        PlanError: a plan is configured, which does not matter to the whole model; or the full tier is not there.
+        PlanError: a plan is configured, which does not matter to the whole model; or the full tier
+            is not there.
     """
     if basis.plan != "static":
         raise PlanError(
@@ -27,9 +31,18 @@ def build(basis: Basis[FrozenModel | None]) -> Strategy:
         )
     full = basis.layout.tier(1.0)
     if full not in basis.tiers:
-        raise PlanError(f"{basis.name} trains the full tier {full.id}, which is not among those exported and allowed")
+        raise PlanError(
+            f"{basis.name} trains the full tier {full.id}, which is not among those exported and allowed"
+        )
     weighting = basis.weighting or ("samples" if basis.average == "mean" else "uniform")
-    built = heterofl.build(replace(basis, weighting=weighting, label_rule=basis.label_rule is True, tiers=(full,)))
+    built = heterofl.build(
+        replace(
+            basis,
+            weighting=weighting,
+            label_rule=basis.label_rule is True,
+            tiers=(full,),
+        )
+    )
     return replace(built, name="fedavg", paper="https://arxiv.org/abs/1602.05629")
 
 

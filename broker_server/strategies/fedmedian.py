@@ -1,9 +1,12 @@
-"""FedMedian: the median of the devices that hold an entry, so that few broken or malicious devices cannot move it.
+"""FedMedian: the median of the devices that hold an entry, so that few broken or malicious devices
+cannot move it.
 
-Dong Yin, Yudong Chen, Kannan Ramchandran, Peter Bartlett: "Byzantine-Robust Distributed Learning: Towards Optimal
-Statistical Rates", ICML 2018, https://arxiv.org/abs/1803.01498, algorithm 1, option I (the coordinate-wise median).
+Dong Yin, Yudong Chen, Kannan Ramchandran, Peter Bartlett: "Byzantine-Robust Distributed Learning:
+Towards Optimal Statistical Rates", ICML 2018, https://arxiv.org/abs/1803.01498, algorithm 1, option
+I (the coordinate-wise median).
 
-It is HeteroFL with the merge of `broker_server.strategies.holders`, which other strategies have by ``[robust] merge``.
+It is HeteroFL with the merge of `broker_server.strategies.holders`, which other strategies have by
+``[robust] merge``.
 """
 
 from dataclasses import replace
@@ -23,7 +26,9 @@ def build(basis: Basis[FrozenModel | None]) -> Strategy:
     if basis.weighting == "samples":
         raise PlanError('fedmedian counts every device alike; remove weighting = "samples"')
     if basis.average == "trimmed_mean":
-        raise PlanError('fedmedian merges by the median; for robust.merge = "trimmed_mean" take the strategy heterofl')
+        raise PlanError(
+            'fedmedian merges by the median; for robust.merge = "trimmed_mean" take the strategy heterofl'
+        )
     built = heterofl.build(replace(basis, average="median"))
     # Whoever names the strategy has said how to merge.
     merge = replace(built.merge, average=basis.average)

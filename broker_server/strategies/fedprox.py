@@ -1,10 +1,10 @@
 """FedProx: FedAvg whose devices are pulled back towards the weights they were sent.
 
-Tian Li, Anit Kumar Sahu, Manzil Zaheer, Maziar Sanjabi, Ameet Talwalkar, Virginia Smith: "Federated Optimization in
-Heterogeneous Networks", MLSys 2020, https://arxiv.org/abs/1812.06127, algorithm 2.
+Tian Li, Anit Kumar Sahu, Manzil Zaheer, Maziar Sanjabi, Ameet Talwalkar, Virginia Smith: "Federated
+Optimization in Heterogeneous Networks", MLSys 2020, https://arxiv.org/abs/1812.06127, algorithm 2.
 
-A device minimises ``F_k(w) + mu / 2 * |w - w_t|^2`` with ``w_t`` the weights of the round. The pull is an input of the
-train graph, so mu is all that the server has to say.
+A device minimises ``F_k(w) + mu / 2 * |w - w_t|^2`` with ``w_t`` the weights of the round. The pull
+is an input of the train graph, so mu is all that the server has to say.
 """
 
 from dataclasses import replace
@@ -34,7 +34,12 @@ def build(basis: Basis[FedProxSettings]) -> Strategy:
         train = instructions.train.model_copy(update={"proximal_mu": basis.own.mu})
         return instructions.model_copy(update={"train": train})
 
-    return replace(fedavg.build(basis), name="fedprox", paper="https://arxiv.org/abs/1812.06127", instruct=instruct)
+    return replace(
+        fedavg.build(basis),
+        name="fedprox",
+        paper="https://arxiv.org/abs/1812.06127",
+        instruct=instruct,
+    )
 
 
 STRATEGIES = {"fedprox": Method(build, FedProxSettings)}

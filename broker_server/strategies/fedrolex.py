@@ -1,9 +1,10 @@
-"""FedRolex: the kept units of every layer are a window that moves each round, so all get trained equally often.
+"""FedRolex: the kept units of every layer are a window that moves each round, so all get trained
+equally often.
 
-Samiul Alam, Luyang Liu, Ming Yan, Mi Zhang: "FedRolex: Model-Heterogeneous Federated Learning with Rolling Sub-Model
-Extraction", NeurIPS 2022, https://arxiv.org/abs/2212.01548. Specification section 2. Its siblings differ in the window
-alone: ``static`` is HeteroFL, ``random`` is Federated Dropout (Caldas et al., 2018), for which every device draws its
-own units.
+Samiul Alam, Luyang Liu, Ming Yan, Mi Zhang: "FedRolex: Model-Heterogeneous Federated Learning with
+Rolling Sub-Model Extraction", NeurIPS 2022, https://arxiv.org/abs/2212.01548. Specification section
+2. Its siblings differ in the window alone: ``static`` is HeteroFL, ``random`` is Federated Dropout
+(Caldas et al., 2018), for which every device draws its own units.
 
 The merge is HeteroFL's; the paper's ablation of it is `broker_server.strategies.width_merge`.
 """
@@ -16,7 +17,13 @@ from pydantic import Field
 
 from broker_server.strategies import heterofl
 from broker_server.strategies.accumulator import start
-from broker_server.strategies.strategy import Basis, Method, PlannedTier, PlanRequest, Strategy
+from broker_server.strategies.strategy import (
+    Basis,
+    Method,
+    PlannedTier,
+    PlanRequest,
+    Strategy,
+)
 from broker_server.strategies.width_merge import Weighting, layer_factor
 from fleet_protocol.errors import PlanError
 from fleet_protocol.frozen import FrozenModel
@@ -47,19 +54,22 @@ class DropoutSettings(FrozenModel):
     """``[strategy.federated_dropout]``.
 
     Attributes:
-        draw: one draw for all layers of an axis, which keeps residual branches together, or one for each layer.
+        draw: one draw for all layers of an axis, which keeps residual branches together, or one for
+            each layer.
     """
 
     draw: Literal["tied", "per_layer"] = "tied"
 
 
 def build(basis: Basis[FedRolexSettings]) -> Strategy:
-    """The strategy as configured: HeteroFL's merge, by default uniform and with the label rule, and windows that move.
+    """The strategy as configured: HeteroFL's merge, by default uniform and with the label rule, and
+    windows that move.
 
     The global model may be wider than the widest device: nothing asks for the full tier.
 
     Raises:
-        PlanError: a plan is configured, or two ways of weighting are, or a window would leave units untrained.
+        PlanError: a plan is configured, or two ways of weighting are, or a window would leave units
+            untrained.
     """
     keys = basis.own
     window = Window(keys.window, keys.step, keys.direction, keys.heads)
@@ -70,15 +80,22 @@ def build(basis: Basis[FedRolexSettings]) -> Strategy:
             f"{basis.name}: fedrolex.weighting = {keys.weighting!r} weights by layers, so weighting ="
             f" {basis.weighting!r} has no place; remove one"
         )
-    built, factor = _windowed(replace(basis, average="mean"), window), layer_factor(basis.layout, keys.weighting)
-    return replace(built, merge=replace(built.merge, start=lambda: start(basis.layout, factor), deltas=False))
+    built = _windowed(replace(basis, average="mean"), window)
+    factor = layer_factor(basis.layout, keys.weighting)
+    return replace(
+        built,
+        merge=replace(built.merge, start=lambda: start(basis.layout, factor), deltas=False),
+    )
 
 
 def build_dropout(basis: Basis[DropoutSettings]) -> Strategy:
-    """Federated Dropout: every device draws its own units in every round; the rest is as for FedRolex.
+    """Federated Dropout: every device draws its own units in every round.
 
-    Sebastian Caldas, Jakub Konecny, H. Brendan McMahan, Ameet Talwalkar: "Expanding the Reach of Federated Learning by
-    Reducing Client Resource Requirements", 2018, https://arxiv.org/abs/1812.07210. A configured plan is a PlanError.
+    The rest is as for FedRolex.
+
+    Sebastian Caldas, Jakub Konecny, H. Brendan McMahan, Ameet Talwalkar: "Expanding the Reach of
+    Federated Learning by Reducing Client Resource Requirements", 2018,
+    https://arxiv.org/abs/1812.07210. A configured plan is a PlanError.
     """
     built = _windowed(basis, Window(kind="random", draw=basis.own.draw))
     return replace(built, paper="https://arxiv.org/abs/1812.07210")
@@ -99,30 +116,37 @@ def _windowed(basis: Basis[FrozenModel | None], window: Window) -> Strategy:
 
 
 def plan_window(layout: Layout, request: PlanRequest, window: Window) -> PlannedTier:
-    """Plan one device's sub-model; the version of the request is the round index j of specification 2.1.
+    """Plan one device's sub-model.
+
+    The version of the request is the round index j of specification 2.1.
 
     Raises:
-        PlanError: the model cannot have this tier, or a window of this step would never reach some units.
+        PlanError: the model cannot have this tier, or a window of this step would never reach some
+            units.
     """
     check_coverage(layout, request.tier.width, window)
     return heterofl.planned(layout, request, window)
 
 
 def check_coverage(layout: Layout, width: float, window: Window) -> None:
-    """Refuse a rolling window that would leave some units untrained for ever, at a share of the global width.
+    """Refuse a rolling window that would leave some units untrained for ever, at a share of the
+    global width.
 
-    Coverage is guaranteed when the step is no longer than the window, or has no factor in common with the size of the
-    axis (specification 2.1). A PlanError names an axis that would not be covered.
+    Coverage is guaranteed when the step is no longer than the window, or has no factor in common
+    with the size of the axis (specification 2.1). A PlanError names an axis that would not be
+    covered.
     """
     if window.kind != "rolling":
         return
     for axis in layout.axes.values():
         if axis.kind is not AxisKind.WIDTH:
             continue
-        # Released heads roll over the whole axis, but every head has a window, so gaps are those of one group.
+        # Released heads roll over the whole axis, but every head has a window, so gaps are those of
+        # one group.
         size = axis.group_size
         kept = kept_units(axis.group_size, width)
-        # Starts are the multiples of the common factor; a window at least as long leaves no gap between them.
+        # Starts are the multiples of the common factor; a window at least as long leaves no gap
+        # between them.
         factor = math.gcd(window.step, size)
         if kept < factor:
             raise PlanError(
@@ -132,4 +156,7 @@ def check_coverage(layout: Layout, width: float, window: Window) -> None:
             )
 
 
-STRATEGIES = {"fedrolex": Method(build, FedRolexSettings), "federated_dropout": Method(build_dropout, DropoutSettings)}
+STRATEGIES = {
+    "fedrolex": Method(build, FedRolexSettings),
+    "federated_dropout": Method(build_dropout, DropoutSettings),
+}

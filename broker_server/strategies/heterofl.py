@@ -1,11 +1,14 @@
-"""HeteroFL: narrower copies of one model, averaged entry by entry over the devices that hold the entry.
+"""HeteroFL: narrower copies of one model, averaged entry by entry over the devices that hold the
+entry.
 
-Enmao Diao, Jie Ding, Vahid Tarokh: "HeteroFL: Computation and Communication Efficient Federated Learning for
-Heterogeneous Clients", ICLR 2021, https://arxiv.org/abs/2010.01264. Specification sections 1.2 and 1.3.
+Enmao Diao, Jie Ding, Vahid Tarokh: "HeteroFL: Computation and Communication Efficient Federated
+Learning for Heterogeneous Clients", ICLR 2021, https://arxiv.org/abs/2010.01264. Specification
+sections 1.2 and 1.3.
 
-Updates count alike whatever their number of samples, and rows of the output layer are taken only from devices that
-hold the row's label. With ``plan = "rolling"`` the same average is FedRolex's (specification 2.3), with ``random``
-Federated Dropout's, for which every device draws its own units.
+Updates count alike whatever their number of samples, and rows of the output layer are taken only
+from devices that hold the row's label. With ``plan = "rolling"`` the same average is FedRolex's
+(specification 2.3), with ``random`` Federated Dropout's, for which every device draws its own
+units.
 """
 
 import hashlib
@@ -31,9 +34,15 @@ from models.plan import make_plan
 
 
 def planned(
-    layout: Layout, request: PlanRequest, window: Window | PlanKind = "static", *, own: bool = False
+    layout: Layout,
+    request: PlanRequest,
+    window: Window | PlanKind = "static",
+    *,
+    own: bool = False,
 ) -> PlannedTier:
-    """One device's plan: all of a tier share it, but for random ones and where each device has its `own` weights."""
+    """One device's plan: all of a tier share it, but for random ones and where each device has its
+    `own` weights.
+    """
     rule = window if isinstance(window, Window) else Window(window)
     own |= rule.kind == "random"
     # A seed of the device's own, so that no two devices draw the same random plan.
@@ -58,9 +67,13 @@ def build(basis: Basis[FrozenModel | None]) -> Strategy:
             labels=update.metrics.labels if label_rule else None,
         )
 
-    merge: Merge[Any] = Merge(lambda: start(basis.layout), add, stepped(finish, basis.optimizer), deltas=True)
+    merge: Merge[Any] = Merge(
+        lambda: start(basis.layout), add, stepped(finish, basis.optimizer), deltas=True
+    )
     if basis.average != "mean":
-        merge = merge_of_holders(basis.average, basis.faulty, basis.optimizer, label_rule=label_rule)
+        merge = merge_of_holders(
+            basis.average, basis.faulty, basis.optimizer, label_rule=label_rule
+        )
     return Strategy(
         name="heterofl",
         paper="https://arxiv.org/abs/2010.01264",

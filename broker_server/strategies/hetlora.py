@@ -1,10 +1,12 @@
-"""HetLoRA: adapters of unequal rank, padded with zeros and weighted by how much each device's adapter does.
+"""HetLoRA: adapters of unequal rank, padded with zeros and weighted by how much each device's
+adapter does.
 
-Yae Jee Cho, Luyang Liu, Zheng Xu, Aldi Fahrezi, Gauri Joshi: "Heterogeneous LoRA for Federated Fine-tuning of On-Device
-Foundation Models", EMNLP 2024, https://arxiv.org/abs/2401.06432. A device of rank r is sent the first r units. Its
-update is padded to the whole rank with zeros and weighted by the Frobenius norm of up @ down (sparsity-weighted
-aggregation), each adapter by itself; all else that trains is averaged as in HeteroFL. That devices prune their own
-ranks is not part of it: a rank belongs to a tier, whose graphs are made at export.
+Yae Jee Cho, Luyang Liu, Zheng Xu, Aldi Fahrezi, Gauri Joshi: "Heterogeneous LoRA for Federated
+Fine-tuning of On-Device Foundation Models", EMNLP 2024, https://arxiv.org/abs/2401.06432. A device
+of rank r is sent the first r units. Its update is padded to the whole rank with zeros and weighted
+by the Frobenius norm of up @ down (sparsity-weighted aggregation), each adapter by itself; all else
+that trains is averaged as in HeteroFL. That devices prune their own ranks is not part of it: a rank
+belongs to a tier, whose graphs are made at export.
 """
 
 from dataclasses import replace
@@ -23,7 +25,8 @@ def _padded(pair: Pair, rank: int) -> Pieces:
 
 def _norm(pair: Pair) -> float:
     """Of the product, from its factors: a trace of two small matrices."""
-    above, below = pair.up.astype(np.float64), pair.down.astype(np.float64)
+    above = pair.up.astype(np.float64)
+    below = pair.down.astype(np.float64)
     return float(np.sqrt(max(0.0, np.sum((above.T @ above) * (below @ below.T)))))
 
 

@@ -1,13 +1,14 @@
 """Merging entry by entry from the values of those that hold it: the median and the trimmed mean.
 
-Dong Yin, Yudong Chen, Kannan Ramchandran, Peter Bartlett: "Byzantine-Robust Distributed Learning: Towards Optimal
-Statistical Rates", ICML 2018, https://arxiv.org/abs/1803.01498, algorithm 1, options I (the coordinate-wise median) and
-II (the coordinate-wise trimmed mean).
+Dong Yin, Yudong Chen, Kannan Ramchandran, Peter Bartlett: "Byzantine-Robust Distributed Learning:
+Towards Optimal Statistical Rates", ICML 2018, https://arxiv.org/abs/1803.01498, algorithm 1,
+options I (the coordinate-wise median) and II (the coordinate-wise trimmed mean).
 
-The paper's devices send gradients of one model; here they send weights, of which the statistic is that of the updates
-moved by the weights they all started from. Sub-models of any plan take part: as in HeteroFL an entry is decided by
-those that hold it, rows of the output layer by those that hold the label, and nobody counts twice for having more
-samples. All values are needed at once: updates are read from disk when the round closes, parameter by parameter.
+The paper's devices send gradients of one model; here they send weights, of which the statistic is
+that of the updates moved by the weights they all started from. Sub-models of any plan take part: as
+in HeteroFL an entry is decided by those that hold it, rows of the output layer by those that hold
+the label, and nobody counts twice for having more samples. All values are needed at once: updates
+are read from disk when the round closes, parameter by parameter.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,9 +26,15 @@ Counts = NDArray[np.intp]
 
 
 def merge_of_holders(
-    average: Average, faulty: float, optimizer: OptimizerSettings | None, *, label_rule: bool
+    average: Average,
+    faulty: float,
+    optimizer: OptimizerSettings | None,
+    *,
+    label_rule: bool,
 ) -> Merge[list[Contribution]]:
-    """A merge that takes a statistic of every entry; with a label rule its rows count from those that hold the label.
+    """A merge that takes a statistic of every entry.
+
+    With a label rule its rows count from those that hold the label.
 
     The share of an entry's holders that may be faulty is trimmed at either end, rounded up.
     """
@@ -38,7 +45,12 @@ def merge_of_holders(
 
     def merged(updates: list[Contribution], old: Tensors) -> dict[str, Floats]:
         return {
-            name: _of_holders(_values(name, updates, old[name], label_rule=label_rule), old[name], statistic, faulty)
+            name: _of_holders(
+                _values(name, updates, old[name], label_rule=label_rule),
+                old[name],
+                statistic,
+                faulty,
+            )
             for name in old
         }
 
@@ -46,7 +58,10 @@ def merge_of_holders(
 
 
 def _values(name: str, updates: Sequence[Contribution], old: Floats, *, label_rule: bool) -> Floats:
-    """The values of one parameter by holder, NaN where it does not hold an entry; sorted entry by entry."""
+    """The values of one parameter by holder, NaN where it does not hold an entry.
+
+    Sorted entry by entry.
+    """
     holders = [update for update in updates if name in update.plan.tensors]
     values = np.full((len(holders), *old.shape), np.nan, np.float32)
     for value, update in zip(values, holders, strict=True):
@@ -60,7 +75,10 @@ def _values(name: str, updates: Sequence[Contribution], old: Floats, *, label_ru
 
 
 def _of_holders(
-    values: Floats, old: Floats, statistic: Callable[[Floats, Counts, float], Floats], faulty: float
+    values: Floats,
+    old: Floats,
+    statistic: Callable[[Floats, Counts, float], Floats],
+    faulty: float,
 ) -> Floats:
     count = np.count_nonzero(~np.isnan(values), axis=0)
     if not len(values) or not count.any():
@@ -77,8 +95,14 @@ def _median(values: Floats, count: Counts, _faulty: float) -> Floats:
 
 
 def _trimmed_mean(values: Floats, count: Counts, faulty: float) -> Floats:
-    """The mean of what is left; where so much is trimmed that nothing would be, of the middle one or two."""
-    trimmed = np.minimum(np.ceil(np.round(faulty * count, 9)).astype(np.intp), np.maximum(count - 1, 0) // 2)
+    """The mean of what is left.
+
+    Where so much is trimmed that nothing would be, of the middle one or two.
+    """
+    trimmed = np.minimum(
+        np.ceil(np.round(faulty * count, 9)).astype(np.intp),
+        np.maximum(count - 1, 0) // 2,
+    )
     total = np.zeros(count.shape, np.float64)
     for place, value in enumerate(values):
         total += np.where((place >= trimmed) & (place < count - trimmed), value, 0.0)

@@ -1,4 +1,6 @@
-"""The strategies by name, found in the modules of this folder: a new one is a file with a row in ``STRATEGIES``."""
+"""The strategies by name, found in the modules of this folder: a new one is a file with a row in
+``STRATEGIES``.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +17,10 @@ KNOWN: Mapping[str, Method[Any]] = discover("broker_server.strategies", "STRATEG
 
 
 def build_strategy(
-    settings: StrategySettings[Any], layout: Layout, tiers: Sequence[Tier], optimizer: OptimizerSettings | None = None
+    settings: StrategySettings[Any],
+    layout: Layout,
+    tiers: Sequence[Tier],
+    optimizer: OptimizerSettings | None = None,
 ) -> Strategy:
     """Build the configured strategy for a run.
 
@@ -26,7 +31,9 @@ def build_strategy(
     method = KNOWN.get(settings.name)
     if method is None:
         hint = did_you_mean(settings.name, KNOWN)
-        raise ConfigError(f"strategy.name: no strategy {settings.name!r}{hint}; there are {', '.join(KNOWN)}")
+        raise ConfigError(
+            f"strategy.name: no strategy {settings.name!r}{hint}; there are {', '.join(KNOWN)}"
+        )
     built = method.build(Basis(**vars(settings), layout=layout, tiers=tiers, optimizer=optimizer))
     if built.merge.average != settings.average:
         raise PlanError(

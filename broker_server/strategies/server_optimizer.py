@@ -1,9 +1,10 @@
 """Server optimizers: what the server does with the update that a round's merge amounts to.
 
-Sashank Reddi, Zachary Charles, Manzil Zaheer, Zachary Garrett, Keith Rush, Jakub Konecny, Sanjiv Kumar, Brendan
-McMahan: "Adaptive Federated Optimization", ICLR 2021, https://arxiv.org/abs/2003.00295, algorithm 2; the conventions
-are those of specification 3.5. With g the update (merged weights minus old weights, so its sign is PLUS, unlike a
-gradient's), m and v the moments, element by element:
+Sashank Reddi, Zachary Charles, Manzil Zaheer, Zachary Garrett, Keith Rush, Jakub Konecny, Sanjiv
+Kumar, Brendan McMahan: "Adaptive Federated Optimization", ICLR 2021,
+https://arxiv.org/abs/2003.00295, algorithm 2; the conventions are those of specification 3.5. With
+g the update (merged weights minus old weights, so its sign is PLUS, unlike a gradient's), m and v
+the moments, element by element:
 
     plain        w = w + eta * g
     fedavgm      m = b1 * m + g                                   w = w + eta * m
@@ -12,11 +13,13 @@ gradient's), m and v the moments, element by element:
     fedyogi      v = v - (1 - b2) * g^2 * sign(v - g^2)           m and w as fedadam
     fedadagrad   v = v + g^2                                      m and w as fedadam
 
-There is no bias correction, and tau stands outside the root. Entries that no device held have g = 0 and yet move
-while m decays. FedAvgM is Hsu, Qi, Brown: "Measuring the effects of non-identical data distribution", 2019.
+There is no bias correction, and tau stands outside the root. Entries that no device held have g = 0
+and yet move while m decays. FedAvgM is Hsu, Qi, Brown: "Measuring the effects of non-identical data
+distribution", 2019.
 
-The functions are pure over an explicit state. They are bound by memory traffic, so tensors are walked in pieces that
-stay in the second-level cache, and `donate` lets the results take the memory of the arguments.
+The functions are pure over an explicit state. They are bound by memory traffic, so tensors are
+walked in pieces that stay in the second-level cache, and `donate` lets the results take the memory
+of the arguments.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,12 +39,18 @@ Array = NDArray[Any]
 Tensors = Mapping[str, Array]
 
 _ADAPTIVE = frozenset({"fedadam", "fedyogi", "fedadagrad"})
-_PIECE = 32 * 1024  # values: six float32 pieces of 128 kB are in use at once, which a second-level cache holds
-_STEPS, _FIRST, _SECOND = "optimizer.steps", "optimizer.first.", "optimizer.second."
+_PIECE = (
+    32 * 1024
+)  # values: six float32 pieces of 128 kB are in use at once, which a second-level cache holds
+_STEPS = "optimizer.steps"
+_FIRST = "optimizer.first."
+_SECOND = "optimizer.second."
 
 
 class OptimizerSettings(FrozenModel):
-    """``[server_optimizer]``: which, and its numbers; the defaults are specification 3.5's starting values.
+    """``[server_optimizer]``: which, and its numbers.
+
+    The defaults are specification 3.5's starting values.
 
     Attributes:
         name: ``plain`` takes the merge as it is, times the learning rate.
@@ -49,9 +58,10 @@ class OptimizerSettings(FrozenModel):
         beta1: decay of the first moment, m.
         beta2: decay of the second, v.
         tau: how adaptive the step is; added to the root of the second moment.
-        second_start: what the second moment starts at. The paper asks for at least tau^2, the vectors of the
-            specification for 0.
-        milestones: steps (from 1) that start with fresh moments and multiply the learning rate (specification 2.5).
+        second_start: what the second moment starts at. The paper asks for at least tau^2, the
+            vectors of the specification for 0.
+        milestones: steps (from 1) that start with fresh moments and multiply the learning rate
+            (specification 2.5).
         restart_factor: by what.
     """
 
@@ -84,13 +94,19 @@ class OptimizerState:
     """What the optimizer carries from round to round."""
 
     steps: int = 0
-    first: Tensors = field(default_factory=dict)  # m, of the shapes and the dtype of the weights; empty for plain
+    first: Tensors = field(
+        default_factory=dict
+    )  # m, of the shapes and the dtype of the weights; empty for plain
     second: Tensors = field(default_factory=dict)  # v; empty for plain and fedavgm
 
 
 def init(settings: OptimizerSettings, weights: Tensors) -> OptimizerState:
     """The state before the first step of some weights."""
-    first = {} if settings.name == "plain" else {name: np.zeros_like(value) for name, value in weights.items()}
+    first = (
+        {}
+        if settings.name == "plain"
+        else {name: np.zeros_like(value) for name, value in weights.items()}
+    )
     second = (
         {name: np.full_like(value, settings.second_start) for name, value in weights.items()}
         if settings.name in _ADAPTIVE
@@ -115,9 +131,10 @@ def apply(
         state: from `init` or the step before.
         weights: the weights before the step, floats of any shapes.
         given: g above, of the same names and shapes.
-        merged: what is given are the merged weights, and the update is the way to them. Plain with eta 1 returns
-            exactly these.
-        donate: the arrays of `state` and `given` may be overwritten to hold the results; do not use them again.
+        merged: what is given are the merged weights, and the update is the way to them. Plain with
+            eta 1 returns exactly these.
+        donate: the arrays of `state` and `given` may be overwritten to hold the results; do not use
+            them again.
 
     Returns:
         The new weights, in the order of `weights`, and the new state.
@@ -133,7 +150,8 @@ def apply(
         taken = {name: given[name] if donate else np.array(given[name]) for name in weights}
         return taken, replace(state, steps=state.steps + 1)
     new: dict[str, Array] = {}
-    first, second = dict(state.first), dict(state.second)
+    first = dict(state.first)
+    second = dict(state.second)
     for name, old in weights.items():
         moments = []
         for held in (first, second):
@@ -142,7 +160,11 @@ def apply(
                 mine = donate and _reusable(held[name], held[name].dtype)
                 held[name] = held[name] if mine else np.array(held[name], order="C")
                 moments.append(held[name])
-        out = given[name] if donate and _reusable(given[name], old.dtype) else np.empty(old.shape, old.dtype)
+        out = (
+            given[name]
+            if donate and _reusable(given[name], old.dtype)
+            else np.empty(old.shape, old.dtype)
+        )
         _walk(settings, eta, (old, given[name], out), moments, merged=merged)
         new[name] = out
     return new, OptimizerState(state.steps + 1, MappingProxyType(first), MappingProxyType(second))
@@ -150,7 +172,9 @@ def apply(
 
 def _restarted(settings: OptimizerSettings, state: OptimizerState) -> tuple[OptimizerState, float]:
     number = state.steps + 1
-    eta = settings.eta * settings.restart_factor ** sum(number >= milestone for milestone in settings.milestones)
+    eta = settings.eta * settings.restart_factor ** sum(
+        number >= milestone for milestone in settings.milestones
+    )
     if number in settings.milestones:
         fresh = init(settings, state.first)
         state = OptimizerState(state.steps, fresh.first, fresh.second)
@@ -161,7 +185,9 @@ def _check(name: str, weight: Array, given: Tensors, where: str) -> None:
     value = given.get(name)
     if value is None or value.shape != weight.shape:
         found = "missing" if value is None else f"of shape {value.shape}"
-        raise PlanError(f"server optimizer: tensor {name} of the {where} should be {weight.shape} but is {found}")
+        raise PlanError(
+            f"server optimizer: tensor {name} of the {where} should be {weight.shape} but is {found}"
+        )
 
 
 def _reusable(value: Array, dtype: np.dtype[Any]) -> bool:
@@ -169,19 +195,31 @@ def _reusable(value: Array, dtype: np.dtype[Any]) -> bool:
 
 
 def _walk(
-    settings: OptimizerSettings, eta: float, arrays: tuple[Array, Array, Array], moments: list[Array], *, merged: bool
+    settings: OptimizerSettings,
+    eta: float,
+    arrays: tuple[Array, Array, Array],
+    moments: list[Array],
+    *,
+    merged: bool,
 ) -> None:
-    """Step one tensor, piece by piece; its old, given and new values are `arrays`, of which the last is written."""
+    """Step one tensor, piece by piece.
+
+    Its old, given and new values are `arrays`, of which the last is written.
+    """
     old, given, out = arrays
     rule = _RULES[settings.name]
     size = min(_PIECE, old.size)
-    update, spare = np.empty(size, old.dtype), np.empty(size, old.dtype)
-    source, target = np.ascontiguousarray(old).reshape(-1), out.reshape(-1)
-    change, flat = np.ascontiguousarray(given).reshape(-1), [moment.reshape(-1) for moment in moments]
+    update = np.empty(size, old.dtype)
+    spare = np.empty(size, old.dtype)
+    source = np.ascontiguousarray(old).reshape(-1)
+    target = out.reshape(-1)
+    change = np.ascontiguousarray(given).reshape(-1)
+    flat = [moment.reshape(-1) for moment in moments]
     for start in range(0, old.size, _PIECE):
         place = slice(start, min(start + _PIECE, old.size))
         length = place.stop - start
-        g, step = update[:length], spare[:length]
+        g = update[:length]
+        step = spare[:length]
         if merged:
             np.subtract(change[place], source[place], out=g)
         else:
@@ -229,8 +267,14 @@ def _decay(moment: Array, beta: float, value: Array, spare: Array) -> None:
     np.add(moment, spare, out=moment)
 
 
-_RULES: Mapping[str, Callable[[OptimizerSettings, list[Array], Array, Array], None]] = MappingProxyType(
-    {"plain": _plain, "fedavgm": _fedavgm, **dict.fromkeys(("fedadam", "fedyogi", "fedadagrad"), _adaptive)}
+_RULES: Mapping[str, Callable[[OptimizerSettings, list[Array], Array, Array], None]] = (
+    MappingProxyType(
+        {
+            "plain": _plain,
+            "fedavgm": _fedavgm,
+            **dict.fromkeys(("fedadam", "fedyogi", "fedadagrad"), _adaptive),
+        }
+    )
 )
 
 
@@ -244,23 +288,36 @@ def state_tensors(state: OptimizerState) -> dict[str, Array]:
 
 
 def state_from_tensors(tensors: Tensors) -> OptimizerState:
-    """Read back what `state_tensors` made of a state, among other arrays; without its number of steps a PlanError."""
+    """Read back what `state_tensors` made of a state, among other arrays.
+
+    Without its number of steps a PlanError.
+    """
     if _STEPS not in tensors:
-        raise PlanError(f"the stored state of a server optimizer lacks {_STEPS}; start the run afresh")
-    first = {name[len(_FIRST) :]: value for name, value in tensors.items() if name.startswith(_FIRST)}
-    second = {name[len(_SECOND) :]: value for name, value in tensors.items() if name.startswith(_SECOND)}
+        raise PlanError(
+            f"the stored state of a server optimizer lacks {_STEPS}; start the run afresh"
+        )
+    first = {
+        name[len(_FIRST) :]: value for name, value in tensors.items() if name.startswith(_FIRST)
+    }
+    second = {
+        name[len(_SECOND) :]: value for name, value in tensors.items() if name.startswith(_SECOND)
+    }
     return OptimizerState(int(tensors[_STEPS]), MappingProxyType(first), MappingProxyType(second))
 
 
 def server_step(
     settings: OptimizerSettings,
 ) -> Callable[[Tensors, dict[str, Array], Tensors], tuple[dict[str, Array], dict[str, Array]]]:
-    """The optimizer as a strategy's ``step``: old weights, merged weights and stored state to new ones.
+    """The optimizer as a strategy's ``step``: old weights, merged weights and stored state to new
+    ones.
 
-    Before the first round the state is an empty mapping. Merged weights and state may be overwritten.
+    Before the first round the state is an empty mapping. Merged weights and state may be
+    overwritten.
     """
 
-    def step(old: Tensors, merged: dict[str, Array], stored: Tensors) -> tuple[dict[str, Array], dict[str, Array]]:
+    def step(
+        old: Tensors, merged: dict[str, Array], stored: Tensors
+    ) -> tuple[dict[str, Array], dict[str, Array]]:
         state = state_from_tensors(stored) if stored else init(settings, old)
         weights, state = apply(settings, state, old, merged, merged=True, donate=True)
         return weights, state_tensors(state)

@@ -1,9 +1,11 @@
-"""What a strategy is: how to cut, how to merge, how to step the server's optimizer. One file per paper builds one.
+"""What a strategy is: how to cut, how to merge, how to step the server's optimizer.
 
-A strategy is a frozen record of values and functions, built for one model and the tiers in use; there is no base class.
-What the server carries from round to round is a `GlobalModel`: the weights, and beside them whatever the method must
-know again (moments, per-depth copies), as arrays that are stored with every global version, so that a server that is
-killed goes on with them.
+One file per paper builds one.
+
+A strategy is a frozen record of values and functions, built for one model and the tiers in use;
+there is no base class. What the server carries from round to round is a `GlobalModel`: the weights,
+and beside them whatever the method must know again (moments, per-depth copies), as arrays that are
+stored with every global version, so that a server that is killed goes on with them.
 
 Most methods set a few fields and take `broker_server.strategies.heterofl` for the rest.
 """
@@ -43,10 +45,12 @@ class StrategySettings(Generic[OwnT_co]):
     Attributes:
         plan: which units a narrower sub-model keeps.
         weighting: every update alike, or by its number of samples; None takes the strategy's own.
-        label_rule: take rows of label axes only for labels the device holds; None takes the strategy's own.
+        label_rule: take rows of label axes only for labels the device holds; None takes the
+            strategy's own.
         own: the table of the method's own; None for methods without.
         average: how the values of an entry become one.
-        faulty: share of the devices that may be bad, in [0, 0.5); the trimmed mean leaves out so many at either end.
+        faulty: share of the devices that may be bad, in [0, 0.5); the trimmed mean leaves out so
+            many at either end.
     """
 
     name: str
@@ -64,12 +68,17 @@ class Basis(StrategySettings[OwnT_co]):
 
     layout: Layout  # the global model
     tiers: Sequence[Tier]  # that are exported and allowed, largest first
-    optimizer: OptimizerSettings | None = None  # of the server; None for what the strategy does by itself
+    optimizer: OptimizerSettings | None = (
+        None  # of the server; None for what the strategy does by itself
+    )
 
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """For whom a plan is wanted; `version` counts closed rounds, the round index of the papers (from 0)."""
+    """For whom a plan is wanted.
+
+    `version` counts closed rounds, the round index of the papers (from 0).
+    """
 
     tier: Tier
     device: str
@@ -79,7 +88,10 @@ class PlanRequest:
 
 @dataclass(frozen=True)
 class PlannedTier:
-    """A plan with a name, unique within a round; devices whose plans share a name share one blob of weights."""
+    """A plan with a name, unique within a round.
+
+    Devices whose plans share a name share one blob of weights.
+    """
 
     key: str
     make: Callable[[], Plan]
@@ -104,7 +116,9 @@ class Contribution:
 
 @dataclass(frozen=True)
 class GlobalModel:
-    """The whole model's weights, float32, and what the method keeps beside them, empty before the first round."""
+    """The whole model's weights, float32, and what the method keeps beside them, empty before the
+    first round.
+    """
 
     weights: Tensors
     state: ServerState
@@ -117,12 +131,13 @@ class Merge(Generic[SumsT]):
     Attributes:
         start: an empty accumulator.
         fold: add one contribution; called in ascending order of the devices' ids.
-        finish: the next global model, from the accumulator, which is spent, and the model the round started from.
-            The state it is given may be overwritten.
+        finish: the next global model, from the accumulator, which is spent, and the model the round
+            started from. The state it is given may be overwritten.
         average: what it takes of the values of an entry; a merge of the method's own is a mean.
-        deltas: whether the global model moves by the mean, for each entry, of how far the updates have moved it; then
-            an update that was made from an earlier model can move a later one, and all can count alike where noise is
-            added. So not where a fold has weights of its own.
+        deltas: whether the global model moves by the mean, for each entry, of how far the updates
+            have moved it; then an update that was made from an earlier model can move a later one,
+            and all can count alike where noise is added. So not where a fold has weights of its
+            own.
     """
 
     start: Callable[[], SumsT]
@@ -155,15 +170,21 @@ class Strategy:
 
     Attributes:
         tiers: of those it was offered, the ones it uses.
-        plan: the plan for one device; a pure function, so that a killed server makes the same one again.
+        plan: the plan for one device; a pure function, so that a killed server makes the same one
+            again.
         merge: how updates become the next global model; the accumulator may be of any type.
-        begin: the state of a run before its first round, from the initial weights and those of the heads that tiers
-            in use have of their own; None for a method that has no place for such heads.
-        send: the tensors that a device is sent, from plan, request and global model; for most the plan's part of it.
-        offer: the tiers that a device is offered, the one it takes by default first, from the largest it can train.
-        instruct: what it changes in what a training task asks of a device, given the rounds closed so far.
+        begin: the state of a run before its first round, from the initial weights and those of the
+            heads that tiers in use have of their own; None for a method that has no place for such
+            heads.
+        send: the tensors that a device is sent, from plan, request and global model; for most the
+            plan's part of it.
+        offer: the tiers that a device is offered, the one it takes by default first, from the
+            largest it can train.
+        instruct: what it changes in what a training task asks of a device, given the rounds closed
+            so far.
         stays: parameters that stay on the devices: each trains its own, and they are in no update.
-        anew: whether the units of a plan that stays are others in each round, so that devices keep nothing of them.
+        anew: whether the units of a plan that stays are others in each round, so that devices keep
+            nothing of them.
     """
 
     name: str
@@ -172,7 +193,9 @@ class Strategy:
     plan: Callable[[PlanRequest], PlannedTier]
     merge: Merge[Any]
     begin: Callable[[Tensors, Mapping[Tier, Tensors]], ServerState] | None = None
-    send: Callable[[CompiledPlan, PlanRequest, GlobalModel], Tensors] = lambda plan, _, model: plan.slice(model.weights)
+    send: Callable[[CompiledPlan, PlanRequest, GlobalModel], Tensors] = lambda plan, _, model: (
+        plan.slice(model.weights)
+    )
     offer: Callable[[Tier], tuple[Tier, ...]] = lambda largest: (largest,)
     instruct: Callable[[Instructions, int], Instructions] = lambda asked, _: asked
     stays: tuple[str, ...] = ()
@@ -184,7 +207,8 @@ class Method(Generic[OwnT]):
     """A row of the table of strategies: the module of a method has one under the method's name.
 
     Attributes:
-        build: makes the strategy. Raises PlanError, before anything is trained, where its basis does not go together.
+        build: makes the strategy. Raises PlanError, before anything is trained, where its basis
+            does not go together.
         settings: of ``[strategy.<name>]``, the table of the method's own; None for methods without.
     """
 

@@ -1,13 +1,16 @@
-"""WHALE-FL: each device picks its own width every round; the server offers the widths and honours the choice.
+"""WHALE-FL: each device picks its own width every round.
 
-Huai-an Su, Jiaxiang Geng, Liang Li, Xiaoqi Qin, Yanzhao Hou, Hao Wang, Xin Fu, Miao Pan: "WHALE-FL: Wireless and
-Heterogeneity Aware Latency Efficient Federated Learning over Mobile Devices via Adaptive Subnetwork Scheduling", 2024,
-https://arxiv.org/abs/2405.00885. Specification section 4, whose equations 3 to 8 are reconstructed.
+The server offers the widths and honours the choice.
 
-The device's half, the utilities, is `device_runtime.training.choosers.adaptive`. It is offered every tier within its
-maximum, which is the cap of equation 7, and the server takes an update of any of them. Slices and the merge
-are HeteroFL's, the label rule included. What the method improves is the time of a round, which is that of its
-slowest device.
+Huai-an Su, Jiaxiang Geng, Liang Li, Xiaoqi Qin, Yanzhao Hou, Hao Wang, Xin Fu, Miao Pan: "WHALE-FL:
+Wireless and Heterogeneity Aware Latency Efficient Federated Learning over Mobile Devices via
+Adaptive Subnetwork Scheduling", 2024, https://arxiv.org/abs/2405.00885. Specification section 4,
+whose equations 3 to 8 are reconstructed.
+
+The device's half, the utilities, is `device_runtime.training.choosers.adaptive`. It is offered
+every tier within its maximum, which is the cap of equation 7, and the server takes an update of any
+of them. Slices and the merge are HeteroFL's, the label rule included. What the method improves is
+the time of a round, which is that of its slowest device.
 """
 
 from collections.abc import Sequence
@@ -30,8 +33,13 @@ def build(basis: Basis[SizingConstants]) -> Strategy:
         PlanError: plans other than leading units are configured.
     """
     if basis.plan != "static":
-        raise PlanError(f"whalefl cuts leading units, as HeteroFL does; remove plan = {basis.plan!r}")
-    sizing = Sizing(constants=basis.own, full_bytes=_FLOAT_BYTES * basis.layout.parameter_count(basis.layout.tier(1.0)))
+        raise PlanError(
+            f"whalefl cuts leading units, as HeteroFL does; remove plan = {basis.plan!r}"
+        )
+    sizing = Sizing(
+        constants=basis.own,
+        full_bytes=_FLOAT_BYTES * basis.layout.parameter_count(basis.layout.tier(1.0)),
+    )
     chooser = Chooser(rule="whalefl", settings=sizing.model_dump(mode="json"))
     return replace(
         heterofl.build(basis),
@@ -43,12 +51,19 @@ def build(basis: Basis[SizingConstants]) -> Strategy:
 
 
 def offered(allowed: Sequence[Tier], maximum: Tier) -> tuple[Tier, ...]:
-    """The allowed tiers of the maximum's depth that are no wider than it, widest first; a PlanError if there is none.
+    """The allowed tiers of the maximum's depth that are no wider than it, widest first.
+
+    A PlanError if there is none.
 
     A device that does not size itself takes the first, which is HeteroFL's fixed assignment.
     """
     fitting = sorted(
-        (tier for tier in set(allowed) if tier.depth == maximum.depth and tier.width <= maximum.width), reverse=True
+        (
+            tier
+            for tier in set(allowed)
+            if tier.depth == maximum.depth and tier.width <= maximum.width
+        ),
+        reverse=True,
     )
     if not fitting:
         raise PlanError(

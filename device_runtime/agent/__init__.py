@@ -1,1 +1,3 @@
-"""The agent: its states, the link to the server, fetching and uploading, and the record of the task in hand."""
+"""The agent: its states, the link to the server, fetching and uploading, and the record of the task
+in hand.
+"""

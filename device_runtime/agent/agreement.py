@@ -1,4 +1,6 @@
-"""Brings the board's data into the form of the fleet's contract, and saves the contract for use without a server."""
+"""Brings the board's data into the form of the fleet's contract, and saves the contract for use
+without a server.
+"""
 
 import contextlib
 from pathlib import Path
@@ -12,7 +14,10 @@ from fleet_protocol.messages import Instructions
 
 
 class Agreement:
-    """Brings a board's data into the form of each offer's contract; caches the last result, since offers repeat it."""
+    """Brings a board's data into the form of each offer's contract.
+
+    Caches the last result, since offers repeat it.
+    """
 
     def __init__(self, folder: Path) -> None:
         """Create an agreement whose contract is saved in the agent's state folder."""
@@ -48,8 +53,12 @@ class Agreement:
         self._last = agreed
 
     def _keep(self, contract: DataContract | None) -> None:
-        """Save the contract, even after a refusal, so that `shoal device doctor` can check the corrected data."""
+        """Save the contract, even after a refusal, so that `shoal device doctor` can check the
+        corrected data.
+        """
         if contract is None or contract == read_contract(self._folder):
             return
-        with contextlib.suppress(StorageError):  # if the disk is full, the doctor compares with an earlier one
+        with contextlib.suppress(
+            StorageError
+        ):  # if the disk is full, the doctor compares with an earlier one
             write_atomically(self._folder / CONTRACT_FILE, contract.to_bytes())

@@ -16,7 +16,8 @@ _SETS_KEPT = 8
 
 
 class CachedSet(FrozenModel):
-    """An artifact set on disk: digests of its manifest, and of that and the graphs this board has used.
+    """An artifact set on disk: digests of its manifest, and of that and the graphs this board has
+    used.
 
     It was `tested` under a runtime, graph by graph.
     """
@@ -29,7 +30,8 @@ class CachedSet(FrozenModel):
 class CacheIndex(FrozenModel):
     """What the blobs on disk are, newest last: artifact sets, and digests of weights.
 
-    `newest` is run, round, version of the global model and tier of the last set with the last weights.
+    `newest` is run, round, version of the global model and tier of the last set with the last
+    weights.
     """
 
     version: Literal[1] = 1
@@ -49,13 +51,18 @@ def read_index(folder: Path) -> CacheIndex:
 
 
 class Cache:
-    """The blobs of an agent with an index that says what they are for; those that no task uses have a bound."""
+    """The blobs of an agent with an index that says what they are for.
+
+    Those that no task uses have a bound.
+    """
 
     def __init__(self, folder: Path, blobs: BlobStore, max_bytes: int) -> None:
         self._path = folder / _INDEX
         self._blobs = blobs
         self._max_bytes = max_bytes
-        self.index = read_index(folder)  # one that is lost costs a download, so it is simply started again
+        self.index = read_index(
+            folder
+        )  # one that is lost costs a download, so it is simply started again
 
     def _save(self, index: CacheIndex) -> None:
         self.index = index
@@ -63,12 +70,24 @@ class Cache:
             write_atomically(self._path, index.model_dump_json(indent=1).encode())
 
     def staged(self, manifest: str, graphs: Collection[str]) -> None:
-        """Note the digests of a set that no task has used yet, and of its files, before those of the newest task."""
+        """Note the digests of a set that no task has used yet, and of its files, before those of
+        the newest task.
+        """
         entry = CachedSet(manifest=manifest, blobs=tuple(sorted({manifest, *graphs})))
         others = tuple(e for e in self.index.sets if e.manifest != manifest)
-        self._save(self.index.model_copy(update={"sets": (*others[:-1], entry, *others[-1:])[-_SETS_KEPT:]}))
+        self._save(
+            self.index.model_copy(
+                update={"sets": (*others[:-1], entry, *others[-1:])[-_SETS_KEPT:]}
+            )
+        )
 
-    def used(self, manifest: str, graphs: Collection[str], weights: str, newest: Mapping[str, str | int]) -> None:
+    def used(
+        self,
+        manifest: str,
+        graphs: Collection[str],
+        weights: str,
+        newest: Mapping[str, str | int],
+    ) -> None:
         """Note the digests of what a task uses, and which model that is, as of the index."""
         old = next((entry for entry in self.index.sets if entry.manifest == manifest), None)
         entry = CachedSet(
@@ -78,12 +97,15 @@ class Cache:
         )
         others = tuple(e for e in self.index.sets if e.manifest != manifest)
         recent = tuple(w for w in self.index.weights if w != weights)
-        sets, recent = (*others, entry)[-_SETS_KEPT:], (*recent, weights)[-_WEIGHTS_KEPT:]
+        sets = (*others, entry)[-_SETS_KEPT:]
+        recent = (*recent, weights)[-_WEIGHTS_KEPT:]
         self._save(CacheIndex(sets=sets, weights=recent, newest=newest))
 
     def tested(self, manifest: str) -> frozenset[str]:
         """What of a set passed its self-test on this board: graphs with the runtime."""
-        return frozenset(name for entry in self.index.sets if entry.manifest == manifest for name in entry.tested)
+        return frozenset(
+            name for entry in self.index.sets if entry.manifest == manifest for name in entry.tested
+        )
 
     def mark_tested(self, manifest: str, graph: str) -> None:
         """Note that a graph of a set passed its self-test."""
@@ -95,7 +117,9 @@ class Cache:
         self._save(self.index.model_copy(update={"sets": tuple(sets)}))
 
     def evict(self, keep: Collection[str], *, everything: bool = False) -> int:
-        """Delete blobs and parts that nothing needs, then the oldest until the rest fits; returns the bytes freed.
+        """Delete blobs and parts that nothing needs, then the oldest until the rest fits.
+
+        Returns the bytes freed.
 
         What the task in hand uses is what to `keep`; `everything` else goes when the disk is full.
         """
@@ -104,12 +128,19 @@ class Cache:
         for path in objects.glob("??/.*"):  # what a process wrote that was killed
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
-        sizes = {path.name: path.stat().st_size for path in objects.glob("??/[!.]*") if path.is_file()}
-        sets, weights = list(self.index.sets), list(self.index.weights)
+        sizes = {
+            path.name: path.stat().st_size for path in objects.glob("??/[!.]*") if path.is_file()
+        }
+        sets = list(self.index.sets)
+        weights = list(self.index.weights)
         before = sum(sizes.values())
 
         def forget() -> None:
-            known = {*keep, *weights, *(digest for entry in sets for digest in entry.blobs)}
+            known = {
+                *keep,
+                *weights,
+                *(digest for entry in sets for digest in entry.blobs),
+            }
             for digest in [d for d in sizes if d not in known]:
                 del sizes[digest]
                 with contextlib.suppress(OSError):
@@ -121,7 +152,9 @@ class Cache:
             (weights or sets).pop(0)
             forget()
         if (tuple(sets), tuple(weights)) != (self.index.sets, self.index.weights):
-            self._save(self.index.model_copy(update={"sets": tuple(sets), "weights": tuple(weights)}))
+            self._save(
+                self.index.model_copy(update={"sets": tuple(sets), "weights": tuple(weights)})
+            )
         for path in (self._blobs.root / "parts").glob("*"):
             if path.name not in keep:
                 with contextlib.suppress(OSError):

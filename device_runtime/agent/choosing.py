@@ -1,7 +1,8 @@
 """Which sub-model of an offer a board takes, and what it remembers of a round for the next choice.
 
-A board that chooses measures its link and its processor in every round before it does (specification 4.2, step 1): it
-fetches the narrowest sub-model, and weights that tell more of the link than how long an answer takes, and times steps.
+A board that chooses measures its link and its processor in every round before it does
+(specification 4.2, step 1): it fetches the narrowest sub-model, and weights that tell more of the
+link than how long an answer takes, and times steps.
 """
 
 import contextlib
@@ -50,7 +51,10 @@ class ChooserMemory:
         return None
 
     def save(self, run: str, chooser: TierChooser, memory: FrozenModel) -> None:
-        """Replace the memory atomically; where the disk is full, the next round goes without this one."""
+        """Replace the memory atomically.
+
+        Where the disk is full, the next round goes without this one.
+        """
         stored = _Stored(rule=chooser.rule.name, run=run, memory=memory.model_dump(mode="json"))
         with contextlib.suppress(StorageError):
             write_atomically(self.path, stored.model_dump_json(indent=1).encode())
@@ -66,20 +70,34 @@ def able(offer: Offer, config: DeviceConfig, bench: Bench) -> tuple[TierChoice, 
     """
     measures = may_join(offer, bench).phase == "measuring"
     chooser_of(offer)
-    width, depth = config.max_width, config.max_depth
-    return tuple(choice for choice in offer.choices if measures or within(choice.tier, width, depth))
+    width = config.max_width
+    depth = config.max_depth
+    return tuple(
+        choice for choice in offer.choices if measures or within(choice.tier, width, depth)
+    )
 
 
 def probe(choices: Sequence[TierChoice]) -> tuple[TierChoice, BlobRef]:
-    """What is measured before a choice: the narrowest sub-model, and the weights whose download tells of the link."""
+    """What is measured before a choice: the narrowest sub-model, and the weights whose download
+    tells of the link.
+    """
     weights = sorted((choice.weights for choice in choices), key=lambda ref: ref.size)
     telling = next((ref for ref in weights if ref.size >= _TELLING_BYTES), weights[-1])
     return min(choices, key=lambda choice: width_of(choice.tier)), telling
 
 
-def choose(record: StoredTask, config: DeviceConfig, bench: Bench, bytes_per_second: float | None, step: float) -> str:
-    """The tier that the board wants, by its link and the seconds of a step of the one that it has measured."""
-    offer, chooser = record.offer, chooser_of(record.offer)
+def choose(
+    record: StoredTask,
+    config: DeviceConfig,
+    bench: Bench,
+    bytes_per_second: float | None,
+    step: float,
+) -> str:
+    """The tier that the board wants, by its link and the seconds of a step of the one that it has
+    measured.
+    """
+    offer = record.offer
+    chooser = chooser_of(record.offer)
     if chooser is None:
         return record.tier
     situation = Situation(
@@ -92,9 +110,16 @@ def choose(record: StoredTask, config: DeviceConfig, bench: Bench, bytes_per_sec
 
 
 def remember_round(record: StoredTask, config: DeviceConfig, loss: float) -> None:
-    """Keep what the next choice of a tier needs to know of this round, whose mean loss over all steps is given."""
-    offer, chooser = record.offer, chooser_of(record.offer)
+    """Keep what the next choice of a tier needs to know of this round, whose mean loss over all
+    steps is given.
+    """
+    offer = record.offer
+    chooser = chooser_of(record.offer)
     if chooser is None:
         return
     memory = ChooserMemory(config.state_dir)
-    memory.save(offer.run, chooser, chooser.learn(memory.load(offer.run, chooser), offer.round, loss))
+    memory.save(
+        offer.run,
+        chooser,
+        chooser.learn(memory.load(offer.run, chooser), offer.round, loss),
+    )

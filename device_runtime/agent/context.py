@@ -1,4 +1,6 @@
-"""What the states of the agent share: what it works with, its link side, what it has measured, and the task in hand."""
+"""What the states of the agent share: what it works with, its link side, what it has measured, and
+the task in hand.
+"""
 
 import contextlib
 import math
@@ -32,7 +34,13 @@ from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.data import PythonData, load_data
 from fleet_protocol.data.positions import by_position
 from fleet_protocol.data.stamps import Stamps
-from fleet_protocol.errors import DataError, RefusalReason, RefusedError, ShoalError, StorageError
+from fleet_protocol.errors import (
+    DataError,
+    RefusalReason,
+    RefusedError,
+    ShoalError,
+    StorageError,
+)
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages import Accept, Offer, Profile
 
@@ -49,7 +57,8 @@ class Measured:
     board: Board | None = None  # from probing on
     step_seconds: float | None = None  # mean time of a training step in the last task
     link_bytes_per_second: float | None = None  # of the last download
-    # what computed the training steps of the last task, and why that; empty where there is no choice
+    # what computed the training steps of the last task, and why that; empty where there is no
+    # choice
     provider: str = ""
     unable: str = ""  # why the board cannot train; empty where it can
     paused: str = ""  # why it shall not train now; empty where it may
@@ -57,7 +66,11 @@ class Measured:
     def look(self, sysfs: Path) -> None:
         """Read again what changes while a board runs; `sysfs` as of `probe`."""
         if self.board is not None:
-            self.board = replace(self.board, temperature_celsius=temperature(sysfs), on_battery=on_battery(sysfs))
+            self.board = replace(
+                self.board,
+                temperature_celsius=temperature(sysfs),
+                on_battery=on_battery(sysfs),
+            )
 
     def profile(
         self,
@@ -78,7 +91,8 @@ class Measured:
             findings: the findings in its data.
             labels_digest: digest of the order of labels that its own table sets.
         """
-        board, large = self.board, memory.too_large
+        board = self.board
+        large = memory.too_large
         if board is None:
             return None
         return Profile(
@@ -90,7 +104,9 @@ class Measured:
             step_seconds=self.step_seconds,
             link_bytes_per_second=self.link_bytes_per_second,
             provider=self.provider,
-            unable=self.unable or self.paused or ("it fetches a release" if releases.wanted else ""),
+            unable=self.unable
+            or self.paused
+            or ("it fetches a release" if releases.wanted else ""),
             memory_below=large.peak if large else None,
             lowered=large.said if large else None,
             release=releases.record,
@@ -127,7 +143,8 @@ class Context:
         releases: the runtimes of this board.
         measured: what it has found out.
         state: of the machine; written by the agent's loop alone.
-        bench: backend, and data as its reader gave it, from probing on; `kit.agreement` makes of it what a task takes.
+        bench: backend, and data as its reader gave it, from probing on; `kit.agreement` makes of it
+            what a task takes.
         task: in hand, from the offer to its end.
         pending: an offer that waits until the task in hand is dropped.
         failure: why the task is about to be refused.
@@ -150,20 +167,29 @@ class Context:
     pending: Offer | None = None
     failure: Refusal | None = None
     events: deque[Event] = field(default_factory=deque)
-    outcomes: deque[tuple[str, Event, Refusal | None]] = field(default_factory=lambda: deque(maxlen=_OUTCOMES_KEPT))
+    outcomes: deque[tuple[str, Event, Refusal | None]] = field(
+        default_factory=lambda: deque(maxlen=_OUTCOMES_KEPT)
+    )
     refused: Counter[RefusalReason] = field(default_factory=Counter)
     unread: Stamps | None = None
     staged: Collection[str] = ()
     status_at: float = math.inf
 
     def post(self, event: Event) -> None:
-        """Tell the loop what a state has seen; it is handled before anything else from the inbox."""
+        """Tell the loop what a state has seen.
+
+        It is handled before anything else from the inbox.
+        """
         self.events.append(event)
 
     def fail(self, error: Exception) -> None:
-        """Give a task up, or the release where none is in hand, for a reason that the server will hear."""
+        """Give a task up, or the release where none is in hand, for a reason that the server will
+        hear.
+        """
         self.failure = refusal_of(error)
-        bug = self.failure[0] is RefusalReason.FAILED and not isinstance(error, RefusedError | StorageError)
+        bug = self.failure[0] is RefusalReason.FAILED and not isinstance(
+            error, RefusedError | StorageError
+        )
         self.kit.journal.error(f"failed: {self.failure[1]}", error if bug else None)
         if self.task is not None:
             self.post(Event.FAILED)
@@ -174,7 +200,10 @@ class Context:
             self.publish_status()
 
     def journal_refusal(self, error: RefusedError) -> None:
-        """Count and log a message that nobody who may say it has said; of many, only some are logged."""
+        """Count and log a message that nobody who may say it has said.
+
+        Of many, only some are logged.
+        """
         self.refused[error.reason] += 1
         count = self.refused[error.reason]
         if count <= _REFUSALS_LOGGED or count % 100 == 0:
@@ -183,17 +212,24 @@ class Context:
     def need_task(self) -> TaskInHand:
         """The task in hand."""
         if self.task is None:
-            raise RuntimeError(f"the device in state {self.state.value!r} has no task; this is a bug")
+            raise RuntimeError(
+                f"the device in state {self.state.value!r} has no task; this is a bug"
+            )
         return self.task
 
     def need_bench(self) -> Bench:
         """Data and backend."""
         if self.bench is None:
-            raise RuntimeError(f"the device in state {self.state.value!r} has not loaded its data; this is a bug")
+            raise RuntimeError(
+                f"the device in state {self.state.value!r} has not loaded its data; this is a bug"
+            )
         return self.bench
 
     def save(self, **changes: object) -> None:
-        """Change the task record, on disk first; a StorageError, where that is full, leaves both as before."""
+        """Change the task record, on disk first.
+
+        A StorageError, where that is full, leaves both as before.
+        """
         task = self.need_task()
         record = task.record.model_copy(update=changes)
         self.kit.store.save(record)
@@ -201,18 +237,35 @@ class Context:
 
     def blobs_in_use(self) -> set[str]:
         """Digests of what must stay on disk."""
-        release = set() if self.releases.wanted is None else {self.releases.wanted[1].digest, *self.staged}
+        release = (
+            set()
+            if self.releases.wanted is None
+            else {self.releases.wanted[1].digest, *self.staged}
+        )
         return release if self.task is None else release | {*self.task.blobs_in_use()}
 
     def send(self, kind: type[FrozenModel], **fields: object) -> None:
-        """Send a device message about the task in hand, or the release; while the broker is away it waits."""
+        """Send a device message about the task in hand, or the release.
+
+        While the broker is away it waits.
+        """
         wanted = self.releases.wanted if self.task is None else None
-        self.uplink.send(wanted[0] if wanted is not None else self.need_task().offer, kind, **fields)
+        self.uplink.send(
+            wanted[0] if wanted is not None else self.need_task().offer, kind, **fields
+        )
 
     def accept(self, lacks: Sequence[str] = ()) -> None:
-        """Say, or say again, that the task in hand is taken; `lacks` are parts of its choice that it asks for."""
+        """Say, or say again, that the task in hand is taken.
+
+        `lacks` are parts of its choice that it asks for.
+        """
         task = self.need_task()
-        self.send(Accept, tier=task.tier_said, lacks=lacks, keys=None if task.member is None else task.member.keys)
+        self.send(
+            Accept,
+            tier=task.tier_said,
+            lacks=lacks,
+            keys=None if task.member is None else task.member.keys,
+        )
 
     def publish_status(self, *, does: bool = True) -> None:
         """Tell the fleet what this device is, where that has changed, and what it does."""
@@ -223,7 +276,9 @@ class Context:
         self.status_at = math.inf
 
     def publish_profile(self) -> None:
-        """Tell the fleet what this device is, also during a task: the findings of samples that were read again."""
+        """Tell the fleet what this device is, also during a task: the findings of samples that were
+        read again.
+        """
         self.uplink.publish_status(None, self._profile(self.need_bench()))
 
     def _profile(self, bench: Bench) -> Profile | None:
@@ -239,15 +294,23 @@ class Context:
         )
 
     def tell_state(self) -> None:
-        """Tell the fleet of a state that begins, once it has lasted: a small model goes through all of them at once."""
+        """Tell the fleet of a state that begins, once it has lasted: a small model goes through all
+        of them at once.
+        """
         self.publish_status(does=not self.uplink.said)
         if self.uplink.said != self.state.value:
             self.status_at = time.monotonic() + _LASTING_SECONDS
 
     def look(self) -> None:
-        """Look at the operator's conditions; where one does not hold, a task in hand is given back."""
+        """Look at the operator's conditions.
+
+        Where one does not hold, a task in hand is given back.
+        """
         self.watch.ticks.fresh = self._fresh()
-        before, self.measured.paused = self.measured.paused, self.watch.look(time.monotonic())
+        before, self.measured.paused = (
+            self.measured.paused,
+            self.watch.look(time.monotonic()),
+        )
         paused = self.measured.paused
         if paused != before:
             self.measured.look(self.kit.config.conditions.sysfs)
@@ -259,7 +322,10 @@ class Context:
             self.publish_status()
 
     def _fresh(self) -> int | None:
-        """Samples that no finished task had; their files are read again when they have changed, between tasks."""
+        """Samples that no finished task had.
+
+        Their files are read again when they have changed, between tasks.
+        """
         config = self.kit.config
         if self.bench is None or config.conditions.new_data is None:
             return None
@@ -268,8 +334,12 @@ class Context:
         return len(self.bench.data) - self.kit.memory.learnt.samples
 
     def _read_again(self, bench: Bench) -> None:
-        """Read files that have changed since the last attempt; the user's own function is always called."""
-        config, stamps = self.kit.config.data, self.unread or bench.data.stamps
+        """Read files that have changed since the last attempt.
+
+        The user's own function is always called.
+        """
+        config = self.kit.config.data
+        stamps = self.unread or bench.data.stamps
         if stamps is None:
             return
         later = stamps.again()
@@ -283,15 +353,24 @@ class Context:
             self.kit.journal.warning(f"goes on with the samples it has: {error}")
 
     def hold(self, task: TaskInHand) -> None:
-        """Make a task the one in hand; after a restart it has another part in a secure sum than before."""
-        self.task, summing = task, task.offer.upload.summing
+        """Make a task the one in hand.
+
+        After a restart it has another part in a secure sum than before.
+        """
+        self.task = task
+        summing = task.offer.upload.summing
         if summing is not None:
             from fleet_protocol.secure_sum import Member  # noqa: PLC0415  (cryptography: memory of a small board)
 
-            task.member = Member(self.kit.config.device, task.record.choice.weights.digest, summing.least)
+            task.member = Member(
+                self.kit.config.device, task.record.choice.weights.digest, summing.least
+            )
 
     def _agree(self, offer: Offer) -> None:
-        """See that the samples fit an offer; where they do not, look whether somebody has mended their files."""
+        """See that the samples fit an offer.
+
+        Where they do not, look whether somebody has mended their files.
+        """
         before = self.need_bench()
         try:
             self.kit.agreement.of(before.data, offer)
@@ -303,16 +382,20 @@ class Context:
 
     def take(self, offer: Offer) -> None:
         """Make an offer the task in hand, or prepare its refusal; posts which."""
-        now, config = time.monotonic(), self.kit.config
+        now = time.monotonic()
+        config = self.kit.config
         try:
-            choices, problem = able(offer, config, self.need_bench()), None
+            choices = able(offer, config, self.need_bench())
+            problem = None
             self._agree(offer)  # before anything is fetched for it
             self.kit.findings.heard(offer.contract)
             self.publish_status(does=False)  # sends the findings before the offer is accepted
         except (RefusedError, DataError) as error:
-            choices, problem = (), refusal_of(error)
+            choices = ()
+            problem = refusal_of(error)
         if self.measured.paused:
-            choices, problem = (), (RefusalReason.BUSY, self.measured.paused)
+            choices = ()
+            problem = (RefusalReason.BUSY, self.measured.paused)
         chooses = len(choices) > 1 and chooser_of(offer) is not None
         choice = probe(choices)[0] if chooses else next(iter(choices), None)
         record = StoredTask(
@@ -327,11 +410,16 @@ class Context:
         if choice is None:
             offered = ", ".join(c.tier for c in offer.choices)
             limit = f"width {config.max_width:g}, depth {config.max_depth or 'any'}"
-            limited = (RefusalReason.UNSUPPORTED, f"offered {offered}; this board is limited to {limit}")
+            limited = (
+                RefusalReason.UNSUPPORTED,
+                f"offered {offered}; this board is limited to {limit}",
+            )
             self.failure = problem or limited
             self.post(Event.UNSUITABLE)
             return
         taken = by_position(self.need_bench().data, offer.contract, own_labels=bool(offer.stays))
         note = f"; {taken}" if taken else ""
-        self.kit.journal.info(f"offer {offer.routine} tier={choice.tier} seconds_left={offer.seconds_left:g}{note}")
+        self.kit.journal.info(
+            f"offer {offer.routine} tier={choice.tier} seconds_left={offer.seconds_left:g}{note}"
+        )
         self.post(Event.OFFERED)

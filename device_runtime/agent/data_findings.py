@@ -13,13 +13,15 @@ from fleet_protocol.messages.bounds import FINDING_CHARACTERS, MOST_FINDINGS
 def sentences(data: DataSet, contract: DataContract | None) -> tuple[str, ...]:
     """Return what looks wrong in samples, or different from the fleet's contract.
 
-    Data that does not fit the contract is examined without it, since training on it is refused anyway.
+    Data that does not fit the contract is examined without it, since training on it is refused
+    anyway.
     """
     summary = None if contract is None else contract.summary
     try:
         fitting = data if contract is None else in_columns(data, contract)
     except MismatchError:
-        fitting, summary = data, None
+        fitting = data
+        summary = None
     try:
         found = findings(fitting, summary)
     except ShoalError:  # no value, or a file that changes: training reports that

@@ -25,8 +25,20 @@ class Journal:
         where = f" round={offer.round} task={offer.task}" if offer else ""
         one_line = " ".join(text.split())
         known = {"round": offer.round, "task": offer.task} if offer else {}
-        ids = {"device": self._device, **known, "said": one_line}  # see `fleet_protocol.logs`
-        _LOG.log(level, "device=%s%s %s", self._device, where, one_line, exc_info=error, extra=ids)
+        ids = {
+            "device": self._device,
+            **known,
+            "said": one_line,
+        }  # see `fleet_protocol.logs`
+        _LOG.log(
+            level,
+            "device=%s%s %s",
+            self._device,
+            where,
+            one_line,
+            exc_info=error,
+            extra=ids,
+        )
 
     def info(self, text: str) -> None:
         """Something that is as it should be."""

@@ -1,7 +1,8 @@
 """The agent's loop: one inbox with deadlines, one state machine.
 
-Everything that happens (MQTT, the worker thread, signals) is an item in the inbox. The loop hands it to the current
-state, follows the events that the state posts through the transition table, and wakes by itself for deadlines.
+Everything that happens (MQTT, the worker thread, signals) is an item in the inbox. The loop hands
+it to the current state, follows the events that the state posts through the transition table, and
+wakes by itself for deadlines.
 """
 
 import contextlib
@@ -32,7 +33,15 @@ from fleet_protocol.allocator import settle_allocator
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.errors import RefusalReason, RefusedError, StorageError
 from fleet_protocol.locks import held
-from fleet_protocol.messages import Ask, Cancel, Offer, Predicted, Refuse, ServerMessage, parse_server_message
+from fleet_protocol.messages import (
+    Ask,
+    Cancel,
+    Offer,
+    Predicted,
+    Refuse,
+    ServerMessage,
+    parse_server_message,
+)
 from fleet_protocol.messages.presence import ALIVE_SECONDS
 from fleet_protocol.signals import on_signals
 from fleet_protocol.topics import BlobTopic
@@ -45,15 +54,29 @@ import socket
 from collections.abc import Mapping
 
 _LONGEST_WAIT_SECONDS = 60.0
-_LOSSES, _LOSSES_SECONDS = 5, 30.0  # of connections that were made, in so short a time that something ends them
-_OVER = frozenset({Event.ACKNOWLEDGED, Event.REJECTED, Event.CANCELLED, Event.SUPERSEDED, Event.EXPIRED})
+_LOSSES, _LOSSES_SECONDS = (
+    5,
+    30.0,
+)  # of connections that were made, in so short a time that something ends them
+_OVER = frozenset(
+    {
+        Event.ACKNOWLEDGED,
+        Event.REJECTED,
+        Event.CANCELLED,
+        Event.SUPERSEDED,
+        Event.EXPIRED,
+    }
+)
 _NOT_READY = frozenset({State.STARTING, State.PROBING})
 
 
 class Service:
-    """The unit that this process is, as its environment says: what systemd hears of it; nothing where nobody listens.
+    """The unit that this process is, as its environment says: what systemd hears of it.
 
-    The protocol is sd_notify(3): lines of text in one datagram to the socket that ``NOTIFY_SOCKET`` names.
+    Nothing where nobody listens.
+
+    The protocol is sd_notify(3): lines of text in one datagram to the socket that ``NOTIFY_SOCKET``
+    names.
 
     Attributes:
         alive_seconds: how often `alive` must be called at least; infinite without a watchdog.
@@ -65,27 +88,42 @@ class Service:
         watched = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
         microseconds = environment.get("WATCHDOG_USEC", "") if watched else ""
         # Half of what systemd waits, as sd_watchdog_enabled(3) advises.
-        self.alive_seconds = int(microseconds) / 2e6 if microseconds.isdecimal() and int(microseconds) else float("inf")
+        self.alive_seconds = (
+            int(microseconds) / 2e6
+            if microseconds.isdecimal() and int(microseconds)
+            else float("inf")
+        )
         self._next = 0.0
 
     def alive(self) -> None:
-        """The agent's loop has come round; of many calls only as many are told as the watchdog needs."""
+        """The agent's loop has come round.
+
+        Of many calls only as many are told as the watchdog needs.
+        """
         now = time.monotonic()
         if now >= self._next and self.alive_seconds != float("inf"):
             self._next = now + self.alive_seconds / 2
             self._send("WATCHDOG=1")
 
     def entered(self, state: State, round_number: int | None) -> None:
-        """Tell what the agent does, with the round of the task in hand; ready is who has reached the broker."""
+        """Tell what the agent does, with the round of the task in hand.
+
+        Ready is who has reached the broker.
+        """
         doing = state.value if round_number is None else f"{state.value}, round {round_number}"
-        mark = "STOPPING=1\n" if state is State.STOPPED else "" if state in _NOT_READY else "READY=1\n"
+        mark = (
+            "STOPPING=1\n" if state is State.STOPPED else "" if state in _NOT_READY else "READY=1\n"
+        )
         self._send(f"{mark}STATUS={doing}")
 
     def _send(self, text: str) -> None:
         if not self._address:
             return
         # A board that cannot tell goes on: systemd restarts what it does not hear of.
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as link:
+        with (
+            contextlib.suppress(OSError),
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as link,
+        ):
             link.sendto(text.encode(), self._address)
 
 
@@ -119,7 +157,9 @@ class Agent:
             agreement=Agreement(config.state_dir),
             findings=DataFindings(config.state_dir, journal),
         )
-        self.ctx = Context(kit, Uplink(config, kit.journal), Watch(config.conditions), Releases(config))
+        self.ctx = Context(
+            kit, Uplink(config, kit.journal), Watch(config.conditions), Releases(config)
+        )
         self._state: DeviceState = STATES[State.STARTING](self.ctx)
         self._greeted = False
         self._gone: float | None = None  # ``time.monotonic()`` of the loss of the connection
@@ -142,8 +182,14 @@ class Agent:
         settle_allocator()
         config = self.ctx.kit.config
         busy = f"another agent works in {config.state_dir}; give device {config.device!r} a `state_dir` of its own"
-        with held(config.state_dir / "lock", busy), self._served(), on_signals(self._signalled):
-            for left in self.ctx.kit.config.state_dir.glob(".*.????????"):  # half written in a power cut
+        with (
+            held(config.state_dir / "lock", busy),
+            self._served(),
+            on_signals(self._signalled),
+        ):
+            for left in self.ctx.kit.config.state_dir.glob(
+                ".*.????????"
+            ):  # half written in a power cut
                 left.unlink(missing_ok=True)
             try:
                 self._enter(State.STARTING)
@@ -153,7 +199,8 @@ class Agent:
                 return RESTART if self.ctx.releases.over else 0
             finally:
                 if self.ctx.uplink.link is not None and self.ctx.state is not State.STOPPED:
-                    self.ctx.uplink.link.close()  # without a farewell: the will, or the next start, speaks
+                    # without a farewell: the will, or the next start, speaks
+                    self.ctx.uplink.link.close()
 
     # The machine.
 
@@ -182,7 +229,16 @@ class Agent:
         now = time.monotonic()
         self._service.alive()
         told = min(ctx.status_at, self._silent_at)
-        own = min(self._state.wake_at, self._deadline, ctx.watch.look_at, ctx.releases.until, told) - now
+        own = (
+            min(
+                self._state.wake_at,
+                self._deadline,
+                ctx.watch.look_at,
+                ctx.releases.until,
+                told,
+            )
+            - now
+        )
         wait = min(own, _LONGEST_WAIT_SECONDS, self._service.alive_seconds)
         try:
             item = ctx.kit.inbox.get(timeout=max(0.0, wait))
@@ -209,7 +265,9 @@ class Agent:
 
     @property
     def _deadline(self) -> float:
-        """When the task in hand is over: not while the broker is away, for which the server's rounds wait, too."""
+        """When the task in hand is over: not while the broker is away, for which the server's
+        rounds wait, too.
+        """
         task = self.ctx.task
         return math.inf if task is None or self._gone is not None else task.deadline
 
@@ -242,7 +300,8 @@ class Agent:
             ctx.post(Event.STOP)
 
     def _on_told(self, item: Told) -> None:
-        ctx, before = self.ctx, (self.ctx.releases.record, self.ctx.releases.wanted)
+        ctx = self.ctx
+        before = (self.ctx.releases.record, self.ctx.releases.wanted)
         try:
             ctx.releases.hear(item)
         except RefusedError as error:
@@ -259,7 +318,8 @@ class Agent:
             ctx.publish_status()
 
     def _on_disconnected(self, item: Disconnected) -> None:
-        journal, now = self.ctx.kit.journal, time.monotonic()
+        journal = self.ctx.kit.journal
+        now = time.monotonic()
         self._gone = now if self._gone is None else self._gone
         journal.warning(f"connection lost ({item.reason}); trying again")
         self._losses.append(now)
@@ -271,14 +331,18 @@ class Agent:
             )
 
     def _on_connected(self, item: Connected) -> None:
-        ctx, gone, self._gone = self.ctx, self._gone, None
+        ctx = self.ctx
+        gone = self._gone
+        self._gone = None
         if gone is not None and ctx.task is not None:
             ctx.task.deadline += time.monotonic() - gone
         ctx.kit.journal.info(f"connected, session {'kept' if item.session_present else 'new'}")
-        first, self._greeted = not self._greeted, True
+        first = not self._greeted
+        self._greeted = True
         if first:
             return  # probing has waited for it, and the state after it has said all there is to say
-        # Also with a kept session: the broker may have published the will, and have lost what it had retained.
+        # Also with a kept session: the broker may have published the will, and have lost what it
+        # had retained.
         ctx.uplink.told = None
         ctx.publish_status()
         if not item.session_present and ctx.state in WORKING:
@@ -293,7 +357,9 @@ class Agent:
         try:
             message = parse_server_message(item.payload).told(fleet=ctx.kit.config.fleet)
         except RefusedError as error:
-            ctx.kit.journal.warning(f"ignored a message on {item.topic}: {error.reason.value}: {error}")
+            ctx.kit.journal.warning(
+                f"ignored a message on {item.topic}: {error.reason.value}: {error}"
+            )
             return
         if message.fleet != ctx.kit.config.fleet:
             ctx.kit.journal.warning(f"ignored a message of fleet {message.fleet}")
@@ -302,7 +368,9 @@ class Agent:
         elif isinstance(message, Ask):
             self._on_ask(message)
         elif ctx.task is None or ctx.task.offer.task != message.task:
-            ctx.kit.journal.info(f"ignored {message.type} of task {message.task}, which is not in hand")
+            ctx.kit.journal.info(
+                f"ignored {message.type} of task {message.task}, which is not in hand"
+            )
         else:
             self._on_ours(message)
 
@@ -315,13 +383,18 @@ class Agent:
 
     def _on_offer(self, offer: Offer) -> None:
         """An offer is new, a repetition, the end of the task in hand, or an echo."""
-        ctx, task = self.ctx, self.ctx.task
+        ctx = self.ctx
+        task = self.ctx.task
         if task is not None and task.offer.task == offer.task:
             task.deadline = time.monotonic() + offer.seconds_left
             self._state.on_repeat()
             return
         past = next((entry for entry in reversed(ctx.outcomes) if entry[0] == offer.task), None)
-        if past is not None and past[1] is not Event.EXPIRED and (past[2] or task or ctx.outcomes.count(past) == 1):
+        if (
+            past is not None
+            and past[1] is not Event.EXPIRED
+            and (past[2] or task or ctx.outcomes.count(past) == 1)
+        ):
             self._on_old_offer(offer, past)
         elif task is None:
             while past is not None and past in ctx.outcomes:
@@ -336,12 +409,16 @@ class Agent:
             ctx.post(Event.SUPERSEDED)
 
     def _on_old_offer(self, offer: Offer, past: tuple[str, Event, Any]) -> None:
-        """The broker delivered an offer again whose task has ended here: say again how, if it was us who ended it.
+        """The broker delivered an offer again whose task has ended here: say again how, if it was
+        us who ended it.
 
-        If not, it is done anew when it is offered once more: then it is the server that goes on from a backup.
+        If not, it is done anew when it is offered once more: then it is the server that goes on
+        from a backup.
         """
         ctx = self.ctx
-        ctx.kit.journal.info(f"ignored the offer of task {offer.task}, which ended here ({past[1].value})")
+        ctx.kit.journal.info(
+            f"ignored the offer of task {offer.task}, which ended here ({past[1].value})"
+        )
         ctx.outcomes.append(past)
         if past[2] is None or ctx.uplink.link is None:
             return
@@ -373,5 +450,7 @@ class Agent:
 
     def _signalled(self, signal: Signals) -> None:
         if self.ctx.state in {State.STARTING, State.PROBING}:
-            raise SystemExit(128 + signal)  # nothing is announced yet, so there is nobody to say good-bye to
+            raise SystemExit(
+                128 + signal
+            )  # nothing is announced yet, so there is nobody to say good-bye to
         self.stop(signal.name)

@@ -1,8 +1,8 @@
 """The device's state machine: every transition there is, in one table.
 
-States post events and never choose their successor; whoever wants to know what can happen reads ``TRANSITIONS``.
-``device_runtime.agent.states.waiting`` holds the entry action of each state, ``device_runtime.agent.loop`` the loop
-that drives them.
+States post events and never choose their successor; whoever wants to know what can happen reads
+``TRANSITIONS``. ``device_runtime.agent.states.waiting`` holds the entry action of each state,
+``device_runtime.agent.loop`` the loop that drives them.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,8 @@ class State(str, Enum):
     PROBING = "probing"  # the board is measured and the broker connected
     IDLE = "idle"  # waits for an offer
     FETCHING = "fetching"  # blobs arrive
-    SIZING = "sizing"  # a worker thread times steps of the narrowest sub-model, and the board chooses its own
+    # a worker thread times steps of the narrowest sub-model, and the board chooses its own
+    SIZING = "sizing"
     TRAINING = "training"  # a worker thread trains, then evaluates on the held-out samples
     MEASURING = "measuring"  # a worker thread makes the pass of a statistics task
     UPLOADING = "uploading"  # the update is on disk; chunks leave until the server acknowledges
@@ -53,31 +54,37 @@ class Event(str, Enum):
 
 
 class MachineError(RuntimeError):
-    """A state met an event that the table does not know: a bug in the agent, never the fault of its input."""
+    """A state met an event that the table does not know: a bug in the agent, never the fault of its
+    input.
+    """
 
 
-_S, _E = State, Event
+_S = State
+_E = Event
 WORKING = (_S.FETCHING, _S.SIZING, _S.TRAINING, _S.MEASURING, _S.UPLOADING)
-"""The states with a task that goes on: the server, the clock, a failure or a signal ends it in each."""
+"""The states with a task that goes on: the server, the clock, a failure or a signal ends it in
+each.
+"""
 
 # fmt: off
 _ROWS: tuple[tuple[State, Event, State], ...] = (
     # from          event                  to
     (_S.STARTING,   _E.LOADED,             _S.PROBING),
-    # Starting cannot fail into another state: without state folder or data there is no agent; the process ends
-    # with the error's exit code and the service manager decides.
+    # Starting cannot fail into another state: without state folder or data there is no agent; the
+    # process ends with the error's exit code and the service manager decides.
 
     (_S.PROBING,    _E.READY,              _S.IDLE),
     (_S.PROBING,    _E.RESUME_FETCH,       _S.FETCHING),
     (_S.PROBING,    _E.RESUME_UPLOAD,      _S.UPLOADING),
     (_S.PROBING,    _E.RESUME_EXPIRED,     _S.DROPPING),
     (_S.PROBING,    _E.RESUME_POISONED,    _S.REFUSING),
-    # No edge resumes into training: fetching finds every blob on disk, checks it, and goes on at once, so that a
-    # blob damaged by the crash is fetched again instead of trained on.
+    # No edge resumes into training: fetching finds every blob on disk, checks it, and goes on at
+    # once, so that a blob damaged by the crash is fetched again instead of trained on.
 
     (_S.IDLE,       _E.OFFERED,            _S.FETCHING),
     (_S.IDLE,       _E.UNSUITABLE,         _S.REFUSING),
-    # Cancel, acknowledgement and deadline cannot reach idle: the loop drops messages about a task that is not ours.
+    # Cancel, acknowledgement and deadline cannot reach idle: the loop drops messages about a task
+    # that is not ours.
 
     (_S.FETCHING,   _E.FETCHED_PROBE,      _S.SIZING),
     (_S.SIZING,     _E.SIZED,              _S.FETCHING),
@@ -87,16 +94,19 @@ _ROWS: tuple[tuple[State, Event, State], ...] = (
     (_S.MEASURING,  _E.COMPUTED,           _S.UPLOADING),
     (_S.UPLOADING,  _E.ACKNOWLEDGED,       _S.DROPPING),
     (_S.UPLOADING,  _E.REJECTED,           _S.DROPPING),
-    # Training and measuring cannot be acknowledged or rejected: the server answers an upload, and none is out yet.
+    # Training and measuring cannot be acknowledged or rejected: the server answers an upload, and
+    # none is out yet.
 
     (_S.REFUSING,   _E.CLEARED,            _S.IDLE),
     (_S.DROPPING,   _E.CLEARED,            _S.IDLE),
-    # Neither can fail: forgetting a file that cannot be deleted is logged and the file is reclaimed at the next start.
+    # Neither can fail: forgetting a file that cannot be deleted is logged and the file is reclaimed
+    # at the next start.
 
     *((state, _E.FAILED, _S.REFUSING) for state in WORKING),
     *((state, event, _S.DROPPING) for state in WORKING for event in (_E.CANCELLED, _E.SUPERSEDED, _E.EXPIRED)),
     *((state, _E.STOP, _S.STOPPED) for state in (_S.IDLE, *WORKING)),
-    # The other states end by themselves before the loop looks at its inbox again; a signal waits there.
+    # The other states end by themselves before the loop looks at its inbox again; a signal waits
+    # there.
 )
 # fmt: on
 

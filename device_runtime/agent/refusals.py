@@ -23,7 +23,10 @@ def refusal_of(error: Exception) -> Refusal:
         return error.reason, str(error)
     if isinstance(error, StorageError):
         cause = error.__cause__
-        full = isinstance(cause, OSError) and cause.errno in {errno.ENOSPC, errno.EDQUOT}
+        full = isinstance(cause, OSError) and cause.errno in {
+            errno.ENOSPC,
+            errno.EDQUOT,
+        }
         return (RefusalReason.NO_SPACE if full else RefusalReason.FAILED), str(error)
     if isinstance(error, MismatchError):
         return RefusalReason.DATA_MISMATCH, str(error)

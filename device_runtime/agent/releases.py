@@ -1,9 +1,12 @@
-"""The runtimes of a board side by side, and its artifact sets: which one runs, which one is tried, and the way back.
+"""The runtimes of a board side by side, and its artifact sets: which one runs, which one is tried,
+and the way back.
 
-What starts the agent (`launch`, which a bundle brings and no release replaces) reads the same record, one line of PHASE
-NUMBER BEFORE STARTS WHY, and moves it, too: a runtime that does not start cannot. To rename that file is the switch.
+What starts the agent (`launch`, which a bundle brings and no release replaces) reads the same
+record, one line of PHASE NUMBER BEFORE STARTS WHY, and moves it, too: a runtime that does not start
+cannot. To rename that file is the switch.
 
-Of artifact sets the record says which have passed here; the server names them in tasks, and others again.
+Of artifact sets the record says which have passed here; the server names them in tasks, and others
+again.
 """
 
 import contextlib
@@ -42,31 +45,40 @@ TRANSITIONS: Mapping[tuple[str, str], str] = MappingProxyType({
     ("fetched", "tested"): "trial",    # the launcher has unpacked it, and its self-test has passed
     ("fetched", "broken"): "failed",   # it has not, or took the board down three times; BEFORE runs
     ("trial",   "heard"):  "running",  # the agent on trial: the server has heard it
-    ("trial",   "silent"): "failed",   # it has not in time, and the agent ends; or it ended by itself three times
+    # it has not in time, and the agent ends; or it ended by itself three times
+    ("trial",   "silent"): "failed",
     # On trial and fetched nothing newer is taken: there is one way back.
 })
 # fmt: on
 
 
 class Releases:
-    """The record, and what is to be fetched; without a launcher, which says where the record is, nothing.
+    """The record, and what is to be fetched.
+
+    Without a launcher, which says where the record is, nothing.
 
     Attributes:
         record: the line as it is on disk, None without a launcher.
         sets: the same of artifact sets, None where there is no operator who signs them.
-        wanted: what is to be fetched, signed by the operator, and its file for this board, of sets the manifest.
+        wanted: what is to be fetched, signed by the operator, and its file for this board, of sets
+            the manifest.
         until: ``time.monotonic()`` when a trial ends.
         over: whether the agent ends for another runtime to start.
     """
 
     def __init__(self, config: DeviceConfig) -> None:
-        folder, self._config, self.over = os.environ.get("SHOAL_RELEASES"), config, False
+        folder = os.environ.get("SHOAL_RELEASES")
+        self._config = config
+        self.over = False
         self._path = Path(folder) / "record" if folder else None
         self._sets_path = config.state_dir / "sets-record" if config.identity else None
-        self.record, self.sets = _read(self._path), _read(self._sets_path)
+        self.record = _read(self._path)
+        self.sets = _read(self._sets_path)
         self.wanted: tuple[Release, BlobRef] | None = None
         trial = (self.record or "").startswith("trial ")
-        self.until = time.monotonic() + _TRIES * config.connect_timeout_seconds if trial else float("inf")
+        self.until = (
+            time.monotonic() + _TRIES * config.connect_timeout_seconds if trial else float("inf")
+        )
 
     def hear(self, told: Told) -> None:
         """Take what is said of releases.
@@ -77,7 +89,8 @@ class Releases:
         """
         from fleet_protocol.identity.release import Release, kind_of  # noqa: PLC0415  (cryptography: a board's memory)
 
-        new, self.wanted = told.release if isinstance(told.release, Release) else None, None
+        new = told.release if isinstance(told.release, Release) else None
+        self.wanted = None
         if (self.record or "").startswith("trial "):
             if told.heard == int(str(self.record).split(" ")[1]):
                 self.move("heard")
@@ -85,31 +98,60 @@ class Releases:
         record = self.record if new is None or not new.sets else self.sets
         if record is None or new is None:
             return
-        known, sets = int(record.split(" ")[1]), bool(new.sets)
+        known = int(record.split(" ")[1])
+        sets = bool(new.sets)
         if new.number < known:
-            raise RefusedError(RefusalReason.REPLAYED, f"release {new.number}, where {known} is known")
+            raise RefusedError(
+                RefusalReason.REPLAYED, f"release {new.number}, where {known} is known"
+            )
         if new.number > known:
             ref = new.sets.get(self._tier(new.sets)) if sets else new.builds.get(kind_of())
             if ref is None and sets:
-                self.move("unfit", new.number, f"tiers {', '.join(new.sets)} are beyond this board's limits", sets=sets)
+                self.move(
+                    "unfit",
+                    new.number,
+                    f"tiers {', '.join(new.sets)} are beyond this board's limits",
+                    sets=sets,
+                )
             elif ref is None:
-                self.move("unfit", new.number, f"it is for {', '.join(new.builds)}, and this board is {kind_of()}")
+                self.move(
+                    "unfit",
+                    new.number,
+                    f"it is for {', '.join(new.builds)}, and this board is {kind_of()}",
+                )
             elif 0 < new.expires < time.time():
                 why = "it has expired; the operator signs it again with a new rollout"
                 self.move("unfit", new.number, why, sets=sets)
             elif ref.size > self._config.max_cache_bytes:
-                self.move("unfit", new.number, f"its {ref.size} bytes are more than max_cache_bytes", sets=sets)
+                self.move(
+                    "unfit",
+                    new.number,
+                    f"its {ref.size} bytes are more than max_cache_bytes",
+                    sets=sets,
+                )
             else:
                 self.wanted = (new, ref)
 
     def _tier(self, sets: Collection[str]) -> str:
-        """The tier of which this board had its last task, or the largest within its limits, or none."""
-        last, config = str(read_index(self._config.state_dir).newest.get("tier", "")), self._config
+        """The tier of which this board had its last task, or the largest within its limits, or
+        none.
+        """
+        last = str(read_index(self._config.state_dir).newest.get("tier", ""))
+        config = self._config
         able = [tier for tier in sets if within(tier, config.max_width, config.max_depth)]
         return last if last in able else next(iter(able), "")
 
-    def move(self, event: str, number: int | None = None, why: str = "", *, sets: bool = False) -> None:
-        """Go where `TRANSITIONS` says, on disk first; a number is that of a release that is now the one in hand.
+    def move(
+        self,
+        event: str,
+        number: int | None = None,
+        why: str = "",
+        *,
+        sets: bool = False,
+    ) -> None:
+        """Go where `TRANSITIONS` says, on disk first.
+
+        A number is that of a release that is now the one in hand.
 
         The record is that of `sets`, or that of runtimes.
 
@@ -125,7 +167,11 @@ class Releases:
         if sets:
             self.sets = record
         else:
-            self.record, self.until, self.over = record, float("inf"), event in {"whole", "silent"}
+            self.record, self.until, self.over = (
+                record,
+                float("inf"),
+                event in {"whole", "silent"},
+            )
 
 
 def on_trial() -> bool:
@@ -135,7 +181,10 @@ def on_trial() -> bool:
 
 
 def _read(path: Path | None) -> str | None:
-    """The record in a file, `MADE` where there is none or it is damaged; None where there can be none."""
+    """The record in a file, `MADE` where there is none or it is damaged.
+
+    None where there can be none.
+    """
     if path is None:
         return None
     with contextlib.suppress(OSError):

@@ -22,7 +22,9 @@ class TaskInHand:
     resumed: bool = False  # it was found on disk
     manifest: Manifest | None = None  # of the artifact set taken, once fetched
     fetch_seconds: float = 0.0  # from the offer to the blobs on disk
-    member: "Member | None" = None  # its part in the secure sum that the update goes into, if it goes into one
+    member: "Member | None" = (
+        None  # its part in the secure sum that the update goes into, if it goes into one
+    )
 
     @property
     def offer(self) -> Offer:
@@ -36,13 +38,25 @@ class TaskInHand:
 
     def blobs_in_use(self) -> set[str]:
         """Digests that must stay on disk while the task lasts."""
-        choice, update = self.record.choice, self.record.update
-        files = {spec.digest for spec in self.files(self.manifest.graphs)} if self.manifest else set()
-        return {choice.artifact_set.digest, choice.weights.digest, *files, *([update.digest] if update else [])}
+        choice = self.record.choice
+        update = self.record.update
+        files = (
+            {spec.digest for spec in self.files(self.manifest.graphs)} if self.manifest else set()
+        )
+        return {
+            choice.artifact_set.digest,
+            choice.weights.digest,
+            *files,
+            *([update.digest] if update else []),
+        }
 
     def files(self, graphs: Collection[str]) -> list[FileSpec]:
-        """The files of the set that some of its graphs need: themselves, and the frozen tensors that they take."""
+        """The files of the set that some of its graphs need: themselves, and the frozen tensors
+        that they take.
+        """
         if self.manifest is None:
-            raise RuntimeError("the files of a task are asked for before its manifest is there; this is a bug")
+            raise RuntimeError(
+                "the files of a task are asked for before its manifest is there; this is a bug"
+            )
         base = [self.manifest.files[BASE]] if self.manifest.base else []
         return [*(self.manifest.graphs[key] for key in graphs), *base]

@@ -1,7 +1,8 @@
-"""The device's memory across restarts: one record of the task in hand, written before anything is done about it.
+"""The device's memory across restarts: one record of the task in hand, written before anything is
+done about it.
 
-A state saves the record with its own name first and acts second, so after a power cut the record says what may have
-been begun. ``resume_event`` is the whole recovery map.
+A state saves the record with its own name first and acts second, so after a power cut the record
+says what may have been begun. ``resume_event`` is the whole recovery map.
 """
 
 import contextlib
@@ -21,7 +22,9 @@ from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages import BlobRef, Offer, TaskMetrics, TierChoice
 
 CRASH_LIMIT = 3  # a task that took the agent down this often is refused instead of tried again
-OUTAGE_LIMIT = 20  # so is one in which the board started anew so often: its supply may be too weak to compute
+OUTAGE_LIMIT = (
+    20  # so is one in which the board started anew so often: its supply may be too weak to compute
+)
 
 Phase = Literal["fetching", "sizing", "training", "measuring", "uploading"]
 
@@ -37,8 +40,10 @@ class StoredTask(FrozenModel):
         chosen: false while it is only measured, for the board to choose by.
         deadline_unix: when the round closes by the board's own clock, seconds since 1970.
         boot: which of the board's starts saved it.
-        crashes: how often the agent came back, in one start of the board, without having ended this task or itself.
-        outages: how often the board itself started anew meanwhile, which says nothing about the task.
+        crashes: how often the agent came back, in one start of the board, without having ended this
+            task or itself.
+        outages: how often the board itself started anew meanwhile, which says nothing about the
+            task.
         settled: the agent ended by itself, so coming back is no crash.
         update: the finished update, from uploading on.
         metrics: what goes with it.
@@ -65,7 +70,9 @@ class StoredTask(FrozenModel):
         return next(choice for choice in self.offer.choices if choice.tier == self.tier)
 
     def seconds_left(self, now_unix: float | None = None) -> float:
-        """Time until the round closes, never more than the offer gave: a board's clock may jump back at boot."""
+        """Time until the round closes, never more than the offer gave: a board's clock may jump
+        back at boot.
+        """
         now = time.time() if now_unix is None else now_unix
         return min(self.deadline_unix - now, self.offer.seconds_left)
 
@@ -77,11 +84,17 @@ class TaskStore:
         self.path = folder / "task.json"
 
     def save(self, record: StoredTask) -> None:
-        """Replace the record atomically; a StorageError where that cannot be, and the old one is still there."""
+        """Replace the record atomically.
+
+        A StorageError where that cannot be, and the old one is still there.
+        """
         write_atomically(self.path, record.model_dump_json(indent=1).encode())
 
     def load(self) -> tuple[StoredTask | None, str | None]:
-        """The record, or None where there is none; and, if one was unreadable and has been set aside, why."""
+        """The record, or None where there is none.
+
+        And, if one was unreadable and has been set aside, why.
+        """
         try:
             text = self.path.read_bytes()
         except FileNotFoundError:
@@ -122,11 +135,12 @@ def resume_event(record: StoredTask | None, blobs: BlobStore) -> Event:
     if record.crashes >= CRASH_LIMIT or record.outages >= OUTAGE_LIMIT:
         return Event.RESUME_POISONED
     if record.phase == "uploading" and record.update is not None and record.metrics is not None:
-        # The update is finished. The server may have all, some or none of it: it says so when it hears Done.
+        # The update is finished. The server may have all, some or none of it: it says so when it
+        # hears Done.
         with contextlib.suppress(BlobError):
             blobs.read(record.update.digest)
             return Event.RESUME_UPLOAD
         # It was damaged on disk: compute it again, there is still time.
-    # fetching: chunks on disk count, the missing ones are asked for.
-    # sizing, training, measuring: nothing but the blobs is worth keeping; fetching checks them and goes on at once.
+    # fetching: chunks on disk count, the missing ones are asked for. sizing, training, measuring:
+    # nothing but the blobs is worth keeping; fetching checks them and goes on at once.
     return Event.RESUME_FETCH

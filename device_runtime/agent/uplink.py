@@ -20,8 +20,14 @@ _UNWANTED_KEPT = 256
 
 
 def _differs(profile: Profile, told: Profile | None) -> bool:
-    """Whether a profile says something new: speeds are measured in every task, and told with something else again."""
-    known = {name for name in ("step_seconds", "link_bytes_per_second") if told is not None and getattr(told, name)}
+    """Whether a profile says something new: speeds are measured in every task, and told with
+    something else again.
+    """
+    known = {
+        name
+        for name in ("step_seconds", "link_bytes_per_second")
+        if told is not None and getattr(told, name)
+    }
     return told is None or profile.model_dump(exclude=known) != told.model_dump(exclude=known)
 
 
@@ -49,14 +55,21 @@ class Uplink:
             raise RuntimeError("the device has no link yet; this is a bug")
         return self.link
 
-    def send(self, offer: "Offer | Release | Ask", kind: type[FrozenModel], **fields: object) -> None:
-        """Send a device message about an offer's task, a release or a request; while the broker is away it waits."""
+    def send(
+        self, offer: "Offer | Release | Ask", kind: type[FrozenModel], **fields: object
+    ) -> None:
+        """Send a device message about an offer's task, a release or a request.
+
+        While the broker is away it waits.
+        """
         message = kind.model_validate({"task": offer.task, **fields})
         try:
             self.need().publish(self.topics.reply(self.config.device), message.to_bytes())
             self.spoke = time.monotonic()
         except TransportError as error:
-            self.journal.warning(f"cannot send {kind.__name__}: {error}; it is sent again with the next offer")
+            self.journal.warning(
+                f"cannot send {kind.__name__}: {error}; it is sent again with the next offer"
+            )
 
     def subscribe_blob(self, digest: str) -> None:
         """Let the chunks of a blob come."""
@@ -73,7 +86,8 @@ class Uplink:
     def decline_chunk(self, digest: str) -> None:
         """A chunk came that nobody waits for.
 
-        It is an echo of a subscription just ended, or the broker's session still holds one from before a crash.
+        It is an echo of a subscription just ended, or the broker's session still holds one from
+        before a crash.
         """
         if digest not in self.unwanted and len(self.unwanted) < _UNWANTED_KEPT:
             self.unwanted.add(digest)
@@ -83,11 +97,16 @@ class Uplink:
         return DeviceStatus(online=online, state=state).to_bytes()
 
     def farewell(self, state: str) -> Farewell:
-        """The last status, published by the broker when this device vanishes and by itself when it leaves."""
+        """The last status, published by the broker when this device vanishes and by itself when it
+        leaves.
+        """
         return Farewell(self.topics.status(self.config.device), self._status(state, online=False))
 
     def publish_status(self, state: str | None, profile: Profile | None) -> None:
-        """Tell the fleet, retained, what this device does, and what it is if that has changed; None says nothing."""
+        """Tell the fleet, retained, what this device does, and what it is if that has changed.
+
+        None says nothing.
+        """
         device = self.config.device
         try:
             if profile is not None and _differs(profile, self.told):
@@ -95,7 +114,11 @@ class Uplink:
                 self.need().publish(self.topics.profile(device), said.to_bytes(), retain=True)
                 self.told = profile
             if state is not None:
-                self.need().publish(self.topics.status(device), self._status(state, online=True), retain=True)
+                self.need().publish(
+                    self.topics.status(device),
+                    self._status(state, online=True),
+                    retain=True,
+                )
                 self.said, self.spoke = state, time.monotonic()
         except TransportError as error:
             self.journal.warning(f"cannot send the status: {error}")

@@ -1,4 +1,6 @@
-"""One worker thread at a time: long computations and uploads report into the agent's inbox, which stays responsive."""
+"""One worker thread at a time: long computations and uploads report into the agent's inbox, which
+stays responsive.
+"""
 
 import queue
 import threading

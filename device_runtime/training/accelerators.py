@@ -1,7 +1,9 @@
-"""Execution providers beside the CPU, or more of its threads: tried on a step graph before a task trains on one.
+"""Execution providers beside the CPU, or more of its threads: tried on a step graph before a task
+trains on one.
 
-A trial trains a few steps on made-up samples, on the CPU and on the provider, from the same weights. What it finds is
-kept in a file by graph, runtime and provider. A provider that is wrong, broken or slow leaves the training to the CPU.
+A trial trains a few steps on made-up samples, on the CPU and on the provider, from the same
+weights. What it finds is kept in a file by graph, runtime and provider. A provider that is wrong,
+broken or slow leaves the training to the CPU.
 """
 
 import contextlib
@@ -27,22 +29,26 @@ from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.manifest import Manifest
 
 LIMIT = 3e-2
-"""Largest deviation of losses, parameters or states from the CPU's, as a share of what the steps have changed.
+"""Largest deviation of losses, parameters or states from the CPU's, as a share of what the steps
+have changed.
 
-The same batches in another order, so summed in another order, deviate by 4e-6 at most in the zoo's models that were
-measured, and OpenVINO's gradients, which are wrong below a max-pool, by 1.4e-1 and more.
+The same batches in another order, so summed in another order, deviate by 4e-6 at most in the zoo's
+models that were measured, and OpenVINO's gradients, which are wrong below a max-pool, by 1.4e-1 and
+more.
 """
 
-_LOOSE = (
-    3e-1  # of parameters, where states tell more: Adam makes whole steps of gradients that are zero but for rounding
-)
+# of parameters, where states tell more: Adam makes whole steps of gradients that are zero but for
+# rounding
+_LOOSE = 3e-1
 _WORTH = 1.25  # times the CPU's speed, at least; less may be chance on a busy board
 _STEPS = 5  # the first is not timed: a provider compiles and chooses kernels in it
 _KEPT = 64
 
 
 class Trial(FrozenModel):
-    """What was found of a provider: why it must not be used, or its steps in the time of one of the CPU."""
+    """What was found of a provider: why it must not be used, or its steps in the time of one of the
+    CPU.
+    """
 
     fault: str = ""
     speed: float = 0.0
@@ -57,9 +63,11 @@ class Trials(RootModel[dict[str, Trial]]):
 
 @dataclass(frozen=True)
 class Accelerators:
-    """What an operator wants tried, in order, as onnxruntime names it without ``ExecutionProvider`` at the end.
+    """What an operator wants tried, in order, as onnxruntime names it without ``ExecutionProvider``
+    at the end.
 
-    ``CPU:4`` is the CPU with four threads. Who insists takes one although it is slower than the CPU.
+    ``CPU:4`` is the CPU with four threads. Who insists takes one although it is slower than the
+    CPU.
     """
 
     path: Path
@@ -77,12 +85,21 @@ class Accelerators:
         others = {name: old for name, old in self.known().items() if name != key}
         known = list((others if trial is None else {**others, key: trial}).items())
         with contextlib.suppress(StorageError):  # then it is tried again
-            write_atomically(self.path, Trials(dict(known[-_KEPT:])).model_dump_json(indent=1).encode())
+            write_atomically(
+                self.path,
+                Trials(dict(known[-_KEPT:])).model_dump_json(indent=1).encode(),
+            )
 
     def settle(
-        self, graph: str, manifest: Manifest, batch: int, opened: Callable[[str], TrainSession], hooks: Hooks
+        self,
+        graph: str,
+        manifest: Manifest,
+        batch: int,
+        opened: Callable[[str], TrainSession],
+        hooks: Hooks,
     ) -> Settled:
-        """The first provider that is right and worth its while on a graph, by what is known of it or a trial.
+        """The first provider that is right and worth its while on a graph, by what is known of it
+        or a trial.
 
         A graph is named by the digest of the step graph, with the runtime.
 
@@ -90,7 +107,8 @@ class Accelerators:
             TaskStopped: the hooks said so.
         """
         run = functools.cache(lambda name: _Steps(opened(name), manifest, batch, hooks))
-        refused, there = [], offered()
+        refused = []
+        there = offered()
         for name in self.names:
             if name.partition(":")[0] not in there:
                 refused.append(f"{name} is none of what this onnxruntime has ({', '.join(there)})")
@@ -102,12 +120,19 @@ class Accelerators:
         return Settled(CPU, "; ".join(refused))
 
     def _tried(self, key: str, name: str, run: Callable[[str], "_Steps"]) -> Trial:
-        expected, found = run(CPU), None
+        expected = run(CPU)
+        found = None
         # If the trial takes the process down, this is what is known.
-        self.note(key, Trial(fault=f"took the agent down in a trial; remove {self.path} to try it again"))
+        self.note(
+            key,
+            Trial(fault=f"took the agent down in a trial; remove {self.path} to try it again"),
+        )
         try:
             steps = run(name)
-            found = Trial(fault=expected.denies(steps), speed=expected.seconds / max(steps.seconds, 1e-9))
+            found = Trial(
+                fault=expected.denies(steps),
+                speed=expected.seconds / max(steps.seconds, 1e-9),
+            )
         except TaskStopped:
             raise
         except Exception as error:  # noqa: BLE001  (the errors of onnxruntime have no base)
@@ -118,10 +143,14 @@ class Accelerators:
 
 
 class _Steps:
-    """The steps of a trial: losses, parameters and states, each in one row, and the time of the fastest step."""
+    """The steps of a trial: losses, parameters and states, each in one row, and the time of the
+    fastest step.
+    """
 
     def __init__(self, session: TrainSession, manifest: Manifest, batch: int, hooks: Hooks) -> None:
-        losses, times, rows = [0.0], [time.perf_counter()], []
+        losses = [0.0]
+        times = [time.perf_counter()]
+        rows = []
         for loss in islice(made_up_steps(session, manifest, batch), _STEPS):
             times.append(time.perf_counter())
             losses.append(loss)
@@ -130,7 +159,11 @@ class _Steps:
             hooks.go_on()
         self.seconds = float(np.diff(times)[1:].min())
         (first, states), (last, later) = rows
-        self.rows = (np.array(losses), states, last)  # states while the weights are still the CPU's to the last bits
+        self.rows = (
+            np.array(losses),
+            states,
+            last,
+        )  # states while the weights are still the CPU's to the last bits
         self.changes = (np.array(losses), later - states, last - first)
         self.limits = (LIMIT, LIMIT, LIMIT if len(states) == 1 else _LOOSE)
 

@@ -1,7 +1,9 @@
-"""A board's samples as its files hold them, together with the same samples as the fleet's contract wants them.
+"""A board's samples as its files hold them, together with the same samples as the fleet's contract
+wants them.
 
-Only this module makes the second of the first, at an offer and after every reading of files that have changed, so that
-no task computes with labels and columns that the board has numbered for itself.
+Only this module makes the second of the first, at an offer and after every reading of files that
+have changed, so that no task computes with labels and columns that the board has numbered for
+itself.
 """
 
 from dataclasses import dataclass, replace
@@ -18,7 +20,8 @@ class Terms:
 
     Attributes:
         contract: of the fleet; None where it has none.
-        own_labels: whether the board may number its labels in an order of its own, as a part of the model stays on it.
+        own_labels: whether the board may number its labels in an order of its own, as a part of the
+            model stays on it.
     """
 
     contract: DataContract | None
@@ -31,7 +34,8 @@ class Terms:
             raw: as a reader gives them.
 
         Raises:
-            MismatchError: they do not fit; the message names the label or the column, and says what to change.
+            MismatchError: they do not fit; the message names the label or the column, and says what
+                to change.
             DataError: a file that holds them cannot be read any more.
         """
         return AgreedData(raw, reconciled(raw, self.contract, own_labels=self.own_labels), self)
@@ -40,7 +44,8 @@ class Terms:
 def terms_of(instructions: Instructions) -> Terms:
     """What a task asks of the samples.
 
-    Where a part of the model stays on the board, what a label means may be the board's own business.
+    Where a part of the model stays on the board, what a label means may be the board's own
+    business.
     """
     contract = instructions.contract
     own_labels = bool(instructions.stays)
@@ -54,8 +59,10 @@ class AgreedData:
     """Samples in both forms; `Terms.apply` makes it.
 
     Attributes:
-        raw: as the reader gave them. The board keeps these, since another contract may want further columns of them.
-        samples: the same as the terms want them, for everything that computes; `raw` itself where nothing differs.
+        raw: as the reader gave them. The board keeps these, since another contract may want further
+            columns of them.
+        samples: the same as the terms want them, for everything that computes; `raw` itself where
+            nothing differs.
         terms: what the task asks.
     """
 

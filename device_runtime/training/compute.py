@@ -1,8 +1,9 @@
 """One task from weights on disk to an update on disk.
 
-What an encoding loses in rounding is kept in a file, as what optimizers leave is, and added to the device's next update
-of the same run and tier: error feedback (Karimireddy, Rebjock, Stich and Jaggi, ICML 2019,
-https://arxiv.org/abs/1901.09847, algorithm 1). So in the long run nothing is lost but time.
+What an encoding loses in rounding is kept in a file, as what optimizers leave is, and added to the
+device's next update of the same run and tier: error feedback (Karimireddy, Rebjock, Stich and
+Jaggi, ICML 2019, https://arxiv.org/abs/1901.09847, algorithm 1). So in the long run nothing is lost
+but time.
 """
 
 import contextlib
@@ -44,8 +45,8 @@ def compute(task: Task, bench: Bench, hooks: Hooks) -> Outcome:
     Raises:
         TaskStopped: the hooks said so.
         DataError: the data does not fit the model.
-        RefusedError: a self-test failed, or a loss, parameter or statistic is not finite, or the board lacks what the
-            routine needs.
+        RefusedError: a self-test failed, or a loss, parameter or statistic is not finite, or the
+            board lacks what the routine needs.
         ConfigError: a file that the operator put on the board is missing or damaged.
         BlobError: a blob is damaged on disk.
         StorageError: the update cannot be written.
@@ -54,9 +55,13 @@ def compute(task: Task, bench: Bench, hooks: Hooks) -> Outcome:
 
 
 def timed(task: Task, bench: Bench, hooks: Hooks) -> float:
-    """Seconds of a training step now, the median of a few that leave nothing; raises what `compute` does."""
+    """Seconds of a training step now, the median of a few that leave nothing.
+
+    Raises what `compute` does.
+    """
     few = task.instructions.train.model_copy(update={"steps": _FEW, "optimizer_state": "reset"})
-    asked, began = task.instructions.model_copy(update={"train": few}), list[float]()
+    asked = task.instructions.model_copy(update={"train": few})
+    began = list[float]()
 
     def stopped() -> bool:  # asked before every step, of which the first has a session to warm
         began.append(time.monotonic())
@@ -68,7 +73,10 @@ def timed(task: Task, bench: Bench, hooks: Hooks) -> float:
 
 
 def finished(task: Task, bench: Bench, result: Result) -> Outcome:
-    """Keep the update that a routine made, with what goes with it; raises what `keep_update` does."""
+    """Keep the update that a routine made, with what goes with it.
+
+    Raises what `keep_update` does.
+    """
     update = keep_update(task, bench, result.tensors)
     # Where a part of the model stays, what a label means may be the board's own business.
     labels = () if task.instructions.stays else _labels(task, bench)
@@ -84,13 +92,24 @@ def finished(task: Task, bench: Bench, result: Result) -> Outcome:
         evaluation=result.evaluation,
     )
     if task.instructions.upload.silent:  # the device's part is hidden
-        metrics = metrics.model_copy(update={"labels": (), "train_loss": None, "mean_loss": None, "evaluation": None})
+        metrics = metrics.model_copy(
+            update={
+                "labels": (),
+                "train_loss": None,
+                "mean_loss": None,
+                "evaluation": None,
+            }
+        )
     trained = routine_of(task.instructions).phase == "training"
     return Outcome(update, metrics, result.seconds / max(result.batches, 1) if trained else None)
 
 
 def _labels(task: Task, bench: Bench) -> tuple[int, ...]:
-    return tuple(present_labels(bench.data.fitted(task.manifest).y[bench.split()[0]], task.manifest.classes).tolist())
+    return tuple(
+        present_labels(
+            bench.data.fitted(task.manifest).y[bench.split()[0]], task.manifest.classes
+        ).tolist()
+    )
 
 
 def keep_update(task: Task, bench: Bench, tensors: Mapping[str, NDArray[Any]]) -> BlobRef:
@@ -119,7 +138,11 @@ def keep_update(task: Task, bench: Bench, tensors: Mapping[str, NDArray[Any]]) -
     if task.instructions.upload.encoding != "fp32":
         tensors = _encoded(task, bench, tensors)
     data = encode_weights(tensors, metadata)
-    return BlobRef(digest=bench.blobs.put(data), size=len(data), chunk_bytes=task.weights.chunk_bytes)
+    return BlobRef(
+        digest=bench.blobs.put(data),
+        size=len(data),
+        chunk_bytes=task.weights.chunk_bytes,
+    )
 
 
 def _hidden(
@@ -129,24 +152,42 @@ def _hidden(
     sent = open_weights(bench.blobs.path(task.weights.digest))
     change = bounded(tensors, sent, hiding.clip)
     return {
-        name: (sent[name] + value + hiding.deviation * gaussian(bench.noise, value.shape)).astype(np.float32)
+        name: (sent[name] + value + hiding.deviation * gaussian(bench.noise, value.shape)).astype(
+            np.float32
+        )
         for name, value in change.items()
     }
 
 
-def _encoded(task: Task, bench: Bench, tensors: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """The difference to what was sent and what earlier rounds lost; what is lost now is kept for the next."""
-    asked, sent = task.instructions.upload, open_weights(bench.blobs.path(task.weights.digest))
+def _encoded(
+    task: Task, bench: Bench, tensors: Mapping[str, NDArray[Any]]
+) -> dict[str, NDArray[Any]]:
+    """The difference to what was sent and what earlier rounds lost.
+
+    What is lost now is kept for the next.
+    """
+    asked = task.instructions.upload
+    sent = open_weights(bench.blobs.path(task.weights.digest))
     names = [spec.name for spec in task.manifest.parameters if spec.name in tensors]
     if not asked.feedback or asked.encoding not in LEVELS:
         change = {name: tensors[name] - sent[name] for name in names}
         return encode(change, asked.encoding, keep=asked.keep, at_random=True)
-    files, lost = bench.files("residual", runs=1), {}
+    files = bench.files("residual", runs=1)
+    lost = {}
     with contextlib.suppress(BlobError):  # a damaged file is worth less than the round
         lost = files.load_tiers(task.run, task.round)
     left = lost.get(task.tier, {})
     whole = {name: tensors[name] - sent[name] + left.get(name, np.float32(0)) for name in names}
     parts = encode(whole, asked.encoding, keep=asked.keep)
-    told = decode(parts, {name: whole[name].shape for name in names}, asked.encoding, keep=asked.keep)
-    files.save_tiers(task.run, task.round, lost | {task.tier: {name: whole[name] - told[name] for name in names}})
+    told = decode(
+        parts,
+        {name: whole[name].shape for name in names},
+        asked.encoding,
+        keep=asked.keep,
+    )
+    files.save_tiers(
+        task.run,
+        task.round,
+        lost | {task.tier: {name: whole[name] - told[name] for name in names}},
+    )
     return parts

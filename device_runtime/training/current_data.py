@@ -1,7 +1,9 @@
-"""Runs tasks on files that other programs may change: a result counts only if the samples did not change meanwhile.
+"""Runs tasks on files that other programs may change: a result counts only if the samples did not
+change meanwhile.
 
-Before a task, changed files are read again; after it, the files are checked once more. If they changed meanwhile, the
-task is repeated on the new samples, a few times. New samples must fit the fleet's contract as the earlier ones did.
+Before a task, changed files are read again; after it, the files are checked once more. If they
+changed meanwhile, the task is repeated on the new samples, a few times. New samples must fit the
+fleet's contract as the earlier ones did.
 """
 
 from collections.abc import Callable
@@ -25,7 +27,9 @@ Work = Callable[[Task, Bench, Hooks], _T]
 
 @dataclass(frozen=True)
 class DataSeen:
-    """The result of a check: the board's current data, and the files that were read again because they had changed."""
+    """The result of a check: the board's current data, and the files that were read again because
+    they had changed.
+    """
 
     data: AgreedData
     changed: str = ""
@@ -70,13 +74,16 @@ def on_current_data(work: Work[_T], task: Task, bench: Bench, data: AgreedData, 
             return result
         _discard(result, bench)
         data = after
-    raise DataChangedError(f"{shown(changes)} changed during each of {TRIES} attempts at this task; {REPLACING}")
+    raise DataChangedError(
+        f"{shown(changes)} changed during each of {TRIES} attempts at this task; {REPLACING}"
+    )
 
 
 def _current(data: AgreedData, hooks: Hooks) -> AgreedData:
     """Return the current samples of the board's files; call the hooks if they were read again.
 
-    The hooks are not called for samples that do not fit: the board keeps those it has, and the next task checks again.
+    The hooks are not called for samples that do not fit: the board keeps those it has, and the next
+    task checks again.
     """
     stamps = data.raw.stamps
     if stamps is None:

@@ -1,4 +1,5 @@
-"""Local training on a board: epochs of steps in the order of its course, and the test of a new graph before the first.
+"""Local training on a board: epochs of steps in the order of its course, and the test of a new
+graph before the first.
 
 Nothing here knows the agent, MQTT or the disk.
 """
@@ -31,7 +32,9 @@ class TrainResult:
     steps: int
     loss: float  # mean loss of the last epoch, weighted by the labels that count
     seconds: float  # time of the training alone
-    mean_loss: float | None = None  # mean loss of all steps, weighted likewise; None if it is not known
+    mean_loss: float | None = (
+        None  # mean loss of all steps, weighted likewise; None if it is not known
+    )
 
 
 def train(session: TrainSession, manifest: Manifest, course: Course, hooks: Hooks) -> TrainResult:
@@ -42,12 +45,17 @@ def train(session: TrainSession, manifest: Manifest, course: Course, hooks: Hook
         DataError: no label of the training samples counts.
         RefusedError: the loss or a parameter is not finite.
     """
-    data, settings = course.data, course.settings
+    data = course.data
+    settings = course.settings
     mask = training_mask(data, course.chosen, manifest.classes, masked=settings.mask_labels)
-    started, step, mean = time.monotonic(), 0, math.nan
-    all_total, all_weight = 0.0, 0
+    started = time.monotonic()
+    step = 0
+    mean = math.nan
+    all_total = 0.0
+    all_weight = 0
     for planned in course.passes():
-        total, weight = 0.0, 0
+        total = 0.0
+        weight = 0
         for number, indices in enumerate(planned.batches):
             hooks.go_on()
             moment = course.moment(planned.epoch, number)
@@ -58,12 +66,19 @@ def train(session: TrainSession, manifest: Manifest, course: Course, hooks: Hook
             if not math.isfinite(loss):
                 raise loss_refused(loss, manifest, moment, step)
             count = counted(y)
-            total, weight = total + loss * count, weight + count
+            total = total + loss * count
+            weight = weight + count
         mean = total / weight if weight else mean
-        all_total, all_weight = all_total + total, all_weight + weight
+        all_total = all_total + total
+        all_weight = all_weight + weight
         hooks.report(EpochReport(planned.epoch + 1, planned.epochs, step, mean))
     check_parameters(session.parameters(), course.round, step)
-    return TrainResult(step, mean, time.monotonic() - started, all_total / all_weight if all_weight else None)
+    return TrainResult(
+        step,
+        mean,
+        time.monotonic() - started,
+        all_total / all_weight if all_weight else None,
+    )
 
 
 def loss_refused(loss: float, manifest: Manifest, moment: Moment, step: int) -> RefusedError:
@@ -76,7 +91,10 @@ def loss_refused(loss: float, manifest: Manifest, moment: Moment, step: int) -> 
 
 
 def check_parameters(
-    parameters: Mapping[str, NDArray[np.float32]], round_number: int, step: int, whose: str = ""
+    parameters: Mapping[str, NDArray[np.float32]],
+    round_number: int,
+    step: int,
+    whose: str = "",
 ) -> None:
     """See that training left every parameter finite; `whose` they are is for the message.
 
@@ -93,10 +111,16 @@ def check_parameters(
 
 
 def made_up_steps(session: TrainSession, manifest: Manifest, count: int) -> Iterator[float]:
-    """Losses of steps without end on so many made-up samples each, from made-up weights; they are always the same."""
+    """Losses of steps without end on so many made-up samples each, from made-up weights.
+
+    They are always the same.
+    """
     draw = np.random.Generator(np.random.PCG64(0))
-    session.load({p.name: draw.normal(0, 0.05, p.shape).astype(np.float32) for p in manifest.parameters})
-    shape, places = (count, *manifest.input_shape), (count, *manifest.label_shape)
+    session.load(
+        {p.name: draw.normal(0, 0.05, p.shape).astype(np.float32) for p in manifest.parameters}
+    )
+    shape = (count, *manifest.input_shape)
+    places = (count, *manifest.label_shape)
     x: NDArray[Any] = np.zeros(shape, np.int64)  # token 0 exists in every vocabulary
     y: Targets = np.arange(math.prod(places), dtype=np.int64).reshape(places) % manifest.classes
     for step in itertools.count():

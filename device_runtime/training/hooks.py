@@ -10,7 +10,9 @@ class TaskStopped(Exception):  # noqa: N818 - no error: it was asked for
 
 @dataclass(frozen=True)
 class EpochReport:
-    """How far training is: finished epochs and steps, and the last epoch's mean loss, weighted by labels that count."""
+    """How far training is: finished epochs and steps, and the last epoch's mean loss, weighted by
+    labels that count.
+    """
 
     epoch: int
     epochs: int
@@ -27,7 +29,9 @@ class SelfTested:
 
 @dataclass(frozen=True)
 class Settled:
-    """What computes the steps of a task that begins, now or anew: a provider of onnxruntime, and why that one."""
+    """What computes the steps of a task that begins, now or anew: a provider of onnxruntime, and
+    why that one.
+    """
 
     provider: str
     why: str
@@ -37,7 +41,8 @@ class Settled:
 class Hooks:
     """What a task calls while it runs; by default nobody listens and nobody stops it.
 
-    `report` is told an `EpochReport`, a `SelfTested`, or a `Settled` at a choice; `stopped` is asked before every step.
+    `report` is told an `EpochReport`, a `SelfTested`, or a `Settled` at a choice; `stopped` is
+    asked before every step.
     """
 
     report: Callable[[object], None] = lambda _report: None

@@ -1,4 +1,6 @@
-"""What a board measures of a model without changing it: batch norm statistics, and its accuracy on held-out samples."""
+"""What a board measures of a model without changing it: batch norm statistics, and its accuracy on
+held-out samples.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +19,9 @@ from fleet_protocol.metrics import evaluation_of
 from fleet_protocol.targets import counted
 
 Statistics = dict[str, NDArray[np.float32]]
-EVAL, STATS, INFER = "onnx/eval", "onnx/stats", "onnx/infer"
+EVAL = "onnx/eval"
+STATS = "onnx/stats"
+INFER = "onnx/infer"
 
 
 @dataclass(frozen=True)
@@ -28,14 +32,20 @@ class HeldOut:
     chosen: Indices  # indices of the held-out ones
     batch_size: int
     mask: NDArray[np.float32]  # label mask of the training, `[classes]`
-    statistics: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)  # of the model's static batch norms
+    statistics: Mapping[str, NDArray[np.float32]] = field(
+        default_factory=dict
+    )  # of the model's static batch norms
 
 
-def measure(session: ForwardSession, manifest: Manifest, course: Course, hooks: Hooks) -> tuple[Statistics, int]:
-    """Batch norm statistics of a model on the board's training samples, by the batch size and the seed of its settings.
+def measure(
+    session: ForwardSession, manifest: Manifest, course: Course, hooks: Hooks
+) -> tuple[Statistics, int]:
+    """Batch norm statistics of a model on the board's training samples, by the batch size and the
+    seed of its settings.
 
     Returns:
-        ``stat.<norm>.mean`` and ``stat.<norm>.var`` as means over the batches, and the number of batches.
+        ``stat.<norm>.mean`` and ``stat.<norm>.var`` as means over the batches, and the number of
+        batches.
 
     Raises:
         TaskStopped: the hooks said so.
@@ -57,7 +67,10 @@ def measure(session: ForwardSession, manifest: Manifest, course: Course, hooks: 
 
 
 def check_measurable(course: Course) -> None:
-    """See that samples have batch norm statistics; a DataError for one alone, which has no unbiased variance."""
+    """See that samples have batch norm statistics.
+
+    A DataError for one alone, which has no unbiased variance.
+    """
     if not course.measurable:
         raise DataError(
             f"{course.data.source}: {len(course.chosen)} training samples in batches of {course.settings.batch_size}"
@@ -65,22 +78,33 @@ def check_measurable(course: Course) -> None:
         )
 
 
-def mean_statistics(sums: Mapping[str, NDArray[np.float64]], count: int, round_number: int) -> Statistics:
-    """Batch norm statistics from their sums over the batches, at least 1; a RefusedError where one is not finite."""
+def mean_statistics(
+    sums: Mapping[str, NDArray[np.float64]], count: int, round_number: int
+) -> Statistics:
+    """Batch norm statistics from their sums over the batches, at least 1.
+
+    A RefusedError where one is not finite.
+    """
     statistics = {name: (value / count).astype(np.float32) for name, value in sums.items()}
     broken = [name for name, value in statistics.items() if not np.isfinite(value).all()]
     if broken:
-        raise RefusedError(RefusalReason.FAILED, f"{broken[0]} is not finite in round {round_number}")
+        raise RefusedError(
+            RefusalReason.FAILED, f"{broken[0]} is not finite in round {round_number}"
+        )
     return statistics
 
 
-def evaluate(session: ForwardSession, manifest: Manifest, held_out: HeldOut, hooks: Hooks) -> Evaluation:
-    """Loss and accuracy on held-out samples, of which at least one label counts, until the hooks stop it.
+def evaluate(
+    session: ForwardSession, manifest: Manifest, held_out: HeldOut, hooks: Hooks
+) -> Evaluation:
+    """Loss and accuracy on held-out samples, of which at least one label counts, until the hooks
+    stop it.
 
-    They are means over the labels that count, of which there is one per sample, or with a label per token those that
-    are not negative.
+    They are means over the labels that count, of which there is one per sample, or with a label per
+    token those that are not negative.
     """
-    data, chosen = held_out.data, held_out.chosen
+    data = held_out.data
+    chosen = held_out.chosen
     sums: dict[str, NDArray[np.float64]] = {}
     for indices in batches(chosen, held_out.batch_size):
         hooks.go_on()
@@ -91,12 +115,18 @@ def evaluate(session: ForwardSession, manifest: Manifest, held_out: HeldOut, hoo
 
 
 def judge(
-    opened: Callable[[str], ForwardSession], manifest: Manifest, course: Course, held_out: HeldOut, hooks: Hooks
+    opened: Callable[[str], ForwardSession],
+    manifest: Manifest,
+    course: Course,
+    held_out: HeldOut,
+    hooks: Hooks,
 ) -> Evaluation | None:
-    """Loss and accuracy of a model on held-out samples, its norms fed with the board's own statistics.
+    """Loss and accuracy of a model on held-out samples, its norms fed with the board's own
+    statistics.
 
     Returns:
-        None where no held-out label counts, the set has no evaluation graph, or the statistics cannot be measured.
+        None where no held-out label counts, the set has no evaluation graph, or the statistics
+        cannot be measured.
 
     Raises:
         TaskStopped: the hooks said so.

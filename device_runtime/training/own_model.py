@@ -1,7 +1,8 @@
-"""A model of the board's own: it is trained beside the one of an offer, and never leaves this board.
+"""A model of the board's own: it is trained beside the one of an offer, and never leaves this
+board.
 
-The operator puts a pair on the board: the step of both models, and what the board's own starts from. What the board
-keeps of it from round to round, `OwnModelFiles` holds.
+The operator puts a pair on the board: the step of both models, and what the board's own starts
+from. What the board keeps of it from round to round, `OwnModelFiles` holds.
 """
 
 from dataclasses import dataclass
@@ -25,7 +26,9 @@ MODEL = "model/"
 
 @dataclass(frozen=True)
 class OwnModel:
-    """Where a board's own model is: the folder of the pair, and the one in which it is kept between rounds."""
+    """Where a board's own model is: the folder of the pair, and the one in which it is kept between
+    rounds.
+    """
 
     folder: Path
     state_dir: Path
@@ -58,7 +61,8 @@ class OwnModel:
         return kept.under(MODEL, {spec.name: spec for spec in pair.own.parameters})
 
     def check(self) -> None:
-        """See that every file of the pair that this board uses is there, with the content it was exported with.
+        """See that every file of the pair that this board uses is there, with the content it was
+        exported with.
 
         Raises:
             ConfigError: one is not; the message names it.
@@ -71,7 +75,10 @@ class OwnModel:
                 self.read(file)
 
     def read(self, file: FileSpec) -> bytes:
-        """The content of a file of the pair; a ConfigError where it cannot be read, or is not what was exported."""
+        """The content of a file of the pair.
+
+        A ConfigError where it cannot be read, or is not what was exported.
+        """
         data = self._read(file.path, max(file.size, DOCUMENT_LIMIT))  # a longer one is damaged
         if not matches(data, file.digest):
             raise ConfigError(
@@ -85,7 +92,9 @@ class OwnModel:
         try:
             return path_within(self.folder, file.path)
         except BlobError as error:
-            raise ConfigError(f"[own_model] set: {error}; copy the whole set to this board again") from error
+            raise ConfigError(
+                f"[own_model] set: {error}; copy the whole set to this board again"
+            ) from error
 
     def _read(self, name: str, limit: int = DOCUMENT_LIMIT) -> bytes:
         try:

@@ -1,8 +1,8 @@
 """What a board keeps of its own model from round to round: one file per round in its state folder.
 
-A round starts from the file of the latest round before it, so a task that is computed twice after a power cut gives the
-same result, and a restart loses nothing. Of a run two rounds are kept, and of runs the newest few: a run that ended
-cannot be told from one whose server is away.
+A round starts from the file of the latest round before it, so a task that is computed twice after a
+power cut gives the same result, and a restart loses nothing. Of a run two rounds are kept, and of
+runs the newest few: a run that ended cannot be told from one whose server is away.
 """
 
 import contextlib
@@ -39,7 +39,10 @@ class Kept:
         found: dict[str, NDArray[Any]] = {}
         for name, sized in expected.items():
             value = self.tensors.get(prefix + name)
-            if value is None or (value.shape, value.dtype.name) != (sized.shape, sized.dtype):
+            if value is None or (value.shape, value.dtype.name) != (
+                sized.shape,
+                sized.dtype,
+            ):
                 what = "missing" if value is None else f"{value.dtype.name} {list(value.shape)}"
                 raise RefusedError(
                     RefusalReason.UNSUPPORTED,
@@ -62,12 +65,17 @@ class OwnModelFiles:
     def _found(self) -> Iterator[tuple[str, int, Path]]:
         """Run, round and path of each file."""
         for path in self.folder.glob(f"{self.prefix}*{_SUFFIX}"):
-            run, _, number = path.name.removeprefix(self.prefix).removesuffix(_SUFFIX).rpartition("-")
+            run, _, number = (
+                path.name.removeprefix(self.prefix).removesuffix(_SUFFIX).rpartition("-")
+            )
             if run and number.isdigit():
                 yield run, int(number), path
 
     def newest(self) -> Kept | None:
-        """What was written last, of any run; None where nothing is kept. It raises what `load` does, and OSError."""
+        """What was written last, of any run; None where nothing is kept.
+
+        It raises what `load` does, and OSError.
+        """
         files = [(path.stat().st_mtime, number, run) for run, number, path in self._found()]
         return self.load(max(files)[2], max(files)[1] + 1) if files else None
 
@@ -78,7 +86,9 @@ class OwnModelFiles:
             StorageError: the file cannot be read.
             BlobError: it is damaged.
         """
-        rounds = {number: path for name, number, path in self._found() if name == run and number < before}
+        rounds = {
+            number: path for name, number, path in self._found() if name == run and number < before
+        }
         if not rounds:
             return None
         path = rounds[max(rounds)]
@@ -87,20 +97,28 @@ class OwnModelFiles:
         except OSError as error:
             raise storage_error("read", path, error) from error
         except BlobError as error:
-            raise BlobError(f"{path} is damaged; delete it to go on from the round before: {error}") from error
+            raise BlobError(
+                f"{path} is damaged; delete it to go on from the round before: {error}"
+            ) from error
 
     def save(self, run: str, number: int, tensors: Mapping[str, NDArray[Any]]) -> None:
         """Keep what a round leaves, and remove what is not needed any more.
 
         Where the disk is full, a StorageError, what was kept before is still there.
         """
-        write_atomically(self.folder / f"{self.prefix}{run}-{number}{_SUFFIX}", encode_weights(tensors))
+        write_atomically(
+            self.folder / f"{self.prefix}{run}-{number}{_SUFFIX}",
+            encode_weights(tensors),
+        )
         for path in self._spare(run, number):
             with contextlib.suppress(OSError):
                 path.unlink()
 
     def load_tiers(self, run: str, before: int) -> dict[str, dict[str, NDArray[Any]]]:
-        """What `save_tiers` of the latest round before a round kept, by tier; the arguments are those of `load`."""
+        """What `save_tiers` of the latest round before a round kept, by tier.
+
+        The arguments are those of `load`.
+        """
         found = self.load(run, before)
         tiers: dict[str, dict[str, NDArray[Any]]] = {}
         for key, value in (found.tensors if found is not None else {}).items():
@@ -108,9 +126,18 @@ class OwnModelFiles:
             tiers.setdefault(tier, {})[name] = value
         return tiers
 
-    def save_tiers(self, run: str, number: int, tiers: Mapping[str, Mapping[str, NDArray[Any]]]) -> None:
-        """Keep tensors of several tiers; the arguments are those of `save`, with the tensors by tier."""
-        named = {f"{tier}/{name}": value for tier, found in tiers.items() for name, value in found.items()}
+    def save_tiers(
+        self, run: str, number: int, tiers: Mapping[str, Mapping[str, NDArray[Any]]]
+    ) -> None:
+        """Keep tensors of several tiers.
+
+        The arguments are those of `save`, with the tensors by tier.
+        """
+        named = {
+            f"{tier}/{name}": value
+            for tier, found in tiers.items()
+            for name, value in found.items()
+        }
         self.save(run, number, named)
 
     def _spare(self, run: str, number: int) -> list[Path]:
@@ -121,7 +148,11 @@ class OwnModelFiles:
             files.setdefault(name, []).append((found, path))
             with contextlib.suppress(OSError):
                 newest[name] = max(newest.get(name, 0.0), path.stat().st_mtime)
-        others = sorted((name for name in files if name != run), key=lambda name: newest.get(name, 0.0), reverse=True)
+        others = sorted(
+            (name for name in files if name != run),
+            key=lambda name: newest.get(name, 0.0),
+            reverse=True,
+        )
         spare = [path for name in others[self.runs - 1 :] for _, path in files[name]]
         earlier = sorted(item for item in files.get(run, []) if item[0] < number)
         return spare + [path for _, path in earlier[:-1]]

@@ -1,4 +1,6 @@
-"""The settings that a routine or a chooser has of its own: plain JSON in the offer, a frozen value once read."""
+"""The settings that a routine or a chooser has of its own: plain JSON in the offer, a frozen value
+once read.
+"""
 
 from collections.abc import Mapping
 from typing import TypeVar
@@ -12,7 +14,9 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 def read_settings(model: type[ModelT], settings: Mapping[str, JsonValue], owner: str) -> ModelT:
-    """Read settings into a schema that forbids extra keys; `owner` is for the message, as in ``routine train``.
+    """Read settings into a schema that forbids extra keys.
+
+    `owner` is for the message, as in ``routine train``.
 
     A RefusedError names a key that is unknown, missing or wrong.
     """

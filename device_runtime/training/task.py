@@ -1,4 +1,6 @@
-"""One device's part in a round, and the board it is done on, as the training room sees them: frozen values."""
+"""One device's part in a round, and the board it is done on, as the training room sees them: frozen
+values.
+"""
 
 import os
 from dataclasses import dataclass
@@ -37,7 +39,9 @@ class Bench:
     # training and held-out indices to use instead of a split by `holdout`
     parts: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
     noise: Draw = os.urandom  # random bytes for what hides its part
-    accelerators: Accelerators | None = None  # what is tried for training steps beside the CPU; None for nothing
+    accelerators: Accelerators | None = (
+        None  # what is tried for training steps beside the CPU; None for nothing
+    )
 
     @property
     def examples(self) -> int:
@@ -49,9 +53,15 @@ class Bench:
         return self.parts or holdout_split(len(self.data), self.holdout)
 
     def files(self, prefix: str, runs: int = KEPT_RUNS) -> OwnModelFiles:
-        """Files kept between rounds, for so many runs, with a prefix for what they are; or else a RefusedError."""
+        """Files kept between rounds, for so many runs, with a prefix for what they are.
+
+        Or else a RefusedError.
+        """
         if self.folder is None:
-            raise RefusedError(RefusalReason.UNSUPPORTED, f"this device keeps no {prefix} files between rounds")
+            raise RefusedError(
+                RefusalReason.UNSUPPORTED,
+                f"this device keeps no {prefix} files between rounds",
+            )
         return OwnModelFiles(self.folder, runs, f"{prefix}-")
 
     @property
@@ -72,7 +82,9 @@ class Task:
     instructions: Instructions
     manifest: Manifest
     weights: BlobRef  # the plan's slice of the global weights
-    tested: frozenset[str] = frozenset()  # graphs that passed their self-test here, with the runtime
+    tested: frozenset[str] = (
+        frozenset()
+    )  # graphs that passed their self-test here, with the runtime
     fetch_seconds: float = 0.0  # from the offer to the weights on disk, for the metrics
 
     def course(self, bench: Bench) -> Course:
@@ -81,7 +93,8 @@ class Task:
 
 
 def base_tensors(manifest: Manifest, blobs: BlobStore) -> dict[str, NDArray[Any]]:
-    """The frozen tensors of an artifact set, mapped and not read: all graphs share one copy in the page cache.
+    """The frozen tensors of an artifact set, mapped and not read: all graphs share one copy in the
+    page cache.
 
     Raises:
         BlobError: the file is missing or damaged.

@@ -1,4 +1,6 @@
-"""Weights from a file straight into the buffers they are trained in: no second copy, however large the model."""
+"""Weights from a file straight into the buffers they are trained in: no second copy, however large
+the model.
+"""
 
 import json
 import struct
@@ -21,7 +23,8 @@ _DTYPES = {"F32": "float32", "I64": "int64", **_ENCODED}
 def read_weights(
     path: Path, manifest: Manifest, into: Mapping[str, NDArray[Any]] | None = None
 ) -> dict[str, NDArray[Any]]:
-    """Read a safetensors file, verified by its digest before, parameter by parameter, in the order of the manifest.
+    """Read a safetensors file, verified by its digest before, parameter by parameter, in the order
+    of the manifest.
 
     Each is read `into` a contiguous array of its shape and type, by default a new one.
 
@@ -52,7 +55,9 @@ def read_weights(
                     decoded = decoded or open_weights(path)
                     array[...] = decoded[spec.name]
                 elif file.readinto(array.reshape(-1).view(np.uint8).data) != array.nbytes:
-                    raise BlobError(f"the weights {path.name[:12]} end before parameter {spec.name}")
+                    raise BlobError(
+                        f"the weights {path.name[:12]} end before parameter {spec.name}"
+                    )
                 result[spec.name] = array
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise BlobError(f"the weights {path.name[:12]} have a damaged header: {error}") from error

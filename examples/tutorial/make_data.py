@@ -12,7 +12,9 @@ HERE = Path(__file__).parent
 if __name__ == "__main__":
     digits = load_dataset("digits")
     (HERE / "data").mkdir(exist_ok=True)
-    for name, part in zip(("attic", "barn", "cellar"), dirichlet(digits.train_y, 3, 1.0, seed=7), strict=True):
+    for name, part in zip(
+        ("attic", "barn", "cellar"), dirichlet(digits.train_y, 3, 1.0, seed=7), strict=True
+    ):
         np.savez(HERE / "data" / f"{name}.npz", x=digits.train_x[part], y=digits.train_y[part])
         print(f"{name}: {len(part)} samples")
     np.savez(HERE / "data" / "test.npz", x=digits.test_x, y=digits.test_y)

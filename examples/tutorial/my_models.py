@@ -27,6 +27,10 @@ class SmallCnn(nn.Module):
 
 
 @architecture()
-def small_cnn(cut: Cut, *, input_shape: tuple[int, int, int] = (1, 8, 8), classes: int = 10) -> nn.Module:
+def small_cnn(
+    cut: Cut, *, input_shape: tuple[int, int, int] = (1, 8, 8), classes: int = 10
+) -> nn.Module:
     """Build it at the width that ``cut`` stands for."""
-    return SmallCnn(input_shape, cut.width("first", 24), cut.width("second", 48), cut.classes(classes))
+    return SmallCnn(
+        input_shape, cut.width("first", 24), cut.width("second", 48), cut.classes(classes)
+    )

@@ -1,4 +1,6 @@
-"""Data of boards, servers and simulations: the formats it may come in, and the samples as a model takes them."""
+"""Data of boards, servers and simulations: the formats it may come in, and the samples as a model
+takes them.
+"""
 
 from dataclasses import replace
 
@@ -31,12 +33,16 @@ Reading = tuple[Named, Named, SourceFacts]
 
 
 def load_data(config: DataConfig, *, labelled: bool = True, given: Arrays | None = None) -> DataSet:
-    """Read data; paths are absolute. Without labels it is arrays, a table or one image, and the labels mean nothing.
+    """Read data; paths are absolute.
 
-    Samples that are passed in are not read. Files that change meanwhile are read again, a few times.
+    Without labels it is arrays, a table or one image, and the labels mean nothing.
+
+    Samples that are passed in are not read. Files that change meanwhile are read again, a few
+    times.
 
     Raises:
-        DataError: the data is missing, empty or malformed; the message names the path and what was expected.
+        DataError: the data is missing, empty or malformed; the message names the path and what was
+            expected.
         DataChangedError: its files changed during every attempt.
         ConfigError: a package for this kind of data is not installed.
     """

@@ -1,4 +1,5 @@
-"""Changes of samples, in the order of a list: crops at a random place, mirror images, and functions of the user's.
+"""Changes of samples, in the order of a list: crops at a random place, mirror images, and functions
+of the user's.
 
 The first two are those of specification 1.8.
 """
@@ -22,7 +23,13 @@ FunctionName = Annotated[str, Field(pattern=r"^.+\.py:[A-Za-z_][A-Za-z0-9_]*$")]
 
 def _short(value: Any) -> Any:
     words = {"none": (), "crop-flip": ("crop", "flip")}
-    return words.get(value, (value,)) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+    return (
+        words.get(value, (value,))
+        if isinstance(value, str)
+        else tuple(value)
+        if isinstance(value, list)
+        else value
+    )
 
 
 Augment = Annotated[tuple[Literal["crop", "flip"] | FunctionName, ...], BeforeValidator(_short)]
@@ -33,13 +40,18 @@ PADDING = 4
 
 
 def crop(
-    images: NDArray[np.float32], black: NDArray[np.float32], generator: np.random.Generator
+    images: NDArray[np.float32],
+    black: NDArray[np.float32],
+    generator: np.random.Generator,
 ) -> NDArray[np.float32]:
-    """New images: padded by 4 black pixels on all sides, and each cropped to its size at a random place.
+    """New images: padded by 4 black pixels on all sides, and each cropped to its size at a random
+    place.
 
-    They are normalised, ``[B, channels, height, width]``, and so is `black`, which broadcasts against one of them.
+    They are normalised, ``[B, channels, height, width]``, and so is `black`, which broadcasts
+    against one of them.
 
-    The generator is asked for ``integers(0, 9, (2, B))``: how far down and how far to the right each crop lies.
+    The generator is asked for ``integers(0, 9, (2, B))``: how far down and how far to the right
+    each crop lies.
     """
     count, channels, height, width = images.shape
     padded = np.empty((count, channels, height + 2 * PADDING, width + 2 * PADDING), np.float32)
@@ -52,7 +64,9 @@ def crop(
 
 
 def flip(images: NDArray[np.float32], generator: np.random.Generator) -> NDArray[np.float32]:
-    """Mirror every other image ``[B, channels, height, width]``, in place: where ``random(B)`` is below 1/2."""
+    """Mirror every other image ``[B, channels, height, width]``, in place: where ``random(B)`` is
+    below 1/2.
+    """
     mirrored = generator.random(len(images)) < 0.5
     images[mirrored] = images[mirrored, :, :, ::-1]
     return images
@@ -71,7 +85,9 @@ def relocated(move: Callable[[Path], Path], name: str) -> str:
 
 
 def user_function(name: str) -> Callable[..., Any]:
-    """Load a user's function, named ``file.py:function``; a process runs its file once, and again after a change.
+    """Load a user's function, named ``file.py:function``.
+
+    A process runs its file once, and again after a change.
 
     A DataError where file or function is missing, or the file raises.
     """
@@ -79,7 +95,16 @@ def user_function(name: str) -> Callable[..., Any]:
         status = Path(name.rpartition(":")[0]).stat()
     except OSError:
         return _loaded(name, ())
-    return _loaded(name, (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev))
+    return _loaded(
+        name,
+        (
+            status.st_size,
+            status.st_mtime_ns,
+            status.st_ctime_ns,
+            status.st_ino,
+            status.st_dev,
+        ),
+    )
 
 
 @functools.lru_cache(64)
@@ -100,7 +125,9 @@ def _loaded(name: str, stamp: tuple[int, ...]) -> Callable[..., Any]:
     return found
 
 
-def changed(name: str, x: NDArray[Any], generator: np.random.Generator | None = None) -> NDArray[Any]:
+def changed(
+    name: str, x: NDArray[Any], generator: np.random.Generator | None = None
+) -> NDArray[Any]:
     """Samples ``[N, ...]`` as a function of the user's, ``file.py:function``, changes them.
 
     Of one that is given a generator to draw from, shape and type must stay.

@@ -39,10 +39,15 @@ def findings(data: DataSet, fleet: DataSummary | None = None) -> tuple[DataFindi
     alone = inspect(data, fleet)
     if fleet is None:
         return alone
-    return (*alone, *compare(summarise(data, tokens=are_tokens(fleet)), fleet, data.column_names))
+    return (
+        *alone,
+        *compare(summarise(data, tokens=are_tokens(fleet)), fleet, data.column_names),
+    )
 
 
-def compare(own: DataSummary, fleet: DataSummary, columns: Sequence[str] = ()) -> tuple[DataFinding, ...]:
+def compare(
+    own: DataSummary, fleet: DataSummary, columns: Sequence[str] = ()
+) -> tuple[DataFinding, ...]:
     """Find differences between a board's samples and the fleet's.
 
     Args:
@@ -74,7 +79,10 @@ def _values(summary: DataSummary) -> int:
 
 def _shape(own: DataSummary, fleet: DataSummary) -> DataFinding:
     remedy = shape_remedy(own.shape, fleet.shape)
-    return DataFinding("shape", f"samples have shape {[*own.shape]}, the fleet's have {[*fleet.shape]}; {remedy}")
+    return DataFinding(
+        "shape",
+        f"samples have shape {[*own.shape]}, the fleet's have {[*fleet.shape]}; {remedy}",
+    )
 
 
 def _dtype(own: DataSummary, fleet: DataSummary) -> DataFinding:
@@ -95,8 +103,17 @@ def _scale_of_all(pair: Pair) -> DataFinding | None:
     times = float(np.median(pair.deviations[counted]))
     if 1 / MUCH < times < MUCH:
         return None
-    own, fleet = pair.own, pair.fleet
-    ends = [float(end) for end in (own.lowest.min(), own.highest.max(), fleet.lowest.min(), fleet.highest.max())]
+    own = pair.own
+    fleet = pair.fleet
+    ends = [
+        float(end)
+        for end in (
+            own.lowest.min(),
+            own.highest.max(),
+            fleet.lowest.min(),
+            fleet.highest.max(),
+        )
+    ]
     at_zero = ends[0] == ends[2] == 0.0
     remedy = f"multiply `scale` in [data] by {ends[3] / ends[1]:.4g}" if at_zero else _AS_OTHERS
     more = f"{times:.3g} times larger" if times > 1 else f"{1 / times:.3g} times smaller"
@@ -128,8 +145,8 @@ def _by_group(pair: Pair) -> Iterator[DataFinding]:
 def _places(pair: Pair, misfits: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Match each of the board's columns with one of the fleet's.
 
-    The columns are in another order if every column that does not look like itself fits another place,
-    and each place is used once: a perfect matching, found by augmenting paths (Kuhn 1955).
+    The columns are in another order if every column that does not look like itself fits another
+    place, and each place is used once: a perfect matching, found by augmenting paths (Kuhn 1955).
     """
     count = len(misfits)
     own_places = np.arange(count)
@@ -146,9 +163,16 @@ def _places(pair: Pair, misfits: NDArray[np.bool_]) -> NDArray[np.int64]:
     return places
 
 
-def _seat(column: int, allowed: NDArray[np.bool_], holders: dict[int, int], tried: set[int]) -> bool:
-    """Give a column a possible place, and move the column there to another; return False if there is none."""
-    free_first = sorted(np.flatnonzero(allowed[column]).tolist(), key=lambda place: place in holders)
+def _seat(
+    column: int, allowed: NDArray[np.bool_], holders: dict[int, int], tried: set[int]
+) -> bool:
+    """Give a column a possible place, and move the column there to another.
+
+    Return False if there is none.
+    """
+    free_first = sorted(
+        np.flatnonzero(allowed[column]).tolist(), key=lambda place: place in holders
+    )
     for place in free_first:
         if place in tried:
             continue
@@ -179,7 +203,8 @@ def _scale(pair: Pair, groups: Sequence[int]) -> DataFinding:
     first = f"{pair.name(groups[0])} ranges " if len(groups) > 1 else ""
     have = f"{which} have another scale: {first}" if first else f"{which} ranges "
     return DataFinding(
-        "scale", f"{have}{pair.shown(groups[0])}; check their units, and the number that replaces missing values there"
+        "scale",
+        f"{have}{pair.shown(groups[0])}; check their units, and the number that replaces missing values there",
     )
 
 
@@ -187,7 +212,8 @@ def _mean(pair: Pair, groups: Sequence[int], distances: NDArray[np.float64]) -> 
     i = groups[0]
     which = f"{pair.name(*groups)} " if pair.noun else ""
     verb = "are far off" if len(groups) > 1 else "is far off" if which else "values are far off"
-    own, fleet = pair.own, pair.fleet
+    own = pair.own
+    fleet = pair.fleet
     of = f"{pair.name(i)} has " if len(groups) > 1 else ""
     return DataFinding(
         "mean",

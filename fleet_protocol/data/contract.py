@@ -1,7 +1,8 @@
-"""The fleet's definition of a sample: names and order of labels and columns, bounds, and a summary of values.
+"""The fleet's definition of a sample: names and order of labels and columns, bounds, and a summary
+of values.
 
-Names decide, never positions: every reader of data puts labels and columns into the order of the contract
-by name, and refuses data that does not fit before any training.
+Names decide, never positions: every reader of data puts labels and columns into the order of the
+contract by name, and refuses data that does not fit before any training.
 """
 
 import math
@@ -24,7 +25,9 @@ from fleet_protocol.frozen import FrozenModel, problems
 from fleet_protocol.manifest import Manifest
 
 MOST_BYTES = 64 * 1024
-"""Most bytes of all names: every offer carries the contract, and hosted brokers limit a packet to 128 kB."""
+"""Most bytes of all names: every offer carries the contract, and hosted brokers limit a packet to
+128 kB.
+"""
 
 CONTRACT_FILE = "contract.json"
 """File in a board's state folder with the last contract that it was offered."""
@@ -35,12 +38,16 @@ _CHECK_ROWS = 4096  # tokens are looked at in pieces, so that data on disk need 
 PLACEHOLDERS = 'labels = ["<name of label 0>", "<name of label 1>", ...]'
 """The line that says the names of labels, as a message shows it."""
 
-_WITHOUT_NAME = re.compile(r"|Unnamed: \d+")  # the second is pandas' name for a column that has none
+_WITHOUT_NAME = re.compile(
+    r"|Unnamed: \d+"
+)  # the second is pandas' name for a column that has none
 
 
 def _readable(name: str) -> str:
     if not name.isprintable() or name != plain_name(name):
-        raise ValueError(f"the name {name!r} has characters that cannot be printed, or spaces around it; rename it")
+        raise ValueError(
+            f"the name {name!r} has characters that cannot be printed, or spaces around it; rename it"
+        )
     return name
 
 
@@ -62,7 +69,9 @@ def _first_repeated(names: Sequence[str]) -> str | None:
 
 
 class ContractTerms(FrozenModel):
-    """The terms of a fleet for its samples, ``[contract]`` in ``fleet.toml``; an empty or None value sets nothing.
+    """The terms of a fleet for its samples, ``[contract]`` in ``fleet.toml``.
+
+    An empty or None value sets nothing.
 
     Attributes:
         labels: names in the order of the model's labels 0, 1, ...
@@ -131,7 +140,9 @@ def contract_of(data: DataSet, said: ContractTerms = NO_CONTRACT) -> DataContrac
         raise ConfigError(f"{data.source}: {problems(error, 'the names')}") from error
 
 
-def reconciled(data: DataSet, contract: ContractTerms | None, *, own_labels: bool = False) -> DataSet:
+def reconciled(
+    data: DataSet, contract: ContractTerms | None, *, own_labels: bool = False
+) -> DataSet:
     """Put labels and columns of samples into the order of a contract, by name.
 
     Sources without names, such as arrays, stay as they are.
@@ -146,7 +157,8 @@ def reconciled(data: DataSet, contract: ContractTerms | None, *, own_labels: boo
         The same samples, or new arrays if the order changes.
 
     Raises:
-        MismatchError: the data does not fit; the message names the file, what differs and what to do.
+        MismatchError: the data does not fit; the message names the file, what differs and what to
+            do.
     """
     contract = contract or NO_CONTRACT
     data = in_columns(data, contract)
@@ -158,7 +170,9 @@ def reconciled(data: DataSet, contract: ContractTerms | None, *, own_labels: boo
 
 
 def in_columns(data: DataSet, contract: ContractTerms) -> DataSet:
-    """Put columns into the order of a contract, and check the bound of tokens; labels are not needed.
+    """Put columns into the order of a contract, and check the bound of tokens.
+
+    Labels are not needed.
 
     Raises:
         MismatchError: a column is missing or has no name, or a token is beyond the vocabulary.
@@ -183,14 +197,21 @@ def _no_column(data: DataSet, name: str) -> str:
     text = f"{data.source} has no column {name!r}, which the fleet's model reads (it has {shown(names)})"
     if name in data.facts.columns_left_out:
         return f"{text}: the file has it, and `columns` in [data] of device.toml leaves it out; name it there"
-    alike = [other for other in (*names, *data.facts.columns_left_out) if other.casefold() == name.casefold()]
+    alike = [
+        other
+        for other in (*names, *data.facts.columns_left_out)
+        if other.casefold() == name.casefold()
+    ]
     if alike:
         return f"{text}; {alike[0]!r} is spelled differently: rename it in the file to {name!r}"
     return f"{text}; add it to the file, or rename the column there that has its values"
 
 
 def _check_named(data: DataSet, names: Sequence[str]) -> None:
-    place = next((place for place, name in enumerate(names) if _WITHOUT_NAME.fullmatch(name)), None)
+    place = next(
+        (place for place, name in enumerate(names) if _WITHOUT_NAME.fullmatch(name)),
+        None,
+    )
     if place is not None:
         others = [name for name in names if not _WITHOUT_NAME.fullmatch(name)]
         raise MismatchError(
@@ -203,7 +224,9 @@ def _picked(data: DataSet, order: Sequence[int], contract: ContractTerms) -> Dat
     """Select columns of the samples, by position."""
     per_column = [array for array in (data.mean, data.std) if array.ndim]
     shaped = data.x.ndim != 2
-    if data.facts.columns_by_place or (shaped and (per_column or len(order) != len(data.column_names))):
+    if data.facts.columns_by_place or (
+        shaped and (per_column or len(order) != len(data.column_names))
+    ):
         raise MismatchError(
             f"{data.source} has columns other than the fleet's, or in another order, and `transforms` or `shape` in "
             f"[data] reads them by position: set columns = {_listed(contract.columns)}"
@@ -216,7 +239,12 @@ def _picked(data: DataSet, order: Sequence[int], contract: ContractTerms) -> Dat
 
     facts = replace(data.facts, columns=contract.columns)
     return replace(
-        data, x=x, mean=of_columns(data.mean), std=of_columns(data.std), black=of_columns(data.black), facts=facts
+        data,
+        x=x,
+        mean=of_columns(data.mean),
+        std=of_columns(data.std),
+        black=of_columns(data.black),
+        facts=facts,
     )
 
 
@@ -260,7 +288,11 @@ def check_own_labels(data: DataSet, manifest: Manifest) -> None:
         MismatchError: there are more or fewer.
     """
     names = data.label_names
-    if not data.facts.labels_said or manifest.recipe.loss.target != "int64" or len(names) == manifest.classes:
+    if (
+        not data.facts.labels_said
+        or manifest.recipe.loss.target != "int64"
+        or len(names) == manifest.classes
+    ):
         return
     raise MismatchError(
         f"`labels` in [data] of device.toml names {len(names)} labels for {data.source} ({shown(names)}), and "
@@ -279,8 +311,8 @@ def present_names(data: DataSet) -> frozenset[str]:
 def _check_numbers(data: DataSet, contract: ContractTerms) -> None:
     """See that numbers as labels mean one thing.
 
-    The names of the fleet are these numbers in their places; or the source is an array, which cannot have names, and
-    the names are none that could be its numbers.
+    The names of the fleet are these numbers in their places; or the source is an array, which
+    cannot have names, and the names are none that could be its numbers.
     """
     places = [str(place) for place in range(len(contract.labels))]
     if not contract.labels or [*contract.labels] == places or data.y.dtype.kind == "f":
@@ -316,7 +348,9 @@ def _check_filled(data: DataSet, contract: ContractTerms) -> None:
         if contract.missing is None
         else f"set missing = {contract.missing:g} in [data] of device.toml"
     )
-    raise MismatchError(f"{data.source} has {filled:g} for missing values, and the fleet {rule}: {remedy}")
+    raise MismatchError(
+        f"{data.source} has {filled:g} for missing values, and the fleet {rule}: {remedy}"
+    )
 
 
 def _check_tokens(data: DataSet, contract: ContractTerms) -> None:
@@ -339,7 +373,9 @@ def _check_shape(data: DataSet, contract: ContractTerms) -> None:
     own = data.x.shape[1:]
     if summary is None or own == tuple(summary.shape):
         return
-    if len(summary.shape) == 1 and math.prod(own) == summary.shape[0]:  # a model of several inputs lays them flat
+    if (
+        len(summary.shape) == 1 and math.prod(own) == summary.shape[0]
+    ):  # a model of several inputs lays them flat
         return
     wanted = [*summary.shape]
     raise MismatchError(
@@ -371,7 +407,12 @@ def shown(names: Sequence[str]) -> str:
 def _listed(names: Sequence[str]) -> str:
     """Return names as a TOML list."""
     more = ", ..." if len(names) > _LISTED else ""
-    return "[" + ", ".join('"{}"'.format(name.replace('"', '\\"')) for name in names[:_LISTED]) + more + "]"
+    return (
+        "["
+        + ", ".join('"{}"'.format(name.replace('"', '\\"')) for name in names[:_LISTED])
+        + more
+        + "]"
+    )
 
 
 def read_contract(folder: Path) -> DataContract | None:

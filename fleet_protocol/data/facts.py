@@ -19,15 +19,16 @@ class SourceFacts:
 
     Attributes:
         labels: names of the labels 0, 1, ...; empty where they are numbers.
-        labels_said: whether somebody named them in this order, as `labels` in ``[data]`` does; else the
-            reader has sorted the names that it found, or the fleet's contract has named them.
-        labels_nameable: whether labels are numbers without names, and `labels` in ``[data]`` could name them, as in
-            a table. Of arrays it cannot.
-        columns: names of the columns of a table, in the order of the samples; empty where there are none. A column
-            without a name has an empty one.
-        columns_left_out: names of further columns of the table, which `columns` in ``[data]`` leaves out.
-        columns_by_place: whether a function of the user's got the columns in this order, so that they
-            can no longer change places.
+        labels_said: whether somebody named them in this order, as `labels` in ``[data]`` does; else
+            the reader has sorted the names that it found, or the fleet's contract has named them.
+        labels_nameable: whether labels are numbers without names, and `labels` in ``[data]`` could
+            name them, as in a table. Of arrays it cannot.
+        columns: names of the columns of a table, in the order of the samples; empty where there are
+            none. A column without a name has an empty one.
+        columns_left_out: names of further columns of the table, which `columns` in ``[data]``
+            leaves out.
+        columns_by_place: whether a function of the user's got the columns in this order, so that
+            they can no longer change places.
         filled: the number that stands where a value was missing; None where none was.
         left_out: how many files or folders were passed over, by kind.
     """
@@ -76,11 +77,16 @@ def shape_remedy(own: Sequence[int], wanted: Sequence[int]) -> str:
     if [*own[1:]] != [*wanted[1:]]:
         keys.append(f"size = {[*wanted[1:]]}")
     other = "change the samples by a function in `transforms` of [data]"
-    return f"for a folder of images set {' and '.join(keys)} in [data], else {other}" if keys else other
+    return (
+        f"for a folder of images set {' and '.join(keys)} in [data], else {other}"
+        if keys
+        else other
+    )
 
 
 def label_place(number: float, labels: Sequence[str], where: str) -> int:
-    """The label that a number in a file means, where `labels` in ``[data]`` names the labels 0, 1, ... in order.
+    """The label that a number in a file means, where `labels` in ``[data]`` names the labels 0, 1,
+    ... in order.
 
     Args:
         number: as the file has it.
@@ -103,7 +109,8 @@ NO_FACTS = SourceFacts()
 
 
 def plain_name(text: str) -> str:
-    """Normalize a name for comparison: no spaces around it, and letters with accents as one character.
+    """Normalize a name for comparison: no spaces around it, and letters with accents as one
+    character.
 
     Some file systems store an accent as a separate character.
     """

@@ -1,7 +1,8 @@
 """Reads samples row by row from their file, so that a truncated file causes an error.
 
-If another program truncates a mapped file, access to a lost page ends the process with SIGBUS. So no data file is
-mapped: a small file is read into memory, and from a large one the rows of a batch are read when they are needed.
+If another program truncates a mapped file, access to a lost page ends the process with SIGBUS. So
+no data file is mapped: a small file is read into memory, and from a large one the rows of a batch
+are read when they are needed.
 """
 
 import math
@@ -21,7 +22,10 @@ MEMORY_BYTES = 64 * 2**20
 MEMORY_SHARE = 1 / 8
 """Limits, in bytes and as a share of free memory, below which an array is read into memory."""
 
-_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+_HEADERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
 
 
 class _Descriptor:
@@ -40,8 +44,12 @@ class _Descriptor:
 
     @property
     def rewritten(self) -> bool:
-        """Whether the file was written into since it was opened; another file may have replaced its name."""
-        first, now = self._at_first, os.fstat(self.number)
+        """Whether the file was written into since it was opened.
+
+        Another file may have replaced its name.
+        """
+        first = self._at_first
+        now = os.fstat(self.number)
         if (first.st_size, first.st_mtime_ns) != (now.st_size, now.st_mtime_ns):
             return True
         # Setting a timestamp back does not change this one; adding or removing a name does.
@@ -71,9 +79,9 @@ class _Descriptor:
 class FileRows:
     """An array ``[N, ...]`` whose rows lie one after the other in a file.
 
-    It supports numpy's indexing, and every index reads the file: consecutive rows need one system call.
-    `numpy.asarray` reads the whole array. If another file takes the name, the array still reads the file that it
-    opened.
+    It supports numpy's indexing, and every index reads the file: consecutive rows need one system
+    call. `numpy.asarray` reads the whole array. If another file takes the name, the array still
+    reads the file that it opened.
 
     Args:
         source: the open file.
@@ -82,7 +90,13 @@ class FileRows:
         offset: bytes before the first row.
     """
 
-    def __init__(self, source: _Descriptor, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int) -> None:
+    def __init__(
+        self,
+        source: _Descriptor,
+        dtype: np.dtype[Any],
+        shape: tuple[int, ...],
+        offset: int,
+    ) -> None:
         self._source = source
         self._offset = offset
         self.dtype = dtype
@@ -145,7 +159,9 @@ class FileRows:
         if not isinstance(key, np.ndarray) or key.dtype.kind not in "iu":
             return np.asarray(np.arange(count)[key])
         if key.size and (key.min() < -count or key.max() >= count):
-            raise IndexError(f"{self.path} has {count} samples; samples {key.min()} to {key.max()} were requested")
+            raise IndexError(
+                f"{self.path} has {count} samples; samples {key.min()} to {key.max()} were requested"
+            )
         return np.where(key < 0, key + count, key).astype(np.int64, copy=False)
 
     def _rows(self, numbers: NDArray[np.int64]) -> NDArray[Any]:
@@ -159,15 +175,25 @@ class FileRows:
             first_rows = numbers[starts].tolist()
             buffer = values.data
             for start, end, row in zip(starts, ends, first_rows, strict=True):
-                self._source.fill(buffer[start * row_bytes : end * row_bytes], self._offset + row * row_bytes)
+                self._source.fill(
+                    buffer[start * row_bytes : end * row_bytes],
+                    self._offset + row * row_bytes,
+                )
         return values.view(self.dtype).reshape(len(numbers), *self.shape[1:])
 
     def head(self, count: int) -> "FileRows":
         """Return the first rows, still in the file."""
-        return FileRows(self._source, self.dtype, (min(count, len(self)), *self.shape[1:]), self._offset)
+        return FileRows(
+            self._source,
+            self.dtype,
+            (min(count, len(self)), *self.shape[1:]),
+            self._offset,
+        )
 
     def reshape(self, count: int, *shape: int) -> "FileRows":
-        """Return the same rows, each in another shape, still in the file; one size of a row may be -1.
+        """Return the same rows, each in another shape, still in the file.
+
+        One size of a row may be -1.
 
         Raises:
             ValueError: the number of rows, or of values per row, differs.
@@ -183,14 +209,17 @@ Samples = NDArray[Any] | FileRows
 
 
 def _picks_rows(key: Any) -> bool:
-    """Return whether an index selects only rows: not all of them, a new axis, or a mask over several axes."""
+    """Return whether an index selects only rows: not all of them, a new axis, or a mask over
+    several axes.
+    """
     if key is None or key is Ellipsis or isinstance(key, bool | np.bool_ | tuple):
         return False
     return not (isinstance(key, np.ndarray) and key.dtype == np.bool_ and key.ndim != 1)
 
 
 def read_npy(path: Path) -> Samples:
-    """Read the array of an ``.npy`` file into memory, or leave a large one in its file (see `MEMORY_BYTES`).
+    """Read the array of an ``.npy`` file into memory, or leave a large one in its file (see
+    `MEMORY_BYTES`).
 
     Values that are not stored row by row (Fortran's order) are always read into memory.
 
@@ -242,7 +271,9 @@ def unmapped(array: NDArray[Any]) -> Samples:
     root, mapped = _mapping(array)
     if not mapped:
         return array
-    if root is None or root.filename is None or root.mode == "c":  # mode c: values differ from the file's
+    if (
+        root is None or root.filename is None or root.mode == "c"
+    ):  # mode c: values differ from the file's
         return np.array(array)
     low, high = _bounds(array)
     source = _opened(Path(str(root.filename)))
@@ -250,12 +281,16 @@ def unmapped(array: NDArray[Any]) -> Samples:
     if array.flags.c_contiguous and array.ndim and _is_large(array.nbytes):
         return FileRows(source, array.dtype, array.shape, offset)
     values = FileRows(source, np.dtype(np.uint8), (high - low,), offset)[:]
-    copied: NDArray[Any] = np.ndarray(array.shape, array.dtype, values.data, array.ctypes.data - low, array.strides)
+    copied: NDArray[Any] = np.ndarray(
+        array.shape, array.dtype, values.data, array.ctypes.data - low, array.strides
+    )
     return copied
 
 
 def _mapping(array: NDArray[Any]) -> tuple["np.memmap[Any, Any] | None", bool]:
-    """Return numpy's mapped array of which an array is a part, if any, and whether there is any mapping."""
+    """Return numpy's mapped array of which an array is a part, if any, and whether there is any
+    mapping.
+    """
     base: Any = array
     root: np.memmap[Any, Any] | None = None
     while isinstance(base, np.ndarray | memoryview):

@@ -1,4 +1,6 @@
-"""Reads folders of images: one folder for each label, or a table that lists each image with its numbers."""
+"""Reads folders of images: one folder for each label, or a table that lists each image with its
+numbers.
+"""
 
 import importlib
 import os
@@ -18,9 +20,28 @@ from fleet_protocol.data.sources import ImagesData
 from fleet_protocol.errors import ConfigError, DataError
 from fleet_protocol.foreign_files import name_problem, quoted
 
-IMAGE_SUFFIXES = {".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+IMAGE_SUFFIXES = {
+    ".bmp",
+    ".gif",
+    ".jfif",
+    ".jpeg",
+    ".jpg",
+    ".pgm",
+    ".png",
+    ".ppm",
+    ".tif",
+    ".tiff",
+    ".webp",
+}
 # Folders that operating systems, file stores and unpackers put beside the user's files.
-_SYSTEM_FOLDERS = {"@eadir", "#recycle", "__macosx", "$recycle.bin", "lost+found", "system volume information"}
+_SYSTEM_FOLDERS = {
+    "@eadir",
+    "#recycle",
+    "__macosx",
+    "$recycle.bin",
+    "lost+found",
+    "system volume information",
+}
 _HIDDEN = "hidden files or folders"
 _SYSTEM = "system folders"
 _EMPTY = "folders without images"
@@ -50,11 +71,14 @@ def _image_module(name: str = "Image") -> Any:
         ) from error
 
 
-def read_images(config: ImagesData) -> tuple[NDArray[np.uint8], NDArray[Any], SourceFacts]:
+def read_images(
+    config: ImagesData,
+) -> tuple[NDArray[np.uint8], NDArray[Any], SourceFacts]:
     """Read a folder with one folder of images per label.
 
     Returns:
-        uint8 samples ``[N, channels, height, width]``, labels or numbers ``[N, ...]``, and the names.
+        uint8 samples ``[N, channels, height, width]``, labels or numbers ``[N, ...]``, and the
+        names.
 
     Raises:
         DataError: no folder, no images, unreadable ones, or sizes that differ.
@@ -89,9 +113,13 @@ def read_image(path: Path, config: ImagesData) -> NDArray[np.uint8]:
     try:
         with _image_module().open(path) as opened:
             if opened.mode[0] in "IF":
-                raise DataError(f"{path} has more than 8 bits a channel, which would be lost; save its numbers as .npz")
+                raise DataError(
+                    f"{path} has more than 8 bits a channel, which would be lost; save its numbers as .npz"
+                )
             shown = _upright(opened)
-            if "A" in shown.getbands() or "transparency" in shown.info:  # on white, as viewers show it
+            if (
+                "A" in shown.getbands() or "transparency" in shown.info
+            ):  # on white, as viewers show it
                 layer = shown.convert("RGBA")
                 shown = _image_module().new("RGBA", layer.size, "white")
                 shown.alpha_composite(layer)
@@ -115,7 +143,9 @@ def _upright(picture: Any) -> Any:
     return picture if orientation == _UPRIGHT else _image_module("ImageOps").exif_transpose(picture)
 
 
-def _sorted_into_folders(config: ImagesData) -> tuple[list[tuple[Path, int]], SourceFacts]:
+def _sorted_into_folders(
+    config: ImagesData,
+) -> tuple[list[tuple[Path, int]], SourceFacts]:
     """Return the images with their labels, and the names of the labels."""
     left_out = Counter[str]()
     by_name = _images_by_label(config, left_out)
@@ -126,7 +156,8 @@ def _sorted_into_folders(config: ImagesData) -> tuple[list[tuple[Path, int]], So
         raise DataError(
             f"{config.path} has a folder {unknown[0]!r} that `labels` does not list: add it, or move it away"
         )
-    # A label without a folder is normal on a device of a fleet; a folder that `labels` does not list is an error.
+    # A label without a folder is normal on a device of a fleet; a folder that `labels` does not
+    # list is an error.
     listed = []
     for number, name in enumerate(labels):
         listed += [(path, number) for path in by_name.get(name, ())]
@@ -134,7 +165,10 @@ def _sorted_into_folders(config: ImagesData) -> tuple[list[tuple[Path, int]], So
 
 
 def _images_by_label(config: ImagesData, left_out: Counter[str]) -> dict[str, list[Path]]:
-    """Return the images of each label folder, in the order of their paths; count what is left out."""
+    """Return the images of each label folder, in the order of their paths.
+
+    Count what is left out.
+    """
     by_name: dict[str, list[Path]] = {}
     said = {plain_name(name) for name in config.labels or ()}
     for entry in sorted(config.path.iterdir()):
@@ -153,7 +187,10 @@ def _images_by_label(config: ImagesData, left_out: Counter[str]) -> dict[str, li
 
 
 def _images_below(folder: Path, left_out: Counter[str]) -> Iterator[Path]:
-    """Return the images in a folder and in the folders below it; links to folders below it are not followed."""
+    """Return the images in a folder and in the folders below it.
+
+    Links to folders below it are not followed.
+    """
     for place, folders, files in os.walk(folder):
         aside = [name for name in folders if _is_aside(name)]
         for name in aside:
@@ -181,7 +218,9 @@ def _kind_of_file(name: str, *, loose: bool = False) -> Sequence[str]:
 
 
 def _listed(config: ImagesData) -> tuple[list[tuple[Path, Any]], SourceFacts]:
-    """The images with their number, or numbers, in the order of the table, and the names of single ones."""
+    """The images with their number, or numbers, in the order of the table, and the names of single
+    ones.
+    """
     table = config.targets
     assert table is not None
     need(table)
@@ -193,10 +232,14 @@ def _listed(config: ImagesData) -> tuple[list[tuple[Path, Any]], SourceFacts]:
         except ValueError as error:
             raise DataError(f"line {line} of {table}: {error}; expected numbers") from error
         if not numbers or (listed and len(np.atleast_1d(listed[0][1])) != len(numbers)):
-            raise DataError(f"line {line} of {table} has {len(numbers)} numbers; all lines need the same count")
+            raise DataError(
+                f"line {line} of {table} has {len(numbers)} numbers; all lines need the same count"
+            )
         problem = name_problem(row[0])
         if problem is not None:
-            raise DataError(f"line {line} of {table}: {quoted(row[0])} is not an image in {config.path}: {problem}")
+            raise DataError(
+                f"line {line} of {table}: {quoted(row[0])} is not an image in {config.path}: {problem}"
+            )
         if len(numbers) == 1 and labels:
             numbers = [label_place(numbers[0], labels, f"line {line} of {table}")]
         listed.append((config.path / row[0], numbers if len(numbers) > 1 else numbers[0]))

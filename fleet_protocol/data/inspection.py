@@ -60,7 +60,9 @@ class _Table:
 
 
 def inspect(data: DataSet, fleet: DataSummary | None = None) -> tuple[DataFinding, ...]:
-    """Find what looks wrong in samples by themselves; samples that are not flat have no such findings.
+    """Find what looks wrong in samples by themselves.
+
+    Samples that are not flat have no such findings.
 
     Args:
         data: at most `MOST_LOOKED_AT` of its samples are examined, evenly drawn.
@@ -80,7 +82,10 @@ def inspect(data: DataSet, fleet: DataSummary | None = None) -> tuple[DataFindin
 
 
 def _found(
-    table: _Table, answers: Sequence[int], counting: Sequence[int], constant: Mapping[float, Sequence[int]]
+    table: _Table,
+    answers: Sequence[int],
+    counting: Sequence[int],
+    constant: Mapping[float, Sequence[int]],
 ) -> Iterator[DataFinding]:
     if answers:
         what = f"{named(answers, table.names)} {_s(answers, 'determines', 'determine')} the label"
@@ -159,7 +164,10 @@ def _correlation(x: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray
 
 
 def _one_to_one(x: NDArray[np.float64], labels: NDArray[np.float64]) -> Iterator[int]:
-    """Return columns with one value per label and one label per value; few values, each frequent."""
+    """Return columns with one value per label and one label per value.
+
+    Few values, each frequent.
+    """
     known, label = np.unique(labels, return_inverse=True)
     if len(known) * 2 > len(labels):
         return
@@ -179,7 +187,9 @@ def _counting(table: _Table) -> tuple[int, ...]:
         name = table.names[i].strip().lower() if table.names else None
         span = column.max() - column.min()
         dense = len(column) >= _LEAST_ROWS and span <= max(len(column), len(column) ** 2 / _CHANCE)
-        follows = len(column) >= _LEAST_ROWS and bool((column - column[0] == table.rows - table.rows[0]).all())
+        follows = len(column) >= _LEAST_ROWS and bool(
+            (column - column[0] == table.rows - table.rows[0]).all()
+        )
         if name in _INDEX_NAMES or dense or follows:
             found.append(i)
     return tuple(found)
@@ -198,7 +208,9 @@ def _constant(table: _Table, data: DataSet, fleet: DataSummary | None) -> dict[f
     lowest = table.x.min(0)
     constant = lowest == table.x.max(0)
     varied = table.x[:, ~constant]
-    seen = data.batch(table.rows[:1], "float32")[0].reshape(-1)  # in the form of the fleet's figures
+    seen = data.batch(table.rows[:1], "float32")[0].reshape(
+        -1
+    )  # in the form of the fleet's figures
     groups: dict[float, list[int]] = {}
     for i in np.flatnonzero(constant).tolist():
         value = float(lowest[i])
@@ -209,13 +221,16 @@ def _constant(table: _Table, data: DataSet, fleet: DataSummary | None) -> dict[f
 
 
 def _usual(value: float, fleet: DataSummary, i: int) -> bool:
-    """Return whether a column may be constant: it is constant in the fleet, or has two values there.
+    """Return whether a column may be constant: it is constant in the fleet, or has two values
+    there.
 
-    All values are at the ends of the range exactly if the variance is (mean - lowest) * (highest - mean)
-    (Bhatia, Davis: "A better bound on the variance", 2000).
+    All values are at the ends of the range exactly if the variance is (mean - lowest) * (highest -
+    mean) (Bhatia, Davis: "A better bound on the variance", 2000).
     """
     if fleet.groups != "columns" or i >= len(fleet.mean):
         return False
-    lowest, highest, mean = fleet.lowest[i], fleet.highest[i], fleet.mean[i]
+    lowest = fleet.lowest[i]
+    highest = fleet.highest[i]
+    mean = fleet.mean[i]
     two = math.isclose(fleet.deviation[i] ** 2, (mean - lowest) * (highest - mean), rel_tol=1e-3)
     return two and any(math.isclose(value, end, rel_tol=1e-5) for end in (lowest, highest))

@@ -1,4 +1,6 @@
-"""Limits the Python functions that a configuration may name to files in its own folder, or in folders that it lists."""
+"""Limits the Python functions that a configuration may name to files in its own folder, or in
+folders that it lists.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -22,7 +24,8 @@ def functions_in(value: object) -> Iterator[str]:
 
 
 def require_own_functions(config: FrozenModel, path: Path, code: Iterable[Path]) -> None:
-    """Check that a configuration calls only functions of its own folder, or of folders that it lists.
+    """Check that a configuration calls only functions of its own folder, or of folders that it
+    lists.
 
     Links are resolved first.
 

@@ -80,7 +80,9 @@ class Pair:
 
     @property
     def distances(self) -> NDArray[np.float64]:
-        """Distance between each of the board's means and each of the fleet's, in units of the larger deviation."""
+        """Distance between each of the board's means and each of the fleet's, in units of the
+        larger deviation.
+        """
         apart = np.abs(self.own.mean[:, None] - self.fleet.mean)
         largest = np.maximum(self.own.deviation[:, None], self.fleet.deviation)
         return _quotient(apart, largest, largest > 0, otherwise=0.0)
@@ -99,7 +101,8 @@ class Pair:
 
     def shown(self, i: int) -> str:
         """Range and deviation of a group on both sides."""
-        own, fleet = self.own, self.fleet
+        own = self.own
+        fleet = self.fleet
         return (
             f"from {own.lowest[i]:g} to {own.highest[i]:g}, the fleet's from {fleet.lowest[i]:g} to "
             f"{fleet.highest[i]:g} (deviation {own.deviation[i]:.3g} for {fleet.deviation[i]:.3g})"
@@ -107,6 +110,10 @@ class Pair:
 
 
 def _quotient(
-    above: NDArray[np.float64], below: NDArray[np.float64], where: NDArray[np.bool_], *, otherwise: float = 1.0
+    above: NDArray[np.float64],
+    below: NDArray[np.float64],
+    where: NDArray[np.bool_],
+    *,
+    otherwise: float = 1.0,
 ) -> NDArray[np.float64]:
     return np.divide(above, below, out=np.full_like(above, otherwise), where=where)

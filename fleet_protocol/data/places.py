@@ -1,4 +1,6 @@
-"""Where the table of a source stands, for messages: readers speak of a board's, and others have tables, too."""
+"""Where the table of a source stands, for messages: readers speak of a board's, and others have
+tables, too.
+"""
 
 import re
 from collections.abc import Iterator
@@ -11,7 +13,8 @@ _OF_A_BOARD = re.compile(r"\[data\](?: of device\.toml)?")
 
 @contextmanager
 def table_named(table: str) -> Iterator[None]:
-    """Let refusals of a source name the table that its user has written, instead of ``[data]`` of a board.
+    """Let refusals of a source name the table that its user has written, instead of ``[data]`` of a
+    board.
 
     Args:
         table: as the user finds it, such as ``[data.train] of sim.toml``.

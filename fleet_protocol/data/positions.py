@@ -5,7 +5,9 @@ from fleet_protocol.data.dataset import DataSet
 
 
 def by_position(data: DataSet, contract: ContractTerms | None, *, own_labels: bool = False) -> str:
-    """What of samples is taken by position where the contract has names, for people; empty where names decide.
+    """What of samples is taken by position where the contract has names, for people.
+
+    Empty where names decide.
 
     Args:
         data: as a reader gives it.

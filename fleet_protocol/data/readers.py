@@ -1,4 +1,6 @@
-"""Reads arrays: each reader turns one kind of ``[data]`` table into samples and labels without names."""
+"""Reads arrays: each reader turns one kind of ``[data]`` table into samples and labels without
+names.
+"""
 
 import math
 import struct
@@ -21,7 +23,14 @@ Named = Samples | Mapping[str, NDArray[Any]]
 Arrays = tuple[Named, Named]
 """Samples and targets; several inputs or targets by name."""
 
-_IDX_DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+_IDX_DTYPES = {
+    0x08: ">u1",
+    0x09: ">i1",
+    0x0B: ">i2",
+    0x0C: ">i4",
+    0x0D: ">f4",
+    0x0E: ">f8",
+}
 _NPY_MAGIC = b"\x93NUMPY"
 
 
@@ -33,7 +42,9 @@ def _load_numpy(path: Path) -> Any:
             begins = file.read(len(_NPY_MAGIC))
             partial = begins.startswith(b"PK") and not zipfile.is_zipfile(file)
         if partial:
-            raise DataError(f"{path} is the beginning of an archive: it is copied in part, or still being written")
+            raise DataError(
+                f"{path} is the beginning of an archive: it is copied in part, or still being written"
+            )
         if begins == _NPY_MAGIC:
             return read_npy(path)
         return np.load(path, allow_pickle=False)
@@ -42,7 +53,9 @@ def _load_numpy(path: Path) -> Any:
 
 
 def read_npz(config: NpzData, *, labelled: bool = True) -> Arrays:
-    """Read arrays saved by numpy, or the samples alone; a large ``.npy`` file stays on disk (see `read_npy`).
+    """Read arrays saved by numpy, or the samples alone.
+
+    A large ``.npy`` file stays on disk (see `read_npy`).
 
     A DataError where a file or key is missing, or holds something else than plain arrays.
     """
@@ -51,7 +64,9 @@ def read_npz(config: NpzData, *, labelled: bool = True) -> Arrays:
         if not labelled:
             return loaded, {}
         if config.y_path is None:
-            raise DataError(f"{config.path} holds samples only; name the file with the labels as `y_path`")
+            raise DataError(
+                f"{config.path} holds samples only; name the file with the labels as `y_path`"
+            )
         labels = _load_numpy(config.y_path)
         if isinstance(labels, np.lib.npyio.NpzFile):
             raise DataError(f"{config.y_path} is not an .npy file")
@@ -73,13 +88,18 @@ def read_npz(config: NpzData, *, labelled: bool = True) -> Arrays:
 
 
 def read_idx_file(path: Path) -> NDArray[Any]:
-    """An array of the shape that an IDX file, plain or gzipped, declares; a DataError where it is none or damaged."""
+    """An array of the shape that an IDX file, plain or gzipped, declares.
+
+    A DataError where it is none or damaged.
+    """
     need(path)
     try:
         with open_file(path) as file:
             zeros, code, dimensions = struct.unpack(">HBB", file.read(4))
             if zeros or code not in _IDX_DTYPES:
-                raise DataError(f"{path} is not an IDX file: it starts with {zeros:#06x} {code:#04x}")
+                raise DataError(
+                    f"{path} is not an IDX file: it starts with {zeros:#06x} {code:#04x}"
+                )
             shape = struct.unpack(f">{dimensions}I", file.read(4 * dimensions))
             data = file.read()
     except (struct.error, OSError, EOFError) as error:
@@ -99,14 +119,20 @@ def read_idx(config: IdxData) -> Arrays:
 
 
 def _unmapped_part(part: Any) -> Named:
-    """Convert the user's array, or several by name; a mapped array is read from its file instead."""
+    """Convert the user's array, or several by name.
+
+    A mapped array is read from its file instead.
+    """
     if isinstance(part, dict):
         return {name: np.asarray(unmapped(np.asarray(array))) for name, array in part.items()}
     return unmapped(np.asarray(part))
 
 
 def read_python(config: PythonData) -> Arrays:
-    """Call the user's own loader; a DataError where it is missing, raises, or returns no two arrays."""
+    """Call the user's own loader.
+
+    A DataError where it is missing, raises, or returns no two arrays.
+    """
     function = user_function(config.entry_point)
     try:
         result = function(**config.options)
@@ -115,9 +141,13 @@ def read_python(config: PythonData) -> Arrays:
     except Exception as error:  # the user's code may raise anything
         raise DataError(f"{config.entry_point} failed: {type(error).__name__}: {error}") from error
     if not isinstance(result, tuple) or len(result) != 2:
-        raise DataError(f"{config.entry_point} returned {type(result).__name__}; expected a pair (x, y) of arrays")
+        raise DataError(
+            f"{config.entry_point} returned {type(result).__name__}; expected a pair (x, y) of arrays"
+        )
     try:
         x, y = (_unmapped_part(part) for part in result)
     except ValueError as error:
-        raise DataError(f"{config.entry_point} returned no arrays: {error}; make all samples of one shape") from error
+        raise DataError(
+            f"{config.entry_point} returned no arrays: {error}; make all samples of one shape"
+        ) from error
     return x, y

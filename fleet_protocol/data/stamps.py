@@ -1,9 +1,10 @@
 """Records the state of data files, and finds files that have changed since.
 
-The state of a file is its size, its two timestamps, its inode and its device: a replaced file has another inode, and a
-file that was written in place has other timestamps. If a program sets the modification time back, the inode's change
-time still differs. File systems round timestamps (FAT to two seconds), so for a file that was written shortly before
-the check, the content is compared as well.
+The state of a file is its size, its two timestamps, its inode and its device: a replaced file has
+another inode, and a file that was written in place has other timestamps. If a program sets the
+modification time back, the inode's change time still differs. File systems round timestamps (FAT to
+two seconds), so for a file that was written shortly before the check, the content is compared as
+well.
 """
 
 import contextlib
@@ -19,11 +20,20 @@ from blake3 import blake3
 
 from fleet_protocol.data.files import table_rows
 from fleet_protocol.data.images import IMAGE_SUFFIXES
-from fleet_protocol.data.sources import CsvData, DataConfig, IdxData, ImagesData, NpzData, PythonData
+from fleet_protocol.data.sources import (
+    CsvData,
+    DataConfig,
+    IdxData,
+    ImagesData,
+    NpzData,
+    PythonData,
+)
 from fleet_protocol.errors import DataError
 
 YOUNG_SECONDS = 3.0
-"""Time after a write in which another write may leave the timestamp unchanged: more than the two seconds of FAT."""
+"""Time after a write in which another write may leave the timestamp unchanged: more than the two
+seconds of FAT.
+"""
 
 REPLACING = "write new data beside the old and rename it"
 """How to replace data files so that no program reads half of the new and half of the old."""
@@ -33,7 +43,10 @@ _IMAGE_ENDINGS = tuple(sorted(IMAGE_SUFFIXES))
 _SHOWN = 3  # names in a message
 
 FileStamp = tuple[int, ...]
-"""Size, time of the last write and of the last change in nanoseconds, inode, device; empty if there is no file."""
+"""Size, time of the last write and of the last change in nanoseconds, inode, device.
+
+Empty if there is no file.
+"""
 
 
 @dataclass(frozen=True)
@@ -56,7 +69,9 @@ class Stamps:
         """Return the paths of files, or folders of images, that differ in a later state."""
         paths = sorted(self.files.keys() | later.files.keys())
         changed = [path for path in paths if self.files.get(path) != later.files.get(path)]
-        rewritten = [path for path, digest in sorted(self.young.items()) if _content(path) != digest]
+        rewritten = [
+            path for path, digest in sorted(self.young.items()) if _content(path) != digest
+        ]
         return tuple(dict.fromkeys([*changed, *rewritten]))
 
     def again(self) -> "Stamps":
@@ -65,7 +80,9 @@ class Stamps:
 
 
 def stamps_of(config: DataConfig, *, labelled: bool = True) -> Stamps:
-    """Record the state of every file of a source with absolute paths: its data, and the files of its functions."""
+    """Record the state of every file of a source with absolute paths: its data, and the files of
+    its functions.
+    """
     files: dict[str, FileStamp | str] = {}
     young: dict[str, str] = {}
     for path in _single_files(config, labelled=labelled):
@@ -73,7 +90,9 @@ def stamps_of(config: DataConfig, *, labelled: bool = True) -> Stamps:
     if isinstance(config, ImagesData) and labelled:
         hasher = blake3()
         for name, status in _images(config):
-            hasher.update(f"{name}\0{_stamp(name, status, young)}\0".encode(errors="surrogateescape"))
+            hasher.update(
+                f"{name}\0{_stamp(name, status, young)}\0".encode(errors="surrogateescape")
+            )
         files[str(config.path)] = hasher.hexdigest()
     return Stamps(config, labelled, files, young)
 
@@ -97,12 +116,19 @@ def _stamp(path: str, status: os.stat_result | None, young: dict[str, str]) -> F
     if status is None:
         return ()
     if stat.S_ISDIR(status.st_mode):
-        # A folder's size means nothing, and its times also reflect files that do not belong to the data.
+        # A folder's size means nothing, and its times also reflect files that do not belong to the
+        # data.
         return (status.st_ino, status.st_dev)
     newest = max(status.st_mtime_ns, status.st_ctime_ns)
     if newest > time.time_ns() - int(YOUNG_SECONDS * 1e9):
         young[path] = _content(path)
-    return (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev)
+    return (
+        status.st_size,
+        status.st_mtime_ns,
+        status.st_ctime_ns,
+        status.st_ino,
+        status.st_dev,
+    )
 
 
 def _content(path: str) -> str:
@@ -153,7 +179,9 @@ def _named_files(folder: Path, options: Any) -> Iterator[Path]:
 
 
 def _images(config: ImagesData) -> Iterator[tuple[str, os.stat_result | None]]:
-    """Yield the images of a folder and its folders, or those that a table lists, with the system's status of each."""
+    """Yield the images of a folder and its folders, or those that a table lists, with the system's
+    status of each.
+    """
     if config.targets is not None:
         with contextlib.suppress(DataError):  # the reader reports errors of the table
             for _, row in table_rows(config.targets):
@@ -165,7 +193,9 @@ def _images(config: ImagesData) -> Iterator[tuple[str, os.stat_result | None]]:
         folder = waiting.pop()
         status = _status(Path(folder))
         yield folder, status  # also if the folder is missing
-        if status is None or (status.st_dev, status.st_ino) in visited:  # a link that leads back to a parent
+        if (
+            status is None or (status.st_dev, status.st_ino) in visited
+        ):  # a link that leads back to a parent
             continue
         visited.add((status.st_dev, status.st_ino))
         for entry in _entries(folder):

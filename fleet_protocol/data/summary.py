@@ -18,7 +18,10 @@ MOST_ROWS = 10_000
 MOST_VALUES = 2**24
 """Most values that are examined; of large samples fewer are drawn, but at least one."""
 MOST_GROUPS = 256
-"""Most columns or channels with separate figures; with more, all values share one row of figures."""
+"""Most columns or channels with separate figures.
+
+With more, all values share one row of figures.
+"""
 
 _PIECE_VALUES = 2**18  # a piece of float64 takes 2 MB
 _DIGITS = 6  # of a figure with a fraction, to keep messages short
@@ -64,7 +67,12 @@ class DataSummary(FrozenModel):
 
     @model_validator(mode="after")
     def _one_figure_a_group(self) -> Self:
-        counts = {len(self.lowest), len(self.highest), len(self.mean), len(self.deviation)}
+        counts = {
+            len(self.lowest),
+            len(self.highest),
+            len(self.mean),
+            len(self.deviation),
+        }
         if len(counts) != 1:
             raise ValueError("lowest, highest, mean and deviation need one figure for each group")
         return self
@@ -124,7 +132,9 @@ def summarise(data: DataSet, *, tokens: bool = False) -> DataSummary:
     """
     shape = data.x.shape[1:]
     if not len(data) or not math.prod(shape):
-        raise DataError(f"{data.source} holds {len(data)} samples of shape {list(shape)}, which have no value")
+        raise DataError(
+            f"{data.source} holds {len(data)} samples of shape {list(shape)}, which have no value"
+        )
     groups, kind = _grouping(shape)
     figures = _Figuring(groups)
     rows = drawn_rows(len(data), MOST_VALUES // max(1, math.prod(shape)))
@@ -153,9 +163,9 @@ def are_tokens(summary: DataSummary) -> bool:
 def drawn_rows(count: int, most: int = MOST_ROWS) -> NDArray[np.int64]:
     """Choose row numbers to examine, ascending: all if they are few, else evenly drawn ones.
 
-    The rows are divided into equal stretches, one for each drawn row. A fixed seed picks the row in each
-    stretch, since a fixed stride would always pick the same label if labels alternate. The same count
-    gives the same rows.
+    The rows are divided into equal stretches, one for each drawn row. A fixed seed picks the row in
+    each stretch, since a fixed stride would always pick the same label if labels alternate. The
+    same count gives the same rows.
     """
     most = max(1, min(most, MOST_ROWS))
     if count <= most:
@@ -178,7 +188,9 @@ def _is_plain(data: DataSet) -> bool:
     return data.x.dtype.kind in "biu" and not changed
 
 
-def _pieces(data: DataSet, rows: NDArray[np.int64], groups: int, *, tokens: bool) -> Iterator[NDArray[np.float64]]:
+def _pieces(
+    data: DataSet, rows: NDArray[np.int64], groups: int, *, tokens: bool
+) -> Iterator[NDArray[np.float64]]:
     """Yield values of rows as a model sees them, ``[rows, groups, values of a group]``, in pieces."""
     size = max(1, _PIECE_VALUES // max(1, math.prod(data.x.shape[1:])))
     dtype = "int64" if tokens else "float32"

@@ -1,4 +1,6 @@
-"""Reads tables with one sample per line: columns by name, labels as numbers or names, a rule for missing values."""
+"""Reads tables with one sample per line: columns by name, labels as numbers or names, a rule for
+missing values.
+"""
 
 import math
 from array import array
@@ -16,7 +18,9 @@ from fleet_protocol.data.sources import CsvData
 from fleet_protocol.errors import DataError
 
 # Texts that programs write for a missing value, in lower case.
-_MISSING = frozenset({"", "nan", "na", "n/a", "<na>", "#n/a", "null", "none", "nil", "?", "-", "missing"})
+_MISSING = frozenset(
+    {"", "nan", "na", "n/a", "<na>", "#n/a", "null", "none", "nil", "?", "-", "missing"}
+)
 _SHOWN = 12  # names in a message
 
 _Row = tuple[int, list[str]]
@@ -55,7 +59,11 @@ class _Layout:
         """Return the name of a column for messages."""
         if self.names is None:
             return f"column {place}"
-        return f"column {self.names[place]!r}" if self.names[place] else f"column {place}, which has no name,"
+        return (
+            f"column {self.names[place]!r}"
+            if self.names[place]
+            else f"column {place}, which has no name,"
+        )
 
 
 @dataclass
@@ -63,8 +71,8 @@ class _Labels:
     """Collects the labels of one column line by line: numbers or names.
 
     Attributes:
-        said: their names, where somebody named them in the order of the labels; the column may have these names, or
-            the numbers 0, 1, ... of them.
+        said: their names, where somebody named them in the order of the labels; the column may have
+            these names, or the numbers 0, 1, ... of them.
         numbers: what was read: numbers, or places among `names`.
         names: those met so far, with their places; None for numbers.
     """
@@ -82,7 +90,9 @@ class _Labels:
             raise DataError(f"{where} has no label; leave the line out")
         if self.names is None:
             number = _label_number(name, where)
-            self.numbers.append(number if self.said is None else label_place(number, self.said, where))
+            self.numbers.append(
+                number if self.said is None else label_place(number, self.said, where)
+            )
             return
         if self.said is None and _is_number(name):
             raise DataError(
@@ -90,18 +100,26 @@ class _Labels:
                 f"{next(iter(self.names))!r}; list all labels in [data]: labels = [...]"
             )
         if self.said is not None and name not in self.names:
-            raise DataError(f"{where} has the label {name!r}, which `labels` in [data] does not list")
+            raise DataError(
+                f"{where} has the label {name!r}, which `labels` in [data] does not list"
+            )
         self.numbers.append(self.names.setdefault(name, len(self.names)))
 
     def _are_numbers(self, first: str) -> bool:
-        """Whether the column has numbers, by its first label; names that are numbers themselves are names."""
+        """Whether the column has numbers, by its first label.
+
+        Names that are numbers themselves are names.
+        """
         return _is_number(first) and not any(map(_is_number, self.said or ()))
 
     def _said_places(self) -> dict[str, int]:
         return {label: place for place, label in enumerate(self.said or ())}
 
     def finished(self) -> tuple[NDArray[np.float64], tuple[str, ...]]:
-        """The numbers of the labels ``[N]``, and their names in order; none where nobody has named numbers."""
+        """The numbers of the labels ``[N]``, and their names in order.
+
+        None where nobody has named numbers.
+        """
         numbers = np.frombuffer(self.numbers, np.float64)
         if self.said is not None:
             return numbers, self.said
@@ -113,16 +131,18 @@ class _Labels:
         return new_places[numbers.astype(np.int64)], ordered
 
 
-def read_csv(config: CsvData, *, labelled: bool = True) -> tuple[NDArray[np.float32], NDArray[np.float64], SourceFacts]:
+def read_csv(
+    config: CsvData, *, labelled: bool = True
+) -> tuple[NDArray[np.float32], NDArray[np.float64], SourceFacts]:
     """Read a table; without `labelled`, label columns are skipped and may be missing.
 
     Returns:
-        float32 samples ``[N, columns]``; labels ``[N]``, or ``[N, columns]`` for several label columns,
-        all 0 without `labelled`; and the facts.
+        float32 samples ``[N, columns]``; labels ``[N]``, or ``[N, columns]`` for several label
+        columns, all 0 without `labelled`; and the facts.
 
     Raises:
-        DataError: a column is missing, ambiguous, or both target and input; a field is not a number; a
-            value is missing without a rule; or the header is a sample.
+        DataError: a column is missing, ambiguous, or both target and input; a field is not a
+            number; a value is missing without a rule; or the header is a sample.
     """
     need(config.path)
     rows = table_rows(config.path, config.delimiter)
@@ -134,7 +154,9 @@ def read_csv(config: CsvData, *, labelled: bool = True) -> tuple[NDArray[np.floa
     labels = _Labels(said)
     for line, row in lines:
         if len(row) != layout.width:
-            raise DataError(f"line {line} of {config.path} has {len(row)} fields instead of {layout.width}")
+            raise DataError(
+                f"line {line} of {config.path} has {len(row)} fields instead of {layout.width}"
+            )
         values.extend(_numbers(layout, line, row))
         line_numbers.append(line)
         if labelled and config.label_columns is None:
@@ -153,10 +175,21 @@ def read_csv(config: CsvData, *, labelled: bool = True) -> tuple[NDArray[np.floa
         y = np.frombuffer(several, np.float64).reshape(len(x), -1)
         return x, y, facts
     y, label_names = labels.finished()
-    return x, y, replace(facts, labels=label_names, labels_said=said is not None, labels_nameable=not label_names)
+    return (
+        x,
+        y,
+        replace(
+            facts,
+            labels=label_names,
+            labels_said=said is not None,
+            labels_nameable=not label_names,
+        ),
+    )
 
 
-def _begin(config: CsvData, rows: Iterator[_Row], *, labelled: bool) -> tuple[_Layout, Iterator[_Row]]:
+def _begin(
+    config: CsvData, rows: Iterator[_Row], *, labelled: bool
+) -> tuple[_Layout, Iterator[_Row]]:
     """Return the layout of the columns, and the lines of data."""
     first = next(rows, None)
     if first is None:
@@ -170,7 +203,9 @@ def _begin(config: CsvData, rows: Iterator[_Row], *, labelled: bool) -> tuple[_L
     return layout, rows if second is None else chain([second], rows)
 
 
-def _layout(config: CsvData, names: tuple[str, ...] | None, width: int, *, labelled: bool) -> _Layout:
+def _layout(
+    config: CsvData, names: tuple[str, ...] | None, width: int, *, labelled: bool
+) -> _Layout:
     wanted = config.label_columns or (config.label_column,)
     if not labelled:
         wanted = tuple(column for column in wanted if column in (*(names or ()), *range(width)))
@@ -216,15 +251,20 @@ def _place(config: CsvData, column: str | int, names: Sequence[str] | None, widt
 def _check_header(config: CsvData, names: tuple[str, ...], second: Sequence[str] | None) -> None:
     """Check that the first line is a header and not a sample, which would be lost.
 
-    The line is a header if it has the name of a configured column, if it has no number, if its numbers
-    count the columns (0, 1, 2, ... as pandas writes them), or if the next line has a number below
-    one of its texts.
+    The line is a header if it has the name of a configured column, if it has no number, if its
+    numbers count the columns (0, 1, 2, ... as pandas writes them), or if the next line has a number
+    below one of its texts.
     """
-    configured = {*(config.label_columns or (config.label_column,)), *(config.columns or ())}
+    configured = {
+        *(config.label_columns or (config.label_column,)),
+        *(config.columns or ()),
+    }
     named = any(isinstance(column, str) and plain_name(column) in names for column in configured)
     numbers = [name for name in names if _is_number(name)]
     counted = numbers == [str(place) for place in range(len(numbers))]
-    texts = [place for place, name in enumerate(names) if not _is_number(name) and not _is_missing(name)]
+    texts = [
+        place for place, name in enumerate(names) if not _is_number(name) and not _is_missing(name)
+    ]
     following = second if second is not None and len(second) == len(names) else names
     titled = any(_is_number(following[place]) for place in texts)
     if named or counted or titled:
@@ -254,14 +294,20 @@ def _number(layout: _Layout, line: int, place: int, text: str) -> float:
         raise DataError(
             f"line {line} of {layout.path}: {layout.title(place)} holds {text.strip()[:40]!r}, expected numbers; leave "
             "the column out of `columns` in [data], or turn its words into numbers"
-            + ("; if the line has the names of the columns, set header = true" if layout.names is None else "")
+            + (
+                "; if the line has the names of the columns, set header = true"
+                if layout.names is None
+                else ""
+            )
         ) from None
 
 
 def _filled(
     config: CsvData, layout: _Layout, x: NDArray[np.float32], lines: Sequence[int]
 ) -> tuple[NDArray[np.float32], float | None]:
-    """Return samples whose missing values have the number of the rule, and that number if it was used."""
+    """Return samples whose missing values have the number of the rule, and that number if it was
+    used.
+    """
     missing = np.isnan(x)
     if not missing.any():
         return x, None

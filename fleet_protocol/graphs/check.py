@@ -1,8 +1,8 @@
 """Holds a graph against what the exporter writes, before anything runs it.
 
-That is all that a board runs, and all that a server evaluates. An operator *keeps* what it is given unless it is a
-contraction or a reduction, whose numbers are sums over many products or entries. A *selector* decides by some of its
-inputs which entries of the others are taken.
+That is all that a board runs, and all that a server evaluates. An operator *keeps* what it is given
+unless it is a contraction or a reduction, whose numbers are sums over many products or entries. A
+*selector* decides by some of its inputs which entries of the others are taken.
 """
 
 import functools
@@ -22,11 +22,15 @@ from fleet_protocol.manifest import GraphSpec, TensorSpec
 
 GRAPH_LIMIT_BYTES = 512 * 1024 * 1024
 OPSETS: Mapping[str, range] = MappingProxyType({"": range(13, 23), "com.microsoft": range(1, 2)})
-"""Operator sets by name, with the versions that are read; what onnxruntime-training has of its own is the second."""
+"""Operator sets by name, with the versions that are read.
+
+What onnxruntime-training has of its own is the second.
+"""
 
 IR_VERSIONS = range(8, 11)
 
-# What onnxruntime-training writes into a gradient graph: operators of its own, and two of no set at all.
+# What onnxruntime-training writes into a gradient graph: operators of its own, and two of no set at
+# all.
 _GRADIENTS = """
 AveragePoolGrad GatherElementsGrad GatherGrad LeakyReluGrad LogSoftmaxGrad_13 MaxPoolGrad ReluGrad Scale SigmoidGrad
 SoftmaxGrad_13 TanhGrad
@@ -46,7 +50,9 @@ Shape Size Slice Split Squeeze Tile TopK Transpose Unsqueeze
 
 OPERATORS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
-        "": frozenset(f"{_CONTRACTIONS} {_REDUCTIONS} {_POINTWISE} {_MOVING} MaxPoolGrad AveragePoolGrad".split()),
+        "": frozenset(
+            f"{_CONTRACTIONS} {_REDUCTIONS} {_POINTWISE} {_MOVING} MaxPoolGrad AveragePoolGrad".split()
+        ),
         "com.microsoft": frozenset(f"{_GRADIENTS} {_MIXING_GRADIENTS}".split()),
     }
 )
@@ -59,7 +65,13 @@ SIZES = frozenset({"Shape", "Size"})
 """Operators that tell how large a value is and nothing of its entries."""
 
 SELECTORS: Mapping[str, int] = MappingProxyType(
-    {"Gather": 1, "GatherElements": 1, "GatherGrad": 1, "ScatterElements": 1, "Where": 0}
+    {
+        "Gather": 1,
+        "GatherElements": 1,
+        "GatherGrad": 1,
+        "ScatterElements": 1,
+        "Where": 0,
+    }
 )
 """Operators to the input that only says which entries of the others are taken."""
 
@@ -67,20 +79,40 @@ MASKS = frozenset(["Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"])
 """Operators whose entries are true or false."""
 
 MASKING = frozenset(
-    ["And", "Cast", "Expand", "Identity", "Not", "Or", "Reshape", "Slice", "Squeeze", "Tile", "Transpose", "Unsqueeze"]
+    [
+        "And",
+        "Cast",
+        "Expand",
+        "Identity",
+        "Not",
+        "Or",
+        "Reshape",
+        "Slice",
+        "Squeeze",
+        "Tile",
+        "Transpose",
+        "Unsqueeze",
+    ]
 )
 """Operators that make masks of masks."""
 
 
 SIZE_LIMIT = 2**24
-"""The largest dimension that a constant may produce: a loop over its rows ends, and a tensor's memory is limited."""
+"""The largest dimension that a constant may produce: a loop over its rows ends, and a tensor's
+memory is limited.
+"""
 
-_SIZED: Mapping[str, tuple[int, ...]] = MappingProxyType({"Expand": (1,), "Range": (0, 1, 2), "Tile": (1,)})
+_SIZED: Mapping[str, tuple[int, ...]] = MappingProxyType(
+    {"Expand": (1,), "Range": (0, 1, 2), "Tile": (1,)}
+)
 """Operators that make a value larger, with the inputs that say how large."""
 
 
 def is_batch(name: str) -> bool:
-    """Whether a graph's input belongs to the samples: ``x`` and ``y``; the label mask is what the device has, too."""
+    """Whether a graph's input belongs to the samples: ``x`` and ``y``.
+
+    The label mask is what the device has, too.
+    """
     return name in {"x", "y", "mask"}
 
 
@@ -98,14 +130,18 @@ _NEITHER = _Kind(bare=False, model=False)
 
 
 def bare_outputs(graph: Graph, batch: Iterable[str]) -> tuple[str, ...]:
-    """Names of outputs that the batch reaches without a reduction, or a contraction that parameters have a part in.
+    """Names of outputs that the batch reaches without a reduction, or a contraction that parameters
+    have a part in.
 
-    The nodes are in an order in which they can run; `batch` names the inputs that carry samples or labels. Nothing that
-    the exporter writes has such an output.
+    The nodes are in an order in which they can run; `batch` names the inputs that carry samples or
+    labels. Nothing that the exporter writes has such an output.
     """
     samples = frozenset(batch)
     kinds = {
-        port.name: _Kind(bare=port.name in samples, model="param." in port.name or "state." in port.name)
+        port.name: _Kind(
+            bare=port.name in samples,
+            model="param." in port.name or "state." in port.name,
+        )
         for port in graph.inputs
     }
     _follow(graph, kinds)
@@ -123,14 +159,24 @@ def _follow(graph: Graph, kinds: dict[str, _Kind]) -> None:
 
 
 def _looped(body: Graph, given: list[_Kind], around: Mapping[str, _Kind]) -> list[_Kind]:
-    """The kinds of what a loop gives: a step reads what the one before it gave, so once more until nothing is new."""
+    """The kinds of what a loop gives: a step reads what the one before it gave, so once more until
+    nothing is new.
+    """
     while True:
-        kinds = {**around, **{port.name: kind for port, kind in zip(body.inputs, given, strict=True)}}
+        kinds = {
+            **around,
+            **{port.name: kind for port, kind in zip(body.inputs, given, strict=True)},
+        }
         _follow(body, kinds)
         made = [kinds.get(port.name, _NEITHER) for port in body.outputs]
         told = [*made, *[_NEITHER] * len(given)]
         carried = [
-            _Kind(old.bare or new.bare, old.model, old.met and new.met, old.mask and new.mask)
+            _Kind(
+                old.bare or new.bare,
+                old.model,
+                old.met and new.met,
+                old.mask and new.mask,
+            )
             for old, new in zip(given, told, strict=False)
         ]
         if carried == given:
@@ -141,13 +187,25 @@ def _looped(body: Graph, given: list[_Kind], around: Mapping[str, _Kind]) -> lis
 def _kind(node: Node, given: list[_Kind]) -> _Kind:
     if node.op_type in SIZES:
         return _NEITHER
-    model, met = any(kind.model for kind in given), any(kind.met for kind in given)
+    model = any(kind.model for kind in given)
+    met = any(kind.met for kind in given)
     if node.op_type in REDUCTIONS or (node.op_type in CONTRACTIONS and model):
-        return _Kind(bare=False, model=model, met=model and any(kind.bare or kind.met for kind in given))
+        return _Kind(
+            bare=False,
+            model=model,
+            met=model and any(kind.bare or kind.met for kind in given),
+        )
     if node.op_type == "Mul" and any(kind.met and not kind.bare for kind in given):
-        # Padding is left out by a factor of 0: that says which entries are taken, as a selector does.
-        return _Kind(bare=any(kind.bare and not kind.mask for kind in given), model=model, met=met)
-    mask = node.op_type in MASKS or (node.op_type in MASKING and all(kind.mask for kind in given if kind.bare))
+        # Padding is left out by a factor of 0: that says which entries are taken, as a selector
+        # does.
+        return _Kind(
+            bare=any(kind.bare and not kind.mask for kind in given),
+            model=model,
+            met=met,
+        )
+    mask = node.op_type in MASKS or (
+        node.op_type in MASKING and all(kind.mask for kind in given if kind.bare)
+    )
     selector = SELECTORS.get(node.op_type)
     others = [kind for i, kind in enumerate(given) if i != selector]
     bare = any(kind.bare for kind in others)
@@ -162,7 +220,10 @@ def _unsafe(what: str) -> RefusedError:
 
 @functools.lru_cache(maxsize=64)
 def _passed(spec: GraphSpec, leaves: bool) -> list[bool]:
-    """Empty until a file with the digest of `spec` has passed; a board opens the same few graphs in every round."""
+    """Empty until a file with the digest of `spec` has passed.
+
+    A board opens the same few graphs in every round.
+    """
     del spec, leaves
     return []
 
@@ -173,14 +234,16 @@ def check_graph(data: Buffer, specs: Iterable[GraphSpec], *, leaves: bool = True
     What it returns must tell nothing of single samples, unless it never `leaves` the board.
 
     Raises:
-        RefusedError: the manifest does not have it, its inputs or outputs are others than the manifest says, or it
-            has operators or parts that the exporter does not write, or it gives its batch back.
+        RefusedError: the manifest does not have it, its inputs or outputs are others than the
+            manifest says, or it has operators or parts that the exporter does not write, or it
+            gives its batch back.
     """
     _on_view(data, lambda view: _check(view, specs, leaves))
 
 
 def read_checked(path: Path) -> bytes:
-    """Read a graph that has only operators and parts that the exporter writes, like `check_structure`.
+    """Read a graph that has only operators and parts that the exporter writes, like
+    `check_structure`.
 
     The caller opens these bytes, because the path may name another file by then.
 
@@ -194,7 +257,8 @@ def read_checked(path: Path) -> bytes:
 
 
 def _on_view(data: Buffer, look: Callable[[memoryview], object]) -> None:
-    """Check bytes, and release all of them before raising a refusal, so that the caller can close the mapping.
+    """Check bytes, and release all of them before raising a refusal, so that the caller can close
+    the mapping.
 
     Otherwise the frames of the traceback would keep the pieces.
     """
@@ -217,7 +281,10 @@ def _check(data: memoryview, specs: Iterable[GraphSpec], leaves: bool) -> None:
     if passed:
         return
     graph = check_structure(data)
-    for what, ports, stated in (("inputs", graph.inputs, spec.inputs), ("outputs", graph.outputs, spec.outputs)):
+    for what, ports, stated in (
+        ("inputs", graph.inputs, spec.inputs),
+        ("outputs", graph.outputs, spec.outputs),
+    ):
         _compare(f"{what} of graph {spec.path}", ports, stated)
     if leaves:
         _check_outputs(graph, spec.path)
@@ -225,7 +292,11 @@ def _check(data: memoryview, specs: Iterable[GraphSpec], leaves: bool) -> None:
 
 
 def _check_outputs(graph: Graph, path: str) -> None:
-    grown = [port.name for port in graph.outputs if any(isinstance(size, str) or size < 0 for size in port.shape)]
+    grown = [
+        port.name
+        for port in graph.outputs
+        if any(isinstance(size, str) or size < 0 for size in port.shape)
+    ]
     if grown:
         raise _unsafe(f"output {grown[0]!r} of graph {path} grows with the batch")
     bare = bare_outputs(graph, (port.name for port in graph.inputs if is_batch(port.name)))
@@ -234,13 +305,18 @@ def _check_outputs(graph: Graph, path: str) -> None:
 
 
 def check_structure(data: memoryview) -> Graph:
-    """See that a graph has only operators and parts that the exporter writes, else a RefusedError, and return it."""
+    """See that a graph has only operators and parts that the exporter writes, else a RefusedError,
+    and return it.
+    """
     if len(data) > GRAPH_LIMIT_BYTES:
         raise _unsafe(f"a graph of {len(data)} bytes; {GRAPH_LIMIT_BYTES} are the most")
     graph = read_model(data)
     if graph.ir_version not in IR_VERSIONS:
-        raise _unsafe(f"a graph of IR version {graph.ir_version}; {IR_VERSIONS[0]} to {IR_VERSIONS[-1]} are read")
-    # onnxruntime-training lists sets that no node is of; whether a node's is known is looked at with the node.
+        raise _unsafe(
+            f"a graph of IR version {graph.ir_version}; {IR_VERSIONS[0]} to {IR_VERSIONS[-1]} are read"
+        )
+    # onnxruntime-training lists sets that no node is of; whether a node's is known is looked at
+    # with the node.
     for domain, versions in OPSETS.items():
         if graph.opsets.get(domain, versions[0]) not in versions:
             raise _unsafe(f"a graph of operator set {domain or 'onnx'} {graph.opsets[domain]}")
@@ -257,7 +333,9 @@ def _check_sizes(node: Node, largest: Mapping[str, int]) -> None:
 
 
 def _check_nodes(
-    graph: Graph, around: AbstractSet[str] = frozenset({""}), sizes: Mapping[str, int] = MappingProxyType({})
+    graph: Graph,
+    around: AbstractSet[str] = frozenset({""}),
+    sizes: Mapping[str, int] = MappingProxyType({}),
 ) -> None:
     largest = {**sizes, **graph.largest}
     known = {*around, *graph.constants, *(port.name for port in graph.inputs)}
@@ -265,7 +343,9 @@ def _check_nodes(
         raise _unsafe("two inputs or constants of a graph have one name")
     for node in graph.nodes:
         if node.op_type not in OPERATORS.get(node.domain, ()):
-            raise _unsafe(f"the exporter writes no operator {node.domain and node.domain + '.'}{node.op_type}")
+            raise _unsafe(
+                f"the exporter writes no operator {node.domain and node.domain + '.'}{node.op_type}"
+            )
         strange = next((name for name in node.inputs if name not in known), None)
         if strange is not None:
             raise _unsafe(f"a node {node.op_type} takes {strange!r}, which nothing before it makes")
@@ -281,10 +361,14 @@ def _check_nodes(
         raise _unsafe(f"nothing makes the output {absent!r}")
 
 
-def _check_body(node: Node, body: Graph, known: AbstractSet[str], largest: Mapping[str, int]) -> None:
+def _check_body(
+    node: Node, body: Graph, known: AbstractSet[str], largest: Mapping[str, int]
+) -> None:
     """What a loop does in each step; it may read what the graph around it has made."""
     if (len(body.inputs), len(body.outputs)) != (len(node.inputs), len(node.outputs)):
-        raise _unsafe(f"the body of a node {node.op_type} has other inputs or outputs than the node")
+        raise _unsafe(
+            f"the body of a node {node.op_type} has other inputs or outputs than the node"
+        )
     _check_nodes(body, known, largest)
 
 
@@ -293,4 +377,6 @@ def _compare(what: str, ports: Sequence[Port], stated: Sequence[TensorSpec]) -> 
     wanted = [(spec.name, spec.dtype, spec.shape) for spec in stated]
     if found != wanted:
         strange = next((f for f, w in zip(found, wanted, strict=False) if f != w), None)
-        raise _unsafe(f"the {what} are not as the manifest says" + (f": {strange[0]!r}" if strange else ""))
+        raise _unsafe(
+            f"the {what} are not as the manifest says" + (f": {strange[0]!r}" if strange else "")
+        )

@@ -1,8 +1,9 @@
 """The parts of an ONNX model that a board looks at, read without the onnx package.
 
-The fields below are all that the exporter writes. Whatever else the format has (external data, functions, sparse
-tensors, training information) is a field that is not in these tables, and so refused by `wire.read`. A graph inside a
-node is read for the body of a loop alone, and holds none itself.
+The fields below are all that the exporter writes. Whatever else the format has (external data,
+functions, sparse tensors, training information) is a field that is not in these tables, and so
+refused by `wire.read`. A graph inside a node is read for the body of a loop alone, and holds none
+itself.
 """
 
 import math
@@ -14,19 +15,37 @@ from typing import Any
 import numpy as np
 
 from fleet_protocol.errors import RefusalReason, RefusedError
-from fleet_protocol.graphs.wire import BYTES, FLOAT, NUMBER, Field, Message, Raw, floats, numbers, read, text
+from fleet_protocol.graphs.wire import (
+    BYTES,
+    FLOAT,
+    NUMBER,
+    Field,
+    Message,
+    Raw,
+    floats,
+    numbers,
+    read,
+    text,
+)
 
 NODES_LIMIT = 200_000
 _NAMES_LIMIT = 4096  # inputs and outputs of one node
 _RANK_LIMIT = 16
-_FLOAT32, _INT32, _INT64, _BOOL = 1, 6, 7, 9
+_FLOAT32 = 1
+_INT32 = 6
+_INT64 = 7
+_BOOL = 9
 _ITEM_BYTES = {_FLOAT32: 4, _INT32: 4, _INT64: 8, _BOOL: 1}
 _WHOLE: Mapping[int, np.dtype[Any]] = {_INT32: np.dtype("<i4"), _INT64: np.dtype("<i8")}
 EMPTY_LIMIT = 2**24
-"""Most rows of an empty constant: it costs nothing to store, but a loop over its rows would not end."""
+"""Most rows of an empty constant: it costs nothing to store, but a loop over its rows would not
+end.
+"""
 
 _DTYPES = {_FLOAT32: "float32", _INT64: "int64"}
-_TENSOR_ATTRIBUTE, _GRAPH_ATTRIBUTE, _GRAPHS_ATTRIBUTE = 4, 5, 10
+_TENSOR_ATTRIBUTE = 4
+_GRAPH_ATTRIBUTE = 5
+_GRAPHS_ATTRIBUTE = 10
 _LOOP = "Scan"
 
 _MODEL = {
@@ -96,7 +115,8 @@ class Node:
 
 @dataclass(frozen=True)
 class Port:
-    """An input or output of a graph: numpy's name of its dtype, empty for one that no manifest has, and its shape.
+    """An input or output of a graph: numpy's name of its dtype, empty for one that no manifest has,
+    and its shape.
 
     A string in a shape names a dynamic dimension.
     """
@@ -111,7 +131,8 @@ class Graph:
     """A model, or the body of a loop in one, as far as a board looks at it."""
 
     ir_version: int  # of the file format; 0 for a body
-    # operator set to version; the empty name is ONNX's own. None of a body, which has those of the model
+    # operator set to version; the empty name is ONNX's own. None of a body, which has those of the
+    # model
     opsets: Mapping[str, int]
     nodes: tuple[Node, ...]  # in the order of the file, which is one they can run in
     constants: frozenset[str]  # names of the initializers
@@ -121,7 +142,10 @@ class Graph:
 
 
 def _bad(what: str) -> RefusedError:
-    return RefusedError(RefusalReason.UNSAFE_GRAPH, f"the graph is not one that the exporter writes: {what}")
+    return RefusedError(
+        RefusalReason.UNSAFE_GRAPH,
+        f"the graph is not one that the exporter writes: {what}",
+    )
 
 
 def _piece(message: Message, name: str) -> memoryview:
@@ -146,7 +170,9 @@ def _small(values: list[Raw], what: str) -> int:
 
 
 def read_model(data: memoryview) -> Graph:
-    """Read a model, or raise a RefusedError where it is malformed or has parts that the exporter does not write."""
+    """Read a model, or raise a RefusedError where it is malformed or has parts that the exporter
+    does not write.
+    """
     model = read(data, _MODEL, "the model")
     opsets = [read(_view(item), _OPSET, "an operator set") for item in model["opset_import"]]
     if len({text(item["domain"]) for item in opsets}) < len(opsets):
@@ -154,7 +180,9 @@ def read_model(data: memoryview) -> Graph:
     return replace(
         _graph(_piece(model, "graph")),
         ir_version=_small(model["ir_version"], "the IR version"),
-        opsets=MappingProxyType({text(item["domain"]): _small(item["version"], "a version") for item in opsets}),
+        opsets=MappingProxyType(
+            {text(item["domain"]): _small(item["version"], "a version") for item in opsets}
+        ),
     )
 
 
@@ -171,7 +199,9 @@ def _graph(data: memoryview, *, loops: bool = True) -> Graph:
         opsets=MappingProxyType({}),
         nodes=tuple(_node(_view(item), loops=loops) for item in graph["node"]),
         constants=names,
-        largest=MappingProxyType({each.name: each.largest for each in constants if each.largest is not None}),
+        largest=MappingProxyType(
+            {each.name: each.largest for each in constants if each.largest is not None}
+        ),
         inputs=tuple(_port(_view(item)) for item in graph["input"]),
         outputs=tuple(_port(_view(item)) for item in graph["output"]),
     )
@@ -182,7 +212,10 @@ def _node(data: memoryview, *, loops: bool) -> Node:
     if max(len(node["input"]), len(node["output"])) > _NAMES_LIMIT:
         raise _bad(f"a node has more than {_NAMES_LIMIT} inputs or outputs")
     op_type = text(node["op_type"])
-    bodies = [_attribute(_view(item), op_type, loop=loops and op_type == _LOOP) for item in node["attribute"]]
+    bodies = [
+        _attribute(_view(item), op_type, loop=loops and op_type == _LOOP)
+        for item in node["attribute"]
+    ]
     found = [body for body in bodies if body is not None]
     if len(found) != (op_type == _LOOP):
         raise _bad(f"a node {op_type} contains {len(found)} graphs")
@@ -195,7 +228,11 @@ def _attribute(data: memoryview, op_type: str, *, loop: bool) -> Graph | None:
     attribute = read(data, _ATTRIBUTE, "an attribute")
     kind = _small(attribute["type"], "the type of an attribute")
     is_body = kind == _GRAPH_ATTRIBUTE and loop
-    if (kind == _GRAPH_ATTRIBUTE and not loop) or kind == _GRAPHS_ATTRIBUTE or bool(attribute["g"]) != is_body:
+    if (
+        (kind == _GRAPH_ATTRIBUTE and not loop)
+        or kind == _GRAPHS_ATTRIBUTE
+        or bool(attribute["g"]) != is_body
+    ):
         raise _bad(f"a node {op_type} contains a graph")
     for _ in numbers(attribute["ints"]):
         pass
@@ -213,11 +250,18 @@ class _Constant:
 
 
 def _constant(data: memoryview, what: str) -> _Constant:
-    """Check that a tensor holds exactly the elements that its shape says, here and not in another file."""
+    """Check that a tensor holds exactly the elements that its shape says, here and not in another
+    file.
+    """
     tensor = read(data, _TENSOR, f"the tensor of {what}")
-    name, dims = text(tensor["name"]), tuple(numbers(tensor["dims"]))
+    name = text(tensor["name"])
+    dims = tuple(numbers(tensor["dims"]))
     dtype = _small(tensor["data_type"], "an element type")
-    if dtype not in _ITEM_BYTES or len(dims) > _RANK_LIMIT or any(not 0 <= size < 2**40 for size in dims):
+    if (
+        dtype not in _ITEM_BYTES
+        or len(dims) > _RANK_LIMIT
+        or any(not 0 <= size < 2**40 for size in dims)
+    ):
         raise _bad(f"{what} {name!r} has element type {dtype} and shape {dims}")
     if 0 in dims and math.prod(max(1, size) for size in dims) > EMPTY_LIMIT:
         raise _bad(f"{what} {name!r} has shape {dims} but no element")
@@ -244,10 +288,18 @@ def _largest(tensor: Message, dtype: int) -> int | None:
 
 def _port(data: memoryview) -> Port:
     value = read(data, _VALUE, "an input or output")
-    tensor = read(_piece(read(_piece(value, "type"), _TYPE, "a type"), "tensor_type"), _TENSOR_TYPE, "a tensor type")
+    tensor = read(
+        _piece(read(_piece(value, "type"), _TYPE, "a type"), "tensor_type"),
+        _TENSOR_TYPE,
+        "a tensor type",
+    )
     dims = read(_piece(tensor, "shape"), _SHAPE, "a shape")["dim"] if tensor["shape"] else []
     sizes = tuple(_size(_view(item)) for item in dims)
-    return Port(text(value["name"]), _DTYPES.get(_small(tensor["elem_type"], "an element type"), ""), sizes)
+    return Port(
+        text(value["name"]),
+        _DTYPES.get(_small(tensor["elem_type"], "an element type"), ""),
+        sizes,
+    )
 
 
 def _size(data: memoryview) -> int | str:

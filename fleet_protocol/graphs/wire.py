@@ -1,7 +1,8 @@
 """Reads protocol buffers field by field within bounds, for files that a stranger may have written.
 
-Nothing is copied or allocated by a declared size, nothing recurses, and whatever two readers could take differently is
-refused: groups, numbers longer than their type, a single field that is given twice, a field that is not expected.
+Nothing is copied or allocated by a declared size, nothing recurses, and whatever two readers could
+take differently is refused: groups, numbers longer than their type, a single field that is given
+twice, a field that is not expected.
 """
 
 import struct
@@ -30,7 +31,10 @@ Message = dict[str, list[Raw]]
 
 
 def _bad(what: str) -> RefusedError:
-    return RefusedError(RefusalReason.UNSAFE_GRAPH, f"the graph is not a file that the exporter writes: {what}")
+    return RefusedError(
+        RefusalReason.UNSAFE_GRAPH,
+        f"the graph is not a file that the exporter writes: {what}",
+    )
 
 
 def _number(data: memoryview, at: int) -> tuple[int, int]:
@@ -48,16 +52,19 @@ def _number(data: memoryview, at: int) -> tuple[int, int]:
 
 
 def read(data: memoryview, fields: Mapping[int, Field], what: str) -> Message:
-    """Read one message and the fields it may carry, by number; `what` it is goes into an error. What it contains stays.
+    """Read one message and the fields it may carry, by number; `what` it is goes into an error.
 
-    Values are by name in the order they came: numbers as they stand in the file, pieces as views of ``data``. What is
-    cut off, or carries something else, is a RefusedError, here and below.
+    What it contains stays.
+
+    Values are by name in the order they came: numbers as they stand in the file, pieces as views of
+    ``data``. What is cut off, or carries something else, is a RefusedError, here and below.
     """
     found: Message = {field.name: [] for field in fields.values()}
     at = 0
     while at < len(data):
         tag, at = _number(data, at)
-        field, wire = fields.get(tag >> 3), tag & 7
+        field = fields.get(tag >> 3)
+        wire = tag & 7
         if field is None:
             raise _bad(f"{what} has field {tag >> 3}")
         values = found[field.name]
@@ -74,7 +81,8 @@ def read(data: memoryview, fields: Mapping[int, Field], what: str) -> Message:
                 size, at = _number(data, at)
             if size > len(data) - at:
                 raise _bad(f"{field.name} of {what} is longer than the file")
-            value, at = data[at : at + size], at + size
+            value = data[at : at + size]
+            at = at + size
         values.append(value)
     return found
 

@@ -1,1 +1,3 @@
-"""Who somebody is in a fleet: enrolments, certificates, and the envelope around every message of such a fleet."""
+"""Who somebody is in a fleet: enrolments, certificates, and the envelope around every message of
+such a fleet.
+"""

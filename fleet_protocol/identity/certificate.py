@@ -1,10 +1,16 @@
-"""What the operator of a fleet says of its members: whose key it is and what it may sign. Ed25519 (RFC 8032)."""
+"""What the operator of a fleet says of its members: whose key it is and what it may sign.
+
+Ed25519 (RFC 8032).
+"""
 
 from collections.abc import Mapping
 from typing import ClassVar, Literal, TypeVar
 
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import (
+    Ed25519PrivateKey,
+    Ed25519PublicKey,
+)
 from pydantic import Field, ValidationError
 
 from fleet_protocol.errors import RefusalReason, RefusedError
@@ -33,11 +39,11 @@ class Certificate(Said):
         role: ``server`` speaks for the fleet, a ``device`` for itself.
         name: of the device, or ``server``.
         key: public key, 32 bytes in hexadecimal.
-        serial: grows with every certificate the operator issues; of a server's, an older one is refused by whoever
-            has seen a newer one.
+        serial: grows with every certificate the operator issues; of a server's, an older one is
+            refused by whoever has seen a newer one.
         expires: seconds since 1970 after which the server takes nothing more; 0 for never.
-        sealing: X25519 key to which is sealed what is for it alone, 32 bytes in hexadecimal: of a server updates, of a
-            device the key of its group.
+        sealing: X25519 key to which is sealed what is for it alone, 32 bytes in hexadecimal: of a
+            server updates, of a device the key of its group.
     """
 
     purpose: ClassVar[bytes] = b"shoal-certificate-1\0"
@@ -75,7 +81,10 @@ def issue(said: Said, operator: Ed25519PrivateKey) -> bytes:
 
 
 def read_certificate(data: bytes, operator: Ed25519PublicKey) -> Certificate:
-    """Verify a certificate, as `issue` returned it; a RefusedError where it is malformed, or another's."""
+    """Verify a certificate, as `issue` returned it.
+
+    A RefusedError where it is malformed, or another's.
+    """
     if not SIGNATURE_BYTES < len(data) <= CERTIFICATE_LIMIT:
         raise RefusedError(RefusalReason.FORGED, f"a certificate of {len(data)} bytes")
     return read_signed(Certificate, data, operator)
@@ -83,11 +92,15 @@ def read_certificate(data: bytes, operator: Ed25519PublicKey) -> Certificate:
 
 def read_signed(kind: type[SaidT], data: bytes, operator: Ed25519PublicKey) -> SaidT:
     """Verify what an operator has signed; the rest as for `read_certificate`."""
-    signature, said, what = data[:SIGNATURE_BYTES], data[SIGNATURE_BYTES:], kind.__name__.lower()
+    signature = data[:SIGNATURE_BYTES]
+    said = data[SIGNATURE_BYTES:]
+    what = kind.__name__.lower()
     try:
         operator.verify(signature, kind.purpose + said)
         return kind.model_validate_json(said)
     except InvalidSignature as error:
-        raise RefusedError(RefusalReason.FORGED, f"a {what} that this fleet's operator did not sign") from error
+        raise RefusedError(
+            RefusalReason.FORGED, f"a {what} that this fleet's operator did not sign"
+        ) from error
     except ValidationError as error:
         raise RefusedError(RefusalReason.FORGED, f"a {what} of another version") from error

@@ -33,32 +33,46 @@ class Enrolment(FrozenModel):
     operator: Key  # public key that vouches for every member, 32 bytes in hexadecimal
     certificate: Hex  # signed by the operator; see `fleet_protocol.identity.certificate`
     key: Key  # private key of this member, 32 bytes in hexadecimal
-    # private keys that open what is sealed to it: its own, and of a server the one before it was renewed
+    # private keys that open what is sealed to it: its own, and of a server the one before it was
+    # renewed
     sealing: tuple[Key, ...] = ()
     token: str = Field(max_length=200)  # password at the broker; the login is the name
-    ca: Pem | None = None  # certificate of the fleet's own authority, which vouches for the broker; None without TLS
+    ca: Pem | None = (
+        # certificate of the fleet's own authority, which vouches for the broker; None without TLS
+        None
+    )
     tls_certificate: Pem | None = None  # client certificate for brokers that ask for one
     tls_key: Pem | None = None
 
     def address(self, folder: Path, broker: str | None = None) -> BrokerAddress:
         """The broker, or another address of it, with this member's login.
 
-        Certificates are written out for the TLS library, which reads files, to a folder that nobody else may read.
+        Certificates are written out for the TLS library, which reads files, to a folder that nobody
+        else may read.
 
         Raises:
             ConfigError: the address is malformed.
             StorageError: the files cannot be written.
         """
-        texts = {"ca": self.ca, "tls_certificate": self.tls_certificate, "tls_key": self.tls_key}
+        texts = {
+            "ca": self.ca,
+            "tls_certificate": self.tls_certificate,
+            "tls_key": self.tls_key,
+        }
         paths = {name: folder / f"{name}.pem" for name, text in texts.items() if text is not None}
         for name, path in paths.items():
             with contextlib.suppress(OSError):  # another's file is written anew
                 if path.read_bytes() == str(texts[name]).encode():  # a disk may be full
                     continue
             write_secret(path, str(texts[name]))
-            if os.name == "posix" and os.geteuid() == 0:  # `shoal device doctor`; the agent is another's
+            if (
+                os.name == "posix" and os.geteuid() == 0
+            ):  # `shoal device doctor`; the agent is another's
                 owner = folder.parent.stat()
-                for made in (folder, path):  # the agent may have put a link there, to a folder that is root's
+                for made in (
+                    folder,
+                    path,
+                ):  # the agent may have put a link there, to a folder that is root's
                     os.chown(made, owner.st_uid, owner.st_gid, follow_symlinks=False)
         address = BrokerAddress.parse(
             broker or self.broker,
@@ -75,7 +89,8 @@ class Papers(FrozenModel):
     Attributes:
         revoked: what counts for nothing; see `fleet_protocol.identity.certificate.Revocations`.
         certificate: that ends later, for the same keys.
-        release: a runtime that the member is to take; see `fleet_protocol.identity.release.Release`.
+        release: a runtime that the member is to take; see
+            `fleet_protocol.identity.release.Release`.
         heard: number of the release with which the server has heard the member, its own word.
     """
 
@@ -97,20 +112,30 @@ def read_enrolment(path: Path, role: str = "") -> Enrolment:
     except OSError as error:
         raise ConfigError(f"cannot read the enrolment {path}: {error.strerror}") from error
     if others:
-        raise ConfigError(f"others may read the enrolment {path}, which holds a key: chmod 600 {path}")
+        raise ConfigError(
+            f"others may read the enrolment {path}, which holds a key: chmod 600 {path}"
+        )
     try:
         found = Enrolment.model_validate_json(data)
     except ValidationError as error:
         what = problems(error, "the file", 1)
-        raise ConfigError(f"{path} is no enrolment of this version: {what}; make one with `shoal enroll`") from error
+        raise ConfigError(
+            f"{path} is no enrolment of this version: {what}; make one with `shoal enroll`"
+        ) from error
     if role not in {"", found.role}:
-        raise ConfigError(f"{path} is the enrolment of a {found.role}, not of a {role}; make one with `shoal enroll`")
+        raise ConfigError(
+            f"{path} is the enrolment of a {found.role}, not of a {role}; make one with `shoal enroll`"
+        )
     return found
 
 
 def write_secret(path: Path, content: str | bytes, *, durable: bool = False) -> None:
-    """Write a file that only its owner may read; an existing one is replaced at once, its folder made for the owner.
+    """Write a file that only its owner may read.
+
+    An existing one is replaced at once, its folder made for the owner.
 
     Durable it survives a power cut, as with `replacing`. What cannot be written is a StorageError.
     """
-    write_atomically(path, content.encode() if isinstance(content, str) else content, durable=durable)
+    write_atomically(
+        path, content.encode() if isinstance(content, str) else content, durable=durable
+    )

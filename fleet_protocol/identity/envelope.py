@@ -1,7 +1,8 @@
-"""The envelope of an enrolled fleet: who says it, where, as which of his messages, and a signature over all of that.
+"""The envelope of an enrolled fleet: who says it, where, as which of his messages, and a signature
+over all of that.
 
-Every message of every kind travels in one but chunks, which have `fleet_protocol.identity.chunks`. All integers are
-big-endian:
+Every message of every kind travels in one but chunks, which have `fleet_protocol.identity.chunks`.
+All integers are big-endian:
 
     bytes  content
     4      magic "SHE2"
@@ -12,7 +13,8 @@ big-endian:
     64     Ed25519 signature over purpose, topic, all of the above, and the BLAKE3 digest of the payload
     ...    payload
 
-The topic names fleet and device, so nothing can be moved elsewhere; the counter grows, so nothing can be said again.
+The topic names fleet and device, so nothing can be moved elsewhere; the counter grows, so nothing
+can be said again.
 """
 
 import functools
@@ -23,11 +25,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import (
+    Ed25519PrivateKey,
+    Ed25519PublicKey,
+)
 
 from fleet_protocol.digests import chunk_digest
 from fleet_protocol.errors import RefusalReason, RefusedError
-from fleet_protocol.identity.certificate import CERTIFICATE_LIMIT, SIGNATURE_BYTES, Certificate, read_certificate
+from fleet_protocol.identity.certificate import (
+    CERTIFICATE_LIMIT,
+    SIGNATURE_BYTES,
+    Certificate,
+    read_certificate,
+)
 from fleet_protocol.identity.enrolment import Enrolment
 from fleet_protocol.identity.marks import Marks
 from fleet_protocol.topics import DeviceTopic, Topic, Topics, UploadTopic
@@ -49,7 +59,16 @@ class Opened:
 
 def _signed(topic: str, head: bytes, certificate: bytes, payload: bytes | memoryview) -> bytes:
     place = topic.encode()
-    return b"".join((_PURPOSE, struct.pack(">H", len(place)), place, head, certificate, chunk_digest(payload)))
+    return b"".join(
+        (
+            _PURPOSE,
+            struct.pack(">H", len(place)),
+            place,
+            head,
+            certificate,
+            chunk_digest(payload),
+        )
+    )
 
 
 class Signer:
@@ -58,13 +77,22 @@ class Signer:
     def __init__(self, enrolment: Enrolment, session: int) -> None:
         self._key = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(enrolment.key))
         self.certificate = bytes.fromhex(enrolment.certificate)  # may be renewed, with the same key
-        self._counters = itertools.count((session << _SESSION_BITS) + 1)  # `next` is atomic: workers send, too
+        self._counters = itertools.count(
+            (session << _SESSION_BITS) + 1
+        )  # `next` is atomic: workers send, too
 
     def seal(self, topic: str, payload: bytes, *, farewell: bool = False) -> bytes:
         """Sign a message; a farewell is published when the member has gone."""
         certificate = self.certificate
         head = _HEAD.pack(_MAGIC, farewell, next(self._counters), len(certificate))
-        return b"".join((head, certificate, self._key.sign(_signed(topic, head, certificate, payload)), payload))
+        return b"".join(
+            (
+                head,
+                certificate,
+                self._key.sign(_signed(topic, head, certificate, payload)),
+                payload,
+            )
+        )
 
 
 class Verifier:
@@ -74,14 +102,19 @@ class Verifier:
     """
 
     def __init__(
-        self, enrolment: Enrolment, marks: Marks, revoked: Callable[[Certificate], bool] = lambda _: False
+        self,
+        enrolment: Enrolment,
+        marks: Marks,
+        revoked: Callable[[Certificate], bool] = lambda _: False,
     ) -> None:
         self._fleet = enrolment.fleet
         self._topics = Topics(enrolment.fleet)
         self._marks = marks
         self._revoked = revoked
         operator = Ed25519PublicKey.from_public_bytes(bytes.fromhex(enrolment.operator))
-        self._certified = functools.lru_cache(_KNOWN_CERTIFICATES)(lambda data: read_certificate(data, operator))
+        self._certified = functools.lru_cache(_KNOWN_CERTIFICATES)(
+            lambda data: read_certificate(data, operator)
+        )
 
     def open(self, topic: str, envelope: bytes, *, retained: bool = False) -> Opened:
         """Verify a message; one that the broker had retained may be the last one again.
@@ -96,30 +129,50 @@ class Verifier:
             raise RefusedError(RefusalReason.FORGED, f"a message on {topic} in a broken envelope")
         certificate = envelope[_HEAD.size : _HEAD.size + length]
         signed = _signed(topic, envelope[: _HEAD.size], certificate, memoryview(envelope)[start:])
-        signer = self.vouched(certificate, envelope[start - SIGNATURE_BYTES : start], signed, f"a message on {topic}")
+        signer = self.vouched(
+            certificate,
+            envelope[start - SIGNATURE_BYTES : start],
+            signed,
+            f"a message on {topic}",
+        )
         self.check(topic, signer)
         self._marks.pass_on(signer, topic, counter, farewell=bool(kind), retained=retained)
         return Opened(envelope[start:], signer)
 
-    def vouched(self, certificate: bytes, signature: bytes, signed: bytes, what: str) -> Certificate:
+    def vouched(
+        self, certificate: bytes, signature: bytes, signed: bytes, what: str
+    ) -> Certificate:
         """Who signed what; `what` says that in the RefusedError, which is `FORGED`."""
         signer = self._certified(certificate)
         try:
             Ed25519PublicKey.from_public_bytes(bytes.fromhex(signer.key)).verify(signature, signed)
         except InvalidSignature as error:
-            raise RefusedError(RefusalReason.FORGED, f"{what} whose signature is not that of {signer.name}") from error
+            raise RefusedError(
+                RefusalReason.FORGED,
+                f"{what} whose signature is not that of {signer.name}",
+            ) from error
         return signer
 
     def check(self, topic: str, signer: Certificate) -> None:
-        """See that a member may speak on a topic, and is one still; a RefusedError is `FORGED` or `REVOKED`."""
+        """See that a member may speak on a topic, and is one still.
+
+        A RefusedError is `FORGED` or `REVOKED`.
+        """
         if signer.fleet != self._fleet or not _may_say(self._topics.parse(topic), signer):
             raise RefusedError(
-                RefusalReason.FORGED, f"a message on {topic}, where {signer.role} {signer.name} has nothing to say"
+                RefusalReason.FORGED,
+                f"a message on {topic}, where {signer.role} {signer.name} has nothing to say",
             )
         if self._revoked(signer):
-            raise RefusedError(RefusalReason.REVOKED, f"a message of {signer.role} {signer.name}, which was revoked")
+            raise RefusedError(
+                RefusalReason.REVOKED,
+                f"a message of {signer.role} {signer.name}, which was revoked",
+            )
         if signer.role == "device" and signer.expires and time.time() > signer.expires:
-            raise RefusedError(RefusalReason.REVOKED, f"a message of {signer.name}, whose enrolment has expired")
+            raise RefusedError(
+                RefusalReason.REVOKED,
+                f"a message of {signer.name}, whose enrolment has expired",
+            )
         if signer.role == "server":
             self._marks.server(signer)
 

@@ -1,7 +1,8 @@
-"""The key under which blobs go down: one for all members of a fleet, until one of them is none any more.
+"""The key under which blobs go down: one for all members of a fleet, until one of them is none any
+more.
 
-Each epoch has a key of its own. The server tells it to each device alone, sealed to the device's key, on a topic of the
-device, where the broker keeps it:
+Each epoch has a key of its own. The server tells it to each device alone, sealed to the device's
+key, on a topic of the device, where the broker keeps it:
 
     bytes  content
     4      number of the epoch, big-endian
@@ -27,7 +28,8 @@ _EPOCHS_KEPT = 2  # chunks of the one before are still on their way when it chan
 
 
 class Group(NamedTuple):
-    """Who reads what the server sends to all: public keys by name, 32 bytes in hexadecimal, and one key, 32 bytes.
+    """Who reads what the server sends to all: public keys by name, 32 bytes in hexadecimal, and one
+    key, 32 bytes.
 
     Its epoch counts from 1, and grows whenever somebody is a member no longer.
     """
@@ -55,35 +57,45 @@ class Handover:
                 self._told[name] = (group.epoch, reader)
 
     def papers(self, papers: Mapping[str, bytes]) -> Iterator[tuple[str, bytes]]:
-        """Topic and payload for every device to which the operator says something that it was not told."""
-        known, self._source = papers is self._source, papers
+        """Topic and payload for every device to which the operator says something that it was not
+        told.
+        """
+        known = papers is self._source
+        self._source = papers
         for name, payload in papers.items() if not known else ():
             if self._papers.get(name) != payload:
                 yield self._topics.papers(name), payload
                 self._papers[name] = payload
 
     def forget(self, name: str) -> None:
-        """Tell a device again, which has come anew: somebody may have put another word in the broker's keeping."""
+        """Tell a device again, which has come anew: somebody may have put another word in the
+        broker's keeping.
+        """
         self._told.pop(name, None)
         self._papers.pop(name, None)
         self._source = None
 
     def again(self) -> None:
         """Tell everybody again: the broker may have lost what it kept."""
-        self._told, self._papers, self._source = {}, {}, None
+        self._told = {}
+        self._papers = {}
+        self._source = None
 
 
 class Keys:
     """What a member has been told of the keys of others: the server's, and the group's.
 
-    They survive a restart at a path, as the broker need not say them again; a member that may forget has none.
+    They survive a restart at a path, as the broker need not say them again; a member that may
+    forget has none.
 
     Attributes:
         standing: what the operator says of the member, where it does not forget.
     """
 
     def __init__(self, enrolment: Enrolment, path: Path | None = None) -> None:
-        self.standing = Standing(enrolment, path.with_name("papers.json")) if path is not None else None
+        self.standing = (
+            Standing(enrolment, path.with_name("papers.json")) if path is not None else None
+        )
         self._enrolment = enrolment
         self._path = path
         self._known = read_kept(path, dict[str, str])
@@ -114,7 +126,11 @@ class Keys:
         if self._known.get(name) == value:
             return
         known = {other: key for other, key in self._known.items() if other != name} | {name: value}
-        told = [other for other in known if other != "server"][-_EPOCHS_KEPT:]  # a new fleet begins with a low number
-        self._known = {other: key for other, key in known.items() if other == "server" or other in told}
+        told = [other for other in known if other != "server"][
+            -_EPOCHS_KEPT:
+        ]  # a new fleet begins with a low number
+        self._known = {
+            other: key for other, key in known.items() if other == "server" or other in told
+        }
         if self._path is not None:
             write_secret(self._path, json.dumps(self._known))

@@ -1,4 +1,6 @@
-"""What has been heard last from whom, and how often this member has started: what makes a repetition one."""
+"""What has been heard last from whom, and how often this member has started: what makes a
+repetition one.
+"""
 
 import contextlib
 import json
@@ -22,18 +24,25 @@ Kept = TypeVar("Kept", dict[str, int], dict[str, str])
 
 def read_kept(path: Path | None, kind: type[Kept]) -> Kept:
     """What a file keeps of names in JSON; nothing where there is no file."""
-    with contextlib.suppress(OSError, ValidationError):  # the first start, or a power cut; what is unknown is new
+    with contextlib.suppress(
+        OSError, ValidationError
+    ):  # the first start, or a power cut; what is unknown is new
         return TypeAdapter(kind).validate_json(path.read_bytes() if path is not None else "{}")
     return kind()
 
 
 def next_session(path: Path) -> int:
-    """A number larger than any before: by the clock where it runs, by the file that keeps it where it does not.
+    """A number larger than any before: by the clock where it runs, by the file that keeps it where
+    it does not.
 
-    It is kept before anybody hears it: a board whose clock goes back at a power cut would not be believed again. Where
-    the disk is full it goes by the clock alone, or the board could not say so.
+    It is kept before anybody hears it: a board whose clock goes back at a power cut would not be
+    believed again. Where the disk is full it goes by the clock alone, or the board could not say
+    so.
     """
-    session: int = max(int(time.time()), read_kept(path, dict[str, int]).get("session", 0) + 1) % 2**_SESSION_BITS
+    session: int = (
+        max(int(time.time()), read_kept(path, dict[str, int]).get("session", 0) + 1)
+        % 2**_SESSION_BITS
+    )
     with contextlib.suppress(StorageError):
         write_secret(path, json.dumps({"session": session}), durable=True)
     with contextlib.suppress(OSError):  # its name, too; Windows has no such thing
@@ -48,15 +57,27 @@ def next_session(path: Path) -> int:
 class Marks:
     """The highest counter of every signer on every topic; a path is where they survive a restart.
 
-    Where they cannot be kept, nothing was heard; but a board that is `patient` keeps them in memory then, to say why.
+    Where they cannot be kept, nothing was heard; but a board that is `patient` keeps them in memory
+    then, to say why.
     """
 
     def __init__(self, path: Path | None = None, *, patient: bool = False) -> None:
-        self._path, self._patient = path, patient
+        self._path = path
+        self._patient = patient
         self._highest = read_kept(path, dict[str, int])
 
-    def pass_on(self, signer: Certificate, topic: str, counter: int, *, farewell: bool, retained: bool) -> None:
-        """Note a message by its signer, topic and counter; one that is retained may be the one that was heard last.
+    def pass_on(
+        self,
+        signer: Certificate,
+        topic: str,
+        counter: int,
+        *,
+        farewell: bool,
+        retained: bool,
+    ) -> None:
+        """Note a message by its signer, topic and counter.
+
+        One that is retained may be the one that was heard last.
 
         A farewell was signed when the session began, so it counts as the session's last.
 
@@ -71,14 +92,20 @@ class Marks:
             return
         if counter < known or (counter == known and not retained):
             text = f"a message of {signer.name} on {topic} that was heard before, or its enrolment is on two boards"
-            raise RefusedError(RefusalReason.REPLAYED, f"{text}: `shoal enroll {quote(signer.name)}` ends both")
+            raise RefusedError(
+                RefusalReason.REPLAYED,
+                f"{text}: `shoal enroll {quote(signer.name)}` ends both",
+            )
         self._keep(key, counter)
 
     def server(self, signer: Certificate) -> None:
         """Note the certificate of a server; a RefusedError where a newer one was seen."""
         known = self._highest.get("server", -1)
         if signer.serial < known:
-            raise RefusedError(RefusalReason.REVOKED, f"a message with the server's key {signer.serial}, now {known}")
+            raise RefusedError(
+                RefusalReason.REVOKED,
+                f"a message with the server's key {signer.serial}, now {known}",
+            )
         if signer.serial > known:
             self._keep("server", signer.serial)
 

@@ -19,7 +19,8 @@ class Member:
     Attributes:
         enrolment: who it is.
         folder: where it keeps what makes a repetition one; made for its owner alone.
-        remembers: whether counters it has heard, and what its operator says, survive a restart, as on a board.
+        remembers: whether counters it has heard, and what its operator says, survive a restart, as
+            on a board.
         revoked: whether another is no longer a member.
         papers: what the operator says to devices, by name.
         members: names of the devices that are members; None where that is not known.

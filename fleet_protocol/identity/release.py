@@ -1,4 +1,6 @@
-"""A runtime or artifact sets for boards, as the operator of a fleet has signed them: which, for whom, until when."""
+"""A runtime or artifact sets for boards, as the operator of a fleet has signed them: which, for
+whom, until when.
+"""
 
 import platform
 from collections.abc import Mapping
@@ -18,7 +20,8 @@ class Release(Said):
     """A runtime, or artifact sets that take the place of those of the run in progress.
 
     Attributes:
-        number: grows with each release; a board that has had one in hand takes none with a lower number.
+        number: grows with each release; a board that has had one in hand takes none with a lower
+            number.
         builds: by `kind_of` board, a tar.gz of the files below opt/shoal/lib.
         sets: by tier, a manifest; its graphs are fetched by the digests in it.
         expires: seconds since 1970 after which no board takes it; 0 for never.
@@ -43,5 +46,10 @@ class Release(Said):
 
 
 def kind_of(machine: str = "", python: str = "") -> str:
-    """A kind of boards: the machine, as in ``uname -m``, and a Python's first two numbers; by default of this one."""
-    return f"{machine or platform.machine()}-{python or '.'.join(platform.python_version_tuple()[:2])}"
+    """A kind of boards: the machine, as in ``uname -m``, and a Python's first two numbers.
+
+    By default of this one.
+    """
+    return (
+        f"{machine or platform.machine()}-{python or '.'.join(platform.python_version_tuple()[:2])}"
+    )

@@ -1,7 +1,8 @@
-"""A transport on which everything is signed: the border at which an enrolled member puts on and opens envelopes.
+"""A transport on which everything is signed: the border at which an enrolled member puts on and
+opens envelopes.
 
-What goes to all devices is sealed to their group, what goes to the server to the server; whoever sends or takes it does
-not know.
+What goes to all devices is sealed to their group, what goes to the server to the server; whoever
+sends or takes it does not know.
 """
 
 import itertools
@@ -13,7 +14,12 @@ from dataclasses import replace
 
 from fleet_protocol.digests import chunk_digest
 from fleet_protocol.errors import RefusalReason, RefusedError, StorageError
-from fleet_protocol.identity.chunks import ChunkSigner, ChunkVerifier, UntoldError, place_of
+from fleet_protocol.identity.chunks import (
+    ChunkSigner,
+    ChunkVerifier,
+    UntoldError,
+    place_of,
+)
 from fleet_protocol.identity.enrolment import Enrolment
 from fleet_protocol.identity.envelope import Signer, Verifier
 from fleet_protocol.identity.group import Group, Handover, Keys
@@ -38,17 +44,25 @@ class OpeningInbox(queue.SimpleQueue):  # type: ignore[type-arg]
     """Opens what comes on its way into the owner's inbox; what is refused arrives as that."""
 
     def __init__(
-        self, inbox: queue.SimpleQueue[Event], enrolment: Enrolment, verifier: Verifier, keys: Keys, handover: Handover
+        self,
+        inbox: queue.SimpleQueue[Event],
+        enrolment: Enrolment,
+        verifier: Verifier,
+        keys: Keys,
+        handover: Handover,
     ) -> None:
         super().__init__()
         self._inbox = inbox
         self._topics = Topics(enrolment.fleet)
-        self._key_topic, self._papers_topic = self._topics.key(enrolment.name), self._topics.papers(enrolment.name)
+        self._key_topic = self._topics.key(enrolment.name)
+        self._papers_topic = self._topics.papers(enrolment.name)
         self._verifier = verifier
         self._chunks = ChunkVerifier(enrolment, verifier, keys)
         self._keys = keys
         self._handover = handover
-        self._early: deque[Received] = deque()  # chunks that came before their key: brokers keep the order of one topic
+        self._early: deque[Received] = (
+            deque()
+        )  # chunks that came before their key: brokers keep the order of one topic
 
     def put(self, item: Event, block: bool = True, timeout: float | None = None) -> None:
         """Take an event from the network; called in its thread."""
@@ -81,21 +95,43 @@ class OpeningInbox(queue.SimpleQueue):  # type: ignore[type-arg]
             if len(self._early) > SEND_WINDOW:
                 self._inbox.put(Rejected(self._early.popleft().topic, error), block, timeout)
         except RefusedError as error:  # without its traceback, which holds the payload
-            self._inbox.put(Rejected(item.topic, RefusedError(error.reason, str(error))), block, timeout)
+            self._inbox.put(
+                Rejected(item.topic, RefusedError(error.reason, str(error))),
+                block,
+                timeout,
+            )
         except StorageError as error:  # what cannot be kept was not heard
-            self._inbox.put(Rejected(item.topic, RefusedError(RefusalReason.NO_SPACE, str(error))), block, timeout)
+            self._inbox.put(
+                Rejected(item.topic, RefusedError(RefusalReason.NO_SPACE, str(error))),
+                block,
+                timeout,
+            )
         else:
-            self._inbox.put(replace(item, payload=opened.payload, signer=opened.signer.name), block, timeout)
+            self._inbox.put(
+                replace(item, payload=opened.payload, signer=opened.signer.name),
+                block,
+                timeout,
+            )
 
 
 class SignedTransport:
-    """A `fleet_protocol.transport.Transport` whose messages are signed, around one with an `OpeningInbox`."""
+    """A `fleet_protocol.transport.Transport` whose messages are signed, around one with an
+    `OpeningInbox`.
+    """
 
     authentic = True
 
-    def __init__(self, inner: Transport, member: Member, signer: Signer, keys: Keys, handover: Handover) -> None:
+    def __init__(
+        self,
+        inner: Transport,
+        member: Member,
+        signer: Signer,
+        keys: Keys,
+        handover: Handover,
+    ) -> None:
         self._inner = inner
-        self._enrolment, self._standing = member.enrolment, keys.standing
+        self._enrolment = member.enrolment
+        self._standing = keys.standing
         self._group: Callable[[], Group | None] = member.group
         self._papers: Callable[[], Mapping[str, bytes]] = member.papers
         self._topics = Topics(member.enrolment.fleet)
@@ -146,9 +182,13 @@ class SignedTransport:
             self._publish(topic, payload, qos=qos, retain=retain)
 
     def _publish(self, topic: str, payload: bytes, *, qos: int, retain: bool) -> None:
-        if self._standing is not None and self._standing.enrolment is not self._enrolment:  # renewed, for the same keys
+        if (
+            self._standing is not None and self._standing.enrolment is not self._enrolment
+        ):  # renewed, for the same keys
             self._enrolment = self._standing.enrolment
-            self._signer.certificate = self._chunks.certificate = bytes.fromhex(self._enrolment.certificate)
+            self._signer.certificate = self._chunks.certificate = bytes.fromhex(
+                self._enrolment.certificate
+            )
         if isinstance(self._topics.parse(topic), UploadTopic):
             envelope = self._chunks.to_server(topic, payload)
         else:
@@ -167,7 +207,11 @@ class SignedTransport:
                 group = self._group()  # somebody may have been revoked since the last window
                 self._tell(self._handover.papers(self._papers()))
                 self._tell(self._handover.due(group) if group is not None else ())
-                yield from zip((topic for topic, _ in window), self._chunks.listed(place, window, group), strict=True)
+                yield from zip(
+                    (topic for topic, _ in window),
+                    self._chunks.listed(place, window, group),
+                    strict=True,
+                )
 
     def _tell(self, messages: Iterable[tuple[str, bytes]]) -> None:
         for topic, payload in messages:
@@ -186,7 +230,9 @@ class SignedTransport:
         """A farewell in its envelope."""
         if farewell is None:
             return None
-        return Farewell(farewell.topic, signer.seal(farewell.topic, farewell.payload, farewell=True))
+        return Farewell(
+            farewell.topic, signer.seal(farewell.topic, farewell.payload, farewell=True)
+        )
 
 
 def open_signed(
@@ -199,17 +245,24 @@ def open_signed(
     session_expiry_seconds: int = 3600,
 ) -> Transport:
     """Make the transport of a member, who speaks and listens; the rest as for `open_transport`."""
-    enrolment, folder, revoked = member.enrolment, member.folder, member.revoked
-    marks = Marks(folder / "heard.json" if member.remembers else None, patient=enrolment.role == "device")
+    enrolment = member.enrolment
+    folder = member.folder
+    revoked = member.revoked
+    marks = Marks(
+        folder / "heard.json" if member.remembers else None,
+        patient=enrolment.role == "device",
+    )
     keys = Keys(enrolment, folder / "keys.json" if member.remembers else None)
     handover = Handover(Topics(enrolment.fleet))
     if keys.standing is not None:
-        enrolment, revoked = keys.standing.enrolment, keys.standing.revoked
+        enrolment = keys.standing.enrolment
+        revoked = keys.standing.revoked
         member = replace(member, enrolment=enrolment)
     signer = Signer(enrolment, next_session(folder / "session.json"))
     inner = open_transport(
         address,
-        f"{client_id}-{chunk_digest(enrolment.token.encode()).hex()[:16]}",  # a name that others know they could take
+        # a name that others know they could take
+        f"{client_id}-{chunk_digest(enrolment.token.encode()).hex()[:16]}",
         OpeningInbox(inbox, enrolment, Verifier(enrolment, marks, revoked), keys, handover),
         will=SignedTransport.sealed(signer, will),
         session_expiry_seconds=session_expiry_seconds,

@@ -1,6 +1,7 @@
 """Bounds of what messages may say: nothing that a stranger writes is larger than a fleet can mean.
 
-A message is read by whoever is subscribed, so its numbers are checked where it is parsed and not where they are used.
+A message is read by whoever is subscribed, so its numbers are checked where it is parsed and not
+where they are used.
 """
 
 from itertools import pairwise
@@ -49,9 +50,15 @@ Finding = Annotated[str, Field(min_length=1, max_length=FINDING_CHARACTERS), Aft
 
 
 def _ascending(ranges: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
-    """See that ranges name every chunk at most once, so that reading them costs no more than the blob has chunks."""
-    if any(start >= stop for start, stop in ranges) or any(a[1] > b[0] for a, b in pairwise(ranges)):
-        raise ValueError("ranges of chunks are half-open, not empty, and ascend without overlapping")
+    """See that ranges name every chunk at most once, so that reading them costs no more than the
+    blob has chunks.
+    """
+    if any(start >= stop for start, stop in ranges) or any(
+        a[1] > b[0] for a, b in pairwise(ranges)
+    ):
+        raise ValueError(
+            "ranges of chunks are half-open, not empty, and ascend without overlapping"
+        )
     return ranges
 
 

@@ -12,7 +12,9 @@ SCHEMA_VERSION = 8  # 8: offers may carry the data contract, and refusals have r
 
 
 class Message(FrozenModel):
-    """What every message carries; what its topic or its task says need not be said again, but must not differ.
+    """What every message carries.
+
+    What its topic or its task says need not be said again, but must not differ.
 
     Attributes:
         v: version of the message formats.
@@ -32,7 +34,9 @@ class Message(FrozenModel):
 
     def told(self, **known: object) -> Self:
         """The message with what was left out of it, as its topic or its task says."""
-        return self.model_copy(update={name: value for name, value in known.items() if not getattr(self, name, True)})
+        return self.model_copy(
+            update={name: value for name, value in known.items() if not getattr(self, name, True)}
+        )
 
 
 class TaskMessage(Message):

@@ -1,4 +1,6 @@
-"""What a task asks of a device: a routine with its settings, the training, and how to choose a tier."""
+"""What a task asks of a device: a routine with its settings, the training, and how to choose a
+tier.
+"""
 
 import math
 from collections.abc import Mapping
@@ -34,15 +36,16 @@ class TrainSettings(FrozenModel):
     Attributes:
         learning_rate: input of the train graph.
         epochs: passes over the device's training data.
-        steps: instead of whole passes exactly so many steps, over as many passes as they take; None for ``epochs``.
+        steps: instead of whole passes exactly so many steps, over as many passes as they take; None
+            for ``epochs``.
         batch_size: samples per step; the last batch of an epoch may be shorter.
-        micro_batch: samples that are computed at once, where a board cannot hold a batch: the gradients of such pieces
-            make one step; None for whole batches.
+        micro_batch: samples that are computed at once, where a board cannot hold a batch: the
+            gradients of such pieces make one step; None for whole batches.
         seed: of all that is drawn, with the round, epoch and step; devices of a round draw alike.
         mask_labels: zero the logits of labels the device does not hold (specification 1.5).
         proximal_mu: pull towards the weights the round started from (FedProx); 0 for none.
-        optimizer_state: whether the optimizer begins each round anew (``reset``), or with what the device's last round
-            of the same tier left (``keep``).
+        optimizer_state: whether the optimizer begins each round anew (``reset``), or with what the
+            device's last round of the same tier left (``keep``).
         ramp: what the learning rate is multiplied with, step by step; None for nothing.
     """
 
@@ -66,7 +69,9 @@ class TrainSettings(FrozenModel):
         if self.ramp is None:
             return self.learning_rate
         position = self.ramp.position + step / steps
-        return self.learning_rate * self.ramp.schedule.multiplier(position, self.ramp.rounds, 1 / steps)
+        return self.learning_rate * self.ramp.schedule.multiplier(
+            position, self.ramp.rounds, 1 / steps
+        )
 
 
 class Chooser(FrozenModel):
@@ -111,10 +116,12 @@ class Upload(FrozenModel):
     Attributes:
         encoding: see `fleet_protocol.encodings`; a device that does not know it refuses the offer.
         keep: share of the entries of a tensor that ``topk`` sends.
-        feedback: whether the device keeps what was lost and adds it to its next update of the same tier. Without,
-            because the next slice may have other units, it rounds at random.
-        hiding: what hides the device's part, None for nothing. With it neither losses nor labels are told.
-        summing: the update goes into a sum and is seen by nobody, None if it is sent as it is. The same holds then.
+        feedback: whether the device keeps what was lost and adds it to its next update of the same
+            tier. Without, because the next slice may have other units, it rounds at random.
+        hiding: what hides the device's part, None for nothing. With it neither losses nor labels
+            are told.
+        summing: the update goes into a sum and is seen by nobody, None if it is sent as it is. The
+            same holds then.
     """
 
     encoding: Name = "fp32"
@@ -133,17 +140,18 @@ class Instructions(FrozenModel):
     """What a task asks of a device.
 
     Attributes:
-        routine: name of the routine that does it: ``train``, ``statistics`` (one pass that returns batch norm
-            statistics, specification 1.6), or one that a method brings; a device that does not know it refuses the
-            offer.
+        routine: name of the routine that does it: ``train``, ``statistics`` (one pass that returns
+            batch norm statistics, specification 1.6), or one that a method brings; a device that
+            does not know it refuses the offer.
         settings: of the routine, which reads them itself.
         train: settings of the training; of a statistics task only batch size and seed count.
-        chooser: how the device chooses among the offered tiers; None for the first that it can train.
-        stays: parameters of the model that stay on the device (they may have another shape there). They are not in
-            its update, and its labels are not in its metrics.
+        chooser: how the device chooses among the offered tiers; None for the first that it can
+            train.
+        stays: parameters of the model that stay on the device (they may have another shape there).
+            They are not in its update, and its labels are not in its metrics.
         upload: how the update travels.
-        contract: the fleet's definition of a sample; the device brings its data into this form, or refuses the task.
-            None if the fleet has no contract.
+        contract: the fleet's definition of a sample; the device brings its data into this form, or
+            refuses the task. None if the fleet has no contract.
     """
 
     routine: Name = "train"

@@ -14,16 +14,19 @@ from fleet_protocol.messages.to_device import ServerMessage
 from fleet_protocol.messages.to_server import DeviceMessage
 
 _SPOKEN = re.compile(rb'\{"(?:schema_version|v)":\s*(\d{1,9})')  # the first of them up to version 5
-_OTHER = (
-    "a {} of version {} of the protocol, and this Shoal speaks version {}: bring server and boards to the same release"
-)
+_OTHER = "a {} of version {} of the protocol, and this Shoal speaks version {}: bring server and boards to the same release"
 MESSAGE_LIMIT_BYTES = 256 * 1024  # the largest control message is a chunk list of a few kB
 
 
-def reader(kind: Any, what: str, limit_bytes: int | None = MESSAGE_LIMIT_BYTES) -> Callable[[bytes], Any]:
-    """What reads messages of a kind, which may be a union of several; `what` they are is for the refusal.
+def reader(
+    kind: Any, what: str, limit_bytes: int | None = MESSAGE_LIMIT_BYTES
+) -> Callable[[bytes], Any]:
+    """What reads messages of a kind, which may be a union of several.
 
-    It raises RefusedError where a message is malformed, of an unknown type, or larger than the limit.
+    `what` they are is for the refusal.
+
+    It raises RefusedError where a message is malformed, of an unknown type, or larger than the
+    limit.
     """
     adapter = TypeAdapter(kind)
 
@@ -37,7 +40,9 @@ def reader(kind: Any, what: str, limit_bytes: int | None = MESSAGE_LIMIT_BYTES) 
             spoken = _SPOKEN.match(payload)
             version = SCHEMA_VERSION if spoken is None else int(spoken[1])
             same = version == SCHEMA_VERSION
-            text = problems(error, "message") if same else _OTHER.format(what, version, SCHEMA_VERSION)
+            text = (
+                problems(error, "message") if same else _OTHER.format(what, version, SCHEMA_VERSION)
+            )
             raise RefusedError(RefusalReason.MALFORMED, text) from error
 
     return read
@@ -45,4 +50,6 @@ def reader(kind: Any, what: str, limit_bytes: int | None = MESSAGE_LIMIT_BYTES) 
 
 parse_server_message: Callable[[bytes], ServerMessage] = reader(ServerMessage, "control message")
 parse_device_message: Callable[[bytes], DeviceMessage] = reader(DeviceMessage, "control message")
-parse_presence: Callable[[bytes], DeviceStatus | DeviceProfile] = reader(Presence, "control message")
+parse_presence: Callable[[bytes], DeviceStatus | DeviceProfile] = reader(
+    Presence, "control message"
+)

@@ -7,7 +7,13 @@ from pydantic import Field
 
 from fleet_protocol.errors import RefusalReason
 from fleet_protocol.frozen import Free
-from fleet_protocol.messages.bounds import Count, Positive, PositiveMeasure, Ranges, Text
+from fleet_protocol.messages.bounds import (
+    Count,
+    Positive,
+    PositiveMeasure,
+    Ranges,
+    Text,
+)
 from fleet_protocol.messages.header import TaskMessage
 from fleet_protocol.messages.instructions import Instructions, TierChoice
 from fleet_protocol.messages.to_server import Sealed
@@ -19,7 +25,8 @@ class Offer(Instructions, TaskMessage):
 
     Attributes:
         version: number of the global version the weights were cut from.
-        choices: tiers the device may take; it takes the first that it can train unless there is a chooser.
+        choices: tiers the device may take; it takes the first that it can train unless there is a
+            chooser.
         seconds_left: time until the round closes, relative because a board's clock may be wrong.
     """
 
@@ -73,12 +80,16 @@ class UploadRefused(TaskMessage):
 
 
 class Sum(TaskMessage):
-    """What a device needs for its next step in a secure sum (`fleet_protocol.secure_sum`); one of three is there.
+    """What a device needs for its next step in a secure sum (`fleet_protocol.secure_sum`).
+
+    One of three is there.
 
     Attributes:
         keys: of the members that it deals shares for, by name.
-        dealt: shares that were sealed for it, by the member they are of; it masks its update for those.
-        sent: members whose masked updates came; it reveals the shares that take their masks off the sum.
+        dealt: shares that were sealed for it, by the member they are of; it masks its update for
+            those.
+        sent: members whose masked updates came; it reveals the shares that take their masks off the
+            sum.
     """
 
     type: Literal["sum"] = "sum"
@@ -88,7 +99,8 @@ class Sum(TaskMessage):
 
 
 class Ask(TaskMessage):
-    """An operator asks for predictions of a board's model: the server, which hands it to the board as it is.
+    """An operator asks for predictions of a board's model: the server, which hands it to the board
+    as it is.
 
     Attributes:
         task: id chosen by the asker; the answer carries it.
@@ -104,5 +116,6 @@ class Ask(TaskMessage):
 
 
 ServerMessage = Annotated[
-    Offer | Cancel | UploadAck | UploadMissing | UploadRefused | Sum | Ask, Field(discriminator="type")
+    Offer | Cancel | UploadAck | UploadMissing | UploadRefused | Sum | Ask,
+    Field(discriminator="type"),
 ]

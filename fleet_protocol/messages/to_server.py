@@ -9,7 +9,15 @@ from fleet_protocol.errors import RefusalReason
 from fleet_protocol.frozen import Free
 from fleet_protocol.messages.bounds import Count, Loss, Positive, Ranges, Text, Word
 from fleet_protocol.messages.header import DeviceTaskMessage
-from fleet_protocol.messages.values import SHARE_DIGITS, SUM_LIMIT, BlobRef, Digest, KeyPair, Name, TaskMetrics
+from fleet_protocol.messages.values import (
+    SHARE_DIGITS,
+    SUM_LIMIT,
+    BlobRef,
+    Digest,
+    KeyPair,
+    Name,
+    TaskMetrics,
+)
 
 Sealed = Annotated[str, Field(pattern=f"^[0-9a-f]{{{2 * SHARE_DIGITS + 104}}}$")]
 """Two sealed shares of a secure sum, in hexadecimal digits."""
@@ -21,7 +29,8 @@ class Accept(DeviceTaskMessage):
 
     Attributes:
         tier: the choice it took, left out where that is the first.
-        lacks: what of that choice it has nothing of, and asks for as a whole. What it has is not sent.
+        lacks: what of that choice it has nothing of, and asks for as a whole. What it has is not
+            sent.
         keys: of the device in a secure sum, where the update goes into one.
     """
 
@@ -103,13 +112,15 @@ class Refuse(DeviceTaskMessage):
 
 
 class Predicted(DeviceTaskMessage):
-    """The answer to `Ask`: a board's, which the server hands to who asked, or the server's in its place.
+    """The answer to `Ask`: a board's, which the server hands to who asked, or the server's in its
+    place.
 
     Attributes:
         reason: why there is no prediction; None where there is one.
         detail: that, for people, with what to do.
         model: which model judged, with its digest; ``own`` is in it where that is the board's own.
-        predictions: of each sample its outputs by head, and of labels the largest one's ``label`` and ``share``.
+        predictions: of each sample its outputs by head, and of labels the largest one's ``label``
+            and ``share``.
     """
 
     type: Literal["predicted"] = "predicted"
@@ -120,5 +131,6 @@ class Predicted(DeviceTaskMessage):
 
 
 DeviceMessage = Annotated[
-    Accept | Progress | NeedChunks | Done | Refuse | Shares | Predicted, Field(discriminator="type")
+    Accept | Progress | NeedChunks | Done | Refuse | Shares | Predicted,
+    Field(discriminator="type"),
 ]

@@ -7,7 +7,14 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, WithJsonSchema, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    WithJsonSchema,
+    model_validator,
+)
 
 from fleet_protocol.digests import DIGEST_PATTERN
 from fleet_protocol.errors import plain
@@ -37,15 +44,21 @@ KeyPair = tuple[_PublicKey, _PublicKey]
 SHARE_DIGITS = 66  # of a share of one secret
 SUM_LIMIT = 128  # members of a secure sum: what each of them is told stays below 50 kB
 _PREFIX = "bitmap:"
-_MOST = 2**18  # labels of a bitmap, all of the largest vocabularies: each of its bits may become a number
+_MOST = (
+    2**18
+)  # labels of a bitmap, all of the largest vocabularies: each of its bits may become a number
 _READABLE = 1000  # characters; shorter lists stay lists, which people and earlier versions read
 
 
 def _write(labels: tuple[int, ...]) -> list[int] | str:
     """A list if it is short enough, or shorter; only an ascending set of labels can be a bitmap."""
-    ascending = bool(labels) and labels[0] >= 0 and all(a < b for a, b in itertools.pairwise(labels))
+    ascending = (
+        bool(labels) and labels[0] >= 0 and all(a < b for a, b in itertools.pairwise(labels))
+    )
     listed = 1 + len(labels) + sum(len(str(label)) for label in labels)
-    if not ascending or listed <= max(_READABLE, 2 + len(_PREFIX) + -(-(labels[-1] // 8 + 1) // 3) * 4):
+    if not ascending or listed <= max(
+        _READABLE, 2 + len(_PREFIX) + -(-(labels[-1] // 8 + 1) // 3) * 4
+    ):
         return list(labels)
     present = np.zeros(labels[-1] + 1, np.bool_)
     present[list(labels)] = True
@@ -56,14 +69,18 @@ def _read(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     if not value.startswith(_PREFIX):
-        raise ValueError(f"a set of labels is a list of numbers, or a text that starts with {_PREFIX}")
+        raise ValueError(
+            f"a set of labels is a list of numbers, or a text that starts with {_PREFIX}"
+        )
     try:
         data = base64.b64decode(value[len(_PREFIX) :], validate=True)
     except binascii.Error as error:
         raise ValueError(f"a bitmap of labels is not base64: {error}") from error
     if len(data) * 8 > _MOST:
         raise ValueError(f"a bitmap of {len(data) * 8} labels; {_MOST} are the most")
-    return tuple(np.flatnonzero(np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")).tolist())
+    return tuple(
+        np.flatnonzero(np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")).tolist()
+    )
 
 
 Labels = Annotated[
@@ -112,7 +129,9 @@ class BlobRef(FrozenModel):
 
 RELEASE_PATTERN = r"^(running|fetched|trial|failed) [0-9]{1,15} [0-9]{1,15} [0-9]{1,2}( .*)?$"
 
-ReleaseRecord = Annotated[str, Field(pattern=RELEASE_PATTERN, max_length=2000), AfterValidator(plain)]
+ReleaseRecord = Annotated[
+    str, Field(pattern=RELEASE_PATTERN, max_length=2000), AfterValidator(plain)
+]
 
 
 class Profile(FrozenModel):
@@ -134,16 +153,18 @@ class Profile(FrozenModel):
         link_bytes_per_second: measured download speed, when known.
         temperature_celsius: of the processor, where the board tells.
         on_battery: power state, where the board tells.
-        provider: what computes its training steps, and why that; empty where there is no choice, or not yet one.
+        provider: what computes its training steps, and why that; empty where there is no choice, or
+            not yet one.
         unable: why it cannot train, or pauses now, with what to do; empty where it can.
-        memory_below: the predicted memory of what it takes must be less; None where nothing was too large for it.
+        memory_below: the predicted memory of what it takes must be less; None where nothing was too
+            large for it.
         lowered: why, and when it will take larger sub-models again.
         release: record of `device_runtime.agent.releases`; None where the board takes none.
         sets: the same of releases that are artifact sets.
-        findings: what looks wrong in its data, or different from the fleet's; None if there is nothing to report, or if
-            reporting is off.
-        labels_digest: SHA-256 of the labels that its own ``labels`` in ``[data]`` names, in order; None if it names
-            none, or if reporting is off.
+        findings: what looks wrong in its data, or different from the fleet's; None if there is
+            nothing to report, or if reporting is off.
+        labels_digest: SHA-256 of the labels that its own ``labels`` in ``[data]`` names, in order;
+            None if it names none, or if reporting is off.
     """
 
     arch: Word
@@ -167,7 +188,9 @@ class Profile(FrozenModel):
     lowered: Text | None = None
     release: ReleaseRecord | None = None
     sets: ReleaseRecord | None = None
-    findings: Annotated[tuple[Finding, ...], Field(min_length=1, max_length=MOST_FINDINGS)] | None = None
+    findings: (
+        Annotated[tuple[Finding, ...], Field(min_length=1, max_length=MOST_FINDINGS)] | None
+    ) = None
     labels_digest: Digest | None = None
 
 
@@ -184,7 +207,10 @@ class Measured(FrozenModel):
     name: Word
     rule: Word
     value: Loss
-    sums: Annotated[tuple[Annotated[tuple[Loss, ...], Field(max_length=4096)], ...], Field(max_length=8)]
+    sums: Annotated[
+        tuple[Annotated[tuple[Loss, ...], Field(max_length=4096)], ...],
+        Field(max_length=8),
+    ]
 
 
 class Evaluation(FrozenModel):
@@ -193,7 +219,8 @@ class Evaluation(FrozenModel):
     Attributes:
         examples: samples, or labels that count.
         loss: mean over them.
-        accuracy: share of labels that are the largest logit of their place; None where the loss knows no labels.
+        accuracy: share of labels that are the largest logit of their place; None where the loss
+            knows no labels.
         metrics: that the recipe asks for.
     """
 
@@ -204,7 +231,9 @@ class Evaluation(FrozenModel):
 
     @property
     def rank(self) -> float:
-        """What is larger is better: the accuracy, or where there is none the loss with its sign changed."""
+        """What is larger is better: the accuracy, or where there is none the loss with its sign
+        changed.
+        """
         return -self.loss if self.accuracy is None else self.accuracy
 
     @property
@@ -214,8 +243,14 @@ class Evaluation(FrozenModel):
 
     def text(self, digits: int = 4) -> str:
         """The numbers for people: accuracy if there is one, loss, metrics."""
-        shares = {"accuracy": self.accuracy, "loss": self.loss, **{item.name: item.value for item in self.metrics}}
-        return ", ".join(f"{name} {value:.{digits}f}" for name, value in shares.items() if value is not None)
+        shares = {
+            "accuracy": self.accuracy,
+            "loss": self.loss,
+            **{item.name: item.value for item in self.metrics},
+        }
+        return ", ".join(
+            f"{name} {value:.{digits}f}" for name, value in shares.items() if value is not None
+        )
 
 
 class TaskMetrics(FrozenModel):
@@ -224,15 +259,15 @@ class TaskMetrics(FrozenModel):
     Attributes:
         examples: training samples.
         batches: batches processed (steps of training, or batches of a statistics pass).
-        labels: labels present in the training data (C_k of the specification), needed by the label rule; none where a
-            part of the model stays on the device. Many travel as a bitmap.
+        labels: labels present in the training data (C_k of the specification), needed by the label
+            rule; none where a part of the model stays on the device. Many travel as a bitmap.
         train_loss: mean loss over the last epoch.
         mean_loss: mean loss over all training steps, where it is known.
         fetch_seconds: from the offer to the weights on disk.
         train_seconds: training alone.
         resident_bytes: peak resident memory of the process.
-        evaluation: on the device's own held-out samples, when it keeps any: of the trained sub-model, or of the
-            device's own model where the routine trains one.
+        evaluation: on the device's own held-out samples, when it keeps any: of the trained
+            sub-model, or of the device's own model where the routine trains one.
     """
 
     examples: Positive

@@ -1,10 +1,11 @@
 """Low-rank adapters beside the linear layers of a frozen model; their rank is cut by width.
 
-Hu et al.: "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022, https://arxiv.org/abs/2106.09685: a layer
-computes ``W x + s * up (down x)`` with W frozen. Tiers of unequal width train unequal ranks of one adapter, as in
-Cho et al. (EMNLP 2024). A unit of the rank is a column of ``up`` and a row of ``down``, and must mean the same
-in every tier, so s is alpha / rank of the WHOLE adapter in every tier: with alpha / rank of the tier the same units
-would count for more in a narrow one than in a wide one, and neither entries nor products could be merged.
+Hu et al.: "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022,
+https://arxiv.org/abs/2106.09685: a layer computes ``W x + s * up (down x)`` with W frozen. Tiers of
+unequal width train unequal ranks of one adapter, as in Cho et al. (EMNLP 2024). A unit of the rank
+is a column of ``up`` and a row of ``down``, and must mean the same in every tier, so s is alpha /
+rank of the WHOLE adapter in every tier: with alpha / rank of the tier the same units would count
+for more in a narrow one than in a wide one, and neither entries nor products could be merged.
 """
 
 import math
@@ -26,8 +27,10 @@ class Adapters:
     Attributes:
         rank: of the whole adapter; the axis ``adapter`` that a tier's width cuts.
         alpha: numerator of the scale.
-        targets: patterns of paths of linear layers, such as ``blocks.*.query``; ``*`` takes dots as well.
-        trained: patterns of names of further parameters that train, such as ``head.*``; all others are frozen.
+        targets: patterns of paths of linear layers, such as ``blocks.*.query``; ``*`` takes dots as
+            well.
+        trained: patterns of names of further parameters that train, such as ``head.*``; all others
+            are frozen.
 
     Raises:
         ConfigError: a rank below 1, or an alpha that is not positive.
@@ -40,7 +43,9 @@ class Adapters:
 
     def __post_init__(self) -> None:
         if self.rank < 1 or not self.alpha > 0:
-            raise ConfigError(f"adapters of rank {self.rank} and alpha {self.alpha:g}: both must be positive")
+            raise ConfigError(
+                f"adapters of rank {self.rank} and alpha {self.alpha:g}: both must be positive"
+            )
 
     @property
     def scale(self) -> float:
@@ -49,16 +54,21 @@ class Adapters:
 
 
 class LoraLinear(nn.Linear):
-    """A linear layer with an adapter; the layer's own parameters keep their names, so that stored weights fit.
+    """A linear layer with an adapter.
 
-    `down`, float32 [rank, in_features], is drawn; `up`, [out_features, rank], is zeros: the model starts as it was.
+    The layer's own parameters keep their names, so that stored weights fit.
+
+    `down`, float32 [rank, in_features], is drawn; `up`, [out_features, rank], is zeros: the model
+    starts as it was.
     """
 
     def __init__(self, linear: nn.Linear, rank: int, scale: float) -> None:
         """Take the parameters of a layer and freeze them."""
         nn.Module.__init__(self)
-        self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.weight, self.bias = linear.weight, linear.bias
+        self.in_features = linear.in_features
+        self.out_features = linear.out_features
+        self.weight = linear.weight
+        self.bias = linear.bias
         self.down = nn.Parameter(linear.weight.new_empty(rank, linear.in_features))
         self.up = nn.Parameter(linear.weight.new_zeros(linear.out_features, rank))
         self.scale = scale
@@ -66,13 +76,16 @@ class LoraLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute float32 [..., out_features] from [..., in_features]."""
-        return super().forward(x) + functional.linear(functional.linear(x, self.down) * self.scale, self.up)
+        return super().forward(x) + functional.linear(
+            functional.linear(x, self.down) * self.scale, self.up
+        )
 
 
 def with_adapters(model: nn.Module, adapters: Adapters, cut: Cut) -> nn.Module:
     """Put adapters beside layers of a model in place, freeze the rest, and return it.
 
-    Build the model with ``cut.whole()``, so that it is the same in every tier, and load its weights before or after.
+    Build the model with ``cut.whole()``, so that it is the same in every tier, and load its weights
+    before or after.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -86,15 +99,23 @@ def with_adapters(model: nn.Module, adapters: Adapters, cut: Cut) -> nn.Module:
         ConfigError: a pattern matches nothing; the message lists what there is.
     """
     rank = cut.width("adapter", adapters.rank)
-    torch.backends.mha.set_fastpath_enabled(False)  # it reads the weights of PyTorch's encoders past these layers
-    # No subclass: attention reads the weight of its own and never calls it, others have a forward that would be lost.
+    torch.backends.mha.set_fastpath_enabled(
+        False
+    )  # it reads the weights of PyTorch's encoders past these layers
+    # No subclass: attention reads the weight of its own and never calls it, others have a forward
+    # that would be lost.
     layers = {path: layer for path, layer in model.named_modules() if type(layer) is nn.Linear}
     names = [name for name, _ in model.named_parameters()]
     chosen, idle_targets = _matching(adapters.targets, list(layers))
     trained, idle_names = _matching(adapters.trained, names)
-    for what, idle, there in (("linear layer", idle_targets, layers), ("parameter", idle_names, names)):
+    for what, idle, there in (
+        ("linear layer", idle_targets, layers),
+        ("parameter", idle_names, names),
+    ):
         if idle and not cut.is_bare:
-            raise ConfigError(f"adapters: no {what} is called {idle[0]!r}; there are {', '.join([*there][:40])}")
+            raise ConfigError(
+                f"adapters: no {what} is called {idle[0]!r}; there are {', '.join([*there][:40])}"
+            )
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in trained)
     for path in chosen:
@@ -104,6 +125,8 @@ def with_adapters(model: nn.Module, adapters: Adapters, cut: Cut) -> nn.Module:
 
 def _matching(patterns: tuple[str, ...], names: list[str]) -> tuple[list[str], list[str]]:
     """The names that match any pattern, and the patterns that match none."""
-    found = {pattern: [name for name in names if fnmatchcase(name, pattern)] for pattern in patterns}
+    found = {
+        pattern: [name for name in names if fnmatchcase(name, pattern)] for pattern in patterns
+    }
     matched = dict.fromkeys(name for some in found.values() for name in some)
     return list(matched), [pattern for pattern, some in found.items() if not some]

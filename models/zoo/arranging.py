@@ -1,9 +1,10 @@
-"""Arranging: reads off in which order the entries of an axis lie in a dimension, however they got there.
+"""Arranging: reads off in which order the entries of an axis lie in a dimension, however they got
+there.
 
-All entries of the dimensions in question are made alike, so that they stay as they are when the units of the axis
-change places in the parameters that are clear. The model then computes the same, and the gradients of the dimensions in
-question have changed places exactly as the units lie in them. So one look shows where each map of the axis begins, and
-how many entries each unit has in it.
+All entries of the dimensions in question are made alike, so that they stay as they are when the
+units of the axis change places in the parameters that are clear. The model then computes the same,
+and the gradients of the dimensions in question have changed places exactly as the units lie in
+them. So one look shows where each map of the axis begins, and how many entries each unit has in it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,11 +42,15 @@ Arranged = dict[Place, list[Block]]
 """The maps of one axis in every dimension that it moves."""
 
 
-def arranged(shapes: Shapes, axis: Axis, growth: Growth, inner: int | None = None) -> Arranged | None:
-    """Arrange an axis in the same order everywhere, in blocks; None if other entries share a dimension with it.
+def arranged(
+    shapes: Shapes, axis: Axis, growth: Growth, inner: int | None = None
+) -> Arranged | None:
+    """Arrange an axis in the same order everywhere, in blocks.
 
-    Each place has `inner` consecutive entries, a divisor of what it has anywhere; by default all of a unit's. Other
-    entries could begin anywhere.
+    None if other entries share a dimension with it.
+
+    Each place has `inner` consecutive entries, a divisor of what it has anywhere; by default all of
+    a unit's. Other entries could begin anywhere.
     """
     found: Arranged = {}
     for (name, position), moved in growth.items():
@@ -58,7 +63,9 @@ def arranged(shapes: Shapes, axis: Axis, growth: Growth, inner: int | None = Non
     return found
 
 
-def _filled(axis: Axis, size: int, moved: Mapping[str, int], inner: int | None) -> list[Block] | None:
+def _filled(
+    axis: Axis, size: int, moved: Mapping[str, int], inner: int | None
+) -> list[Block] | None:
     """Blocks of an axis that has a dimension for itself."""
     entries = moved[axis.name]
     if len(moved) > 1 or entries * axis.group_size != size:
@@ -70,28 +77,47 @@ def _filled(axis: Axis, size: int, moved: Mapping[str, int], inner: int | None) 
 
 
 def read(
-    subject: Subject, shapes: Shapes, axes: Mapping[str, Axis], axis: Axis, growth: Growth, styles: Sequence[int]
+    subject: Subject,
+    shapes: Shapes,
+    axes: Mapping[str, Axis],
+    axis: Axis,
+    growth: Growth,
+    styles: Sequence[int],
 ) -> Iterator[Arranged]:
-    """Orders of an axis read off the model, the likely one first, where the growth says which dimensions the axes move.
+    """Orders of an axis read off the model, the likely one first, where the growth says which
+    dimensions the axes move.
 
     The styles are numbers of consecutive entries to suppose where the gradients show no order.
     """
     places = [place for place, moved in growth.items() if axis.name in moved]
     whole = {place: _filled(axis, shapes[place[0]][place[1]], growth[place], 1) for place in places}
-    clear = {place: row for place, row in whole.items() if row is not None and len(row) == axis.groups}
+    clear = {
+        place: row for place, row in whole.items() if row is not None and len(row) == axis.groups
+    }
     anchors: list[Arranged] = [clear]
     if not clear:
         # Its units are alone in no dimension, so the order in one of them is a matter of choice.
         first = next((place for place, row in whole.items() if row is not None), None)
-        filled = [_filled(axis, shapes[first[0]][first[1]], growth[first], style) for style in styles] if first else []
+        filled = (
+            [_filled(axis, shapes[first[0]][first[1]], growth[first], style) for style in styles]
+            if first
+            else []
+        )
         anchors = [{first: row} for row in filled if first and row]
     for anchor in anchors:
-        found, shown = anchor, anchor
-        while shown and len(found) < len(places):  # what is known tells more: behind gates their states, say
+        found = anchor
+        shown = anchor
+        while shown and len(found) < len(
+            places
+        ):  # what is known tells more: behind gates their states, say
             shown = _seen(subject, shapes, axes, axis, growth, found)
             found = {**found, **shown}
-        alike: dict[tuple[Any, ...], list[Block]] = {tuple(growth[place].items()): row for place, row in found.items()}
-        alike |= {_beside(place, growth): row for place, row in found.items()}  # a bias, say, of keys, has no gradient
+        alike: dict[tuple[Any, ...], list[Block]] = {
+            tuple(growth[place].items()): row for place, row in found.items()
+        }
+        alike |= {
+            _beside(place, growth): row for place, row in found.items()
+        }  # a bias, say, of keys, has no gradient
         for style in styles:
             rest = {
                 place: alike.get(_beside(place, growth))
@@ -112,15 +138,23 @@ def _beside(place: Place, growth: Growth) -> tuple[Any, ...]:
 
 
 def _seen(
-    subject: Subject, shapes: Shapes, axes: Mapping[str, Axis], axis: Axis, growth: Growth, clear: Arranged
+    subject: Subject,
+    shapes: Shapes,
+    axes: Mapping[str, Axis],
+    axis: Axis,
+    growth: Growth,
+    clear: Arranged,
 ) -> Arranged:
     """The blocks of an axis in all dimensions where the gradients show them."""
     open_ = [place for place, moved in growth.items() if axis.name in moved and place not in clear]
     state = dict(subject.state)
     for name, position in open_:
-        state[name] = state[name].index_select(position, torch.zeros(state[name].shape[position], dtype=torch.int64))
+        state[name] = state[name].index_select(
+            position, torch.zeros(state[name].shape[position], dtype=torch.int64)
+        )
     dims = dims_of(shapes, axes, growth, [clear])
-    units, whole = turned(axis, 0), whole_axes(axes, dims)
+    units = turned(axis, 0)
+    whole = whole_axes(axes, dims)
     before = subject.run(state).gradients
     moved = subject.run(exchanged(state, dims, whole, {axis.name: units})).gradients
     after = exchanged(moved, dims, whole, {axis.name: units}, back=True)
@@ -130,7 +164,11 @@ def _seen(
         columns = [_columns(value[name], position, others) for value in (before, after)]
         scale = max(float(np.abs(columns[0]).max()), 1e-30)
         row = _blocks(
-            columns[0] / scale, columns[1] / scale, axis, units[: axis.group_size], growth[name, position][axis.name]
+            columns[0] / scale,
+            columns[1] / scale,
+            axis,
+            units[: axis.group_size],
+            growth[name, position][axis.name],
         )
         if row is not None:
             found[name, position] = row
@@ -143,14 +181,19 @@ def _columns(gradient: Tensor, position: int, others: list[int]) -> Floats:
         gradient = gradient.sum(others, keepdim=True)
     rows = gradient.movedim(position, 0).flatten(1) if gradient.dim() > 1 else gradient[:, None]
     if rows.shape[1] > _COLUMNS:
-        rows = rows @ torch.randn((rows.shape[1], _COLUMNS), generator=torch.Generator().manual_seed(0))
+        rows = rows @ torch.randn(
+            (rows.shape[1], _COLUMNS), generator=torch.Generator().manual_seed(0)
+        )
     return rows.numpy()
 
 
-def _blocks(before: Floats, after: Floats, axis: Axis, places: NDArray[np.int64], entries: int) -> list[Block] | None:
+def _blocks(
+    before: Floats, after: Floats, axis: Axis, places: NDArray[np.int64], entries: int
+) -> list[Block] | None:
     """Walk along a dimension and take every map of the axis that has moved as its units did."""
     found: list[Block] = []
-    start, left = 0, entries
+    start = 0
+    left = entries
     while left and start < len(before):
         inner = next(_inner(before, after, start, places, left), 0)
         if inner:
@@ -160,15 +203,22 @@ def _blocks(before: Floats, after: Floats, axis: Axis, places: NDArray[np.int64]
     return None if left else found
 
 
-def _inner(before: Floats, after: Floats, start: int, places: NDArray[np.int64], most: int) -> Iterator[int]:
+def _inner(
+    before: Floats, after: Floats, start: int, places: NDArray[np.int64], most: int
+) -> Iterator[int]:
     """Numbers of entries for each place with which a map could begin here."""
     most = min(most, (len(before) - start) // len(places))
     counts = np.arange(1, most + 1)
-    likely = counts[np.abs(before[start + places[0] * counts] - after[start]).max(1, initial=0) < _ALIKE]
+    likely = counts[
+        np.abs(before[start + places[0] * counts] - after[start]).max(1, initial=0) < _ALIKE
+    ]
     for inner in likely.tolist():
         moved = start + (places[:, None] * inner + np.arange(inner)).reshape(-1)
         piece = slice(start, start + len(moved))
-        if np.abs(before[moved] - after[piece]).max() < _ALIKE and np.abs(before[moved] - before[piece]).max() > _MOVED:
+        if (
+            np.abs(before[moved] - after[piece]).max() < _ALIKE
+            and np.abs(before[moved] - before[piece]).max() > _MOVED
+        ):
             yield inner
 
 
@@ -192,14 +242,21 @@ def dims_of(
 def whole_axes(axes: Mapping[str, Axis], dims: Dims) -> dict[str, Axis]:
     """Add the axes of entries that belong to none which a builder asked for."""
     found = dict(axes)
-    for part in (part for row in dims.values() for dim in row if dim is not None for part in dim.segments):
+    for part in (
+        part for row in dims.values() for dim in row if dim is not None for part in dim.segments
+    ):
         if part.axis not in found:
-            found[part.axis] = Axis(part.axis, int(part.axis.removeprefix(FIXED_PREFIX)), AxisKind.FIXED)
+            found[part.axis] = Axis(
+                part.axis, int(part.axis.removeprefix(FIXED_PREFIX)), AxisKind.FIXED
+            )
     return found
 
 
 def _joined(axes: Mapping[str, Axis], blocks: Sequence[Block], size: int) -> Dim | None:
-    """The dimension that some blocks make, and fixed entries between them; None if they lie across one another."""
+    """The dimension that some blocks make, and fixed entries between them.
+
+    None if they lie across one another.
+    """
     parts: list[Dim] = []
     end = 0
     for block in [*sorted(blocks), Block(size, 1, "", 0)]:
@@ -217,6 +274,7 @@ def _joined(axes: Mapping[str, Axis], blocks: Sequence[Block], size: int) -> Dim
             parts.append(part)
     # Blocks that are the groups of an axis, one behind the other, are the axis.
     parts = [
-        Dim(part.axis, part.inner) if part.shared and part.outer == axes[part.axis].groups else part for part in parts
+        Dim(part.axis, part.inner) if part.shared and part.outer == axes[part.axis].groups else part
+        for part in parts
     ]
     return replace(parts[0], more=tuple(parts[1:]))

@@ -1,7 +1,8 @@
-"""The two CIFAR networks of specification 5.6, CNN1 and CNN2, whose convolutions devices with other tasks may share.
+"""The two CIFAR networks of specification 5.6, CNN1 and CNN2, whose convolutions devices with other
+tasks may share.
 
-The paper (Shen et al., 2020, arXiv:2006.16765) gives the channels; the specification decides the rest: padding 1, one
-hidden layer of 120 units in CNN1, none in CNN2.
+The paper (Shen et al., 2020, arXiv:2006.16765) gives the channels; the specification decides the
+rest: padding 1, one hidden layer of 120 units in CNN1, none in CNN2.
 """
 
 import torch
@@ -16,7 +17,8 @@ from models.zoo.layers import Scaler, zero_linear_biases
 class PooledCnn(nn.Module):
     """3x3 convolutions, each with max-pooling and ReLU, then linear layers with ReLU between them.
 
-    The convolutions are the trunk that several tasks can share, with the linear layers as each task's adaptor.
+    The convolutions are the trunk that several tasks can share, with the linear layers as each
+    task's adaptor.
     """
 
     def __init__(
@@ -27,13 +29,18 @@ class PooledCnn(nn.Module):
         classes: int,
         rate: float,
     ) -> None:
-        """Make the network for samples (channels, height, width); a ConfigError where pooling leaves nothing."""
+        """Make the network for samples (channels, height, width).
+
+        A ConfigError where pooling leaves nothing.
+        """
         super().__init__()
         if not channels:
             raise ConfigError("channels is empty; name the channels of at least one convolution")
         height, width = (side >> len(channels) for side in input_shape[1:])
         if min(height, width) < 1:
-            raise ConfigError(f"input_shape {input_shape} is too small for {len(channels)} poolings")
+            raise ConfigError(
+                f"input_shape {input_shape} is too small for {len(channels)} poolings"
+            )
         self.trunk = nn.ModuleList(
             nn.Conv2d(inputs, outputs, 3, padding=1)
             for inputs, outputs in zip((input_shape[0], *channels), channels, strict=False)
@@ -66,7 +73,8 @@ def cnn1(
     scaler: bool = True,
 ) -> PooledCnn:
     """Build CNN1, two convolutions and two linear layers; all hidden layers are cut by width."""
-    kept, units = cut.widths("conv", channels), cut.widths("fc", hidden)
+    kept = cut.widths("conv", channels)
+    units = cut.widths("fc", hidden)
     return PooledCnn(input_shape, kept, units, cut.classes(classes), cut.rate if scaler else 1.0)
 
 
@@ -80,6 +88,10 @@ def cnn2(
     hidden: tuple[int, ...] = (),
     scaler: bool = True,
 ) -> PooledCnn:
-    """Build CNN2, three convolutions of 128 channels and one linear layer; all hidden layers are cut by width."""
-    kept, units = cut.widths("conv", channels), cut.widths("fc", hidden)
+    """Build CNN2, three convolutions of 128 channels and one linear layer.
+
+    All hidden layers are cut by width.
+    """
+    kept = cut.widths("conv", channels)
+    units = cut.widths("fc", hidden)
     return PooledCnn(input_shape, kept, units, cut.classes(classes), cut.rate if scaler else 1.0)

@@ -1,11 +1,13 @@
-"""The convolutional network of HeteroFL for MNIST, with static batch norm and Scaler, and its form for sensor windows.
+"""The convolutional network of HeteroFL for MNIST, with static batch norm and Scaler, and its form
+for sensor windows.
 
-Diao, Ding, Tarokh: "HeteroFL: Computation and communication efficient federated learning for heterogeneous
-clients", ICLR 2021. Layer by layer as in the authors' code: 3x3 convolution with bias, Scaler, norm, ReLU,
-max-pooling (not in the last layer); then global average pooling and one linear layer.
+Diao, Ding, Tarokh: "HeteroFL: Computation and communication efficient federated learning for
+heterogeneous clients", ICLR 2021. Layer by layer as in the authors' code: 3x3 convolution with
+bias, Scaler, norm, ReLU, max-pooling (not in the last layer); then global average pooling and one
+linear layer.
 
-The adaptive method of specification 4 (arXiv:2405.00885) trains a CNN on windows of motion sensors and does not
-describe it, so here that has the same layers over time instead of images.
+The adaptive method of specification 4 (arXiv:2405.00885) trains a CNN on windows of motion sensors
+and does not describe it, so here that has the same layers over time instead of images.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,15 +22,28 @@ from models.cut import Cut
 from models.zoo.layers import Norm, Norming, Scaler, zero_linear_biases
 
 _LAYERS: Mapping[int, Callable[..., nn.Module]] = MappingProxyType({1: nn.Conv1d, 2: nn.Conv2d})
-_POOLS: Mapping[int, Callable[..., Tensor]] = MappingProxyType({1: torch.max_pool1d, 2: torch.max_pool2d})
+_POOLS: Mapping[int, Callable[..., Tensor]] = MappingProxyType(
+    {1: torch.max_pool1d, 2: torch.max_pool2d}
+)
 """By the number of spatial dimensions."""
 
 
 class ConvUnit(nn.Module):
     """Convolution, Scaler, norm, ReLU and, unless it is the last, max-pooling."""
 
-    def __init__(self, inputs: int, outputs: int, kernel: tuple[int, ...], norming: Norming, *, pool: bool) -> None:
-        """Make the layer for a kernel of odd sides along 1 or 2 spatial dimensions; pooling halves the sides."""
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        kernel: tuple[int, ...],
+        norming: Norming,
+        *,
+        pool: bool,
+    ) -> None:
+        """Make the layer for a kernel of odd sides along 1 or 2 spatial dimensions.
+
+        Pooling halves the sides.
+        """
         super().__init__()
         padding = tuple(size // 2 for size in kernel)
         self.conv = _LAYERS[len(kernel)](inputs, outputs, kernel, padding=padding)
@@ -46,13 +61,20 @@ class Conv(nn.Module):
     """Convolutional units, global average pooling and a linear classifier."""
 
     def __init__(
-        self, inputs: int, channels: tuple[int, ...], classes: int, kernel: tuple[int, ...], norming: Norming
+        self,
+        inputs: int,
+        channels: tuple[int, ...],
+        classes: int,
+        kernel: tuple[int, ...],
+        norming: Norming,
     ) -> None:
         super().__init__()
         last = len(channels) - 1
         self.units = nn.ModuleList(
             ConvUnit(before, after, kernel, norming, pool=position != last)
-            for position, (before, after) in enumerate(zip((inputs, *channels), channels, strict=False))
+            for position, (before, after) in enumerate(
+                zip((inputs, *channels), channels, strict=False)
+            )
         )
         self.head = nn.Linear(channels[-1], classes)
         self.sides = tuple(range(2, 2 + len(kernel)))
@@ -85,10 +107,18 @@ def conv(
             f"input_shape {input_shape} is too small for {len(channels)} layers, each of which but the last"
             " halves the sides; use fewer channels entries"
         )
-    return Conv(input_shape[0], cut.widths("conv", channels), cut.classes(classes), (3, 3), norming)
+    return Conv(
+        input_shape[0],
+        cut.widths("conv", channels),
+        cut.classes(classes),
+        (3, 3),
+        norming,
+    )
 
 
-@architecture(paper="the CNN@HAR task of arXiv:2405.00885; layers of arXiv:2010.01264 in one dimension")
+@architecture(
+    paper="the CNN@HAR task of arXiv:2405.00885; layers of arXiv:2010.01264 in one dimension"
+)
 def har_cnn(
     cut: Cut,
     *,
@@ -107,4 +137,10 @@ def har_cnn(
         raise ConfigError(
             f"input_shape {input_shape} does not fit {len(channels)} layers, all but one halve its length"
         )
-    return Conv(input_shape[0], cut.widths("conv", channels), cut.classes(classes), (kernel,), norming)
+    return Conv(
+        input_shape[0],
+        cut.widths("conv", channels),
+        cut.classes(classes),
+        (kernel,),
+        norming,
+    )

@@ -1,7 +1,9 @@
-"""Brings a module as it is: replaces layers that cannot be exported by their counterparts here, and says which.
+"""Brings a module as it is: replaces layers that cannot be exported by their counterparts here, and
+says which.
 
-Batch norm becomes static batch norm (Diao, Ding, Tarokh: "HeteroFL", ICLR 2021), dropout takes its random numbers from
-outside, fused attention and recurrent layers with dropout inside fall into parts, and activations write a new tensor.
+Batch norm becomes static batch norm (Diao, Ding, Tarokh: "HeteroFL", ICLR 2021), dropout takes its
+random numbers from outside, fused attention and recurrent layers with dropout inside fall into
+parts, and activations write a new tensor.
 """
 
 import math
@@ -33,9 +35,13 @@ def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
 
 
 class Attention(nn.Module):
-    """What `torch.nn.MultiheadAttention` does, with a projection each for queries, keys, values and the output."""
+    """What `torch.nn.MultiheadAttention` does, with a projection each for queries, keys, values and
+    the output.
+    """
 
-    in_proj_bias = None  # by this PyTorch's encoder layers know that they must not take the fused kernel
+    in_proj_bias = (
+        None  # by this PyTorch's encoder layers know that they must not take the fused kernel
+    )
 
     def __init__(self, fused: nn.MultiheadAttention) -> None:
         """Take the weights of a fused layer.
@@ -45,8 +51,11 @@ class Attention(nn.Module):
         """
         super().__init__()
         if fused.bias_k is not None or fused.add_zero_attn:
-            raise ConfigError("MultiheadAttention(add_bias_kv or add_zero_attn) cannot be converted; leave them out")
-        self.heads, self.batch_first = fused.num_heads, fused.batch_first
+            raise ConfigError(
+                "MultiheadAttention(add_bias_kv or add_zero_attn) cannot be converted; leave them out"
+            )
+        self.heads = fused.num_heads
+        self.batch_first = fused.batch_first
         parts: dict[str, Tensor] = dict(fused.named_parameters())
         if "in_proj_weight" in parts:
             weights = list(parts["in_proj_weight"].chunk(3))
@@ -68,7 +77,9 @@ class Attention(nn.Module):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend; arguments and results are those of `torch.nn.MultiheadAttention`, for batches alone."""
+        """Attend; arguments and results are those of `torch.nn.MultiheadAttention`, for batches
+        alone.
+        """
         del is_causal  # a hint: the mask says it
         if not self.batch_first:
             query, key, value = (x.transpose(0, 1) for x in (query, key, value))
@@ -77,10 +88,17 @@ class Attention(nn.Module):
             for layer, x in ((self.query, query), (self.key, key), (self.value, value))
         )
         scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
-        for mask in (attn_mask, None if key_padding_mask is None else key_padding_mask[:, None, None]):
+        for mask in (
+            attn_mask,
+            None if key_padding_mask is None else key_padding_mask[:, None, None],
+        ):
             if mask is not None:
                 mask = torch.unflatten(mask, 0, (-1, self.heads)) if mask.dim() == 3 else mask  # noqa: PLW2901
-                scores = scores.masked_fill(mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+                scores = (
+                    scores.masked_fill(mask, -math.inf)
+                    if mask.dtype == torch.bool
+                    else scores + mask
+                )
         shares = scores.softmax(-1)
         found = self.output((self.dropout(shares) @ v).transpose(1, 2).flatten(2))
         shown = (shares.mean(1) if average_attn_weights else shares) if need_weights else None
@@ -96,7 +114,11 @@ class RecurrentStack(nn.Module):
         self.dropouts = nn.ModuleList(Dropout(whole.dropout) for _ in range(whole.num_layers - 1))
         self.layers = nn.ModuleList()
         ways = 2 if whole.bidirectional else 1
-        settings: dict[str, Any] = {"bias": whole.bias, "batch_first": whole.batch_first, "device": "meta"}
+        settings: dict[str, Any] = {
+            "bias": whole.bias,
+            "batch_first": whole.batch_first,
+            "device": "meta",
+        }
         settings |= {"bidirectional": whole.bidirectional}
         settings |= {"nonlinearity": whole.nonlinearity} if isinstance(whole, nn.RNN) else {}
         settings |= {"proj_size": whole.proj_size} if whole.proj_size else {}
@@ -140,11 +162,13 @@ def _norm(layer: Any) -> nn.Module:
         raise ConfigError("a lazy batch norm cannot be converted; name its number of channels")
     norm = StaticBatchNorm(layer.num_features, layer.eps)
     if layer.affine:
-        norm.weight, norm.bias = layer.weight, layer.bias
+        norm.weight = layer.weight
+        norm.bias = layer.bias
     else:
         norm.requires_grad_(requires_grad=False)
     if layer.running_mean is not None:
-        norm.running_mean, norm.running_var = layer.running_mean, layer.running_var
+        norm.running_mean = layer.running_mean
+        norm.running_var = layer.running_var
     return norm
 
 
@@ -156,12 +180,21 @@ _RULES: Mapping[type[nn.Module], tuple[_Rule, str]] = MappingProxyType(
             _norm,
             "StaticBatchNorm: statistics of the batch; asked from devices after a round",
         ),
-        nn.Dropout: (lambda layer: Dropout(layer.p), "Dropout: its random numbers are an input of the graph"),
+        nn.Dropout: (
+            lambda layer: Dropout(layer.p),
+            "Dropout: its random numbers are an input of the graph",
+        ),
         **dict.fromkeys(
             (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
-            (lambda layer: ChannelDropout(layer.p), "ChannelDropout: its random numbers are an input of the graph"),
+            (
+                lambda layer: ChannelDropout(layer.p),
+                "ChannelDropout: its random numbers are an input of the graph",
+            ),
         ),
-        nn.MultiheadAttention: (Attention, "Attention: a projection each for queries, keys and values"),
+        nn.MultiheadAttention: (
+            Attention,
+            "Attention: a projection each for queries, keys and values",
+        ),
         nn.utils.parametrizations._SpectralNorm: (  # noqa: SLF001 - no public name
             lambda layer: SpectralNorm(layer.dim),
             "SpectralNorm: its vectors are found anew each time",
@@ -176,8 +209,14 @@ _RULES: Mapping[type[nn.Module], tuple[_Rule, str]] = MappingProxyType(
 
 def _stochastic_depth(layer: Any) -> nn.Module | None:
     """Of timm, torchvision and whoever wrote their own: told by name, as PyTorch has none."""
-    rate = next((getattr(layer, name) for name in ("drop_prob", "drop_rate", "p") if hasattr(layer, name)), None)
-    is_one = type(layer).__name__.endswith(("DropPath", "StochasticDepth")) and getattr(layer, "mode", "row") == "row"
+    rate = next(
+        (getattr(layer, name) for name in ("drop_prob", "drop_rate", "p") if hasattr(layer, name)),
+        None,
+    )
+    is_one = (
+        type(layer).__name__.endswith(("DropPath", "StochasticDepth"))
+        and getattr(layer, "mode", "row") == "row"
+    )
     alone = not [*layer.children(), *layer.parameters()] and getattr(layer, "scale_by_keep", True)
     return SampleDropout(rate) if is_one and alone and isinstance(rate, float) else None
 
@@ -188,23 +227,33 @@ def _counterpart(layer: nn.Module) -> tuple[nn.Module, str] | None:
         return dropped, "SampleDropout: its random numbers are an input of the graph"
     for kind, (rule, meaning) in _RULES.items():
         if isinstance(layer, kind):
-            given = next(base for base in type(layer).__mro__ if base.__module__.startswith("torch."))
+            given = next(
+                base for base in type(layer).__mro__ if base.__module__.startswith("torch.")
+            )
             if getattr(type(layer), "forward", None) is not getattr(given, "forward", None):
-                what, name = f"{type(layer).__name__} has a forward of its own", meaning.partition(":")[0]
-                raise ConfigError(f"{what}, which {name} would drop; hold the {given.__name__} in a module beside it")
+                what = f"{type(layer).__name__} has a forward of its own"
+                name = meaning.partition(":")[0]
+                raise ConfigError(
+                    f"{what}, which {name} would drop; hold the {given.__name__} in a module beside it"
+                )
             made = rule(layer)
             return None if made is None else (made, meaning)
     return None
 
 
-def _with_plain_masks(layer: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+def _with_plain_masks(
+    layer: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Any, Any]:
     """Told that its mask is any mask, a stack does not look at its values, which no trace knows."""
     name = "is_causal" if isinstance(layer, nn.TransformerEncoder) else "tgt_is_causal"
     return args, {**kwargs, name: kwargs.get(name) or False}
 
 
 def _new_weight_norms(layer: nn.Module) -> bool:
-    """Make PyTorch's older weight norms, whose result no copy can have, the newer ones; whether there were any."""
+    """Make PyTorch's older weight norms, whose result no copy can have, the newer ones.
+
+    Whether there were any.
+    """
     old = [hook for hook in layer._forward_pre_hooks.values() if isinstance(hook, WeightNorm)]  # noqa: SLF001 - no public name
     for hook in old:
         nn.utils.remove_weight_norm(layer, hook.name)
@@ -218,10 +267,12 @@ def is_replaced(layer: nn.Module) -> bool:
 
 
 def convert(module: nn.Module) -> tuple[nn.Module, tuple[Replacement, ...]]:
-    """Replace what cannot be exported, in place but for a model that is such a layer; returns it and what was replaced.
+    """Replace what cannot be exported, in place but for a model that is such a layer.
 
-    Weights and statistics are kept; those of attention and of recurrent layers get other names. The result also stores
-    how the state of the original module follows from it, for `origin_of`.
+    Returns it and what was replaced.
+
+    Weights and statistics are kept; those of attention and of recurrent layers get other names. The
+    result also stores how the state of the original module follows from it, for `origin_of`.
 
     Raises:
         ConfigError: a layer has settings that its counterpart lacks.
@@ -246,10 +297,22 @@ def convert(module: nn.Module) -> tuple[nn.Module, tuple[Replacement, ...]]:
             return new
         made[id(layer)] = layer
         if _new_weight_norms(layer):
-            done.append(Replacement(path, "weight_norm", "weight_norm of torch.nn.utils.parametrizations"))
+            done.append(
+                Replacement(
+                    path,
+                    "weight_norm",
+                    "weight_norm of torch.nn.utils.parametrizations",
+                )
+            )
         if getattr(layer, "inplace", False) is True:
             cast("Any", layer).inplace = False
-            done.append(Replacement(path, f"{type(layer).__name__}(inplace=True)", "the same with a result of its own"))
+            done.append(
+                Replacement(
+                    path,
+                    f"{type(layer).__name__}(inplace=True)",
+                    "the same with a result of its own",
+                )
+            )
         if isinstance(layer, nn.TransformerEncoder):
             layer.use_nested_tensor = False  # its shortcut knows PyTorch's own attention alone
         if isinstance(layer, (nn.TransformerEncoder, nn.TransformerDecoder)):
@@ -261,7 +324,9 @@ def convert(module: nn.Module) -> tuple[nn.Module, tuple[Replacement, ...]]:
 
     found = walk(module, "")
     if done and _ORIGIN not in vars(found):
-        vars(found)[_ORIGIN] = untouched.restored(lambda _, layer: made.get(id(layer), layer) is not layer)
+        vars(found)[_ORIGIN] = untouched.restored(
+            lambda _, layer: made.get(id(layer), layer) is not layer
+        )
     return found, tuple(done)
 
 
@@ -269,7 +334,10 @@ _ORIGIN = "_shoal_origin"
 
 
 def origin_of(module: nn.Module) -> Restored | None:
-    """Return how the state of the original module follows from a converted one; None if nothing was converted."""
+    """Return how the state of the original module follows from a converted one.
+
+    None if nothing was converted.
+    """
     origin: Restored | None = vars(module).get(_ORIGIN)
     return origin
 
@@ -284,7 +352,12 @@ def converted(arch: Architecture) -> Architecture:
     return replace(arch, build=build)
 
 
-def replacements(arch: Architecture, settings: Mapping[str, Any] | None = None) -> tuple[Replacement, ...]:
-    """What :func:`converted` replaces in an architecture's global model; a ConfigError also if the builder fails."""
+def replacements(
+    arch: Architecture, settings: Mapping[str, Any] | None = None
+) -> tuple[Replacement, ...]:
+    """What :func:`converted` replaces in an architecture's global model.
+
+    A ConfigError also if the builder fails.
+    """
     with torch.device("meta"):
         return convert(call_builder(arch, Cut(), settings))[1]

@@ -1,15 +1,18 @@
-"""A causal decoder of today's form: RMS norms before each layer, rotary positions, grouped queries, gated feed-forward.
+"""A causal decoder of today's form: RMS norms before each layer, rotary positions, grouped queries,
+gated feed-forward.
 
-Zhang, Sennrich: "Root mean square layer normalization", NeurIPS 2019; Su et al.: "RoFormer", Neurocomputing 2024;
-Ainslie et al.: "GQA", EMNLP 2023; Shazeer: "GLU variants improve transformer", 2020. Embedding and projection are one
-table. Its parts have the names of the published weights of this form, so that they load as they are.
+Zhang, Sennrich: "Root mean square layer normalization", NeurIPS 2019; Su et al.: "RoFormer",
+Neurocomputing 2024; Ainslie et al.: "GQA", EMNLP 2023; Shazeer: "GLU variants improve transformer",
+2020. Embedding and projection are one table. Its parts have the names of the published weights of
+this form, so that they load as they are.
 
-How it is cut by width: heads go as a whole, a head of keys and values with the queries that share it, since each
-dimension of a rotating head has an angle of its own; units of the gated network go one by one. The residual stream is
-whole in every tier.
+How it is cut by width: heads go as a whole, a head of keys and values with the queries that share
+it, since each dimension of a rotating head has an angle of its own; units of the gated network go
+one by one. The residual stream is whole in every tier.
 
-Allal et al.: "SmolLM - blazingly fast and remarkably powerful", 2024, for the default sizes; the form is Llama's
-(Touvron et al., 2023). The package has no weights: give some to `shoal export --start`.
+Allal et al.: "SmolLM - blazingly fast and remarkably powerful", 2024, for the default sizes; the
+form is Llama's (Touvron et al., 2023). The package has no weights: give some to `shoal export
+--start`.
 """
 
 from dataclasses import dataclass, replace
@@ -67,7 +70,8 @@ class RmsNorm(nn.Module):
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
-        self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise float32 [..., width]."""
@@ -75,11 +79,15 @@ class RmsNorm(nn.Module):
 
 
 class RotaryAttention(nn.Module):
-    """Causal attention whose queries and keys are turned by their positions; heads of keys and values are shared."""
+    """Causal attention whose queries and keys are turned by their positions.
+
+    Heads of keys and values are shared.
+    """
 
     def __init__(self, shape: DecoderShape, shared_heads: int) -> None:
         super().__init__()
-        self.shape, self.shared = shape, shared_heads
+        self.shape = shape
+        self.shared = shared_heads
         self.group = shape.heads // shape.shared_heads
         width = shared_heads * shape.head_dim
         self.q_proj = nn.Linear(shape.embed, self.group * width, bias=False)
@@ -89,14 +97,21 @@ class RotaryAttention(nn.Module):
 
     def forward(self, x: Tensor, angles: Tensor) -> Tensor:
         """Attend; float32 [batch, length, embed] from the same, and angles [length, head_dim / 2]."""
-        batch, length = x.shape[0], x.shape[1]
+        batch = x.shape[0]
+        length = x.shape[1]
         # One row of queries for each shared head: its group of heads one behind the other.
-        query = self.q_proj(x).unflatten(-1, (self.shared, self.group, self.shape.head_dim)).permute(0, 2, 3, 1, 4)
+        query = (
+            self.q_proj(x)
+            .unflatten(-1, (self.shared, self.group, self.shape.head_dim))
+            .permute(0, 2, 3, 1, 4)
+        )
         key, value = (
             layer(x).unflatten(-1, (self.shared, self.shape.head_dim)).transpose(1, 2)
             for layer in (self.k_proj, self.v_proj)
         )
-        query = _turned(query, angles).reshape(batch, self.shared, self.group * length, self.shape.head_dim)
+        query = _turned(query, angles).reshape(
+            batch, self.shared, self.group * length, self.shape.head_dim
+        )
         scores = query @ _turned(key, angles).transpose(-1, -2) * self.shape.head_dim**-0.5
         scores = scores.unflatten(2, (self.group, length)) + future_penalty(length, x)
         mixed = torch.softmax(scores, -1).flatten(2, 3) @ value
@@ -150,7 +165,9 @@ class Decoder(nn.Module):
                 nn.init.normal_(part.weight, std=_DEVIATION)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits of the next tokens, float32 [batch, length, vocab], of token ids, int64 [batch, length]."""
+        """Logits of the next tokens, float32 [batch, length, vocab], of token ids, int64 [batch,
+        length].
+        """
         x = self.embed_tokens(tokens)
         half = self.shape.head_dim // 2
         waves = self.shape.theta ** (-torch.arange(half, device=x.device, dtype=x.dtype) / half)
@@ -161,7 +178,9 @@ class Decoder(nn.Module):
 
 
 def build_decoder(cut: Cut, shape: DecoderShape) -> Decoder:
-    """Build a decoder by the shape of the global model, with axes ``block<n>.heads`` and ``block<n>.ffn``."""
+    """Build a decoder by the shape of the global model, with axes ``block<n>.heads`` and
+    ``block<n>.ffn``.
+    """
     depth = cut.depth(shape.blocks)
     shape = replace(shape, vocab=cut.classes(shape.vocab))
 
@@ -173,9 +192,12 @@ def build_decoder(cut: Cut, shape: DecoderShape) -> Decoder:
 
 
 def _turned(x: Tensor, angles: Tensor) -> Tensor:
-    """Turn pairs of the first and second half of each head by an angle that grows with the position."""
+    """Turn pairs of the first and second half of each head by an angle that grows with the
+    position.
+    """
     first, second = x.chunk(2, -1)
-    cos, sin = angles.cos(), angles.sin()
+    cos = angles.cos()
+    sin = angles.sin()
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
 
@@ -196,13 +218,16 @@ def smollm(
     alpha: float = 16.0,
     targets: tuple[str, ...] = ("layers.*.q_proj", "layers.*.v_proj"),
 ) -> nn.Module:
-    """Build a causal language model of SmolLM's form, whose labels are the tokens, one at each position.
+    """Build a causal language model of SmolLM's form, whose labels are the tokens, one at each
+    position.
 
-    With rank 0 all of it trains, and heads and units of its gated networks are cut by width. With a rank it is frozen
-    beside adapters of that rank, which is all that is cut then.
+    With rank 0 all of it trains, and heads and units of its gated networks are cut by width. With a
+    rank it is frozen beside adapters of that rank, which is all that is cut then.
     """
     del input_shape  # positions are angles, so any length will do
     shape = DecoderShape(classes, embed, heads, shared_heads, head_dim, ffn, blocks, theta)
     if not rank:
         return build_decoder(cut, shape)
-    return with_adapters(build_decoder(cut.whole(), shape), Adapters(rank, alpha, tuple(targets)), cut)
+    return with_adapters(
+        build_decoder(cut.whole(), shape), Adapters(rank, alpha, tuple(targets)), cut
+    )

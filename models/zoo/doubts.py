@@ -1,4 +1,6 @@
-"""What a user reads when a layout does not hold, or a model has none: axis, tensor, module, and a tried remedy."""
+"""What a user reads when a layout does not hold, or a model has none: axis, tensor, module, and a
+tried remedy.
+"""
 
 import inspect
 import traceback
@@ -26,7 +28,11 @@ from models.zoo.proof import ALIKE, Case, Doubt, proved_dims
 
 _MOST_TRIALS = 16
 _TORCH = str(Path(torch.__file__).parent)
-_WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel, torch.jit.ScriptModule)
+_WRAPPERS = (
+    nn.DataParallel,
+    nn.parallel.DistributedDataParallel,
+    torch.jit.ScriptModule,
+)
 
 
 class _Drawing(TorchFunctionMode):
@@ -53,9 +59,17 @@ def explained(doubt: Doubt, case: Case, works: Callable[[Axis], bool]) -> str:
     Whether the architecture can be cut with another form of an axis is found by `works`.
     """
     subject = case.views[0].subject
-    lost = next((row for row in _numbers(subject, subject.state) if bool(row[2].isnan().any())), None)
+    lost = next(
+        (row for row in _numbers(subject, subject.state) if bool(row[2].isnan().any())),
+        None,
+    )
     where = None if lost is None else f"in or before module {lost[0] or 'the model'} ({lost[1]})"
-    steep = (name for view in case.views for name, slope in view.before.gradients.items() if bool(slope.isnan().any()))
+    steep = (
+        name
+        for view in case.views
+        for name, slope in view.before.gradients.items()
+        if bool(slope.isnan().any())
+    )
     if where is None and (first_of := next(steep, None)) is not None:
         where = f"in the gradient of {first_of}"
     if where is not None:
@@ -63,8 +77,11 @@ def explained(doubt: Doubt, case: Case, works: Callable[[Axis], bool]) -> str:
             f"NaN arises from ordinary numbers, with which layouts are proved, {where}; keep what goes into logarithms,"
             " roots and broken powers above 0, as x.clamp(min=1e-6) does"
         )
-    first, kept, state = case.views[0].before.outputs, _kept(subject.module), torch.get_rng_state()
-    drawing, x = _Drawing(), subject.x.clone()
+    first = case.views[0].before.outputs
+    kept = _kept(subject.module)
+    state = torch.get_rng_state()
+    drawing = _Drawing()
+    x = subject.x.clone()
     with drawing:
         again = subject.run(gradients=False).outputs
     if not all(torch.allclose(one, other) for one, other in zip(first, again, strict=True)):
@@ -101,9 +118,7 @@ def explained(doubt: Doubt, case: Case, works: Callable[[Axis], bool]) -> str:
         )
         last = "declare it with leading=True if its leading units alone make sense (for static plans, no others)"
         if len(first) > 1:
-            last += (
-                "; of an output that has its units, as mu of a VAE, return what the loss makes of it for each sample"
-            )
+            last += "; of an output that has its units, as mu of a VAE, return what the loss makes of it for each sample"
         plain = [(f"buffer {name}", value) for name, value in subject.module.named_buffers()]
         held = [item for layer in subject.module.modules() for item in vars(layer).items()]
         plain += [(f"attribute {name}", value) for name, value in held if isinstance(value, Tensor)]
@@ -130,37 +145,51 @@ def _kept(module: nn.Module) -> dict[str, Any]:
 
 def _remedies(case: Case, axis: Axis, works: Callable[[Axis], bool]) -> Iterator[str]:
     """Other ways to declare the axis with which the layout holds."""
-    counts = [number for number in range(2, axis.size) if axis.size % number == 0 and number % axis.groups == 0]
+    counts = [
+        number
+        for number in range(2, axis.size)
+        if axis.size % number == 0 and number % axis.groups == 0
+    ]
     for groups in counts[:_MOST_TRIALS]:
-        times, inside = groups // axis.groups, replace(axis, groups=groups, leading=False)
+        times = groups // axis.groups
+        inside = replace(axis, groups=groups, leading=False)
         if times > 1 and _holds(case, inside, times, 1) and (axis.groups > 1 or works(inside)):
             yield f"cut inside its groups: cut.heads({axis.name!r}, {groups}, {axis.size // groups}) * {groups}"
             break
     for groups in [axis.groups] if axis.groups > 1 else counts[-_MOST_TRIALS:][::-1]:
         whole = Axis(axis.name, groups)
-        if _holds(case, whole, axis.size // groups, axis.groups) and (axis.groups > 1 or works(whole)):
+        if _holds(case, whole, axis.size // groups, axis.groups) and (
+            axis.groups > 1 or works(whole)
+        ):
             yield f"cut whole groups: cut.groups({axis.name!r}, {groups}) * {axis.size // groups}"
             break
 
 
 def _holds(case: Case, axis: Axis, times: int, parts: int) -> bool:
-    """Whether the layout holds with another form of an axis, each of whose places has times / parts the entries."""
+    """Whether the layout holds with another form of an axis, each of whose places has times / parts
+    the entries.
+    """
     growth = {
-        place: {name: entries * times // parts if name == axis.name else entries for name, entries in row.items()}
+        place: {
+            name: entries * times // parts if name == axis.name else entries
+            for name, entries in row.items()
+        }
         for place, row in case.growth.items()
     }
     whole = case.views[0]
     found = proved_dims(Case((replace(whole, axes={**whole.axes, axis.name: axis}),), growth))
     if isinstance(found, Doubt):
         return False
-    # What had one entry for each unit has the entries of a whole group side by side, or those of each place apart.
+    # What had one entry for each unit has the entries of a whole group side by side, or those of
+    # each place apart.
     old = case.axes[axis.name]
     single = {
         found.dims[name][position]
         for (name, position), moved in case.growth.items()
         if moved == {axis.name: old.groups}
     }
-    # Where nothing has, other parts of what lies in a group may change places, as halves of heads, and look like it.
+    # Where nothing has, other parts of what lies in a group may change places, as halves of heads,
+    # and look like it.
     usual = Dim(axis.name, old.size // (axis.size if axis.groups == 1 else old.size))
     return single == {usual} or (not single and old.groups == 1)
 
@@ -168,29 +197,48 @@ def _holds(case: Case, axis: Axis, times: int, parts: int) -> bool:
 def _where(case: Case, dims: Dims, axis: Axis, carriers: list[str]) -> tuple[str, str]:
     """The first module whose outputs are other numbers, and a tensor of it that carries the axis."""
     for view in case.views:
-        subject, units = view.subject, {axis.name: turned(view.axes[axis.name], 0)}
+        subject = view.subject
+        units = {axis.name: turned(view.axes[axis.name], 0)}
         before = _numbers(subject, subject.state)
-        after = _numbers(subject, exchanged(subject.state, dims, whole_axes(view.axes, dims), units))
+        after = _numbers(
+            subject, exchanged(subject.state, dims, whole_axes(view.axes, dims), units)
+        )
         for (path, kind, old), (_, _, new) in zip(before, after, strict=False):
-            if old.shape != new.shape or float((old - new).abs().max()) > ALIKE * float(old.abs().max()):
+            if old.shape != new.shape or float((old - new).abs().max()) > ALIKE * float(
+                old.abs().max()
+            ):
                 own = [name for name in carriers if not path or name.startswith(f"{path}.")]
-                rare = "" if len(subject.x) == len(case.subject.x) else ", with numbers or tokens that are rare"
+                rare = (
+                    ""
+                    if len(subject.x) == len(case.subject.x)
+                    else ", with numbers or tokens that are rare"
+                )
                 return f"module {path or 'the model'} ({kind}){rare}", (own or carriers)[0]
     return "the gradients of a training step", carriers[0]
 
 
 def _numbers(subject: Subject, state: Mapping[str, Tensor]) -> list[tuple[str, str, Tensor]]:
-    """What each module returned, in the order of the calls, its numbers sorted: their order may change."""
+    """What each module returned, in the order of the calls, its numbers sorted: their order may
+    change.
+    """
     found: list[tuple[str, str, Tensor]] = []
 
     def hook(path: str) -> Any:
         def record(module: nn.Module, _: Any, output: Any) -> None:
             if isinstance(output, Tensor) and output.is_floating_point() and output.numel():
-                found.append((path, type(module).__name__, output.detach().flatten().sort().values))
+                found.append(
+                    (
+                        path,
+                        type(module).__name__,
+                        output.detach().flatten().sort().values,
+                    )
+                )
 
         return record
 
-    handles = [module.register_forward_hook(hook(path)) for path, module in subject.module.named_modules()]
+    handles = [
+        module.register_forward_hook(hook(path)) for path, module in subject.module.named_modules()
+    ]
     try:
         with torch.no_grad():
             subject.run(state)
@@ -201,22 +249,35 @@ def _numbers(subject: Subject, state: Mapping[str, Tensor]) -> list[tuple[str, s
 
 
 def _functions(layer: nn.Module) -> Iterator[tuple[str, str]]:
-    """The hooks and attributes of a layer that are functions with a module or tensor in them: no copy replaces it."""
+    """The hooks and attributes of a layer that are functions with a module or tensor in them: no
+    copy replaces it.
+    """
     hooks = [*layer._forward_hooks.values(), *layer._forward_pre_hooks.values()]  # noqa: SLF001 - no public name
     given: list[tuple[str, Any, tuple[type, ...]]] = [
         ("a hook", hook, (nn.Module, Tensor, list, dict)) for hook in hooks
     ]
-    given += [(f"attribute {name}", value, (nn.Module, Tensor)) for name, value in vars(layer).items()]
+    given += [
+        (f"attribute {name}", value, (nn.Module, Tensor)) for name, value in vars(layer).items()
+    ]
     for what, function, kinds in given:
         if isinstance(function, FunctionType):
-            held = [*inspect.getclosurevars(function).nonlocals.values(), *(function.__defaults__ or ())]
+            held = [
+                *inspect.getclosurevars(function).nonlocals.values(),
+                *(function.__defaults__ or ()),
+            ]
             if any(isinstance(value, kinds) for value in held):
                 code = function.__code__
-                yield what, f"line {code.co_firstlineno} of {Path(code.co_filename).name}"
+                yield (
+                    what,
+                    f"line {code.co_firstlineno} of {Path(code.co_filename).name}",
+                )
 
 
 def sliceable(arch: Architecture, module: nn.Module) -> nn.Module:
-    """The module if it can be cut; else raises a ConfigError that names layer or parameter, and what to do."""
+    """The module if it can be cut.
+
+    Else raises a ConfigError that names layer or parameter, and what to do.
+    """
     known = set(module.modules())
     for name, layer in module.named_modules():
         if isinstance(layer, _WRAPPERS) or hasattr(layer, "_orig_mod"):
@@ -251,7 +312,9 @@ def sliceable(arch: Architecture, module: nn.Module) -> nn.Module:
             )
     for name, buffer in module.named_buffers():
         if buffer.layout != torch.strided:
-            raise ConfigError(f"{arch.name}: buffer {name} is sparse; keep it dense, with .to_dense()")
+            raise ConfigError(
+                f"{arch.name}: buffer {name} is sparse; keep it dense, with .to_dense()"
+            )
     held: dict[tuple[Any, Any], str] = {}
     for name, value in module.named_parameters():
         if isinstance(value, UninitializedParameter):

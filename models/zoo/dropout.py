@@ -1,9 +1,10 @@
-"""Layers that need random numbers in training, and take them from outside where a graph is exported.
+"""Layers that need random numbers in training, and take them from outside where a graph is
+exported.
 
-A graph that draws its own random numbers cannot be checked against PyTorch, and the runtimes differ in what they can
-draw. So the noise is an input: each layer here turns one uniform tensor into what it does, and the exporter makes
-that tensor an input of the training graph, which the device fills from a seeded generator. Left alone, a layer draws
-from torch's generator, as torch's own layers do.
+A graph that draws its own random numbers cannot be checked against PyTorch, and the runtimes differ
+in what they can draw. So the noise is an input: each layer here turns one uniform tensor into what
+it does, and the exporter makes that tensor an input of the training graph, which the device fills
+from a seeded generator. Left alone, a layer draws from torch's generator, as torch's own layers do.
 
 What an exporter does::
 
@@ -13,8 +14,8 @@ What an exporter does::
     ... trace ...
     feed_noise(model, {})
 
-Only torch's training flag counts (`set_mode` sets it): in the modes ``eval`` and ``statistics`` every layer here is
-the identity.
+Only torch's training flag counts (`set_mode` sets it): in the modes ``eval`` and ``statistics``
+every layer here is the identity.
 """
 
 import math
@@ -42,7 +43,9 @@ class NoiseLayer(nn.Module):
         """Make the layer; a share outside [0, 1) is a ConfigError."""
         super().__init__()
         if not 0.0 <= rate < 1.0:
-            raise ConfigError(f"a share of {rate} cannot be dropped or masked; choose one in [0, 1)")
+            raise ConfigError(
+                f"a share of {rate} cannot be dropped or masked; choose one in [0, 1)"
+            )
         self.rate = rate
         self.noise: Tensor | None = None
         self.taken = 0
@@ -66,12 +69,15 @@ class NoiseLayer(nn.Module):
 
 
 class Dropout(NoiseLayer):
-    """Sets a share of the entries to 0 in training and scales the others up, so that the mean stays.
+    """Sets a share of the entries to 0 in training and scales the others up, so that the mean
+    stays.
 
     An entry is kept where its noise is at least the rate.
     """
 
-    _leading: int | None = None  # dimensions that tell apart what is dropped whole; None for all of them
+    _leading: int | None = (
+        None  # dimensions that tell apart what is dropped whole; None for all of them
+    )
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x or, in training, what is left of it; any float shape."""
@@ -87,9 +93,11 @@ class Dropout(NoiseLayer):
 
 
 class ChannelDropout(Dropout):
-    """Sets a share of the channels to 0 in training, each whole, and scales the others up, so that the mean stays.
+    """Sets a share of the channels to 0 in training, each whole, and scales the others up, so that
+    the mean stays.
 
-    A channel, of float [batch, channels, ...], is kept where the first noise of its entries is at least the rate.
+    A channel, of float [batch, channels, ...], is kept where the first noise of its entries is at
+    least the rate.
     """
 
     _leading = 2
@@ -105,36 +113,52 @@ class SampleDropout(ChannelDropout):
 
 
 class TokenMask(NoiseLayer):
-    """Replaces a share of the tokens by a mask symbol in training, anew for each batch (specification 1.8).
+    """Replaces a share of the tokens by a mask symbol in training, anew for each batch
+    (specification 1.8).
 
     A token is replaced where its noise is below the rate.
     """
 
     def __init__(self, rate: float, symbol: int) -> None:
-        """Make the layer, which puts the id of the mask symbol in the place of a share of the tokens."""
+        """Make the layer, which puts the id of the mask symbol in the place of a share of the
+        tokens.
+        """
         super().__init__(rate)
         self.symbol = symbol
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the tokens, int64 of any shape, in training with masks among them."""
-        return tokens if not self.active else torch.where(self.uniform(tokens) < self.rate, self.symbol, tokens)
+        return (
+            tokens
+            if not self.active
+            else torch.where(self.uniform(tokens) < self.rate, self.symbol, tokens)
+        )
 
 
 def noise_layers(module: nn.Module) -> dict[str, NoiseLayer]:
-    """The layers of a model that need noise in the mode it is in, by dotted path; none in evaluation."""
-    return {name: layer for name, layer in module.named_modules() if isinstance(layer, NoiseLayer) and layer.active}
+    """The layers of a model that need noise in the mode it is in, by dotted path.
+
+    None in evaluation.
+    """
+    return {
+        name: layer
+        for name, layer in module.named_modules()
+        if isinstance(layer, NoiseLayer) and layer.active
+    }
 
 
 def noise_shapes(module: nn.Module, x: Tensor) -> dict[str, tuple[int, ...]]:
     """Find the shape of the noise that each layer needs, by running the model once.
 
     Args:
-        module: the model, in the mode it is to be traced in. torch's random state is left as it was.
+        module: the model, in the mode it is to be traced in. torch's random state is left as it
+            was.
         x: a batch of samples.
 
     Returns:
-        For each layer of `noise_layers` that is used, the shape of its noise without the leading batch dimension: that
-        of its input, or a row of numbers in models that use one several times, or not with the batch first.
+        For each layer of `noise_layers` that is used, the shape of its noise without the leading
+            batch dimension: that of its input, or a row of numbers in models that use one several
+            times, or not with the batch first.
 
     Raises:
         ExportError: if a layer is used on something that does not grow with the batch.
@@ -144,7 +168,9 @@ def noise_shapes(module: nn.Module, x: Tensor) -> dict[str, tuple[int, ...]]:
         return {name: seen[0][1:] for name, seen in few.items()}
     many = _uses(module, torch.cat([x, x[:1]]))
     for name, seen in few.items():
-        if [math.prod(shape) * (len(x) + 1) for shape in seen] != [math.prod(shape) * len(x) for shape in many[name]]:
+        if [math.prod(shape) * (len(x) + 1) for shape in seen] != [
+            math.prod(shape) * len(x) for shape in many[name]
+        ]:
             raise ExportError(
                 f"layer {name} draws noise for {', '.join(map(str, seen))} with a batch of {len(x)}, which is not so"
                 " much for each sample; use it on what has the batch among its dimensions, or give it rate 0"
@@ -169,14 +195,20 @@ def _uses(module: nn.Module, x: Tensor) -> dict[str, list[tuple[int, ...]]]:
 
 
 def feed_noise(module: nn.Module, noise: Mapping[str, Tensor]) -> None:
-    """Set where the layers of a model take their noise from: float32 [batch, ...], uniform in [0, 1), by dotted path.
+    """Set where the layers of a model take their noise from: float32 [batch, ...], uniform in [0,
+    1), by dotted path.
 
-    Layers that are not named draw their own, so an empty mapping undoes an earlier call. An unknown one is an
-    ExportError.
+    Layers that are not named draw their own, so an empty mapping undoes an earlier call. An unknown
+    one is an ExportError.
     """
-    layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, NoiseLayer)}
+    layers = {
+        name: layer for name, layer in module.named_modules() if isinstance(layer, NoiseLayer)
+    }
     unknown = noise.keys() - layers.keys()
     if unknown:
-        raise ExportError(f"the model has no layer {min(unknown)!r} that takes noise; it has {', '.join(layers)}")
+        raise ExportError(
+            f"the model has no layer {min(unknown)!r} that takes noise; it has {', '.join(layers)}"
+        )
     for name, layer in layers.items():
-        layer.noise, layer.taken = noise.get(name), 0
+        layer.noise = noise.get(name)
+        layer.taken = 0

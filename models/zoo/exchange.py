@@ -1,7 +1,8 @@
-"""Exchanging units: a model run with the units of some axes permuted in every parameter that carries them.
+"""Exchanging units: a model run with the units of some axes permuted in every parameter that
+carries them.
 
-What a model computes from parameters whose units changed places tells where the units are. Outputs must stay, and the
-gradients of one training step must change places as the parameters did.
+What a model computes from parameters whose units changed places tells where the units are. Outputs
+must stay, and the gradients of one training step must change places as the parameters did.
 """
 
 import math
@@ -38,7 +39,9 @@ CHECKPOINTS = "a checkpoint recomputes with other parameters (leave torch.utils.
 
 @dataclass(frozen=True)
 class Run:
-    """Every tensor that a model returned, float32, and gradients of a fixed random sum of them, if asked for."""
+    """Every tensor that a model returned, float32, and gradients of a fixed random sum of them, if
+    asked for.
+    """
 
     outputs: tuple[Tensor, ...]
     gradients: State
@@ -48,7 +51,8 @@ class Run:
 class Subject:
     """A model to run with random parameters, no two units alike, and its samples.
 
-    Its norms are by the batch, and no layer of ours draws noise; the buffers are computed with instead of its own.
+    Its norms are by the batch, and no layer of ours draws noise; the buffers are computed with
+    instead of its own.
     """
 
     module: nn.Module
@@ -58,25 +62,40 @@ class Subject:
     buffers: State = field(default_factory=dict)
 
     def run(self, state: State | None = None, *, gradients: bool = True) -> Run:
-        """Compute outputs and gradients, or outputs alone, with some parameters, its own by default."""
+        """Compute outputs and gradients, or outputs alone, with some parameters, its own by
+        default.
+        """
         for layer in self.module.modules():
             layer.training = self.training and not isinstance(layer, NoiseLayer)
         if not gradients:
             with torch.no_grad():
                 held = {**self.buffers, **(state or self.state)}
                 return Run(tuple(_tensors(functional_call(self.module, held, (self.x,)))), {})
-        leaves = {name: value.detach().requires_grad_() for name, value in (state or self.state).items()}
+        leaves = {
+            name: value.detach().requires_grad_() for name, value in (state or self.state).items()
+        }
         with torch.autograd.graph.disable_saved_tensors_hooks(CHECKPOINTS):
             outputs = tuple(_tensors(functional_call(self.module, leaves, (self.x,))))
         total = sum((value * noise(value)).sum() for value in outputs)
         if not isinstance(total, Tensor) or not total.requires_grad:
-            return Run(outputs, {name: torch.zeros_like(value) for name, value in leaves.items()})
-        found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True, materialize_grads=True)
-        return Run(tuple(value.detach() for value in outputs), dict(zip(leaves, found, strict=True)))
+            return Run(
+                outputs,
+                {name: torch.zeros_like(value) for name, value in leaves.items()},
+            )
+        found = torch.autograd.grad(
+            total, list(leaves.values()), allow_unused=True, materialize_grads=True
+        )
+        return Run(
+            tuple(value.detach() for value in outputs),
+            dict(zip(leaves, found, strict=True)),
+        )
 
 
 def subject_of(module: nn.Module, x: Tensor) -> Subject:
-    """Make a subject of a model with random parameters; on the meta device its buffers have no defined content."""
+    """Make a subject of a model with random parameters.
+
+    On the meta device its buffers have no defined content.
+    """
     state = {}
     is_meta = any(value.is_meta for value in module.parameters())
     if is_meta:
@@ -93,11 +112,21 @@ def subject_of(module: nn.Module, x: Tensor) -> Subject:
 
 def vocabulary_of(module: nn.Module) -> int:
     """The number of tokens that every embedding of a model knows."""
-    return min((item.num_embeddings for item in module.modules() if isinstance(item, nn.Embedding)), default=2)
+    return min(
+        (item.num_embeddings for item in module.modules() if isinstance(item, nn.Embedding)),
+        default=2,
+    )
 
 
-def samples(module: nn.Module, row: Row, count: int = _SAMPLES, scale: float = 1.0, shift: float = 0.0) -> Tensor:
-    """A few random samples for a model: numbers of a deviation and a mean, or tokens that all its embeddings know.
+def samples(
+    module: nn.Module,
+    row: Row,
+    count: int = _SAMPLES,
+    scale: float = 1.0,
+    shift: float = 0.0,
+) -> Tensor:
+    """A few random samples for a model: numbers of a deviation and a mean, or tokens that all its
+    embeddings know.
 
     A scale below 1 is also the share of the tokens that may come, from the first.
     """
@@ -110,16 +139,28 @@ def samples(module: nn.Module, row: Row, count: int = _SAMPLES, scale: float = 1
 
 
 def stretched(subject: Subject, x: Tensor, gain: float, dtype: torch.dtype) -> Subject:
-    """A model with other samples, and parameters larger by a gain, in some precision; to run without gradients."""
+    """A model with other samples, and parameters larger by a gain, in some precision.
+
+    To run without gradients.
+    """
     state = {name: value.to(dtype) * gain for name, value in subject.state.items()}
     buffers = {
-        name: value.to(dtype, copy=True) for name, value in subject.module.named_buffers() if value.is_floating_point()
+        name: value.to(dtype, copy=True)
+        for name, value in subject.module.named_buffers()
+        if value.is_floating_point()
     }
-    return replace(subject, state=state, x=x.to(dtype) if x.is_floating_point() else x, buffers=buffers)
+    return replace(
+        subject,
+        state=state,
+        x=x.to(dtype) if x.is_floating_point() else x,
+        buffers=buffers,
+    )
 
 
 def turned(axis: Axis, seed: int) -> NDArray[np.int64]:
-    """Draw a permutation of the units of an axis that leaves none where it is: the same places in each group."""
+    """Draw a permutation of the units of an axis that leaves none where it is: the same places in
+    each group.
+    """
     order = np.random.default_rng([_SEED, seed]).permutation(axis.group_size)
     places = np.empty_like(order)
     places[order] = np.roll(order, -1)
@@ -127,11 +168,17 @@ def turned(axis: Axis, seed: int) -> NDArray[np.int64]:
 
 
 def exchanged(
-    state: State, dims: Dims, axes: Mapping[str, Axis], units: Mapping[str, NDArray[np.int64]], *, back: bool = False
+    state: State,
+    dims: Dims,
+    axes: Mapping[str, Axis],
+    units: Mapping[str, NDArray[np.int64]],
+    *,
+    back: bool = False,
 ) -> dict[str, Tensor]:
     """Permute the units of axes in every tensor that carries them, or move them back.
 
-    For each axis to permute, `units` names the unit that comes to each place; dimensions that are not known stay.
+    For each axis to permute, `units` names the unit that comes to each place; dimensions that are
+    not known stay.
     """
     found = {}
     for name, value in state.items():
@@ -145,7 +192,10 @@ def exchanged(
 
 
 def noise(like: Tensor) -> Tensor:
-    """Normal numbers of a tensor's shape; a large one repeats a prime number of them, which is cheaper."""
+    """Normal numbers of a tensor's shape.
+
+    A large one repeats a prime number of them, which is cheaper.
+    """
     generator = torch.Generator().manual_seed(_SEED + like.numel())
     count = like.numel()
     drawn = torch.randn(min(count, _DRAWN), generator=generator, device=generator.device)

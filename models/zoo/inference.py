@@ -1,7 +1,8 @@
-"""Infers the layout of a model by perturbation: build it with one axis larger, see what grows, and prove the order.
+"""Infers the layout of a model by perturbation: build it with one axis larger, see what grows, and
+prove the order.
 
-So a user writes a plain torch module and only asks its `Cut` for sizes. All builds but those of the initial weights and
-of buffers happen on torch's meta device and cost no memory.
+So a user writes a plain torch module and only asks its `Cut` for sizes. All builds but those of the
+initial weights and of buffers happen on torch's meta device and cost no memory.
 """
 
 import contextlib
@@ -37,18 +38,24 @@ from models.zoo.rare import rare_samples
 _NARROW = (0.7, 0.5, 0.75, 0.3)  # odd sizes first: they tell most
 _FILLS = frozenset({Tensor.normal_, Tensor.uniform_, Tensor.fill_, Tensor.zero_})
 _STRETCHED = ((0.001, 0.0, 1.0), (1.0, 3.0, 1.0), (10.0, 0.0, 1.0), (1.0, 0.0, 10.0))
-"""Scale and shift of samples, and the gain of parameters, at which units may differ that are alike at usual sizes."""
+"""Scale and shift of samples, and the gain of parameters, at which units may differ that are alike
+at usual sizes.
+"""
 
 _MORE_SAMPLES = 4
-_LARGE = 1_000_000  # parameters; beyond, gradients are compared on a narrower model alone, for a tenth of the cost
+# parameters; beyond, gradients are compared on a narrower model alone, for a tenth of the cost
+_LARGE = 1_000_000
 
 
 def initial_weights(
     arch: Architecture, settings: Mapping[str, Any] | None = None, seed: int = 0
 ) -> dict[str, NDArray[np.float32]]:
-    """Draw the initial weights of a global model by a seed; the global random state of torch is left as it was.
+    """Draw the initial weights of a global model by a seed.
 
-    They are float32, in registration order, and a function of the arguments for one release of torch.
+    The global random state of torch is left as it was.
+
+    They are float32, in registration order, and a function of the arguments for one release of
+    torch.
 
     Raises:
         ConfigError: if a setting is unknown.
@@ -62,7 +69,8 @@ def initial_weights(
 def further_names(
     arch: Architecture, settings: Mapping[str, Any] | None = None
 ) -> dict[str, str | NDArray[np.generic]]:
-    """What else the state of a global model has: further names of its parameters to the first, buffers to their values.
+    """What else the state of a global model has: further names of its parameters to the first,
+    buffers to their values.
 
     Running statistics have none, as the model does not use them.
     """
@@ -76,7 +84,9 @@ def further_names(
     for path, layer in module.named_modules():
         if isinstance(layer, StaticBatchNorm):
             names |= dict.fromkeys((f"{path}.running_mean", f"{path}.running_var"), "")
-    further = {name: first[id(value)] for name, value in module.named_parameters(remove_duplicate=False)}
+    further = {
+        name: first[id(value)] for name, value in module.named_parameters(remove_duplicate=False)
+    }
     return names | {name: known for name, known in further.items() if known != name}
 
 
@@ -99,20 +109,35 @@ def _works(arch: Architecture, settings: Mapping[str, Any] | None, axis: Axis) -
     return True
 
 
-def _inferred(arch: Architecture, settings: Mapping[str, Any] | None, works: Callable[[Axis], bool]) -> Layout:
+def _inferred(
+    arch: Architecture,
+    settings: Mapping[str, Any] | None,
+    works: Callable[[Axis], bool],
+) -> Layout:
     cut = Cut()
     module = sliceable(arch, _meta_module(arch, cut, settings))
     shapes = _shapes(module)
-    frozen = {name for name, value in module.named_parameters() if not value.requires_grad}  # a run may change it
+    frozen = {
+        name for name, value in module.named_parameters() if not value.requires_grad
+    }  # a run may change it
     axes = dict(cut.axes)
     if CLASSES not in axes:
-        raise ConfigError(f"{arch.name} never asked for cut.classes(n); its classifier must, or labels have no axis")
+        raise ConfigError(
+            f"{arch.name} never asked for cut.classes(n); its classifier must, or labels have no axis"
+        )
     depth = 1 if cut.blocks is None else cut.blocks
     by_depth = None if cut.blocks is None else _blocks_by_depth(arch, settings, shapes, depth)
-    growth = grown_with(arch.name, axes, lambda enlarge: _shapes(_meta_module(arch, Cut(enlarge=enlarge), settings)))
+    growth = grown_with(
+        arch.name,
+        axes,
+        lambda enlarge: _shapes(_meta_module(arch, Cut(enlarge=enlarge), settings)),
+    )
     views = tuple(_views(arch, settings, module, axes, growth))
     row = arch.row(settings)
-    case = Case((*views, *_in_training(arch, views[0]), *_stretched(arch, views[-1], row)), growth)
+    case = Case(
+        (*views, *_in_training(arch, views[0]), *_stretched(arch, views[-1], row)),
+        growth,
+    )
     found = proved_dims(case)
     if isinstance(found, Doubt):
         raise ConfigError(f"{arch.name}: {explained(found, case, works)}")
@@ -120,7 +145,9 @@ def _inferred(arch: Architecture, settings: Mapping[str, Any] | None, works: Cal
     axes = whole_axes(axes, dims)
     blocks = _head_from_labels(shapes, dims) if by_depth is None else by_depth
     full = arch.settings(settings)
-    parameters = [Parameter(name, shape, dims[name], blocks[name]) for name, shape in shapes.items()]
+    parameters = [
+        Parameter(name, shape, dims[name], blocks[name]) for name, shape in shapes.items()
+    ]
     return Layout(
         arch=arch.name,
         settings=full,
@@ -161,7 +188,9 @@ def _meta_module(arch: Architecture, cut: Cut, settings: Mapping[str, Any] | Non
 
 
 class Undrawn(TorchFunctionMode):
-    """Leaves out what fills tensors without memory, and draws parameters cheaply: most of building a large model."""
+    """Leaves out what fills tensors without memory, and draws parameters cheaply: most of building
+    a large model.
+    """
 
     @override
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -179,13 +208,18 @@ class Undrawn(TorchFunctionMode):
 class _WithMemory(TorchFunctionMode):
     """Refuses tensors without memory, which computing would read as whatever lies there.
 
-    A builder may make others than parameters and buffers: attributes, or what a function of the model holds.
+    A builder may make others than parameters and buffers: attributes, or what a function of the
+    model holds.
     """
 
     @override
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(isinstance(value, Tensor) and value.is_meta for value in tree_leaves((args, kwargs))):
-            raise ConfigError("a tensor that is no parameter and no buffer needs the device that the builder had")
+        if any(
+            isinstance(value, Tensor) and value.is_meta for value in tree_leaves((args, kwargs))
+        ):
+            raise ConfigError(
+                "a tensor that is no parameter and no buffer needs the device that the builder had"
+            )
         return func(*args, **(kwargs or {}))
 
 
@@ -194,26 +228,44 @@ def _shapes(module: nn.Module) -> Shapes:
 
 
 def _views(
-    arch: Architecture, settings: Mapping[str, Any] | None, module: nn.Module, axes: Mapping[str, Axis], growth: Growth
+    arch: Architecture,
+    settings: Mapping[str, Any] | None,
+    module: nn.Module,
+    axes: Mapping[str, Axis],
+    growth: Growth,
 ) -> Iterator[View]:
     """The whole model, and one of other sizes where units have many entries or lie in groups."""
     is_large = sum(value.numel() for value in module.parameters()) > _LARGE
     yield _view(_Built(arch, settings, module, axes, Cut), gradients=not is_large)
-    is_flat = all(axis.groups == 1 for axis in axes.values()) and all([*row.values()] == [1] for row in growth.values())
+    is_flat = all(axis.groups == 1 for axis in axes.values()) and all(
+        [*row.values()] == [1] for row in growth.values()
+    )
     if is_flat and not is_large:
         return
     rates = (_NARROW[-1], *_NARROW) if is_large else _NARROW
-    for rate, more in [*((rate, _more(axes, rate)) for rate in rates), *((rate, {}) for rate in rates)]:
+    for rate, more in [
+        *((rate, _more(axes, rate)) for rate in rates),
+        *((rate, {}) for rate in rates),
+    ]:
         with contextlib.suppress(ConfigError):
             cut = partial(Cut, rate, enlarge=more)
-            sizes = {name: axis.kept(rate) + axis.groups * more.get(name, 0) for name, axis in axes.items()}
+            sizes = {
+                name: axis.kept(rate) + axis.groups * more.get(name, 0)
+                for name, axis in axes.items()
+            }
             other = {name: replace(axis, size=sizes[name]) for name, axis in axes.items()}
-            yield _view(_Built(arch, settings, _meta_module(arch, cut(), settings), other, cut), gradients=True)
+            yield _view(
+                _Built(arch, settings, _meta_module(arch, cut(), settings), other, cut),
+                gradients=True,
+            )
             return
 
 
 def _in_training(arch: Architecture, view: View) -> Iterator[View]:
-    """The whole model as it trains, if it computes something else then, the same each time; no buffer may move."""
+    """The whole model as it trains, if it computes something else then, the same each time.
+
+    No buffer may move.
+    """
     subject = replace(view.subject, training=True)
     before = {name: value.clone() for name, value in subject.module.named_buffers()}
     with torch.random.fork_rng(devices=[]):
@@ -223,8 +275,12 @@ def _in_training(arch: Architecture, view: View) -> Iterator[View]:
         except Exception:  # noqa: BLE001 - the export runs it so, and says what is wrong
             return
     _refuse_moved(arch, subject, before, dict(subject.module.named_buffers()))
-    moved = {at: value for at, value in _numbers(subject.module).items() if value != begun.get(at, value)}
-    for steps in (100, 10_000, 1_000_000) if moved and _agree(first, again) else ():  # as after so many more
+    moved = {
+        at: value for at, value in _numbers(subject.module).items() if value != begun.get(at, value)
+    }
+    for steps in (
+        (100, 10_000, 1_000_000) if moved and _agree(first, again) else ()
+    ):  # as after so many more
         for (layer, name), value in moved.items():
             setattr(layer, name, value + type(value)((value - begun[layer, name]) * steps))
         if not _agree(again, subject.run(gradients=False)):
@@ -233,16 +289,25 @@ def _in_training(arch: Architecture, view: View) -> Iterator[View]:
                 " later it computes something else; a graph keeps what it is at first: leave that out"
             )
     if _agree(first, again) and not _agree(first, view.before):
-        yield replace(view, subject=subject, before=subject.run(gradients=bool(view.before.gradients)))
+        yield replace(
+            view,
+            subject=subject,
+            before=subject.run(gradients=bool(view.before.gradients)),
+        )
 
 
 def _numbers(module: nn.Module) -> dict[tuple[nn.Module, str], float]:
-    every = ((layer, name, value) for layer in module.modules() for name, value in vars(layer).items())
+    every = (
+        (layer, name, value) for layer in module.modules() for name, value in vars(layer).items()
+    )
     return {(layer, name): value for layer, name, value in every if type(value) in {int, float}}
 
 
 def _refuse_moved(
-    arch: Architecture, subject: Subject, before: Mapping[str, Tensor], after: Mapping[str, Tensor]
+    arch: Architecture,
+    subject: Subject,
+    before: Mapping[str, Tensor],
+    after: Mapping[str, Tensor],
 ) -> None:
     """See that running a model left its buffers as they were."""
     for name, value in after.items():
@@ -258,15 +323,21 @@ def _refuse_moved(
 
 
 def _stretched(arch: Architecture, view: View, row: Row) -> Iterator[View]:
-    """The same model where rare values are common: a branch for large activations, or for padding, treats units too."""
-    module, whole = view.subject.module, row.dtype == "int64"
+    """The same model where rare values are common: a branch for large activations, or for padding,
+    treats units too.
+    """
+    module = view.subject.module
+    whole = row.dtype == "int64"
     usual = [  # of tokens no size; the gain is enough
         (samples(module, row, _MORE_SAMPLES, scale, shift), gain)
         for scale, shift, gain in _STRETCHED
         if not whole or (scale <= 1 and not shift)
     ]
     for x, gain in (*usual, *((x, 1.0) for x in rare_samples(view.subject, row))):
-        for dtype in (torch.float64, torch.float32):  # the first has no rounding to speak of; some know the other alone
+        for dtype in (
+            torch.float64,
+            torch.float32,
+        ):  # the first has no rounding to speak of; some know the other alone
             subject = stretched(view.subject, x, gain, dtype)
             with contextlib.suppress(Exception), torch.random.fork_rng(devices=[]):
                 before = subject.run(gradients=False)
@@ -278,12 +349,20 @@ def _stretched(arch: Architecture, view: View, row: Row) -> Iterator[View]:
 
 def _agree(one: Run, other: Run) -> bool:
     pairs = [*zip(one.outputs, other.outputs, strict=False)]
-    return all(ours.shape == theirs.shape and torch.allclose(ours, theirs) for ours, theirs in pairs)
+    return all(
+        ours.shape == theirs.shape and torch.allclose(ours, theirs) for ours, theirs in pairs
+    )
 
 
 def _more(axes: Mapping[str, Axis], rate: float) -> dict[str, int]:
-    """Units to add in each group of axes so small that a narrower model has all of them or one, which prove nothing."""
-    kept = {name: axis.kept(rate) // axis.groups for name, axis in axes.items() if axis.kind is AxisKind.WIDTH}
+    """Units to add in each group of axes so small that a narrower model has all of them or one,
+    which prove nothing.
+    """
+    kept = {
+        name: axis.kept(rate) // axis.groups
+        for name, axis in axes.items()
+        if axis.kind is AxisKind.WIDTH
+    }
     return {
         name: axes[name].group_size + 1 - number
         for name, number in kept.items()
@@ -304,9 +383,13 @@ class _Built:
 
 def _view(built: _Built, *, gradients: bool) -> View:
     """A model to compute with, without the cost of its initial weights where it runs without them."""
-    arch, module, shapes = built.arch, built.module, _shapes(built.module)
+    arch = built.arch
+    module = built.module
+    shapes = _shapes(built.module)
     row = arch.row(built.settings)
-    norms = tuple(f"{path}." for path, layer in module.named_modules() if isinstance(layer, StaticBatchNorm))
+    norms = tuple(
+        f"{path}." for path, layer in module.named_modules() if isinstance(layer, StaticBatchNorm)
+    )
     is_tied = len([*module.parameters()]) < len([*module.named_parameters(remove_duplicate=False)])
     if not is_tied and all(name.startswith(norms) for name, _ in module.named_buffers()):
         subject = subject_of(module, samples(module, row))
@@ -360,8 +443,12 @@ def _blocks_by_depth(
             first.setdefault(name, number)
     in_blocks = [position for position, name in enumerate(shapes) if first[name] > 0]
     if len({first[name] for name in shapes} - {0}) != depth:
-        raise ConfigError(f"{arch.name}: asked for a depth of {depth}, but not every block has parameters")
+        raise ConfigError(
+            f"{arch.name}: asked for a depth of {depth}, but not every block has parameters"
+        )
     return {
-        name: block_name(first[name]) if first[name] else (STEM if position < in_blocks[0] else HEAD)
+        name: block_name(first[name])
+        if first[name]
+        else (STEM if position < in_blocks[0] else HEAD)
         for position, name in enumerate(shapes)
     }

@@ -1,16 +1,17 @@
 """The Transformer that HeteroFL and FedRolex train to predict tokens at every position.
 
-Diao, Ding, Tarokh: "HeteroFL", ICLR 2021; Alam, Liu, Yan, Zhang: "FedRolex", NeurIPS 2022. Learned positions,
-post-norm encoder layers and a two-layer decoder, all cut by width; the vocabulary is the label axis, so the rows of
-the token embedding and of the projection fall under the label rule.
+Diao, Ding, Tarokh: "HeteroFL", ICLR 2021; Alam, Liu, Yan, Zhang: "FedRolex", NeurIPS 2022. Learned
+positions, post-norm encoder layers and a two-layer decoder, all cut by width; the vocabulary is the
+label axis, so the rows of the token embedding and of the projection fall under the label rule.
 
-HeteroFL's hides tokens of WikiText-2, with sizes as in the authors' code (specification 1.7). In training each token is
-hidden with a probability of 0.15, and the loss is over all positions, hidden or not. In evaluation the model hides
-nothing: the test text has its masks already, so that every device and round is judged on the same one.
+HeteroFL's hides tokens of WikiText-2, with sizes as in the authors' code (specification 1.7). In
+training each token is hidden with a probability of 0.15, and the loss is over all positions, hidden
+or not. In evaluation the model hides nothing: the test text has its masks already, so that every
+device and round is judged on the same one.
 
-FedRolex's tells the next word. The sizes are those of the released code, which specification 2.5 follows; the paper has
-heads of 12 dimensions and ReLU instead (`head_dim=12, activation="relu"`). The token table has a row for each word and
-none for a mask symbol, which this task does not use.
+FedRolex's tells the next word. The sizes are those of the released code, which specification 2.5
+follows; the paper has heads of 12 dimensions and ReLU instead (`head_dim=12, activation="relu"`).
+The token table has a row for each word and none for a mask symbol, which this task does not use.
 """
 
 from typing import Literal
@@ -23,7 +24,14 @@ from models.architecture import architecture
 from models.cut import Cut
 from models.zoo.dropout import Dropout, TokenMask
 from models.zoo.layers import Scaler, zero_linear_biases
-from models.zoo.transformer import Activation, LayerShape, LayerStyle, TextShape, encoder_layers, future_penalty
+from models.zoo.transformer import (
+    Activation,
+    LayerShape,
+    LayerStyle,
+    TextShape,
+    encoder_layers,
+    future_penalty,
+)
 
 MaskRow = Literal["as_released", "shared"]
 
@@ -60,8 +68,8 @@ class LanguageModel(nn.Module):
     ) -> None:
         """Make the network. All encoder layers start as copies of the first, as released.
 
-        Without a `mask`, which hides tokens in training to be told at their place, the model tells the next token, and
-        a position sees only itself and those before it.
+        Without a `mask`, which hides tokens in training to be told at their place, the model tells
+        the next token, and a position sees only itself and those before it.
         """
         super().__init__()
         self.mask = mask
@@ -96,7 +104,10 @@ class LanguageModel(nn.Module):
         return logits
 
     def _penalty(self, length: int, x: Tensor) -> Tensor:
-        """Forbid the later positions: float32 [1, 1, length, length]; nothing where tokens are hidden, [1, 1, 1, 1]."""
+        """Forbid the later positions: float32 [1, 1, length, length].
+
+        Nothing where tokens are hidden, [1, 1, 1, 1].
+        """
         if self.mask is not None:
             return torch.zeros(1, 1, 1, 1, dtype=x.dtype, device=x.device)
         return future_penalty(length, x)[None, None]
@@ -117,15 +128,18 @@ def transformer_mlm(
     mask_row: MaskRow = "as_released",
     scaler: bool = True,
 ) -> LanguageModel:
-    """Build a masked language model; its labels are the tokens, and token `classes` is the mask symbol.
+    """Build a masked language model.
 
-    The row of the mask symbol belongs to no label. `as_released` keeps it in the table of the tokens, under the label
-    rule, so no device ever changes it on the server; `shared` gives it a parameter of its own that is merged like
-    any other. Both have the same number of parameters.
+    Its labels are the tokens, and token `classes` is the mask symbol.
+
+    The row of the mask symbol belongs to no label. `as_released` keeps it in the table of the
+    tokens, under the label rule, so no device ever changes it on the server; `shared` gives it a
+    parameter of its own that is merged like any other. Both have the same number of parameters.
     """
     if embed % heads:
         raise ConfigError(f"embed {embed} is not a multiple of heads {heads}")
-    depth, width = cut.depth(blocks), cut.width("embed", embed)
+    depth = cut.depth(blocks)
+    width = cut.width("embed", embed)
     style = LayerStyle(cut.rate if scaler else 1.0, dropout, dropout)
     vocab = cut.classes(classes)
     return LanguageModel(
@@ -156,8 +170,11 @@ def next_word(
 ) -> LanguageModel:
     """Build a causal language model; its labels are the words, one at each position."""
     if heads < 1 or head_dim < 1:
-        raise ConfigError(f"{heads} heads of {head_dim} dimensions cannot be built; choose at least 1 of each")
-    depth, width = cut.depth(blocks), cut.width("embed", embed)
+        raise ConfigError(
+            f"{heads} heads of {head_dim} dimensions cannot be built; choose at least 1 of each"
+        )
+    depth = cut.depth(blocks)
+    width = cut.width("embed", embed)
     style = LayerStyle(cut.rate if scaler else 1.0, dropout, dropout, activation)
     vocab = cut.classes(classes)
     return LanguageModel(

@@ -1,12 +1,13 @@
-"""Layers whose behaviour depends on what a graph is for: static batch norm and the Scaler of HeteroFL.
+"""Layers whose behaviour depends on what a graph is for: static batch norm and the Scaler of
+HeteroFL.
 
-Diao, Ding, Tarokh: "HeteroFL: Computation and communication efficient federated learning for heterogeneous
-clients", ICLR 2021. A static batch norm keeps no running averages while it trains, because averages of unequal
-sub-models cannot be merged; its statistics are asked for after training. A Scaler makes up for the units that a
-narrower model lacks.
+Diao, Ding, Tarokh: "HeteroFL: Computation and communication efficient federated learning for
+heterogeneous clients", ICLR 2021. A static batch norm keeps no running averages while it trains,
+because averages of unequal sub-models cannot be merged; its statistics are asked for after
+training. A Scaler makes up for the units that a narrower model lacks.
 
-Each such layer has a `mode`, set for a whole model by `set_mode`; PyTorch's own `train()` and `eval()` select the first
-and the last:
+Each such layer has a `mode`, set for a whole model by `set_mode`; PyTorch's own `train()` and
+`eval()` select the first and the last:
 
     ============  =============================  ==========================
     mode          StaticBatchNorm                Scaler
@@ -36,7 +37,9 @@ ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 
 class _Moded(nn.Module):
-    """A layer with a mode, which follows PyTorch's training flag unless it is set: ``eval()`` selects mode eval."""
+    """A layer with a mode, which follows PyTorch's training flag unless it is set: ``eval()``
+    selects mode eval.
+    """
 
     mode: Mode
 
@@ -50,7 +53,8 @@ class _Moded(nn.Module):
 class StaticBatchNorm(_Moded):
     """Batch normalisation without running averages, written out by hand.
 
-    `torch.nn.functional.batch_norm` is avoided, since exporters turn it into inference mode without a word.
+    `torch.nn.functional.batch_norm` is avoided, since exporters turn it into inference mode without
+    a word.
 
     Attributes:
         mode: see the table of this module.
@@ -100,8 +104,9 @@ class StaticBatchNorm(_Moded):
 class SpectralNorm(nn.Module):
     """Divides a weight by its largest singular value, as a parametrization.
 
-    PyTorch's goes on from vectors with a place for each unit, which are no parameters; here they are found anew each
-    time, from the norms of the rows. Miyato et al.: "Spectral normalization for generative adversarial networks", 2018.
+    PyTorch's goes on from vectors with a place for each unit, which are no parameters; here they
+    are found anew each time, from the norms of the rows. Miyato et al.: "Spectral normalization for
+    generative adversarial networks", 2018.
     """
 
     def __init__(self, dim: int = 0) -> None:
@@ -121,7 +126,9 @@ class SpectralNorm(nn.Module):
 
 
 class Scaler(_Moded):
-    """Divides by the width share, in (0, 1], in training, so that narrow and wide models feed the next layer alike."""
+    """Divides by the width share, in (0, 1], in training, so that narrow and wide models feed the
+    next layer alike.
+    """
 
     def __init__(self, rate: float) -> None:
         super().__init__()
@@ -147,7 +154,9 @@ class Norming:
 
 
 def set_mode(module: ModuleT, mode: Mode) -> ModuleT:
-    """Set the mode of every layer of a model in place, and torch's own training flag with it; returns the model.
+    """Set the mode of every layer of a model in place, and torch's own training flag with it.
+
+    Returns the model.
 
     Raises:
         ConfigError: if there is no such mode.
@@ -162,7 +171,10 @@ def set_mode(module: ModuleT, mode: Mode) -> ModuleT:
 
 
 def zero_linear_biases(module: nn.Module) -> None:
-    """Start the biases of all linear layers at zero, as HeteroFL does; the rest keeps torch's initialisation."""
+    """Start the biases of all linear layers at zero, as HeteroFL does.
+
+    The rest keeps torch's initialisation.
+    """
     for layer in module.modules():
         if isinstance(layer, nn.Linear) and layer.bias is not None:
             nn.init.zeros_(layer.bias)

@@ -1,6 +1,7 @@
 """LeNet-5 with ReLU and max-pooling.
 
-LeCun, Bottou, Bengio, Haffner: "Gradient-based learning applied to document recognition", Proc. IEEE 1998.
+LeCun, Bottou, Bengio, Haffner: "Gradient-based learning applied to document recognition", Proc.
+IEEE 1998.
 """
 
 import torch
@@ -18,8 +19,17 @@ _PADDING = 2  # the paper pads 28x28 digits to 32x32
 class LeNet5(nn.Module):
     """Two convolutions with pooling, three linear layers."""
 
-    def __init__(self, input_shape: tuple[int, ...], sizes: tuple[int, ...], classes: int, rate: float) -> None:
-        """Make the network for samples (channels, height, width), not too small; `sizes` are those before the head."""
+    def __init__(
+        self,
+        input_shape: tuple[int, ...],
+        sizes: tuple[int, ...],
+        classes: int,
+        rate: float,
+    ) -> None:
+        """Make the network for samples (channels, height, width), not too small.
+
+        `sizes` are those before the head.
+        """
         super().__init__()
         channels, *spatial = input_shape
         height, width = (_pooled(size) for size in spatial)

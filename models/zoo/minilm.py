@@ -1,13 +1,15 @@
 """The MiniLM encoder with a head for whole texts or for every token, cut by width and by depth.
 
-Wang, Wei, Dong, Bao, Yang, Zhou: "MiniLM", NeurIPS 2020: BERT's architecture (Devlin, Chang, Lee, Toutanova, NAACL
-2019) with 6 layers of width 384 and 12 heads. InclusiveFL (Liu et al., KDD 2022) trains depths 4, 8 and 12 of a
-12-layer encoder; here depths 2, 4 and 6 stand for them, and the head (a dense layer and the classifier) is its too.
-Tokens are classified for named entities, as in its NER: labels are int64 [batch, length], and a negative one (padding,
-later pieces of a word) counts for nothing. Adapters are those of Hu et al.: "LoRA", ICLR 2022.
+Wang, Wei, Dong, Bao, Yang, Zhou: "MiniLM", NeurIPS 2020: BERT's architecture (Devlin, Chang, Lee,
+Toutanova, NAACL
+2019) with 6 layers of width 384 and 12 heads. InclusiveFL (Liu et al., KDD 2022) trains depths 4, 8
+      and 12 of a 12-layer encoder; here depths 2, 4 and 6 stand for them, and the head (a dense
+      layer and the classifier) is its too. Tokens are classified for named entities, as in its NER:
+      labels are int64 [batch, length], and a negative one (padding, later pieces of a word) counts
+      for nothing. Adapters are those of Hu et al.: "LoRA", ICLR 2022.
 
-Differences from BERT: the embedding of the one segment is part of the positions, attention weights are not dropped,
-and narrow models have HeteroFL's Scalers.
+Differences from BERT: the embedding of the one segment is part of the positions, attention weights
+are not dropped, and narrow models have HeteroFL's Scalers.
 """
 
 from dataclasses import dataclass, replace
@@ -19,24 +21,46 @@ from torch import Tensor, nn
 from fleet_protocol.errors import ConfigError
 from models.architecture import architecture
 from models.cut import Cut
-from models.pretrained import MINILM_EMBED, MINILM_FFN, MINILM_HEADS, MINILM_LAYERS, MINILM_VOCAB, minilm_weights
+from models.pretrained import (
+    MINILM_EMBED,
+    MINILM_FFN,
+    MINILM_HEADS,
+    MINILM_LAYERS,
+    MINILM_VOCAB,
+    minilm_weights,
+)
 from models.zoo.adapters import Adapters, with_adapters
 from models.zoo.dropout import Dropout
 from models.zoo.layers import Scaler
-from models.zoo.transformer import PAD, LayerShape, LayerStyle, TextShape, encoder_layers, padding_penalty
+from models.zoo.transformer import (
+    PAD,
+    LayerShape,
+    LayerStyle,
+    TextShape,
+    encoder_layers,
+    padding_penalty,
+)
 
 DEFAULT_LENGTH = 64
 _EPS = 1e-12
 _DEVIATION = 0.02
 Pooling = Literal["mean", "first", "none"]
-"""How the tokens become logits: ``mean`` or ``first`` for one row per text, ``none`` for one per token."""
+"""How the tokens become logits: ``mean`` or ``first`` for one row per text, ``none`` for one per
+token.
+"""
 
 
 class MiniLm(nn.Module):
     """Embeddings, encoder layers, and a head of a dense tanh layer and a linear classifier."""
 
     def __init__(
-        self, blocks: nn.ModuleList, shape: TextShape, style: LayerStyle, *, pooler: int, pooling: Pooling
+        self,
+        blocks: nn.ModuleList,
+        shape: TextShape,
+        style: LayerStyle,
+        *,
+        pooler: int,
+        pooling: Pooling,
     ) -> None:
         """Make the network; without units of its own (`pooler` 0) the head has no dense layer."""
         super().__init__()
@@ -58,7 +82,9 @@ class MiniLm(nn.Module):
                 nn.init.zeros_(layer.bias)
 
     def encode(self, tokens: Tensor) -> Tensor:
-        """Compute the encoder's output, float32 [batch, length, embed], of token ids, int64 [batch, length]."""
+        """Compute the encoder's output, float32 [batch, length, embed], of token ids, int64 [batch,
+        length].
+        """
         penalty = padding_penalty((tokens != PAD).to(self.positions.dtype))
         x = self.scaler(self.tokens(tokens)) + self.scaler(self.positions[: tokens.shape[1]])
         hidden: Tensor = self.dropout(self.norm(x))
@@ -67,14 +93,18 @@ class MiniLm(nn.Module):
         return hidden
 
     def pool(self, x: Tensor, tokens: Tensor) -> Tensor:
-        """Reduce the encoder's output to a row per text, float32 [batch, embed], or leave it as it is."""
+        """Reduce the encoder's output to a row per text, float32 [batch, embed], or leave it as it
+        is.
+        """
         if self.pooling == "none":
             return x
         if self.pooling == "first":
             return x[:, 0]
         present = (tokens != PAD).to(x.dtype)
         # A text of nothing but padding counts as one token.
-        mean: Tensor = (x * present[:, :, None]).sum(1) / present.sum(1, keepdim=True).clamp(min=1.0)
+        mean: Tensor = (x * present[:, :, None]).sum(1) / present.sum(1, keepdim=True).clamp(
+            min=1.0
+        )
         return mean
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -96,8 +126,8 @@ class MiniLmSettings:
     Attributes:
         shape: sizes of the global model around its layers.
         ffn: feed-forward units in the global model.
-        pretrained: whether to load the weights of the MiniLM package. Narrow models are left at random, since their
-            weights are slices of the global model's.
+        pretrained: whether to load the weights of the MiniLM package. Narrow models are left at
+            random, since their weights are slices of the global model's.
         pooling: as in `MiniLm`; a head without pooling has no dense layer.
         scaler: whether narrow models scale up.
 
@@ -118,7 +148,12 @@ class MiniLmSettings:
         if self.shape.embed % self.heads:
             raise ConfigError(f"embed {self.shape.embed} is not a multiple of heads {self.heads}")
         sizes = (self.shape.vocab, self.shape.embed, self.heads, self.ffn)
-        if self.pretrained and sizes != (MINILM_VOCAB, MINILM_EMBED, MINILM_HEADS, MINILM_FFN):
+        if self.pretrained and sizes != (
+            MINILM_VOCAB,
+            MINILM_EMBED,
+            MINILM_HEADS,
+            MINILM_FFN,
+        ):
             raise ConfigError(
                 f"the pre-trained MiniLM has vocab {MINILM_VOCAB}, embed {MINILM_EMBED}, heads {MINILM_HEADS} and ffn"
                 f" {MINILM_FFN}; keep these settings or set pretrained = false"
@@ -136,7 +171,8 @@ def build_minilm(cut: Cut, settings: MiniLmSettings) -> MiniLm:
         ConfigError: if the package of the pre-trained weights is missing.
     """
     whole = settings.shape
-    depth, width = cut.depth(settings.blocks), cut.width("embed", whole.embed)
+    depth = cut.depth(settings.blocks)
+    width = cut.width("embed", whole.embed)
     style = LayerStyle(cut.rate if settings.scaler else 1.0, settings.dropout, eps=_EPS)
     layer = LayerShape(settings.heads, whole.embed // settings.heads, settings.ffn)
     blocks = encoder_layers(cut, depth, width, layer, style)
@@ -145,12 +181,18 @@ def build_minilm(cut: Cut, settings: MiniLmSettings) -> MiniLm:
     model = MiniLm(blocks, shape, style, pooler=pooler, pooling=settings.pooling)
     # Layouts are inferred on the meta device, where there is nothing to load into.
     if settings.pretrained and cut.rate == 1.0 and model.positions.device.type != "meta":
-        stored = {name: torch.from_numpy(value) for name, value in minilm_weights(depth, whole.length).items()}
+        stored = {
+            name: torch.from_numpy(value)
+            for name, value in minilm_weights(depth, whole.length).items()
+        }
         model.load_state_dict({**model.state_dict(), **stored})
     return model
 
 
-@architecture(input_dtype="int64", paper="MiniLM (NeurIPS 2020) for the encoder, InclusiveFL (KDD 2022) for the depths")
+@architecture(
+    input_dtype="int64",
+    paper="MiniLM (NeurIPS 2020) for the encoder, InclusiveFL (KDD 2022) for the depths",
+)
 def minilm_encoder(
     cut: Cut,
     *,
@@ -166,9 +208,15 @@ def minilm_encoder(
     pretrained: bool = True,
     scaler: bool = True,
 ) -> MiniLm:
-    """Build a text classifier; embedding, heads, feed-forward and head units are cut by width, layers by depth."""
+    """Build a text classifier.
+
+    Embedding, heads, feed-forward and head units are cut by width, layers by depth.
+    """
     sizes = TextShape(input_shape[0], vocab, embed, classes)
-    return build_minilm(cut, MiniLmSettings(sizes, heads, ffn, blocks, dropout, pretrained, pooling, scaler))
+    return build_minilm(
+        cut,
+        MiniLmSettings(sizes, heads, ffn, blocks, dropout, pretrained, pooling, scaler),
+    )
 
 
 @architecture(input_dtype="int64", paper="MiniLM (NeurIPS 2020) with LoRA (ICLR 2022)")
@@ -189,7 +237,8 @@ def minilm_adapters(
     dropout: float = 0.1,
     pretrained: bool = True,
 ) -> nn.Module:
-    """Build a text classifier that trains adapters and its head alone, beside an encoder that is the same for all.
+    """Build a text classifier that trains adapters and its head alone, beside an encoder that is
+    the same for all.
 
     The rank of its adapters is cut by width, its layers by depth.
     """
@@ -199,7 +248,10 @@ def minilm_adapters(
     return with_adapters(model, Adapters(rank, alpha, tuple(targets), tuple(trained)), cut)
 
 
-@architecture(input_dtype="int64", paper="MiniLM (NeurIPS 2020) for the encoder, InclusiveFL (KDD 2022) for the task")
+@architecture(
+    input_dtype="int64",
+    paper="MiniLM (NeurIPS 2020) for the encoder, InclusiveFL (KDD 2022) for the task",
+)
 def token_classifier(
     cut: Cut,
     *,
@@ -214,6 +266,11 @@ def token_classifier(
     pretrained: bool = True,
     scaler: bool = True,
 ) -> MiniLm:
-    """Build a token classifier (3 classes: outside, begin, inside of one entity type) cut by width and depth."""
+    """Build a token classifier (3 classes: outside, begin, inside of one entity type) cut by width
+    and depth.
+    """
     sizes = TextShape(input_shape[0], vocab, embed, classes)
-    return build_minilm(cut, MiniLmSettings(sizes, heads, ffn, blocks, dropout, pretrained, "none", scaler))
+    return build_minilm(
+        cut,
+        MiniLmSettings(sizes, heads, ffn, blocks, dropout, pretrained, "none", scaler),
+    )

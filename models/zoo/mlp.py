@@ -1,4 +1,6 @@
-"""The multi-layer perceptron of specification 5.6 (arXiv:2006.16765): two hidden layers of 200 units."""
+"""The multi-layer perceptron of specification 5.6 (arXiv:2006.16765): two hidden layers of 200
+units.
+"""
 
 import math
 
@@ -39,4 +41,9 @@ def mlp(
     scaler: bool = True,
 ) -> Mlp:
     """Build a perceptron whose hidden layers are cut by width."""
-    return Mlp(math.prod(input_shape), cut.widths("hidden", hidden), cut.classes(classes), cut.rate if scaler else 1.0)
+    return Mlp(
+        math.prod(input_shape),
+        cut.widths("hidden", hidden),
+        cut.classes(classes),
+        cut.rate if scaler else 1.0,
+    )

@@ -1,11 +1,12 @@
 """The pre-activation ResNet of HeteroFL and FedRolex for CIFAR, with static batch norm and Scaler.
 
-He, Zhang, Ren, Sun: "Identity mappings in deep residual networks", ECCV 2016, as Diao, Ding, Tarokh ("HeteroFL",
-ICLR 2021) and Alam, Liu, Yan, Zhang ("FedRolex", NeurIPS 2022) use it: no norm behind the first convolution, a
-Scaler before every norm, shortcuts fed with the activated input.
+He, Zhang, Ren, Sun: "Identity mappings in deep residual networks", ECCV 2016, as Diao, Ding, Tarokh
+("HeteroFL", ICLR 2021) and Alam, Liu, Yan, Zhang ("FedRolex", NeurIPS 2022) use it: no norm behind
+the first convolution, a Scaler before every norm, shortcuts fed with the activated input.
 
-The numbers HeteroFL published are those of one block in the first three stages and two in the last; the released
-code has had two in every stage since March 2021, and FedRolex follows it (specification 1.7).
+The numbers HeteroFL published are those of one block in the first three stages and two in the last;
+the released code has had two in every stage since March 2021, and FedRolex follows it
+(specification 1.7).
 """
 
 from torch import Tensor, nn
@@ -33,17 +34,26 @@ class ScaledNorm(nn.Module):
 class PreActivationBlock(nn.Module):
     """Two convolutions added to the input, each behind its norm."""
 
-    def __init__(self, inputs: int, inner: int, outputs: int, norming: Norming, *, stride: int) -> None:
-        """Make the block; with a stride of 1 it has an identity shortcut and needs `inputs == outputs`."""
+    def __init__(
+        self, inputs: int, inner: int, outputs: int, norming: Norming, *, stride: int
+    ) -> None:
+        """Make the block.
+
+        With a stride of 1 it has an identity shortcut and needs `inputs == outputs`.
+        """
         super().__init__()
         self.norm1 = ScaledNorm(inputs, norming)
         self.conv1 = nn.Conv2d(inputs, inner, 3, stride=stride, padding=1, bias=False)
         self.norm2 = ScaledNorm(inner, norming)
         self.conv2 = nn.Conv2d(inner, outputs, 3, padding=1, bias=False)
-        self.shortcut = None if stride == 1 else nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False)
+        self.shortcut = (
+            None if stride == 1 else nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute float32 [batch, outputs, height / stride, width / stride] from [batch, inputs, height, width]."""
+        """Compute float32 [batch, outputs, height / stride, width / stride] from [batch, inputs,
+        height, width].
+        """
         activated = self.norm1(x)
         kept = x if self.shortcut is None else self.shortcut(activated)
         out: Tensor = self.conv2(self.norm2(self.conv1(activated))) + kept
@@ -53,7 +63,8 @@ class PreActivationBlock(nn.Module):
 class PreResNet(nn.Module):
     """A convolution, stages of blocks, a last norm, global average pooling and a linear classifier.
 
-    Channels are those of the residual stream, by stage, and of the blocks inside, by stage and block.
+    Channels are those of the residual stream, by stage, and of the blocks inside, by stage and
+    block.
     """
 
     def __init__(
@@ -71,7 +82,9 @@ class PreResNet(nn.Module):
         for stage, (outputs, widths) in enumerate(zip(streams, inners, strict=True)):
             for number, inner in enumerate(widths):
                 stride = 2 if stage > 0 and number == 0 else 1
-                self.blocks.append(PreActivationBlock(inputs, inner, outputs, norming, stride=stride))
+                self.blocks.append(
+                    PreActivationBlock(inputs, inner, outputs, norming, stride=stride)
+                )
                 inputs = outputs
         self.norm = ScaledNorm(inputs, norming)
         self.head = nn.Linear(inputs, classes)
@@ -97,10 +110,15 @@ def preresnet18(
     norm: Norm = "sbn",
     scaler: bool = True,
 ) -> PreResNet:
-    """Build a pre-activation ResNet; residual streams and the channels inside blocks are cut by width."""
+    """Build a pre-activation ResNet.
+
+    Residual streams and the channels inside blocks are cut by width.
+    """
     norming = Norming(norm, cut.rate if scaler else 1.0)
     if len(blocks) != len(channels) or not blocks or min(blocks) < 1:
-        raise ConfigError(f"blocks {blocks} must name at least 1 block for each of the stages of channels {channels}")
+        raise ConfigError(
+            f"blocks {blocks} must name at least 1 block for each of the stages of channels {channels}"
+        )
     streams = cut.widths("stage", channels)
     inners = tuple(
         cut.widths(f"stage{stage}.block", [size] * count)

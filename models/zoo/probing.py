@@ -1,7 +1,7 @@
 """Probing: which dimensions of which parameters grow with an axis, by how many entries.
 
-A model is built on torch's meta device with an axis larger, by the smallest step that it can be built with: normalised
-groups, grouped convolutions and heads take multiples only.
+A model is built on torch's meta device with an axis larger, by the smallest step that it can be
+built with: normalised groups, grouped convolutions and heads take multiples only.
 """
 
 import math
@@ -16,7 +16,9 @@ Place = tuple[str, int]
 """A dimension: the name of a parameter, and the position in its shape."""
 
 Growth = dict[Place, dict[str, int]]
-"""For each dimension that an axis moves, by axis: the entries that one more unit in each group adds."""
+"""For each dimension that an axis moves, by axis: the entries that one more unit in each group
+adds.
+"""
 
 Build = Callable[[Mapping[str, int]], Shapes]
 """Shapes of the model with some axes larger, by so many units in each of their groups."""
@@ -34,17 +36,34 @@ def grown_with(title: str, axes: Mapping[str, Axis], build: Build) -> Growth:
         # Sizes that are rounded, such as embed // heads, do not move by every step.
         found = _probed(title, axes, shapes, build, smallest=False)
     for (name, position), moved in found.items():
-        _check(title, axes, f"dimension {position} of {name}", shapes[name][position], moved)
+        _check(
+            title,
+            axes,
+            f"dimension {position} of {name}",
+            shapes[name][position],
+            moved,
+        )
     return found
 
 
-def _probed(title: str, axes: Mapping[str, Axis], shapes: Shapes, build: Build, *, smallest: bool) -> Growth:
+def _probed(
+    title: str,
+    axes: Mapping[str, Axis],
+    shapes: Shapes,
+    build: Build,
+    *,
+    smallest: bool,
+) -> Growth:
     found: Growth = {}
     for axis in axes.values():
         steps = range(1 if smallest else axis.group_size, axis.group_size + 1)
         step, grown = _larger(axis, build, (step for step in steps if axis.group_size % step == 0))
-        if [(name, len(shape)) for name, shape in shapes.items()] != [(n, len(shape)) for n, shape in grown.items()]:
-            raise ConfigError(f"{title}: its parameters change with the size of {axis.name}; only shapes may")
+        if [(name, len(shape)) for name, shape in shapes.items()] != [
+            (n, len(shape)) for n, shape in grown.items()
+        ]:
+            raise ConfigError(
+                f"{title}: its parameters change with the size of {axis.name}; only shapes may"
+            )
         reached = False
         for name, shape in shapes.items():
             for position, (before, after) in enumerate(zip(shape, grown[name], strict=True)):
@@ -67,14 +86,19 @@ def _probed(title: str, axes: Mapping[str, Axis], shapes: Shapes, build: Build, 
 
 
 def _larger(axis: Axis, build: Build, steps: Iterator[int]) -> tuple[int, Shapes]:
-    """Build with the first step that can be built; sizes of layers divide the axis, so a divisor of it is enough."""
+    """Build with the first step that can be built.
+
+    Sizes of layers divide the axis, so a divisor of it is enough.
+    """
     first: ConfigError | None = None
     for step in steps:
         try:
             return step, build({axis.name: step})
         except ConfigError as error:
             first = first or error
-    raise ConfigError(f"{first} (with more units of axis {axis.name}: a builder must take other sizes than its own)")
+    raise ConfigError(
+        f"{first} (with more units of axis {axis.name}: a builder must take other sizes than its own)"
+    )
 
 
 def _remedies(axis: Axis, step: int, entries: int) -> str:
@@ -83,9 +107,7 @@ def _remedies(axis: Axis, step: int, entries: int) -> str:
     units = step // math.gcd(step, entries)  # for which there is a whole number of entries
     said = ""
     if units > 1 and axis.size % units == 0:
-        said = (
-            f", from a smaller one: cut.width({axis.name!r}, {axis.size // units}) * {units} is a size of {axis.size}"
-        )
+        said = f", from a smaller one: cut.width({axis.name!r}, {axis.size // units}) * {units} is a size of {axis.size}"
     if step in (1, axis.size):
         return said
     return said + (
@@ -103,18 +125,32 @@ def _agrees(axes: Mapping[str, Axis], shapes: Shapes, found: Growth, build: Buil
     return all(
         doubled.get(name)
         == tuple(
-            size + sum(entries * axes[axis].group_size for axis, entries in found.get((name, position), {}).items())
+            size
+            + sum(
+                entries * axes[axis].group_size
+                for axis, entries in found.get((name, position), {}).items()
+            )
             for position, size in enumerate(shape)
         )
         for name, shape in shapes.items()
     )
 
 
-def _check(title: str, axes: Mapping[str, Axis], where: str, size: int, moved: Mapping[str, int]) -> None:
+def _check(
+    title: str,
+    axes: Mapping[str, Axis],
+    where: str,
+    size: int,
+    moved: Mapping[str, int],
+) -> None:
     """Refuse a dimension that no concatenation of axes can be."""
     if sum(entries * axes[name].group_size for name, entries in moved.items()) > size:
         first, *others = moved
-        with_whom = f"with both {first} and {others[0]}" if others else f"by {moved[first]} with each unit of {first}"
+        with_whom = (
+            f"with both {first} and {others[0]}"
+            if others
+            else f"by {moved[first]} with each unit of {first}"
+        )
         raise ConfigError(
             f"{title}: {where} has {size} entries and grows {with_whom}, which is no concatenation; give each part a"
             " parameter of its own, and each factor of a product a dimension of its own"

@@ -1,8 +1,10 @@
-"""The proof of a layout: units of an axis that change places in every tensor change nothing that the model computes.
+"""The proof of a layout: units of an axis that change places in every tensor change nothing that
+the model computes.
 
-Two models with the same units in another order are the same model. So a layout is right only if permuting the units of
-each axis, as it says, leaves the outputs of the whole model, and gives the gradients of a training step in the same
-order. That holds for gates and norms, too, where comparing with a model whose other units are zero does not.
+Two models with the same units in another order are the same model. So a layout is right only if
+permuting the units of each axis, as it says, leaves the outputs of the whole model, and gives the
+gradients of a training step in the same order. That holds for gates and norms, too, where comparing
+with a model whose other units are zero does not.
 """
 
 import math
@@ -18,14 +20,18 @@ from models.zoo.exchange import Dims, Run, Subject, exchanged, turned
 from models.zoo.probing import Growth, Shapes
 
 ALIKE = 1e-3
-"""Largest deviation of a layout that holds, of the largest value: right ones deviate by 1e-6, wrong ones by a share."""
+"""Largest deviation of a layout that holds, of the largest value: right ones deviate by 1e-6, wrong
+ones by a share.
+"""
 
 _FAINT = 1e-2  # of the largest gradient of all: below, a tensor's own gradients are rounding errors
 
 
 @dataclass(frozen=True)
 class View:
-    """A model to prove a layout on, whole or narrower, and what it computes, with gradients if these are compared."""
+    """A model to prove a layout on, whole or narrower, and what it computes, with gradients if
+    these are compared.
+    """
 
     subject: Subject
     shapes: Shapes
@@ -37,8 +43,9 @@ class View:
 class Case:
     """A model whose layout is asked for."""
 
-    # the whole model first. A narrower one tells orders apart that are alike in the whole: whether four heads of four
-    # become two heads, or four of two. Others have samples and parameters of other sizes
+    # the whole model first. A narrower one tells orders apart that are alike in the whole: whether
+    # four heads of four become two heads, or four of two. Others have samples and parameters of
+    # other sizes
     views: tuple[View, ...]
     growth: Growth  # which dimensions the axes move
 
@@ -76,7 +83,10 @@ class Doubt:
 
 
 def proved_dims(case: Case) -> Proved | Doubt:
-    """Find the order of the entries in every dimension, and prove it; or the first axis for which there is none."""
+    """Find the order of the entries in every dimension, and prove it.
+
+    Or the first axis for which there is none.
+    """
     orders = {name: _usual(case, axis) for name, axis in case.axes.items()}
     deviation = math.inf
     if None not in orders.values():
@@ -90,12 +100,16 @@ def proved_dims(case: Case) -> Proved | Doubt:
         deviation = deviation_of(case, _joined(case, orders), _movable(case))
     dims = _joined(case, orders)
     if deviation < ALIKE:
-        return Proved({name: tuple(dim for dim in row if dim is not None) for name, row in dims.items()}, deviation)
+        return Proved(
+            {name: tuple(dim for dim in row if dim is not None) for name, row in dims.items()},
+            deviation,
+        )
     return Doubt(next(iter(_movable(case)), ""), dims, deviation)
 
 
 def deviation_of(case: Case, dims: Dims, names: Sequence[str]) -> float:
-    """How much exchanging the units of some axes changes outputs and gradients, relative to the largest.
+    """How much exchanging the units of some axes changes outputs and gradients, relative to the
+    largest.
 
     What follows the first view that shows it is left out.
     """
@@ -116,7 +130,8 @@ def _deviation(view: View, dims: Dims, names: Sequence[str]) -> float:
     ):
         return math.inf
     units = {name: turned(axes[name], seed) for seed, name in enumerate(names)}
-    before, state = view.before, exchanged(view.subject.state, dims, axes, units)
+    before = view.before
+    state = exchanged(view.subject.state, dims, axes, units)
     after = view.subject.run(state, gradients=bool(before.gradients))
     gradients = exchanged(after.gradients, dims, axes, units, back=True)
     pairs = [*zip(before.outputs, after.outputs, strict=True)]
@@ -139,11 +154,18 @@ def _largest(value: Tensor) -> float:
 
 
 def _movable(case: Case) -> list[str]:
-    return [axis.name for axis in case.axes.values() if axis.kind is AxisKind.WIDTH and not axis.leading]
+    return [
+        axis.name for axis in case.axes.values() if axis.kind is AxisKind.WIDTH and not axis.leading
+    ]
 
 
 def _joined(case: Case, orders: Mapping[str, Arranged | None]) -> dict[str, list[Dim | None]]:
-    found = dims_of(case.shapes, case.axes, case.growth, [order for order in orders.values() if order])
+    found = dims_of(
+        case.shapes,
+        case.axes,
+        case.growth,
+        [order for order in orders.values() if order],
+    )
     return {name: [*row] for name, row in found.items()}
 
 
@@ -156,15 +178,23 @@ def _settled(case: Case, axis: Axis) -> Arranged | Doubt:
     """The first order of an axis that holds."""
     usual = _usual(case, axis)
     # Nothing is to be decided where no unit can leave its place, or each has one entry.
-    clear = all(row[axis.name] in (1, axis.groups) for row in case.growth.values() if axis.name in row)
-    if usual is not None and (axis.kind is AxisKind.FIXED or axis.group_size == 1 or (axis.leading and clear)):
+    clear = all(
+        row[axis.name] in (1, axis.groups) for row in case.growth.values() if axis.name in row
+    )
+    if usual is not None and (
+        axis.kind is AxisKind.FIXED or axis.group_size == 1 or (axis.leading and clear)
+    ):
         return usual
     is_joined = any(axis.name in row and len(row) > 1 for row in case.growth.values())
     best: Doubt | None = None
     for order in _orders(case, axis):
         dims = _joined(case, {axis.name: order})
         # What else lies in a dimension is not known yet, and changes with the size of the model.
-        deviation = deviation_of(replace(case, views=case.views[:1]) if is_joined else case, dims, [axis.name])
+        deviation = deviation_of(
+            replace(case, views=case.views[:1]) if is_joined else case,
+            dims,
+            [axis.name],
+        )
         if deviation < ALIKE:
             return order
         if best is None or deviation < best.deviation:

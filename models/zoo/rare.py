@@ -1,6 +1,8 @@
-"""Rare samples: numbers that a model compares with, or looks up, are put where chance does not put them.
+"""Rare samples: numbers that a model compares with, or looks up, are put where chance does not put
+them.
 
-A mask in the middle of a vocabulary, or a number that stands for a missing one, may be treated unlike all others.
+A mask in the middle of a vocabulary, or a number that stands for a missing one, may be treated
+unlike all others.
 """
 
 import contextlib
@@ -17,27 +19,45 @@ from models.zoo.exchange import Subject, samples
 
 _SIDES = {"lt", "le", "gt", "ge", "bucketize", "searchsorted"}
 _COMPARED = {"eq", "ne", "isin", "sub", "remainder", "xor", "bitwise_xor", *_SIDES}
-_FEW, _MOST, _TABLE = 16, 12, 65_536
+_FEW = 16
+_MOST = 12
+_TABLE = 65_536
 _LARGEST = 1e6  # larger ones overflow, or show rounding alone
-_SAMPLES, _SEED = 4, 11
+_SAMPLES = 4
+_SEED = 11
 
 
 class _Compared(TorchFunctionMode):
-    """Notes what a model compares something with, for bounds also the neighbours, and rare places of a table."""
+    """Notes what a model compares something with, for bounds also the neighbours, and rare places
+    of a table.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.numbers, self.others = dict[float, None](), dict[float, None]()
+        self.numbers = dict[float, None]()
+        self.others = dict[float, None]()
 
     @override
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "").strip("_")  # operators have some around them
         for value in args if name in _COMPARED else ():
-            is_small = isinstance(value, Tensor) and value.dtype != torch.bool and value.numel() <= _FEW
-            found = value.flatten().tolist() if is_small else [value] if type(value) in (int, float) else []
+            is_small = (
+                isinstance(value, Tensor) and value.dtype != torch.bool and value.numel() <= _FEW
+            )
+            found = (
+                value.flatten().tolist()
+                if is_small
+                else [value]
+                if type(value) in (int, float)
+                else []
+            )
             sides = (-1, 0, 1) if name in _SIDES else (0,)
-            (self.others if is_small else self.numbers).update({one + side: None for one in found for side in sides})
-        if name in ("getitem", "embedding") and all(isinstance(value, Tensor) for value in args[:2]):
+            (self.others if is_small else self.numbers).update(
+                {one + side: None for one in found for side in sides}
+            )
+        if name in ("getitem", "embedding") and all(
+            isinstance(value, Tensor) for value in args[:2]
+        ):
             table = args[name == "embedding"]
             if table.dim() and 0 < table.numel() <= _TABLE:
                 _, kinds, counts = table.unique(dim=0, return_inverse=True, return_counts=True)
@@ -47,12 +67,24 @@ class _Compared(TorchFunctionMode):
 
 
 def rare_samples(subject: Subject, row: Row) -> Iterator[Tensor]:
-    """Batches of samples with one such number each in half of an input; the model is run once to find them."""
-    with contextlib.suppress(Exception), torch.random.fork_rng(devices=[]), _Compared() as compared:
+    """Batches of samples with one such number each in half of an input.
+
+    The model is run once to find them.
+    """
+    with (
+        contextlib.suppress(Exception),
+        torch.random.fork_rng(devices=[]),
+        _Compared() as compared,
+    ):
         subject.run(gradients=False)
-    usual, found = {*subject.x.flatten().tolist()}, {**compared.numbers, **compared.others}
+    usual = {*subject.x.flatten().tolist()}
+    found = {**compared.numbers, **compared.others}
     whole = row.dtype == "int64"
-    kept = [one for one in found if abs(one) <= _LARGEST and one not in usual and (not whole or one == int(one))]
+    kept = [
+        one
+        for one in found
+        if abs(one) <= _LARGEST and one not in usual and (not whole or one == int(one))
+    ]
     generator = torch.Generator().manual_seed(_SEED)
     for number in kept[:_MOST]:
         for _, place in row.places() if row.named else [("", slice(None))]:

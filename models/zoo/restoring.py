@@ -1,7 +1,9 @@
-"""Expresses the state of a module, as its author wrote it, in terms of the converted model that is exported.
+"""Expresses the state of a module, as its author wrote it, in terms of the converted model that is
+exported.
 
-A conversion keeps most parameters under their names. This module reverses its replacements: each kind of layer lists
-the parameters or statistics of its counterpart from which the entries of its own state come.
+A conversion keeps most parameters under their names. This module reverses its replacements: each
+kind of layer lists the parameters or statistics of its counterpart from which the entries of its
+own state come.
 """
 
 import re
@@ -24,7 +26,10 @@ _LAYER = re.compile(r"_l(\d+)")
 
 @dataclass(frozen=True)
 class Part:
-    """An entry of a layer's state, its name and its sources relative to the layer; ``../`` leads to the layer above."""
+    """An entry of a layer's state, its name and its sources relative to the layer.
+
+    ``../`` leads to the layer above.
+    """
 
     name: str
     kind: Kind
@@ -41,7 +46,9 @@ class Restored:
 
     def arrays(self) -> Tensors:
         """The constants as numpy arrays."""
-        return {name: value.cpu().contiguous().numpy().copy() for name, value in self.constants.items()}
+        return {
+            name: value.cpu().contiguous().numpy().copy() for name, value in self.constants.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -50,8 +57,12 @@ class Untouched:
 
     layers: Mapping[str, nn.Module]  # by each of their paths
     state: Mapping[str, Any]  # including parameters
-    first: Mapping[str, str]  # maps names of parameters and paths of layers to the first of each, if there are several
-    weight_norms: tuple[tuple[str, str], ...]  # layer path and parameter name of PyTorch's older weight norm
+    first: Mapping[
+        str, str
+    ]  # maps names of parameters and paths of layers to the first of each, if there are several
+    weight_norms: tuple[
+        tuple[str, str], ...
+    ]  # layer path and parameter name of PyTorch's older weight norm
 
     @classmethod
     def of(cls, module: nn.Module) -> "Untouched":
@@ -70,11 +81,14 @@ class Untouched:
         ]
         return cls(layers, module.state_dict(keep_vars=True), first, tuple(hooks))
 
-    def restored(self, is_replaced: Callable[[str, nn.Module], bool], *, converted: bool = True) -> Restored:
+    def restored(
+        self, is_replaced: Callable[[str, nn.Module], bool], *, converted: bool = True
+    ) -> Restored:
         """Return how the state follows from the tensors of the exported model.
 
         Args:
-            is_replaced: tells, for a path of a layer, whether the exported model has a counterpart instead.
+            is_replaced: tells, for a path of a layer, whether the exported model has a counterpart
+                instead.
             converted: whether the exported model was converted at all.
         """
         parts = {part.name: part for part in self._parts(is_replaced, converted=converted)}
@@ -84,7 +98,10 @@ class Untouched:
         for name, value in self.state.items():
             part = parts.get(self.first.get(name, name), parts.get(name))
             if not isinstance(value, Tensor):
-                problem = problem or f"its state has {name}, which is a {type(value).__name__} and not a tensor"
+                problem = (
+                    problem
+                    or f"its state has {name}, which is a {type(value).__name__} and not a tensor"
+                )
             elif part is not None:
                 entries.append(Entry(name=name, kind=part.kind, sources=part.sources, dim=part.dim))
             elif isinstance(value, nn.Parameter):
@@ -97,7 +114,11 @@ class Untouched:
 
     def _problem(self, is_replaced: Callable[[str, nn.Module], bool]) -> str:
         for path, layer in self.layers.items():
-            if isinstance(layer, _BATCH_NORM) and layer.running_mean is None and is_replaced(path, layer):
+            if (
+                isinstance(layer, _BATCH_NORM)
+                and layer.running_mean is None
+                and is_replaced(path, layer)
+            ):
                 return (
                     f"{path or 'the model itself'} is a {type(layer).__name__} with track_running_stats=False: it has"
                     " no place for the mean and variance that the run judges its versions with (running_mean and"
@@ -106,8 +127,12 @@ class Untouched:
                 )
         return ""
 
-    def _parts(self, is_replaced: Callable[[str, nn.Module], bool], *, converted: bool) -> Iterator[Part]:
-        """Return the entries that differ from a parameter of the same name in the exported model, by full names."""
+    def _parts(
+        self, is_replaced: Callable[[str, nn.Module], bool], *, converted: bool
+    ) -> Iterator[Part]:
+        """Return the entries that differ from a parameter of the same name in the exported model,
+        by full names.
+        """
         for path, layer in self.layers.items():
             rule = next((rule for kind, rule in _RULES.items() if isinstance(layer, kind)), None)
             if rule is None or not (isinstance(layer, StaticBatchNorm) or is_replaced(path, layer)):
@@ -144,7 +169,11 @@ def _attention(layer: Any) -> Iterator[Part]:
             yield Part(f"{queried}_proj_weight", "parameter", (f"{name}.weight",))
     for kind in ("weight", "bias"):
         if f"in_proj_{kind}" in own:
-            yield Part(f"in_proj_{kind}", "parameter", (f"query.{kind}", f"key.{kind}", f"value.{kind}"))
+            yield Part(
+                f"in_proj_{kind}",
+                "parameter",
+                (f"query.{kind}", f"key.{kind}", f"value.{kind}"),
+            )
         if f"out_proj.{kind}" in own:
             yield Part(f"out_proj.{kind}", "parameter", (f"output.{kind}",))
 

@@ -1,8 +1,9 @@
-"""A Transformer encoder for classifying texts, cut by width (every axis) and by depth (whole layers).
+"""A Transformer encoder for classifying texts, cut by width (every axis) and by depth (whole
+layers).
 
-The layer is that of HeteroFL (Diao et al., ICLR 2021), without dropout here. Depth prefixes are those of InclusiveFL
-(Liu, Wu, Wu, Wang, Lyu, Chen, Xie: "No one left behind: Inclusive federated learning over heterogeneous devices",
-KDD 2022).
+The layer is that of HeteroFL (Diao et al., ICLR 2021), without dropout here. Depth prefixes are
+those of InclusiveFL (Liu, Wu, Wu, Wang, Lyu, Chen, Xie: "No one left behind: Inclusive federated
+learning over heterogeneous devices", KDD 2022).
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,14 @@ from fleet_protocol.errors import ConfigError
 from models.architecture import architecture
 from models.cut import Cut
 from models.zoo.layers import Scaler, zero_linear_biases
-from models.zoo.transformer import PAD, EncoderLayer, LayerShape, LayerStyle, TextShape, padding_penalty
+from models.zoo.transformer import (
+    PAD,
+    EncoderLayer,
+    LayerShape,
+    LayerStyle,
+    TextShape,
+    padding_penalty,
+)
 
 
 class TextEncoder(nn.Module):
@@ -26,7 +34,9 @@ class TextEncoder(nn.Module):
         self.positions = nn.Parameter(torch.empty(shape.length, shape.embed))
         self.scaler = Scaler(rate)
         self.norm = nn.LayerNorm(shape.embed)
-        self.blocks = nn.ModuleList(EncoderLayer(shape.embed, layer, LayerStyle(rate)) for layer in layers)
+        self.blocks = nn.ModuleList(
+            EncoderLayer(shape.embed, layer, LayerStyle(rate)) for layer in layers
+        )
         self.head = nn.Linear(shape.embed, shape.classes)
         nn.init.normal_(self.positions)
         zero_linear_biases(self)
@@ -44,7 +54,10 @@ class TextEncoder(nn.Module):
         return logits
 
 
-@architecture(input_dtype="int64", paper="HeteroFL (ICLR 2021) for the width, InclusiveFL (KDD 2022) for the depth")
+@architecture(
+    input_dtype="int64",
+    paper="HeteroFL (ICLR 2021) for the width, InclusiveFL (KDD 2022) for the depth",
+)
 def text_encoder(
     cut: Cut,
     *,
@@ -57,7 +70,10 @@ def text_encoder(
     blocks: int = 4,
     scaler: bool = True,
 ) -> TextEncoder:
-    """Build a text classifier; embedding, heads and feed-forward units are cut by width, layers by depth."""
+    """Build a text classifier.
+
+    Embedding, heads and feed-forward units are cut by width, layers by depth.
+    """
     if embed % heads:
         raise ConfigError(f"embed {embed} is not a multiple of heads {heads}")
     numbers = range(1, cut.depth(blocks) + 1)

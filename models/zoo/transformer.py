@@ -1,8 +1,9 @@
 """The encoder layer that the zoo's Transformers share, cut by width along every axis.
 
-The layer is that of HeteroFL (Diao, Ding, Tarokh: "HeteroFL: Computation and communication efficient federated
-learning for heterogeneous clients", ICLR 2021): post-norm, heads that become thinner but never fewer, Scalers after
-every linear layer, and layer norms over the local width. BERT's layer is the same without the Scalers.
+The layer is that of HeteroFL (Diao, Ding, Tarokh: "HeteroFL: Computation and communication
+efficient federated learning for heterogeneous clients", ICLR 2021): post-norm, heads that become
+thinner but never fewer, Scalers after every linear layer, and layer norms over the local width.
+BERT's layer is the same without the Scalers.
 
 Attention is written with matmul and softmax alone, so that every exporter keeps its gradient.
 """
@@ -23,7 +24,10 @@ PAD = 0
 """Token id of padding; it is neither attended to nor pooled."""
 
 MASKED_SCORE = -1e9
-"""Added to the score of a position that must not be attended to; finite, so that no softmax is of nothing."""
+"""Added to the score of a position that must not be attended to.
+
+Finite, so that no softmax is of nothing.
+"""
 
 Activation = Literal["gelu", "relu"]
 
@@ -32,7 +36,9 @@ _FFN_DEVIATION = 0.02
 
 @dataclass(frozen=True)
 class TextShape:
-    """Sizes of a model around its encoder layers: the longest text in tokens, token ids with padding, and logits."""
+    """Sizes of a model around its encoder layers: the longest text in tokens, token ids with
+    padding, and logits.
+    """
 
     length: int
     vocab: int
@@ -117,18 +123,23 @@ class EncoderLayer(nn.Module):
         return out
 
 
-def encoder_layers(cut: Cut, blocks: int, embed: int, shape: LayerShape, style: LayerStyle) -> nn.ModuleList:
-    """Build a stack of encoder layers, whose heads and feed-forward units are axes ``block<n>.attention``, ``.ffn``.
+def encoder_layers(
+    cut: Cut, blocks: int, embed: int, shape: LayerShape, style: LayerStyle
+) -> nn.ModuleList:
+    """Build a stack of encoder layers, whose heads and feed-forward units are axes
+    ``block<n>.attention``, ``.ffn``.
 
-    Blocks and units of the residual stream are those to build, as `Cut.depth` and `Cut.width` returned them; the shape
-    is that of each layer in the global model.
+    Blocks and units of the residual stream are those to build, as `Cut.depth` and `Cut.width`
+    returned them; the shape is that of each layer in the global model.
     """
 
     def kept(number: int) -> LayerShape:
         head_dim = cut.heads(f"block{number}.attention", shape.heads, shape.head_dim)
         return LayerShape(shape.heads, head_dim, cut.width(f"block{number}.ffn", shape.ffn))
 
-    return nn.ModuleList(EncoderLayer(embed, kept(number), style) for number in range(1, blocks + 1))
+    return nn.ModuleList(
+        EncoderLayer(embed, kept(number), style) for number in range(1, blocks + 1)
+    )
 
 
 def padding_penalty(present: Tensor) -> Tensor:
@@ -140,6 +151,8 @@ def padding_penalty(present: Tensor) -> Tensor:
 
 
 def future_penalty(length: int, like: Tensor) -> Tensor:
-    """What hides later positions from `Attention`, [length, length], of the dtype and device of a tensor."""
+    """What hides later positions from `Attention`, [length, length], of the dtype and device of a
+    tensor.
+    """
     place = torch.arange(length, device=like.device)
     return (place[None, :] > place[:, None]).to(like.dtype) * MASKED_SCORE

@@ -15,13 +15,17 @@ _NOT_REACHED = "not reached"
 def figure_cells(figure: Figure) -> dict[str, str]:
     """A figure as cells by column."""
     digits = 3 if figure.measure.unit == "h" else 0 if figure.measure.name == "rounds" else 2
-    deciding, best, last = (list(figure.by_seed(name).values()) for name in ("deciding", "best", "last"))
+    deciding, best, last = (
+        list(figure.by_seed(name).values()) for name in ("deciding", "best", "last")
+    )
     published = figure.published
     spread = "" if published is None or published.spread is None else f" ± {published.spread:.2f}"
     return {
         "arm": figure.arm.name,
         "figure": f"{figure.measure.title}, {figure.measure.unit}".removesuffix(", "),
-        "published": MISSING if published is None else f"{published.value:.{min(digits, 2)}f}{spread}",
+        "published": MISSING
+        if published is None
+        else f"{published.value:.{min(digits, 2)}f}{spread}",
         "ours": _mean(deciding, digits),
         "by seed": _seeds(figure.by_seed("deciding"), digits),
         "best round": _mean(best, digits),
@@ -37,7 +41,9 @@ def claim_cells(item: Judged) -> dict[str, str]:
         "verdict": item.verdict or MISSING,
         "wanted": _bounds(item.claim),
         "ours, 95 %": _interval(item),
-        "by seed": _seeds(item.by_seed, 2, signed=_signed(item.claim), bounds=item.bounds) + _lacking(item) or MISSING,
+        "by seed": _seeds(item.by_seed, 2, signed=_signed(item.claim), bounds=item.bounds)
+        + _lacking(item)
+        or MISSING,
         "best round": _number(best, item.claim),
         "published": _number(item.published, item.claim),
     }
@@ -51,8 +57,14 @@ def comparison_text(claim: Claim) -> str:
 
 def table_text(rows: Sequence[Mapping[str, str]]) -> str:
     """Rows, of which there is at least one, as a table in Markdown."""
-    lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+    lines = [
+        list(rows[0]),
+        ["---"] * len(rows[0]),
+        *(list(row.values()) for row in rows),
+    ]
+    return "\n".join(
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
+    )
 
 
 def duration_text(seconds: float | None) -> str:
@@ -85,13 +97,20 @@ def _number(value: float | None, claim: Claim) -> str:
 
 def _bounds(claim: Claim) -> str:
     least = [] if claim.at_least is None else [f"> {claim.at_least:g}"]
-    return " and ".join(least + ([] if claim.at_most is None else [f"< {claim.at_most:g}"])) or MISSING
+    return (
+        " and ".join(least + ([] if claim.at_most is None else [f"< {claim.at_most:g}"])) or MISSING
+    )
 
 
 def _seeds(
-    by_seed: Mapping[int, float | None], digits: int, *, signed: bool = False, bounds: Mapping[int, str] | None = None
+    by_seed: Mapping[int, float | None],
+    digits: int,
+    *,
+    signed: bool = False,
+    bounds: Mapping[int, str] | None = None,
 ) -> str:
-    form, known = f"{'+' if signed else ''}.{digits}f", bounds or {}
+    form = f"{'+' if signed else ''}.{digits}f"
+    known = bounds or {}
     return ", ".join(
         f"{seed}: {known.get(seed, _NOT_REACHED) if value is None else format(value, form)}"
         for seed, value in by_seed.items()

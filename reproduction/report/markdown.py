@@ -6,7 +6,12 @@ from typing import Any
 
 from reproduction.experiment import Experiment
 from reproduction.figures import Figure, Judged, arms_of, figures, judged, stand_ins
-from reproduction.report.cells import claim_cells, duration_text, figure_cells, table_text
+from reproduction.report.cells import (
+    claim_cells,
+    duration_text,
+    figure_cells,
+    table_text,
+)
 from reproduction.stored import Row, statement_of
 from simulation.settings import HOW_COMPUTED, SimulationConfig
 
@@ -25,7 +30,8 @@ class Difference:
 
 def differences(published: SimulationConfig, here: SimulationConfig) -> tuple[Difference, ...]:
     """The keys, sorted, that two configurations give another value, defaults included."""
-    before, after = _flat(published), _flat(here)
+    before = _flat(published)
+    after = _flat(here)
     return tuple(
         Difference(key, before.get(key, _ABSENT), after.get(key, _ABSENT))
         for key in sorted(before.keys() | after.keys())
@@ -34,13 +40,21 @@ def differences(published: SimulationConfig, here: SimulationConfig) -> tuple[Di
 
 
 def grouped(by_arm: Mapping[str, Sequence[Difference]]) -> tuple[Difference, ...]:
-    """The differences of several arms, each once, sorted by key, with its arms; without arms where it holds for all."""
+    """The differences of several arms, each once, sorted by key, with its arms.
+
+    Without arms where it holds for all.
+    """
     arms: dict[Difference, list[str]] = {}
     for arm, found in by_arm.items():
         for difference in found:
             arms.setdefault(difference, []).append(arm)
     return tuple(
-        Difference(item.key, item.published, item.here, () if len(names) == len(by_arm) else tuple(names))
+        Difference(
+            item.key,
+            item.published,
+            item.here,
+            () if len(names) == len(by_arm) else tuple(names),
+        )
         for item, names in sorted(arms.items(), key=lambda pair: (pair[0].key, pair[0].here))
     )
 
@@ -63,7 +77,11 @@ def _kinds(kinds: Sequence[Mapping[str, Any]]) -> str:
     """Kinds of devices, each by what is not its default."""
     words = []
     for kind in kinds:
-        limits = [f"{key} {_text(kind[key])}" for key in ("max_width", "max_depth") if kind[key] not in (None, 1.0)]
+        limits = [
+            f"{key} {_text(kind[key])}"
+            for key in ("max_width", "max_depth")
+            if kind[key] not in (None, 1.0)
+        ]
         words.append(
             f"{kind['count'] or 'the rest'} {kind['type']} at {_text(kind['link'])} {' '.join(limits)}".strip()
         )
@@ -77,17 +95,24 @@ def _text(value: Any) -> str:
         return "on" if value else "off"
     if isinstance(value, float):
         return f"{value:g}"
-    return ", ".join(map(_text, value)) or _ABSENT if isinstance(value, (list, tuple)) else str(value)
+    return (
+        ", ".join(map(_text, value)) or _ABSENT if isinstance(value, (list, tuple)) else str(value)
+    )
 
 
 def as_markdown(
-    experiment: Experiment, rows: Sequence[Row], *, plots: Sequence[str] = (), drawn: Collection[tuple[str, int]] = ()
+    experiment: Experiment,
+    rows: Sequence[Row],
+    *,
+    plots: Sequence[str] = (),
+    drawn: Collection[tuple[str, int]] = (),
 ) -> str:
     """The table with everything that belongs to it.
 
     Args:
         experiment: the table.
-        rows: the figures of the complete runs at one scale, at least one; what was not run is not in the table.
+        rows: the figures of the complete runs at one scale, at least one; what was not run is not
+            in the table.
         plots: names of plots that lie beside it.
         drawn: arms and seeds whose curves are stored, and plotted.
     """
@@ -113,7 +138,11 @@ def as_markdown(
         "## Arms",
         "\n".join(f"- {arm}: {experiment.arm(arm).about}" for arm in arms),
         *_difference_section(experiment, rows),
-        *(("What no setting shows, at every scale:", _listed(experiment.notes)) if experiment.notes else ()),
+        *(
+            ("What no setting shows, at every scale:", _listed(experiment.notes))
+            if experiment.notes
+            else ()
+        ),
         *_checked_section(experiment, rows),
         *_run_section(experiment, rows),
     ]
@@ -128,10 +157,15 @@ def _judging(rows: Sequence[Row]) -> str:
 def stated_since(rows: Sequence[Row]) -> str:
     """That runs are older than what judges them, empty where they are not."""
     runs = {(row.arm, row.seed): row for row in rows}
-    before, now = sorted({arm for (arm, _), row in runs.items() if not row.stated}), statement_of(rows)
+    before = sorted({arm for (arm, _), row in runs.items() if not row.stated})
+    now = statement_of(rows)
     if before and not now:
         return "These runs are older than the statement of what is judged."
-    words = [f"Runs of {', '.join(before)} are older than the statement of what is judged."] if before else []
+    words = (
+        [f"Runs of {', '.join(before)} are older than the statement of what is judged."]
+        if before
+        else []
+    )
     older = sorted({row.begun for row in runs.values() if row.begun not in {"", now}})
     if many := sum(row.begun in older for row in runs.values()):
         was = f"it was {', '.join(older)}, and is {now}"
@@ -143,7 +177,9 @@ def _deciding(experiment: Experiment, rows: Sequence[Row], found: Sequence[Figur
     count = experiment.decides[rows[0].scale]
     which = f"mean of the last {count} evaluations" if count > 1 else "last evaluation"
     words = f"`ours` is the {which}, or a figure that belongs to no round, such as a time."
-    if count > 1 and (old := dict.fromkeys(figure.arm.name for figure in found if figure.last_alone)):
+    if count > 1 and (
+        old := dict.fromkeys(figure.arm.name for figure in found if figure.last_alone)
+    ):
         words += f" Of {', '.join(old)}, and in claims about them, it is the last one: no more was stored."
     return words
 
@@ -167,7 +203,12 @@ def _claim_section(title: str, items: Sequence[Judged], *words: str) -> Iterable
         yield f"## {title}"
         yield from words
         unclaimed = () if items[0].claim.says else ("verdict", "wanted")
-        yield table_text([{key: text for key, text in claim_cells(i).items() if key not in unclaimed} for i in items])
+        yield table_text(
+            [
+                {key: text for key, text in claim_cells(i).items() if key not in unclaimed}
+                for i in items
+            ]
+        )
 
 
 def _checked_section(experiment: Experiment, rows: Sequence[Row]) -> Iterable[str]:
@@ -181,7 +222,9 @@ def _difference_section(experiment: Experiment, rows: Sequence[Row]) -> Iterable
     whole = "published protocol" if experiment.url else "whole one"
     yield f"## What differs from the {whole}"
     by_arm: dict[str, Sequence[Difference]] = {
-        row.arm: differences(*(experiment.arm(row.arm).config(scale, row.seed) for scale in ("paper", row.scale)))
+        row.arm: differences(
+            *(experiment.arm(row.arm).config(scale, row.seed) for scale in ("paper", row.scale))
+        )
         for row in rows
     }
     found = grouped(by_arm)
@@ -189,15 +232,25 @@ def _difference_section(experiment: Experiment, rows: Sequence[Row]) -> Iterable
         yield f"Computed from the configurations: nothing. This is the {whole}."
         return
     yield f"Computed from the configurations{'' if experiment.url else ' of the scale paper'}."
-    cells = [(f"`{item.key}`", item.published, item.here, ", ".join(item.arms) or "all") for item in found]
-    yield table_text([dict(zip(("setting", "published", "here", "arms"), line, strict=True)) for line in cells])
+    cells = [
+        (f"`{item.key}`", item.published, item.here, ", ".join(item.arms) or "all")
+        for item in found
+    ]
+    yield table_text(
+        [dict(zip(("setting", "published", "here", "arms"), line, strict=True)) for line in cells]
+    )
 
 
 def _run_section(experiment: Experiment, rows: Sequence[Row]) -> Iterable[str]:
     yield "## Runs"
-    scale, arms = rows[0].scale, dict.fromkeys(row.arm for row in rows)
+    scale = rows[0].scale
+    arms = dict.fromkeys(row.arm for row in rows)
     seeds = ",".join(str(seed) for seed in sorted({row.seed for row in rows}))
-    only = "" if set(arms) == {arm.name for arm in experiment.chosen(scale)} else f" --only {','.join(arms)}"
+    only = (
+        ""
+        if set(arms) == {arm.name for arm in experiment.chosen(scale)}
+        else f" --only {','.join(arms)}"
+    )
     yield f"    shoal reproduce {experiment.table} --scale {scale} --seeds {seeds}{only}"
     runs = {(row.arm, row.seed): row for row in rows}
     with_time = any(row.unit == "h" for row in rows)

@@ -1,4 +1,5 @@
-"""The baseline: the same bytes through the same broker, fanned out to all devices and in from each, and nothing else.
+"""The baseline: the same bytes through the same broker, fanned out to all devices and in from each,
+and nothing else.
 
 Its clients are paho's own, each driven as paho's users drive it.
 """
@@ -14,7 +15,8 @@ from fleet_protocol.topics import Topics
 from fleet_protocol.transport import BrokerAddress
 from shoal.bench.swarm import Member
 
-_READY, _OVER = b"r", b"o"
+_READY = b"r"
+_OVER = b"o"
 _WAIT_SECONDS = 120.0
 
 
@@ -52,14 +54,17 @@ def bare_member(topics: Topics, name: str) -> Member:
 
 @dataclass(frozen=True)
 class BareRound:
-    """One fan-out and fan-in, from the first byte to the last, and the CPU time of the process in the middle."""
+    """One fan-out and fan-in, from the first byte to the last, and the CPU time of the process in
+    the middle.
+    """
 
     seconds: float
     cpu_seconds: float
 
 
 class Middle:
-    """Who sends the broadcast and counts what comes back, with the network in paho's thread, while the context lasts.
+    """Who sends the broadcast and counts what comes back, with the network in paho's thread, while
+    the context lasts.
 
     What does not come, or come back, is a TransportError.
     """
@@ -103,12 +108,15 @@ class Middle:
                 raise TransportError(f"the bare baseline got {got} of {count} {what}") from None
 
     def rounds(self, devices: int, chunks: tuple[bytes, ...], rounds: int) -> list[BareRound]:
-        """Send chunks to all devices, once all are there, and take as many back from each, a few times."""
+        """Send chunks to all devices, once all are there, and take as many back from each, a few
+        times.
+        """
         self._take(devices, "devices")
         sent = [b"c" + chunk[1:] for chunk in chunks[:-1]] + [_OVER + chunks[-1][1:]]
         found = []
         for _ in range(rounds):
-            began, used = time.monotonic(), time.process_time()
+            began = time.monotonic()
+            used = time.process_time()
             for index, chunk in enumerate(sent):
                 self._member.publish(self._member.topics.blob("bare", index), chunk)
             self._take(devices * len(chunks), "chunks")

@@ -1,4 +1,6 @@
-"""A bench of rounds: a server in this process, light devices in a few others, and the bare broker beside them."""
+"""A bench of rounds: a server in this process, light devices in a few others, and the bare broker
+beside them.
+"""
 
 import contextlib
 import os
@@ -31,7 +33,8 @@ from shoal.bench.processes import device_processes
 from shoal.bench.settings import FleetBench
 
 ARCH = "bench"
-_INPUTS, _CLASSES = 64, 10
+_INPUTS = 64
+_CLASSES = 10
 
 
 def _layout(payload_bytes: int) -> Layout:
@@ -45,7 +48,12 @@ def _layout(payload_bytes: int) -> Layout:
             "classes": Axis("classes", _CLASSES, AxisKind.FIXED),
         },
         parameters=(
-            Parameter("body.weight", (hidden, _INPUTS), (Dim("hidden"), Dim("inputs")), block_name(1)),
+            Parameter(
+                "body.weight",
+                (hidden, _INPUTS),
+                (Dim("hidden"), Dim("inputs")),
+                block_name(1),
+            ),
             Parameter("head.weight", (_CLASSES, hidden), (Dim("classes"), Dim("hidden")), HEAD),
         ),
         statistics=(),
@@ -59,15 +67,26 @@ def _layout(payload_bytes: int) -> Layout:
 
 
 def write_architecture(root: Path, payload_bytes: int) -> None:
-    """Write an artifact folder of one tier, the whole model, whose parameters have nearly so many bytes."""
+    """Write an artifact folder of one tier, the whole model, whose parameters have nearly so many
+    bytes.
+    """
     layout = _layout(payload_bytes)
     tier = layout.tier(1.0)
     folder = root / ARCH / tier.id
     folder.mkdir(parents=True, exist_ok=True)
-    specs, offset = [], 0
+    specs = []
+    offset = 0
     for item in layout.parameters:
         axes = tuple(dim.axis for dim in item.dims)
-        specs.append(ParameterSpec(name=item.name, shape=item.shape, axes=axes, block=item.block, offset=offset))
+        specs.append(
+            ParameterSpec(
+                name=item.name,
+                shape=item.shape,
+                axes=axes,
+                block=item.block,
+                offset=offset,
+            )
+        )
         offset += specs[-1].nbytes
     manifest = Manifest(
         arch=ARCH,
@@ -102,15 +121,20 @@ class FleetFigures:
     update_bytes: int
     round_seconds: float  # from the offers to the new version
     paho_seconds: float  # of the bare fan-out and fan-in of the same bytes by clients of paho
-    cpu_ms_per_update: float  # processor time of the server, its network thread and its receivers included
+    cpu_ms_per_update: (
+        float  # processor time of the server, its network thread and its receivers included
+    )
     paho_cpu_ms_per_update: float  # of the process in the middle of the baseline
     merged: int  # updates merged in the counted rounds
     asked: int  # updates asked for in the counted rounds
-    # peak memory of the process that held the server and, before it, the middle of the baseline; and of its receivers
+    # peak memory of the process that held the server and, before it, the middle of the baseline;
+    # and of its receivers
     resident_bytes: int
     wire_bytes: int  # what the server exchanged in all rounds
     payload_bytes: int  # what of it was blobs that were needed
-    bytes_by_kind: dict[str, int]  # what the devices exchanged in all rounds, by kind of topic and way
+    bytes_by_kind: dict[
+        str, int
+    ]  # what the devices exchanged in all rounds, by kind of topic and way
 
 
 @dataclass
@@ -124,7 +148,9 @@ class _Watch:
     receivers: Receivers | None = None
 
     def _cpu_seconds(self) -> float:
-        return time.process_time() + (self.receivers.cpu_seconds if self.receivers is not None else 0.0)
+        return time.process_time() + (
+            self.receivers.cpu_seconds if self.receivers is not None else 0.0
+        )
 
     def __call__(self, event: control.RunEvent) -> None:
         if isinstance(event, control.RunStarted):
@@ -139,7 +165,8 @@ class _Watch:
 
 
 def bench_fleet(bench: FleetBench) -> FleetFigures:
-    """Measure the fleet over one broker, and before and after it the baseline, as a machine's pace changes.
+    """Measure the fleet over one broker, and before and after it the baseline, as a machine's pace
+    changes.
 
     Raises:
         ConfigError: there are fewer than two rounds.
@@ -151,20 +178,29 @@ def bench_fleet(bench: FleetBench) -> FleetFigures:
     write_architecture(bench.folder / "artifacts", bench.payload_bytes)
     with contextlib.ExitStack() as stack:
         url = bench.broker
-        if (hosted := hosted_broker(BrokerConfig(url=url, port=bench.port), ARCH, bench.folder / "broker")) is not None:
+        if (
+            hosted := hosted_broker(
+                BrokerConfig(url=url, port=bench.port), ARCH, bench.folder / "broker"
+            )
+        ) is not None:
             url = stack.enter_context(hosted).url
         bare = _bare(bench, url)
         watch, finished, count, held = _fleet(bench, url)
         bare += _bare(bench, url)
     counted = watch.rounds[1:]
-    cpu = [1000 * used / max(1, len(event.merged)) for used, event in zip(watch.cpu_seconds, watch.rounds, strict=True)]
+    cpu = [
+        1000 * used / max(1, len(event.merged))
+        for used, event in zip(watch.cpu_seconds, watch.rounds, strict=True)
+    ]
     return FleetFigures(
         devices=bench.devices,
         update_bytes=watch.update_bytes,
         round_seconds=statistics.median(event.round_seconds for event in counted),
         paho_seconds=statistics.median(item.seconds for item in bare),
         cpu_ms_per_update=statistics.median(cpu[1:]),
-        paho_cpu_ms_per_update=statistics.median(1000 * item.cpu_seconds / bench.devices for item in bare),
+        paho_cpu_ms_per_update=statistics.median(
+            1000 * item.cpu_seconds / bench.devices for item in bare
+        ),
         merged=sum(len(event.merged) for event in counted),
         asked=sum(len(event.merged) + len(event.missing) for event in counted),
         resident_bytes=held,
@@ -181,7 +217,8 @@ def _peak_bytes(pid: int) -> int:
 
 
 def _bare(bench: FleetBench, url: str) -> list[BareRound]:
-    fleet, size = f"bare-{secrets.token_hex(4)}", RoundConfig().chunk_bytes
+    fleet = f"bare-{secrets.token_hex(4)}"
+    size = RoundConfig().chunk_bytes
     data = os.urandom(bench.payload_bytes)
     chunks = tuple(data[at : at + size] for at in range(0, len(data), size))
     with (
@@ -192,14 +229,18 @@ def _bare(bench: FleetBench, url: str) -> list[BareRound]:
 
 
 def _fleet(bench: FleetBench, url: str) -> tuple[_Watch, control.RunFinished, dict[str, int], int]:
-    watch, fleet = _Watch(), f"bench-{secrets.token_hex(4)}"
+    watch = _Watch()
+    fleet = f"bench-{secrets.token_hex(4)}"
     config = FleetConfig(
         fleet=fleet,
         store=bench.folder / fleet,
         broker=BrokerConfig(url=url, receivers=bench.receivers),
         model=ModelConfig(artifacts=bench.folder / "artifacts", arch=ARCH),
         round=RoundConfig(
-            rounds=bench.rounds, min_devices=bench.devices, deadline_seconds=bench.deadline_seconds, quorum=0.5
+            rounds=bench.rounds,
+            min_devices=bench.devices,
+            deadline_seconds=bench.deadline_seconds,
+            quorum=0.5,
         ),
         keep_versions=1,
     )

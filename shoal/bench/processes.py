@@ -1,6 +1,8 @@
-"""The processes that hold a bench's devices: each runs a swarm until its standard input closes, then tells its bytes.
+"""The processes that hold a bench's devices: each runs a swarm until its standard input closes,
+then tells its bytes.
 
-Run as a module: ``python -m shoal.bench.processes <light|bare> <fleet> <broker url> <first> <stop>``.
+Run as a module: ``python -m shoal.bench.processes <light|bare> <fleet> <broker url> <first>
+<stop>``.
 """
 
 import contextlib
@@ -15,7 +17,12 @@ from functools import lru_cache
 from itertools import pairwise
 
 from fleet_protocol import messages
-from fleet_protocol.blobs import DEFAULT_CHUNK_BYTES, decode_chunk, iter_chunks, ranges_of
+from fleet_protocol.blobs import (
+    DEFAULT_CHUNK_BYTES,
+    decode_chunk,
+    iter_chunks,
+    ranges_of,
+)
 from fleet_protocol.child_process import python_module, when_parent_ends
 from fleet_protocol.digests import blob_digest, matches
 from fleet_protocol.errors import BlobError
@@ -51,9 +58,13 @@ _decoded = lru_cache(2)(tensors_in)  # for all devices of a process
 
 @lru_cache(2)
 def _frames(weights: bytes, header_bytes: int, chunk_bytes: int) -> tuple[bytes, ...]:
-    """An update as it travels but for its header, which alone differs between the devices of a process."""
+    """An update as it travels but for its header, which alone differs between the devices of a
+    process.
+    """
     data = b"".join((bytes(header_bytes), *weights_parts(_decoded(weights))[2:]))
-    return tuple(frame for _, frame in iter_chunks(data, chunk_bytes, ((0, CHUNKS_LIMIT),), digests=False))
+    return tuple(
+        frame for _, frame in iter_chunks(data, chunk_bytes, ((0, CHUNKS_LIMIT),), digests=False)
+    )
 
 
 def _status(state: str, *, online: bool = True) -> bytes:
@@ -61,7 +72,9 @@ def _status(state: str, *, online: bool = True) -> bytes:
 
 
 class LightDevice:
-    """One device; `whole` are the blobs of this process that arrived whole, each verified once for all its devices."""
+    """One device; `whole` are the blobs of this process that arrived whole, each verified once for
+    all its devices.
+    """
 
     def __init__(self, member: Member, whole: dict[str, bytes]) -> None:
         self._member = member
@@ -80,8 +93,13 @@ class LightDevice:
     # What the swarm calls.
 
     def on_connected(self) -> None:
-        """Listen for tasks and for what is being fetched, and say what this device is: the session is a new one."""
-        for wanted in (self._topics.task(self._member.name), *map(self._topics.blob_filter, self._refs)):
+        """Listen for tasks and for what is being fetched, and say what this device is: the session
+        is a new one.
+        """
+        for wanted in (
+            self._topics.task(self._member.name),
+            *map(self._topics.blob_filter, self._refs),
+        ):
             self._member.subscribe(wanted)
         said = messages.DeviceProfile(profile=_PROFILE)
         self._member.publish(self._topics.profile(self._member.name), said.to_bytes(), retain=True)
@@ -110,7 +128,9 @@ class LightDevice:
         if self._done is not None and now - self._moved >= RETRY_SECONDS:
             self._announce()
         elif self._refs and now - self._moved >= self._patience:
-            self._patience *= 2  # what is under way to many must not be asked for by each of them again and again
+            self._patience *= (
+                2  # what is under way to many must not be asked for by each of them again and again
+            )
             for digest in list(self._refs):
                 self._ask(digest)
 
@@ -121,17 +141,30 @@ class LightDevice:
 
     def _tell_state(self) -> None:
         self._said = self._state
-        self._member.publish(self._topics.status(self._member.name), _status(self._state), retain=True)
+        self._member.publish(
+            self._topics.status(self._member.name), _status(self._state), retain=True
+        )
 
-    def _send(self, kind: type[messages.Accept | messages.NeedChunks | messages.Done], **fields: object) -> None:
-        self._member.publish(self._topics.reply(self._member.name), self._message(kind, **fields).to_bytes())
+    def _send(
+        self,
+        kind: type[messages.Accept | messages.NeedChunks | messages.Done],
+        **fields: object,
+    ) -> None:
+        self._member.publish(
+            self._topics.reply(self._member.name),
+            self._message(kind, **fields).to_bytes(),
+        )
 
     def _message(
-        self, kind: type[messages.Accept | messages.NeedChunks | messages.Done], **fields: object
+        self,
+        kind: type[messages.Accept | messages.NeedChunks | messages.Done],
+        **fields: object,
     ) -> messages.Accept | messages.NeedChunks | messages.Done:
         offer = self._offer
         if offer is None:
-            raise RuntimeError("a light device speaks about a task that it does not have; this is a bug")
+            raise RuntimeError(
+                "a light device speaks about a task that it does not have; this is a bug"
+            )
         return kind.model_validate({"task": offer.task, **fields})
 
     def _take(self, offer: messages.Offer) -> None:
@@ -198,16 +231,24 @@ class LightDevice:
         }
         parts = weights_parts(_decoded(self._whole[choice.weights.digest]), metadata)
         metrics = messages.TaskMetrics(
-            examples=1, batches=1, labels=(0,), fetch_seconds=0.0, train_seconds=0.0, resident_bytes=0
+            examples=1,
+            batches=1,
+            labels=(0,),
+            fetch_seconds=0.0,
+            train_seconds=0.0,
+            resident_bytes=0,
         )
         size = choice.weights.chunk_bytes or DEFAULT_CHUNK_BYTES
-        update = messages.BlobRef(digest=blob_digest(*parts), size=sum(map(len, parts)), chunk_bytes=size)
+        update = messages.BlobRef(
+            digest=blob_digest(*parts), size=sum(map(len, parts)), chunk_bytes=size
+        )
         done = self._message(messages.Done, update=update, tier=choice.tier, metrics=metrics)
         self._done = (done.to_bytes(), update, parts)
         self._enter("uploading")
         header = b"".join(parts[:2])
         like, *rest = _frames(self._whole[choice.weights.digest], len(header), size)
-        first, at = bytearray(like), len(like) - min(size, update.size)
+        first = bytearray(like)
+        at = len(like) - min(size, update.size)
         first[at : at + len(header)] = header
         self._upload(enumerate((first, *rest)))
 
@@ -231,7 +272,8 @@ class LightDevice:
     def _end(self, *, quiet: bool = False) -> None:
         for digest in self._refs:
             self._member.unsubscribe(self._topics.blob_filter(digest))
-        self._offer, self._done = None, None
+        self._offer = None
+        self._done = None
         self._refs.clear()
         self._parts.clear()
         if not quiet:
@@ -240,7 +282,12 @@ class LightDevice:
 
 def light_member(topics: Topics, name: str, whole: dict[str, bytes]) -> Member:
     """A light device with its connection."""
-    member = Member(topics, name, Farewell(topics.status(name), _status("gone", online=False)), LeanClient)
+    member = Member(
+        topics,
+        name,
+        Farewell(topics.status(name), _status("gone", online=False)),
+        LeanClient,
+    )
     member.behaviour = LightDevice(member, whole)
     return member
 
@@ -251,10 +298,14 @@ def device_name(index: int) -> str:
 
 
 @contextlib.contextmanager
-def device_processes(kind: str, fleet: str, broker: str, devices: int, processes: int) -> Iterator[Counter[str]]:
-    """Devices, ``light`` ones or those of the baseline, in processes that live as long as the context.
+def device_processes(
+    kind: str, fleet: str, broker: str, devices: int, processes: int
+) -> Iterator[Counter[str]]:
+    """Devices, ``light`` ones or those of the baseline, in processes that live as long as the
+    context.
 
-    At its end it has the bytes of payloads and topics that they exchanged, by kind of topic and way.
+    At its end it has the bytes of payloads and topics that they exchanged, by kind of topic and
+    way.
     """
     exchanged: Counter[str] = Counter()
     bounds = [devices * index // processes for index in range(processes + 1)]
@@ -282,9 +333,13 @@ def device_processes(kind: str, fleet: str, broker: str, devices: int, processes
 def _main(kind: str, fleet: str, broker: str, first: str, stop: str) -> None:
     ended = threading.Event()
     when_parent_ends(ended.set)
-    topics, whole = Topics(fleet), dict[str, bytes]()
+    topics = Topics(fleet)
+    whole = dict[str, bytes]()
     names = [device_name(index) for index in range(int(first), int(stop))]
-    members = [light_member(topics, name, whole) if kind == "light" else bare_member(topics, name) for name in names]
+    members = [
+        light_member(topics, name, whole) if kind == "light" else bare_member(topics, name)
+        for name in names
+    ]
     Swarm(members, BrokerAddress.parse(broker)).run(ended.is_set)
     count: Counter[str] = Counter()
     for member in members:

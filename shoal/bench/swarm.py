@@ -1,4 +1,6 @@
-"""Many MQTT clients in one thread: paho's own packets, driven by one selector instead of a thread for each client."""
+"""Many MQTT clients in one thread: paho's own packets, driven by one selector instead of a thread
+for each client.
+"""
 
 import contextlib
 import selectors
@@ -35,11 +37,16 @@ class Behaviour(Protocol):
 class Member:
     """One client of a swarm, which counts the payload bytes of what it exchanges by kind.
 
-    It does not connect again before `away_until`, of ``time.monotonic()``; its swarm waits for the socket `watched`.
+    It does not connect again before `away_until`, of ``time.monotonic()``; its swarm waits for the
+    socket `watched`.
     """
 
     def __init__(
-        self, topics: Topics, name: str, will: Farewell | None = None, client: type[paho.Client] = paho.Client
+        self,
+        topics: Topics,
+        name: str,
+        will: Farewell | None = None,
+        client: type[paho.Client] = paho.Client,
     ) -> None:
         self.topics = topics
         self.name = name
@@ -48,12 +55,16 @@ class Member:
         self.away_until = 0.0
         self.watched: Any = None
         self.client = client(
-            CallbackAPIVersion.VERSION2, client_id=f"shoal-{topics.fleet}-{name}", protocol=paho.MQTTv5
+            CallbackAPIVersion.VERSION2,
+            client_id=f"shoal-{topics.fleet}-{name}",
+            protocol=paho.MQTTv5,
         )
         if will is not None:
             self.client.will_set(will.topic, will.payload, qos=1, retain=True)
         self.client.max_inflight_messages_set(_IN_FLIGHT)
-        self.client.on_message = lambda _, __, said: self._take(said.topic, bytes(said.payload), bool(said.retain))
+        self.client.on_message = lambda _, __, said: self._take(
+            said.topic, bytes(said.payload), bool(said.retain)
+        )
         if isinstance(self.client, LeanClient):
             self.client.plain = self._take
         self.client.on_connect = self._on_connect
@@ -77,7 +88,11 @@ class Member:
         properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
         properties.SessionExpiryInterval = 60
         self.client.connect(
-            address.host, address.port, keepalive=KEEP_ALIVE_SECONDS, clean_start=True, properties=properties
+            address.host,
+            address.port,
+            keepalive=KEEP_ALIVE_SECONDS,
+            clean_start=True,
+            properties=properties,
         )
 
     def publish(self, topic: str, payload: bytes | bytearray, *, retain: bool = False) -> None:
@@ -140,7 +155,10 @@ class Swarm:
             self._selector.modify(socket, wanted, member)
 
     def _connect(self, member: Member, now: float) -> None:
-        """Connect a client that is not, and is not to stay away; the broker may be gone, and is tried again."""
+        """Connect a client that is not, and is not to stay away.
+
+        The broker may be gone, and is tried again.
+        """
         if member.client.socket() is None and now >= member.away_until:
             with contextlib.suppress(OSError):
                 member.connect(self._address)

@@ -1,4 +1,6 @@
-"""How the command line talks: tables and progress on standard output, errors on standard error, JSON when asked."""
+"""How the command line talks: tables and progress on standard output, errors on standard error,
+JSON when asked.
+"""
 
 import json
 import sys
@@ -16,15 +18,17 @@ from typing_extensions import override
 
 from fleet_protocol.errors import visible
 
-PIPE_WIDTH, _WIDEST = 160, 10_000
+PIPE_WIDTH = 160
+_WIDEST = 10_000
 _MOST_SHOWN = 8000  # characters of one error
 
 
 class ShoalConsole(Console):
     """A console on which no text can move the cursor; only rich's own drawing passes unchanged.
 
-    Stores, messages, files and their names may come from others. See `visible`. Nothing is highlighted: rich searches a
-    text for numbers, paths and addresses in a time that grows with the square of its length.
+    Stores, messages, files and their names may come from others. See `visible`. Nothing is
+    highlighted: rich searches a text for numbers, paths and addresses in a time that grows with the
+    square of its length.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -36,7 +40,9 @@ class ShoalConsole(Console):
         return super().render_str(visible(text), **options)
 
     @override
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
             if segment.control:
                 yield segment
@@ -60,7 +66,9 @@ def say(text: str) -> None:
 
 
 def cut(text: str, most: int = _MOST_SHOWN) -> str:
-    """The beginning of a text that another may have written, with a note of how much of it is not shown."""
+    """The beginning of a text that another may have written, with a note of how much of it is not
+    shown.
+    """
     if len(text) <= most:
         return text
     return f"{text[:most]} ... ({len(text) - most} more characters are not shown)"
@@ -77,10 +85,11 @@ def print_json(value: Any, *, line: bool = False) -> None:
 
 
 def flat(value: Any) -> Any:
-    """A record, or a list of them, without nesting: what is inside has dotted names, and lists hold plain values alone.
+    """A record, or a list of them, without nesting: what is inside has dotted names, and lists hold
+    plain values alone.
 
-    Items of any other list go by their name or number. The records of a list have the same names, None where they lack
-    what it says.
+    Items of any other list go by their name or number. The records of a list have the same names,
+    None where they lack what it says.
 
     Example:
         >>> flat([{"id": 1, "of": {"tiers": [1, 0.5], "blocks": [{"no": 3}]}}, {"id": 2, "of": None}])
@@ -108,12 +117,17 @@ def _without_wholes(names: Iterable[str]) -> list[str]:
 
 
 def _nested(value: Any) -> bool:
-    return isinstance(value, list | tuple) and any(isinstance(item, Mapping | list | tuple) for item in value)
+    return isinstance(value, list | tuple) and any(
+        isinstance(item, Mapping | list | tuple) for item in value
+    )
 
 
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     if _nested(value):
-        value = {item.get("name", at) if isinstance(item, Mapping) else at: item for at, item in enumerate(value)}
+        value = {
+            item.get("name", at) if isinstance(item, Mapping) else at: item
+            for at, item in enumerate(value)
+        }
     if not isinstance(value, Mapping):
         yield name, value
         return
@@ -136,7 +150,10 @@ def print_rows(title: str, rows: Sequence[Mapping[str, str]], *, empty: str) -> 
         table.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*map(escape, row.values()))
-    if Measurement.get(console, console.options.update(max_width=_WIDEST), table).minimum <= console.width:
+    if (
+        Measurement.get(console, console.options.update(max_width=_WIDEST), table).minimum
+        <= console.width
+    ):
         console.print(table)
         return
     for row in rows:
@@ -188,5 +205,7 @@ def release_text(version: str, record: str | None, sets: str | None = None) -> s
     for kind, line in (("", record), ("sets ", sets)):
         phase, number, _, _, *why = (line or "running 0 0 0").split(" ", 4)
         if number != "0":
-            said += f", {kind}{phase} {number}" + ("".join(f": {each}" for each in why) if phase == "failed" else "")
+            said += f", {kind}{phase} {number}" + (
+                "".join(f": {each}" for each in why) if phase == "failed" else ""
+            )
     return said

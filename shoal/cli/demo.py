@@ -17,7 +17,13 @@ from typing_extensions import Self
 
 from broker_server.service.server import Server
 from broker_server.settings.evaluation import EvaluationConfig
-from broker_server.settings.fleet import BrokerConfig, FleetConfig, ModelConfig, TiersConfig, TrainConfig
+from broker_server.settings.fleet import (
+    BrokerConfig,
+    FleetConfig,
+    ModelConfig,
+    TiersConfig,
+    TrainConfig,
+)
 from broker_server.settings.rounds import RoundConfig
 from broker_server.store import RoundRecord, Store, TaskRecord, queries
 from broker_server.store.machine import RoundState
@@ -33,7 +39,15 @@ from fleet_protocol.spelling import without_login
 from models.registry import Registry, infer_layout
 from shoal.cli.console import error_console, print_rows, say, seconds_text
 from shoal.cli.progress import RunDisplay, export_bar
-from shoal.cli.report import Arm, DevicePoint, Heading, Report, RoundPoint, arm_rows, write_report
+from shoal.cli.report import (
+    Arm,
+    DevicePoint,
+    Heading,
+    Report,
+    RoundPoint,
+    arm_rows,
+    write_report,
+)
 from simulation.data.dataset import Dataset
 from simulation.data.datasets import load_dataset
 from simulation.data.partition import dirichlet, iid
@@ -54,14 +68,20 @@ class LocalDevice:
     max_width: float  # widest sub-model it may be given
     max_depth: int | None = None  # deepest sub-model it may be given; None for no limit
     own_model: Path | None = None  # folder of the pair with a model of its own, if it has one
-    state_dir: Path | None = None  # where it keeps its task and blobs; by default below the fleet's folder
+    state_dir: Path | None = (
+        None  # where it keeps its task and blobs; by default below the fleet's folder
+    )
     enrolment: Path | None = None  # its file in an enrolled fleet
 
 
 def _toml(fleet: str, broker: str, folder: Path, device: LocalDevice, holdout: float) -> str:
     depth = "" if device.max_depth is None else f"max_depth = {device.max_depth}\n"
-    own = "" if device.own_model is None else f'[own_model]\nset = "{device.own_model.as_posix()}"\n'
-    identity = "" if device.enrolment is None else f'[identity]\nfile = "{device.enrolment.as_posix()}"\n'
+    own = (
+        "" if device.own_model is None else f'[own_model]\nset = "{device.own_model.as_posix()}"\n'
+    )
+    identity = (
+        "" if device.enrolment is None else f'[identity]\nfile = "{device.enrolment.as_posix()}"\n'
+    )
     return (
         f'fleet = "{fleet}"\ndevice = "{device.name}"\nbroker = "{broker}"\n'
         f'state_dir = "{(device.state_dir or folder / device.name).as_posix()}"\nmax_width = {device.max_width}\n'
@@ -71,13 +91,24 @@ def _toml(fleet: str, broker: str, folder: Path, device: LocalDevice, holdout: f
 
 
 class LocalFleet:
-    """Agents of one thread that run while the context is open; each writes ``<folder>/<name>.log``."""
+    """Agents of one thread that run while the context is open.
+
+    Each writes ``<folder>/<name>.log``.
+    """
 
     def __init__(
-        self, folder: Path, *, fleet: str, broker: str, devices: Sequence[LocalDevice], holdout: float = 0.0
+        self,
+        folder: Path,
+        *,
+        fleet: str,
+        broker: str,
+        devices: Sequence[LocalDevice],
+        holdout: float = 0.0,
     ) -> None:
         self._folder = folder.resolve()
-        self._configs = {device.name: _toml(fleet, broker, self._folder, device, holdout) for device in devices}
+        self._configs = {
+            device.name: _toml(fleet, broker, self._folder, device, holdout) for device in devices
+        }
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     @property
@@ -105,13 +136,18 @@ class LocalFleet:
             )
 
     def check(self) -> None:
-        """See that every agent still runs; a TransportError shows the end of the log of one that has ended."""
+        """See that every agent still runs.
+
+        A TransportError shows the end of the log of one that has ended.
+        """
         for name, process in self._processes.items():
             code = process.poll()
             if code is not None:
                 log = self._folder / f"{name}.log"
                 tail = "\n  ".join(log.read_text(errors="replace").splitlines()[-_LOG_LINES:])
-                raise TransportError(f"device {name} ended with exit code {code}; the end of {log}:\n  {tail}")
+                raise TransportError(
+                    f"device {name} ended with exit code {code}; the end of {log}:\n  {tail}"
+                )
 
     def __exit__(self, *_: object) -> None:
         for process in self._processes.values():
@@ -173,7 +209,8 @@ class Preset(FrozenModel):
         arch: architecture of the zoo.
         settings: its settings; input shape and classes follow from the data.
         devices: agents to start.
-        widths: tiers, widest first; devices share them evenly, the first devices getting the widest.
+        widths: tiers, widest first; devices share them evenly, the first devices getting the
+            widest.
         partition: how the training data is split.
         alpha: concentration of a Dirichlet split.
         rounds: rounds of every run.
@@ -181,7 +218,8 @@ class Preset(FrozenModel):
         batch_size: samples per step.
         learning_rate: of the optimizer.
         baselines: also run AllSmall and Exclusive.
-        evaluate_every: rounds between evaluations; each asks every device for a pass over its data (specification 1.6).
+        evaluate_every: rounds between evaluations; each asks every device for a pass over its data
+            (specification 1.6).
         deadline_seconds: of a round.
     """
 
@@ -214,7 +252,10 @@ class DemoConfig(FrozenModel):
 
 
 def read_demos(path: Path | None) -> DemoConfig:
-    """Read what the demos do, from a file or else ``shoal/cli/demo.toml``; a ConfigError where it is wrong."""
+    """Read what the demos do, from a file or else ``shoal/cli/demo.toml``.
+
+    A ConfigError where it is wrong.
+    """
     if path is not None:
         return load_config(path, DemoConfig)
     text = files("shoal.cli").joinpath("demo.toml").read_text(encoding="utf-8")
@@ -233,7 +274,9 @@ class _Prepared:
 
 def _export(preset: Preset, data: Dataset, seed: int, out: Path) -> Mapping[float, str]:
     architecture = Registry.zoo().get(preset.arch)
-    settings = architecture.settings({**preset.settings, "input_shape": data.input_shape, "classes": data.classes})
+    settings = architecture.settings(
+        {**preset.settings, "input_shape": data.input_shape, "classes": data.classes}
+    )
     layout = infer_layout(architecture, settings)
     tiers = {width: layout.tier(width) for width in preset.widths}
     with export_bar(error_console(), f"exporting {preset.arch}") as progress:
@@ -252,9 +295,14 @@ def _export(preset: Preset, data: Dataset, seed: int, out: Path) -> Mapping[floa
 
 
 def _prepare(data_name: str, preset: Preset, seed: int, folder: Path) -> _Prepared:
-    data, count = load_dataset(data_name), preset.devices
+    data = load_dataset(data_name)
+    count = preset.devices
     dealt = preset.partition == "dirichlet"
-    parts = dirichlet(data.train_y, count, preset.alpha, seed) if dealt else iid(len(data.train_y), count, seed)
+    parts = (
+        dirichlet(data.train_y, count, preset.alpha, seed)
+        if dealt
+        else iid(len(data.train_y), count, seed)
+    )
     (folder / "data").mkdir(parents=True)
     devices = []
     for index, part in enumerate(parts):
@@ -263,10 +311,17 @@ def _prepare(data_name: str, preset: Preset, seed: int, folder: Path) -> _Prepar
         devices.append(LocalDevice(f"device-{index}", path.resolve(), preset.width_of(index)))
     test_set = folder / "data" / "test.npz"
     np.savez(test_set, x=data.test_x, y=data.test_y)
-    return _Prepared(folder, test_set, tuple(devices), _export(preset, data, seed, folder / "artifacts"))
+    return _Prepared(
+        folder,
+        test_set,
+        tuple(devices),
+        _export(preset, data, seed, folder / "artifacts"),
+    )
 
 
-def _fleet_config(prepared: _Prepared, preset: Preset, seed: int, broker: BrokerConfig) -> FleetConfig:
+def _fleet_config(
+    prepared: _Prepared, preset: Preset, seed: int, broker: BrokerConfig
+) -> FleetConfig:
     folder = prepared.folder.resolve()
     return FleetConfig(
         fleet=FLEET,
@@ -274,18 +329,39 @@ def _fleet_config(prepared: _Prepared, preset: Preset, seed: int, broker: Broker
         seed=seed,
         broker=broker,
         model=ModelConfig(artifacts=folder / "artifacts", arch=preset.arch, recipe=preset.recipe),
-        round=RoundConfig(rounds=preset.rounds, min_devices=preset.devices, deadline_seconds=preset.deadline_seconds),
-        train=TrainConfig(learning_rate=preset.learning_rate, epochs=preset.epochs, batch_size=preset.batch_size),
+        round=RoundConfig(
+            rounds=preset.rounds,
+            min_devices=preset.devices,
+            deadline_seconds=preset.deadline_seconds,
+        ),
+        train=TrainConfig(
+            learning_rate=preset.learning_rate,
+            epochs=preset.epochs,
+            batch_size=preset.batch_size,
+        ),
         evaluation=EvaluationConfig(
-            data=NpzData(path=prepared.test_set.resolve(), scale=1.0), every=preset.evaluate_every
+            data=NpzData(path=prepared.test_set.resolve(), scale=1.0),
+            every=preset.evaluate_every,
         ),
     )
 
 
-def _arms(base: FleetConfig, prepared: _Prepared, preset: Preset) -> list[tuple[Heading, FleetConfig]]:
+def _arms(
+    base: FleetConfig, prepared: _Prepared, preset: Preset
+) -> list[tuple[Heading, FleetConfig]]:
     """What every run is called and its configuration, the main one first."""
-    smallest, widest = prepared.tiers[min(preset.widths)], prepared.tiers[max(preset.widths)]
-    arms = [(Heading("global", "Shoal", "every device trains the largest sub-model it can hold"), base)]
+    smallest = prepared.tiers[min(preset.widths)]
+    widest = prepared.tiers[max(preset.widths)]
+    arms = [
+        (
+            Heading(
+                "global",
+                "Shoal",
+                "every device trains the largest sub-model it can hold",
+            ),
+            base,
+        )
+    ]
     if preset.baselines and len(preset.widths) > 1:
         large = sum(device.max_width >= max(preset.widths) for device in prepared.devices)
         small_only = base.model_copy(
@@ -300,13 +376,23 @@ def _arms(base: FleetConfig, prepared: _Prepared, preset: Preset) -> list[tuple[
                 "round": base.round.model_copy(update={"min_devices": large}),
             }
         )
-        small = Heading("all_small", "AllSmall", f"every device trains {smallest}, the smallest sub-model")
-        exclusive = Heading("exclusive", "Exclusive", f"only the {large} devices that hold {widest} take part")
+        small = Heading(
+            "all_small",
+            "AllSmall",
+            f"every device trains {smallest}, the smallest sub-model",
+        )
+        exclusive = Heading(
+            "exclusive",
+            "Exclusive",
+            f"only the {large} devices that hold {widest} take part",
+        )
         arms += [(small, small_only), (exclusive, large_only)]
     return arms
 
 
-def _run_arm(server: Server, config: FleetConfig, title: str, shown: list[RunDisplay]) -> control.RunFinished:
+def _run_arm(
+    server: Server, config: FleetConfig, title: str, shown: list[RunDisplay]
+) -> control.RunFinished:
     with RunDisplay(error_console(), title) as display:
         shown.append(display)
         finished = server.run(config)
@@ -322,7 +408,8 @@ def _free_port() -> int:
 
 
 def run_demo(data: str, preset: Preset, seed: int, runs: Path, broker: str = "embedded") -> Report:
-    """Export, start a fleet on this machine, train it, and write a report into a new folder of `runs`.
+    """Export, start a fleet on this machine, train it, and write a report into a new folder of
+    `runs`.
 
     Raises:
         ShoalError: something the demo needs is missing, or a run failed.
@@ -340,7 +427,12 @@ def run_demo(data: str, preset: Preset, seed: int, runs: Path, broker: str = "em
 
     arms: list[Arm] = []
     with Server(FLEET, base.store, broker_config, listener=show) as server:
-        devices = LocalFleet(folder / "devices", fleet=FLEET, broker=str(server.address), devices=prepared.devices)
+        devices = LocalFleet(
+            folder / "devices",
+            fleet=FLEET,
+            broker=str(server.address),
+            devices=prepared.devices,
+        )
         with devices:
             for heading, config in _arms(base, prepared, preset):
                 began = time.monotonic()
@@ -364,7 +456,12 @@ def run_demo(data: str, preset: Preset, seed: int, runs: Path, broker: str = "em
 
 def _settings(preset: Preset, broker: str) -> dict[str, str]:
     return {
-        "model": ", ".join([preset.arch, *(f"{name} = {value}" for name, value in preset.settings.items())]),
+        "model": ", ".join(
+            [
+                preset.arch,
+                *(f"{name} = {value}" for name, value in preset.settings.items()),
+            ]
+        ),
         "split": f"Dirichlet({preset.alpha})" if preset.partition == "dirichlet" else "IID",
         "rounds": str(preset.rounds),
         "local epochs": str(preset.epochs),

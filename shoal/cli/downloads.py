@@ -23,7 +23,9 @@ from shoal.cli.stored import VERSIONS
 from shoal.client import Client
 
 FileFormat = Literal["safetensors", "torch", "onnx"]
-SUFFIXES: Mapping[str, str] = MappingProxyType({"safetensors": "safetensors", "torch": "pt", "onnx": "onnx"})
+SUFFIXES: Mapping[str, str] = MappingProxyType(
+    {"safetensors": "safetensors", "torch": "pt", "onnx": "onnx"}
+)
 
 ELSEWHERE = Path("the downloaded file")
 """Name of a file in the lines that load it, if its place is not known, as on the page."""
@@ -67,8 +69,8 @@ def save_version(
         artifacts: folder of exported sets, see `stored_context`.
 
     Raises:
-        ConfigError: there is no such version, the tier is not exported, a faithful file of this format is impossible,
-            or a package for the format is not installed.
+        ConfigError: there is no such version, the tier is not exported, a faithful file of this
+            format is impossible, or a package for the format is not installed.
         StorageError: the file cannot be written.
     """
     exported = load_version(opened, run, version)
@@ -85,9 +87,15 @@ def save_version(
 
 
 def _save_whole(
-    opened: Store, exported: ExportedVersion, path: Path, shown: Path | None, artifacts: Path | None
+    opened: Store,
+    exported: ExportedVersion,
+    path: Path,
+    shown: Path | None,
+    artifacts: Path | None,
 ) -> Download:
-    """Write the tensors of a version from the store, with fitting statistics if its artifacts are available."""
+    """Write the tensors of a version from the store, with fitting statistics if its artifacts are
+    available.
+    """
     try:
         found = tier_version(opened, exported, None, artifacts)
     except ShoalError as error:  # only the store has been copied
@@ -102,7 +110,9 @@ def _save_whole(
     return _written(found, "safetensors", path, shown)
 
 
-def _written(found: TierVersion, file_format: FileFormat, path: Path, shown: Path | None) -> Download:
+def _written(
+    found: TierVersion, file_format: FileFormat, path: Path, shown: Path | None
+) -> Download:
     lines = load_lines(found, file_format, shown or path, here=shown is None)
     return Download(found.exported.record, lines, found.note or found.lacking)
 
@@ -116,41 +126,57 @@ def save(
     artifacts: Path | None = None,
 ) -> Download:
     """Write a version, or the ``tier`` `of` it, in a ``format``, like `save_version`."""
-    tier, kind = of.get("tier"), cast("FileFormat", of["format"])
+    tier = of.get("tier")
+    kind = cast("FileFormat", of["format"])
     if isinstance(source, Store):
         return save_version(source, run.id, version, tier, kind, path, artifacts=artifacts)
     data, lines, note = source.weights(version, run.id, **of)
     write_atomically(path, data)
-    known = next(view.version for view in VERSIONS.look(source, run.id) if view.version.number == version)
+    known = next(
+        view.version for view in VERSIONS.look(source, run.id) if view.version.number == version
+    )
     lines = tuple(line.replace(repr(str(ELSEWHERE)), repr(str(path))) for line in lines)
     return Download(_judged(known, run, tier), lines, note)
 
 
 def _judged(version: VersionRecord, run: RunRecord, tier: str | None) -> VersionRecord:
-    """Return a version with facts about one tier, None for the whole model; the run may have judged another."""
+    """Return a version with facts about one tier, None for the whole model.
+
+    The run may have judged another.
+    """
     if version.evaluation is None or tier == FleetConfig.stored(run.config).evaluation.tier:
         return version
     return replace(version, evaluation=version.evaluation.of(tier or ""))
 
 
 def _save_onnx(found: TierVersion, path: Path) -> None:
-    """Write a model for stock onnxruntime; raise a ConfigError without onnx, or without its norms' statistics."""
+    """Write a model for stock onnxruntime.
+
+    Raise a ConfigError without onnx, or without its norms' statistics.
+    """
     with needs("export"):
         from trainer_export.formats.onnx import runnable  # noqa: PLC0415  (torch and onnx)
 
     found.require_statistics()
     tensors = {parameter_input(name): value for name, value in found.exported.weights.items()}
     tensors |= found.exported.statistics
-    data, manifest = found.config.evaluation.data, found.artifacts.manifest
-    metadata = found.exported.metadata | {"tier": found.artifacts.tier.id, "classes": str(manifest.classes)}
+    data = found.config.evaluation.data
+    manifest = found.artifacts.manifest
+    metadata = found.exported.metadata | {
+        "tier": found.artifacts.tier.id,
+        "classes": str(manifest.classes),
+    }
     if data is not None:  # a sample becomes (x * scale - mean) / std
-        metadata["preprocessing"] = data.model_dump_json(include={"shape", "scale", "mean", "std", "transforms"})
+        metadata["preprocessing"] = data.model_dump_json(
+            include={"shape", "scale", "mean", "std", "transforms"}
+        )
     graph = read_checked(found.artifacts.path(manifest.graphs["onnx/infer"]))
     write_atomically(path, runnable(graph, tensors, metadata))
 
 
 def _save_torch(found: TierVersion, path: Path) -> None:
-    """Write the state of the user's class, for ``load_state_dict(torch.load(path, weights_only=True))``.
+    """Write the state of the user's class, for ``load_state_dict(torch.load(path,
+    weights_only=True))``.
 
     Raises a ConfigError without torch.
     """
@@ -163,5 +189,8 @@ def _save_torch(found: TierVersion, path: Path) -> None:
         ) from error
 
     buffer = io.BytesIO()
-    torch.save({name: torch.from_numpy(np.array(value)) for name, value in found.own_state().items()}, buffer)
+    torch.save(
+        {name: torch.from_numpy(np.array(value)) for name, value in found.own_state().items()},
+        buffer,
+    )
     write_atomically(path, buffer.getvalue())

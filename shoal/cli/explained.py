@@ -20,8 +20,14 @@ def show_round(store: Path, number: int, run: str | None, *, as_json: bool, url:
         StorageError: there is no store.
     """
     look = Asked[Store, tuple[list[DeviceInRound], list[RoundView]]](
-        lambda known, of: (explain_round(known, number, of), rounds(known, of, first=number, last=number)),
-        lambda page, of: (page.explained(number, of), page.rounds(of, first=number, last=number)),
+        lambda known, of: (
+            explain_round(known, number, of),
+            rounds(known, of, first=number, last=number),
+        ),
+        lambda page, of: (
+            page.explained(number, of),
+            page.rounds(of, first=number, last=number),
+        ),
     )
     with opened(store, url) as source:
         rows, (view,) = look(source, run)
@@ -64,7 +70,8 @@ def _number(value: float | None) -> str:
 def comparison(other: str) -> Shown[queries.Comparison]:
     """A run beside another one."""
     look = Asked[Store, queries.Comparison](
-        lambda store, run: queries.compare(store, run or "", other), lambda client, run: client.compare(run, other)
+        lambda store, run: queries.compare(store, run or "", other),
+        lambda client, run: client.compare(run, other),
     )
     return Shown(look, _draw_comparison, _compared)
 
@@ -72,12 +79,23 @@ def comparison(other: str) -> Shown[queries.Comparison]:
 def _compared(view: queries.Comparison) -> list[dict[str, Any]]:
     of = dict(zip(("run", "other_run"), view.runs, strict=True))
 
-    def whole(value: Any) -> Any:  # a list of records under one name would take that name from all settings
+    def whole(
+        value: Any,
+    ) -> Any:  # a list of records under one name would take that name from all settings
         return value if flat({"": value}).keys() == {""} else str(value)
 
-    both: dict[str, Mapping[Any, tuple[Any, Any]]] = {"setting": view.settings, "accuracy": view.accuracies}
+    both: dict[str, Mapping[Any, tuple[Any, Any]]] = {
+        "setting": view.settings,
+        "accuracy": view.accuracies,
+    }
     return [
-        {**of, "what": what, "name": str(name), "value": whole(value), "other_value": whole(other)}
+        {
+            **of,
+            "what": what,
+            "name": str(name),
+            "value": whole(value),
+            "other_value": whole(other),
+        }
         for what, found in both.items()
         for name, (value, other) in found.items()
     ]
@@ -86,9 +104,20 @@ def _compared(view: queries.Comparison) -> list[dict[str, Any]]:
 def _draw_comparison(view: queries.Comparison) -> None:
     def side_by_side(first: str, rows: Mapping[Any, tuple[Any, Any]]) -> list[dict[str, str]]:
         return [
-            {first: str(key), **dict(zip(view.runs, map(str, values), strict=True))} for key, values in rows.items()
+            {first: str(key), **dict(zip(view.runs, map(str, values), strict=True))}
+            for key, values in rows.items()
         ]
 
-    print_rows("settings that differ", side_by_side("setting", view.settings), empty="the settings are the same")
-    judged = {key: (number_text(one), number_text(other)) for key, (one, other) in view.accuracies.items()}
-    print_rows("accuracy, or loss where there is none", side_by_side("version", judged), empty="no version was judged")
+    print_rows(
+        "settings that differ",
+        side_by_side("setting", view.settings),
+        empty="the settings are the same",
+    )
+    judged = {
+        key: (number_text(one), number_text(other)) for key, (one, other) in view.accuracies.items()
+    }
+    print_rows(
+        "accuracy, or loss where there is none",
+        side_by_side("version", judged),
+        empty="no version was judged",
+    )

@@ -18,10 +18,13 @@ def needs(extra: str) -> Iterator[None]:
         ...     import no_such_package
         Traceback (most recent call last):
         ...
-        fleet_protocol.errors.ConfigError: no_such_package is not installed here: pip install 'shoal[server]'
+        fleet_protocol.errors.ConfigError: no_such_package is not installed here: pip install
+            'shoal[server]'
     """
     try:
         yield
     except ModuleNotFoundError as error:
         package = (error.name or str(error)).partition(".")[0]
-        raise ConfigError(f"{package} is not installed here: pip install 'shoal[{extra}]'") from error
+        raise ConfigError(
+            f"{package} is not installed here: pip install 'shoal[{extra}]'"
+        ) from error

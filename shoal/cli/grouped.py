@@ -8,8 +8,11 @@ from typing import Any, TypeVar, get_type_hints
 Options = TypeVar("Options")
 
 
-def grouped(options: type[Options]) -> Callable[[Callable[[Options], None]], Callable[..., None]]:
-    """Let Typer see the fields of a frozen dataclass, annotated as Typer's options are, as the options of a command.
+def grouped(
+    options: type[Options],
+) -> Callable[[Callable[[Options], None]], Callable[..., None]]:
+    """Let Typer see the fields of a frozen dataclass, annotated as Typer's options are, as the
+    options of a command.
 
     Example:
         >>> @dataclass(frozen=True)
@@ -25,7 +28,10 @@ def grouped(options: type[Options]) -> Callable[[Callable[[Options], None]], Cal
     def parameter(field: Field[Any]) -> inspect.Parameter:
         default = inspect.Parameter.empty if field.default is MISSING else field.default
         return inspect.Parameter(
-            field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[field.name]
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=default,
+            annotation=hints[field.name],
         )
 
     def decorate(function: Callable[[Options], None]) -> Callable[..., None]:

@@ -7,7 +7,10 @@ from shoal.cli.extras import needs
 
 
 def listing(what: str, text: str | None, *, group: bool = False) -> typer.Typer:
-    """A command that shows a `Shown` of `shoal.cli.stored`, imported when it is used; a group has more beside it."""
+    """A command that shows a `Shown` of `shoal.cli.stored`, imported when it is used.
+
+    A group has more beside it.
+    """
     made = typer.Typer(add_completion=False, invoke_without_command=group, help=text)
 
     def _list(

@@ -1,4 +1,7 @@
-"""A log as people watch it: on a terminal the newest event in one line, warnings above it; elsewhere all lines."""
+"""A log as people watch it: on a terminal the newest event in one line, warnings above it.
+
+Elsewhere all lines.
+"""
 
 import contextlib
 import logging
@@ -22,19 +25,28 @@ class _Line(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         text = escape(self.format(record))
         if record.levelno >= logging.WARNING:
-            self._status.console.print(f"[bold]{record.levelname.lower()}:[/] {text}", soft_wrap=True, highlight=False)
+            self._status.console.print(
+                f"[bold]{record.levelname.lower()}:[/] {text}",
+                soft_wrap=True,
+                highlight=False,
+            )
         else:
             self._status.update(text)
 
 
 @contextlib.contextmanager
 def shown(name: str, *, quiet: bool, lines: bool = False) -> Iterator[None]:
-    """Show a logger's events while something runs; with `lines` or ``shoal --verbose`` as lines on a terminal, too.
+    """Show a logger's events while something runs.
+
+    With `lines` or ``shoal --verbose`` as lines on a terminal, too.
 
     Quietly it leaves out what is as it should be.
     """
-    logger, console = logging.getLogger(name), error_console()
-    lines = lines or quiet or not console.is_terminal or logging.getLogger().isEnabledFor(logging.INFO)
+    logger = logging.getLogger(name)
+    console = error_console()
+    lines = (
+        lines or quiet or not console.is_terminal or logging.getLogger().isEnabledFor(logging.INFO)
+    )
     logger.setLevel(logging.WARNING if quiet else logging.INFO)
     if lines:
         yield

@@ -1,4 +1,6 @@
-"""Builds the lines of Python that load a file of weights: into the user's own class, or into onnxruntime."""
+"""Builds the lines of Python that load a file of weights: into the user's own class, or into
+onnxruntime.
+"""
 
 import os
 from pathlib import Path
@@ -11,7 +13,9 @@ from models.own_class import Builder
 from models.tier import Tier
 
 
-def load_lines(found: TierVersion, file_format: str, path: Path, *, here: bool = True) -> tuple[str, ...]:
+def load_lines(
+    found: TierVersion, file_format: str, path: Path, *, here: bool = True
+) -> tuple[str, ...]:
     """Return lines that load a file and can run unchanged.
 
     Args:
@@ -49,7 +53,10 @@ def load_lines(found: TierVersion, file_format: str, path: Path, *, here: bool =
 
 
 def _imports(builder: Builder, found: TierVersion, *, here: bool) -> list[str]:
-    """The lines that import the class; none of them runs a file of the set, which may be somebody else's."""
+    """The lines that import the class.
+
+    None of them runs a file of the set, which may be somebody else's.
+    """
     line = f"from {builder.module} import {builder.name}"
     if _is_of_set(builder, found):
         return [f"# {line}  # its file lies in the artifact set: read it before you import it"]
@@ -64,7 +71,9 @@ def _imports(builder: Builder, found: TierVersion, *, here: bool) -> list[str]:
 
 
 def _is_of_set(builder: Builder, found: TierVersion) -> bool:
-    """Whether the import would run a file in the folder of the exported architectures, itself or through links."""
+    """Whether the import would run a file in the folder of the exported architectures, itself or
+    through links.
+    """
     root = found.artifacts.folder.resolve().parents[1]
     places: list[Path] = []
     starts = [Path.cwd()]
@@ -78,7 +87,9 @@ def _is_of_set(builder: Builder, found: TierVersion) -> bool:
 
 
 def _imported(folder: Path, module: str) -> list[Path]:
-    """What Python may run of a folder when it imports a module: files and packages on the way to it."""
+    """What Python may run of a folder when it imports a module: files and packages on the way to
+    it.
+    """
     found: list[Path] = []
     for name in module.split("."):
         found += [*folder.glob(name), *folder.glob(f"{name}.*")]

@@ -1,6 +1,7 @@
 """The entry point: one Typer application, and one place where errors become exit codes.
 
-Commands are found in a folder: `shoal --help` reads their docstrings, and only the one that is used is imported.
+Commands are found in a folder: `shoal --help` reads their docstrings, and only the one that is used
+is imported.
 """
 
 import ast
@@ -35,7 +36,9 @@ class CommandFolder(TyperGroup):
             self.commands[name] = TyperCommand(name)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """What stands for a command in the list of all, without importing it: its help and nothing else, or None."""
+        """What stands for a command in the list of all, without importing it: its help and nothing
+        else, or None.
+        """
         command = super().get_command(ctx, cmd_name)
         if command is not None and not command.help:
             command.help = _docstring(cmd_name)
@@ -52,7 +55,9 @@ class CommandFolder(TyperGroup):
 
 
 def _app(module: ModuleType, name: str) -> typer.Typer:
-    """A module's own application, or one of its single function: that of its name with an underscore before it."""
+    """A module's own application, or one of its single function: that of its name with an
+    underscore before it.
+    """
     if hasattr(module, "app"):
         found: typer.Typer = module.app
         return found
@@ -89,12 +94,24 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens to standard error.")] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", "-v", help="Log what happens to standard error."),
+    ] = False,
     _version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Print the version.",
+        ),
     ] = False,
 ) -> None:
-    log_to_stderr(logging.INFO if verbose else logging.WARNING, "%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_to_stderr(
+        logging.INFO if verbose else logging.WARNING,
+        "%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
 
 
 def main() -> None:
@@ -110,10 +127,20 @@ def main() -> None:
         print_error(str(error))
         sys.exit(error.exit_code)
     except OSError as error:
-        if error.filename is None and error.errno not in {errno.ENOSPC, errno.EIO, errno.EPIPE}:
+        if error.filename is None and error.errno not in {
+            errno.ENOSPC,
+            errno.EIO,
+            errno.EPIPE,
+        }:
             raise
-        what = "what this prints cannot be written" if error.filename is None else f"cannot use {error.filename}"
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python says it again when it ends
+        what = (
+            "what this prints cannot be written"
+            if error.filename is None
+            else f"cannot use {error.filename}"
+        )
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # or Python says it again when it ends
         print_error(f"{what}: {error.strerror}")
         sys.exit(StorageError.exit_code)
     except KeyboardInterrupt:

@@ -1,4 +1,6 @@
-"""Option values that need parsing: lists of numbers, settings, each with an error that shows the form."""
+"""Option values that need parsing: lists of numbers, settings, each with an error that shows the
+form.
+"""
 
 import json
 import re
@@ -22,7 +24,9 @@ def parse_floats(option: str, text: str) -> tuple[float, ...]:
             numerator, _, denominator = part.strip().partition("/")
             values.append(float(numerator) / (float(denominator) if denominator else 1.0))
         except (ValueError, ZeroDivisionError) as error:
-            raise ConfigError(f"{option}: {part.strip()!r} is not a number; write for example 1,0.5,1/16") from error
+            raise ConfigError(
+                f"{option}: {part.strip()!r} is not a number; write for example 1,0.5,1/16"
+            ) from error
     return tuple(values)
 
 
@@ -31,7 +35,9 @@ def parse_ints(option: str, text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError as error:
-        raise ConfigError(f"{option}: {text!r} is not a list of whole numbers; write for example 2,4") from error
+        raise ConfigError(
+            f"{option}: {text!r} is not a list of whole numbers; write for example 2,4"
+        ) from error
 
 
 def parse_seconds(option: str, text: str) -> float:
@@ -43,12 +49,16 @@ def parse_seconds(option: str, text: str) -> float:
 
 
 def parse_settings(option: str, values: Sequence[str]) -> dict[str, Any]:
-    """Read ``channels=32,64`` and the like: a number, a comma list, true, false, text, or JSON in braces by name."""
+    """Read ``channels=32,64`` and the like: a number, a comma list, true, false, text, or JSON in
+    braces by name.
+    """
     settings = {}
     for text in values:
         name, equals, value = text.partition("=")
         if not equals or not name.strip():
-            raise ConfigError(f"{option}: {text!r} is not of the form name=value, for example channels=32,64")
+            raise ConfigError(
+                f"{option}: {text!r} is not of the form name=value, for example channels=32,64"
+            )
         settings[name.strip()] = _value(value.strip())
     return settings
 
@@ -61,12 +71,16 @@ def parse_heads(option: str, values: Sequence[str]) -> dict[Tier, int]:
         try:
             heads[Tier.parse(tier.strip())] = int(labels)
         except (PlanError, ValueError) as error:
-            raise ConfigError(f"{option}: {text!r} is not of the form tier=labels, for example w1.00-d2=5") from error
+            raise ConfigError(
+                f"{option}: {text!r} is not of the form tier=labels, for example w1.00-d2=5"
+            ) from error
     return heads
 
 
 def read_recipe(path: Path | None) -> RecipeTable:
-    """Read ``[model.recipe]`` of a ``fleet.toml`` or ``sim.toml``; without a path it is the default recipe.
+    """Read ``[model.recipe]`` of a ``fleet.toml`` or ``sim.toml``.
+
+    Without a path it is the default recipe.
 
     Raises:
         ConfigError: the file cannot be read, or the table is wrong.

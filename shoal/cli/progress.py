@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.table import Table
 from typing_extensions import Self
 
@@ -22,14 +29,24 @@ _BUSY = {"train": "training", "statistics": "statistics"}
 
 @contextmanager
 def export_bar(console: Console, title: str) -> "Iterator[Callable[[Stage], None]]":
-    """What to call with every stage of an export, to draw how far it is; nothing where the console is no terminal."""
+    """What to call with every stage of an export, to draw how far it is.
+
+    Nothing where the console is no terminal.
+    """
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     # Drawn to a file it would leave an empty line before an error.
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
         shown = bar.add_task(title, total=None)
 
         def show(state: "Stage") -> None:
-            bar.update(shown, description=f"{state.tier}: {state.stage}", completed=state.done, total=state.total)
+            bar.update(
+                shown,
+                description=f"{state.tier}: {state.stage}",
+                completed=state.done,
+                total=state.total,
+            )
 
         yield show
 
@@ -39,7 +56,12 @@ class Display:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        columns = (
+            TextColumn("[bold]{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
         self._bars = Progress(*columns, console=console)
         self._live = Live(self._bars, console=console, refresh_per_second=8, transient=True)
 
@@ -55,8 +77,8 @@ class Display:
 class RunDisplay(Display):
     """A live view of one run; give every event to :meth:`show`.
 
-    Where the console is no terminal, lines are printed instead: of closed rounds, and of devices that come and
-    go while there are too few.
+    Where the console is no terminal, lines are printed instead: of closed rounds, and of devices
+    that come and go while there are too few.
     """
 
     def __init__(self, console: Console, title: str) -> None:
@@ -84,9 +106,7 @@ class RunDisplay(Display):
             case control.RunStarted():
                 self._bars.update(self._rounds, total=event.rounds, completed=event.closed)
             case control.FleetChanged():
-                self._waiting = (
-                    f"waiting for devices: {event.eligible} of {event.needed} ready, {len(event.online)} online"
-                )
+                self._waiting = f"waiting for devices: {event.eligible} of {event.needed} ready, {len(event.online)} online"
                 if not self._console.is_terminal:
                     self._console.print(self._waiting)
             case control.RoundStarted():
@@ -112,7 +132,9 @@ class RunDisplay(Display):
                 said = event.note if event.evaluation is None else event.evaluation.summary
                 self._tell(f"  round {event.round} judged: {said}")
             case control.RoundAbandoned():
-                self._console.print(f"[yellow]round {event.round} abandoned:[/] {escape(event.reason)}")
+                self._console.print(
+                    f"[yellow]round {event.round} abandoned:[/] {escape(event.reason)}"
+                )
             case control.RunFinished() | control.RunRejected():
                 self._devices = {}
         self._live.update(self._render())

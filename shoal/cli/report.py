@@ -12,7 +12,8 @@ from typing import Any
 from fleet_protocol.blob_store import write_atomically
 from shoal.cli.console import bytes_text, seconds_text
 
-# A palette that stays apart for colour-blind readers (Okabe and Ito); the global model always has the first.
+# A palette that stays apart for colour-blind readers (Okabe and Ito); the global model always has
+# the first.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 
 
@@ -24,7 +25,9 @@ class DevicePoint:
     tier: str  # the sub-model it trained
     examples: int  # training samples
     train_loss: float | None  # mean loss of the last epoch, if it trained
-    local_accuracy: float | None  # of the trained sub-model on the device's held-out samples, if it keeps any
+    local_accuracy: (
+        float | None
+    )  # of the trained sub-model on the device's held-out samples, if it keeps any
     train_seconds: float
 
 
@@ -43,7 +46,9 @@ class RoundPoint:
 
 @dataclass(frozen=True)
 class Heading:
-    """What a run of the comparison is called: its key in the JSON, a name for people, and what it is."""
+    """What a run of the comparison is called: its key in the JSON, a name for people, and what it
+    is.
+    """
 
     key: str
     title: str
@@ -69,7 +74,10 @@ class Arm(Heading):
 
 @dataclass(frozen=True)
 class Report:
-    """Runs on the same fleet and data beside one another, the main one first; `devices` has the tier each holds."""
+    """Runs on the same fleet and data beside one another, the main one first.
+
+    `devices` has the tier each holds.
+    """
 
     title: str
     data: str
@@ -95,7 +103,10 @@ class Report:
 
 
 def write_report(report: Report, folder: Path) -> tuple[Path, Path]:
-    """Write ``report.html`` and ``report.json``, and return their paths; a StorageError if the folder is unwritable."""
+    """Write ``report.html`` and ``report.json``, and return their paths.
+
+    A StorageError if the folder is unwritable.
+    """
     from jinja2 import Environment, StrictUndefined  # noqa: PLC0415  (with matplotlib, only a report needs them)
 
     template = Environment(autoescape=True, undefined=StrictUndefined).from_string(
@@ -105,12 +116,22 @@ def write_report(report: Report, folder: Path) -> tuple[Path, Path]:
         report=report,
         rows=arm_rows(report),
         plots=[
-            ("Accuracy of the merged model on the server's test set", _accuracy_plot(report)),
-            (f"Training loss on each device ({report.arms[0].title})", _loss_plot(report.arms[0])),
-            (f"Where the devices' time goes ({report.arms[0].title})", _time_plot(report.arms[0])),
+            (
+                "Accuracy of the merged model on the server's test set",
+                _accuracy_plot(report),
+            ),
+            (
+                f"Training loss on each device ({report.arms[0].title})",
+                _loss_plot(report.arms[0]),
+            ),
+            (
+                f"Where the devices' time goes ({report.arms[0].title})",
+                _time_plot(report.arms[0]),
+            ),
         ],
     )
-    html, numbers = folder / "report.html", folder / "report.json"
+    html = folder / "report.html"
+    numbers = folder / "report.json"
     write_atomically(html, page.encode())
     write_atomically(numbers, json.dumps(report.to_json(), indent=1).encode())
     return html, numbers
@@ -123,10 +144,13 @@ def arm_rows(report: Report) -> list[dict[str, str]]:
             "run": arm.title,
             "accuracy": "-" if arm.accuracy is None else f"{arm.accuracy:.4f}",
             "rounds": str(len(arm.rounds)),
-            "time per round": seconds_text(fmean(at.seconds for at in arm.rounds) if arm.rounds else None),
+            "time per round": seconds_text(
+                fmean(at.seconds for at in arm.rounds) if arm.rounds else None
+            ),
             "on the wire": bytes_text(arm.wire_bytes),
             "payload": bytes_text(arm.payload_bytes),
-            "refused": ", ".join(f"{count} {reason}" for reason, count in arm.refusals.items()) or "none",
+            "refused": ", ".join(f"{count} {reason}" for reason, count in arm.refusals.items())
+            or "none",
         }
         for arm in report.arms
     ]
@@ -157,10 +181,15 @@ def _whole_numbers(axes: Any) -> None:
 def _accuracy_plot(report: Report) -> str:
     figure, axes = _figure()
     for arm, colour in zip(report.arms, COLOURS, strict=False):
-        points = [(point.number, point.accuracy) for point in arm.rounds if point.accuracy is not None]
+        points = [
+            (point.number, point.accuracy) for point in arm.rounds if point.accuracy is not None
+        ]
         if points:
             axes.plot(
-                *zip(*points, strict=True), color=colour, label=f"{arm.title} ({points[-1][1]:.3f})", linewidth=1.8
+                *zip(*points, strict=True),
+                color=colour,
+                label=f"{arm.title} ({points[-1][1]:.3f})",
+                linewidth=1.8,
             )
     axes.set_xlabel("round")
     axes.set_ylabel("accuracy")
@@ -188,11 +217,21 @@ def _loss_plot(arm: Arm) -> str:
     labelled: set[str] = set()
     for points in _by_device(arm).values():
         tier = points[-1][1].tier
-        series = [(number, device.train_loss) for number, device in points if device.train_loss is not None]
+        series = [
+            (number, device.train_loss)
+            for number, device in points
+            if device.train_loss is not None
+        ]
         if series:
             label = None if tier in labelled else tier
             labelled.add(tier)
-            axes.plot(*zip(*series, strict=True), color=colours[tier], label=label, linewidth=1.2, alpha=0.85)
+            axes.plot(
+                *zip(*series, strict=True),
+                color=colours[tier],
+                label=label,
+                linewidth=1.2,
+                alpha=0.85,
+            )
     axes.set_xlabel("round")
     axes.set_ylabel("mean loss, last epoch")
     axes.set_yscale("log")
@@ -211,7 +250,11 @@ def _time_plot(arm: Arm) -> str:
         tier = points[-1][1].tier
         axes.barh(row, sum(seconds) / len(seconds), color=colours[tier])
         axes.text(
-            sum(seconds) / len(seconds), row, f" {tier}, {points[-1][1].examples} samples", va="center", fontsize=8
+            sum(seconds) / len(seconds),
+            row,
+            f" {tier}, {points[-1][1].examples} samples",
+            va="center",
+            fontsize=8,
         )
         axes.text(0, row, f"{name} ", va="center", ha="right", fontsize=8)
     axes.invert_yaxis()

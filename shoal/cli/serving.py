@@ -27,10 +27,13 @@ INTERRUPTED = 130
 
 
 def read_fleet(path: Path, broker: str | None) -> FleetConfig:
-    """Read fleet.toml, whose relative paths are relative to its folder; `broker` counts instead of its address.
+    """Read fleet.toml, whose relative paths are relative to its folder.
+
+    `broker` counts instead of its address.
 
     Raises:
-        ConfigError: the file is missing or wrong, or calls functions outside its own folder and those that it lists.
+        ConfigError: the file is missing or wrong, or calls functions outside its own folder and
+            those that it lists.
     """
     config = load_config(path, FleetConfig).resolved(path.resolve().parent)
     require_own_functions(config, path, config.code)
@@ -40,11 +43,16 @@ def read_fleet(path: Path, broker: str | None) -> FleetConfig:
 
 
 def serve(
-    fleet: str, store: Path, broker: BrokerConfig, own: FleetConfig | None = None, view: ViewConfig | None = None
+    fleet: str,
+    store: Path,
+    broker: BrokerConfig,
+    own: FleetConfig | None = None,
+    view: ViewConfig | None = None,
 ) -> None:
     """Accept requests until stopped, and draw the events; without `view` no page is served.
 
-    Over MQTT it accepts only runs of its `own` configuration. Raises a ShoalError if the server cannot continue.
+    Over MQTT it accepts only runs of its `own` configuration. Raises a ShoalError if the server
+    cannot continue.
     """
     console = error_console()
     display: list[RunDisplay] = []
@@ -60,7 +68,11 @@ def serve(
             console.print(escape(f"run {event.run} {event.status}{_why(event)}"))
 
     def ready(server: Server) -> None:
-        console.print(f"fleet {server.fleet} at {server.address}; stop with Ctrl-C", highlight=False, markup=False)
+        console.print(
+            f"fleet {server.fleet} at {server.address}; stop with Ctrl-C",
+            highlight=False,
+            markup=False,
+        )
 
     with contextlib.ExitStack() as page:
         if view is not None:
@@ -79,32 +91,50 @@ def serve(
 
 
 def fleet_or_page(path: Path, broker: str | None, url: str) -> FleetConfig | Client:
-    """The page, where there is an address, or else the fleet; errors are those of `where` and `read_fleet`."""
+    """The page, where there is an address, or else the fleet.
+
+    Errors are those of `where` and `read_fleet`.
+    """
     source = where(lambda: read_fleet(path, broker), url)
     return source if isinstance(source, Client) else source()
 
 
 def steer_run(
-    source: FleetConfig | Client, verb: Literal["pause", "resume", "stop", "abandon"], run: str, done: str
+    source: FleetConfig | Client,
+    verb: Literal["pause", "resume", "stop", "abandon"],
+    run: str,
+    done: str,
 ) -> None:
-    """Hold, end or go on with a run, by the beginning of its id or the one in progress, and say what becomes of it.
+    """Hold, end or go on with a run, by the beginning of its id or the one in progress, and say
+    what becomes of it.
 
     Raises:
         ShoalError: no server answers, or no such run is in progress.
     """
     wish: Wish = "go" if verb == "resume" else verb
-    ask = Asked[FleetConfig, str](lambda fleet, of: steer(fleet, wish, of or ""), lambda page, of: page.act(verb, of))
+    ask = Asked[FleetConfig, str](
+        lambda fleet, of: steer(fleet, wish, of or ""),
+        lambda page, of: page.act(verb, of),
+    )
     say(f"run {ask(source, run)} {done}")
 
 
-def predict_at(source: FleetConfig, device: str, data: Path, seconds: float, *, as_json: bool) -> None:
-    """Print what the model of a board says of the samples in a file; errors as of `predict` and `asked`."""
+def predict_at(
+    source: FleetConfig, device: str, data: Path, seconds: float, *, as_json: bool
+) -> None:
+    """Print what the model of a board says of the samples in a file.
+
+    Errors as of `predict` and `asked`.
+    """
     found = predict(source, device, asked(data), seconds)
     print_predictions(found.model, found.predictions, as_json=as_json)
 
 
 def do_run(settings: FleetConfig, *, as_json: bool) -> int:
-    """Do one run, say how it ended, and return the exit code; a ShoalError where it could not be started."""
+    """Do one run, say how it ended, and return the exit code.
+
+    A ShoalError where it could not be started.
+    """
     try:
         with RunDisplay(error_console(), settings.model.arch) as display:
             finished = run_fleet(settings, listener=display.show)
@@ -114,7 +144,9 @@ def do_run(settings: FleetConfig, *, as_json: bool) -> int:
         print_json(finished.model_dump(mode="json"))
     else:
         accuracy = "" if finished.evaluation is None else f", {finished.evaluation.summary}"
-        say(f"run {finished.run} {finished.status} after {finished.rounds} rounds{accuracy}{_why(finished)}")
+        say(
+            f"run {finished.run} {finished.status} after {finished.rounds} rounds{accuracy}{_why(finished)}"
+        )
     return finished.exit_code
 
 
@@ -127,8 +159,12 @@ def _left(settings: FleetConfig) -> int:
     """Somebody who follows a run of another server has had enough: of following, or of the run."""
     console = error_console()
     with contextlib.suppress(KeyboardInterrupt, typer.Abort):
-        if sys.stdin.isatty() and typer.confirm("\nstop the run? (otherwise it goes on without you)", err=True):
+        if sys.stdin.isatty() and typer.confirm(
+            "\nstop the run? (otherwise it goes on without you)", err=True
+        ):
             steer_run(settings, "stop", "", "ends after the round in progress")
             return INTERRUPTED
-    console.print("detached; the run goes on at its server. Watch it with `shoal log -f`, end it with `shoal stop`")
+    console.print(
+        "detached; the run goes on at its server. Watch it with `shoal log -f`, end it with `shoal stop`"
+    )
     return INTERRUPTED

@@ -32,13 +32,23 @@ class SimulationDisplay(Display):
     def show(self, event: control.RunEvent) -> None:
         """Take in one event of the run."""
         if isinstance(event, control.RoundStarted):
-            self._bars.reset(self._tasks, total=len(event.devices), description=f"round {event.round}: training")
+            self._bars.reset(
+                self._tasks,
+                total=len(event.devices),
+                description=f"round {event.round}: training",
+            )
         elif isinstance(event, control.StatisticsStarted):
-            self._bars.reset(self._tasks, total=len(event.devices), description=f"round {event.round}: statistics")
+            self._bars.reset(
+                self._tasks,
+                total=len(event.devices),
+                description=f"round {event.round}: statistics",
+            )
         elif isinstance(event, control.UpdateReceived):
             self._bars.advance(self._tasks)
         elif isinstance(event, control.UpdateRefused):
-            self._say(f"[yellow]{event.device}, round {event.round}: {event.reason.value}: {escape(event.detail)}[/]")
+            self._say(
+                f"[yellow]{event.device}, round {event.round}: {event.reason.value}: {escape(event.detail)}[/]"
+            )
         elif isinstance(event, control.RoundAbandoned):
             self._say(f"[yellow]round {event.round} was abandoned: {escape(event.reason)}[/]")
 
@@ -52,7 +62,10 @@ class SimulationDisplay(Display):
 
 
 def print_rounds(rows: "Sequence[RoundRow]", title: str) -> None:
-    """Print a simulation in one line; nothing if no round was evaluated. Without an accuracy there is the loss."""
+    """Print a simulation in one line; nothing if no round was evaluated.
+
+    Without an accuracy there is the loss.
+    """
     judged = [(row.accuracy, row.round) for row in rows if row.accuracy is not None]
     name, highest = ("accuracy", "highest") if judged else ("loss", "lowest")
     judged = judged or [(row.loss, row.round) for row in rows if row.loss is not None]

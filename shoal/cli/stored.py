@@ -1,4 +1,7 @@
-"""What is stored of a run, as tables and as JSON; `run` is its id or the beginning of that, None for the newest."""
+"""What is stored of a run, as tables and as JSON.
+
+`run` is its id or the beginning of that, None for the newest.
+"""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -14,11 +17,26 @@ from rich.markup import escape
 from broker_server.rounds.advice import Advice, advice
 from broker_server.rounds.best import VersionView, versions
 from broker_server.rounds.quarantine import release
-from broker_server.store import EventRecord, RoundRecord, RunRecord, Store, choosing, queries
+from broker_server.store import (
+    EventRecord,
+    RoundRecord,
+    RunRecord,
+    Store,
+    choosing,
+    queries,
+)
 from broker_server.store.export import load_version
 from fleet_protocol.errors import ConfigError, visible
 from fleet_protocol.signals import on_signals
-from shoal.cli.console import bytes_text, output_console, print_json, print_rows, release_text, say, seconds_text
+from shoal.cli.console import (
+    bytes_text,
+    output_console,
+    print_json,
+    print_rows,
+    release_text,
+    say,
+    seconds_text,
+)
 from shoal.cli.source import Asked, changes, opened
 from shoal.client import Client, Verb
 
@@ -26,7 +44,11 @@ _FOLLOWED = 10_000  # lines that may come between two looks at a log
 
 
 def _clock(seconds: float | None) -> str:
-    return "-" if seconds is None else datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    return (
+        "-"
+        if seconds is None
+        else datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    )
 
 
 _View = TypeVar("_View")
@@ -35,14 +57,26 @@ _Source = TypeVar("_Source", bound=Store | Client)
 
 @dataclass(frozen=True)
 class Shown(Generic[_View]):
-    """Something of a store, for people and for programs, to whom `plain` gives records that are printed flat."""
+    """Something of a store, for people and for programs, to whom `plain` gives records that are
+    printed flat.
+    """
 
     look: Asked[Store, _View]
     draw: Callable[[_View], None]
     plain: Callable[[_View], Any] = queries.plain
 
-    def show(self, store: Path, run: str | None, *, as_json: bool, watch: bool = False, url: str = "") -> None:
-        """Print it of a run (None for the newest); watched, each time it changes, as JSON on a line of its own.
+    def show(
+        self,
+        store: Path,
+        run: str | None,
+        *,
+        as_json: bool,
+        watch: bool = False,
+        url: str = "",
+    ) -> None:
+        """Print it of a run (None for the newest).
+
+        Watched, each time it changes, as JSON on a line of its own.
 
         No such run is a ConfigError and no store a StorageError, here and below.
         """
@@ -59,10 +93,18 @@ class Shown(Generic[_View]):
 _RUN = Asked(queries.find_run, lambda client, run: client.runs(run)[0].run)
 
 
-def watched(source: _Source, run: str | None, look: Callable[[_Source, str | None], _View]) -> Iterator[_View]:
-    """What a look finds, again whenever the store was written, until the run has ended or the operator interrupts."""
+def watched(
+    source: _Source, run: str | None, look: Callable[[_Source, str | None], _View]
+) -> Iterator[_View]:
+    """What a look finds, again whenever the store was written, until the run has ended or the
+    operator interrupts.
+    """
     over = threading.Event()
-    stops = on_signals(lambda _: over.set()) if isinstance(source, Store) else suppress(KeyboardInterrupt)
+    stops = (
+        on_signals(lambda _: over.set())
+        if isinstance(source, Store)
+        else suppress(KeyboardInterrupt)
+    )
     with stops:  # a network is read until something comes, unless that is interrupted
         for _ in changes(source, over):
             # Before the look: what came before the end is seen by it.
@@ -92,7 +134,9 @@ def _draw_status(view: queries.StatusView) -> None:
     if view.round is not None:
         say(f"  round {view.round.number} is {view.round.state.value}")
     say(f"  {view.online} of {view.devices} devices online when last heard of")
-    say(f"  {bytes_text(view.run.wire_bytes)} on the wire, {bytes_text(view.run.payload_bytes)} payload")
+    say(
+        f"  {bytes_text(view.run.wire_bytes)} on the wire, {bytes_text(view.run.payload_bytes)} payload"
+    )
     refused = ", ".join(f"{count} {reason}" for reason, count in view.refusals.items()) or "nothing"
     say(f"  refused: {refused}")
 
@@ -126,7 +170,9 @@ def _draw_devices(views: Sequence[queries.DeviceView]) -> None:
                 "memory": "-" if view.resident_bytes is None else bytes_text(view.resident_bytes),
                 "trains on": (profile.provider if profile else "") or "-",
                 "last seen": _clock(view.device.last_seen_at),
-                "not training, or less": view.reason or (profile.lowered if profile else None) or "-",
+                "not training, or less": view.reason
+                or (profile.lowered if profile else None)
+                or "-",
             }
         )
     print_rows("devices", rows, empty="no device was ever seen")
@@ -154,16 +200,23 @@ def _draw_rounds(views: Sequence[queries.RoundView]) -> None:
     judged = [view.round.evaluation for view in views if view.round.evaluation]
     metrics = dict.fromkeys(metric.name for found in judged for metric in found.metrics)
     on_devices = dict.fromkeys(name for view in views for name in view.device_metrics)
-    tiers = dict.fromkeys(tier for view in views if view.round.evaluation for tier in view.round.evaluation.tiers)
+    tiers = dict.fromkeys(
+        tier for view in views if view.round.evaluation for tier in view.round.evaluation.tiers
+    )
     rows = [
         {
             "round": str(view.round.number),
             "state": view.round.state.value,
-            "accuracy": number_text(view.round.evaluation.accuracy if view.round.evaluation else None),
+            "accuracy": number_text(
+                view.round.evaluation.accuracy if view.round.evaluation else None
+            ),
             "loss": number_text(view.round.evaluation.loss if view.round.evaluation else None),
             **{name: number_text(_metric(view.round, name)) for name in metrics},
             "on devices": number_text(view.device_accuracy),
-            **{f"{name} on devices": number_text(view.device_metrics.get(name)) for name in on_devices},
+            **{
+                f"{name} on devices": number_text(view.device_metrics.get(name))
+                for name in on_devices
+            },
             **{tier: _tier_accuracy(view.round, tier) for tier in tiers},
             **({"epsilon": f"{view.epsilon:.4g}"} if view.epsilon is not None else {}),
             "updates": ", ".join(f"{count} {phase}" for phase, count in view.phases.items()),
@@ -196,7 +249,10 @@ def _draw_runs(views: Sequence[queries.RunView]) -> None:
 
 
 def _draw_versions(views: Sequence[VersionView]) -> None:
-    _, best = max(((view.score, view.version.number) for view in views if view.score is not None), default=(None, None))
+    _, best = max(
+        ((view.score, view.version.number) for view in views if view.score is not None),
+        default=(None, None),
+    )
     rows = [
         {
             "version": str(view.version.number),
@@ -212,8 +268,20 @@ def _draw_versions(views: Sequence[VersionView]) -> None:
 
 def _draw_log(events: Sequence[EventRecord]) -> None:
     for event in events:
-        where = " ".join(part for part in (f"round {event.round}" if event.round else "", event.device or "") if part)
-        say(visible(f"{_clock(event.at)} {event.kind:18} {where:24} {event.detail}", lines=False))
+        where = " ".join(
+            part
+            for part in (
+                f"round {event.round}" if event.round else "",
+                event.device or "",
+            )
+            if part
+        )
+        say(
+            visible(
+                f"{_clock(event.at)} {event.kind:18} {where:24} {event.detail}",
+                lines=False,
+            )
+        )
     if not events:
         say("the log is empty")
 
@@ -227,7 +295,10 @@ STATUS = Shown(Asked(queries.status, Client.status), _draw_status, partial(_with
 ADVICE = Shown(Asked(advice, Client.advice), _draw_advice)
 DEVICES = Shown(Asked(queries.devices, Client.devices), _draw_devices)
 ROUNDS = Shown(
-    Asked(partial(queries.rounds, tasks=False), lambda client, run: client.rounds(run, tasks=0)),
+    Asked(
+        partial(queries.rounds, tasks=False),
+        lambda client, run: client.rounds(run, tasks=0),
+    ),
     _draw_rounds,
     lambda views: [_without("tasks", view) for view in views],
 )
@@ -235,7 +306,15 @@ RUNS = Shown(Asked(queries.runs, Client.runs), _draw_runs)
 VERSIONS = Shown(Asked(versions, Client.versions), _draw_versions)
 
 
-def show_log(store: Path, run: str | None, *, last: int, as_json: bool, follow: bool, url: str = "") -> None:
+def show_log(
+    store: Path,
+    run: str | None,
+    *,
+    last: int,
+    as_json: bool,
+    follow: bool,
+    url: str = "",
+) -> None:
     """Show the last lines that the server noted of a run, or of all.
 
     Followed, it goes on with what comes, until the run has ended or the user interrupts.
@@ -251,7 +330,8 @@ def show_log(store: Path, run: str | None, *, last: int, as_json: bool, follow: 
     with opened(store, url) as found:
         for events in watched(found, run, look):
             for event in events:
-                known, last = event.id, _FOLLOWED
+                known = event.id
+                last = _FOLLOWED
                 if as_json:
                     print_json(queries.plain(event), line=True)
             if events and not as_json:
@@ -278,16 +358,21 @@ def choose(source: Store | Client, run: str | None, *, best: bool) -> tuple[RunR
 
 def acted(store: Path, url: str, verb: Verb, run: str | None, **which: str | int) -> str:
     """Do a verb of `act` to a store or on its page, and say the run."""
-    do = Asked[Store, str](lambda to, of: act(to, verb, of, **which), lambda page, of: page.act(verb, of, **which))
+    do = Asked[Store, str](
+        lambda to, of: act(to, verb, of, **which),
+        lambda page, of: page.act(verb, of, **which),
+    )
     with opened(store, url, read_only=False) as source:
         return do(source, run)
 
 
 def act(store: Store, verb: Verb, run: str | None, version: Any = None, device: Any = None) -> str:
-    """Promote a version or roll back to it, or release a device, which is asked again from the next round.
+    """Promote a version or roll back to it, or release a device, which is asked again from the next
+    round.
 
     Raises:
-        ConfigError: the store has no such run or version, or nothing of this device was refused in it.
+        ConfigError: the store has no such run or version, or nothing of this device was refused in
+            it.
     """
     of = queries.find_run(store, run).id
     if verb == "release":

@@ -1,7 +1,9 @@
-"""The first start of a card that already has a system, of one or of a fleet of them, identities included.
+"""The first start of a card that already has a system, of one or of a fleet of them, identities
+included.
 
-Raspberry Pi OS of Debian 13 and Ubuntu read cloud-init's files, which are JSON here; that of Debian 12 runs a script
-that the kernel's command line names. Either leaves a unit that installs the bundle beside, tried until it has worked.
+Raspberry Pi OS of Debian 13 and Ubuntu read cloud-init's files, which are JSON here; that of Debian
+12 runs a script that the kernel's command line names. Either leaves a unit that installs the bundle
+beside, tried until it has worked.
 """
 
 import csv
@@ -78,12 +80,19 @@ def seed(boot: Boot, config: FlashConfig, bundle: bytes, way: Way) -> None:
 
 def _cloud_init(config: FlashConfig, bundle: bytes) -> dict[str, bytes]:
     ssh = config.ssh
-    account = {"shell": "/bin/bash", "groups": "sudo", "sudo": "ALL=(ALL) NOPASSWD:ALL", "lock_passwd": True}
+    account = {
+        "shell": "/bin/bash",
+        "groups": "sudo",
+        "sudo": "ALL=(ALL) NOPASSWD:ALL",
+        "lock_passwd": True,
+    }
     user: dict[str, Any] = {
         "hostname": config.host,
         "manage_etc_hosts": True,
         "ssh_pwauth": False,
-        "users": [{"name": ssh.user, "ssh_authorized_keys": list(ssh.keys), **account}] if ssh else [],
+        "users": [{"name": ssh.user, "ssh_authorized_keys": list(ssh.keys), **account}]
+        if ssh
+        else [],
         "bootcmd": [["sh", "-c", "rfkill unblock wifi || true"]] if config.network else [],
         "runcmd": [
             ["sh", "-c", "systemctl disable --now userconfig || true"],
@@ -91,21 +100,40 @@ def _cloud_init(config: FlashConfig, bundle: bytes) -> dict[str, bytes]:
             ["sh", "-c", _START],
         ],
     }
-    network: dict[str, Any] = {"version": 2, "ethernets": {"eth0": {"dhcp4": True, "optional": True}}}
+    network: dict[str, Any] = {
+        "version": 2,
+        "ethernets": {"eth0": {"dhcp4": True, "optional": True}},
+    }
     if config.network:
         network["wifis"] = {"wlan0": _netplan(config.network)}
     # A new instance is one that cloud-init has not set up yet.
     instance = hashlib.sha256(bundle + json.dumps([user, network]).encode()).hexdigest()[:16]
-    documents = {"user-data": user, "network-config": network, "meta-data": {"instance-id": f"shoal-{instance}"}}
-    return {name: f"#cloud-config\n{json.dumps(text, indent=1)}\n".encode() for name, text in documents.items()}
+    documents = {
+        "user-data": user,
+        "network-config": network,
+        "meta-data": {"instance-id": f"shoal-{instance}"},
+    }
+    return {
+        name: f"#cloud-config\n{json.dumps(text, indent=1)}\n".encode()
+        for name, text in documents.items()
+    }
 
 
 def _netplan(wifi: Network) -> dict[str, Any]:
     password = wifi.password.get_secret_value() if wifi.password else None
     point: dict[str, Any] = {"hidden": True} if wifi.hidden else {}
     if password is not None:
-        point |= {"auth": {"key-management": "sae", "password": password}} if wifi.wpa3 else {"password": password}
-    return {"dhcp4": True, "optional": True, "regulatory-domain": wifi.country, "access-points": {wifi.ssid: point}}
+        point |= (
+            {"auth": {"key-management": "sae", "password": password}}
+            if wifi.wpa3
+            else {"password": password}
+        )
+    return {
+        "dhcp4": True,
+        "optional": True,
+        "regulatory-domain": wifi.country,
+        "access-points": {wifi.ssid: point},
+    }
 
 
 def _told(config: FlashConfig) -> Iterator[tuple[str, str]]:
@@ -125,7 +153,8 @@ def _told(config: FlashConfig) -> Iterator[tuple[str, str]]:
 
 
 def cards(path: Path) -> list[dict[str, Any]]:
-    """What each card of a fleet has of its own: keys at the top of flash.toml, from a CSV table with a header.
+    """What each card of a fleet has of its own: keys at the top of flash.toml, from a CSV table
+    with a header.
 
     It has ``device`` in it; several ``files`` are separated by semicolons.
 
@@ -134,7 +163,10 @@ def cards(path: Path) -> list[dict[str, Any]]:
     """
     try:
         with path.open(newline="", encoding="utf-8") as file:
-            rows = [{key: value for key, value in row.items() if key and value} for row in csv.DictReader(file)]
+            rows = [
+                {key: value for key, value in row.items() if key and value}
+                for row in csv.DictReader(file)
+            ]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"cannot read the table of cards {path}: {error}") from error
     names = [row.get("device", "") for row in rows]
@@ -152,13 +184,27 @@ def cards(path: Path) -> list[dict[str, Any]]:
 class Batch:
     """What is to be seeded; the options of ``shoal flash seed``."""
 
-    config: Annotated[Path, Option(help="What the boards are to be, flash.toml.")] = Path("flash.toml")
-    boot: Annotated[Path | None, Option(help="Folder where the card's boot partition is mounted.")] = None
-    image: Annotated[Path | None, Option(help="A system's .img or .img.xz, seeded into a copy.")] = None
+    config: Annotated[Path, Option(help="What the boards are to be, flash.toml.")] = Path(
+        "flash.toml"
+    )
+    boot: Annotated[
+        Path | None, Option(help="Folder where the card's boot partition is mounted.")
+    ] = None
+    image: Annotated[
+        Path | None, Option(help="A system's .img or .img.xz, seeded into a copy.")
+    ] = None
     out: Annotated[Path | None, Option(help="The copy; with --fleet a folder.")] = None
-    fleet: Annotated[Path | None, Option(help="A CSV with a row for each card; needs --out.")] = None
-    folder: Annotated[Path | None, Option(help="The fleet's folder, to enrol devices that are not yet.")] = None
-    wheels: Annotated[Path | None, Option(help="Folder to keep wheels in; by default in the user's cache.")] = None
+    fleet: Annotated[Path | None, Option(help="A CSV with a row for each card; needs --out.")] = (
+        None
+    )
+    folder: Annotated[
+        Path | None,
+        Option(help="The fleet's folder, to enrol devices that are not yet."),
+    ] = None
+    wheels: Annotated[
+        Path | None,
+        Option(help="Folder to keep wheels in; by default in the user's cache."),
+    ] = None
 
 
 def seed_all(batch: Batch) -> Iterator[str]:
@@ -168,14 +214,21 @@ def seed_all(batch: Batch) -> Iterator[str]:
         ConfigError: something is missing, or nothing that can be seeded.
         StorageError: there is no room.
     """
-    one, many = (batch.boot is None) != (batch.image is None), batch.fleet is not None
+    one = (batch.boot is None) != (batch.image is None)
+    many = batch.fleet is not None
     if (not one and not (many and batch.boot is None)) or ((many or batch.image) and not batch.out):
-        raise ConfigError("name --boot FOLDER, or --image FILE and --out COPY, or --fleet TABLE and --out FOLDER")
+        raise ConfigError(
+            "name --boot FOLDER, or --image FILE and --out COPY, or --fleet TABLE and --out FOLDER"
+        )
     rows = cards(batch.fleet) if batch.fleet else [{}]
-    configs = [load_flash_config(batch.config, _own(batch, row)) for row in rows]  # all, before anything is written
+    configs = [
+        load_flash_config(batch.config, _own(batch, row)) for row in rows
+    ]  # all, before anything is written
     hosts = Counter(config.host for config in configs)
     if twice := [host for host, count in hosts.items() if count > 1]:
-        raise ConfigError(f"{batch.fleet}: several cards are of the host {twice[0]!r}; give each a hostname of its own")
+        raise ConfigError(
+            f"{batch.fleet}: several cards are of the host {twice[0]!r}; give each a hostname of its own"
+        )
     known: dict[Board, Packed] = {}
     for config in configs:
         yield _seeded(batch, config, known)
@@ -199,13 +252,17 @@ def _seeded(batch: Batch, config: FlashConfig, known: dict[Board, Packed]) -> st
         said = _seed(batch, config, known, card, way_of(card))
         fresh.replace(place)  # what has this name is whole
     except OSError as error:
-        raise StorageError(f"cannot write {place}: {error.strerror}; name another place with --out") from error
+        raise StorageError(
+            f"cannot write {place}: {error.strerror}; name another place with --out"
+        ) from error
     finally:
         fresh.unlink(missing_ok=True)
     return f"{place}: {said}"
 
 
-def _seed(batch: Batch, config: FlashConfig, known: dict[Board, Packed], boot: Boot, way: Way) -> str:
+def _seed(
+    batch: Batch, config: FlashConfig, known: dict[Board, Packed], boot: Boot, way: Way
+) -> str:
     if way == "firstrun" and config.python is None:
         config = config.model_copy(update={"python": _OF_DEBIAN_12})
     if config.target not in known:
@@ -215,7 +272,10 @@ def _seed(batch: Batch, config: FlashConfig, known: dict[Board, Packed], boot: B
 
 
 def _own(batch: Batch, row: dict[str, Any]) -> dict[str, Any]:
-    """A row with the identity of its device; who is enrolled keeps the key that a board may already have."""
+    """A row with the identity of its device.
+
+    Who is enrolled keeps the key that a board may already have.
+    """
     if batch.folder is None or "device" not in row:
         return row
     path = batch.folder / "devices" / f"{row['device']}.enrolment"

@@ -59,7 +59,9 @@ class FatBoot(Boot):
 
     def __init__(self, image: Path) -> None:
         if shutil.which("mcopy") is None:
-            raise ConfigError("mcopy is not installed, which reaches into images: apt install mtools")
+            raise ConfigError(
+                "mcopy is not installed, which reaches into images: apt install mtools"
+            )
         self._image = image
         self._drive = f"{image}@@{_fat_offset(image)}"
 
@@ -74,7 +76,9 @@ class FatBoot(Boot):
 
     @override
     def write(self, files: Mapping[str, bytes]) -> None:
-        for name in sorted({name.partition("/")[0] for name in files if "/" in name} - self.names()):
+        for name in sorted(
+            {name.partition("/")[0] for name in files if "/" in name} - self.names()
+        ):
             self._tool("mmd", "-i", self._drive, f"::/{name}")
         with tempfile.TemporaryDirectory() as folder:
             Boot(Path(folder)).write(files)
@@ -83,11 +87,17 @@ class FatBoot(Boot):
 
     def _tool(self, *command: str) -> bytes:
         done = subprocess.run(  # noqa: S603  (mtools, with paths of our own)
-            command, capture_output=True, timeout=_SECONDS, check=False, env={**os.environ, "MTOOLS_SKIP_CHECK": "1"}
+            command,
+            capture_output=True,
+            timeout=_SECONDS,
+            check=False,
+            env={**os.environ, "MTOOLS_SKIP_CHECK": "1"},
         )
         if done.returncode:
             said = " ".join(done.stderr.decode(errors="replace").split())
-            raise StorageError(f"{command[0]} on the boot partition of {self._image}: {said}; is it full, or damaged?")
+            raise StorageError(
+                f"{command[0]} on the boot partition of {self._image}: {said}; is it full, or damaged?"
+            )
         return done.stdout
 
 
@@ -106,14 +116,18 @@ def copy_image(source: Path, target: Path) -> None:
         with opened(source, "rb") as data:
             first = data.read(_SECTOR)
             if first[-2:] != _MARK:
-                raise ConfigError(f"{source} is no image of a card: it has no partitions; name an .img or .img.xz")
+                raise ConfigError(
+                    f"{source} is no image of a card: it has no partitions; name an .img or .img.xz"
+                )
             with target.open("wb") as copy:
                 copy.write(first)
                 shutil.copyfileobj(data, copy, 2**22)
     except (lzma.LZMAError, EOFError) as error:
         raise ConfigError(f"{source} is damaged or cut off ({error}); fetch it again") from error
     except OSError as error:
-        raise StorageError(f"cannot copy {source} to {target}: {error.strerror}; make room") from error
+        raise StorageError(
+            f"cannot copy {source} to {target}: {error.strerror}; make room"
+        ) from error
 
 
 def _fat_offset(image: Path) -> int:
@@ -123,4 +137,6 @@ def _fat_offset(image: Path) -> int:
     for row in (table[index : index + 16] for index in range(0, 64, 16)):
         if len(row) == 16 and row[4] in _FAT_TYPES:
             return int.from_bytes(row[8:12], "little") * _SECTOR
-    raise ConfigError(f"{image} has no FAT partition to start from: is it Raspberry Pi OS, or Ubuntu for Raspberry Pi?")
+    raise ConfigError(
+        f"{image} has no FAT partition to start from: is it Raspberry Pi OS, or Ubuntu for Raspberry Pi?"
+    )

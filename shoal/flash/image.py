@@ -1,4 +1,6 @@
-"""A card that starts by itself: Debian's arm64 packages, the agent and one board's identity, made without root."""
+"""A card that starts by itself: Debian's arm64 packages, the agent and one board's identity, made
+without root.
+"""
 
 import hashlib
 import json
@@ -32,42 +34,90 @@ _ROOM = 2_000_000_000  # bytes: packages unpacked, and the image
 def access_files(config: FlashConfig) -> Iterator[Entry]:
     """What ``[network]`` and ``[ssh]`` put on a card; nothing without them."""
     if config.network:
-        yield Entry("etc/wpa_supplicant/wpa_supplicant-wlan0.conf", _wifi(config.network).encode(), 0o600)
+        yield Entry(
+            "etc/wpa_supplicant/wpa_supplicant-wlan0.conf",
+            _wifi(config.network).encode(),
+            0o600,
+        )
     if config.ssh:
-        user, home = config.ssh.user, f"home/{config.ssh.user}"
-        yield Entry("usr/lib/sysusers.d/zz-shoal-ssh.conf", f'u {user} - "Operator" /{home} /bin/sh\n'.encode())
-        yield Entry("usr/lib/tmpfiles.d/zz-shoal-ssh.conf", f"d /{home} 0755 {user} {user}\n".encode())
-        yield Entry(f"{home}/.ssh/authorized_keys", "".join(f"{key}\n" for key in config.ssh.keys).encode())
-        yield Entry("etc/sudoers.d/010_shoal", f"{user} ALL=(ALL) NOPASSWD: ALL\n".encode(), 0o440)
+        user = config.ssh.user
+        home = f"home/{config.ssh.user}"
+        yield Entry(
+            "usr/lib/sysusers.d/zz-shoal-ssh.conf",
+            f'u {user} - "Operator" /{home} /bin/sh\n'.encode(),
+        )
+        yield Entry(
+            "usr/lib/tmpfiles.d/zz-shoal-ssh.conf",
+            f"d /{home} 0755 {user} {user}\n".encode(),
+        )
+        yield Entry(
+            f"{home}/.ssh/authorized_keys",
+            "".join(f"{key}\n" for key in config.ssh.keys).encode(),
+        )
+        yield Entry(
+            "etc/sudoers.d/010_shoal",
+            f"{user} ALL=(ALL) NOPASSWD: ALL\n".encode(),
+            0o440,
+        )
 
 
 def _wifi(wifi: Network) -> str:
-    """A configuration of wpa_supplicant; where a network has WPA3 beside WPA2, it takes what the radio can."""
-    lines = [f"ssid={wifi.ssid.encode().hex()}", f"scan_ssid={int(wifi.hidden)}"]  # hexadecimal needs no quoting
+    """A configuration of wpa_supplicant.
+
+    Where a network has WPA3 beside WPA2, it takes what the radio can.
+    """
+    lines = [
+        f"ssid={wifi.ssid.encode().hex()}",
+        f"scan_ssid={int(wifi.hidden)}",
+    ]  # hexadecimal needs no quoting
     if wifi.password is None:
         lines += ["key_mgmt=NONE"]
     else:
-        # What is quoted ends with the last quote of the line, so that a password may have some in it.
+        # What is quoted ends with the last quote of the line, so that a password may have some in
+        # it.
         lines += [f'psk="{wifi.password.get_secret_value()}"']
-        lines += ["key_mgmt=SAE", "ieee80211w=2"] if wifi.wpa3 else ["key_mgmt=WPA-PSK SAE", "ieee80211w=1"]
-    return f"country={wifi.country}\nnetwork={{\n" + "".join(f"  {line}\n" for line in lines) + "}\n"
+        lines += (
+            ["key_mgmt=SAE", "ieee80211w=2"]
+            if wifi.wpa3
+            else ["key_mgmt=WPA-PSK SAE", "ieee80211w=1"]
+        )
+    return (
+        f"country={wifi.country}\nnetwork={{\n" + "".join(f"  {line}\n" for line in lines) + "}\n"
+    )
 
 
 @dataclass(frozen=True)
 class Card:
     """What is to be made; the options of ``shoal flash image``."""
 
-    config: Annotated[Path, Option(help="What the board is to be, flash.toml.")] = Path("flash.toml")
-    out: Annotated[Path | None, Option(help="The image, .img or .img.zst; by default named after the board.")] = None
-    lock: Annotated[Path | None, Option(help="Packages by digest: taken from there, or written for next time.")] = None
-    image: Annotated[Path | None, Option(help="An .img that is there, for --to; nothing is built.")] = None
-    to: Annotated[Path | None, Option(help="A card to write to and read back, such as /dev/sdb.")] = None
+    config: Annotated[Path, Option(help="What the board is to be, flash.toml.")] = Path(
+        "flash.toml"
+    )
+    out: Annotated[
+        Path | None,
+        Option(help="The image, .img or .img.zst; by default named after the board."),
+    ] = None
+    lock: Annotated[
+        Path | None,
+        Option(help="Packages by digest: taken from there, or written for next time."),
+    ] = None
+    image: Annotated[
+        Path | None, Option(help="An .img that is there, for --to; nothing is built.")
+    ] = None
+    to: Annotated[
+        Path | None, Option(help="A card to write to and read back, such as /dev/sdb.")
+    ] = None
     yes: Annotated[bool, Option("--yes", help="Write without asking for the card's name.")] = False
     mirror: Annotated[str, Option(help="Debian's archive.")] = "http://deb.debian.org/debian"
-    wheels: Annotated[Path | None, Option(help="Folder to keep wheels in; by default in the user's cache.")] = None
+    wheels: Annotated[
+        Path | None,
+        Option(help="Folder to keep wheels in; by default in the user's cache."),
+    ] = None
 
 
-def make_card(card: Card, confirm: Callable[[Disk], bool], told: Callable[[str, int, int], None]) -> Iterator[str]:
+def make_card(
+    card: Card, confirm: Callable[[Disk], bool], told: Callable[[str, int, int], None]
+) -> Iterator[str]:
     """Build an image, write one, or both, if the owner confirms; yields lines for people.
 
     Raises:
@@ -89,7 +139,19 @@ def make_card(card: Card, confirm: Callable[[Disk], bool], told: Callable[[str, 
         place = out.with_suffix("") if out.suffix == ".zst" else out
         yield from _built(card, config, place)
         if out != place:
-            run_script(["zstd", "-10", "-q", "-f", "-T0", place.resolve(), "-o", out.resolve()], place.parent)
+            run_script(
+                [
+                    "zstd",
+                    "-10",
+                    "-q",
+                    "-f",
+                    "-T0",
+                    place.resolve(),
+                    "-o",
+                    out.resolve(),
+                ],
+                place.parent,
+            )
             yield f"{out}: {out.stat().st_size / 1e6:.0f} MB, packed"
         listed = out.with_name(f"{out.name}.json")
         listed.write_text(_repository(config, place, out))
@@ -105,7 +167,9 @@ def make_card(card: Card, confirm: Callable[[Disk], bool], told: Callable[[str, 
 def _built(card: Card, config: FlashConfig, place: Path) -> Iterator[str]:
     other = "; take `shoal flash seed` with a system of its maker, or `shoal flash bundle`"
     if config.board not in _BOARDS:
-        raise ConfigError(f"no card is made for {config.board}, but for {', '.join(sorted(_BOARDS))}{other}")
+        raise ConfigError(
+            f"no card is made for {config.board}, but for {', '.join(sorted(_BOARDS))}{other}"
+        )
     if config.target.python not in _SUITES:
         raise ConfigError(
             f"Debian has no Python {config.target.python}: `python` is one of {', '.join(_SUITES)}{other}"
@@ -128,7 +192,9 @@ def _built(card: Card, config: FlashConfig, place: Path) -> Iterator[str]:
         yield f"{len(lock.read_text().splitlines())} packages of Debian {suite}"
         (work / "card.img").touch(mode=0o600)  # it may hold a key
         inputs = [*(data for _, data in sorted(parts.items())), lock.read_bytes()]
-        id_ = hashlib.sha256(b"".join(hashlib.sha256(data).digest() for data in inputs)).hexdigest()[:32]
+        id_ = hashlib.sha256(
+            b"".join(hashlib.sha256(data).digest() for data in inputs)
+        ).hexdigest()[:32]
         as_root = [] if os.geteuid() == 0 else ["fakeroot"]
         run_script([*as_root, "sh", "make_card.sh", config.board, id_, "card.img"], work)
         (work / "card.bmap").replace(f"{place}.bmap")
@@ -147,7 +213,11 @@ def _parts(config: FlashConfig, wheels: Path | None) -> dict[str, bytes]:
     parts["wanted"] = "".join(f"{name}\n" for name in names if name[0] != "-").encode()
     parts["wanted-here"] = f"python{config.target.python}-minimal\n".encode()
     parts["left-out"] = "".join(f"{name[1:]}\n" for name in names if name[0] == "-").encode()
-    ours = [*runtime_files(config, wheels), *settings_files(config), *access_files(config)]
+    ours = [
+        *runtime_files(config, wheels),
+        *settings_files(config),
+        *access_files(config),
+    ]
     ours += [Entry("usr/lib/systemd/system/shoal-first.service", read_part("first.service"))]
     ours += [Entry("etc/hostname", f"{config.host}\n".encode())]
     with as_file(files("shoal.flash") / "files" / "card") as folder:
@@ -157,7 +227,9 @@ def _parts(config: FlashConfig, wheels: Path | None) -> dict[str, bytes]:
 
 
 def _repository(config: FlashConfig, image: Path, out: Path) -> str:
-    """A list with one image, as Raspberry Pi Imager reads it (os-list-schema.json of its documentation)."""
+    """A list with one image, as Raspberry Pi Imager reads it (os-list-schema.json of its
+    documentation).
+    """
     digest = hashlib.sha256()
     with image.open("rb") as file:
         while data := file.read(1 << 20):
@@ -176,7 +248,10 @@ def _repository(config: FlashConfig, image: Path, out: Path) -> str:
 
 
 def _lines(name: str, config: FlashConfig) -> Iterator[str]:
-    """Lines of a file that apply; those that begin with the name of a table are for cards that have it."""
+    """Lines of a file that apply.
+
+    Those that begin with the name of a table are for cards that have it.
+    """
     for line in read_part(name).decode().replace("@PYTHON@", config.target.python).splitlines():
         table, _, rest = line.rpartition(": ")
         if line[:1] != "#" and (not table or getattr(config, table)):
@@ -186,9 +261,13 @@ def _lines(name: str, config: FlashConfig) -> Iterator[str]:
 def needs_tools() -> None:
     """A ConfigError that says how to install the programs that make a card and are missing here."""
     rows = [line.split() for line in read_part("card.tools").decode().splitlines()]
-    missing = sorted({package for tool, package in rows if shutil.which(tool, path=_path()) is None})
+    missing = sorted(
+        {package for tool, package in rows if shutil.which(tool, path=_path()) is None}
+    )
     if missing:
-        raise ConfigError(f"a card is made with programs that are missing here: apt install {' '.join(missing)}")
+        raise ConfigError(
+            f"a card is made with programs that are missing here: apt install {' '.join(missing)}"
+        )
 
 
 def run_script(command: Sequence[str | Path], folder: Path) -> None:
@@ -209,4 +288,5 @@ def run_script(command: Sequence[str | Path], folder: Path) -> None:
 
 
 def _path() -> str:
-    return f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"  # what root has at hand an ordinary user may run, too
+    # what root has at hand an ordinary user may run, too
+    return f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"

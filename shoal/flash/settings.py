@@ -20,8 +20,10 @@ from fleet_protocol.identity.enrolment import read_enrolment
 from fleet_protocol.messages.values import Name
 from fleet_protocol.transport import BrokerAddress
 
-CONFIG, ENROLMENT = "/etc/shoal/device.toml", "/etc/shoal/enrolment"
-STATE, DATA = "/var/lib/shoal", "/var/lib/shoal/data"
+CONFIG = "/etc/shoal/device.toml"
+ENROLMENT = "/etc/shoal/enrolment"
+STATE = "/var/lib/shoal"
+DATA = "/var/lib/shoal/data"
 _BARE = re.compile("[A-Za-z0-9_-]+")
 
 BoardName = Literal["generic-arm64", "generic-x86-64", "jetson", "rpi3", "rpi4", "rpi5", "zero2w"]
@@ -30,7 +32,9 @@ Python = Literal["3.10", "3.11", "3.12", "3.13"]
 
 @dataclass(frozen=True)
 class Board:
-    """A kind of computer: its processor, as ``uname -m`` has it, and the Python of its usual system."""
+    """A kind of computer: its processor, as ``uname -m`` has it, and the Python of its usual
+    system.
+    """
 
     machine: Literal["aarch64", "x86_64"]
     python: Python
@@ -80,7 +84,9 @@ class Network(FrozenModel):
             )
         word = "8 letters" if self.password is None else self.password.get_secret_value()
         if not 8 <= len(word.encode()) <= 63 or not word.isprintable():
-            raise ConfigError("[network] password has to have 8 to 63 characters; leave it out for an open network")
+            raise ConfigError(
+                "[network] password has to have 8 to 63 characters; leave it out for an open network"
+            )
         return self
 
 
@@ -106,7 +112,8 @@ class FlashConfig(FrozenModel):
         enrolment: the file that ``shoal enroll`` wrote; it has fleet, device and server in it.
         fleet: without an enrolment: name of the fleet.
         device: without an enrolment: id of the device.
-        server: address of the broker, ``mqtt[s]://host:port``; with an enrolment only where that one's is another.
+        server: address of the broker, ``mqtt[s]://host:port``; with an enrolment only where that
+            one's is another.
         insecure: a network that you trust, without identities.
         files: carried to the board, into the folder that relative paths of ``[data]`` start from.
         data: where the training data is, as in device.toml.
@@ -138,25 +145,39 @@ class FlashConfig(FrozenModel):
     @property
     def host(self) -> str:
         """Name of the board in its network."""
-        return self.hostname or (self.device or self.board).lower().replace("_", "-").replace(".", "-")
+        return self.hostname or (self.device or self.board).lower().replace("_", "-").replace(
+            ".", "-"
+        )
 
     def resolved(self, base: Path) -> "FlashConfig":
         """The same with paths of this computer taken from ``base``, and what the enrolment says."""
         changes: dict[str, object] = {"files": tuple(base / path for path in self.files)}
         if self.enrolment is not None:
             member = read_enrolment(base / self.enrolment, "device")
-            for key, value, its in (("fleet", self.fleet, member.fleet), ("device", self.device, member.name)):
+            for key, value, its in (
+                ("fleet", self.fleet, member.fleet),
+                ("device", self.device, member.name),
+            ):
                 if value not in {None, its}:
-                    raise ConfigError(f"{key} is {value!r}, and in the enrolment {self.enrolment} {its!r}")
-            changes |= {"enrolment": base / self.enrolment, "fleet": member.fleet, "device": member.name}
+                    raise ConfigError(
+                        f"{key} is {value!r}, and in the enrolment {self.enrolment} {its!r}"
+                    )
+            changes |= {
+                "enrolment": base / self.enrolment,
+                "fleet": member.fleet,
+                "device": member.name,
+            }
         if self.ssh is not None:
-            changes["ssh"] = self.ssh.model_copy(update={"keys": tuple(_public(key, base) for key in self.ssh.keys)})
+            changes["ssh"] = self.ssh.model_copy(
+                update={"keys": tuple(_public(key, base) for key in self.ssh.keys)}
+            )
         return self.model_copy(update=changes)
 
     def device_toml(self) -> str:
         """The board's configuration, checked as the board will read it.
 
-        Where neither an enrolment nor a fleet is named, it expects an enrolment that is copied to the board later.
+        Where neither an enrolment nor a fleet is named, it expects an enrolment that is copied to
+        the board later.
 
         Raises:
             ConfigError: a key that device.toml does not have, or one that is missing.
@@ -166,12 +187,26 @@ class FlashConfig(FrozenModel):
         document |= {} if self.server is None else {"broker": self.server}
         if data.functions() and "code" not in self.settings:
             document["code"] = [DATA]
-        document["data"] = {"kind": data.kind, **data.model_dump(mode="json", exclude_defaults=True)}
+        document["data"] = {
+            "kind": data.kind,
+            **data.model_dump(mode="json", exclude_defaults=True),
+        }
         if self.fleet is None or self.enrolment is not None:
-            idle = {"fleet", "device", "broker", "identity", "tls", "insecure"} & self.settings.keys()
-            if idle or (self.server is not None and BrokerAddress.parse(self.server).username is not None):
+            idle = {
+                "fleet",
+                "device",
+                "broker",
+                "identity",
+                "tls",
+                "insecure",
+            } & self.settings.keys()
+            if idle or (
+                self.server is not None and BrokerAddress.parse(self.server).username is not None
+            ):
                 what = f"[settings] {min(idle)}" if idle else "the login in server"
-                raise ConfigError(f"{what} has no effect beside an enrolment, and would end the agent; remove it")
+                raise ConfigError(
+                    f"{what} has no effect beside an enrolment, and would end the agent; remove it"
+                )
             known = {"fleet": "fleet", "device": "device", "broker": "mqtts://broker"}
             parse_config(_toml({**known, **document}), DeviceConfig, source="flash.toml")
             return _toml({**document, "identity": {"file": ENROLMENT}})
@@ -188,7 +223,9 @@ def load_flash_config(path: Path, changes: Mapping[str, Any] = MappingProxyType(
         ConfigError: it is wrong, or names something that is not there.
     """
     document = {**read_toml(path), **changes}
-    config = validate_config(document, FlashConfig, source=str(path)).resolved(path.resolve().parent)
+    config = validate_config(document, FlashConfig, source=str(path)).resolved(
+        path.resolve().parent
+    )
     config.device_toml()
     return config
 
@@ -199,9 +236,15 @@ def _public(key: str, base: Path) -> str:
         try:
             key = (base / Path(key).expanduser()).read_text(encoding="utf-8").strip()
         except (OSError, ValueError) as error:
-            raise ConfigError(f"[ssh] keys: {key} is no public key and no file that holds one: {error}") from error
-        if not key.startswith(("ssh-", "ecdsa-", "sk-")):  # a private one must not leave this computer
-            raise ConfigError("[ssh] keys: this file holds no public key; name the one of OpenSSH that ends in .pub")
+            raise ConfigError(
+                f"[ssh] keys: {key} is no public key and no file that holds one: {error}"
+            ) from error
+        if not key.startswith(
+            ("ssh-", "ecdsa-", "sk-")
+        ):  # a private one must not leave this computer
+            raise ConfigError(
+                "[ssh] keys: this file holds no public key; name the one of OpenSSH that ends in .pub"
+            )
     return key
 
 

@@ -1,4 +1,6 @@
-"""Files as they will lie on a board, and archives of them that are the same bytes for the same files."""
+"""Files as they will lie on a board, and archives of them that are the same bytes for the same
+files.
+"""
 
 import gzip
 import io
@@ -12,7 +14,10 @@ _LEVEL = 6
 
 @dataclass(frozen=True)
 class Entry:
-    """A file on a board, its path from the root without the slash in front; of a link the content says where to."""
+    """A file on a board, its path from the root without the slash in front.
+
+    Of a link the content says where to.
+    """
 
     path: str
     data: bytes
@@ -20,11 +25,17 @@ class Entry:
     link: bool = False
 
 
-def packed(entries: Iterable[Entry], *, prefix: str = "", folders: bool = False, compress: bool = True) -> bytes:
+def packed(
+    entries: Iterable[Entry],
+    *,
+    prefix: str = "",
+    folders: bool = False,
+    compress: bool = True,
+) -> bytes:
     """A tar archive of entries below a prefix; all belongs to root, nothing has a time.
 
-    Folders have entries of their own if they are asked for, as dpkg needs; without them those of a board stay as they
-    are where it is unpacked.
+    Folders have entries of their own if they are asked for, as dpkg needs; without them those of a
+    board stay as they are where it is unpacked.
     """
     buffer = io.BytesIO()
     made: set[PurePosixPath] = set()
@@ -34,12 +45,17 @@ def packed(entries: Iterable[Entry], *, prefix: str = "", folders: bool = False,
                 if parent not in made:
                     made.add(parent)
                     folder = tarfile.TarInfo(prefix if str(parent) == "." else f"{prefix}{parent}")
-                    folder.type, folder.mode = tarfile.DIRTYPE, 0o755
+                    folder.type = tarfile.DIRTYPE
+                    folder.mode = 0o755
                     archive.addfile(folder)
             info = tarfile.TarInfo(f"{prefix}{entry.path}")
             info.mode = entry.mode
             if entry.link:
-                info.type, info.linkname, info.mode = tarfile.SYMTYPE, entry.data.decode(), 0o777
+                info.type, info.linkname, info.mode = (
+                    tarfile.SYMTYPE,
+                    entry.data.decode(),
+                    0o777,
+                )
                 archive.addfile(info)
             else:
                 info.size = len(entry.data)

@@ -1,4 +1,6 @@
-"""Writing an image to a card: only to a whole, removable, unmounted disk that is large enough, and read back."""
+"""Writing an image to a card: only to a whole, removable, unmounted disk that is large enough, and
+read back.
+"""
 
 import os
 from collections.abc import Callable, Iterator
@@ -29,31 +31,50 @@ def find_disk(path: Path, need: int, system: Path = Path("/")) -> Disk:
     about = known / path.resolve().name
     if not about.is_dir() or (system == Path("/") and path.resolve().parent != Path("/dev")):
         found = sorted(each.name for each in known.glob("*") if _removable(each))
-        raise ConfigError(f"{path} is no disk; those that can be taken out are: {', '.join(found) or 'none'}")
+        raise ConfigError(
+            f"{path} is no disk; those that can be taken out are: {', '.join(found) or 'none'}"
+        )
     if (about / "partition").exists():
-        raise ConfigError(f"{path} is a part of a disk; name the whole one: /dev/{about.resolve().parent.name}")
+        raise ConfigError(
+            f"{path} is a part of a disk; name the whole one: /dev/{about.resolve().parent.name}"
+        )
     if not _removable(about):
-        raise ConfigError(f"{path} is built in, not a card: its data would be lost; write the image with --out instead")
+        raise ConfigError(
+            f"{path} is built in, not a card: its data would be lost; write the image with --out instead"
+        )
     parts = {about.name, *(each.parent.name for each in about.glob("*/partition"))}
-    rows = [line.split() for name in ("proc/self/mounts", "proc/swaps") for line in _text(system / name).splitlines()]
+    rows = [
+        line.split()
+        for name in ("proc/self/mounts", "proc/swaps")
+        for line in _text(system / name).splitlines()
+    ]
     used = sorted({row[0] for row in rows if row and row[0].removeprefix("/dev/") in parts})
     used += sorted(each.name for name in parts for each in (known / name / "holders").glob("*"))
     if used:
-        raise ConfigError(f"{path} is in use ({', '.join(used)}): umount it first, for example: umount {used[0]}")
+        raise ConfigError(
+            f"{path} is in use ({', '.join(used)}): umount it first, for example: umount {used[0]}"
+        )
     size = int(_text(about / "size") or 0) * 512
     if size < need:
         raise ConfigError(
             f"{path} holds {size / 1e9:.1f} GB, and the image {need / 1e9:.1f}: is a card in it? take a larger one"
         )
-    return Disk(path, _text(about / "device/model") or _text(about / "device/name") or "without a name", size)
+    return Disk(
+        path,
+        _text(about / "device/model") or _text(about / "device/name") or "without a name",
+        size,
+    )
 
 
 def write_image(
-    image: Path, disk: Path, told: Callable[[str, int, int], None] = lambda _what, _done, _all: None
+    image: Path,
+    disk: Path,
+    told: Callable[[str, int, int], None] = lambda _what, _done, _all: None,
 ) -> None:
     """Write an image to a disk of `find_disk` and read it back.
 
-    It tells what it does ("writing", "reading back"), how many bytes of it are done, and of how many.
+    It tells what it does ("writing", "reading back"), how many bytes of it are done, and of how
+    many.
 
     Raises:
         StorageError: it cannot be written, or does not hold what was written.
@@ -72,10 +93,14 @@ def write_image(
             target.seek(0)
             for start, data in _chunks(image):
                 if target.read(len(data)) != data:
-                    raise StorageError(f"{disk} does not hold what was written at byte {start}: take another card")
+                    raise StorageError(
+                        f"{disk} does not hold what was written at byte {start}: take another card"
+                    )
                 told("reading back", start + len(data), size)
     except OSError as error:
-        raise StorageError(f"cannot write {disk}: {error.strerror}; run this as root, and look at `dmesg`") from error
+        raise StorageError(
+            f"cannot write {disk}: {error.strerror}; run this as root, and look at `dmesg`"
+        ) from error
 
 
 def _chunks(path: Path) -> Iterator[tuple[int, bytes]]:

@@ -1,4 +1,6 @@
-"""What an operator does on the page: the verbs of the command line, each with a line in the log that says who asked."""
+"""What an operator does on the page: the verbs of the command line, each with a line in the log
+that says who asked.
+"""
 
 import json
 from collections.abc import Callable, Iterator
@@ -28,10 +30,17 @@ _CODES: dict[int | str, dict[str, Any]] = {
     409: {"description": "it cannot be done; the answer says why"},
     503: {"description": "the store cannot be written, or no server answers"},
 }
-_FILE = {**_CODES, 200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}}
+_FILE = {
+    **_CODES,
+    200: {
+        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+    },
+}
 
 
-async def _named(run: Annotated[str, InPath(description="Its id, the beginning of it, or `newest`.")]) -> str | None:
+async def _named(
+    run: Annotated[str, InPath(description="Its id, the beginning of it, or `newest`.")],
+) -> str | None:
     return None if run == "newest" else run
 
 
@@ -41,13 +50,21 @@ Run = Annotated[str | None, Depends(_named)]
 def acting(store: Path, steer: Steer | None) -> APIRouter:
     """The verbs; whoever calls them was let in by `shoal.view.app`.
 
-    They write the store, and `steer` its server as `broker_server.service.launch` does; None if no server is running.
+    They write the store, and `steer` its server as `broker_server.service.launch` does; None if no
+    server is running.
     """
     api = APIRouter(prefix="/api/v1")
 
-    @api.get("/access", summary="Whether whoever asks may act, and whether runs can be steered here.")
+    @api.get(
+        "/access",
+        summary="Whether whoever asks may act, and whether runs can be steered here.",
+    )
     def _access(request: Request) -> dict[str, bool]:
-        return {"acts": request.state.acts, "offered": request.app.state.acts, "steers": steer is not None}
+        return {
+            "acts": request.state.acts,
+            "offered": request.app.state.acts,
+            "steers": steer is not None,
+        }
 
     @api.post(
         "/runs/{run}/actions/{verb}",
@@ -58,19 +75,24 @@ def acting(store: Path, steer: Steer | None) -> APIRouter:
         request: Request,
         run: Run,
         verb: Verb,
-        version: Annotated[int | None, Query(ge=0, le=_MOST, description="To promote or roll back to.")] = None,
+        version: Annotated[
+            int | None, Query(ge=0, le=_MOST, description="To promote or roll back to.")
+        ] = None,
         device: Annotated[str | None, Query(max_length=64, description="To release.")] = None,
     ) -> dict[str, str]:
         Store(store, read_only=True).close()  # a store is not made by this
         with closing(Store(store)) as opened:
             record = queries.find_run(opened, run)
-            named, asked = record.id, f"{verb} {device or ''}{'' if version is None else version}".strip()
+            named = record.id
+            asked = f"{verb} {device or ''}{'' if version is None else version}".strip()
             _note(opened, request, asked, run=record.id, device=device)
             with _answered():
                 if verb in {"release", "promote", "rollback"}:
                     act(opened, verb, record.id, version, device)
                 elif steer is None:
-                    raise ConfigError("a page of `shoal up --view` does this, and so do `shoal stop`, pause and resume")
+                    raise ConfigError(
+                        "a page of `shoal up --view` does this, and so do `shoal stop`, pause and resume"
+                    )
                 else:
                     wish = cast("Wanted", "go" if verb == "resume" else verb)
                     named = steer(wish, record.id)
@@ -78,7 +100,12 @@ def acting(store: Path, steer: Steer | None) -> APIRouter:
 
     about = "A version as the file that `shoal export-weights` writes, whole or a tier of it; for operators."
 
-    @api.get("/runs/{run}/versions/{version}/weights", summary=about, response_class=Response, responses=_FILE)
+    @api.get(
+        "/runs/{run}/versions/{version}/weights",
+        summary=about,
+        response_class=Response,
+        responses=_FILE,
+    )
     def _weights(
         request: Request,
         run: Run,
@@ -87,13 +114,23 @@ def acting(store: Path, steer: Steer | None) -> APIRouter:
         file_format: Annotated[FileFormat, Query(alias="format")] = "safetensors",
     ) -> Any:
         if not request.state.acts:
-            raise HTTPException(403, "models are for operators: this needs the token in operator.token of the store")
-        with TemporaryDirectory() as folder, closing(Store(store, read_only=True)) as opened:
+            raise HTTPException(
+                403,
+                "models are for operators: this needs the token in operator.token of the store",
+            )
+        with (
+            TemporaryDirectory() as folder,
+            closing(Store(store, read_only=True)) as opened,
+        ):
             path = Path(folder) / "weights"
             download = save_version(opened, run, version, tier, file_format, path, ELSEWHERE)
             told = {"lines": download.lines, "note": download.note}
             headers = {LOADING: quote(json.dumps(told))}
-            return Response(path.read_bytes(), media_type="application/octet-stream", headers=headers)
+            return Response(
+                path.read_bytes(),
+                media_type="application/octet-stream",
+                headers=headers,
+            )
 
     @api.post("/rollout/actions/{verb}", summary="Steer the newest rollout.", responses=_CODES)
     def _act_on_rollout(request: Request, verb: RolloutVerb) -> dict[str, str | int]:
@@ -111,7 +148,12 @@ def acting(store: Path, steer: Steer | None) -> APIRouter:
 def _note(opened: Store, request: Request, asked: str, **of: str | None) -> None:
     """Say in the log who asked for something, before it is done."""
     who = request.client.host if request.client else "somebody"
-    opened.log("asked", f"{asked}, on the page, from {who}", run=of.get("run"), device=of.get("device"))
+    opened.log(
+        "asked",
+        f"{asked}, on the page, from {who}",
+        run=of.get("run"),
+        device=of.get("device"),
+    )
     opened.flush()
 
 

@@ -1,4 +1,5 @@
-"""The API of `shoal view`, and the page that reads it: what the command line prints with ``--json``, over HTTP.
+"""The API of `shoal view`, and the page that reads it: what the command line prints with
+``--json``, over HTTP.
 
 ``python -m shoal.view.app > docs/openapi.json`` writes the document of the API.
 """
@@ -61,31 +62,46 @@ _NEEDS_READER = (
     "this needs the token of the server (SHOAL_TOKEN), in view.token of its store, or the file that its --token-file"
     " names"
 )
-_NEEDS_ACTOR = (
-    "this needs the operator's token (SHOAL_TOKEN), in operator.token of the store: `shoal view --actions` makes it"
-)
+_NEEDS_ACTOR = "this needs the operator's token (SHOAL_TOKEN), in operator.token of the store: `shoal view --actions` makes it"
 
 
 def guarded(app: FastAPI, token: str | None, operator: str | None = None) -> None:
-    """Let nobody read the API without a token, nobody act without the operator's, and keep a browser strict.
+    """Let nobody read the API without a token, nobody act without the operator's, and keep a
+    browser strict.
 
-    The token comes as ``Authorization: Bearer``, or for a while by the cookie that ``POST /login`` sets; None asks for
-    none, but refuses other names of this machine: a foreign page must not read the fleet by a name of its own (DNS
-    rebinding). Who has the operator's may read, too; None lets nobody act.
+    The token comes as ``Authorization: Bearer``, or for a while by the cookie that ``POST /login``
+    sets; None asks for none, but refuses other names of this machine: a foreign page must not read
+    the fleet by a name of its own (DNS rebinding). Who has the operator's may read, too; None lets
+    nobody act.
     """
     app.state.acts = operator is not None
 
     @app.middleware("http")
-    async def _guard(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
+    async def _guard(
+        request: Request, answer: Callable[[Request], Awaitable[Response]]
+    ) -> Response:
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         given = given if scheme == "Bearer" else request.cookies.get(_COOKIE, "")
-        path, origin = request.scope["path"], request.headers.get("origin")
+        path = request.scope["path"]
+        origin = request.headers.get("origin")
         request.state.acts = _holds(given, operator)
-        changes, said = request.method not in {"GET", "HEAD"}, (0, "")
-        length = "9999" if "transfer-encoding" in request.headers else request.headers.get("content-length", "0")
+        changes = request.method not in {"GET", "HEAD"}
+        said = (0, "")
+        length = (
+            "9999"
+            if "transfer-encoding" in request.headers
+            else request.headers.get("content-length", "0")
+        )
         if changes and int(length) > _BODY_BYTES:  # which would be read, whoever asks
-            said = 413, f"no request has more than {_BODY_BYTES} bytes, or leaves out how many"
-        elif changes and origin is not None and origin.partition("//")[2] != request.headers.get("host"):
+            said = (
+                413,
+                f"no request has more than {_BODY_BYTES} bytes, or leaves out how many",
+            )
+        elif (
+            changes
+            and origin is not None
+            and origin.partition("//")[2] != request.headers.get("host")
+        ):
             said = 403, "a page of another server asked for this"
         elif path.startswith(("/api/", "/metrics")) and not (
             token is None or request.state.acts or _holds(given, token)
@@ -102,7 +118,8 @@ def guarded(app: FastAPI, token: str | None, operator: str | None = None) -> Non
         given = given.encode(errors="replace").decode()  # JSON may name half a character
         if not (_holds(given, operator) or _holds(given, token)):
             return JSONResponse({"detail": "this is not the token of the server"}, 401)
-        response, seconds = JSONResponse({}), _ACTS_SECONDS if _holds(given, operator) else _READS_SECONDS
+        response = JSONResponse({})
+        seconds = _ACTS_SECONDS if _holds(given, operator) else _READS_SECONDS
         session = _session(given, str(int(time.time()) + seconds))
         response.set_cookie(_COOKIE, session, httponly=True, samesite="strict", max_age=seconds)
         return response
@@ -120,18 +137,30 @@ def _holds(given: str, token: str | None) -> bool:
     if token is None or hmac.compare_digest(given.encode(), token.encode()):
         return token is not None
     until = given.partition(".")[0]
-    return hmac.compare_digest(given.encode(), _session(token, until).encode()) and int(until) > time.time()
+    return (
+        hmac.compare_digest(given.encode(), _session(token, until).encode())
+        and int(until) > time.time()
+    )
 
 
-def make_app(store: Path, token: str | None = None, operator: str | None = None, steer: Steer | None = None) -> FastAPI:
-    """The application of a store, which is read, and changed by operators alone; `steer` is for `shoal.view.actions`.
+def make_app(
+    store: Path,
+    token: str | None = None,
+    operator: str | None = None,
+    steer: Steer | None = None,
+) -> FastAPI:
+    """The application of a store, which is read, and changed by operators alone.
+
+    `steer` is for `shoal.view.actions`.
 
     Tokens are as of `guarded`.
     """
     about = "What a store of Shoal holds: the same values that the commands print with `--json`; and their verbs."
     app = FastAPI(title="Shoal", version=version("shoal"), description=about, docs_url=None, redoc_url=None,
                   openapi_url="/api/v1/openapi.json")  # fmt: skip
-    app.state.over = threading.Event()  # set by whoever stops the server: it would wait for those who follow
+    app.state.over = (
+        threading.Event()
+    )  # set by whoever stops the server: it would wait for those who follow
     app.include_router(_api(store))
     app.include_router(acting(store, steer))
     guarded(app, token, operator)
@@ -142,7 +171,8 @@ def make_app(store: Path, token: str | None = None, operator: str | None = None,
         with closing(Store(store, read_only=True)) as opened:
             return Response(encode(StoreMetrics(opened)), media_type=kind)
 
-    # Not mounted: it would answer for the API, too, with methods of its own, wherever a method is not allowed.
+    # Not mounted: it would answer for the API, too, with methods of its own, wherever a method is
+    # not allowed.
     app.router.default = StaticFiles(directory=Path(__file__).parent / "static", html=True)
 
     @app.exception_handler(ShoalError)
@@ -170,8 +200,14 @@ def _api(store: Path) -> APIRouter:
         with closing(Store(store, read_only=True)) as opened:
             return fixed(queries.find_run(opened, run).id)
 
-    def get(path: str, answer: Any, about: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        return api.get(path, summary=about, responses={200: {"model": answer}, 404: {"description": "no such thing"}})
+    def get(
+        path: str, answer: Any, about: str
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        return api.get(
+            path,
+            summary=about,
+            responses={200: {"model": answer}, 404: {"description": "no such thing"}},
+        )
 
     @get("/status", queries.StatusView, "The store at a glance.")
     def _status(run: str | None = None) -> JSONResponse:
@@ -186,14 +222,24 @@ def _api(store: Path) -> APIRouter:
         return look(queries.status, run)
 
     @get("/runs/{run}/rounds", list[queries.RoundView], "The rounds of a run.")
-    def _rounds(run: Run, first: First = 1, last: Last = None, *, tasks: bool = True) -> JSONResponse:
+    def _rounds(
+        run: Run, first: First = 1, last: Last = None, *, tasks: bool = True
+    ) -> JSONResponse:
         return look(queries.rounds, run, first=first, last=last, tasks=tasks)
 
-    @get("/runs/{run}/rounds/{number}", list[DeviceInRound], "What became of every device in a round, and why.")
+    @get(
+        "/runs/{run}/rounds/{number}",
+        list[DeviceInRound],
+        "What became of every device in a round, and why.",
+    )
     def _round(run: Run, number: int) -> JSONResponse:
         return look(lambda opened: explain_round(opened, number, run))
 
-    @get("/runs/{run}/devices", list[queries.DeviceView], "Every device, with why it does not train and what to do.")
+    @get(
+        "/runs/{run}/devices",
+        list[queries.DeviceView],
+        "Every device, with why it does not train and what to do.",
+    )
     def _devices(run: Run) -> JSONResponse:
         return look(queries.devices, run)
 
@@ -201,7 +247,11 @@ def _api(store: Path) -> APIRouter:
     def _device(run: Run, device: str) -> JSONResponse:
         return look(partial(_tasks_of, device=device, run=run))
 
-    @get("/runs/{run}/versions", list[VersionView], "The global versions of a run, with what they were judged.")
+    @get(
+        "/runs/{run}/versions",
+        list[VersionView],
+        "The global versions of a run, with what they were judged.",
+    )
     def _versions(run: Run) -> JSONResponse:
         return look(versions, run)
 
@@ -209,21 +259,39 @@ def _api(store: Path) -> APIRouter:
     def _advice(run: Run) -> JSONResponse:
         return look(advice, run)
 
-    @get("/runs/{run}/coverage", Coverage, "Which coordinates of the model the merged updates held.")
-    def _coverage(run: Run, last: Last = None, tier: str | None = None, device: str | None = None) -> JSONResponse:
+    @get(
+        "/runs/{run}/coverage",
+        Coverage,
+        "Which coordinates of the model the merged updates held.",
+    )
+    def _coverage(
+        run: Run, last: Last = None, tier: str | None = None, device: str | None = None
+    ) -> JSONResponse:
         return look(coverage, context(run), upto=last, tier=tier, device=device)
 
-    @get("/runs/{run}/artifacts", list[Manifest], "What was exported for each tier, without parameters and graphs.")
+    @get(
+        "/runs/{run}/artifacts",
+        list[Manifest],
+        "What was exported for each tier, without parameters and graphs.",
+    )
     def _artifacts(run: Run) -> JSONResponse:
         leave = {"parameters", "states", "graphs", "base", "statistics"}
         found = [item.manifest for item in context(run).artifacts.tiers.values()]
         return JSONResponse([item.model_dump(mode="json", exclude=leave) for item in found])
 
-    @get("/rollout", list[RolloutView], "The release on its way to the boards, and those before it, newest first.")
+    @get(
+        "/rollout",
+        list[RolloutView],
+        "The release on its way to the boards, and those before it, newest first.",
+    )
     def _rollout() -> JSONResponse:
         return look(rollouts)
 
-    @get("/tables", dict[str, list[dict[str, str]]], "The tables of `shoal reproduce` among whose runs the store lies.")
+    @get(
+        "/tables",
+        dict[str, list[dict[str, str]]],
+        "The tables of `shoal reproduce` among whose runs the store lies.",
+    )
     def _tables() -> JSONResponse:
         return JSONResponse(tables(store))
 
@@ -236,10 +304,13 @@ def _api(store: Path) -> APIRouter:
         return look(queries.log, run, last=last, after=after)
 
     @api.get(
-        "/events", summary="Lines of the log as they come, as server-sent events; `change` where there is no line."
+        "/events",
+        summary="Lines of the log as they come, as server-sent events; `change` where there is no line.",
     )
     async def _events(
-        request: Request, after: After = 0, last_event_id: Annotated[int | None, Header(ge=0, lt=2**63)] = None
+        request: Request,
+        after: After = 0,
+        last_event_id: Annotated[int | None, Header(ge=0, lt=2**63)] = None,
     ) -> StreamingResponse:
         lines = _follow(store, last_event_id or after, request.app.state.over)
         return StreamingResponse(lines, media_type="text/event-stream")
@@ -250,7 +321,9 @@ def _api(store: Path) -> APIRouter:
 def _tasks_of(store: Store, device: str, run: str | None) -> list[TaskRecord]:
     tasks = store.tasks_of(queries.find_run(store, run).id, device)
     if not tasks and all(known.id != device for known in store.devices()):
-        raise ConfigError(f"the store {store.folder} has no device {device!r}; `shoal devices` lists them")
+        raise ConfigError(
+            f"the store {store.folder} has no device {device!r}; `shoal devices` lists them"
+        )
     return tasks
 
 

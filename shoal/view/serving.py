@@ -1,4 +1,6 @@
-"""Serving the page: an address, a token where others may reach it, and a thread that answers until it is stopped."""
+"""Serving the page: an address, a token where others may reach it, and a thread that answers until
+it is stopped.
+"""
 
 import asyncio
 import contextlib
@@ -19,7 +21,10 @@ from shoal.view.actions import Steer
 from shoal.view.app import make_app
 
 _STOP_SECONDS = 5.0
-_CONNECTIONS, _REQUEST_SECONDS = 128, 10.0  # at once, and until one has asked: the server beside needs files, too
+_CONNECTIONS, _REQUEST_SECONDS = (
+    128,
+    10.0,
+)  # at once, and until one has asked: the server beside needs files, too
 
 
 class _Connection(H11Protocol):
@@ -39,19 +44,24 @@ class _Connection(H11Protocol):
 
 @contextlib.contextmanager
 def serving(
-    store: Path, where: ViewConfig, token_file: Path | None = None, steer: Steer | None = None
+    store: Path,
+    where: ViewConfig,
+    token_file: Path | None = None,
+    steer: Steer | None = None,
 ) -> Iterator[str]:
     """Serve the page of a store while the block lasts, which gets the page's address.
 
-    `where` says where to listen, and whether operators act with the token in ``operator.token`` of the store. The file
-    of the token that is asked for is made, for its owner alone, where there is none; without one no token is asked for,
-    which goes on loopback alone. `steer` is for `shoal.view.actions.acting`.
+    `where` says where to listen, and whether operators act with the token in ``operator.token`` of
+    the store. The file of the token that is asked for is made, for its owner alone, where there is
+    none; without one no token is asked for, which goes on loopback alone. `steer` is for
+    `shoal.view.actions.acting`.
 
     Raises:
         ConfigError: others could reach it without a token, or could read the token.
         TransportError: the address is taken, or not one of this machine.
     """
-    host, port = where.host.strip("[]"), where.port
+    host = where.host.strip("[]")
+    port = where.port
     if token_file is None and not _loopback(host):
         raise ConfigError(
             f"whoever reaches {host}:{port} could read the fleet: name a file with --token-file, which is made with a"
@@ -67,8 +77,12 @@ def serving(
             f"cannot listen on {host}:{port}: {error.strerror}; is a server of this fleet up? Or take another port"
         ) from error
     app = make_app(store, token, operator, steer)
-    server = uvicorn.Server(uvicorn.Config(app, http=_Connection, log_level="warning", timeout_graceful_shutdown=3))
-    thread = threading.Thread(target=server.run, args=([listening],), name="shoal-view", daemon=True)
+    server = uvicorn.Server(
+        uvicorn.Config(app, http=_Connection, log_level="warning", timeout_graceful_shutdown=3)
+    )
+    thread = threading.Thread(
+        target=server.run, args=([listening],), name="shoal-view", daemon=True
+    )
     with listening:
         thread.start()
         try:
@@ -80,7 +94,11 @@ def serving(
 
 
 def _loopback(host: str) -> bool:
-    return host in {"localhost", "127.0.0.1", "::1"}  # the names that `shoal.view.app` takes without a token
+    return host in {
+        "localhost",
+        "127.0.0.1",
+        "::1",
+    }  # the names that `shoal.view.app` takes without a token
 
 
 def _token(path: Path) -> str:
@@ -90,5 +108,7 @@ def _token(path: Path) -> str:
         raise ConfigError(f"others may read the token {path}: chmod 600 {path}")
     token = path.read_text().strip()
     if len(token) < 16:
-        raise ConfigError(f"{path} holds no token of at least 16 characters; remove it, and a new one is made")
+        raise ConfigError(
+            f"{path} holds no token of at least 16 characters; remove it, and a new one is made"
+        )
     return token

@@ -3,7 +3,14 @@
 from collections.abc import Sequence
 
 from fleet_protocol.data import DataSet
-from fleet_protocol.data.contract import NO_CONTRACT, PLACEHOLDERS, DataContract, in_columns, present_names, shown
+from fleet_protocol.data.contract import (
+    NO_CONTRACT,
+    PLACEHOLDERS,
+    DataContract,
+    in_columns,
+    present_names,
+    shown,
+)
 from fleet_protocol.errors import MismatchError
 
 _SAY_ALL = f"say all labels in their order in [data.test] of sim.toml: {PLACEHOLDERS}"
@@ -12,26 +19,30 @@ _SAY_ALL = f"say all labels in their order in [data.test] of sim.toml: {PLACEHOL
 def common_contract(train: Sequence[DataSet], test: Sequence[DataSet]) -> DataContract:
     """One contract for the files of all devices and of the server.
 
-    Labels are those that a table says, else those of the test set in the order of their names; columns are those of
-    the test set.
+    Labels are those that a table says, else those of the test set in the order of their names;
+    columns are those of the test set.
 
     Args:
         train: samples of the devices, as read.
         test: samples of the server, as read.
 
     Raises:
-        MismatchError: a column has no name, two tables say labels in different orders, or samples have a label that
-            the contract lacks.
+        MismatchError: a column has no name, two tables say labels in different orders, or samples
+            have a label that the contract lacks.
     """
     sets = [*test, *train]
-    labels = _said_labels(sets) or tuple(sorted({name for data in test for name in data.label_names}))
+    labels = _said_labels(sets) or tuple(
+        sorted({name for data in test for name in data.label_names})
+    )
     _check_labels(train, test, labels)
     tables = [data for data in sets if data.column_names]
     if tables:
         in_columns(tables[0], NO_CONTRACT)
     rules = [data.facts.filled for data in sets if data.facts.filled is not None]
     return DataContract(
-        labels=labels, columns=tables[0].column_names if tables else (), missing=rules[0] if rules else None
+        labels=labels,
+        columns=tables[0].column_names if tables else (),
+        missing=rules[0] if rules else None,
     )
 
 
@@ -47,7 +58,9 @@ def _said_labels(sets: Sequence[DataSet]) -> tuple[str, ...]:
     return next(iter(said), ())
 
 
-def _check_labels(train: Sequence[DataSet], test: Sequence[DataSet], labels: tuple[str, ...]) -> None:
+def _check_labels(
+    train: Sequence[DataSet], test: Sequence[DataSet], labels: tuple[str, ...]
+) -> None:
     """See that every name is among the labels of the contract."""
     for data in (*test, *train):
         unknown = sorted(present_names(data) - set(labels))

@@ -21,14 +21,16 @@ class Dataset:
 
     Attributes:
         name: as asked for.
-        train_x: samples, float32 [n, *shape], or token ids, int64 [n, length]; id 0 is padding where texts differ
-            in length.
-        train_y: labels, int64 [n], or [n, length] with a label for each token; or numbers, float32 [n, ...].
+        train_x: samples, float32 [n, *shape], or token ids, int64 [n, length]; id 0 is padding
+            where texts differ in length.
+        train_y: labels, int64 [n], or [n, length] with a label for each token; or numbers, float32
+            [n, ...].
         test_x: samples, [m, *shape].
         test_y: the same of the test samples.
         classes: number of labels.
         tokens: number of token ids, the size of a model's embedding; 0 for what is no text.
-        train_group: who recorded or holds each training sample, int64 [n], 0-based; None if nobody in particular.
+        train_group: who recorded or holds each training sample, int64 [n], 0-based; None if nobody
+            in particular.
         test_group: the same for the test samples, int64 [m].
         own: whether the user has brought it, and it is no set by name.
         parts: as of a `DataSet`.
@@ -57,7 +59,14 @@ class Dataset:
 def digest_of(data: Dataset) -> str:
     """A digest of all samples and targets, and of who holds them."""
     sha = hashlib.sha256()
-    arrays = (data.train_x, data.test_x, data.train_y, data.test_y, data.train_group, data.test_group)
+    arrays = (
+        data.train_x,
+        data.test_x,
+        data.train_y,
+        data.test_y,
+        data.train_group,
+        data.test_group,
+    )
     for array in (each for each in arrays if each is not None):
         sha.update(f"{array.dtype}{array.shape}".encode())
         sha.update(np.ascontiguousarray(array).view(np.uint8).data)
@@ -65,13 +74,17 @@ def digest_of(data: Dataset) -> str:
 
 
 def dataset_folder(root: Path | None, name: str, holds: str) -> Path:
-    """The folder of a data set that is not shipped, which need not exist; the message says what it must hold.
+    """The folder of a data set that is not shipped, which need not exist.
+
+    The message says what it must hold.
 
     Raises:
         DataError: nobody named the root.
     """
     if root is None:
-        raise DataError(f"{name} is not shipped: set SHOAL_DATA to a folder that holds {name}/{holds}")
+        raise DataError(
+            f"{name} is not shipped: set SHOAL_DATA to a folder that holds {name}/{holds}"
+        )
     return root / name
 
 
@@ -103,7 +116,8 @@ def read_packed(path: Path) -> bytes:
 
 
 def evenly(count: int, limit: int | None) -> NDArray[np.int64]:
-    """Ascending indices of at most so many samples, evenly spread over a set that may be sorted by label.
+    """Ascending indices of at most so many samples, evenly spread over a set that may be sorted by
+    label.
 
     Raises:
         ConfigError: the limit is below 1.

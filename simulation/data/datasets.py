@@ -1,4 +1,7 @@
-"""Data sets by name: digits ships with scikit-learn; the others are read from the folder that SHOAL_DATA names."""
+"""Data sets by name: digits ships with scikit-learn.
+
+The others are read from the folder that SHOAL_DATA names.
+"""
 
 import inspect
 import os
@@ -17,7 +20,17 @@ from simulation.data.wikitext import wikitext2
 DATASETS: Mapping[str, Callable[..., Dataset]] = MappingProxyType(
     {
         loader.__name__: loader
-        for loader in (digits, mnist, cifar10, cifar100, cifar_tasks, watch, wikitext2, sst2, cola)
+        for loader in (
+            digits,
+            mnist,
+            cifar10,
+            cifar100,
+            cifar_tasks,
+            watch,
+            wikitext2,
+            sst2,
+            cola,
+        )
     }
 )
 """The loaders by the names of the sets."""
@@ -41,7 +54,9 @@ def load_dataset(name: str, root: Path | None = None, **options: Any) -> Dataset
     known = list(inspect.signature(loader).parameters)[1:]
     for option in options:
         if option not in known:
-            raise ConfigError(f"data set {name} has no option {option!r}; it has {', '.join(known) or 'none'}")
+            raise ConfigError(
+                f"data set {name} has no option {option!r}; it has {', '.join(known) or 'none'}"
+            )
     if root is None and os.environ.get("SHOAL_DATA"):
         root = Path(os.environ["SHOAL_DATA"])
     return loader(root, **options)

@@ -1,7 +1,8 @@
 """Downloads data sets and believes nothing that does not have the checksum written here.
 
-Only MNIST can be fetched: the checksums are of its four IDX files themselves, not of one mirror's compression of them.
-For the other sets an error says where they come from and what the loader expects.
+Only MNIST can be fetched: the checksums are of its four IDX files themselves, not of one mirror's
+compression of them. For the other sets an error says where they come from and what the loader
+expects.
 """
 
 import gzip
@@ -38,15 +39,35 @@ class RemoteFile:
 
 
 _MNIST = (
-    ("train-images-idx3", 47_040_016, "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"),
-    ("train-labels-idx1", 60_008, "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5"),
-    ("t10k-images-idx3", 7_840_016, "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7"),
-    ("t10k-labels-idx1", 10_008, "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"),
+    (
+        "train-images-idx3",
+        47_040_016,
+        "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+    ),
+    (
+        "train-labels-idx1",
+        60_008,
+        "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+    ),
+    (
+        "t10k-images-idx3",
+        7_840_016,
+        "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+    ),
+    (
+        "t10k-labels-idx1",
+        10_008,
+        "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+    ),
 )
 _MIRROR = "https://ossci-datasets.s3.amazonaws.com/mnist"
 
 SOURCES: Mapping[str, tuple[RemoteFile, ...]] = MappingProxyType(
-    {"mnist": tuple(RemoteFile(f"{_MIRROR}/{stem}-ubyte.gz", size, sha256) for stem, size, sha256 in _MNIST)}
+    {
+        "mnist": tuple(
+            RemoteFile(f"{_MIRROR}/{stem}-ubyte.gz", size, sha256) for stem, size, sha256 in _MNIST
+        )
+    }
 )
 """What `fetch` can download, by data set."""
 
@@ -72,7 +93,11 @@ ELSEWHERE: Mapping[str, str] = MappingProxyType(
 
 
 def fetch(
-    name: str, root: Path, *, sources: Mapping[str, tuple[RemoteFile, ...]] = SOURCES, timeout_seconds: float = 60.0
+    name: str,
+    root: Path,
+    *,
+    sources: Mapping[str, tuple[RemoteFile, ...]] = SOURCES,
+    timeout_seconds: float = 60.0,
 ) -> list[Path]:
     """Download a data set into its own folder below the one that SHOAL_DATA is to name.
 
@@ -87,7 +112,9 @@ def fetch(
     if name not in sources:
         if name in ELSEWHERE:
             raise ConfigError(f"data set {name} cannot be fetched: {ELSEWHERE[name]}")
-        raise ConfigError(f"no data set {name!r} to fetch; there are {', '.join([*sources, *ELSEWHERE])}")
+        raise ConfigError(
+            f"no data set {name!r} to fetch; there are {', '.join([*sources, *ELSEWHERE])}"
+        )
     folder = root / name
     paths = []
     for file in sources[name]:
@@ -129,13 +156,21 @@ def _receive(file: RemoteFile, target: IO[bytes], timeout_seconds: float) -> Non
                         f"{file.url} is larger than its content should be; the mirror serves something else"
                     )
                 target.write(block)
-    except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
-        raise TransportError(f"cannot download {file.url}: {error}; check the network and try again") from error
+    except (
+        urllib.error.URLError,
+        http.client.HTTPException,
+        TimeoutError,
+        ConnectionError,
+    ) as error:
+        raise TransportError(
+            f"cannot download {file.url}: {error}; check the network and try again"
+        ) from error
 
 
 def _verify(stored: IO[bytes], file: RemoteFile) -> None:
     """Compare size and digest of the unpacked content; stops as soon as it is too long."""
-    digest, size = hashlib.sha256(), 0
+    digest = hashlib.sha256()
+    size = 0
     try:
         with gzip.GzipFile(fileobj=stored) as content:
             while block := content.read(_BLOCK):
@@ -144,7 +179,9 @@ def _verify(stored: IO[bytes], file: RemoteFile) -> None:
                 if size > file.size:
                     break
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise BlobError(f"{file.name} from {file.url} is not a whole gzip file: {error}; fetch it again") from error
+        raise BlobError(
+            f"{file.name} from {file.url} is not a whole gzip file: {error}; fetch it again"
+        ) from error
     if size != file.size or digest.hexdigest() != file.sha256:
         raise BlobError(
             f"{file.name} from {file.url} has not the content it should have (sha256 {digest.hexdigest()}, {size}"

@@ -1,8 +1,10 @@
-"""Image data sets: digits, MNIST, CIFAR-10 and CIFAR-100, normalised as HeteroFL does (specification 1.8).
+"""Image data sets: digits, MNIST, CIFAR-10 and CIFAR-100, normalised as HeteroFL does
+(specification 1.8).
 
-Krizhevsky: "Learning Multiple Layers of Features from Tiny Images", 2009. The specification gives one normalisation for
-both sets of CIFAR. A loader finds its files in the folder of its name below the root; a limit chooses at most so many
-samples of each split, evenly spread. Either set of CIFAR takes 740 MB.
+Krizhevsky: "Learning Multiple Layers of Features from Tiny Images", 2009. The specification gives
+one normalisation for both sets of CIFAR. A loader finds its files in the folder of its name below
+the root; a limit chooses at most so many samples of each split, evenly spread. Either set of CIFAR
+takes 740 MB.
 """
 
 import importlib
@@ -16,7 +18,13 @@ from numpy.typing import NDArray
 
 from fleet_protocol.data.readers import read_idx_file
 from fleet_protocol.errors import ConfigError, DataError
-from simulation.data.dataset import Dataset, dataset_folder, evenly, read_arrays, read_packed
+from simulation.data.dataset import (
+    Dataset,
+    dataset_folder,
+    evenly,
+    read_arrays,
+    read_packed,
+)
 
 _DIGITS_TEST_SHARE = 0.2
 _SIDE = 32  # of the images of CIFAR
@@ -24,7 +32,10 @@ _CLASSES, _LABELS = 100, 2  # of CIFAR-100; an image has a coarse and a fine lab
 _RECORD = _LABELS + 3 * _SIDE * _SIDE
 _TENS = 10
 CIFAR_TASKS = ((*range(_TENS), *[-1] * _CLASSES), (*[-1] * _TENS, *range(_CLASSES)))
-"""What each label of the joint set is to the devices of even and of odd number; -1 for none of theirs."""
+"""What each label of the joint set is to the devices of even and of odd number.
+
+-1 for none of theirs.
+"""
 
 
 @dataclass(frozen=True)
@@ -35,7 +46,10 @@ class Scale:
     std: tuple[float, ...]
 
     def normalised(self, raw: NDArray[Any]) -> NDArray[np.float32]:
-        """Images of values up to 255, [n, channels, height, width]; float32 ones are changed in place."""
+        """Images of values up to 255, [n, channels, height, width].
+
+        Float32 ones are changed in place.
+        """
         images: NDArray[np.float32] = raw.astype(np.float32, copy=False)
         images /= 255.0
         images -= np.array(self.mean, np.float32)[:, None, None]
@@ -53,7 +67,9 @@ CIFAR = Scale((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 
 
 def digits(_root: Path | None) -> Dataset:
-    """Load the 8x8 digits that ship with scikit-learn, in [0, 1]; a fixed fifth of them is the test set.
+    """Load the 8x8 digits that ship with scikit-learn, in [0, 1].
+
+    A fixed fifth of them is the test set.
 
     Returns:
         1,438 and 359 images, float32 [n, 1, 8, 8], 10 classes.
@@ -64,7 +80,8 @@ def digits(_root: Path | None) -> Dataset:
     labels = bunch.target.astype(np.int64)
     order = np.random.default_rng(0).permutation(len(labels))
     cut = int(len(labels) * _DIGITS_TEST_SHARE)
-    test, train = order[:cut], order[cut:]
+    test = order[:cut]
+    train = order[cut:]
     return Dataset("digits", images[train], labels[train], images[test], labels[test], 10)
 
 
@@ -81,9 +98,14 @@ def mnist(root: Path | None, *, limit: int | None = None) -> Dataset:
     folder = dataset_folder(root, "mnist", holds)
 
     def split(stem: str) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        raw, labels = (read_idx_file(folder / f"{stem}-{kind}-ubyte.gz") for kind in ("images-idx3", "labels-idx1"))
+        raw, labels = (
+            read_idx_file(folder / f"{stem}-{kind}-ubyte.gz")
+            for kind in ("images-idx3", "labels-idx1")
+        )
         if len(raw) != len(labels):
-            raise DataError(f"{folder} has {len(raw)} images and {len(labels)} labels of {stem}; fetch MNIST again")
+            raise DataError(
+                f"{folder} has {len(raw)} images and {len(labels)} labels of {stem}; fetch MNIST again"
+            )
         kept = evenly(len(labels), limit)
         return _MNIST.normalised(raw[kept][:, None]), labels[kept].astype(np.int64)
 
@@ -120,7 +142,9 @@ def _decoded(code: bytes, what: str) -> NDArray[np.uint8]:
     try:
         pillow: Any = importlib.import_module("PIL.Image")
     except ModuleNotFoundError as error:
-        raise DataError("CIFAR-10 is stored as JPEG images; install shoal[images] to read them") from error
+        raise DataError(
+            "CIFAR-10 is stored as JPEG images; install shoal[images] to read them"
+        ) from error
     try:
         with pillow.open(io.BytesIO(code)) as image:
             pixels = np.asarray(image.convert("RGB"), np.uint8)
@@ -134,7 +158,8 @@ def _decoded(code: bytes, what: str) -> NDArray[np.uint8]:
 def cifar100(root: Path | None, *, limit: int | None = None) -> Dataset:
     """Load CIFAR-100 with its 100 fine labels, from the two files of its binary version.
 
-    A record is one byte for the coarse label, one for the fine label, and 32 x 32 pixels of red, then green, then blue.
+    A record is one byte for the coarse label, one for the fine label, and 32 x 32 pixels of red,
+    then green, then blue.
 
     Returns:
         50,000 and 10,000 images, float32 [n, 3, 32, 32], 100 classes.
@@ -147,7 +172,9 @@ def cifar100(root: Path | None, *, limit: int | None = None) -> Dataset:
     def split(stem: str) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         records = _records(folder / f"{stem}.bin")
         kept = records[evenly(len(records), limit)]
-        return CIFAR.normalised(kept[:, _LABELS:].reshape(-1, 3, _SIDE, _SIDE)), kept[:, _LABELS - 1].astype(np.int64)
+        return CIFAR.normalised(kept[:, _LABELS:].reshape(-1, 3, _SIDE, _SIDE)), kept[
+            :, _LABELS - 1
+        ].astype(np.int64)
 
     return Dataset("cifar100", *split("train"), *split("test"), _CLASSES, black=CIFAR.black)
 
@@ -155,18 +182,24 @@ def cifar100(root: Path | None, *, limit: int | None = None) -> Dataset:
 def _records(path: Path) -> NDArray[Any]:
     raw = read_packed(path)
     if not raw or len(raw) % _RECORD:
-        raise DataError(f"{path} has {len(raw)} bytes, which are no whole records of {_RECORD}; fetch CIFAR-100 again")
+        raise DataError(
+            f"{path} has {len(raw)} bytes, which are no whole records of {_RECORD}; fetch CIFAR-100 again"
+        )
     records = np.frombuffer(raw, np.uint8).reshape(-1, _RECORD)
     if records[:, _LABELS - 1].max() >= _CLASSES:
-        raise DataError(f"{path} has a label above {_CLASSES - 1}; it is no binary file of CIFAR-100")
+        raise DataError(
+            f"{path} has a label above {_CLASSES - 1}; it is no binary file of CIFAR-100"
+        )
     return records
 
 
 def cifar_tasks(root: Path | None, *, devices: int = 5, limit: int | None = None) -> Dataset:
-    """Load both sets as two tasks of one fleet, for devices that want different things and share a trunk.
+    """Load both sets as two tasks of one fleet, for devices that want different things and share a
+    trunk.
 
-    Shen et al., 2020, https://arxiv.org/abs/2006.16765; specification 5.4. The devices' own models have the labels of
-    `CIFAR_TASKS`: 0 to 9 are those of CIFAR-10, 10 to 109 those of CIFAR-100. It goes with a partition by subject.
+    Shen et al., 2020, https://arxiv.org/abs/2006.16765; specification 5.4. The devices' own models
+    have the labels of `CIFAR_TASKS`: 0 to 9 are those of CIFAR-10, 10 to 109 those of CIFAR-100. It
+    goes with a partition by subject.
 
     Args:
         root: folder that holds ``cifar10/`` and ``cifar100/``.
@@ -182,7 +215,8 @@ def cifar_tasks(root: Path | None, *, devices: int = 5, limit: int | None = None
     """
     if devices < len(CIFAR_TASKS):
         raise ConfigError(f"cifar_tasks: {devices} devices cannot have both tasks; take at least 2")
-    tens, hundreds = cifar10(root, limit=limit), cifar100(root, limit=limit)
+    tens = cifar10(root, limit=limit)
+    hundreds = cifar100(root, limit=limit)
     return Dataset(
         "cifar_tasks",
         np.concatenate([tens.train_x, hundreds.train_x]),
@@ -198,5 +232,6 @@ def cifar_tasks(root: Path | None, *, devices: int = 5, limit: int | None = None
 
 def _dealt(tens: int, hundreds: int, devices: int) -> NDArray[np.int64]:
     """The device of each sample: one after the other among those that share the task."""
-    even, odd = np.arange(0, devices, 2, dtype=np.int64), np.arange(1, devices, 2, dtype=np.int64)
+    even = np.arange(0, devices, 2, dtype=np.int64)
+    odd = np.arange(1, devices, 2, dtype=np.int64)
     return np.concatenate([even[np.arange(tens) % len(even)], odd[np.arange(hundreds) % len(odd)]])

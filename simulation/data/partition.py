@@ -1,4 +1,6 @@
-"""Who gets which samples: splits of a data set among devices - IID, by Dirichlet, by shards, by subject."""
+"""Who gets which samples: splits of a data set among devices - IID, by Dirichlet, by shards, by
+subject.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +15,8 @@ _TRIES = 1000
 
 
 def iid(samples: int, devices: int, seed: int) -> list[NDArray[np.int64]]:
-    """Random equal disjoint parts, indices for each device, floor(samples / devices) each (specification 1.8).
+    """Random equal disjoint parts, indices for each device, floor(samples / devices) each
+    (specification 1.8).
 
     Raises:
         ConfigError: there are fewer samples than devices.
@@ -25,10 +28,13 @@ def iid(samples: int, devices: int, seed: int) -> list[NDArray[np.int64]]:
     return [np.sort(order[i * share : (i + 1) * share]) for i in range(devices)]
 
 
-def dirichlet(labels: Targets, devices: int, alpha: float, seed: int, *, at_least: int = 10) -> list[NDArray[np.int64]]:
+def dirichlet(
+    labels: Targets, devices: int, alpha: float, seed: int, *, at_least: int = 10
+) -> list[NDArray[np.int64]]:
     """Share every class among the devices by proportions drawn from Dirichlet(alpha).
 
-    A small concentration means that each class sits on few devices. The draw is repeated until every part has enough.
+    A small concentration means that each class sits on few devices. The draw is repeated until
+    every part has enough.
 
     Returns:
         One sorted array of indices per device; together they are the whole set.
@@ -43,7 +49,9 @@ def dirichlet(labels: Targets, devices: int, alpha: float, seed: int, *, at_leas
         parts: list[list[NDArray[np.int64]]] = [[] for _ in range(devices)]
         for label in np.unique(labels):
             members = rng.permutation(np.flatnonzero(labels == label))
-            cuts = (np.cumsum(rng.dirichlet(np.full(devices, alpha)))[:-1] * len(members)).astype(np.int64)
+            cuts = (np.cumsum(rng.dirichlet(np.full(devices, alpha)))[:-1] * len(members)).astype(
+                np.int64
+            )
             for part, piece in zip(parts, np.split(members, cuts), strict=True):
                 part.append(piece)
         joined = [np.sort(np.concatenate(part)) for part in parts]
@@ -58,7 +66,8 @@ def dirichlet(labels: Targets, devices: int, alpha: float, seed: int, *, at_leas
 def in_proportion(
     parts: Sequence[NDArray[np.int64]], labels: Targets, others: Targets, seed: int
 ) -> list[NDArray[np.int64]]:
-    """Share ``[m]`` other samples so that a device gets of every class what its part holds of ``[n]`` labels.
+    """Share ``[m]`` other samples so that a device gets of every class what its part holds of
+    ``[n]`` labels.
 
     Those whose label no device holds go to nobody. Sorted indices, one array per device.
     """
@@ -85,8 +94,11 @@ class Shards:
     labels: tuple[tuple[int, ...], ...]  # the labels of each device, one for each of its shards
     counts: tuple[int, ...]  # shards that each class is cut into
 
-    def split(self, targets: Targets, seed: int, *, of: str = "training") -> list[NDArray[np.int64]]:
-        """Cut every class into shards and hand them out at random, each to one device: sorted indices by device.
+    def split(
+        self, targets: Targets, seed: int, *, of: str = "training"
+    ) -> list[NDArray[np.int64]]:
+        """Cut every class into shards and hand them out at random, each to one device: sorted
+        indices by device.
 
         `of` names the samples to people.
 
@@ -94,7 +106,9 @@ class Shards:
             ConfigError: a label is outside the classes, or a class has fewer samples than shards.
         """
         if len(targets) and not 0 <= targets.min() <= targets.max() < len(self.counts):
-            raise ConfigError(f"labels {targets.min()} to {targets.max()} are outside the {len(self.counts)} classes")
+            raise ConfigError(
+                f"labels {targets.min()} to {targets.max()} are outside the {len(self.counts)} classes"
+            )
         rng = np.random.default_rng(seed)
         stacks = []
         for label, count in enumerate(self.counts):
@@ -105,30 +119,40 @@ class Shards:
                 )
             pieces = cut_shards(members, count)
             stacks.append([pieces[place] for place in rng.permutation(count)])
-        return [np.sort(np.concatenate([stacks[label].pop() for label in held])) for held in self.labels]
+        return [
+            np.sort(np.concatenate([stacks[label].pop() for label in held])) for held in self.labels
+        ]
 
 
 def cut_shards(members: NDArray[np.int64], count: int) -> list[NDArray[np.int64]]:
-    """Cut the samples of a class into equal consecutive shards; what remains goes one each to the first shards."""
+    """Cut the samples of a class into equal consecutive shards.
+
+    What remains goes one each to the first shards.
+    """
     return np.array_split(members, count)
 
 
-def deal_shards(classes: int, devices: int, per_device: int, seed: int, *, as_released: bool = False) -> Shards:
-    """Deal shards of single classes to devices: the balanced non-IID split of HeteroFL (specification 1.8).
+def deal_shards(
+    classes: int, devices: int, per_device: int, seed: int, *, as_released: bool = False
+) -> Shards:
+    """Deal shards of single classes to devices: the balanced non-IID split of HeteroFL
+    (specification 1.8).
 
-    Every class is cut into as many shards as there are, and each device gets `per_device` shards. Where the shards
-    cannot be equally many for all classes, some classes that are drawn have one more.
+    Every class is cut into as many shards as there are, and each device gets `per_device` shards.
+    Where the shards cannot be equally many for all classes, some classes that are drawn have one
+    more.
 
     Args:
         classes: number of labels.
         devices: number of parts.
         per_device: shards of each device, at most so many labels.
         seed: of the draw.
-        as_released: whether to follow the authors' code, where a device that draws a label twice keeps it once, and
-            has one shard less; some shards then belong to nobody.
+        as_released: whether to follow the authors' code, where a device that draws a label twice
+            keeps it once, and has one shard less; some shards then belong to nobody.
 
     Raises:
-        ConfigError: there are fewer shards than classes, or, as released, no whole number for each class.
+        ConfigError: there are fewer shards than classes, or, as released, no whole number for each
+            class.
     """
     total = devices * per_device
     least, more = divmod(total, classes)
@@ -149,12 +173,15 @@ def deal_shards(classes: int, devices: int, per_device: int, seed: int, *, as_re
     return Shards(tuple(tuple(row.tolist()) for row in labels), tuple(counts.tolist()))
 
 
-def by_subject(groups: NDArray[np.int64] | Sequence[int], devices: int | None = None) -> list[NDArray[np.int64]]:
+def by_subject(
+    groups: NDArray[np.int64] | Sequence[int], devices: int | None = None
+) -> list[NDArray[np.int64]]:
     """Give every device the samples of one subject, or of a few.
 
     Args:
         groups: who each sample is of, int64 [n].
-        devices: number of parts; one for each subject if omitted. With fewer, neighbours in number share a device.
+        devices: number of parts; one for each subject if omitted. With fewer, neighbours in number
+            share a device.
 
     Returns:
         One sorted array of indices per device; together they are the whole set.
@@ -166,5 +193,7 @@ def by_subject(groups: NDArray[np.int64] | Sequence[int], devices: int | None = 
     subjects = np.unique(owners)
     parts = len(subjects) if devices is None else devices
     if not 1 <= parts <= len(subjects):
-        raise ConfigError(f"{len(subjects)} subjects cannot be shared among {parts} devices; take at most one for each")
+        raise ConfigError(
+            f"{len(subjects)} subjects cannot be shared among {parts} devices; take at most one for each"
+        )
     return [np.flatnonzero(np.isin(owners, some)) for some in np.array_split(subjects, parts)]

@@ -1,7 +1,7 @@
 """Labelled sentences: SST-2 (positive or not) and CoLA (grammatical or not).
 
-Socher et al.: "Recursive deep models for semantic compositionality over a sentiment treebank", EMNLP 2013. Warstadt,
-Singh, Bowman: "Neural network acceptability judgments", TACL 2019.
+Socher et al.: "Recursive deep models for semantic compositionality over a sentiment treebank",
+EMNLP 2013. Warstadt, Singh, Bowman: "Neural network acceptability judgments", TACL 2019.
 """
 
 from collections.abc import Sequence
@@ -32,13 +32,15 @@ def sst2(
 
     Args:
         root: folder that holds ``sst2/``.
-        tokens: ``words`` for a vocabulary built from the training sentences, ``minilm`` for its word pieces.
+        tokens: ``words`` for a vocabulary built from the training sentences, ``minilm`` for its
+            word pieces.
         length: tokens of a sentence.
         vocab: token ids of a vocabulary of words.
         test: which part to test on.
 
     Returns:
-        int64 [n, length], 2 classes: 6,920 sentences to train on, 1,821 (test) or 872 (dev) to test on.
+        int64 [n, length], 2 classes: 6,920 sentences to train on, 1,821 (test) or 872 (dev) to test
+        on.
 
     Raises:
         ConfigError: an option is unknown, or word pieces lack their packages.
@@ -66,11 +68,12 @@ def cola(
         tokens: as in `sst2`.
         length: tokens of a sentence.
         vocab: token ids of a vocabulary of words.
-        test: which development part to test on, ``dev`` for both, as GLUE has it; the labels of the test parts are not
-            public.
+        test: which development part to test on, ``dev`` for both, as GLUE has it; the labels of the
+            test parts are not public.
 
     Returns:
-        int64 [n, length], 2 classes: 8,551 sentences to train on, 527 (in-domain), 516 or 1,043 (dev) to test on.
+        int64 [n, length], 2 classes: 8,551 sentences to train on, 527 (in-domain), 516 or 1,043
+        (dev) to test on.
 
     Raises:
         ConfigError: an option is unknown, or word pieces lack their packages.
@@ -78,22 +81,40 @@ def cola(
     """
     both = ("in_domain", "out_of_domain")
     if test not in (*both, "dev"):
-        raise ConfigError(f"CoLA has no part {test!r} to test on; choose 'in_domain', 'out_of_domain' or both: 'dev'")
-    folder = dataset_folder(root, "cola", "in_domain_train.tsv.gz, in_domain_dev.tsv.gz, out_of_domain_dev.tsv.gz")
-    stems = ["in_domain_train", *(f"{part}_dev" for part in (both if test == "dev" else (test,)))]
+        raise ConfigError(
+            f"CoLA has no part {test!r} to test on; choose 'in_domain', 'out_of_domain' or both: 'dev'"
+        )
+    folder = dataset_folder(
+        root,
+        "cola",
+        "in_domain_train.tsv.gz, in_domain_dev.tsv.gz, out_of_domain_dev.tsv.gz",
+    )
+    stems = [
+        "in_domain_train",
+        *(f"{part}_dev" for part in (both if test == "dev" else (test,))),
+    ]
     train, *tests = (_read(folder / f"{stem}.tsv", columns=4, text=3, label=1) for stem in stems)
     texts = [text for part, _ in tests for text in part]
-    return _encoded("cola", (train, (texts, np.concatenate([part for _, part in tests]))), tokens, length, vocab)
+    return _encoded(
+        "cola",
+        (train, (texts, np.concatenate([part for _, part in tests]))),
+        tokens,
+        length,
+        vocab,
+    )
 
 
 def _read(path: Path, *, columns: int, text: int, label: int) -> _Labelled:
-    texts, labels = [], []
+    texts = []
+    labels = []
     for number, line in enumerate(read_lines(path), 1):
         if not line:
             continue
         cells = line.split("\t")
         if len(cells) != columns or cells[label] not in ("0", "1"):
-            raise DataError(f"{path}, line {number}: expected {columns} columns, the label 0 or 1 in {label + 1}")
+            raise DataError(
+                f"{path}, line {number}: expected {columns} columns, the label 0 or 1 in {label + 1}"
+            )
         texts.append(cells[text])
         labels.append(int(cells[label]))
     if not texts:
@@ -101,14 +122,22 @@ def _read(path: Path, *, columns: int, text: int, label: int) -> _Labelled:
     return texts, np.array(labels, np.int64)
 
 
-def _encoded(name: str, parts: Sequence[_Labelled], tokens: Tokens, length: int, vocab: int) -> Dataset:
+def _encoded(
+    name: str, parts: Sequence[_Labelled], tokens: Tokens, length: int, vocab: int
+) -> Dataset:
     """Training and test part as token ids; the options are those of `sst2`."""
     train, test = parts
     if tokens not in ("words", "minilm") or length < 1:
-        raise ConfigError(f"{name}: {length} tokens of kind {tokens!r} cannot be made; choose 'words' or 'minilm'")
+        raise ConfigError(
+            f"{name}: {length} tokens of kind {tokens!r} cannot be made; choose 'words' or 'minilm'"
+        )
     if tokens == "minilm":
-        train_x, test_x, ids = encode_pieces(train[0], length), encode_pieces(test[0], length), MINILM_VOCAB
+        train_x = encode_pieces(train[0], length)
+        test_x = encode_pieces(test[0], length)
+        ids = MINILM_VOCAB
     else:
         words = Vocabulary.of(train[0], vocab)
-        train_x, test_x, ids = words.encode(train[0], length), words.encode(test[0], length), len(words)
+        train_x = words.encode(train[0], length)
+        test_x = words.encode(test[0], length)
+        ids = len(words)
     return Dataset(name, train_x, train[1], test_x, test[1], 2, tokens=ids)

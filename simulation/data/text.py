@@ -1,4 +1,6 @@
-"""Texts as token ids: a small vocabulary of words built from training texts, or MiniLM's word pieces."""
+"""Texts as token ids: a small vocabulary of words built from training texts, or MiniLM's word
+pieces.
+"""
 
 import importlib
 import re
@@ -16,14 +18,17 @@ from fleet_protocol.errors import ConfigError, DataError
 from models.pretrained import minilm_file
 from simulation.data.dataset import read_packed
 
-PAD, UNKNOWN = 0, 1
+PAD = 0
+UNKNOWN = 1
 """Token ids of padding and of words outside a vocabulary."""
 
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
 def read_lines(path: Path) -> list[str]:
-    """Read the lines of a UTF-8 text file, without their ends; where it does not exist, of the same name with ``.gz``.
+    """Read the lines of a UTF-8 text file, without their ends.
+
+    Where it does not exist, of the same name with ``.gz``.
 
     Raises:
         DataError: the file is missing or damaged.
@@ -54,13 +59,17 @@ class Vocabulary:
 
     @classmethod
     def of(cls, texts: Iterable[str], size: int) -> "Vocabulary":
-        """Count words, for so many ids with padding and unknown words; equally frequent ones in alphabetical order.
+        """Count words, for so many ids with padding and unknown words.
+
+        Equally frequent ones in alphabetical order.
 
         Raises:
             ConfigError: there is no room for a single word.
         """
         if size < 3:
-            raise ConfigError(f"a vocabulary of {size} ids has no room for words; choose at least 3")
+            raise ConfigError(
+                f"a vocabulary of {size} ids has no room for words; choose at least 3"
+            )
         counts = Counter(word for text in texts for word in split_words(text))
         kept = sorted(counts, key=lambda word: (-counts[word], word))[: size - 2]
         return cls(MappingProxyType({word: number for number, word in enumerate(kept, 2)}))
@@ -78,7 +87,8 @@ class Vocabulary:
 
 
 def encode_pieces(texts: Sequence[str], length: int) -> NDArray[np.int64]:
-    """Turn texts into ids of MiniLM's word pieces between its start and end symbols, int64 [texts, length].
+    """Turn texts into ids of MiniLM's word pieces between its start and end symbols, int64 [texts,
+    length].
 
     Raises:
         ConfigError: the tokenizers library or the MiniLM package is missing.

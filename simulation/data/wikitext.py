@@ -1,7 +1,7 @@
 """WikiText-2 in the batches of HeteroFL's masked language model (specification 1.8).
 
-Merity, Xiong, Bradbury, Socher: "Pointer sentinel mixture models", ICLR 2017. A client holds one row of consecutive
-text and trains on one chunk of it at a time.
+Merity, Xiong, Bradbury, Socher: "Pointer sentinel mixture models", ICLR 2017. A client holds one
+row of consecutive text and trains on one chunk of it at a time.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,36 +15,53 @@ from fleet_protocol.errors import ConfigError, DataError
 from simulation.data.dataset import Dataset, dataset_folder, evenly
 from simulation.data.text import read_lines
 
-UNKNOWN_TOKEN, END = 0, 1
+UNKNOWN_TOKEN = 0
+END = 1
 """Token ids of what the vocabulary lacks and of the end of a line."""
 
 
 def token_ids(lines: Iterable[str], known: Mapping[str, int]) -> NDArray[np.int64]:
-    """Turn lines into one stream of the ids of their words, int64 [tokens], each line closed by `END`."""
-    return np.array([known.get(word, UNKNOWN_TOKEN) for line in lines for word in (*line.split(), "<eos>")], np.int64)
+    """Turn lines into one stream of the ids of their words, int64 [tokens], each line closed by
+    `END`.
+    """
+    return np.array(
+        [known.get(word, UNKNOWN_TOKEN) for line in lines for word in (*line.split(), "<eos>")],
+        np.int64,
+    )
 
 
-def chunks(stream: NDArray[np.int64], rows: int, length: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def chunks(
+    stream: NDArray[np.int64], rows: int, length: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Cut a stream of tokens into equal rows of consecutive text, and each row into chunks.
 
-    A last short chunk of a row is dropped, since a graph has one length; the released code trains on it too.
+    A last short chunk of a row is dropped, since a graph has one length; the released code trains
+    on it too.
 
     Returns:
-        The chunks, int64 [rows * chunks, length], row after row, and the row of each, int64 [rows * chunks].
+        The chunks, int64 [rows * chunks, length], row after row, and the row of each, int64 [rows *
+        chunks].
 
     Raises:
         ConfigError: a row is shorter than one chunk.
     """
     if rows < 1 or length < 1 or len(stream) // rows < length:
-        raise ConfigError(f"{len(stream)} tokens do not make {rows} rows with chunks of {length}; choose fewer rows")
+        raise ConfigError(
+            f"{len(stream)} tokens do not make {rows} rows with chunks of {length}; choose fewer rows"
+        )
     row = len(stream) // rows
     count = row // length
     table = stream[: rows * row].reshape(rows, row)[:, : count * length]
     return table.reshape(rows * count, length), np.repeat(np.arange(rows, dtype=np.int64), count)
 
 
-def mask_tokens(tokens: NDArray[np.int64], rate: float, symbol: int, seed: int) -> NDArray[np.int64]:
-    """Replace each token by the mask symbol with some probability; returns new ones of the same shape, int64."""
+def mask_tokens(
+    tokens: NDArray[np.int64], rate: float, symbol: int, seed: int
+) -> NDArray[np.int64]:
+    """Replace each token by the mask symbol with some probability.
+
+    Returns new ones of the same shape, int64.
+    """
     return np.where(np.random.default_rng(seed).random(tokens.shape) < rate, symbol, tokens)
 
 
@@ -61,15 +78,16 @@ def wikitext2(
 ) -> Dataset:
     """Load WikiText-2 for the zoo's masked language model.
 
-    The labels are the tokens themselves, hidden or not. The model hides tokens of the training text by itself, anew
-    for each batch; those of the test text are hidden here, once. The vocabulary is that of the training text: index
-    0 for unknown tokens, 1 for the end of a line, then tokens in order of appearance. The mask symbol has the id
-    after the last one. Test samples stand chunk by chunk, the first of all rows before the second.
+    The labels are the tokens themselves, hidden or not. The model hides tokens of the training text
+    by itself, anew for each batch; those of the test text are hidden here, once. The vocabulary is
+    that of the training text: index 0 for unknown tokens, 1 for the end of a line, then tokens in
+    order of appearance. The mask symbol has the id after the last one. Test samples stand chunk by
+    chunk, the first of all rows before the second.
 
     Args:
         root: folder that holds ``wikitext2/``.
-        train: which file to train on; ``validation`` where ``wiki.train.tokens`` is missing. The vocabulary is
-            smaller then, and results do not compare with published ones.
+        train: which file to train on; ``validation`` where ``wiki.train.tokens`` is missing. The
+            vocabulary is smaller then, and results do not compare with published ones.
         rows: rows of the training text, one for each client; groups are the rows.
         test_rows: rows of the test text.
         test_chunks: chunks of each row of the test text at most, evenly spread; None for all.
@@ -78,31 +96,40 @@ def wikitext2(
         seed: of the hidden test tokens.
 
     Returns:
-        int64 [n, length] with labels of the same shape; `classes` is the size of the vocabulary and `tokens` one
-        more, for the mask symbol.
+        int64 [n, length] with labels of the same shape; `classes` is the size of the vocabulary and
+        `tokens` one more, for the mask symbol.
 
     Raises:
         ConfigError: an option is out of range.
         DataError: a file is missing.
     """
     if train not in ("train", "validation"):
-        raise ConfigError(f"WikiText-2 has no part {train!r} to train on; choose 'train' or 'validation'")
-    folder = dataset_folder(root, "wikitext2", "wiki.train.tokens and wiki.test.tokens, gzipped or not")
+        raise ConfigError(
+            f"WikiText-2 has no part {train!r} to train on; choose 'train' or 'validation'"
+        )
+    folder = dataset_folder(
+        root, "wikitext2", "wiki.train.tokens and wiki.test.tokens, gzipped or not"
+    )
     path = folder / ("wiki.train.tokens" if train == "train" else "wiki.valid.tokens")
     try:
         lines = read_lines(path)
     except DataError as error:
-        hint = "; train='validation' trains on the validation text instead" if train == "train" else ""
+        hint = (
+            "; train='validation' trains on the validation text instead" if train == "train" else ""
+        )
         raise DataError(f"{error}{hint}") from error
     known: dict[str, int] = {"<ukn>": UNKNOWN_TOKEN, "<eos>": END}
     for line in lines:
         for word in line.split():
             known.setdefault(word, len(known))
     train_x, train_group = chunks(token_ids(lines, known), rows, length)
-    test_y, test_group = chunks(token_ids(read_lines(folder / "wiki.test.tokens"), known), test_rows, length)
+    test_y, test_group = chunks(
+        token_ids(read_lines(folder / "wiki.test.tokens"), known), test_rows, length
+    )
     count = len(test_y) // test_rows
     places = (evenly(count, test_chunks)[:, np.newaxis] + count * np.arange(test_rows)).ravel()
-    test_y, test_group = test_y[places], test_group[places]
+    test_y = test_y[places]
+    test_group = test_group[places]
     return Dataset(
         "wikitext2",
         train_x,

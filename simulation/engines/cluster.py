@@ -1,15 +1,19 @@
-"""Reaching a Ray cluster, or starting one on this machine, within a deadline and without what Ray does on the side.
+"""Reaching a Ray cluster, or starting one on this machine, within a deadline and without what Ray
+does on the side.
 
 Met with Ray 2.60:
 
-- ``ray.init`` with an address where nothing answers tries for more than two minutes, in native code that no other
-  thread and no signal interrupts. A process of its own tries first, because that can be ended.
-- ``ray.init`` takes over SIGTERM. The handler that was there is put back, or a run could not end in good order.
+- ``ray.init`` with an address where nothing answers tries for more than two minutes, in native code
+  that no other thread and no signal interrupts. A process of its own tries first, because that can
+  be ended.
+- ``ray.init`` takes over SIGTERM. The handler that was there is put back, or a run could not end in
+  good order.
 - A Ray that is started here would report its use to Ray's makers; it is told not to.
-- Ray lets its actors import from the driver's working folder, before everything else; while it is reached, that is the
-  folder of our packages, so that no file of the user stands in for one of them.
-- When the raylet of this machine dies, Ray ends the whole process; nothing here can prevent that, and the simulation
-  goes on from its folder when it is started again.
+- Ray lets its actors import from the driver's working folder, before everything else; while it is
+  reached, that is the folder of our packages, so that no file of the user stands in for one of
+  them.
+- When the raylet of this machine dies, Ray ends the whole process; nothing here can prevent that,
+  and the simulation goes on from its folder when it is started again.
 """
 
 import contextlib
@@ -34,15 +38,17 @@ import ray
 ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
 """
 _ROOT = Path(__file__).resolve().parents[2]
-_STORE_BYTES = 80 * 2**20  # next to the least Ray takes; on one machine everything goes through files
+_STORE_BYTES = (
+    80 * 2**20
+)  # next to the least Ray takes; on one machine everything goes through files
 
 
 def connect(address: str | None, *, workers: int, deadline_seconds: float = 30.0) -> bool:
     """Make Ray's functions work in this process.
 
     Args:
-        address: of a running cluster (``host:6379`` or ``auto`` on one of its machines, ``ray://host:10001`` from
-            elsewhere); None starts Ray on this machine.
+        address: of a running cluster (``host:6379`` or ``auto`` on one of its machines,
+            ``ray://host:10001`` from elsewhere); None starts Ray on this machine.
         workers: CPUs that a Ray started here offers.
         deadline_seconds: how long a cluster may take to answer.
 
@@ -80,7 +86,9 @@ def _start_here(workers: int) -> None:
                 logging_level=logging.ERROR,
                 object_store_memory=_STORE_BYTES,
             )
-    except Exception as error:  # of a machine too busy to start it within 30 seconds, Ray says so in a bare one
+    except (
+        Exception
+    ) as error:  # of a machine too busy to start it within 30 seconds, Ray says so in a bare one
         raise TransportError(
             f"Ray cannot be started on this machine: {error}; its logs are in /tmp/ray/session_latest/logs, and"
             ' [engine] kind = "local" needs no Ray'
@@ -102,10 +110,16 @@ def _try(address: str, deadline_seconds: float) -> None:
     command = [sys.executable, "-c", _TRY, address]
     try:
         tried = subprocess.run(  # noqa: S603  (our own line of Python)
-            command, capture_output=True, text=True, timeout=deadline_seconds, check=False
+            command,
+            capture_output=True,
+            text=True,
+            timeout=deadline_seconds,
+            check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise TransportError(f"no Ray cluster answers at {address} within {deadline_seconds:g} s; {hint}") from error
+        raise TransportError(
+            f"no Ray cluster answers at {address} within {deadline_seconds:g} s; {hint}"
+        ) from error
     if tried.returncode:
         last = (tried.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise TransportError(f"the Ray cluster at {address} cannot be used: {last}; {hint}")
@@ -113,7 +127,9 @@ def _try(address: str, deadline_seconds: float) -> None:
 
 @contextlib.contextmanager
 def _own_sigterm() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():  # only there can handlers be set, by Ray as well
+    if (
+        threading.current_thread() is not threading.main_thread()
+    ):  # only there can handlers be set, by Ray as well
         yield
         return
     before = signal.getsignal(signal.SIGTERM)

@@ -1,7 +1,8 @@
 """Processes of this machine, one thread each.
 
-A worker that dies - killed for memory, or crashed in a library - is replaced, and what it worked on is computed once
-more by the next free one. Tasks are functions of their items, so the repetition changes nothing.
+A worker that dies - killed for memory, or crashed in a library - is replaced, and what it worked on
+is computed once more by the next free one. Tasks are functions of their items, so the repetition
+changes nothing.
 """
 
 import contextlib
@@ -21,7 +22,9 @@ from fleet_protocol.child_process import python_module
 from fleet_protocol.errors import ShoalError
 from simulation.orders import Failed, Finished, WorkerSetup, WorkOrder
 
-_AHEAD = 2  # orders a worker has at once, so that it need not wait for the store between two of them
+_AHEAD = (
+    2  # orders a worker has at once, so that it need not wait for the store between two of them
+)
 _END_SECONDS = 5.0
 _RESULT: TypeAdapter[Finished | Failed] = TypeAdapter(Finished | Failed)
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -35,7 +38,10 @@ class WorkerDiedError(ShoalError):
 
 @dataclass
 class _Worker:
-    """One process, and the orders it has, the first of which is under way; `answered` are tasks of that."""
+    """One process, and the orders it has, the first of which is under way.
+
+    `answered` are tasks of that.
+    """
 
     process: subprocess.Popen[bytes]
     orders: deque[WorkOrder] = field(default_factory=deque)
@@ -58,7 +64,10 @@ class _Worker:
 
 
 class LocalEngine:
-    """Workers on this machine, each told the setup; 0 are one for each core that this process may use."""
+    """Workers on this machine, each told the setup.
+
+    0 are one for each core that this process may use.
+    """
 
     def __init__(self, workers: int, setup: WorkerSetup) -> None:
         self._setup = setup
@@ -136,7 +145,9 @@ class LocalEngine:
         del self._workers[place]
         orders = list(worker.orders)
         if orders:
-            left = WorkOrder(items=tuple(item for item in orders[0].items if item.task not in worker.answered))
+            left = WorkOrder(
+                items=tuple(item for item in orders[0].items if item.task not in worker.answered)
+            )
             key = left.items[0].task
             self._losses[key] = self._losses.get(key, 0) + 1
             if self._losses[key] > 1:

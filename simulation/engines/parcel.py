@@ -1,4 +1,6 @@
-"""What a worker needs that does not share the simulation's folder: the files of its setup, in places of its own."""
+"""What a worker needs that does not share the simulation's folder: the files of its setup, in
+places of its own.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +15,8 @@ _TEST = "test.npz"  # for workers that judge devices on their own part of it
 
 
 def packing_list(setup: WorkerSetup) -> dict[str, Path]:
-    """The files a worker reads that stay the same for the whole simulation, by their places, relative and with slashes.
+    """The files a worker reads that stay the same for the whole simulation, by their places,
+    relative and with slashes.
 
     Raises:
         DataError: one of them is missing.
@@ -22,7 +25,9 @@ def packing_list(setup: WorkerSetup) -> dict[str, Path]:
     found = {f"data/{name}": setup.data / name for name in samples} | {"parts.npz": setup.parts}
     if setup.models is not None:
         found["models.py"] = setup.models
-    found |= {place: Path(item.rpartition(":")[0]) for item, place in _places(setup).items() if place}
+    found |= {
+        place: Path(item.rpartition(":")[0]) for item, place in _places(setup).items() if place
+    }
     trees = {"artifacts": setup.artifacts}
     trees |= {f"pairs/{number}": folder for number, folder in enumerate(setup.pairs)}
     for place, folder in trees.items():
@@ -37,11 +42,17 @@ def packing_list(setup: WorkerSetup) -> dict[str, Path]:
 
 def _places(setup: WorkerSetup) -> dict[str, str | None]:
     """The changes of samples, with the places of the files of those that are the user's functions."""
-    return {item: f"augment/{number}.py" if ":" in item else None for number, item in enumerate(setup.augment)}
+    return {
+        item: f"augment/{number}.py" if ":" in item else None
+        for number, item in enumerate(setup.augment)
+    }
 
 
 def relocated(setup: WorkerSetup, shared: Path, own: Path) -> WorkerSetup:
-    """The setup of a worker with a folder of its own; those of one machine may share the packing list's files."""
+    """The setup of a worker with a folder of its own.
+
+    Those of one machine may share the packing list's files.
+    """
     return setup.model_copy(
         update={
             "artifacts": shared / "artifacts",
@@ -61,13 +72,18 @@ def relocated(setup: WorkerSetup, shared: Path, own: Path) -> WorkerSetup:
 
 
 def read_state(folder: Path) -> dict[str, bytes]:
-    """What a device keeps between rounds: the content of its files by name; a StorageError where one cannot be read."""
+    """What a device keeps between rounds: the content of its files by name.
+
+    A StorageError where one cannot be read.
+    """
     if not folder.is_dir():
         return {}
     found = {}
     for path in sorted(folder.iterdir()):
         with disk_errors("read", path):
-            if path.is_file() and not path.name.startswith("."):  # what begins with a dot is being written
+            if path.is_file() and not path.name.startswith(
+                "."
+            ):  # what begins with a dot is being written
                 found[path.name] = path.read_bytes()
     return found
 

@@ -1,8 +1,9 @@
 """Actors on a Ray cluster, one CPU each; results are those of the local engine, to the bit.
 
-An actor that dies - killed for memory, or with its machine - is replaced, and what it worked on is computed once more.
-Tasks are functions of their orders, so the repetition changes nothing. Every machine needs the same versions of Shoal,
-onnxruntime, Python and Ray; the last two are checked by Ray itself.
+An actor that dies - killed for memory, or with its machine - is replaced, and what it worked on is
+computed once more. Tasks are functions of their orders, so the repetition changes nothing. Every
+machine needs the same versions of Shoal, onnxruntime, Python and Ray; the last two are checked by
+Ray itself.
 """
 
 import contextlib
@@ -34,13 +35,18 @@ from simulation.engines.ray_worker import Answer, Greeting, RayWorker, versions
 _AHEAD = 2  # orders an actor has at once, so that it need not wait for the way to it and back
 _START_SECONDS = 120.0
 _END_SECONDS = 5.0
-_PIECE = 64 * 2**20  # bytes of a file in one object; Ray's store moves objects that do not fit to disk, one at a time
+_PIECE = (
+    64 * 2**20
+)  # bytes of a file in one object; Ray's store moves objects that do not fit to disk, one at a time
 _RESULT: TypeAdapter[Finished | Failed] = TypeAdapter(Finished | Failed)
 
 
 @dataclass
 class _Actor:
-    """One actor, and the orders it has with the references of their answers; the first is under way."""
+    """One actor, and the orders it has with the references of their answers.
+
+    The first is under way.
+    """
 
     handle: Any
     shares: bool = True
@@ -52,10 +58,11 @@ class RayEngine:
     """Workers on a Ray cluster.
 
     Args:
-        config: ``address`` and ``workers``; 0 workers are one per CPU of the cluster, or per GPU with
-            ``device = "cuda"``.
+        config: ``address`` and ``workers``; 0 workers are one per CPU of the cluster, or per GPU
+            with ``device = "cuda"``.
         setup: what they are told.
-        shared: False treats every actor as one that does not see the folder; otherwise that is found out.
+        shared: False treats every actor as one that does not see the folder; otherwise that is
+            found out.
         start_seconds: how long the actors may take to start.
 
     Raises:
@@ -64,7 +71,12 @@ class RayEngine:
     """
 
     def __init__(
-        self, config: EngineTable, setup: WorkerSetup, *, shared: bool = True, start_seconds: float = _START_SECONDS
+        self,
+        config: EngineTable,
+        setup: WorkerSetup,
+        *,
+        shared: bool = True,
+        start_seconds: float = _START_SECONDS,
     ) -> None:
         self._setup = setup
         self._may_share = shared
@@ -90,7 +102,10 @@ class RayEngine:
     def _start(self, count: int) -> list[_Actor]:
         """Start actors and wait until all of them are ready."""
         remote = ray.remote(RayWorker).options(
-            num_cpus=1, num_gpus=self._gpus, max_restarts=0, scheduling_strategy="SPREAD"
+            num_cpus=1,
+            num_gpus=self._gpus,
+            max_restarts=0,
+            scheduling_strategy="SPREAD",
         )
         setup = self._setup.model_dump_json().encode()
         actors = [_Actor(remote.remote(self._session)) for _ in range(count)]
@@ -103,8 +118,15 @@ class RayEngine:
                     f"{greeting.machine} of the Ray cluster has {greeting.versions}, this machine has {versions()};"
                     " results would depend on who computes them, so install the same everywhere"
                 )
-            actor.machine, actor.shares = greeting.machine, greeting.shares and self._may_share
-        self._ready([actor.handle.unpack.remote(setup, self._packed()) for actor in actors if not actor.shares])
+            actor.machine = greeting.machine
+            actor.shares = greeting.shares and self._may_share
+        self._ready(
+            [
+                actor.handle.unpack.remote(setup, self._packed())
+                for actor in actors
+                if not actor.shares
+            ]
+        )
         return actors
 
     def _ready(self, answers: Sequence[Any]) -> list[Any]:
@@ -112,7 +134,8 @@ class RayEngine:
         try:
             return list(ray.get(list(answers), timeout=self._start_seconds))
         except ray.exceptions.GetTimeoutError as error:
-            there, free = _resources(ray.cluster_resources()), _resources(ray.available_resources())
+            there = _resources(ray.cluster_resources())
+            free = _resources(ray.available_resources())
             raise TransportError(
                 f"{len(answers)} workers were not ready within {self._start_seconds:g} s; the Ray cluster has {there},"
                 f" of which {free} are free; take fewer ([engine] workers)"
@@ -168,7 +191,10 @@ class RayEngine:
         self._waiting.extend(orders)
         needed = {
             item.weights.digest
-            for order in (*self._waiting, *(order for actor in self._actors for order, _ in actor.orders))
+            for order in (
+                *self._waiting,
+                *(order for actor in self._actors for order, _ in actor.orders),
+            )
             for item in order.items
         }
         self._weights = {digest: kept for digest, kept in self._weights.items() if digest in needed}
@@ -180,7 +206,9 @@ class RayEngine:
                 if self._waiting and len(actor.orders) == depth:
                     order = self._waiting.popleft()
                     weights, states = ({}, {}) if actor.shares else self._enclosed(order)
-                    answer = actor.handle.work.remote(order.model_dump_json().encode(), weights, states)
+                    answer = actor.handle.work.remote(
+                        order.model_dump_json().encode(), weights, states
+                    )
                     actor.orders.append((order, answer))
 
     def _enclosed(self, order: WorkOrder) -> tuple[dict[str, Any], dict[str, dict[str, bytes]]]:
@@ -190,7 +218,9 @@ class RayEngine:
             if digest not in self._weights:
                 self._weights[digest] = ray.put(self._blobs.read(digest))
             weights[digest] = self._weights[digest]
-        return weights, {item.device: read_state(self._setup.devices / item.device) for item in order.items}
+        return weights, {
+            item.device: read_state(self._setup.devices / item.device) for item in order.items
+        }
 
     def take(self, timeout_seconds: float) -> list[Finished | Failed]:
         """Wait for results; see `simulation.orders.Engine`.
@@ -234,7 +264,9 @@ class RayEngine:
     def _keep(self, answer: Answer) -> None:
         for digest, content in answer.updates.items():
             if self._updates.put(content) != digest:
-                raise BlobError(f"update {digest} was damaged on its way from the Ray cluster; start again to go on")
+                raise BlobError(
+                    f"update {digest} was damaged on its way from the Ray cluster; start again to go on"
+                )
         for device, files in answer.states.items():
             write_state(self._setup.devices / device, files)
 
@@ -243,26 +275,36 @@ class RayEngine:
 
         An actor that is busy leaves its copy of the files in the temporary folder of its machine.
         """
-        idle = [actor.handle.clear.remote() for actor in self._actors if not actor.shares and not actor.orders]
+        idle = [
+            actor.handle.clear.remote()
+            for actor in self._actors
+            if not actor.shares and not actor.orders
+        ]
         with contextlib.suppress(ray.exceptions.RayError):
             ray.wait(idle, num_returns=len(idle), timeout=_END_SECONDS) if idle else None
         for actor in self._actors:
             with contextlib.suppress(ray.exceptions.RayError):
                 ray.kill(actor.handle)
         self._actors = []
-        self._weights, self._files = {}, None
+        self._weights = {}
+        self._files = None
         if self._connected:
             self._connected = False
             disconnect()
 
 
 def shares_of(config: EngineTable, resources: dict[str, float]) -> tuple[int, float]:
-    """How many actors, and what share of a GPU each; a ConfigError where a GPU is needed and there is none."""
+    """How many actors, and what share of a GPU each.
+
+    A ConfigError where a GPU is needed and there is none.
+    """
     if config.device != "cuda":
         return config.workers or max(1, int(resources.get("CPU", 1))), 0.0
     gpus = int(resources.get("GPU", 0))
     if not gpus:
-        raise ConfigError('[engine] device = "cuda": the Ray cluster has no GPU; take device = "cpu"')
+        raise ConfigError(
+            '[engine] device = "cuda": the Ray cluster has no GPU; take device = "cpu"'
+        )
     count = config.workers or gpus
     # Ray deals fractions out of one GPU at a time, so each GPU must hold a whole number of them.
     return count, 1.0 if count <= gpus else 1.0 / -(-count // gpus)

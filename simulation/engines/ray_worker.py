@@ -1,8 +1,8 @@
 """A worker of the Ray engine: virtual devices in an actor, on any machine of the cluster.
 
-JSON and bytes go in and out. An actor that finds the simulation's folder on its own machine, or on a file system that
-both share, reads and writes there; any other gets files and weights as objects of Ray's store, fetches those it has not
-fetched yet, and sends updates back.
+JSON and bytes go in and out. An actor that finds the simulation's folder on its own machine, or on
+a file system that both share, reads and writes there; any other gets files and weights as objects
+of Ray's store, fetches those it has not fetched yet, and sends updates back.
 """
 
 import contextlib
@@ -25,7 +25,8 @@ from simulation.orders import Failed, Finished, WorkerSetup, WorkOrder
 from simulation.virtual_device import VirtualDevices
 
 FETCH_SECONDS = 300.0
-_KEPT_BLOBS = 8  # slices of weights at a time: those of a usual number of tiers, which many devices are sent alike
+# slices of weights at a time: those of a usual number of tiers, which many devices are sent alike
+_KEPT_BLOBS = 8
 
 
 def versions() -> str:
@@ -67,16 +68,22 @@ class RayWorker:
         self._held: list[str] = []
 
     def greet(self, setup: bytes, marker: str) -> bytes:
-        """Answer a `WorkerSetup` with a `Greeting`; the marker is a file that the engine has just written."""
+        """Answer a `WorkerSetup` with a `Greeting`.
+
+        The marker is a file that the engine has just written.
+        """
         given = WorkerSetup.model_validate_json(setup)
         there = (Path(marker), given.artifacts, given.data, given.parts, given.blobs)
         shares = all(path.exists() for path in there)
         self._setup = given
-        greeting = Greeting(versions=versions(), machine=ray.util.get_node_ip_address(), shares=shares)
+        greeting = Greeting(
+            versions=versions(), machine=ray.util.get_node_ip_address(), shares=shares
+        )
         return greeting.model_dump_json().encode()
 
     def unpack(self, setup: bytes, files: Mapping[str, Sequence[Any]]) -> None:
-        """Work in places of its own instead of in the simulation's folder, with the packing list's files in pieces.
+        """Work in places of its own instead of in the simulation's folder, with the packing list's
+        files in pieces.
 
         Raises:
             StorageError: the disk is full.
@@ -88,8 +95,15 @@ class RayWorker:
                 write_atomically(path, b"".join(ray.get(list(pieces), timeout=FETCH_SECONDS)))
         self._setup = relocated(WorkerSetup.model_validate_json(setup), shared, self._own)
 
-    def work(self, order: bytes, weights: Mapping[str, Any], states: Mapping[str, Mapping[str, bytes]]) -> Answer:
-        """Do a `WorkOrder`, with weights in Ray's store by digest and what devices keep unless the folder is shared."""
+    def work(
+        self,
+        order: bytes,
+        weights: Mapping[str, Any],
+        states: Mapping[str, Mapping[str, bytes]],
+    ) -> Answer:
+        """Do a `WorkOrder`, with weights in Ray's store by digest and what devices keep unless the
+        folder is shared.
+        """
         if self._setup is None:
             raise AssertionError("an actor is greeted first")
         asked = WorkOrder.model_validate_json(order)
@@ -100,7 +114,10 @@ class RayWorker:
             self._devices = self._devices or VirtualDevices(self._setup)
             found = self._devices.work(asked)
         except ShoalError as error:
-            found = [Failed(task=item.task, detail=str(error), exit_code=error.exit_code) for item in asked.items]
+            found = [
+                Failed(task=item.task, detail=str(error), exit_code=error.exit_code)
+                for item in asked.items
+            ]
         results = tuple(result.model_dump_json().encode() for result in found)
         return Answer(results) if shares else self._parcel(self._setup, results, found, states)
 
@@ -110,7 +127,10 @@ class RayWorker:
             shutil.rmtree(self._folder)
 
     def _receive(
-        self, setup: WorkerSetup, weights: Mapping[str, Any], states: Mapping[str, Mapping[str, bytes]]
+        self,
+        setup: WorkerSetup,
+        weights: Mapping[str, Any],
+        states: Mapping[str, Mapping[str, bytes]],
     ) -> None:
         blobs = BlobStore(setup.blobs, durable=False)
         for digest, reference in weights.items():

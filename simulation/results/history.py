@@ -1,7 +1,9 @@
-"""The history of a simulation: one row for each closed round in ``metrics.parquet``, and one for each device's part.
+"""The history of a simulation: one row for each closed round in ``metrics.parquet``, and one for
+each device's part.
 
-The per-device rows lie in the folder ``devices.parquet``, in parts of some thousand rows; pyarrow, pandas and polars
-read the folder as one table. Every file is replaced atomically, so a reader and a crash find whole rounds.
+The per-device rows lie in the folder ``devices.parquet``, in parts of some thousand rows; pyarrow,
+pandas and polars read the folder as one table. Every file is replaced atomically, so a reader and a
+crash find whole rounds.
 """
 
 import io
@@ -42,14 +44,26 @@ class RoundRow:
     train_loss: float | None  # mean over the devices that took part, None if none said
     devices: int
     tiers: Mapping[str, int]  # how many of them trained each tier
-    simulated_seconds: float  # emulated time of this round, and of those before it that were abandoned
+    simulated_seconds: (
+        float  # emulated time of this round, and of those before it that were abandoned
+    )
     simulated_total: float  # emulated time since the start of the run, to the end of this round
     seconds: float  # real time of this round
-    payload_bytes: int  # of weights and updates, both ways; those of abandoned rounds before it are with it
-    local_accuracy: float | None  # mean over the devices' own held-out samples, weighted by their number
-    matthews: float | None = None  # correlation of its predictions with two labels, if that was asked for
-    perplexity: float | None = None  # of that version on the server's test set, if that was asked for
-    epsilon: float | None = None  # of a device's part in the run so far, None where nothing hides that
+    payload_bytes: (
+        int  # of weights and updates, both ways; those of abandoned rounds before it are with it
+    )
+    local_accuracy: (
+        float | None
+    )  # mean over the devices' own held-out samples, weighted by their number
+    matthews: float | None = (
+        None  # correlation of its predictions with two labels, if that was asked for
+    )
+    perplexity: float | None = (
+        None  # of that version on the server's test set, if that was asked for
+    )
+    epsilon: float | None = (
+        None  # of a device's part in the run so far, None where nothing hides that
+    )
 
 
 @dataclass(frozen=True)
@@ -61,14 +75,18 @@ class DeviceRow:
     tier: str
     examples: int  # training samples it holds
     train_loss: float | None  # as it reported
-    local_accuracy: float | None  # of the trained sub-model on its own held-out samples, if it keeps any
+    local_accuracy: (
+        float | None
+    )  # of the trained sub-model on its own held-out samples, if it keeps any
     simulated_seconds: float  # emulated time of its part
     seconds: float  # real time of its training
     payload_bytes: int  # of its update
 
 
 class Judged(Protocol):
-    """What a plot needs of a round, or of several: ``payload_bytes`` are those since the row before."""
+    """What a plot needs of a round, or of several: ``payload_bytes`` are those since the row
+    before.
+    """
 
     @property
     def round(self) -> int: ...  # noqa: D102
@@ -120,7 +138,9 @@ def read_history(folder: Path) -> tuple[RoundRow, ...]:
     """
     path = folder / METRICS
     if not path.is_file():
-        raise DataError(f"there is no {METRICS} in {folder}; give the folder that a simulation wrote to")
+        raise DataError(
+            f"there is no {METRICS} in {folder}; give the folder that a simulation wrote to"
+        )
     return tuple(_read(path, RoundRow))
 
 
@@ -134,7 +154,9 @@ def write_history(folder: Path, rows: Sequence[RoundRow]) -> None:
 
 
 def read_devices(folder: Path) -> tuple[DeviceRow, ...]:
-    """Read what each device did in each round, by round and then as it was added; none if nothing was written.
+    """Read what each device did in each round, by round and then as it was added.
+
+    None if nothing was written.
 
     Raises:
         DataError: a part is damaged or of another version.
@@ -145,13 +167,15 @@ def read_devices(folder: Path) -> tuple[DeviceRow, ...]:
 class HistoryWriter:
     """Writes the history while a simulation goes on, so seldom that it takes about 1 % of the time.
 
-    A file is replaced once a hundred times as long has passed as writing it took the last time; leaving the context
-    writes the rest. A process that is killed may so miss the last rounds here that the run's store has:
-    `rows` says which ones are here, and those after them can be added again.
+    A file is replaced once a hundred times as long has passed as writing it took the last time;
+    leaving the context writes the rest. A process that is killed may so miss the last rounds here
+    that the run's store has: `rows` says which ones are here, and those after them can be added
+    again.
 
     Args:
         folder: where to; it is made. Rounds that are there already are kept.
-        until: last round to keep; the later ones are dropped, as are rows of devices without their round.
+        until: last round to keep; the later ones are dropped, as are rows of devices without their
+            round.
         clock: seconds, for tests.
 
     Raises:
@@ -159,7 +183,13 @@ class HistoryWriter:
         StorageError: the folder cannot be written.
     """
 
-    def __init__(self, folder: Path, *, until: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        until: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.folder = folder
         self._clock = clock
         found = read_history(folder) if (folder / METRICS).is_file() else ()
@@ -186,12 +216,15 @@ class HistoryWriter:
         """Add a round, later than those that are here, and what each device did in it.
 
         Raises:
-            DataError: this round, or a later one, is here already; or a device's row is of another round.
+            DataError: this round, or a later one, is here already; or a device's row is of another
+                round.
             StorageError: the folder cannot be written.
         """
         added = list(devices)
         if self._rows and row.round <= self._rows[-1].round:
-            raise DataError(f"round {row.round} cannot follow round {self._rows[-1].round} in the history")
+            raise DataError(
+                f"round {row.round} cannot follow round {self._rows[-1].round} in the history"
+            )
         if any(device.round != row.round for device in added):
             raise DataError(f"a device's row of another round was added to round {row.round}")
         self._rows.append(row)
@@ -208,17 +241,28 @@ class HistoryWriter:
         if not self._unwritten:
             return
         if self._pending:
-            _write(self.folder / DEVICES / f"from-{self._pending[0].round:09d}.parquet", DeviceRow, self._pending)
+            _write(
+                self.folder / DEVICES / f"from-{self._pending[0].round:09d}.parquet",
+                DeviceRow,
+                self._pending,
+            )
             if len(self._pending) >= _PART_ROWS:
                 self._pending = []
-        # Devices first: their rows without the round are dropped by the next writer, a round without them would stay.
+        # Devices first: their rows without the round are dropped by the next writer, a round
+        # without them would stay.
         write_history(self.folder, self._rows)
         self._unwritten = False
 
 
 def first_reaching(rows: Iterable[RoundRow], target: float) -> RoundRow | None:
-    """The first round whose model reaches an accuracy, whether or not it stays there; None if no evaluated one does."""
-    return next((row for row in rows if row.accuracy is not None and row.accuracy >= target), None)
+    """The first round whose model reaches an accuracy, whether or not it stays there.
+
+    None if no evaluated one does.
+    """
+    return next(
+        (row for row in rows if row.accuracy is not None and row.accuracy >= target),
+        None,
+    )
 
 
 def _parts(folder: Path) -> list[Path]:
@@ -262,14 +306,19 @@ def _read(path: Path, kind: type[RowT]) -> list[RowT]:
         with parquet.ParquetFile(path) as file:
             table = file.read()
     except (OSError, pa.ArrowException) as error:
-        raise DataError(f"cannot read {path}: {error}; remove it, or take another folder") from error
+        raise DataError(
+            f"cannot read {path}: {error}; remove it, or take another folder"
+        ) from error
     for field in fields(kind):  # that came later, and have a default for what was written before
         if field.default is not MISSING and field.name not in table.column_names:
             table = table.append_column(
-                pa.field(field.name, _TYPES[field.type]), pa.array([field.default] * len(table), _TYPES[field.type])
+                pa.field(field.name, _TYPES[field.type]),
+                pa.array([field.default] * len(table), _TYPES[field.type]),
             )
     if sorted(table.column_names) == sorted(_schema(kind).names):
         table = table.select(_schema(kind).names)
     if table.schema != _schema(kind):
-        raise DataError(f"{path} was written by another version of Shoal: its columns are {table.schema.names}")
+        raise DataError(
+            f"{path} was written by another version of Shoal: its columns are {table.schema.names}"
+        )
     return [kind(**record) for record in table.to_pylist(maps_as_pydicts="strict")]

@@ -1,8 +1,10 @@
-"""What a torch worker feeds its model: the batches of several virtual devices, in stretches of equal shapes.
+"""What a torch worker feeds its model: the batches of several virtual devices, in stretches of
+equal shapes.
 
-Each device has the order, the batches and the random numbers that `device_runtime.training.course` gives it. Devices
-are sorted by their number of samples, so that in an epoch those that still have full batches are always the first ones:
-nobody waits for a larger device, no step is masked out, and a short last batch is a stretch of its own.
+Each device has the order, the batches and the random numbers that `device_runtime.training.course`
+gives it. Devices are sorted by their number of samples, so that in an epoch those that still have
+full batches are always the first ones: nobody waits for a larger device, no step is masked out, and
+a short last batch is a stretch of its own.
 """
 
 import itertools
@@ -14,7 +16,13 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from device_runtime.training.course import Course, Indices, Moment, draw_noise, training_batch
+from device_runtime.training.course import (
+    Course,
+    Indices,
+    Moment,
+    draw_noise,
+    training_batch,
+)
 from fleet_protocol.manifest import Manifest, NoiseSpec
 from fleet_protocol.targets import Targets
 
@@ -41,7 +49,8 @@ class Stretch(NamedTuple):
 
 
 def stretches(sizes: Sequence[Sequence[int]], batch_size: int) -> list[Stretch]:
-    """Cut a pass over the samples into stretches, by the sizes of each device's batches: all full but perhaps the last.
+    """Cut a pass over the samples into stretches, by the sizes of each device's batches: all full
+    but perhaps the last.
 
     They hold every batch of every device once, those of one device in their order.
     """
@@ -77,18 +86,25 @@ class Piece:
     first: int  # number of the first step within the pass
     x: NDArray[Any]  # samples `[k, steps, batch, ...]`
     y: Targets  # labels, int64 `[k, steps, batch]` or `[k, steps, batch, tokens]`
-    noise: tuple[NDArray[np.float32], ...]  # float32 `[k, steps, batch, ...]` for every noise layer of the manifest
+    noise: tuple[
+        NDArray[np.float32], ...
+    ]  # float32 `[k, steps, batch, ...]` for every noise layer of the manifest
 
 
 def pieces(
-    jobs: Sequence[TorchJob], plans: Sequence[Sequence[Indices]], epoch: int, manifest: Manifest, *, noise: bool = True
+    jobs: Sequence[TorchJob],
+    plans: Sequence[Sequence[Indices]],
+    epoch: int,
+    manifest: Manifest,
+    *,
+    noise: bool = True,
 ) -> Iterator[Piece]:
     """The batches of a pass over the samples, some steps at a time.
 
     Args:
         jobs: with the same batch size, the largest first.
-        plans: of each job the indices of every batch, as `device_runtime.training.course.passes` gives them; none of a
-            job that has ended.
+        plans: of each job the indices of every batch, as `device_runtime.training.course.passes`
+            gives them; none of a job that has ended.
         epoch: number of the pass, from 0.
         manifest: of the artifact set.
         noise: whether to draw what the layers of the manifest need; not for statistics.
@@ -111,8 +127,12 @@ def pieces(
                 )
                 for i in members
             ]
-            x, y = _stacked([part.x for part in parts]), _stacked([part.y for part in parts])
-            drawn = tuple(_stacked(list(arrays)) for arrays in zip(*(part.noise for part in parts), strict=True))
+            x = _stacked([part.x for part in parts])
+            y = _stacked([part.y for part in parts])
+            drawn = tuple(
+                _stacked(list(arrays))
+                for arrays in zip(*(part.noise for part in parts), strict=True)
+            )
             yield Piece(stretch.devices, first, x, y, drawn)
 
 
@@ -125,17 +145,25 @@ class _Batches(NamedTuple):
 
 
 def _batches(
-    course: Course, plan: Sequence[Indices], moments: Sequence[Moment], dtype: str, layers: Sequence[NoiseSpec]
+    course: Course,
+    plan: Sequence[Indices],
+    moments: Sequence[Moment],
+    dtype: str,
+    layers: Sequence[NoiseSpec],
 ) -> _Batches:
     """Batches of equal size."""
     shape = (len(plan), len(plan[0]))
     if not course.data.augment:
-        x, y = course.data.batch(np.concatenate(plan), dtype)  # at once what `training_batch` does step by step
+        x, y = course.data.batch(
+            np.concatenate(plan), dtype
+        )  # at once what `training_batch` does step by step
     else:
         made = [
-            training_batch(course.data, indices, dtype, moment) for moment, indices in zip(moments, plan, strict=True)
+            training_batch(course.data, indices, dtype, moment)
+            for moment, indices in zip(moments, plan, strict=True)
         ]
-        x, y = np.concatenate([x for x, _ in made]), np.concatenate([y for _, y in made])
+        x = np.concatenate([x for x, _ in made])
+        y = np.concatenate([y for _, y in made])
     draws = [draw_noise(layers, moment, shape[1]) for moment in moments]
     noise = tuple(np.stack([draw[spec.name] for draw in draws]) for spec in layers)
     return _Batches(x.reshape(*shape, *x.shape[1:]), y.reshape(*shape, *y.shape[1:]), noise)

@@ -1,7 +1,9 @@
-"""Parameters of several virtual devices as the rows of one tensor, and the optimizer that works on all at once.
+"""Parameters of several virtual devices as the rows of one tensor, and the optimizer that works on
+all at once.
 
-A row holds all parameters of one device one behind the other, so that clipping and the optimizer are a handful of
-operators whatever the number of layers: on a narrow model, operators cost more to start than to run.
+A row holds all parameters of one device one behind the other, so that clipping and the optimizer
+are a handful of operators whatever the number of layers: on a narrow model, operators cost more to
+start than to run.
 """
 
 import math
@@ -28,7 +30,9 @@ class Place:
     name: str
     shape: tuple[int, ...]
     start: int  # its first entry in the row
-    channels_last: bool = False  # whether its second dimension varies fastest, as convolutions on a CPU want it
+    channels_last: bool = (
+        False  # whether its second dimension varies fastest, as convolutions on a CPU want it
+    )
 
     @property
     def stop(self) -> int:
@@ -36,7 +40,9 @@ class Place:
         return self.start + math.prod(self.shape)
 
     def view(self, rows: Tensor) -> Tensor:
-        """The parameter in some rows, float32 ``[..., entries]``: float32 ``[..., *shape]``, sharing memory."""
+        """The parameter in some rows, float32 ``[..., entries]``: float32 ``[..., *shape]``,
+        sharing memory.
+        """
         piece = rows[..., self.start : self.stop]
         if not self.channels_last:
             return piece.view((*rows.shape[:-1], *self.shape))
@@ -44,7 +50,10 @@ class Place:
         return piece.view((*rows.shape[:-1], outer, *sides, inner)).movedim(-1, -3)
 
     def row(self, tensor: Tensor) -> Tensor:
-        """The reverse of :meth:`view`, for a gradient, float32 ``[k, *shape]``; a copy where memory lies otherwise."""
+        """The reverse of :meth:`view`, for a gradient, float32 ``[k, *shape]``.
+
+        A copy where memory lies otherwise.
+        """
         ordered = tensor.movedim(-3, -1) if self.channels_last else tensor
         return ordered.reshape(len(tensor), -1)
 
@@ -54,21 +63,37 @@ class Layout:
     """The order of the parameters in a row."""
 
     places: tuple[Place, ...]  # in row order: first those that the loss depends on
-    trained: int  # entries of those; the optimizer leaves what is behind them alone, as PyTorch's does
+    trained: (
+        int  # entries of those; the optimizer leaves what is behind them alone, as PyTorch's does
+    )
 
     @classmethod
-    def of(cls, shapes: Mapping[str, tuple[int, ...]], used: frozenset[str], *, channels_last: bool) -> "Layout":
-        """Lay parameters out, those that the loss uses first; image convolutions channels-last if that is wanted.
+    def of(
+        cls,
+        shapes: Mapping[str, tuple[int, ...]],
+        used: frozenset[str],
+        *,
+        channels_last: bool,
+    ) -> "Layout":
+        """Lay parameters out, those that the loss uses first.
 
-        Not wanted of a model with a convolution of a single point over fewer channels than a vector has: with a stride,
-        its gradient in torch 2.13 (oneDNN, AVX2) writes beyond its memory, and the process dies.
+        Image convolutions channels-last if that is wanted.
+
+        Not wanted of a model with a convolution of a single point over fewer channels than a vector
+        has: with a stride, its gradient in torch 2.13 (oneDNN, AVX2) writes beyond its memory, and
+        the process dies.
         """
         kernels = [shape for shape in shapes.values() if len(shape) == _IMAGE_KERNEL]
         channels_last &= all(shape[2:] != (1, 1) or shape[1] >= _VECTOR for shape in kernels)
         places: list[Place] = []
         start = trained = 0
         for name in sorted(shapes, key=lambda name: name not in used):
-            place = Place(name, shapes[name], start, channels_last and len(shapes[name]) == _IMAGE_KERNEL)
+            place = Place(
+                name,
+                shapes[name],
+                start,
+                channels_last and len(shapes[name]) == _IMAGE_KERNEL,
+            )
             places.append(place)
             start = place.stop
             trained = start if name in used else trained
@@ -85,7 +110,9 @@ class Layout:
         return tuple(place for place in self.places if place.stop <= self.trained)
 
     def filled(self, weights: Sequence[Mapping[str, NDArray[np.float32]]]) -> Tensor:
-        """Rows with the weights of some devices by parameter name, float32 ``[devices, entries]`` on the CPU."""
+        """Rows with the weights of some devices by parameter name, float32 ``[devices, entries]``
+        on the CPU.
+        """
         rows = torch.empty((len(weights), self.entries))
         for row, tensors in zip(rows, weights, strict=True):
             for place in self.places:
@@ -93,14 +120,18 @@ class Layout:
         return rows
 
     def tensors(self, row: Tensor, order: Sequence[str]) -> dict[str, NDArray[np.float32]]:
-        """The parameters of one device's row on the CPU, by name in some order: new C-contiguous float32 arrays."""
+        """The parameters of one device's row on the CPU, by name in some order: new C-contiguous
+        float32 arrays.
+        """
         found = {place.name: place.view(row).numpy().copy(order="C") for place in self.places}
         return {name: found[name] for name in order}
 
 
 @dataclass(frozen=True)
 class Pull:
-    """The weights that some devices were sent, ``[devices, entries]``, and the pull to them, ``[devices, 1]``."""
+    """The weights that some devices were sent, ``[devices, entries]``, and the pull to them,
+    ``[devices, 1]``.
+    """
 
     anchors: Tensor
     mu: Tensor
@@ -118,9 +149,18 @@ class Rows:
     pull: Pull | None  # added to the gradient before it is clipped; None for no proximal term
 
     def __getitem__(self, devices: slice) -> "Rows":
-        pull = None if self.pull is None else Pull(self.pull.anchors[devices], self.pull.mu[devices])
+        pull = (
+            None if self.pull is None else Pull(self.pull.anchors[devices], self.pull.mu[devices])
+        )
         states = {name: value[devices] for name, value in self.states.items()}
-        return Rows(self.values[devices], states, self.gradient[devices], self.rate[devices], self.steps[devices], pull)
+        return Rows(
+            self.values[devices],
+            states,
+            self.gradient[devices],
+            self.rate[devices],
+            self.steps[devices],
+            pull,
+        )
 
 
 @dataclass(frozen=True)
@@ -136,16 +176,23 @@ class Rule:
         """That of a manifest; a ConfigError where its optimizer is not known here."""
         recipe = manifest.recipe
         return cls(
-            optimizer_named(recipe.optimizer.name, recipe.optimizer.settings), recipe.clip_norm, recipe.clip_value
+            optimizer_named(recipe.optimizer.name, recipe.optimizer.settings),
+            recipe.clip_norm,
+            recipe.clip_value,
         )
 
     def started(self, values: Tensor) -> dict[str, Tensor]:
-        """The optimizer's states before the first step, each like the values, float32 ``[devices, entries]``."""
-        return {state.name: torch.full_like(values, state.initial) for state in self.optimizer.states}
+        """The optimizer's states before the first step, each like the values, float32 ``[devices,
+        entries]``.
+        """
+        return {
+            state.name: torch.full_like(values, state.initial) for state in self.optimizer.states
+        }
 
     def step(self, rows: Rows) -> None:
         """Clipping and one step of the optimizer for every device, in place."""
-        gradient, rate = rows.gradient, rows.rate
+        gradient = rows.gradient
+        rate = rows.rate
         if rows.pull is not None:
             gradient.addcmul_(rows.values - rows.pull.anchors, rows.pull.mu)
         if self.clip_value is not None:
@@ -158,7 +205,9 @@ class Rule:
             _sgd(rows, self.optimizer, scale)
             return
         rows.steps.add_(1)
-        direction, states = self.optimizer.direction(Slot(rows.values, gradient.mul_(scale), rows.states, rows.steps))
+        direction, states = self.optimizer.direction(
+            Slot(rows.values, gradient.mul_(scale), rows.states, rows.steps)
+        )
         for name, value in states.items():
             rows.states[name].copy_(value)
         rows.values.addcmul_(direction, rate, value=-1.0)

@@ -1,16 +1,17 @@
-"""Trains virtual devices of one tier with PyTorch, on a CPU or a GPU, to the result a board gets from its ONNX step.
+"""Trains virtual devices of one tier with PyTorch, on a CPU or a GPU, to the result a board gets
+from its ONNX step.
 
 Orders, batches, random numbers, label masks and the bookkeeping of losses are those of
-`device_runtime.training`, the recipe is that of the manifest (specification 1.3). Devices are trained one after
-the other by the module itself, or several together by the same module mapped over their parameters
-(`simulation.torch_backend.model`), whatever their numbers of samples.
+`device_runtime.training`, the recipe is that of the manifest (specification 1.3). Devices are
+trained one after the other by the module itself, or several together by the same module mapped over
+their parameters (`simulation.torch_backend.model`), whatever their numbers of samples.
 
 This module imports torch; a simulation without this backend does not import it.
 
 Example::
 
-    trainer = TorchTrainer(Registry.zoo().get("conv"), settings, manifest)
-    for result in trainer.train([TorchJob(weights, Course(data, chosen, offer.train, offer.round))]):
+    trainer = TorchTrainer(Registry.zoo().get("conv"), settings, manifest) for result in
+    trainer.train([TorchJob(weights, Course(data, chosen, offer.train, offer.round))]):
         if isinstance(result, ShoalError): ...  # this device's update is missing, the others' are not
 """
 
@@ -31,18 +32,31 @@ from torch import Tensor
 from device_runtime.training.course import batches
 from device_runtime.training.epochs import TrainResult, check_parameters, loss_refused
 from device_runtime.training.labels import training_mask
-from device_runtime.training.measuring import Statistics, check_measurable, mean_statistics
+from device_runtime.training.measuring import (
+    Statistics,
+    check_measurable,
+    mean_statistics,
+)
 from fleet_protocol.errors import ConfigError, RefusalReason, RefusedError, ShoalError
 from fleet_protocol.manifest import Manifest, statistic_mean, statistic_variance
 from fleet_protocol.targets import counted
 from models.architecture import Architecture
 from models.zoo.layers import StaticBatchNorm, set_mode
 from simulation.torch_backend.batches import TorchJob, pieces
-from simulation.torch_backend.model import Alone, Batch, Stepper, Together, losses_of, make_model, used_parameters
+from simulation.torch_backend.model import (
+    Alone,
+    Batch,
+    Stepper,
+    Together,
+    losses_of,
+    make_model,
+    used_parameters,
+)
 from simulation.torch_backend.rows import Layout, Pull, Rows, Rule
 
-# Up to here ten devices together took 0.4 to 0.96 of the CPU time they took one by one (convolutions, perceptrons and
-# encoders, batch 10); at 1.5 times as much the grouped convolutions of `conv` already took 1.1.
+# Up to here ten devices together took 0.4 to 0.96 of the CPU time they took one by one
+# (convolutions, perceptrons and encoders, batch 10); at 1.5 times as much the grouped convolutions
+# of `conv` already took 1.1.
 _SMALL_STEP_FLOPS = 1e8
 
 
@@ -50,8 +64,11 @@ _SMALL_STEP_FLOPS = 1e8
 class TorchResult:
     """What a virtual device ends its training with."""
 
-    tensors: dict[str, NDArray[np.float32]]  # new float32 arrays by parameter name, in manifest order
-    result: TrainResult  # steps, loss and time; of devices trained together, each has an equal share of the time
+    tensors: dict[
+        str, NDArray[np.float32]
+    ]  # new float32 arrays by parameter name, in manifest order
+    # steps, loss and time; of devices trained together, each has an equal share of the time
+    result: TrainResult
 
 
 @dataclass(frozen=True)
@@ -67,8 +84,11 @@ class _Tally:
     """The losses of one device, kept as `device_runtime.training.epochs.train` keeps them."""
 
     def __init__(self, job: TorchJob, manifest: Manifest) -> None:
-        self._course, self._manifest = job.course, manifest
-        self._mean, self._total, self._weight = math.nan, 0.0, 0.0
+        self._course = job.course
+        self._manifest = manifest
+        self._mean = math.nan
+        self._total = 0.0
+        self._weight = 0.0
         self.steps = 0
         self.failure: ShoalError | None = None
 
@@ -80,9 +100,11 @@ class _Tally:
             moment = self._course.moment(epoch, int(bad[0]))
             self.failure = loss_refused(float(losses[bad[0]]), self._manifest, moment, step)
         self.steps += len(losses)
-        total, weight = float(losses @ counts), float(counts.sum())
+        total = float(losses @ counts)
+        weight = float(counts.sum())
         self._mean = total / weight if weight else self._mean
-        self._total, self._weight = self._total + total, self._weight + weight
+        self._total = self._total + total
+        self._weight = self._weight + weight
 
     def result(self, seconds: float) -> TrainResult:
         """The figures of the whole training, which took that long."""
@@ -99,16 +121,18 @@ class TorchTrainer:
         manifest: of the set.
         device: ``cpu`` or ``cuda``.
         threads: of one operator on the CPU; 0 leaves torch's own number.
-        together: whether the jobs of a call are trained together where they agree in batch size and length. By default
-            they are on a GPU, where a narrow model leaves most of the chip idle, and on a CPU where a step is so small
-            that starting its operators takes longer than running them. Which devices a device is trained together
-            with changes the last bits of what it ends with, since convolutions then sum in another order; a job that
-            is alone in its call has the same bits every time.
+        together: whether the jobs of a call are trained together where they agree in batch size and
+            length. By default they are on a GPU, where a narrow model leaves most of the chip idle,
+            and on a CPU where a step is so small that starting its operators takes longer than
+            running them. Which devices a device is trained together with changes the last bits of
+            what it ends with, since convolutions then sum in another order; a job that is alone in
+            its call has the same bits every time.
         own: losses of the user's file by name.
         base: the frozen tensors of the set by name.
 
     Raises:
-        ConfigError: the module does not have the parameters of the manifest, or there is no such device.
+        ConfigError: the module does not have the parameters of the manifest, or there is no such
+            device.
     """
 
     def __init__(
@@ -124,8 +148,12 @@ class TorchTrainer:
         base: Mapping[str, NDArray[Any]] | None = None,
     ) -> None:
         if device == "cuda" and not torch.cuda.is_available():
-            raise ConfigError('torch sees no CUDA device here; set device = "cpu", or install a CUDA build of torch')
-        self._manifest, self._threads, self._device = manifest, threads, torch.device(device)
+            raise ConfigError(
+                'torch sees no CUDA device here; set device = "cpu", or install a CUDA build of torch'
+            )
+        self._manifest = manifest
+        self._threads = threads
+        self._device = torch.device(device)
         self._wish = together
         self._losses = losses_of(manifest, own)
         with self._settled():
@@ -142,12 +170,13 @@ class TorchTrainer:
         """Train virtual devices for the epochs or steps of their offers.
 
         Args:
-            jobs: any number; they are trained at the same time as far as they agree in batch size and length.
+            jobs: any number; they are trained at the same time as far as they agree in batch size
+                and length.
 
         Returns:
-            For each job in its order its result, or why it has none while the others do: a `DataError` where the data
-            does not fit the model, a `RefusedError` where a loss or a parameter is not finite or the recipe lacks what
-            the settings ask for.
+            For each job in its order its result, or why it has none while the others do: a
+                `DataError` where the data does not fit the model, a `RefusedError` where a loss or
+                a parameter is not finite or the recipe lacks what the settings ask for.
         """
         outcomes: dict[int, TorchResult | ShoalError] = {}
         groups: dict[tuple[int, int, int | None], list[_Ready]] = {}
@@ -157,22 +186,31 @@ class TorchTrainer:
             except ShoalError as error:
                 outcomes[place] = error
                 continue
-            key = job.course.settings.batch_size, job.course.settings.epochs, job.course.settings.steps
+            key = (
+                job.course.settings.batch_size,
+                job.course.settings.epochs,
+                job.course.settings.steps,
+            )
             groups.setdefault(key, []).append(ready)
         with self._settled():
             for group in groups.values():
                 if self._groups(group):
-                    outcomes |= self._run(sorted(group, key=lambda ready: -len(ready.job.course.chosen)), together=True)
+                    outcomes |= self._run(
+                        sorted(group, key=lambda ready: -len(ready.job.course.chosen)),
+                        together=True,
+                    )
                 else:
                     for ready in group:
                         outcomes |= self._run([ready], together=False)
         return [outcomes[place] for place in range(len(jobs))]
 
     def measure(self, job: TorchJob) -> tuple[Statistics, int]:
-        """Batch norm statistics of a model on a device's samples, as `device_runtime.training.measuring.measure`.
+        """Batch norm statistics of a model on a device's samples, as
+        `device_runtime.training.measuring.measure`.
 
         Returns:
-            ``stat.<norm>.mean`` and ``stat.<norm>.var`` as means over the batches, and the number of batches.
+            ``stat.<norm>.mean`` and ``stat.<norm>.var`` as means over the batches, and the number
+            of batches.
 
         Raises:
             DataError: the data does not fit the model, or has one sample only.
@@ -189,7 +227,10 @@ class TorchTrainer:
             Alone(self._module, self._alone_layout, rows, self._manifest, self._losses)
             set_mode(self._module, "statistics")
             try:
-                norms = {spec.name: self._module.get_submodule(spec.name) for spec in self._manifest.statistics}
+                norms = {
+                    spec.name: self._module.get_submodule(spec.name)
+                    for spec in self._manifest.statistics
+                }
                 for piece in pieces([job], [plan], 0, self._manifest, noise=False):
                     if piece.x.shape[2] == 1:  # the unbiased variance of one sample does not exist
                         continue
@@ -200,7 +241,10 @@ class TorchTrainer:
                             assert isinstance(norm, StaticBatchNorm)
                             assert norm.last_mean is not None
                             assert norm.last_var is not None
-                            pair = {statistic_mean(name): norm.last_mean, statistic_variance(name): norm.last_var}
+                            pair = {
+                                statistic_mean(name): norm.last_mean,
+                                statistic_variance(name): norm.last_var,
+                            }
                             for key, value in pair.items():
                                 sums[key] = sums[key] + value if key in sums else value.double()
             finally:
@@ -220,14 +264,20 @@ class TorchTrainer:
             RefusedError: the recipe lacks what its settings ask for.
         """
         job = self._fitted(job)
-        manifest, course = self._manifest, job.course
+        manifest = self._manifest
+        course = job.course
         if course.settings.proximal_mu and not manifest.recipe.proximal:
             raise RefusedError(
                 RefusalReason.UNSUPPORTED,
                 f"artifact set {manifest.arch} {manifest.tier} has no proximal term, which mu = "
                 f"{course.settings.proximal_mu:g} of FedProx needs; export it again with a proximal recipe",
             )
-        mask = training_mask(course.data, course.chosen, manifest.classes, masked=course.settings.mask_labels)
+        mask = training_mask(
+            course.data,
+            course.chosen,
+            manifest.classes,
+            masked=course.settings.mask_labels,
+        )
         return _Ready(place, job, mask)
 
     def _groups(self, group: Sequence[_Ready]) -> bool:
@@ -237,8 +287,13 @@ class TorchTrainer:
         step_flops = self._manifest.flops_per_step_sample * group[0].job.course.settings.batch_size
         return len(group) > 1 and (self._device.type == "cuda" or step_flops <= _SMALL_STEP_FLOPS)
 
-    def _run(self, group: Sequence[_Ready], *, together: bool) -> dict[int, TorchResult | ShoalError]:
-        """Train devices that agree in batch size and length, the largest first; outcomes by place."""
+    def _run(
+        self, group: Sequence[_Ready], *, together: bool
+    ) -> dict[int, TorchResult | ShoalError]:
+        """Train devices that agree in batch size and length, the largest first.
+
+        Outcomes by place.
+        """
         started = time.monotonic()
         layout = self._together_layout if together else self._alone_layout
         rows = layout.filled([ready.job.weights for ready in group]).to(self._device)
@@ -261,14 +316,30 @@ class TorchTrainer:
                 outcomes[ready.place] = error
         return outcomes
 
-    def _train_rows(self, stepper: Stepper, values: Tensor, group: Sequence[_Ready], tallies: Sequence[_Tally]) -> None:
-        """Train until every device has done its passes, or failed; the trained part of their rows changes in place."""
+    def _train_rows(
+        self,
+        stepper: Stepper,
+        values: Tensor,
+        group: Sequence[_Ready],
+        tallies: Sequence[_Tally],
+    ) -> None:
+        """Train until every device has done its passes, or failed.
+
+        The trained part of their rows changes in place.
+        """
         jobs = [ready.job for ready in group]
         rule = Rule.of(self._manifest)
         rate = self._column([job.course.settings.learning_rate for job in jobs])
         mu = [job.course.settings.proximal_mu for job in jobs]
         pull = Pull(values.clone(), self._column(mu)) if any(mu) else None
-        everyone = Rows(values, rule.started(values), torch.empty_like(values), rate, torch.zeros_like(rate), pull)
+        everyone = Rows(
+            values,
+            rule.started(values),
+            torch.empty_like(values),
+            rate,
+            torch.zeros_like(rate),
+            pull,
+        )
         masks = np.stack([ready.mask for ready in group])
         mask = None if masks.all() else torch.from_numpy(masks).to(self._device)
         ahead = [job.course.passes() for job in jobs]
@@ -286,7 +357,13 @@ class TorchTrainer:
                 rows = everyone[who]
                 for number in range(x.shape[1]):
                     step = piece.first + number
-                    batch = Batch(who, x[:, number], y[:, number], part, [numbers[:, number] for numbers in noise])
+                    batch = Batch(
+                        who,
+                        x[:, number],
+                        y[:, number],
+                        part,
+                        [numbers[:, number] for numbers in noise],
+                    )
                     losses[who, step] = stepper.gradients(batch, rows.gradient)
                     rule.step(rows)
                     counts[who, step] = [counted(labels) for labels in piece.y[:, number]]
@@ -299,11 +376,15 @@ class TorchTrainer:
 
     @contextmanager
     def _settled(self) -> Iterator[None]:
-        """Torch with this trainer's threads, and on a GPU with the same sums every time and no short mantissas."""
+        """Torch with this trainer's threads, and on a GPU with the same sums every time and no
+        short mantissas.
+        """
         threads = torch.get_num_threads()
         torch.set_num_threads(self._threads or threads)
         try:
-            with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+            with torch.backends.cudnn.flags(
+                enabled=True, benchmark=False, deterministic=True, allow_tf32=False
+            ):
                 yield
         finally:
             torch.set_num_threads(threads)

@@ -1,7 +1,8 @@
-"""A tiny exported architecture made by hand: two linear layers and a static batch norm, tiers 1 and 1/2.
+"""A tiny exported architecture made by hand: two linear layers and a static batch norm, tiers 1 and
+1/2.
 
-The graphs compute what their names promise, so that a round over them can be checked by arithmetic. The train graph is
-a placeholder: the scripted devices of these tests do not train.
+The graphs compute what their names promise, so that a round over them can be checked by arithmetic.
+The train graph is a placeholder: the scripted devices of these tests do not train.
 """
 
 from pathlib import Path
@@ -30,7 +31,9 @@ from models.layout import HEAD, Layout, Parameter, Statistic, block_name
 from models.tier import Tier
 
 ARCH = "tiny"
-INPUTS, HIDDEN, CLASSES = 6, 8, 4
+INPUTS = 6
+HIDDEN = 8
+CLASSES = 4
 WIDTHS = (1.0, 0.5)
 NORM = "norm"
 
@@ -46,7 +49,9 @@ def tiny_layout(*, inputs: int = INPUTS, hidden: int = HIDDEN) -> Layout:
         settings={"hidden": hidden},
         axes=axes,
         parameters=(
-            Parameter("hidden.weight", (hidden, inputs), (Dim("hidden"), Dim("inputs")), block_name(1)),
+            Parameter(
+                "hidden.weight", (hidden, inputs), (Dim("hidden"), Dim("inputs")), block_name(1)
+            ),
             Parameter("hidden.bias", (hidden,), (Dim("hidden"),), block_name(1)),
             Parameter("head.weight", (CLASSES, hidden), (Dim("classes"), Dim("hidden")), HEAD),
             Parameter("head.bias", (CLASSES,), (Dim("classes"),), HEAD),
@@ -66,10 +71,14 @@ def _value(name: str, shape: list[Any], kind: int = TensorProto.FLOAT) -> onnx.V
 
 
 def _parameters(layout: Layout, tier: Tier) -> list[onnx.ValueInfoProto]:
-    return [_value(parameter_input(name), list(shape)) for name, shape in layout.shapes(tier).items()]
+    return [
+        _value(parameter_input(name), list(shape)) for name, shape in layout.shapes(tier).items()
+    ]
 
 
-def _graph(name: str, nodes: list[Any], inputs: list[Any], outputs: list[Any], constants: list[Any] = ()) -> bytes:
+def _graph(
+    name: str, nodes: list[Any], inputs: list[Any], outputs: list[Any], constants: list[Any] = ()
+) -> bytes:
     graph = helper.make_graph(nodes, name, inputs, outputs, initializer=list(constants))
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
     onnx.checker.check_model(model)
@@ -77,11 +86,15 @@ def _graph(name: str, nodes: list[Any], inputs: list[Any], outputs: list[Any], c
 
 
 def _hidden() -> list[Any]:
-    return [helper.make_node("Gemm", ["x", "param.hidden.weight", "param.hidden.bias"], ["a"], transB=1)]
+    return [
+        helper.make_node("Gemm", ["x", "param.hidden.weight", "param.hidden.bias"], ["a"], transB=1)
+    ]
 
 
 def eval_graph(layout: Layout, tier: Tier) -> bytes:
-    """relu((a - mean) / sqrt(var + eps)), then the head; loss_sum and correct as the protocol names them."""
+    """relu((a - mean) / sqrt(var + eps)), then the head; loss_sum and correct as the protocol names
+    them.
+    """
     width = layout.axes["hidden"].kept(tier.width)
     nodes = [
         *_hidden(),
@@ -164,11 +177,16 @@ def manifest_of(layout: Layout, tier: Tier, folder: Path) -> Manifest:
     for key, build in sources.items():
         data = build(layout, tier)
         graphs[f"onnx/{key}"] = _spec(folder, f"{key}.onnx", data, onnx.load_from_string(data))
-    specs, offset = [], 0
+    specs = []
+    offset = 0
     for item in layout.kept(tier):
         shape = layout.local_shape(item.dims, tier.width)
         spec = ParameterSpec(
-            name=item.name, shape=shape, axes=tuple(d.axis for d in item.dims), block=item.block, offset=offset
+            name=item.name,
+            shape=shape,
+            axes=tuple(d.axis for d in item.dims),
+            block=item.block,
+            offset=offset,
         )
         specs.append(spec)
         offset += spec.nbytes
@@ -184,7 +202,11 @@ def manifest_of(layout: Layout, tier: Tier, folder: Path) -> Manifest:
         recipe=RecipeSpec(optimizer=OptimizerSpec(name="sgd")),
         parameters=tuple(specs),
         states=(),
-        statistics=(StatisticSpec(name=NORM, channels=layout.axes["hidden"].kept(tier.width), axis="hidden"),),
+        statistics=(
+            StatisticSpec(
+                name=NORM, channels=layout.axes["hidden"].kept(tier.width), axis="hidden"
+            ),
+        ),
         graphs=graphs,
         flops_per_sample=100,
         flops_per_step_sample=300,

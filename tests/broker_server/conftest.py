@@ -59,7 +59,9 @@ def fleet(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def config(artifacts: Path, test_set: Path, tmp_path: Path, fleet: str) -> Callable[..., FleetConfig]:
+def config(
+    artifacts: Path, test_set: Path, tmp_path: Path, fleet: str
+) -> Callable[..., FleetConfig]:
     """Builds a configuration for fast rounds; keywords replace keys of its tables."""
 
     def build(**tables: Any) -> FleetConfig:
@@ -92,7 +94,9 @@ class Running:
         self.finished: RunFinished | None = None
         self.error: BaseException | None = None
         self.changed = threading.Condition()
-        self.config = config.model_copy(update={"broker": config.broker.model_copy(update={"url": url})})
+        self.config = config.model_copy(
+            update={"broker": config.broker.model_copy(update={"url": url})}
+        )
         self.server = Server(config.fleet, config.store, self.config.broker, listener=self._hear)
         self._thread = threading.Thread(target=self._work, name="server", daemon=True)
 
@@ -124,7 +128,9 @@ class Running:
 
     def wait_event(self, kind: type, count: int = 1, timeout_seconds: float = 60.0) -> Any:
         with self.changed:
-            done = self.changed.wait_for(lambda: len(self.of(kind)) >= count or self.error, timeout_seconds)
+            done = self.changed.wait_for(
+                lambda: len(self.of(kind)) >= count or self.error, timeout_seconds
+            )
         if self.error:
             raise self.error
         assert done, f"no {kind.__name__} in {[event.type for event in self.events]}"

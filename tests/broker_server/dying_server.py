@@ -1,6 +1,8 @@
-"""A server in a process of its own that is killed, as by the kernel, right after a chosen commit of its store.
+"""A server in a process of its own that is killed, as by the kernel, right after a chosen commit of
+its store.
 
-python -m tests.broker_server.dying_server <config.json> <broker url> <method of Store> <which call> [stuck]
+python -m tests.broker_server.dying_server <config.json> <broker url> <method of Store> <which call>
+[stuck]
 
 `stuck` lets no judgement end, so that it is still being made when the server dies.
 """
@@ -19,7 +21,9 @@ from broker_server.store import Store
 
 
 def dying_store(method: str, call: int) -> type[Store]:
-    """A store whose process dies after the given call of a method, or update received, has been committed."""
+    """A store whose process dies after the given call of a method, or update received, has been
+    committed.
+    """
     calls = 0
 
     def die_after(self: Store, *args: Any, **settings: Any) -> Any:

@@ -16,11 +16,15 @@ def _dim(text: str) -> tuple[str, int]:
     return axis, int(inner or 1)
 
 
-def layout_of(shapes: dict[str, tuple[str, ...]], sizes: dict[str, int], *, classes=CLASSES, blocks=None) -> Layout:
+def layout_of(
+    shapes: dict[str, tuple[str, ...]], sizes: dict[str, int], *, classes=CLASSES, blocks=None
+) -> Layout:
     axes = {}
     for name, size in sizes.items():
         fixed = name in {"classes", "inputs", "kernel"}
-        axes[name] = Axis(name, size, AxisKind.FIXED if fixed else AxisKind.WIDTH, 2 if name == "heads" else 1)
+        axes[name] = Axis(
+            name, size, AxisKind.FIXED if fixed else AxisKind.WIDTH, 2 if name == "heads" else 1
+        )
     parameters = tuple(
         Parameter(
             name,
@@ -32,7 +36,17 @@ def layout_of(shapes: dict[str, tuple[str, ...]], sizes: dict[str, int], *, clas
     )
     depth = max([1, *(int(b[5:]) for b in (blocks or {}).values() if b.startswith("block"))])
     return Layout(
-        "t", {}, axes, parameters, (), depth, tuple(range(1, depth + 1)), ("classes",), (3,), "float32", classes
+        "t",
+        {},
+        axes,
+        parameters,
+        (),
+        depth,
+        tuple(range(1, depth + 1)),
+        ("classes",),
+        (3,),
+        "float32",
+        classes,
     )
 
 
@@ -53,8 +67,17 @@ SHAPES = {
     "head": ("classes", "heads"),
     "out": ("classes",),
 }
-BLOCKS = {"conv": block_name(1), "bias": block_name(1), "deep": block_name(2), "flat": block_name(2)}
-LAYOUT = layout_of(SHAPES, {"a": 6, "b": 5, "heads": 8, "inputs": 2, "kernel": 3, "classes": CLASSES}, blocks=BLOCKS)
+BLOCKS = {
+    "conv": block_name(1),
+    "bias": block_name(1),
+    "deep": block_name(2),
+    "flat": block_name(2),
+}
+LAYOUT = layout_of(
+    SHAPES,
+    {"a": 6, "b": 5, "heads": 8, "inputs": 2, "kernel": 3, "classes": CLASSES},
+    blocks=BLOCKS,
+)
 
 
 def merged(found, old, layout=LAYOUT):
@@ -65,15 +88,21 @@ def merged(found, old, layout=LAYOUT):
 
 
 def oracle(found, old, layout=LAYOUT):
-    """Entry by entry in float64, from dense index arrays: slow, obvious, and sharing no code with the merge."""
+    """Entry by entry in float64, from dense index arrays: slow, obvious, and sharing no code with
+    the merge.
+    """
     result = {}
     for item in layout.parameters:
-        total, count = np.zeros(item.shape), np.zeros(item.shape)
+        total = np.zeros(item.shape)
+        count = np.zeros(item.shape)
         for _, plan, tensors, weight, labels in found:
             if item.name not in plan.tensors:
                 continue
             compiled = plan.tensors[item.name]
-            kept = [np.concatenate([np.arange(r.start, r.start + r.length) for r in row]) for row in compiled.runs]
+            kept = [
+                np.concatenate([np.arange(r.start, r.start + r.length) for r in row])
+                for row in compiled.runs
+            ]
             held = np.zeros(item.shape, bool)
             held[np.ix_(*kept)] = True
             values = np.zeros(item.shape)

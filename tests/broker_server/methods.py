@@ -17,7 +17,10 @@ __all__ = ["built", "merge_memes", "merged"]
 
 
 def built(
-    config: dict[str, Any], layout: Layout, tiers: Sequence[Tier] = (), optimizer: OptimizerSettings | None = None
+    config: dict[str, Any],
+    layout: Layout,
+    tiers: Sequence[Tier] = (),
+    optimizer: OptimizerSettings | None = None,
 ) -> Strategy:
     """The strategy of a ``[strategy]`` table; by default for the full tier alone."""
     settings = StrategyConfig.model_validate(config).settings
@@ -34,7 +37,8 @@ def merged(strategy: Strategy, updates: Iterable[Contribution], weights: Tensors
 
 def merge_memes(layout: Layout, old: Tensors, memes: Iterable[Tensors]) -> dict[str, Any]:
     """The plain mean of the memes of one round, in layout order; without a meme the weights before."""
-    plan, state = compile_plan(layout, make_plan(layout, layout.tier(1.0))), start(layout)
+    plan = compile_plan(layout, make_plan(layout, layout.tier(1.0)))
+    state = start(layout)
     for meme in memes:
         fold(state, "meme", plan, meme)
     return finish(state, old)

@@ -1,7 +1,9 @@
-"""A scripted device: it speaks the whole protocol over a real broker, but its training is a function of the test.
+"""A scripted device: it speaks the whole protocol over a real broker, but its training is a
+function of the test.
 
-It is what the device runtime would be with a perfect disk and no data: it announces itself, fetches what an offer
-names, answers with the tensors that its script returns, and repeats what is not acknowledged. A script may misbehave.
+It is what the device runtime would be with a perfect disk and no data: it announces itself, fetches
+what an offer names, answers with the tensors that its script returns, and repeats what is not
+acknowledged. A script may misbehave.
 """
 
 import contextlib
@@ -92,7 +94,9 @@ class Work:
 Script = Callable[["Peer", Work], None]
 
 
-def honest(delta: float = 1.0, *, labels: tuple[int, ...] = (0, 1, 2, 3), examples: int = 10) -> Script:
+def honest(
+    delta: float = 1.0, *, labels: tuple[int, ...] = (0, 1, 2, 3), examples: int = 10
+) -> Script:
     """Returns the weights plus a number, or plain statistics."""
 
     def script(peer: Peer, work: Work) -> None:
@@ -134,7 +138,9 @@ class Peer:
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         will = Farewell(self.topics.status(device), self._status(online=False))
         self.cut = CHUNK_BYTES
-        self.link = Link(BrokerAddress.parse(url), f"shoal-{fleet}-{device}", self._inbox, will=will)
+        self.link = Link(
+            BrokerAddress.parse(url), f"shoal-{fleet}-{device}", self._inbox, will=will
+        )
         self._blobs: dict[str, dict[int, bytes]] = {}
         self._refs: dict[str, BlobRef] = {}
         self._ready: dict[str, bytes] = {}
@@ -159,10 +165,14 @@ class Peer:
         self._stopping.set()
         self._inbox.put(None)
         self._thread.join(10)
-        self.link.close(farewell=Farewell(self.topics.status(self.device), self._status(online=False)))
+        self.link.close(
+            farewell=Farewell(self.topics.status(self.device), self._status(online=False))
+        )
 
     def _status(self, *, online: bool) -> bytes:
-        return DeviceStatus(fleet=self.topics.fleet, device=self.device, online=online, state="idle").to_bytes()
+        return DeviceStatus(
+            fleet=self.topics.fleet, device=self.device, online=online, state="idle"
+        ).to_bytes()
 
     def say_hello(self) -> None:
         said = DeviceProfile(fleet=self.topics.fleet, device=self.device, profile=self._profile)
@@ -171,7 +181,9 @@ class Peer:
 
     def wait_for(self, predicate: "Callable[[Peer], bool]", timeout_seconds: float = 20.0) -> None:
         with self._changed:
-            assert self._changed.wait_for(lambda: predicate(self), timeout_seconds), f"{self.device}: {self.heard}"
+            assert self._changed.wait_for(lambda: predicate(self), timeout_seconds), (
+                f"{self.device}: {self.heard}"
+            )
 
     def got(self, kind: type) -> list[Any]:
         return [message for message in self.heard if isinstance(message, kind)]
@@ -212,15 +224,22 @@ class Peer:
             and self._current is not None
             and message.task == self._current.task
         ):
-            self._current, self._update = None, None
+            self._current = None
+            self._update = None
 
     def _take(self, offer: Offer) -> None:
         if self._update is not None and self._update[0].offer.task == offer.task:
             self.reply(self._update[3])
             return
-        self._current, self._started, self._update = offer, False, None
+        self._current = offer
+        self._started = False
+        self._update = None
         choice = offer.choices[0]
-        lacks = [name for name in ("artifact_set", "weights") if getattr(choice, name).digest not in self._ready]
+        lacks = [
+            name
+            for name in ("artifact_set", "weights")
+            if getattr(choice, name).digest not in self._ready
+        ]
         self._want(choice.artifact_set)
         self._want(choice.weights)
         self._asked = time.monotonic()
@@ -278,7 +297,12 @@ class Peer:
     # What scripts use.
 
     def head(self, offer: Offer, **changes: Any) -> dict[str, Any]:
-        values = {"fleet": self.topics.fleet, "run": offer.run, "round": offer.round, "task": offer.task}
+        values = {
+            "fleet": self.topics.fleet,
+            "run": offer.run,
+            "round": offer.round,
+            "task": offer.task,
+        }
         return {**values, "device": self.device, **changes}
 
     def reply(self, message: Any) -> None:

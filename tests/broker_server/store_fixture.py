@@ -1,4 +1,5 @@
-"""Makes the fixture of a store: two runs of a real server, one finished and one killed in mid-round, as SQL text.
+"""Makes the fixture of a store: two runs of a real server, one finished and one killed in
+mid-round, as SQL text.
 
 python -m tests.broker_server.store_fixture <out.sql> [strategy]
 
@@ -39,7 +40,8 @@ def infinite(peer: Peer, work: Work) -> None:
 
 
 def make(folder: Path, strategy: str) -> None:
-    """Make a store with a finished run and one that was killed once its first update was on the disk.
+    """Make a store with a finished run and one that was killed once its first update was on the
+    disk.
 
     Args:
         folder: for everything that is made, ``store`` among it.
@@ -48,7 +50,9 @@ def make(folder: Path, strategy: str) -> None:
     export_tiny(folder / "artifacts")
     rng = np.random.default_rng(5)
     test_set = folder / "test.npz"
-    np.savez(test_set, x=rng.standard_normal((40, INPUTS), np.float32), y=rng.integers(0, CLASSES, 40))
+    np.savez(
+        test_set, x=rng.standard_normal((40, INPUTS), np.float32), y=rng.integers(0, CLASSES, 40)
+    )
     with embedded_broker(folder) as broker, contextlib.ExitStack() as devices:
         config = FleetConfig.model_validate(
             {
@@ -56,7 +60,12 @@ def make(folder: Path, strategy: str) -> None:
                 "store": folder / "store",
                 "broker": {"url": broker.url},
                 "model": {"artifacts": folder / "artifacts", "arch": ARCH},
-                "round": {"rounds": 2, "min_devices": 4, "deadline_seconds": 8, "chunk_bytes": 1024},
+                "round": {
+                    "rounds": 2,
+                    "min_devices": 4,
+                    "deadline_seconds": 8,
+                    "chunk_bytes": 1024,
+                },
                 "strategy": {"name": strategy},
                 "evaluation": {"data": {"kind": "npz", "path": test_set}, "threads": 1},
             }
@@ -73,7 +82,13 @@ def make(folder: Path, strategy: str) -> None:
             server.run(config)
         again = config.model_copy(update={"seed": 2})
         (folder / "again.json").write_text(again.model_dump_json())
-        dying = [sys.executable, "-m", "tests.broker_server.dying_server", str(folder / "again.json"), broker.url]
+        dying = [
+            sys.executable,
+            "-m",
+            "tests.broker_server.dying_server",
+            str(folder / "again.json"),
+            broker.url,
+        ]
         if subprocess.run([*dying, "receive", "1"], check=False).returncode != -signal.SIGKILL:
             raise RuntimeError("the second run was not killed")
 
@@ -109,7 +124,8 @@ def restore(version: int, folder: Path) -> Path:
 
 def main() -> None:
     """Make a fixture."""
-    out, strategy = Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "heterofl"
+    out = Path(sys.argv[1])
+    strategy = sys.argv[2] if len(sys.argv) > 2 else "heterofl"
     with tempfile.TemporaryDirectory() as made:
         make(Path(made), strategy)
         out.write_text(dump(Path(made) / "store" / "shoal.db", Path(made)))

@@ -1,4 +1,6 @@
-"""Devices that are away, cannot, or may not, and a server that starts again: what holds nobody up and loses nothing."""
+"""Devices that are away, cannot, or may not, and a server that starts again: what holds nobody up
+and loses nothing.
+"""
 
 import contextlib
 import signal
@@ -41,10 +43,17 @@ def leaving(peer, work):
 
 @pytest.fixture
 def between_rounds(url, config, running, fleet):
-    """A run without its server, which was stopped when c's update had come between two rounds; and c and a."""
-    settings = asynchronous(config, rounds=2, min_devices=2, buffer=1, deadline_seconds=6, retries=3)
+    """A run without its server, which was stopped when c's update had come between two rounds; and
+    c and a.
+    """
+    settings = asynchronous(
+        config, rounds=2, min_devices=2, buffer=1, deadline_seconds=6, retries=3
+    )
     told = []
-    with Peer(fleet, "c", url, lambda _peer, work: told.append(work)) as c, Peer(fleet, "a", url, leaving) as a:
+    with (
+        Peer(fleet, "c", url, lambda _peer, work: told.append(work)) as c,
+        Peer(fleet, "a", url, leaving) as a,
+    ):
         server = running(settings, url)
         server.wait_event(RoundClosed)
         a.wait_for(lambda peer: peer.got(UploadAck), 30)
@@ -58,7 +67,9 @@ def between_rounds(url, config, running, fleet):
 
 
 def test_an_update_that_came_between_two_rounds_outlives_the_server(between_rounds, url, running):
-    """It was acknowledged, so it counts; its file had been deleted at the start, and the run failed."""
+    """It was acknowledged, so it counts; its file had been deleted at the start, and the run
+    failed.
+    """
     settings, a, c, waiting = between_rounds
     a.script = c.script = honest(1.0)
     a.say_hello()
@@ -86,9 +97,14 @@ def test_a_damaged_update_of_an_earlier_round_costs_one_round(between_rounds, ur
 
 
 def test_boards_that_left_take_no_places_of_those_at_work(url, config, running, fleet):
-    """With a buffer and half of the fleet at work: the two that were asked first had kept both places for good."""
-    settings = asynchronous(config, rounds=2, min_devices=2, fraction=0.5, deadline_seconds=3, retries=3)
-    left, lock = [], threading.Lock()
+    """With a buffer and half of the fleet at work: the two that were asked first had kept both
+    places for good.
+    """
+    settings = asynchronous(
+        config, rounds=2, min_devices=2, fraction=0.5, deadline_seconds=3, retries=3
+    )
+    left = []
+    lock = threading.Lock()
 
     def first_two_leave(peer, work):
         with lock:
@@ -113,15 +129,26 @@ def test_who_is_at_work_when_a_run_ends_is_told(url, config, running, fleet):
     settings = asynchronous(config, rounds=9)
     patience = {"patience": 1, "statistics": "server-batch", "data": config().evaluation.data}
     settings = settings.model_copy(update={"evaluation": config(evaluation=patience).evaluation})
-    with Peer(fleet, "a", url, honest(0.0)), Peer(fleet, "b", url, honest(0.0)), Peer(fleet, "c", url, silent) as c:
+    with (
+        Peer(fleet, "a", url, honest(0.0)),
+        Peer(fleet, "b", url, honest(0.0)),
+        Peer(fleet, "c", url, silent) as c,
+    ):
         finished = running(settings, url).wait()
         assert finished.early
         c.wait_for(lambda peer: peer.got(Cancel), 20)
 
 
-def test_a_round_whose_version_was_judged_is_closed_before_the_run_ends(url, config, running, fleet, tmp_path):
-    """A server killed between the two commits left a round that was `merging` for ever in a finished run."""
-    settings = config(round={"rounds": 6, "min_devices": 2}, evaluation={"patience": 1, "statistics": "server-batch"})
+def test_a_round_whose_version_was_judged_is_closed_before_the_run_ends(
+    url, config, running, fleet, tmp_path
+):
+    """A server killed between the two commits left a round that was `merging` for ever in a
+    finished run.
+    """
+    settings = config(
+        round={"rounds": 6, "min_devices": 2},
+        evaluation={"patience": 1, "statistics": "server-batch"},
+    )
     with Peer(fleet, "a", url, honest(0.0)), Peer(fleet, "b", url, honest(0.0)):
         assert start_dying(settings, url, "judge_version", 4, tmp_path).wait(60) == -signal.SIGKILL
         server = running(settings, url)
@@ -144,14 +171,18 @@ def test_boards_that_cannot_work_are_not_asked_for_statistics(url, config, runni
         for name in "ab":
             stack.enter_context(Peer(fleet, name, url, honest(1.0)))
         for name in ("p1", "p2", "p3"):
-            stack.enter_context(Peer(fleet, name, url, paused, profile=profile(unable="paused: on battery")))
+            stack.enter_context(
+                Peer(fleet, name, url, paused, profile=profile(unable="paused: on battery"))
+            )
         finished = running(config(round={"min_devices": 2}), url).wait()
     assert finished.evaluation is not None
     assert not asked
 
 
 def test_statistics_of_a_board_whose_updates_are_refused_are_not_taken(url, config, running, fleet):
-    """Neither in the round of the refusal nor in quarantine: they are a plain mean that nothing screens."""
+    """Neither in the round of the refusal nor in quarantine: they are a plain mean that nothing
+    screens.
+    """
 
     def bad(peer, work):
         tensors = {name: value * np.float32(1e6) for name, value in work.weights.items()}
@@ -159,7 +190,10 @@ def test_statistics_of_a_board_whose_updates_are_refused_are_not_taken(url, conf
             tensors = work.statistics(1000.0, 1e6)
         peer.send(work, encode_weights(tensors, work.metadata()))
 
-    settings = config(round={"rounds": 3, "min_devices": 4}, robust={"quarantine_after": 2, "quarantine_rounds": 9})
+    settings = config(
+        round={"rounds": 3, "min_devices": 4},
+        robust={"quarantine_after": 2, "quarantine_rounds": 9},
+    )
     with contextlib.ExitStack() as stack:
         for name in "abc":
             stack.enter_context(Peer(fleet, name, url, honest(1.0)))

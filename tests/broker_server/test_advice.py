@@ -30,7 +30,12 @@ def change(store, table, where, **values):
 
 def judge(store, number, accuracy):
     judged = evaluation(number, 8).model_copy(update={"accuracy": accuracy})
-    change(store, schema.versions, schema.versions.c.number == number, evaluation=judged.model_dump_json())
+    change(
+        store,
+        schema.versions,
+        schema.versions.c.number == number,
+        evaluation=judged.model_dump_json(),
+    )
 
 
 def said(store, **named):
@@ -44,11 +49,15 @@ def test_a_run_that_does_well_is_told_of_its_devices_alone(opened):
     assert list(found) == [UNFAIR, AWAY]
     assert "(w0.50-d1) has 0.5000, and pi-" in found[UNFAIR].evidence
     assert found[AWAY].evidence == "For example pi-0004: offline."
-    assert found[AWAY].remedy.startswith("Look at its power and network; on the board run `shoal device doctor`")
+    assert found[AWAY].remedy.startswith(
+        "Look at its power and network; on the board run `shoal device doctor`"
+    )
 
 
 def test_a_run_that_stands_still_suffers_first(opened):
-    """Not within the deadline of 60 s, the waiting time of 60 s and a minute; afterwards before all else."""
+    """Not within the deadline of 60 s, the waiting time of 60 s and a minute; afterwards before all
+    else.
+    """
     title = "The run is in progress, and nothing happens"
     assert title not in said(opened, now=time.time() + 100)
     assert next(iter(said(opened, now=time.time() + 200))) == title
@@ -57,8 +66,16 @@ def test_a_run_that_stands_still_suffers_first(opened):
 
 
 def test_rounds_that_are_abandoned_or_missed_are_named(opened):
-    """An abandoned one with its reason; missed tasks with those who missed most, from a fifth on, of the last five."""
-    change(opened, schema.rounds, schema.rounds.c.number == 7, state="abandoned", reason="1 of 2 updates")
+    """An abandoned one with its reason; missed tasks with those who missed most, from a fifth on,
+    of the last five.
+    """
+    change(
+        opened,
+        schema.rounds,
+        schema.rounds.c.number == 7,
+        state="abandoned",
+        reason="1 of 2 updates",
+    )
     change(opened, schema.tasks, schema.tasks.c.phase == "missed", phase="merged")
     found = said(opened)
     assert found["Rounds are abandoned"].evidence == "Round 7: 1 of 2 updates."
@@ -73,7 +90,9 @@ def test_rounds_that_are_abandoned_or_missed_are_named(opened):
 
 
 def test_versions_are_judged_by_the_best(opened):
-    """Much worse than it, no better for long, or the best of a run that has ended; the remedy names the store."""
+    """Much worse than it, no better for long, or the best of a run that has ended; the remedy names
+    the store.
+    """
     kept = [view.kept for view in versions(opened)]
     assert not any(kept)
     judge(opened, 8, 0.5)
@@ -83,7 +102,9 @@ def test_versions_are_judged_by_the_best(opened):
     assert found.remedy.startswith("Its weights are gone")
     for number in range(1, 9):
         judge(opened, number, 0.8 if number == 3 else 0.79)
-    assert "There were 5 evaluations" in said(opened)["The model has stopped getting better"].evidence
+    assert (
+        "There were 5 evaluations" in said(opened)["The model has stopped getting better"].evidence
+    )
     for number in range(1, 9):
         judge(opened, number, 0.8 - 0.01 * (8 - number))
     assert not [title for title in said(opened) if "ersion" in title]
@@ -110,9 +131,15 @@ def test_data_that_looks_wrong_is_named_with_its_board(opened):
     title = "The data of {} of 6 devices looks wrong"
     assert not [name for name in said(opened) if "looks wrong" in name]
     for number in range(1, 5):
-        sentences = ("values range from 0 to 255", "column 3 is 7") if number == 1 else ("samples have shape [3]",)
+        sentences = (
+            ("values range from 0 to 255", "column 3 is 7")
+            if number == 1
+            else ("samples have shape [3]",)
+        )
         name = f"pi-000{number}"
-        opened.see_device(DeviceProfile(fleet="lab", device=name, profile=profile(findings=sentences)))
+        opened.see_device(
+            DeviceProfile(fleet="lab", device=name, profile=profile(findings=sentences))
+        )
         opened.flush()
         found = said(opened)[title.format(number)]
         assert found.kind == "bad"

@@ -1,4 +1,6 @@
-"""Predictions of boards over the broker: asked by an operator, carried by the server, answered in any case."""
+"""Predictions of boards over the broker: asked by an operator, carried by the server, answered in
+any case.
+"""
 
 import queue
 import socket
@@ -39,7 +41,10 @@ class Board(Peer):
             self.says(self, self.heard[-1])
 
     def tell(self, ask, **said):
-        said = said or {"model": {"version": 4}, "predictions": [{"y": row} for row in ask.asked["x"]]}
+        said = said or {
+            "model": {"version": 4},
+            "predictions": [{"y": row} for row in ask.asked["x"]],
+        }
         self.reply(Predicted(task=ask.task, **said))
 
 
@@ -80,7 +85,9 @@ def test_a_board_is_asked_between_runs_and_in_one(url, settings, fleet, ask):
         board.wait_for(lambda _: True)
         said.append(ask_when_known(ask))
         assert run_fleet(settings).status == "finished"
-    assert [(told.model, told.predictions[0]["y"], told.device) for told in said] == [({"version": 4}, [1, 2], "d")] * 2
+    assert [(told.model, told.predictions[0]["y"], told.device) for told in said] == [
+        ({"version": 4}, [1, 2], "d")
+    ] * 2
 
 
 def ask_when_known(ask, *given, **how):
@@ -98,7 +105,9 @@ def ask_when_known(ask, *given, **how):
 def test_who_is_not_there_is_said_at_once(url, settings, fleet, ask):
     """A name that nobody has, a board that has gone, and one that goes while it is asked."""
     with Serving(settings, url):
-        with pytest.raises(ConfigError, match="d predicts nothing, unknown-device: it has never connected"):
+        with pytest.raises(
+            ConfigError, match="d predicts nothing, unknown-device: it has never connected"
+        ):
             ask()
         with Board(fleet, "d", url):
             ask_when_known(ask)
@@ -133,7 +142,9 @@ def ask_when_online(ask):
 
 
 def test_a_board_that_says_nothing_is_named_in_time(url, settings, fleet, ask):
-    """As one of an earlier version, which does not know such a message; what it refuses is told in its words."""
+    """As one of an earlier version, which does not know such a message; what it refuses is told in
+    its words.
+    """
     with Serving(settings, url), Board(fleet, "d", url) as board:
         ask_when_known(ask)
         board.says = nothing
@@ -163,8 +174,14 @@ def test_too_many_at_once_are_refused(url, settings, fleet, ask, monkeypatch):
 
 
 def test_only_the_board_that_was_asked_answers(url, settings, fleet, ask):
-    """Another's word, one for another request, and hostile JSON count for nothing; the true answer comes after them."""
-    with Serving(settings, url), Board(fleet, "d", url) as board, Board(fleet, "other", url) as other:
+    """Another's word, one for another request, and hostile JSON count for nothing; the true answer
+    comes after them.
+    """
+    with (
+        Serving(settings, url),
+        Board(fleet, "d", url) as board,
+        Board(fleet, "other", url) as other,
+    ):
         ask_when_known(ask)
         ask_when_known(ask, "other")
 
@@ -174,7 +191,13 @@ def test_only_the_board_that_was_asked_answers(url, settings, fleet, ask):
             of.reply(Predicted(task="p-of-nobody", **lie))
             of.reply(Predicted(task=ask.task, device="other", **lie))
             head = f'{{"v":8,"type":"predicted","task":"{ask.task}","predictions":'
-            for tail in ("[" * 90_000, '[{"y":1e999}]}', '[{"y":NaN}]}', '[],"model":{"a":{}}}', '"' + "a" * 300_000):
+            for tail in (
+                "[" * 90_000,
+                '[{"y":1e999}]}',
+                '[{"y":NaN}]}',
+                '[],"model":{"a":{}}}',
+                '"' + "a" * 300_000,
+            ):
                 of.link.publish(of.topics.reply("d"), (head + tail).encode())
             threading.Timer(0.5, of.tell, (ask,)).start()
 
@@ -224,7 +247,9 @@ def test_nobody_serves(url, fleet, tmp_path, monkeypatch):
 
 
 def test_small_messages_do_not_wait(url, fleet, tmp_path):
-    """For an acknowledgement of the one before, 40 ms at each of four steps: neither here nor at a broker of ours."""
+    """For an acknowledgement of the one before, 40 ms at each of four steps: neither here nor at a
+    broker of ours.
+    """
     link = Link(BrokerAddress.parse(url), f"prompt-{fleet}", queue.SimpleQueue())
     link.connect(10)
     assert link._client.socket().getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -12,13 +12,20 @@ from fleet_protocol.errors import ConfigError
 
 
 def test_a_mix_is_read_and_widths_are_relative_to_its_first_level():
-    """``b1-e1``: the global model is level b, and an e device trains an eighth of it (specification 1.1)."""
+    """``b1-e1``: the global model is level b, and an e device trains an eighth of it (specification
+    1.1).
+    """
     mix = parse_mix("b1-e1")
-    assert [(level.name, level.rate, level.weight) for level in mix.levels] == [("b", 0.5, 1), ("e", 0.0625, 1)]
+    assert [(level.name, level.rate, level.weight) for level in mix.levels] == [
+        ("b", 0.5, 1),
+        ("e", 0.0625, 1),
+    ]
     assert mix.width(LEVEL_RATES["e"]) == 0.125
 
 
-@pytest.mark.parametrize("text", ["", "a", "a2-", "2a", "a-1", "z3", "a1-a2", "a0", "b1-a1", "a1.5", "A2", "a1_b2"])
+@pytest.mark.parametrize(
+    "text", ["", "a", "a2-", "2a", "a-1", "z3", "a1-a2", "a0", "b1-a1", "a1.5", "A2", "a1_b2"]
+)
 def test_other_texts_are_refused(text):
     """Each with the reason; a level wider than the global model among them."""
     with pytest.raises(ConfigError):
@@ -34,7 +41,8 @@ def test_fixed_levels_go_in_order_and_the_rest_gets_the_last(weights, devices):
     rates = assign_fix(parse_mix(text), devices)
     assert len(rates) == devices
     assert list(rates) == sorted(rates, reverse=True)
-    unit, counts = devices // sum(weights), Counter(rates)
+    unit = devices // sum(weights)
+    counts = Counter(rates)
     for weight, rate in list(zip(weights, LEVEL_RATES.values(), strict=False))[:-1]:
         assert counts[rate] == unit * weight
 

@@ -1,4 +1,6 @@
-"""Rounds that do not wait: a version is made of the first updates, later ones count by how stale they are."""
+"""Rounds that do not wait: a version is made of the first updates, later ones count by how stale
+they are.
+"""
 
 import contextlib
 import json
@@ -37,7 +39,9 @@ KILLS = [
 
 
 def slow(delta):
-    """Answers when it is offered its task for the third time: in the third round from the one it was asked in."""
+    """Answers when it is offered its task for the third time: in the third round from the one it
+    was asked in.
+    """
     seen = Counter()
 
     def script(peer, work):
@@ -70,16 +74,23 @@ def by_version(settings, run):
         rounds = {item.number: item for item in store.rounds(run)}
         tasks = [task for number in rounds for task in store.tasks(run, number, "train")]
     merged = [task for task in tasks if task.phase is TaskPhase.MERGED]
-    made = {item.round: [task for task in merged if task.screening.round == item.round] for item in versions}
+    made = {
+        item.round: [task for task in merged if task.screening.round == item.round]
+        for item in versions
+    }
     assert sum(map(len, made.values())) == len(merged)
     return tasks, [(rounds[number].version, found) for number, found in made.items()]
 
 
-@pytest.mark.parametrize(("method", "call"), mostly_slow(KILLS, {("", 0), ("receive", 4)}.__contains__))
+@pytest.mark.parametrize(
+    ("method", "call"), mostly_slow(KILLS, {("", 0), ("receive", 4)}.__contains__)
+)
 def test_every_acknowledged_update_counts_once_and_by_its_staleness(
     method, call, url, config, running, fleet, tmp_path
 ):
-    """Whenever the server is killed: the weights are those that follow from who was merged when, by arithmetic."""
+    """Whenever the server is killed: the weights are those that follow from who was merged when, by
+    arithmetic.
+    """
     settings = asynchronous(config)
     with devices(fleet, url) as peers:
         if method:
@@ -88,30 +99,39 @@ def test_every_acknowledged_update_counts_once_and_by_its_staleness(
         assert (finished.status, finished.rounds) == ("finished", 6), finished.error
         acknowledged = {message.task for peer in peers for message in peer.got(UploadAck)}
     tasks, made = by_version(settings, finished.run)
-    moved, stale = 0.0, set()
+    moved = 0.0
+    stale = set()
     for version, found in made:
         weights = [(1 + version - task.version) ** -0.5 for task in found]
         assert [task.screening.weight for task in found] == weights
-        moved += sum(w * MOVES[task.device] for w, task in zip(weights, found, strict=True)) / len(found)
+        moved += sum(w * MOVES[task.device] for w, task in zip(weights, found, strict=True)) / len(
+            found
+        )
         stale |= {version - task.version for task in found}
         assert len({task.device for task in found}) == len(found) >= 2
     assert 0 in stale
     assert max(stale) >= 2  # the slow device's update came two versions later, or after
-    first, last = weights_of(settings, finished.run, 0), weights_of(settings, finished.run, 6)
+    first = weights_of(settings, finished.run, 0)
+    last = weights_of(settings, finished.run, 6)
     for name, value in first.items():
         np.testing.assert_allclose(last[name], value + moved, rtol=1e-5, atol=1e-5)
     merged = {task.id for _, found in made for task in found}
     assert acknowledged <= merged
     assert all(task.phase is TaskPhase.MISSED for task in tasks if task.id not in merged)
-    objects = [path.name for path in (settings.store / "updates" / "objects").rglob("*") if path.is_file()]
+    objects = [
+        path.name for path in (settings.store / "updates" / "objects").rglob("*") if path.is_file()
+    ]
     assert objects == []
 
 
 @pytest.mark.parametrize("refused", [False, True])
 def test_who_gives_up_a_task_of_an_earlier_round_ends_nothing(refused, url, config, running, fleet):
-    """Neither by declining nor with an update that is refused: no round had that task any more, and the server died."""
+    """Neither by declining nor with an update that is refused: no round had that task any more, and
+    the server died.
+    """
     settings = asynchronous(config, rounds=3, buffer=1, quorum=0.3)
-    held, waits = {}, threading.Event()
+    held = {}
+    waits = threading.Event()
 
     def hold(peer, work):
         held.setdefault(peer.device, work)
@@ -124,28 +144,47 @@ def test_who_gives_up_a_task_of_an_earlier_round_ends_nothing(refused, url, conf
     with Peer(fleet, "a", url, hold), half as b, Peer(fleet, "c", url, second):
         server = running(settings, url)
         server.wait_event(RoundStarted, 2)
-        work, at_first = held["b"], held["b"].offer
+        work = held["b"]
+        at_first = held["b"].offer
         if refused:
-            b.send(work, encode_weights({n: np.full_like(v, np.nan) for n, v in work.weights.items()}, work.metadata()))
+            b.send(
+                work,
+                encode_weights(
+                    {n: np.full_like(v, np.nan) for n, v in work.weights.items()}, work.metadata()
+                ),
+            )
         else:
             failed = {"reason": RefusalReason.FAILED, "detail": "the loss is nan"}
-            stamp = {"fleet": fleet, "device": "b", "task": at_first.task, "run": at_first.run, "round": 1}
+            stamp = {
+                "fleet": fleet,
+                "device": "b",
+                "task": at_first.task,
+                "run": at_first.run,
+                "round": 1,
+            }
             b.link.publish(b.topics.reply("b"), Refuse(**stamp, **failed).to_bytes())
         with contextlib.closing(Store(settings.store, read_only=True)) as store:
             give_up = time.monotonic() + 60
-            while not (task := store.task(at_first.task)).phase.answered and time.monotonic() < give_up:
+            while (
+                not (task := store.task(at_first.task)).phase.answered
+                and time.monotonic() < give_up
+            ):
                 threading.Event().wait(0.05)
             assert task.phase is (TaskPhase.REFUSED if refused else TaskPhase.DECLINED)
             waits.set()
             finished = server.wait()
             assert (finished.status, finished.rounds) == ("finished", 3), finished.error
             needed = {version.digest for version in store.versions(finished.run)}
-    kept = {path.name for path in (settings.store / "blobs" / "objects").rglob("*") if path.is_file()}
+    kept = {
+        path.name for path in (settings.store / "blobs" / "objects").rglob("*") if path.is_file()
+    }
     assert kept == needed  # the slice that it trained is gone, too
 
 
 def test_a_round_says_against_which_version_each_answered(url, config, running, fleet, capsys):
-    """Who goes on is in no hurry to be told that it is over, and whoever trains is not asked for anything else."""
+    """Who goes on is in no hurry to be told that it is over, and whoever trains is not asked for
+    anything else.
+    """
     settings = asynchronous(config)
     with devices(fleet, url) as (_, _, c):
         run = running(settings, url).wait().run
@@ -153,10 +192,14 @@ def test_a_round_says_against_which_version_each_answered(url, config, running, 
         assert len(c.got(Cancel)) <= 1  # of the last round
     with contextlib.closing(Store(settings.store, read_only=True)) as store:
         rows = {number: explain_round(store, number, run) for number in range(1, 7)}
-        listed = {view.round.number: view.phases.get("merged", 0) for view in queries.rounds(store, run)}
+        listed = {
+            view.round.number: view.phases.get("merged", 0) for view in queries.rounds(store, run)
+        }
     # Those of a version are asked for in rounds before it, too.
     tasks, _ = by_version(settings, run)
-    assert listed == Counter(task.screening.round for task in tasks if task.phase is TaskPhase.MERGED)
+    assert listed == Counter(
+        task.screening.round for task in tasks if task.phase is TaskPhase.MERGED
+    )
     asked = next(row for row in rows[1] if row.device == "c")
     counted = int(asked.why.rpartition(" ")[2])
     assert (asked.outcome, counted > 1) == ("merged", True)
@@ -164,7 +207,9 @@ def test_a_round_says_against_which_version_each_answered(url, config, running, 
     assert (row.version, row.weight) == (0, counted**-0.5)
     assert any(row.outcome == "not asked" and "at work" in row.why for row in rows[2])
     show_round(settings.store, counted, run, as_json=True)
-    assert {item["device"]: item["version"] for item in json.loads(capsys.readouterr().out)}["c"] == 0
+    assert {item["device"]: item["version"] for item in json.loads(capsys.readouterr().out)}[
+        "c"
+    ] == 0
     show_round(settings.store, counted, run, as_json=False)
     assert f"{counted**-0.5:.4g}" in capsys.readouterr().out
 
@@ -175,8 +220,12 @@ def waits_for_devices(events):
     return FleetChanged in kinds[kinds.index(RoundClosed) :]
 
 
-def test_an_update_that_comes_between_two_rounds_is_repeated_and_counts(url, config, running, fleet):
-    """While the server waits for devices nobody collects; it says nothing, instead of that the update is too late."""
+def test_an_update_that_comes_between_two_rounds_is_repeated_and_counts(
+    url, config, running, fleet
+):
+    """While the server waits for devices nobody collects; it says nothing, instead of that the
+    update is too late.
+    """
     settings = asynchronous(config, rounds=2, min_devices=2, buffer=1)
     told = []
 
@@ -185,7 +234,10 @@ def test_an_update_that_comes_between_two_rounds_is_repeated_and_counts(url, con
         peer.link.publish(peer.topics.status("a"), peer._status(online=False), retain=True)
         honest(1.0)(peer, work)
 
-    with Peer(fleet, "c", url, lambda _peer, work: told.append(work)) as c, Peer(fleet, "a", url, leaving) as a:
+    with (
+        Peer(fleet, "c", url, lambda _peer, work: told.append(work)) as c,
+        Peer(fleet, "a", url, leaving) as a,
+    ):
         server = running(settings, url)
         server.wait_event(RoundClosed)
         a.wait_for(lambda peer: peer.got(UploadAck), 30)
@@ -205,7 +257,9 @@ def test_nothing_is_stale_where_all_are_waited_for(url, config, running, fleet):
     found = []
     for keys in ({"buffer": 2}, {"buffer": None}):
         name = f"{fleet}{len(found)}"
-        settings = asynchronous(config, rounds=2, min_devices=2, **keys).model_copy(update={"fleet": name})
+        settings = asynchronous(config, rounds=2, min_devices=2, **keys).model_copy(
+            update={"fleet": name}
+        )
         settings = settings.model_copy(update={"store": settings.store / name})
         with Peer(name, "a", url, honest(0.1)), Peer(name, "b", url, honest(0.3)):
             run = running(settings, url).wait().run
@@ -218,7 +272,10 @@ def test_nothing_is_stale_where_all_are_waited_for(url, config, running, fleet):
     [
         ({"strategy": {"name": "inclusivefl"}}, "inclusivefl does not average entry by entry"),
         ({"strategy": {"name": "fedmedian"}}, "fedmedian does not average"),
-        ({"strategy": {"name": "fedrolex", "fedrolex": {"weighting": "width"}}}, "does not average"),
+        (
+            {"strategy": {"name": "fedrolex", "fedrolex": {"weighting": "width"}}},
+            "does not average",
+        ),
         ({"strategy": {"name": "whalefl"}}, "choose their tier by rounds"),
     ],
 )

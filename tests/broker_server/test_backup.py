@@ -1,4 +1,6 @@
-"""`shoal backup` and `restore`: a store is taken while its server works, and goes on elsewhere as it was."""
+"""`shoal backup` and `restore`: a store is taken while its server works, and goes on elsewhere as
+it was.
+"""
 
 import contextlib
 import json
@@ -31,8 +33,12 @@ def restore(file, store):
 
 @pytest.fixture
 def killed(url, config, fleet, tmp_path):
-    """A run whose server was killed with one update of the first round on its disk; its devices are still there."""
-    settings = config(round={"rounds": 2, "min_devices": 2, "retries": 3}, evaluation={"data": None})
+    """A run whose server was killed with one update of the first round on its disk; its devices are
+    still there.
+    """
+    settings = config(
+        round={"rounds": 2, "min_devices": 2, "retries": 3}, evaluation={"data": None}
+    )
     narrow = profile(max_width=0.5)
     with Peer(fleet, "a", url, honest(1.0)), Peer(fleet, "b", url, honest(3.0), profile=narrow):
         assert start_dying(settings, url, "receive", 1, tmp_path).wait(60) == -signal.SIGKILL
@@ -41,16 +47,23 @@ def killed(url, config, fleet, tmp_path):
 
 def test_a_restored_store_goes_on_where_it_was(killed, url, running, tmp_path):
     """With the update that was acknowledged, though the store it came from is gone."""
-    file, elsewhere = tmp_path / "store.zip", killed.model_copy(update={"store": tmp_path / "elsewhere"})
+    file = tmp_path / "store.zip"
+    elsewhere = killed.model_copy(update={"store": tmp_path / "elsewhere"})
     assert back_up(killed.store, file, [user_signer()]) >= 3
     shutil.rmtree(killed.store)
     restore(file, elsewhere.store)
-    assert [oct(path.stat().st_mode)[-3:] for path in (file, elsewhere.store)] == ["600", "700"]  # the model is in it
+    assert [oct(path.stat().st_mode)[-3:] for path in (file, elsewhere.store)] == [
+        "600",
+        "700",
+    ]  # the model is in it
     with contextlib.closing(Store(elsewhere.store, read_only=True)) as store:
-        before, *_ = [task for task in store.tasks(store.runs()[0].id, 1) if task.phase is TaskPhase.RECEIVED]
+        before, *_ = [
+            task for task in store.tasks(store.runs()[0].id, 1) if task.phase is TaskPhase.RECEIVED
+        ]
     finished = running(elsewhere, url).wait()
     assert finished.status == "finished"
-    found, wanted = weights_of(elsewhere, finished.run, 2), expected(elsewhere)
+    found = weights_of(elsewhere, finished.run, 2)
+    wanted = expected(elsewhere)
     for name, value in wanted.items():
         np.testing.assert_allclose(found[name], value, rtol=1e-6, atol=1e-6)
     with contextlib.closing(Store(elsewhere.store, read_only=True)) as store:
@@ -58,7 +71,9 @@ def test_a_restored_store_goes_on_where_it_was(killed, url, running, tmp_path):
 
 
 def test_backups_of_a_run_in_progress_are_each_whole(url, config, fleet, running, tmp_path):
-    """Taken as fast as they can be, while versions come and old ones are dropped: nothing that counts is missing."""
+    """Taken as fast as they can be, while versions come and old ones are dropped: nothing that
+    counts is missing.
+    """
     settings = config(round={"rounds": 8}, evaluation={"data": None}, keep_versions=1)
     seen = set()
     with Peer(fleet, "d", url, honest()):
@@ -75,13 +90,18 @@ def test_backups_of_a_run_in_progress_are_each_whole(url, config, fleet, running
                     shutil.rmtree(tmp_path / "copy")
         assert server.wait().status == "finished"
     assert len(seen) > 3
-    assert {path.name for path in settings.store.iterdir() if path.is_dir()} == {"blobs", "updates", "configurations"}
+    assert {path.name for path in settings.store.iterdir() if path.is_dir()} == {
+        "blobs",
+        "updates",
+        "configurations",
+    }
 
 
 def test_no_server_commits_between_the_database_and_the_links(tmp_path, monkeypatch):
     """It waits for the moment that these take, so that no blob goes which the copy still names."""
     Store(tmp_path / "store").close()
-    copy, tried = backup._copy, []
+    copy = backup._copy
+    tried = []
 
     def copying(source, target):
         copy(source, target)
@@ -97,13 +117,17 @@ def test_no_server_commits_between_the_database_and_the_links(tmp_path, monkeypa
 
 def newest(folder):
     """Of a store that keeps one version: what it needs is there."""
-    blobs, updates = BlobStore(folder / "blobs"), BlobStore(folder / "updates")
+    blobs = BlobStore(folder / "blobs")
+    updates = BlobStore(folder / "updates")
     with contextlib.closing(Store(folder, read_only=True)) as store:
         run = store.runs()[0].id
-        version, last = store.version(run), store.last_round(run)
+        version = store.version(run)
+        last = store.last_round(run)
         blobs.read(version.digest)
         open_round = last is not None and last.state not in FINAL
-        for task in store.tasks(run, last.number) if open_round and last.version == version.number else ():
+        for task in (
+            store.tasks(run, last.number) if open_round and last.version == version.number else ()
+        ):
             blobs.read(task.weights.digest)
             if task.phase is TaskPhase.RECEIVED:
                 updates.read(task.update_digest)
@@ -116,7 +140,10 @@ def damage(file, out, kind):
         data = data[: len(data) // 2]
     elif kind == "a bit of a blob":
         with zipfile.ZipFile(file) as archive:
-            data[archive.getinfo(next(n for n in archive.namelist() if "objects" in n)).header_offset + 200] ^= 1
+            data[
+                archive.getinfo(next(n for n in archive.namelist() if "objects" in n)).header_offset
+                + 200
+            ] ^= 1
     elif kind == "no zip":
         data = bytearray(b"a letter")
     out.write_bytes(data)
@@ -127,7 +154,9 @@ def damage(file, out, kind):
             new.writestr(name, b"something")
 
 
-@pytest.mark.parametrize("kind", ["torn", "a bit of a blob", "no zip", "out of the folder", "another database"])
+@pytest.mark.parametrize(
+    "kind", ["torn", "a bit of a blob", "no zip", "out of the folder", "another database"]
+)
 def test_what_is_no_whole_backup_makes_no_store(kind, tmp_path):
     """The folder is not made, nothing is left beside it, and nothing is written elsewhere."""
     with contextlib.closing(Store(tmp_path / "store")) as store:
@@ -142,16 +171,21 @@ def test_what_is_no_whole_backup_makes_no_store(kind, tmp_path):
 
 
 def test_of_a_damaged_store_no_backup_is_made(killed, tmp_path):
-    """It could not be restored, and would take the place of one that can; an export names the damage and leaves it."""
+    """It could not be restored, and would take the place of one that can; an export names the
+    damage and leaves it.
+    """
     file = tmp_path / "store.zip"
     back_up(killed.store, file, [user_signer()])
-    good, database = file.read_bytes(), killed.store / "shoal.db"
+    good = file.read_bytes()
+    database = killed.store / "shoal.db"
     with contextlib.closing(Store(killed.store, read_only=True)) as store:
         version = store.version(store.runs()[0].id, 0)
         path = BlobStore(killed.store / "blobs").path(version.digest)
         whole = path.read_bytes()
         path.write_bytes(whole[:-1])
-        with pytest.raises(BlobError, match=r"blobs/objects/.* is damaged, so no backup was written"):
+        with pytest.raises(
+            BlobError, match=r"blobs/objects/.* is damaged, so no backup was written"
+        ):
             back_up(killed.store, file, [user_signer()])
         with pytest.raises(BlobError, match="of version 0, is damaged; `shoal restore` a backup"):
             load_version(store, version.run, 0)
@@ -159,7 +193,9 @@ def test_of_a_damaged_store_no_backup_is_made(killed, tmp_path):
     path.write_bytes(whole)
     with contextlib.closing(sqlite3.connect(database)) as opened:
         opened.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        (page,) = opened.execute("SELECT rootpage FROM sqlite_master WHERE name = 'tasks'").fetchone()
+        (page,) = opened.execute(
+            "SELECT rootpage FROM sqlite_master WHERE name = 'tasks'"
+        ).fetchone()
     data = bytearray(database.read_bytes())
     data[4096 * (page - 1) : 4096 * page] = bytes(4096)
     database.write_bytes(data)
@@ -173,7 +209,10 @@ def test_a_damaged_update_costs_its_round_and_not_the_run(killed, url, fleet, ru
     for path in (killed.store / "updates").rglob("*"):
         if path.is_file():
             path.write_bytes(path.read_bytes()[:100])
-    with Peer(fleet, "a", url, honest(1.0)), Peer(fleet, "b", url, honest(3.0), profile=profile(max_width=0.5)):
+    with (
+        Peer(fleet, "a", url, honest(1.0)),
+        Peer(fleet, "b", url, honest(3.0), profile=profile(max_width=0.5)),
+    ):
         finished = running(killed, url).wait()
     assert finished.status == "finished", finished.error
     with contextlib.closing(Store(killed.store, read_only=True)) as store:
@@ -183,7 +222,9 @@ def test_a_damaged_update_costs_its_round_and_not_the_run(killed, url, fleet, ru
 
 
 def test_a_damaged_newest_version_is_named_and_ends_no_run(killed, url, running):
-    """It would be sent to boards, which refuse it over and over; once it is mended, the run goes on."""
+    """It would be sent to boards, which refuse it over and over; once it is mended, the run goes
+    on.
+    """
     with contextlib.closing(Store(killed.store, read_only=True)) as store:
         version = store.version(store.runs()[0].id)
     path = BlobStore(killed.store / "blobs").path(version.digest)
@@ -192,7 +233,10 @@ def test_a_damaged_newest_version_is_named_and_ends_no_run(killed, url, running)
     with Running(killed, url) as server:
         finished = server.wait()
     assert (finished.status, finished.exit_code) == ("stopped", StorageError.exit_code)
-    assert f"{path}, of version 0, is damaged; `shoal restore` a backup; the run is not over" in finished.error
+    assert (
+        f"{path}, of version 0, is damaged; `shoal restore` a backup; the run is not over"
+        in finished.error
+    )
     path.write_bytes(whole)
     again = running(killed, url).wait()
     assert (again.run, again.status) == (finished.run, "finished")
@@ -208,7 +252,8 @@ def test_the_commands_say_what_they_did(tmp_path, monkeypatch, capsys):
             main()
         return ended.value.code or 0, "".join(capsys.readouterr())
 
-    file, signer = tmp_path / "store.zip", user_signer()
+    file = tmp_path / "store.zip"
+    signer = user_signer()
     own = f"{signer.words} (key {signer.public[:16]})"
     assert shoal("backup", tmp_path / "store", file, "--json")[0] == 0
     code, said = shoal("restore", file, tmp_path / "copy")
@@ -216,10 +261,18 @@ def test_the_commands_say_what_they_did(tmp_path, monkeypatch, capsys):
     told = json.loads(shoal("restore", file, tmp_path / "again", "--json")[1])
     assert told == {"path": str(tmp_path / "again"), "signed_by": [own]}
     code, said = shoal("restore", file, tmp_path / "copy")
-    assert (code, "exists already; stop its server and move it away" in " ".join(said.split())) == (2, True), said
+    assert (code, "exists already; stop its server and move it away" in " ".join(said.split())) == (
+        2,
+        True,
+    ), said
     code, said = shoal("backup", tmp_path / "none", tmp_path / "none.zip")
     assert (code, "there is no store" in said) == (7, True)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["again", "copy", "store", "store.zip"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "again",
+        "copy",
+        "store",
+        "store.zip",
+    ]
 
 
 def test_restore_never_overwrites(tmp_path):

@@ -1,4 +1,6 @@
-"""What devices send that must not be merged: each case is refused, counted and logged, and the round goes on."""
+"""What devices send that must not be merged: each case is refused, counted and logged, and the
+round goes on.
+"""
 
 from types import SimpleNamespace
 
@@ -13,7 +15,16 @@ from broker_server.store.task_records import Alternative, Alternatives
 from fleet_protocol import control
 from fleet_protocol.blobs import encode_chunk
 from fleet_protocol.errors import RefusalReason, RefusedError
-from fleet_protocol.messages import Accept, BlobRef, Cancel, Done, TaskMetrics, UploadAck, UploadMissing, UploadRefused
+from fleet_protocol.messages import (
+    Accept,
+    BlobRef,
+    Cancel,
+    Done,
+    TaskMetrics,
+    UploadAck,
+    UploadMissing,
+    UploadRefused,
+)
 from fleet_protocol.weights import encode_weights
 from tests.broker_server.peer import CHUNK_BYTES, Peer, honest, silent
 
@@ -47,7 +58,9 @@ def missing_tensor(peer, work):
 
 
 def foreign_tensor(peer, work):
-    peer.send(work, encode_weights(tensors_of(work) | {"extra": np.zeros(1, np.float32)}, work.metadata()))
+    peer.send(
+        work, encode_weights(tensors_of(work) | {"extra": np.zeros(1, np.float32)}, work.metadata())
+    )
 
 
 def wrong_dtype(peer, work):
@@ -110,10 +123,16 @@ def refusals(server) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("script", CASES, ids=lambda script: script.__name__)
-def test_a_bad_update_is_refused_and_the_round_closes_without_it(script, url, config, running, fleet):
-    """The sender is told why, the refusal is counted under its reason, and the good update alone is merged."""
+def test_a_bad_update_is_refused_and_the_round_closes_without_it(
+    script, url, config, running, fleet
+):
+    """The sender is told why, the refusal is counted under its reason, and the good update alone is
+    merged.
+    """
     with Peer(fleet, "bad", url, script) as bad, Peer(fleet, "good", url, honest()):
-        server = running(config(round={"min_devices": 2, "quorum": 0.5}, evaluation={"data": None}), url)
+        server = running(
+            config(round={"min_devices": 2, "quorum": 0.5}, evaluation={"data": None}), url
+        )
         server.wait()
         bad.wait_for(lambda peer: peer.got(UploadRefused))
     assert bad.got(UploadRefused)[0].reason is CASES[script]
@@ -124,7 +143,9 @@ def test_a_bad_update_is_refused_and_the_round_closes_without_it(script, url, co
 
 
 def test_a_copy_of_another_update_takes_nothing_from_it(url, config, running, fleet, monkeypatch):
-    """Both have one digest, and one place on the disk: the refusal of the copy took the original away before."""
+    """Both have one digest, and one place on the disk: the refusal of the copy took the original
+    away before.
+    """
     monkeypatch.setattr(partial_uploads, "_HELD_BYTES", 0)
     sent = []
 
@@ -137,7 +158,9 @@ def test_a_copy_of_another_update_takes_nothing_from_it(url, config, running, fl
         peer.send(work, sent[0])
 
     with Peer(fleet, "good", url, original) as good, Peer(fleet, "bad", url, copied) as bad:
-        server = running(config(round={"min_devices": 2, "quorum": 0.5}, evaluation={"data": None}), url)
+        server = running(
+            config(round={"min_devices": 2, "quorum": 0.5}, evaluation={"data": None}), url
+        )
         server.wait()
         bad.wait_for(lambda peer: peer.got(UploadRefused))
     assert bad.got(UploadRefused)[0].reason is RefusalReason.UNKNOWN_TASK
@@ -145,12 +168,24 @@ def test_a_copy_of_another_update_takes_nothing_from_it(url, config, running, fl
 
 
 def test_an_update_in_finer_chunks_than_its_task_is_refused():
-    """What is missing is counted with every chunk that comes: a million tiny ones held the server up for hours."""
+    """What is missing is counted with every chunk that comes: a million tiny ones held the server
+    up for hours.
+    """
     cut = BlobRef(digest="0" * 64, size=10_000, chunk_bytes=4096)
     task = TaskRecord("t", "r", 1, "pi", "train", "w1.00-d1", "k", 0, cut, cut)
-    metrics = TaskMetrics(examples=1, batches=1, labels=(0,), fetch_seconds=0, train_seconds=0, resident_bytes=0)
-    named = {"fleet": "lab", "run": "r", "round": 1, "task": "t", "device": "pi", "tier": "w1.00-d1"}
-    done, manifest = Done(**named, update=cut, metrics=metrics), SimpleNamespace(parameters=(), classes=4)
+    metrics = TaskMetrics(
+        examples=1, batches=1, labels=(0,), fetch_seconds=0, train_seconds=0, resident_bytes=0
+    )
+    named = {
+        "fleet": "lab",
+        "run": "r",
+        "round": 1,
+        "task": "t",
+        "device": "pi",
+        "tier": "w1.00-d1",
+    }
+    done = Done(**named, update=cut, metrics=metrics)
+    manifest = SimpleNamespace(parameters=(), classes=4)
     check_done(done, task, manifest)
     finer = done.model_copy(update={"update": cut.model_copy(update={"chunk_bytes": 1024})})
     with pytest.raises(RefusedError, match="chunks of 1024 bytes, of 4096 at least"):
@@ -158,12 +193,28 @@ def test_an_update_in_finer_chunks_than_its_task_is_refused():
 
 
 def test_a_device_changes_its_mind_a_few_times_at_most():
-    """Each change waits for the disk: a hundred a second, which a device may say, held up everybody else."""
+    """Each change waits for the disk: a hundred a second, which a device may say, held up everybody
+    else.
+    """
     ref = BlobRef(digest="0" * 64, size=10_000, chunk_bytes=4096)
     other = Alternative(tier="w0.50-d1", plan_key="k", artifact_set=ref, weights=ref)
-    record = TaskRecord("t", "r", 1, "pi", "train", "w1.00-d1", "k", 0, ref, ref, others=Alternatives(items=(other,)))
+    record = TaskRecord(
+        "t",
+        "r",
+        1,
+        "pi",
+        "train",
+        "w1.00-d1",
+        "k",
+        0,
+        ref,
+        ref,
+        others=Alternatives(items=(other,)),
+    )
     task = OpenTask(record, None, None, manifests={"w1.00-d1": None, "w0.50-d1": None})
-    assert [task.take(("w0.50-d1", "w1.00-d1")[number % 2]) for number in range(6)] == [True] * 3 + [False] * 3
+    assert [task.take(("w0.50-d1", "w1.00-d1")[number % 2]) for number in range(6)] == [
+        True
+    ] * 3 + [False] * 3
     assert task.record.tier == "w0.50-d1"
 
 
@@ -178,7 +229,9 @@ def test_a_damaged_upload_is_asked_for_again(url, config, running, fleet):
             damaged[-1] ^= 0xFF
             message = peer.done(work, data)
             peer._update = (work, data, message.update, message)
-            peer.upload(work.offer.task, bytes(damaged))  # chunks are whole, but not those of the announced blob
+            peer.upload(
+                work.offer.task, bytes(damaged)
+            )  # chunks are whole, but not those of the announced blob
             peer.reply(message)
 
     with Peer(fleet, "d", url, once_damaged) as peer:
@@ -244,7 +297,9 @@ def test_damaged_and_foreign_chunks_are_counted_and_do_no_harm(url, config, runn
 
 
 def test_an_unknown_device_is_refused(url, config, running, fleet):
-    """Who never announced itself, or answers another's task, is told and counted; the owner's update is merged."""
+    """Who never announced itself, or answers another's task, is told and counted; the owner's
+    update is merged.
+    """
     with Peer(fleet, "ghost", url, silent, announce=False) as ghost:
 
         def with_impostor(peer, work):
@@ -261,7 +316,9 @@ def test_an_unknown_device_is_refused(url, config, running, fleet):
     assert refusals(server) == {"unknown-device": 1}
 
 
-def test_a_message_for_another_round_is_refused_and_the_right_one_still_counts(url, config, running, fleet):
+def test_a_message_for_another_round_is_refused_and_the_right_one_still_counts(
+    url, config, running, fleet
+):
     """A Done that names a wrong round says nothing about this round's update."""
 
     def confused(peer, work):
@@ -281,10 +338,13 @@ def test_a_message_for_another_round_is_refused_and_the_right_one_still_counts(u
 
 
 def test_nonsense_on_every_topic_is_counted(url, config, running, fleet):
-    """Bytes that are no message, oversized ones and unknown tasks and blobs are refused under their reasons."""
+    """Bytes that are no message, oversized ones and unknown tasks and blobs are refused under their
+    reasons.
+    """
 
     def noisy(peer, work):
-        topics, link = peer.topics, peer.link
+        topics = peer.topics
+        link = peer.link
         link.publish(topics.reply(peer.device), b"\xff\xfe not json")
         link.publish(topics.reply(peer.device), b'{"type": "teleport"}')
         link.publish(topics.reply(peer.device), b" " * 300_000)
@@ -303,7 +363,9 @@ def test_nonsense_on_every_topic_is_counted(url, config, running, fleet):
 
 
 def test_an_update_that_arrives_twice_is_merged_once(url, config, running, fleet):
-    """A repeated upload and a repeated announcement get the same acknowledgement and change nothing."""
+    """A repeated upload and a repeated announcement get the same acknowledgement and change
+    nothing.
+    """
     kept = {}
 
     def stutter(peer, work):
@@ -331,14 +393,22 @@ def test_an_update_that_arrives_twice_is_merged_once(url, config, running, fleet
 
 
 def test_a_silent_device_is_left_behind_at_the_deadline(url, config, running, fleet):
-    """The round closes with its quorum; the silent device was nudged, is cancelled, and its late update is refused."""
+    """The round closes with its quorum; the silent device was nudged, is cancelled, and its late
+    update is refused.
+    """
     kept = {}
 
     def late(_peer, work):
         kept["work"] = work
 
     with Peer(fleet, "good", url, honest()), Peer(fleet, "slow", url, late) as slow:
-        settings = {"min_devices": 2, "deadline_seconds": 3, "quorum": 0.5, "nudge_seconds": 1, "rounds": 2}
+        settings = {
+            "min_devices": 2,
+            "deadline_seconds": 3,
+            "quorum": 0.5,
+            "nudge_seconds": 1,
+            "rounds": 2,
+        }
         server = running(config(round=settings, evaluation={"data": None}), url)
         closed = server.wait_event(control.RoundClosed)
         assert closed.merged == {"good": "w1.00-d1"}
@@ -359,7 +429,9 @@ def test_a_silent_device_is_left_behind_at_the_deadline(url, config, running, fl
 
 
 def test_a_round_without_quorum_is_abandoned_and_tried_again(url, config, running, fleet):
-    """The reason is told and stored, the next round starts from the same version, and the run fails at the limit."""
+    """The reason is told and stored, the next round starts from the same version, and the run fails
+    at the limit.
+    """
     calls = []
 
     def only_later(peer, work):
@@ -380,7 +452,11 @@ def test_a_round_without_quorum_is_abandoned_and_tried_again(url, config, runnin
     assert [event.round for event in server.of(control.RoundStarted)] == [1, 2]
     assert [offer.version for offer in calls] == [0, 0]
     refused = server.of(control.UpdateRefused)[0]
-    assert (refused.by, refused.reason, refused.detail) == ("device", RefusalReason.BUSY, "charging")
+    assert (refused.by, refused.reason, refused.detail) == (
+        "device",
+        RefusalReason.BUSY,
+        "charging",
+    )
 
 
 def test_a_run_fails_after_too_many_abandoned_rounds(url, config, running, fleet):
@@ -394,13 +470,19 @@ def test_a_run_fails_after_too_many_abandoned_rounds(url, config, running, fleet
     assert [event.again for event in server.of(control.RoundAbandoned)] == [True, False]
 
 
-def test_who_has_no_data_for_a_run_is_not_asked_again_before_it_comes_anew(url, config, running, fleet):
-    """It would decline as often as it is asked, and use up the retries of a run that has only to wait for it."""
+def test_who_has_no_data_for_a_run_is_not_asked_again_before_it_comes_anew(
+    url, config, running, fleet
+):
+    """It would decline as often as it is asked, and use up the retries of a run that has only to
+    wait for it.
+    """
 
     def nothing(peer, work):
         peer.refuse(work, RefusalReason.NO_DATA, "labels 0 to 7, and the model has 4 classes")
 
-    settings = config(round={"retries": 2, "min_devices": 2, "quorum": 1.0}, evaluation={"data": None})
+    settings = config(
+        round={"retries": 2, "min_devices": 2, "quorum": 1.0}, evaluation={"data": None}
+    )
     with Peer(fleet, "good", url, honest()) as good:
         with Peer(fleet, "bad", url, nothing):
             server = running(settings, url)
@@ -416,9 +498,17 @@ def test_who_has_no_data_for_a_run_is_not_asked_again_before_it_comes_anew(url, 
 def test_a_run_that_lacks_who_declined_says_so(url, config, running, fleet):
     """With its reason, where the operator looks."""
     settings = config(round={"wait_seconds": 1.0, "retries": 2}, evaluation={"data": None})
-    with Peer(fleet, "bad", url, lambda peer, work: peer.refuse(work, RefusalReason.NO_DATA, "a label of 7")):
+    with Peer(
+        fleet,
+        "bad",
+        url,
+        lambda peer, work: peer.refuse(work, RefusalReason.NO_DATA, "a label of 7"),
+    ):
         finished = running(settings, url).wait()
-    assert "bad: declined, no-data: a label of 7; asked again when it has been restarted" in finished.error
+    assert (
+        "bad: declined, no-data: a label of 7; asked again when it has been restarted"
+        in finished.error
+    )
 
 
 def test_a_run_without_devices_fails_with_what_to_look_at(url, config, running, fleet):

@@ -17,7 +17,10 @@ def version(number, **numbers):
     """A version with these numbers; without any it was not judged."""
     found = None
     if numbers:
-        own = [Measured(name=name, rule="ratio", value=value, sums=()) for name, value in numbers.items()]
+        own = [
+            Measured(name=name, rule="ratio", value=value, sums=())
+            for name, value in numbers.items()
+        ]
         found = VersionEvaluation(
             examples=9,
             loss=numbers.get("loss", 1.0),
@@ -39,7 +42,9 @@ CASES = [
 
 @pytest.mark.parametrize(("keys", "numbers", "since"), CASES)
 def test_patience_counts_evaluations_that_are_not_better(keys, numbers, since):
-    """Any metric, its direction by name or as said, by more than a least difference; what was not judged counts not."""
+    """Any metric, its direction by name or as said, by more than a least difference; what was not
+    judged counts not.
+    """
     versions = [version(0), *(version(number, **item) for number, item in enumerate(numbers, 1))]
     assert stalled(EvaluationKeys(patience=since, **keys), versions) is not None
     assert stalled(EvaluationKeys(patience=since + 1, **keys), versions) is None
@@ -68,7 +73,11 @@ def test_a_negative_score_is_told_as_it_is():
 
 def test_the_best_by_a_metric_keeps_its_weights():
     """Not the one of the highest accuracy."""
-    versions = [version(1, accuracy=0.9, f1=0.1), version(2, accuracy=0.5, f1=0.8), version(3, accuracy=0.6, f1=0.2)]
+    versions = [
+        version(1, accuracy=0.9, f1=0.1),
+        version(2, accuracy=0.5, f1=0.8),
+        version(3, accuracy=0.6, f1=0.2),
+    ]
     assert [item.number for item in kept(versions, 1, EvaluationKeys(metric="f1"))] == [2, 3]
     assert [item.number for item in kept(versions, 1, EvaluationKeys())] == [1, 3]
     assert score(EvaluationKeys(metric="f1"), versions[0].evaluation) == 0.1
@@ -91,14 +100,18 @@ def test_a_metric_that_nobody_computes_is_refused():
 
 
 def test_a_run_ends_when_patience_does(url, config, running, fleet):
-    """Devices that send back what they got make equal versions: the run finishes early, and the store says why."""
+    """Devices that send back what they got make equal versions: the run finishes early, and the
+    store says why.
+    """
 
     def echo(peer, work):
         if work.offer.routine == "statistics":
             return honest()(peer, work)
         return peer.send(work, encode_weights(dict(work.weights), work.metadata()))
 
-    settings = config(round={"rounds": 9}, evaluation={"patience": 2, "metric": "loss", "min_delta": 1e-3})
+    settings = config(
+        round={"rounds": 9}, evaluation={"patience": 2, "metric": "loss", "min_delta": 1e-3}
+    )
     with Peer(fleet, "d", url, echo):
         finished = running(settings, url).wait()
     assert (finished.status, finished.rounds, finished.exit_code) == ("finished", 3, 0)
@@ -110,8 +123,14 @@ def test_a_run_ends_when_patience_does(url, config, running, fleet):
 
 
 def test_a_metric_of_classes_tells_the_accuracy_of_each_label():
-    """Of judged tiers, too; that of a label which no sample has is not known, nor any without such a metric."""
-    counted = Measured(name="own", rule="iou", value=0.5, sums=((3.0, 1.0, 0.0), (4.0, 5.0, 1.0), (4.0, 2.0, 0.0)))
+    """Of judged tiers, too; that of a label which no sample has is not known, nor any without such
+    a metric.
+    """
+    counted = Measured(
+        name="own", rule="iou", value=0.5, sums=((3.0, 1.0, 0.0), (4.0, 5.0, 1.0), (4.0, 2.0, 0.0))
+    )
     plain = Evaluation(examples=6, loss=1.0, accuracy=0.5)
-    judged = VersionEvaluation(**dict(plain), tiers={"w0.50-d1": plain.model_copy(update={"metrics": (counted,)})})
+    judged = VersionEvaluation(
+        **dict(plain), tiers={"w0.50-d1": plain.model_copy(update={"metrics": (counted,)})}
+    )
     assert _labels(judged) == {"w0.50-d1": (0.75, 0.5, None)}

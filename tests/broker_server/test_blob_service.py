@@ -1,4 +1,6 @@
-"""What the server publishes of a blob, and how often it reads a file to see whether it is still what it was."""
+"""What the server publishes of a blob, and how often it reads a file to see whether it is still
+what it was.
+"""
 
 import math
 import os
@@ -58,7 +60,9 @@ def ask(service, digest, *ranges) -> list[str]:
 
 
 def test_nothing_of_a_file_that_is_damaged_goes_out(service, broker, tmp_path):
-    """It has the size that was offered, and was damaged before it was offered; its first chunk is never published."""
+    """It has the size that was offered, and was damaged before it was offered; its first chunk is
+    never published.
+    """
     blobs = BlobStore(tmp_path)
     data = bytes(range(256)) * 1024
     digest = blobs.put(data)
@@ -71,7 +75,9 @@ def test_nothing_of_a_file_that_is_damaged_goes_out(service, broker, tmp_path):
 
 
 def test_nothing_of_a_file_that_was_replaced_goes_out(service, broker, tmp_path):
-    """Also where nobody has asked for it before: what lies there now may be another file of this machine."""
+    """Also where nobody has asked for it before: what lies there now may be another file of this
+    machine.
+    """
     blobs = BlobStore(tmp_path)
     digest = blobs.put(bytes(range(256)) * 1024)
     service.serve({digest: blobs.path(digest)})
@@ -101,9 +107,15 @@ def copied_from(secret, path):
     with_times_of(path, secret.stat())
 
 
-@pytest.mark.parametrize("offered_before", [True, False], ids=["after it was offered", "before it is offered"])
-@pytest.mark.parametrize("published_before", [False, True], ids=["never published", "published once"])
-@pytest.mark.parametrize("replaced", [linked_to, linked_hard_to, copied_from], ids=lambda way: way.__name__)
+@pytest.mark.parametrize(
+    "offered_before", [True, False], ids=["after it was offered", "before it is offered"]
+)
+@pytest.mark.parametrize(
+    "published_before", [False, True], ids=["never published", "published once"]
+)
+@pytest.mark.parametrize(
+    "replaced", [linked_to, linked_hard_to, copied_from], ids=lambda way: way.__name__
+)
 def test_a_file_of_the_same_size_and_time_does_not_go_out_instead(
     service, broker, tmp_path, replaced, published_before, offered_before
 ):
@@ -125,7 +137,9 @@ def test_a_file_of_the_same_size_and_time_does_not_go_out_instead(
     service.serve({digest: path})
     for _ in range(2):
         (problem,) = ask(service, digest, (0, 3))
-        assert "it is a link" in problem or "it no longer has the digest that was offered" in problem
+        assert (
+            "it is a link" in problem or "it no longer has the digest that was offered" in problem
+        )
     assert broker.chunks == {}
 
 
@@ -141,7 +155,9 @@ def test_a_pipe_in_the_place_of_a_file_holds_up_nobody(service, broker, tmp_path
     assert broker.chunks == {}
 
 
-def test_a_file_is_hashed_once_for_as_long_as_it_stays_the_same(service, broker, tmp_path, monkeypatch):
+def test_a_file_is_hashed_once_for_as_long_as_it_stays_the_same(
+    service, broker, tmp_path, monkeypatch
+):
     """A thousand rounds ask for the same graph; only a file that was written again is hashed again."""
     hashed = []
 
@@ -190,13 +206,19 @@ def test_chunks_are_sent_as_asked_and_a_whole_file_again(service, broker, tmp_pa
     assert service.take_payload_bytes() == DEFAULT_CHUNK_BYTES
     assert ask(service, digest, (0, 3)) == []
     assert matches(b"".join(broker.chunks[index] for index in range(3)), digest)
-    assert service.take_payload_bytes() == len(data) - DEFAULT_CHUNK_BYTES, "what was sent before counts once"
+    assert service.take_payload_bytes() == len(data) - DEFAULT_CHUNK_BYTES, (
+        "what was sent before counts once"
+    )
     assert broker.digests == 3, "where something was wrong, each chunk shows that it is right"
 
 
 @pytest.mark.parametrize(("devices", "seconds"), [(1, 0.005), (1000, 5.2)])
-def test_what_is_on_its_way_to_many_is_not_published_again_for_each(service, broker, tmp_path, devices, seconds):
-    """A repeated request waits as long as a broker takes to hand the blob to everybody who asked; for one, no time."""
+def test_what_is_on_its_way_to_many_is_not_published_again_for_each(
+    service, broker, tmp_path, devices, seconds
+):
+    """A repeated request waits as long as a broker takes to hand the blob to everybody who asked;
+    for one, no time.
+    """
     blobs = BlobStore(tmp_path)
     digest = blobs.put(bytes(range(256)) * 1024)
     service.serve({digest: blobs.path(digest)})
@@ -233,7 +255,9 @@ def want(service, digest, *devices, ranges=((0, 3),)) -> None:
 
 
 def test_a_long_blob_goes_out_a_window_at_a_time(service, broker, tmp_path):
-    """Between two windows what came in is handled, the acknowledgements among it that the next one waits for."""
+    """Between two windows what came in is handled, the acknowledgements among it that the next one
+    waits for.
+    """
     blobs = BlobStore(tmp_path)
     data = os.urandom(256 * 384 * (2 * SEND_WINDOW + 1))
     digest = blobs.put(data)
@@ -256,7 +280,9 @@ def test_a_long_blob_goes_out_a_window_at_a_time(service, broker, tmp_path):
 
 
 def test_a_blob_that_is_removed_on_its_way_arrives_whole(service, broker, tmp_path):
-    """Its file is opened once: what is removed, or takes its place, changes nothing of what is under way."""
+    """Its file is opened once: what is removed, or takes its place, changes nothing of what is
+    under way.
+    """
     blobs = BlobStore(tmp_path)
     data = bytes(range(256)) * 384 * (SEND_WINDOW + 1)
     digest = blobs.put(data)
@@ -299,7 +325,9 @@ def test_a_device_that_has_begun_to_work_wants_nothing_more(service, broker, tmp
 
 
 def test_as_long_as_a_blob_arrives_it_is_not_sent_again(service, tmp_path):
-    """A broker that is slower than thought still hands it out; a gap between two arrivals ends that."""
+    """A broker that is slower than thought still hands it out; a gap between two arrivals ends
+    that.
+    """
     names = [f"d{number}" for number in range(150)]  # 0.8 seconds as it is thought
     digest = offered(service, tmp_path, *names)
     want(service, digest, *names)

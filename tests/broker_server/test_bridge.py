@@ -20,10 +20,15 @@ def central(tmp_path):
 
 def test_a_run_over_two_brokers_of_which_one_is_killed(central, config, running, fleet, tmp_path):
     """Every round has the updates of the boards at either; what the bridge lost is asked for again."""
-    lines = LINES.read_text().replace("central:1883", f"127.0.0.1:{central.port}").replace("/lab/", f"/{fleet}/")
+    lines = (
+        LINES.read_text()
+        .replace("central:1883", f"127.0.0.1:{central.port}")
+        .replace("/lab/", f"/{fleet}/")
+    )
     assert fleet in lines
     settings = config(
-        round={"rounds": 4, "min_devices": 2, "quorum": 1.0, "deadline_seconds": 120}, evaluation={"data": None}
+        round={"rounds": 4, "min_devices": 2, "quorum": 1.0, "deadline_seconds": 120},
+        evaluation={"data": None},
     )
     with (
         mosquitto_broker(tmp_path, more=lines.replace("max_queued_messages 0\n", "")) as site,
@@ -35,4 +40,6 @@ def test_a_run_over_two_brokers_of_which_one_is_killed(central, config, running,
         site.stop()
         site.start()
         assert server.wait(240).status == "finished"
-    assert [sorted(event.merged) for event in server.of(control.RoundClosed)] == [["here", "there"]] * 4
+    assert [sorted(event.merged) for event in server.of(control.RoundClosed)] == [
+        ["here", "there"]
+    ] * 4

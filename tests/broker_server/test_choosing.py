@@ -1,4 +1,6 @@
-"""`shoal promote` and `rollback`: which version is exported, and which one the next round starts from."""
+"""`shoal promote` and `rollback`: which version is exported, and which one the next round starts
+from.
+"""
 
 import contextlib
 import json
@@ -35,9 +37,14 @@ def shoal(monkeypatch, capsys):
 
 
 def test_a_held_run_goes_on_from_an_earlier_version(url, config, fleet, shoal, monkeypatch):
-    """Each round adds 1 to the weights: gone back after the first, the second adds to the initial ones."""
-    settings = config(evaluation={"data": None}, broker={"url": url}, round={"rounds": 3, "wait_seconds": 60})
-    store, asked = str(settings.store), []
+    """Each round adds 1 to the weights: gone back after the first, the second adds to the initial
+    ones.
+    """
+    settings = config(
+        evaluation={"data": None}, broker={"url": url}, round={"rounds": 3, "wait_seconds": 60}
+    )
+    store = str(settings.store)
+    asked = []
 
     def pausing(peer, work):
         if not asked:
@@ -59,25 +66,34 @@ def test_a_held_run_goes_on_from_an_earlier_version(url, config, fleet, shoal, m
         steer(settings, "go")
         assert run.finished().status == "finished"
     with contextlib.closing(Store(settings.store, read_only=True)) as opened:
-        first, second, third, last = (load_version(opened, version=number).weights for number in range(4))
+        first, second, third, last = (
+            load_version(opened, version=number).weights for number in range(4)
+        )
         assert [item.version for item in opened.rounds(made["run"])] == [0, 2]
         assert chosen(opened, made["run"]) == {"newest": 3}
         assert queries.status(opened).closed == queries.runs(opened)[0].closed == 2
     assert all(np.array_equal(first[name], third[name]) for name in first)
     assert all(np.array_equal(second[name], last[name]) for name in first)
-    assert shoal("rollback", 1, "--store", store)[1].endswith("is version 1 again, where the run's next round starts\n")
+    assert shoal("rollback", 1, "--store", store)[1].endswith(
+        "is version 1 again, where the run's next round starts\n"
+    )
     assert "newest 4, repeats 1" in shoal("runs", "--store", store)[1]
     assert "no version 9" in shoal("rollback", 9, "--store", store)[1]
 
 
-def test_the_promoted_version_is_exported_and_keeps_its_weights(url, config, fleet, running, shoal, tmp_path):
+def test_the_promoted_version_is_exported_and_keeps_its_weights(
+    url, config, fleet, running, shoal, tmp_path
+):
     """By default, until another is; also where a store keeps one version alone."""
     settings = config(evaluation={"data": None}, round={"rounds": 4}, keep_versions=1)
     store = str(settings.store)
 
     def promoting(peer, work):
         if work.offer.round == 3:
-            assert shoal("promote", 2, "--store", store) == (0, f"version 2 of run {work.offer.run} is promoted\n")
+            assert shoal("promote", 2, "--store", store) == (
+                0,
+                f"version 2 of run {work.offer.run} is promoted\n",
+            )
         honest()(peer, work)
 
     with Peer(fleet, "d", url, promoting):
@@ -89,15 +105,21 @@ def test_the_promoted_version_is_exported_and_keeps_its_weights(url, config, fle
         assert load_version(opened).record.number == 4
         with pytest.raises(ConfigError, match="no longer in"):
             load_version(opened, version=3)
-    code, said = shoal("export-weights", "--store", store, "--version", 2, "--out", tmp_path / "weights", "--json")
+    code, said = shoal(
+        "export-weights", "--store", store, "--version", 2, "--out", tmp_path / "weights", "--json"
+    )
     assert (code, json.loads(said)["number"]) == (0, 2)
     assert "promoted 4" in shoal("runs", "--store", store)[1]
 
 
 def test_a_version_whose_state_is_gone_is_not_gone_back_to(url, config, fleet, running):
-    """The moments of a server optimizer are kept for the newest version alone; the remedy does without them."""
+    """The moments of a server optimizer are kept for the newest version alone; the remedy does
+    without them.
+    """
     settings = config(
-        evaluation={"data": None}, round={"rounds": 3}, server_optimizer={"name": "fedavgm", "learning_rate": 1.0}
+        evaluation={"data": None},
+        round={"rounds": 3},
+        server_optimizer={"name": "fedavgm", "learning_rate": 1.0},
     )
     with Peer(fleet, "d", url, honest()):
         run = running(settings, url).wait().run

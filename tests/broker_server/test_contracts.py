@@ -1,4 +1,6 @@
-"""The contract of a run: what `[contract]` and the test sets say, and what happens where they disagree."""
+"""The contract of a run: what `[contract]` and the test sets say, and what happens where they
+disagree.
+"""
 
 import json
 import logging
@@ -101,10 +103,16 @@ def test_the_table_wins_and_the_test_set_follows_by_name(opened, tmp_path):
 @pytest.mark.parametrize(
     ("contract", "message"),
     [
-        ({"labels": ["ant", "bee"]}, r"\.csv and \[contract\] of fleet\.toml.* disagree: .*\.csv has the label 'cat'"),
+        (
+            {"labels": ["ant", "bee"]},
+            r"\.csv and \[contract\] of fleet\.toml.* disagree: .*\.csv has the label 'cat'",
+        ),
         ({"columns": ["a", "z"]}, r"\[contract\] of fleet\.toml.*no column 'z'"),
         ({"range": [0, 1]}, r"\[contract\] of fleet\.toml.*range from 0 to 5 .* from 0 to 1"),
-        ({"missing": 1}, r"\[contract\] missing = 1 of fleet\.toml and missing = 0 of the test set .* disagree"),
+        (
+            {"missing": 1},
+            r"\[contract\] missing = 1 of fleet\.toml and missing = 0 of the test set .* disagree",
+        ),
         ({"labels": [*NAMES, "dog"]}, r"has 4 names for labels .* has 3 classes"),
     ],
 )
@@ -135,7 +143,8 @@ def test_arrays_have_no_names(opened, tmp_path):
     assert (
         contract.to_bytes()
         == json.dumps(
-            {"labels": [], "columns": [], "summary": json.loads(contract.summary.to_bytes())}, separators=(",", ":")
+            {"labels": [], "columns": [], "summary": json.loads(contract.summary.to_bytes())},
+            separators=(",", ":"),
         ).encode()
     )
     assert only(opened(data, {"labels": NAMES})).labels == tuple(NAMES)
@@ -146,7 +155,10 @@ def test_arrays_have_no_names(opened, tmp_path):
 def test_a_table_of_the_server_with_numbers_says_their_names(opened, tmp_path):
     """As a board does, in the server's own table."""
     numbers = table(tmp_path, ["2", "0"])
-    with pytest.raises(ConfigError, match=r"numbers as labels.* in \[evaluation\.data\] of fleet\.toml, labels = \["):
+    with pytest.raises(
+        ConfigError,
+        match=r"numbers as labels.* in \[evaluation\.data\] of fleet\.toml, labels = \[",
+    ):
         opened(numbers, {"labels": NAMES})
     judged = opened({**numbers, "labels": ["cat", "bee", "ant"]}, {"labels": NAMES}).judged
     assert judged.data.y.tolist() == [0, 2]
@@ -164,7 +176,9 @@ def test_a_run_keeps_the_names_that_it_began_with(artifacts, opened, tmp_path):
     stored = fleet(tmp_path, artifacts, None, begun.terms.model_dump())
     now = fleet(tmp_path, artifacts, None)
     assert now.other_than(stored.model_dump_json()) == []
-    with pytest.raises(ConfigError, match=r"the names with which the run began, disagree: .* has the label 'ant'"):
+    with pytest.raises(
+        ConfigError, match=r"the names with which the run began, disagree: .* has the label 'ant'"
+    ):
         opened(table(tmp_path, NAMES), begun.terms.model_dump())
     moved = opened(table(tmp_path, ["cat", "bee"], "fedcba"), begun.terms.model_dump())
     assert moved.judged.data.y.tolist() == [1, 0]
@@ -177,5 +191,7 @@ def test_boards_labels_are_open_unless_a_contract_names_them(artifacts, tmp_path
     data = {"kind": "npz", "path": tmp_path / "d.npz"}
     loaded = load_artifacts(artifacts, "mlp", chunk_bytes=1024)
     for said, is_open in ((None, True), ({"range": [0, 1]}, True), ({"labels": NAMES}, False)):
-        context, _ = open_test_sets(prepare_run("run", fleet(tmp_path, artifacts, data, said), loaded))
+        context, _ = open_test_sets(
+            prepare_run("run", fleet(tmp_path, artifacts, data, said), loaded)
+        )
         assert context.open_labels is is_open

@@ -25,7 +25,9 @@ from fleet_protocol.transport import Disconnected, Received
 PATIENCE = 20
 ASK = SteerRequest(request="r1", fleet="lab", wish="pause")
 
-pytestmark = pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="this system has no such sockets")
+pytestmark = pytest.mark.skipif(
+    not hasattr(socket, "AF_UNIX"), reason="this system has no such sockets"
+)
 
 
 @pytest.fixture
@@ -55,7 +57,9 @@ def said_to(connection):
 
 
 def test_a_request_is_taken_and_answered_to_whom_asked(tmp_path, at_hand, requests):
-    """In pieces as at once; an answer reaches the asker alone, and what is told to all reaches everybody."""
+    """In pieces as at once; an answer reaches the asker alone, and what is told to all reaches
+    everybody.
+    """
     with connected(tmp_path) as one, connected(tmp_path) as other:
         for byte in ASK.to_bytes() + b"\n":
             one.send(bytes([byte]))
@@ -101,7 +105,9 @@ except ConnectionError:
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root becomes another user")
+@pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root becomes another user"
+)
 def test_another_user_is_not_taken(tmp_path, at_hand, requests):
     """Not by the file's mode; and where somebody changed that, not by who the system says is there."""
     for folder in (tmp_path, *tmp_path.parents[:3]):
@@ -122,9 +128,13 @@ def test_another_user_is_not_taken(tmp_path, at_hand, requests):
     assert requests.empty()
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root becomes another user")
+@pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root becomes another user"
+)
 def test_a_command_tells_another_users_server_nothing(tmp_path, at_hand, monkeypatch):
-    """A socket that somebody else put there would be given a whole configuration, and tell what he likes."""
+    """A socket that somebody else put there would be given a whole configuration, and tell what he
+    likes.
+    """
     monkeypatch.setattr("os.geteuid", lambda: 1234)
     monkeypatch.setattr("broker_server.service.local.user_at", lambda _: 4321)
     with pytest.raises(ConfigError, match="belongs to user 4321: run this command as user"):
@@ -174,7 +184,11 @@ def test_who_breaks_the_form_is_let_go(tmp_path, requests, monkeypatch, what):
         "two lines": ASK.to_bytes() + b"\n" + ASK.to_bytes(),
         "nothing": b"",
     }[what]
-    with ControlSocket(tmp_path, requests.put), connected(tmp_path) as bad, connected(tmp_path) as good:
+    with (
+        ControlSocket(tmp_path, requests.put),
+        connected(tmp_path) as bad,
+        connected(tmp_path) as good,
+    ):
         with contextlib.suppress(ConnectionError):
             bad.sendall(said)
         good.sendall(ASK.to_bytes() + b"\n")
@@ -240,7 +254,9 @@ def test_who_follows_a_run_hears_the_next_server(tmp_path, requests, monkeypatch
         with first:
             inbox = stack.enter_context(by_socket(home, reach_server(tmp_path, PATIENCE), ASK))
             requests.get(timeout=PATIENCE).answer(b'{"type": "run-steered"}')
-            assert inbox.get(timeout=PATIENCE) == Received("shoal/v1/lab/server/events", b'{"type": "run-steered"}')
+            assert inbox.get(timeout=PATIENCE) == Received(
+                "shoal/v1/lab/server/events", b'{"type": "run-steered"}'
+            )
         assert isinstance(inbox.get(timeout=PATIENCE), Disconnected)
         with ControlSocket(tmp_path, requests.put) as second:
             second.greet_with(status)
@@ -254,12 +270,17 @@ def test_a_server_that_goes_before_it_is_asked_is_said(tmp_path, requests):
         connection = reach_server(tmp_path, PATIENCE)
     connection.close()
     home = Home("lab", tmp_path, BrokerConfig())
-    with pytest.raises(TransportError, match="does not accept the request"), by_socket(home, connection, ASK):
+    with (
+        pytest.raises(TransportError, match="does not accept the request"),
+        by_socket(home, connection, ASK),
+    ):
         pass
 
 
 def test_a_server_that_is_busy_is_asked_again_and_named(tmp_path):
-    """The system lets no more wait: that is not as if nobody listened, or a command would go to the broker."""
+    """The system lets no more wait: that is not as if nobody listened, or a command would go to the
+    broker.
+    """
     with contextlib.ExitStack() as stack:
         listening = stack.enter_context(socket.socket(socket.AF_UNIX))
         listening.bind(str(tmp_path / SOCKET))

@@ -1,4 +1,6 @@
-"""A database that somebody changed: one line names table, row and column, whoever looks, and a server goes on."""
+"""A database that somebody changed: one line names table, row and column, whoever looks, and a
+server goes on.
+"""
 
 import contextlib
 import json
@@ -29,7 +31,15 @@ from tests.brokers import embedded_broker
 from tests.shoal.view.stores import RUN, made
 
 COMMANDS = {
-    "runs": (("runs",), ("status",), ("rounds",), ("devices",), ("advice",), ("versions",), ("log", "--run", RUN)),
+    "runs": (
+        ("runs",),
+        ("status",),
+        ("rounds",),
+        ("devices",),
+        ("advice",),
+        ("versions",),
+        ("log", "--run", RUN),
+    ),
     "devices": (("status",), ("devices",), ("advice",)),
     "rounds": (("status",), ("rounds",), ("advice",), ("rounds", "show", "1")),
     "tasks": (("rounds",), ("devices",), ("advice",), ("rounds", "show", "1")),
@@ -37,7 +47,14 @@ COMMANDS = {
     "events": (("log",), ("rounds", "show", "1"), ("devices",)),
 }
 PATHS = {
-    "runs": ("status", "runs", f"runs/{RUN}/rounds", f"runs/{RUN}/versions", f"runs/{RUN}/advice", "log?run=newest"),
+    "runs": (
+        "status",
+        "runs",
+        f"runs/{RUN}/rounds",
+        f"runs/{RUN}/versions",
+        f"runs/{RUN}/advice",
+        "log?run=newest",
+    ),
     "devices": ("status", f"runs/{RUN}/devices"),
     "rounds": ("status", f"runs/{RUN}/rounds"),
     "tasks": (f"runs/{RUN}/rounds", f"runs/{RUN}/devices"),
@@ -119,7 +136,9 @@ def said(monkeypatch, capsys, store, command):
 
 @pytest.mark.parametrize(("table", "column", "value"), DAMAGE, ids=lambda value: str(value)[:20])
 def test_what_no_server_wrote_is_one_line(table, column, value, store, monkeypatch, capsys):
-    """On the command line and on the page; it names table, row and column, and nothing of it is a command to copy."""
+    """On the command line and on the page; it names table, row and column, and nothing of it is a
+    command to copy.
+    """
     damage(store, table, column, value)
     page = TestClient(make_app(store), base_url="http://localhost")
     named = f"table {table}, row "
@@ -141,10 +160,15 @@ def test_what_no_server_wrote_is_one_line(table, column, value, store, monkeypat
 
 
 def test_measurements_that_the_database_itself_reads_are_named(store):
-    """It sums them up, and says of garbage no more than that it is no JSON; a word in place of a number stays none."""
+    """It sums them up, and says of garbage no more than that it is no JSON; a word in place of a
+    number stays none.
+    """
     damage(store, "tasks", "metrics", "garbage")
     message = r"table tasks, row id '[^']+', column metrics: it is no JSON"
-    with contextlib.closing(Store(store, read_only=True)) as opened, pytest.raises(DamagedRowError, match=message):
+    with (
+        contextlib.closing(Store(store, read_only=True)) as opened,
+        pytest.raises(DamagedRowError, match=message),
+    ):
         devices(opened, RUN)
     with contextlib.closing(sqlite3.connect(store / "shoal.db")) as opened:
         opened.execute("UPDATE tasks SET metrics = NULL")
@@ -152,16 +176,22 @@ def test_measurements_that_the_database_itself_reads_are_named(store):
         opened.execute("UPDATE tasks SET metrics = ? WHERE round = 1", (word,))
         opened.commit()
     message = "column metrics: "
-    with contextlib.closing(Store(store, read_only=True)) as opened, pytest.raises(DamagedRowError, match=message):
+    with (
+        contextlib.closing(Store(store, read_only=True)) as opened,
+        pytest.raises(DamagedRowError, match=message),
+    ):
         opened.parts(RUN)
 
 
-@pytest.mark.parametrize("config", ["garbage", '{"a":' * 900 + "1" + "}" * 900, "[" * 50_000 + "]" * 50_000])
+@pytest.mark.parametrize(
+    "config", ["garbage", '{"a":' * 900 + "1" + "}" * 900, "[" * 50_000 + "]" * 50_000]
+)
 def test_a_configuration_that_cannot_be_shown_is_named(config, store, monkeypatch, capsys):
     """Of another run than the one that is shown, too, and for programs."""
     with contextlib.closing(sqlite3.connect(store / "shoal.db")) as opened:
         opened.execute(
-            "INSERT INTO runs SELECT 'older', fleet, arch, ?, 'finished', detail, 1.0, 2.0, 0, 0 FROM runs", (config,)
+            "INSERT INTO runs SELECT 'older', fleet, arch, ?, 'finished', detail, 1.0, 2.0, 0, 0 FROM runs",
+            (config,),
         )
         opened.execute("UPDATE runs SET rowid = -1 WHERE id = 'older'")
         opened.commit()
@@ -229,7 +259,9 @@ def test_names_in_refuses_what_is_nested_too_deeply():
 
 
 def test_a_long_error_is_cut(monkeypatch, capsys):
-    """A message with a text of another is printed at once, with a note of how much of it is not shown."""
+    """A message with a text of another is printed at once, with a note of how much of it is not
+    shown.
+    """
 
     def fails(**_):
         raise ShoalError("broken: " + "x" * 500_000 + "end")
@@ -264,7 +296,11 @@ def test_flat_names_of_many_parts_take_little_time():
 
 @pytest.mark.parametrize(
     ("table", "column", "value"),
-    [("rounds", "state", "nonsense"), ("versions", "digest", "../../etc/passwd"), ("runs", "wire_bytes", "abc")],
+    [
+        ("rounds", "state", "nonsense"),
+        ("versions", "digest", "../../etc/passwd"),
+        ("runs", "wire_bytes", "abc"),
+    ],
 )
 def test_a_server_holds_a_run_that_it_cannot_read(table, column, value, store, tmp_path, caplog):
     """It stays up, and its warning names the row; the devices that it cannot read it leaves out."""

@@ -24,9 +24,17 @@ def noted(tmp_path):
         findings = DataFindings(fleet, Reporter("run", store))
 
         def say(device, *sentences):
-            fleet.see(DeviceProfile(fleet="lab", device=device, profile=profile(findings=sentences or None)))
+            fleet.see(
+                DeviceProfile(
+                    fleet="lab", device=device, profile=profile(findings=sentences or None)
+                )
+            )
             findings.look(device, 2)
-            return [(line.device, line.round, line.detail) for line in store.events() if line.kind == EVENT]
+            return [
+                (line.device, line.round, line.detail)
+                for line in store.events()
+                if line.kind == EVENT
+            ]
 
         yield say
 
@@ -54,7 +62,9 @@ def test_a_board_that_says_something_else_each_time_fills_no_log(noted):
 
 
 def test_what_a_board_may_say_is_bounded():
-    """Eight sentences of a thousand characters, which move no cursor; without any a profile has the bytes as before."""
+    """Eight sentences of a thousand characters, which move no cursor; without any a profile has the
+    bytes as before.
+    """
     assert profile(findings=("x" * 1000,) * 8).findings
     assert profile(findings=("red \x1b[31m text",)).findings == ("red  [31m text",)
     for findings in (("x",) * 9, ("x" * 1001,), ("",), ()):

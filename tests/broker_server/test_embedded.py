@@ -1,4 +1,6 @@
-"""The embedded broker of a fleet with identities among strangers: who says nothing, and who makes it panic."""
+"""The embedded broker of a fleet with identities among strangers: who says nothing, and who makes
+it panic.
+"""
 
 import contextlib
 import queue
@@ -18,15 +20,23 @@ from tests.brokers import free_port
 
 @pytest.fixture
 def gated(tmp_path):
-    """An embedded broker of a fleet with identities, and how to open a connection of its one device."""
-    folder, port = tmp_path / "lab", free_port()
+    """An embedded broker of a fleet with identities, and how to open a connection of its one
+    device.
+    """
+    folder = tmp_path / "lab"
+    port = free_port()
     found_fleet(folder, Founding("lab", "127.0.0.1", port))
     enrolment = read_enrolment(enroll(folder, "pi-1"))
     config = BrokerConfig(identity=folder / "server.enrolment", port=port, listen="127.0.0.1")
-    with hosted_broker(config, "lab", tmp_path / "broker") as broker, contextlib.ExitStack() as stack:
+    with (
+        hosted_broker(config, "lab", tmp_path / "broker") as broker,
+        contextlib.ExitStack() as stack,
+    ):
 
         def opened(name):
-            link = Link(enrolment.address(tmp_path / name.replace("+", "")), name, queue.SimpleQueue())
+            link = Link(
+                enrolment.address(tmp_path / name.replace("+", "")), name, queue.SimpleQueue()
+            )
             stack.callback(link.close)
             link.connect(10)
             return link
@@ -44,7 +54,9 @@ def test_a_stranger_who_connects_and_says_nothing_keeps_nobody_out(gated):
 
 
 def test_a_broker_that_lets_nobody_in_any_more_is_started_again(gated, tmp_path, monkeypatch):
-    """A client whose name it does not like makes it panic under a lock; its log does not grow without end."""
+    """A client whose name it does not like makes it panic under a lock; its log does not grow
+    without end.
+    """
     broker, opened = gated
     first = broker.pid
     with contextlib.suppress(TransportError):

@@ -19,7 +19,13 @@ NAMES = ("server", "pi-1", "pi-2", "gone", "stranger")
 ASKED = [
     *(channel(name) for name in NAMES for channel in (TOPICS.status, TOPICS.profile, TOPICS.reply)),
     *(channel(name) for name in NAMES for channel in (TOPICS.task, TOPICS.key, TOPICS.papers)),
-    *(TOPICS.status("+"), TOPICS.reply("+"), TOPICS.upload("+", "+"), TOPICS.task("+"), TOPICS.task("pi-1") + "/x"),
+    *(
+        TOPICS.status("+"),
+        TOPICS.reply("+"),
+        TOPICS.upload("+", "+"),
+        TOPICS.task("+"),
+        TOPICS.task("pi-1") + "/x",
+    ),
     *(TOPICS.blob("d", 1), TOPICS.blob_filter("d"), TOPICS.upload("t", 1)),
     *(TOPICS.server_status, TOPICS.server_control, TOPICS.server_events),
     *("#", "+/#", "$SYS/#", TOPICS.root, f"{TOPICS.root}/#", "shoal/v1/other/devices/pi-1/task"),
@@ -38,7 +44,8 @@ def folder(tmp_path):
 
 def covers(topic_filter, topic):
     """Whether a rule's filter has all that a topic, or the filter of a subscription, asks for."""
-    wanted, asked = topic_filter.split("/"), topic.split("/")
+    wanted = topic_filter.split("/")
+    asked = topic.split("/")
     if wanted[-1] == "#":
         return asked[: len(wanted) - 1] == wanted[:-1]
     return asked == wanted
@@ -53,7 +60,9 @@ def by_emqx(text):
 
     def judge(name, action, topic):
         for verdict, user, what, topic_filter in rules:
-            if user is None or (user == name and what in {action, "all"} and covers(topic_filter, topic)):
+            if user is None or (
+                user == name and what in {action, "all"} and covers(topic_filter, topic)
+            ):
                 return verdict == "allow"
         return False
 
@@ -62,7 +71,8 @@ def by_emqx(text):
 
 def by_mosquitto(text):
     """A judge after an acl_file: rules of a user until the next; what none allows is denied."""
-    rules, user = [], None
+    rules = []
+    user = None
     for line in filter(None, text.splitlines()):
         match line.split(" "):
             case ["user", user]:
@@ -71,12 +81,15 @@ def by_mosquitto(text):
                 rules.append((user, right, topic_filter))
     words = {"publish": {"write", "readwrite"}, "subscribe": {"read", "readwrite"}}
     return lambda name, action, topic: any(
-        user == name and right in words[action] and covers(topic_filter, topic) for user, right, topic_filter in rules
+        user == name and right in words[action] and covers(topic_filter, topic)
+        for user, right, topic_filter in rules
     )
 
 
 def test_the_rules_decide_as_mosquittos_do(folder):
-    """For members, for one that was revoked and for one that never was, on every topic and some filters."""
+    """For members, for one that was revoked and for one that never was, on every topic and some
+    filters.
+    """
     emqx = by_emqx((folder / "emqx" / "acl.conf").read_text())
     mosquitto = by_mosquitto(access_rules("lab", read_registry(folder).logins()))
     asked = list(itertools.product(NAMES, ("publish", "subscribe"), ASKED))
@@ -86,13 +99,23 @@ def test_the_rules_decide_as_mosquittos_do(folder):
     assert ("pi-1", "subscribe", TOPICS.papers("pi-1")) in allowed
     assert ("pi-1", "subscribe", TOPICS.blob_filter("d")) in allowed
     assert ("pi-1", "publish", TOPICS.reply("pi-1")) in allowed
-    assert ("pi-1", "subscribe", TOPICS.server_status) in allowed  # `shoal device doctor` looks for it
-    assert not {("pi-1", "publish", TOPICS.task("pi-1")), ("pi-1", "subscribe", TOPICS.task("pi-2"))} & allowed
+    assert (
+        "pi-1",
+        "subscribe",
+        TOPICS.server_status,
+    ) in allowed  # `shoal device doctor` looks for it
+    assert (
+        not {("pi-1", "publish", TOPICS.task("pi-1")), ("pi-1", "subscribe", TOPICS.task("pi-2"))}
+        & allowed
+    )
 
 
 def hocon(text):
-    """The subset of HOCON that is written: tables, dotted keys, values up to the end of the line, lists of tables."""
-    values, path = {}, []
+    """The subset of HOCON that is written: tables, dotted keys, values up to the end of the line,
+    lists of tables.
+    """
+    values = {}
+    path = []
     for line in (line.strip() for line in text.splitlines()):
         if not line or line.startswith("#"):
             continue
@@ -108,12 +131,21 @@ def hocon(text):
 
 
 def test_the_listener_asks_for_a_certificate_and_takes_its_name(folder):
-    """Every other listener is off; paths are those that the file says to copy to, and limits are Mosquitto's."""
-    found, tls = hocon((folder / "emqx" / "emqx.hocon").read_text()), "listeners.ssl.default.ssl_options"
+    """Every other listener is off; paths are those that the file says to copy to, and limits are
+    Mosquitto's.
+    """
+    found = hocon((folder / "emqx" / "emqx.hocon").read_text())
+    tls = "listeners.ssl.default.ssl_options"
     assert found["listeners.ssl.default.bind"] == "0.0.0.0:8884"
-    assert [found[f"listeners.{kind}.default.enable"] for kind in ("tcp", "ws", "wss")] == ["false"] * 3
+    assert [found[f"listeners.{kind}.default.enable"] for kind in ("tcp", "ws", "wss")] == [
+        "false"
+    ] * 3
     assert (found[f"{tls}.verify"], found[f"{tls}.fail_if_no_peer_cert"]) == ("verify_peer", "true")
-    for key, name in {"cacertfile": "ca.pem", "certfile": "broker.pem", "keyfile": "broker.key"}.items():
+    for key, name in {
+        "cacertfile": "ca.pem",
+        "certfile": "broker.pem",
+        "keyfile": "broker.key",
+    }.items():
         assert found[f"{tls}.{key}"] == f"${{EMQX_ETC_DIR}}/shoal/{name}"
         assert (folder / name).exists()
     assert found["mqtt.peer_cert_as_username"] == "cn"

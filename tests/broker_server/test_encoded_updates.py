@@ -1,4 +1,6 @@
-"""Encoded updates at the server: the good one is merged as what it says, each bad one refused, counted and told."""
+"""Encoded updates at the server: the good one is merged as what it says, each bad one refused,
+counted and told.
+"""
 
 import json
 import struct
@@ -46,7 +48,9 @@ def too_short(work):
 
 def too_many_scales(work):
     found = parts(work)
-    return encode_weights({**found, "scales": np.append(found["scales"], np.float32(1))}, work.metadata())
+    return encode_weights(
+        {**found, "scales": np.append(found["scales"], np.float32(1))}, work.metadata()
+    )
 
 
 def negative_scale(work):
@@ -54,7 +58,9 @@ def negative_scale(work):
 
 
 def no_number(work):
-    return encode_weights({**parts(work), "scales": parts(work)["scales"] * np.float32(np.nan)}, work.metadata())
+    return encode_weights(
+        {**parts(work), "scales": parts(work)["scales"] * np.float32(np.nan)}, work.metadata()
+    )
 
 
 def overflowing(work):
@@ -96,9 +102,12 @@ BAD = {
 }
 
 
-@pytest.mark.slow  # a fleet of eleven; tests/fleet_protocol/test_encodings.py sees what decoding refuses
+# a fleet of eleven; tests/fleet_protocol/test_encodings.py sees what decoding refuses
+@pytest.mark.slow
 def test_good_and_bad_encodings(url, config, running, fleet):
-    """Of eleven devices one is honest: the new version is what it changed, to the bit, and every other hears why."""
+    """Of eleven devices one is honest: the new version is what it changed, to the bit, and every
+    other hears why.
+    """
     seen = {}
 
     def says(make):
@@ -108,11 +117,16 @@ def test_good_and_bad_encodings(url, config, running, fleet):
 
         return script
 
-    peers = {make: Peer(fleet, make.__name__.replace("_", "-"), url, says(make)) for make in (good, *BAD)}
+    peers = {
+        make: Peer(fleet, make.__name__.replace("_", "-"), url, says(make)) for make in (good, *BAD)
+    }
     try:
         for peer in peers.values():
             peer.__enter__()
-        tables = {"round": {"min_devices": len(peers), "quorum": 0.01}, "evaluation": {"data": None}}
+        tables = {
+            "round": {"min_devices": len(peers), "quorum": 0.01},
+            "evaluation": {"data": None},
+        }
         server = running(config(upload={"encoding": "int8"}, **tables), url)
         server.wait()
         for make in BAD.keys() - {far}:

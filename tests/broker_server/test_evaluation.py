@@ -28,7 +28,11 @@ def reference(weights, mean, variance, x, y):
     a = x @ weights["hidden.weight"].T + weights["hidden.bias"]
     h = np.maximum((a - mean) / np.sqrt(variance + 1e-5), 0)
     z = h @ weights["head.weight"].T + weights["head.bias"]
-    log = z - np.log(np.exp(z - z.max(1, keepdims=True)).sum(1, keepdims=True)) - z.max(1, keepdims=True)
+    log = (
+        z
+        - np.log(np.exp(z - z.max(1, keepdims=True)).sum(1, keepdims=True))
+        - z.max(1, keepdims=True)
+    )
     return -log[np.arange(len(y)), y].mean(), (z.argmax(1) == y).mean(), a
 
 
@@ -36,7 +40,8 @@ def test_a_version_is_judged_as_numpy_judges_it(full, test_set):
     """Loss and accuracy over uneven batches equal those of the whole set at once."""
     data = load_test_set(NpzData(path=test_set), full.manifest)
     weights = tiny_weights(tiny_layout(), 3)
-    mean, variance = np.full(8, 0.25, np.float32), np.full(8, 2.0, np.float32)
+    mean = np.full(8, 0.25, np.float32)
+    variance = np.full(8, 2.0, np.float32)
     found = Evaluator(full, data, batch_size=7, threads=1).evaluate(
         weights, {"stat.norm.mean": mean, "stat.norm.var": variance}
     )
@@ -48,28 +53,39 @@ def test_a_version_is_judged_as_numpy_judges_it(full, test_set):
 
 @pytest.mark.parametrize("size", [1e25, 1e35])
 def test_a_loss_that_nobody_can_be_told_is_an_error(full, test_set, size):
-    """Of a run that diverges: finite at first, and beyond what a message carries, which had ended the server."""
+    """Of a run that diverges: finite at first, and beyond what a message carries, which had ended
+    the server.
+    """
     data = load_test_set(NpzData(path=test_set), full.manifest)
-    weights = {name: value * np.float32(size) for name, value in tiny_weights(tiny_layout(), 3).items()}
+    weights = {
+        name: value * np.float32(size) for name, value in tiny_weights(tiny_layout(), 3).items()
+    }
     channel = np.full(8, 1e-5, np.float32)
-    with pytest.raises(DataError, match=r"the loss of w1\.00-d1 .* 40 test samples, or a metric, is not finite"):
+    with pytest.raises(
+        DataError, match=r"the loss of w1\.00-d1 .* 40 test samples, or a metric, is not finite"
+    ):
         Evaluator(full, data, batch_size=7, threads=1).evaluate(
             weights, {"stat.norm.mean": channel, "stat.norm.var": channel}
         )
 
 
 def test_samples_on_which_the_graph_does_not_run_are_an_error_of_the_data(full, test_set):
-    """As a token beyond the vocabulary, which only the graph finds: the runtime's own error had ended the server."""
+    """As a token beyond the vocabulary, which only the graph finds: the runtime's own error had
+    ended the server.
+    """
     data = load_test_set(NpzData(path=test_set), full.manifest)
     judge = Evaluator(full, replace(data, x=data.x[:, 1:]), batch_size=7, threads=1)
-    weights, channel = tiny_weights(tiny_layout(), 3), np.ones(8, np.float32)
+    weights = tiny_weights(tiny_layout(), 3)
+    channel = np.ones(8, np.float32)
     given = weights, {"stat.norm.mean": channel, "stat.norm.var": channel}
     for judging in (
         lambda: judge.evaluate(*given),
         lambda: judge.losses(*given, 15),
         lambda: judge.hits(*given, np.arange(9), np.ones(CLASSES, np.float32)),
     ):
-        with pytest.raises(DataError, match=r"the graph does not run on samples of .*test\.npz: .*INVALID_ARGUMENT"):
+        with pytest.raises(
+            DataError, match=r"the graph does not run on samples of .*test\.npz: .*INVALID_ARGUMENT"
+        ):
             judging()
 
 
@@ -77,7 +93,8 @@ def test_losses_are_those_of_runs_of_samples(full, test_set):
     """Each run of consecutive samples by itself, whatever the batch size; the last may be short."""
     data = load_test_set(NpzData(path=test_set), full.manifest)
     weights = tiny_weights(tiny_layout(), 3)
-    mean, variance = np.full(8, 0.25, np.float32), np.full(8, 2.0, np.float32)
+    mean = np.full(8, 0.25, np.float32)
+    variance = np.full(8, 2.0, np.float32)
     found = Evaluator(full, data, batch_size=7, threads=1).losses(
         weights, {"stat.norm.mean": mean, "stat.norm.var": variance}, 15
     )
@@ -87,14 +104,20 @@ def test_losses_are_those_of_runs_of_samples(full, test_set):
 
 
 def test_server_batches_give_the_mean_of_batch_statistics(full, test_set):
-    """Specification 1.6 c: every batch counts alike, variances unbiased; a last batch of one is left out."""
+    """Specification 1.6 c: every batch counts alike, variances unbiased; a last batch of one is
+    left out.
+    """
     data = load_test_set(NpzData(path=test_set, limit=31), full.manifest)
     weights = tiny_weights(tiny_layout(), 3)
     found = over_batches(full, weights, data, batch_size=10, threads=1)
     _, _, a = reference(weights, 0, 1, data.x, data.y)
     batches = [a[first : first + 10] for first in range(0, 30, 10)]
-    np.testing.assert_allclose(found["stat.norm.mean"], np.mean([b.mean(0) for b in batches], 0), rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(found["stat.norm.var"], np.mean([b.var(0, ddof=1) for b in batches], 0), rtol=1e-4)
+    np.testing.assert_allclose(
+        found["stat.norm.mean"], np.mean([b.mean(0) for b in batches], 0), rtol=1e-4, atol=1e-5
+    )
+    np.testing.assert_allclose(
+        found["stat.norm.var"], np.mean([b.var(0, ddof=1) for b in batches], 0), rtol=1e-4
+    )
     with pytest.raises(DataError, match="no batch of two"):
         over_batches(full, weights, data, batch_size=1, threads=1)
 
@@ -102,13 +125,18 @@ def test_server_batches_give_the_mean_of_batch_statistics(full, test_set):
 def test_useless_statistics_are_an_error(full, test_set):
     """A loss that is not finite is reported, not returned."""
     data = load_test_set(NpzData(path=test_set), full.manifest)
-    nan = {"stat.norm.mean": np.full(8, np.nan, np.float32), "stat.norm.var": np.ones(8, np.float32)}
+    nan = {
+        "stat.norm.mean": np.full(8, np.nan, np.float32),
+        "stat.norm.var": np.ones(8, np.float32),
+    }
     with pytest.raises(DataError, match="not finite"):
         Evaluator(full, data, batch_size=7, threads=1).evaluate(tiny_weights(tiny_layout()), nan)
 
 
 def judged(full, folder, monkeypatch, most):
-    """An evaluator on an .npy file, of which so many bytes at most are read into memory, and a function that judges."""
+    """An evaluator on an .npy file, of which so many bytes at most are read into memory, and a
+    function that judges.
+    """
     monkeypatch.setattr("fleet_protocol.data.file_rows.MEMORY_BYTES", most)
     monkeypatch.setattr("fleet_protocol.data.file_rows.MEMORY_SHARE", 0)
     draw = np.random.default_rng(5)
@@ -116,12 +144,17 @@ def judged(full, folder, monkeypatch, most):
     np.save(folder / "y.npy", draw.integers(0, CLASSES, 40))
     data = load_test_set(NpzData(path=folder / "x.npy", y_path=folder / "y.npy"), full.manifest)
     evaluator = Evaluator(full, data, batch_size=7, threads=1)
-    statistics = {"stat.norm.mean": np.zeros(8, np.float32), "stat.norm.var": np.ones(8, np.float32)}
+    statistics = {
+        "stat.norm.mean": np.zeros(8, np.float32),
+        "stat.norm.var": np.ones(8, np.float32),
+    }
     return evaluator, lambda: evaluator.evaluate(tiny_weights(tiny_layout(), 3), statistics)
 
 
 @pytest.mark.parametrize("most", [0, 2**20], ids=["in-the-file", "in-memory"])
-def test_a_test_set_that_is_replaced_leaves_judgements_comparable(full, tmp_path, monkeypatch, caplog, most):
+def test_a_test_set_that_is_replaced_leaves_judgements_comparable(
+    full, tmp_path, monkeypatch, caplog, most
+):
     """All versions of a run are judged by the same samples; that there are others now is said once."""
     _, judge = judged(full, tmp_path, monkeypatch, most)
     first = judge()
@@ -143,13 +176,19 @@ def test_a_test_set_in_memory_is_that_of_the_beginning(full, tmp_path, monkeypat
 
 @pytest.mark.parametrize("change", ["rewritten", "fewer", "set back"])
 def test_a_test_set_that_is_written_into_is_named(full, tmp_path, monkeypatch, change):
-    """Where its samples are still in the file: no judgement by half of them, and no end of the server."""
+    """Where its samples are still in the file: no judgement by half of them, and no end of the
+    server.
+    """
     evaluator, judge = judged(full, tmp_path, monkeypatch, 0)
     before = (tmp_path / "x.npy").stat()
-    np.save(tmp_path / "x.npy", np.random.default_rng(6).normal(size=(20 if change == "fewer" else 40, INPUTS)))
+    np.save(
+        tmp_path / "x.npy",
+        np.random.default_rng(6).normal(size=(20 if change == "fewer" else 40, INPUTS)),
+    )
     if change == "set back":
         os.utime(tmp_path / "x.npy", ns=(before.st_atime_ns, before.st_mtime_ns))
-    weights, channel = tiny_weights(tiny_layout(), 3), np.ones(8, np.float32)
+    weights = tiny_weights(tiny_layout(), 3)
+    channel = np.ones(8, np.float32)
     given = weights, {"stat.norm.mean": channel, "stat.norm.var": channel}
     for judging in (
         judge,
@@ -157,7 +196,9 @@ def test_a_test_set_that_is_written_into_is_named(full, tmp_path, monkeypatch, c
         lambda: evaluator.hits(*given, np.arange(9), np.ones(CLASSES, np.float32)),
         lambda: over_batches(full, weights, evaluator.data, batch_size=10, threads=1),
     ):
-        with pytest.raises(DataChangedError, match=r"x\.npy (was changed in place|is shorter than when it was)"):
+        with pytest.raises(
+            DataChangedError, match=r"x\.npy (was changed in place|is shorter than when it was)"
+        ):
             judging()
 
 
@@ -172,25 +213,40 @@ def test_idx_files_are_scaled_and_normalised(tmp_path, full):
     x = np.arange(3 * INPUTS).reshape(3, INPUTS)
     write_idx(tmp_path / "x", x)
     write_idx(tmp_path / "y.gz", np.array([0, 3, 1]), packed=True)
-    data = load_test_set(IdxData(path=tmp_path / "x", labels=tmp_path / "y.gz", mean=0.1, std=0.5), full.manifest)
+    data = load_test_set(
+        IdxData(path=tmp_path / "x", labels=tmp_path / "y.gz", mean=0.1, std=0.5), full.manifest
+    )
     (first, labels), (second, _) = data.batches(2, "float32")
     np.testing.assert_allclose(np.concatenate([first, second]), (x / 255 - 0.1) / 0.5, rtol=1e-6)
     assert labels.tolist() == [0, 3]
 
 
 def test_every_reader_of_a_board_reads_a_test_set(tmp_path, full):
-    """A table, a folder of images and the user's own function, by the same keys as in `device.toml`."""
-    x, y = np.arange(2.0 * INPUTS).reshape(2, INPUTS), [3, 1]
+    """A table, a folder of images and the user's own function, by the same keys as in
+    `device.toml`.
+    """
+    x = np.arange(2.0 * INPUTS).reshape(2, INPUTS)
+    y = [3, 1]
     lines = [",".join(map(str, [*row, label])) for row, label in zip(x, y, strict=True)]
     (tmp_path / "t.csv").write_text("\n".join([",".join([*"abcdef", "label"]), *lines]))
-    (tmp_path / "own.py").write_text("import numpy as np\ndef load(y): return np.arange(12.).reshape(2, 6), y\n")
+    (tmp_path / "own.py").write_text(
+        "import numpy as np\ndef load(y): return np.arange(12.).reshape(2, 6), y\n"
+    )
     for label, row in zip(y, x, strict=True):
         (tmp_path / "images" / str(label)).mkdir(parents=True)
-        Image.fromarray(row.astype(np.uint8).reshape(2, 3)).save(tmp_path / "images" / str(label) / "a.png")
+        Image.fromarray(row.astype(np.uint8).reshape(2, 3)).save(
+            tmp_path / "images" / str(label) / "a.png"
+        )
     tables = [
         {"kind": "csv", "path": "t.csv"},
         {"kind": "python", "entry_point": "own.py:load", "options": {"y": y}},
-        {"kind": "images", "path": "images", "channels": 1, "scale": 1, "labels": ["0", "1", "2", "3"]},
+        {
+            "kind": "images",
+            "path": "images",
+            "channels": 1,
+            "scale": 1,
+            "labels": ["0", "1", "2", "3"],
+        },
     ]
     for table in tables:
         config = EvaluationConfig.model_validate({"data": table}).data.resolved(tmp_path)

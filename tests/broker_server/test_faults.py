@@ -27,7 +27,9 @@ class Locked:
     """Holds the database of a store, as a backup does."""
 
     def __init__(self, folder):
-        self._connection = sqlite3.connect(folder / "shoal.db", isolation_level=None, check_same_thread=False)
+        self._connection = sqlite3.connect(
+            folder / "shoal.db", isolation_level=None, check_same_thread=False
+        )
 
     def lock(self):
         self._connection.execute("BEGIN IMMEDIATE")
@@ -57,7 +59,9 @@ def test_a_database_that_is_locked_for_a_while_costs_time_only(url, config, runn
 
 
 def test_a_run_whose_store_stays_locked_is_gone_on_with(url, config, running, fleet, monkeypatch):
-    """It is not over: the command line ends with the store's exit code, and the same configuration continues it."""
+    """It is not over: the command line ends with the store's exit code, and the same configuration
+    continues it.
+    """
     monkeypatch.setattr(opening, "PATIENT_SECONDS", 0.3)
     settings = config(round={"rounds": 3}, **NO_TESTS)
     with Peer(fleet, "d", url, honest()):
@@ -78,10 +82,13 @@ def test_a_run_whose_store_stays_locked_is_gone_on_with(url, config, running, fl
     assert (again.run, again.status, again.rounds) == (finished.run, "finished", 3)
 
 
-def test_a_server_that_is_up_goes_on_by_itself_when_the_disk_has_room_again(url, config, fleet, monkeypatch):
+def test_a_server_that_is_up_goes_on_by_itself_when_the_disk_has_room_again(
+    url, config, fleet, monkeypatch
+):
     """A full disk stops the run; once there is room it is resumed without anybody asking, and ends."""
     monkeypatch.setattr(service, "RETRY_SECONDS", 0.5)
-    full, put = threading.Event(), BlobStore.put
+    full = threading.Event()
+    put = BlobStore.put
 
     def putting(self, *parts, **how):
         if full.is_set():
@@ -106,7 +113,10 @@ def test_a_server_that_is_up_goes_on_by_itself_when_the_disk_has_room_again(url,
             full.clear()
             with second.changed:
                 assert second.changed.wait_for(
-                    lambda: any(event.status == "finished" for event in second.of(control.RunFinished)), 30
+                    lambda: any(
+                        event.status == "finished" for event in second.of(control.RunFinished)
+                    ),
+                    30,
                 )
     assert runs_of(settings.store) == [(stopped.run, "finished")]
 
@@ -142,7 +152,9 @@ def test_a_run_that_waits_for_room_on_the_disk_can_be_steered(url, config, fleet
     assert runs_of(settings.store) == [(run, "stopped")]
 
 
-def test_after_a_full_disk_the_same_configuration_starts_no_new_run(url, config, running, fleet, monkeypatch):
+def test_after_a_full_disk_the_same_configuration_starts_no_new_run(
+    url, config, running, fleet, monkeypatch
+):
     """The run that the disk stopped is the one that is continued, and the only one of the store."""
     put = BlobStore.put
     count = iter(range(1000))
@@ -164,8 +176,11 @@ def test_after_a_full_disk_the_same_configuration_starts_no_new_run(url, config,
 
 
 def test_a_disk_that_can_only_be_read_ends_no_run(url, config, running, fleet, monkeypatch):
-    """The system mounts a damaged disk so: nothing can be deleted any more, and the next server goes on."""
-    put, there = BlobStore.put, threading.Event()
+    """The system mounts a damaged disk so: nothing can be deleted any more, and the next server
+    goes on.
+    """
+    put = BlobStore.put
+    there = threading.Event()
 
     def only_read(self, *parts, **how):
         if there.is_set():
@@ -187,7 +202,9 @@ def test_a_disk_that_can_only_be_read_ends_no_run(url, config, running, fleet, m
 
 
 def test_a_store_has_one_server(url, config, running, fleet, monkeypatch):
-    """Two would do the rounds of one run side by side; the second ends, whatever broker it is on, and opens nothing."""
+    """Two would do the rounds of one run side by side; the second ends, whatever broker it is on,
+    and opens nothing.
+    """
     settings = config(**NO_TESTS)
     first = running(settings, url)
     with monkeypatch.context() as patched:
@@ -201,9 +218,15 @@ def test_a_store_has_one_server(url, config, running, fleet, monkeypatch):
         pass  # it was let go
 
 
-def test_the_time_of_a_round_stands_still_while_the_broker_is_away(url, config, running, fleet, monkeypatch):
-    """Nobody can answer meanwhile: a broker that is away for an hour abandons no round, and offers do not pile up."""
-    gone, late, back = threading.Event(), 0.0, threading.Event()
+def test_the_time_of_a_round_stands_still_while_the_broker_is_away(
+    url, config, running, fleet, monkeypatch
+):
+    """Nobody can answer meanwhile: a broker that is away for an hour abandons no round, and offers
+    do not pile up.
+    """
+    gone = threading.Event()
+    late = 0.0
+    back = threading.Event()
 
     class Watched(clocks.Clock):
         def stop(self):
@@ -221,13 +244,16 @@ def test_the_time_of_a_round_stands_still_while_the_broker_is_away(url, config, 
     with Peer(fleet, "d", url, waiting):
         server = running(settings, url)
         server.wait_event(control.RoundStarted)
-        offers, offer = [], server.server._outbox.offer
+        offers = []
+        offer = server.server._outbox.offer
         for turn in range(4):
             gone.clear()
             server.server._inbox.put(Disconnected("cut by the test"))
             assert gone.wait(30)
             if not turn:
-                monkeypatch.setattr(server.server._outbox, "offer", lambda *said: offers.append(said))
+                monkeypatch.setattr(
+                    server.server._outbox, "offer", lambda *said: offers.append(said)
+                )
         assert not offers
         monkeypatch.setattr(server.server._outbox, "offer", offer)
         late = 3600.0

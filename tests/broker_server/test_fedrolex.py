@@ -1,4 +1,6 @@
-"""FedRolex: balance of windows, refusal of windows with gaps, weightings, and expectations of random draws."""
+"""FedRolex: balance of windows, refusal of windows with gaps, weightings, and expectations of
+random draws.
+"""
 
 import numpy as np
 import pytest
@@ -16,7 +18,12 @@ from tests.broker_server.methods import built, merged
 from tests.models.layouts import make_layout, noise
 
 LAYOUT = make_layout(
-    [Axis("k", 6), Axis("heads", 8, groups=2), Axis("in", 3, AxisKind.FIXED), Axis("classes", 2, AxisKind.FIXED)],
+    [
+        Axis("k", 6),
+        Axis("heads", 8, groups=2),
+        Axis("in", 3, AxisKind.FIXED),
+        Axis("classes", 2, AxisKind.FIXED),
+    ],
     {
         "first": (Dim("k"), Dim("in")),
         "query": (Dim("heads"), Dim("k")),
@@ -28,14 +35,18 @@ LAYOUT = make_layout(
 )
 
 
-METRICS = TaskMetrics(examples=1, batches=1, labels=(0, 1), fetch_seconds=0, train_seconds=0, resident_bytes=0)
+METRICS = TaskMetrics(
+    examples=1, batches=1, labels=(0, 1), fetch_seconds=0, train_seconds=0, resident_bytes=0
+)
 
 
 def plan(width, version, window, device="d", layout=LAYOUT):
     return plan_window(layout, PlanRequest(Tier(width), device, version, 0), window).plan
 
 
-@given(st.integers(2, 20), st.floats(0.05, 1.0), st.integers(1, 25), st.sampled_from(["up", "down"]))
+@given(
+    st.integers(2, 20), st.floats(0.05, 1.0), st.integers(1, 25), st.sampled_from(["up", "down"])
+)
 @settings(max_examples=60)
 def test_a_window_is_accepted_exactly_if_it_reaches_every_unit(size, width, step, direction):
     """Within K rounds an accepted window covers the axis; a refused one never does."""
@@ -44,13 +55,19 @@ def test_a_window_is_accepted_exactly_if_it_reaches_every_unit(size, width, step
     static = Window(kind="static")
     kept = len(plan(width, 0, static, layout=layout).indices["k"])
     seen = {
-        ((step * j if direction == "up" else -step * j) + offset) % size for j in range(size) for offset in range(kept)
+        ((step * j if direction == "up" else -step * j) + offset) % size
+        for j in range(size)
+        for offset in range(kept)
     }
     if len(seen) < size:
         with pytest.raises(PlanError, match="never reaches"):
             check_coverage(layout, width, window)
         return
-    planned = {int(unit) for j in range(size) for unit in plan(width, j, window, layout=layout).indices["k"]}
+    planned = {
+        int(unit)
+        for j in range(size)
+        for unit in plan(width, j, window, layout=layout).indices["k"]
+    }
     assert planned == set(range(size))
 
 
@@ -72,7 +89,10 @@ def test_devices_of_a_tier_share_a_window_but_not_a_random_draw():
     one, two = (plan_window(LAYOUT, request, Window()) for request in requests)
     assert one.key == two.key
     np.testing.assert_array_equal(one.plan.indices["k"], two.plan.indices["k"])
-    drawn = [plan_window(LAYOUT, request, Window(kind="random", draw="per_layer")) for request in requests]
+    drawn = [
+        plan_window(LAYOUT, request, Window(kind="random", draw="per_layer"))
+        for request in requests
+    ]
     assert drawn[0].key != drawn[1].key
     assert drawn[0].plan.overrides
     again = plan_window(LAYOUT, requests[0], Window(kind="random", draw="per_layer")).plan
@@ -81,7 +101,9 @@ def test_devices_of_a_tier_share_a_window_but_not_a_random_draw():
 
 
 def test_as_a_strategy_it_plans_windows_and_merges_as_heterofl():
-    """All exported tiers may be used, the full one or not; a window with gaps is refused before any training."""
+    """All exported tiers may be used, the full one or not; a window with gaps is refused before any
+    training.
+    """
     tiers = (Tier(0.5), Tier(0.25))
 
     def made(**keys):
@@ -91,8 +113,11 @@ def test_as_a_strategy_it_plans_windows_and_merges_as_heterofl():
     request = PlanRequest(Tier(0.5), "d", 5, 0)
     assert list(made().plan(request).plan.indices["k"]) == [5, 0, 1]
     assert list(made(direction="down").plan(request).plan.indices["k"]) == [1, 2, 3]
-    compiled, old = compile_plan(LAYOUT, made().plan(request).plan), noise(LAYOUT)
-    update = Contribution("d", request.tier, "k", compiled, compiled.slice(noise(LAYOUT, 7)), METRICS)
+    compiled = compile_plan(LAYOUT, made().plan(request).plan)
+    old = noise(LAYOUT)
+    update = Contribution(
+        "d", request.tier, "k", compiled, compiled.slice(noise(LAYOUT, 7)), METRICS
+    )
     same = merged(built({}, LAYOUT), [update], old)
     for name, value in merged(made(), [update], old).items():
         np.testing.assert_array_equal(value, same[name])
@@ -106,7 +131,12 @@ def test_as_a_strategy_it_plans_windows_and_merges_as_heterofl():
 def contributions(window):
     rng = np.random.default_rng(3)
     made = []
-    for device, width, labels in (("a", 1.0, [0, 1]), ("b", 0.5, [0]), ("c", 0.5, None), ("d", 0.3, [1])):
+    for device, width, labels in (
+        ("a", 1.0, [0, 1]),
+        ("b", 0.5, [0]),
+        ("c", 0.5, None),
+        ("d", 0.3, [1]),
+    ):
         compiled = compile_plan(LAYOUT, plan(width, 5, window, device))
         update = {
             name: rng.standard_normal(tensor.local_shape).astype(np.float32)
@@ -119,26 +149,39 @@ def contributions(window):
 @pytest.mark.parametrize("window", [Window(), Window(kind="random", draw="per_layer")])
 @pytest.mark.parametrize("weighting", ["avg", "updates"])
 def test_counting_updates_cancels_to_the_plain_average(window, weighting):
-    """Both are what the streaming merge computes, label rule included; uncovered entries keep their bits."""
+    """Both are what the streaming merge computes, label rule included; uncovered entries keep their
+    bits.
+    """
     old = noise(LAYOUT)
-    state, plain = merge.start(LAYOUT, layer_factor(LAYOUT, weighting)), merge.start(LAYOUT)
+    state = merge.start(LAYOUT, layer_factor(LAYOUT, weighting))
+    plain = merge.start(LAYOUT)
     for device, compiled, update, labels in contributions(window):
         merge.fold(state, device, compiled, update, labels=labels)
         merge.fold(plain, device, compiled, update, labels=labels)
-    for (name, value), other in zip(merge.finish(state, old).items(), merge.finish(plain, old).values(), strict=True):
+    for (name, value), other in zip(
+        merge.finish(state, old).items(), merge.finish(plain, old).values(), strict=True
+    ):
         np.testing.assert_allclose(value, other, atol=1e-6, err_msg=name)
 
 
 def test_weighting_by_width_counts_the_rows_of_each_layer():
-    """A layer of 6 rows counts twice a layer of 3; an embedding table counts its columns, a classifier its rows."""
+    """A layer of 6 rows counts twice a layer of 3; an embedding table counts its columns, a
+    classifier its rows.
+    """
     old = noise(LAYOUT)
     state = merge.start(LAYOUT, layer_factor(LAYOUT, "width"))
     for width, value in ((1.0, 1.0), (0.5, 4.0)):
         compiled = compile_plan(LAYOUT, plan(width, 0, Window(kind="static")))
-        filled = {name: np.full(t.local_shape, value, np.float32) for name, t in compiled.tensors.items()}
+        filled = {
+            name: np.full(t.local_shape, value, np.float32) for name, t in compiled.tensors.items()
+        }
         merge.fold(state, str(width), compiled, filled)
     new = merge.finish(state, old)
-    for name, entry in (("first", new["first"][0, 0]), ("bias", new["bias"][0]), ("table", new["table"][0, 0])):
+    for name, entry in (
+        ("first", new["first"][0, 0]),
+        ("bias", new["bias"][0]),
+        ("table", new["table"][0, 0]),
+    ):
         assert entry == pytest.approx((6 * 1 + 3 * 4) / 9), name
     assert new["query"][0, 0] == pytest.approx((8 * 1 + 4 * 4) / 12)
     assert new["head"][0, 0] == pytest.approx(2.5)
@@ -150,7 +193,9 @@ def test_entries_nobody_holds_keep_their_bits():
     old = noise(LAYOUT, 9)
     state = merge.start(LAYOUT, layer_factor(LAYOUT, "updates_width"))
     compiled = compile_plan(LAYOUT, plan(0.5, 2, Window()))
-    blank = {name: np.zeros(tensor.local_shape, np.float32) for name, tensor in compiled.tensors.items()}
+    blank = {
+        name: np.zeros(tensor.local_shape, np.float32) for name, tensor in compiled.tensors.items()
+    }
     merge.fold(state, "d", compiled, blank, labels=[0])
     new = merge.finish(state, old)
     held = set(plan(0.5, 2, Window()).indices["k"].tolist())

@@ -76,9 +76,13 @@ def flood(url, fleet, kind, count, seconds=2.0):
 @pytest.mark.parametrize(("kind", "count"), [("nonsense", MESSAGES), ("devices", DEVICES)])
 @pytest.mark.slow
 def test_a_flood_delays_a_round_by_two_seconds_at_most(kind, count, broker, config, running, fleet):
-    """Nonsense under invented names, and invented devices: no round takes long, and the store stays small."""
+    """Nonsense under invented names, and invented devices: no round takes long, and the store stays
+    small.
+    """
     with Peer(fleet, "a", broker.url, honest()), Peer(fleet, "b", broker.url, honest()):
-        settings = config(round={"rounds": 200, "min_devices": 2, "chunk_bytes": 1024}, evaluation={"data": None})
+        settings = config(
+            round={"rounds": 200, "min_devices": 2, "chunk_bytes": 1024}, evaluation={"data": None}
+        )
         server = running(settings, broker.url)
         usual = server.wait_event(control.RoundClosed, 3).round_seconds
         process = flood(broker.url, fleet, kind, count)
@@ -113,9 +117,11 @@ def waited(link, topics, inbox, name):
 
 @pytest.mark.slow
 def test_a_flood_delays_a_run_request_by_a_second_at_most(broker, tmp_path, fleet):
-    """5,000 invented devices announce themselves to a server without a run; a request is answered in the middle.
+    """5,000 invented devices announce themselves to a server without a run; a request is answered
+    in the middle.
 
-    A second later than without them, or ten times as late where the machine is busy with other things.
+    A second later than without them, or ten times as late where the machine is busy with other
+    things.
     """
     inbox = queue.SimpleQueue()
     topics = Topics(fleet)
@@ -140,9 +146,12 @@ def test_a_flood_delays_a_run_request_by_a_second_at_most(broker, tmp_path, flee
     assert max(waits[1:]) <= 1.0 + 10 * max(usual)
 
 
-def test_an_exception_from_one_message_is_counted_and_ends_nothing(url, config, running, fleet, monkeypatch):
+def test_an_exception_from_one_message_is_counted_and_ends_nothing(
+    url, config, running, fleet, monkeypatch
+):
     """A reply that makes the server stumble is logged with its topic; the round goes on."""
-    take, stumbled = Replies.take, []
+    take = Replies.take
+    stumbled = []
 
     def stumble(self, device, *rest):
         if not stumbled:
@@ -166,9 +175,19 @@ def test_chunks_of_a_release_are_asked_for_in_ones_own_name(tmp_path):
     releases = SimpleNamespace(need=lambda *asks: asked.append(asks))
     with closing(Store(tmp_path)) as store:
         limits = Limits(lambda _: True)
-        hears = BetweenRuns(Topics("lab"), Fleet(), store, limits, releases, asking=None, outbox=None)
+        hears = BetweenRuns(
+            Topics("lab"), Fleet(), store, limits, releases, asking=None, outbox=None
+        )
         for name in ("pi", "invented"):
-            need = NeedChunks(fleet="lab", run="r", round=1, task="t", device=name, digest="0" * 64, ranges=((0, 1),))
+            need = NeedChunks(
+                fleet="lab",
+                run="r",
+                round=1,
+                task="t",
+                device=name,
+                digest="0" * 64,
+                ranges=((0, 1),),
+            )
             said = Received(Topics("lab").reply("pi"), need.to_bytes(), retained=False)
             hears.route(said, control=None, act=None)
     assert [device for device, *_ in asked] == ["pi"]
@@ -183,7 +202,9 @@ def test_a_bucket_holds_its_rate():
 
 
 def test_what_is_long_to_read_counts_for_many():
-    """A set of labels in 240 kB took the server 0.14 s to read: seven a second were all that it could do."""
+    """A set of labels in 240 kB took the server 0.14 s to read: seven a second were all that it
+    could do.
+    """
     limits = Limits(lambda _: True)
     for _ in range(20):
         limits.check("pi", "reply", 0.0, 40_000)
@@ -192,9 +213,12 @@ def test_what_is_long_to_read_counts_for_many():
 
 
 def test_an_inbox_takes_no_more_than_it_holds():
-    """A full inbox lets the network wait a moment, then drops large messages; small ones may take as much again."""
+    """A full inbox lets the network wait a moment, then drops large messages; small ones may take
+    as much again.
+    """
     inbox = Inbox(limit_bytes=100_000, patience_seconds=0.5)
-    large, small = Received("t", bytes(10_000)), Received("t", bytes(1_000))
+    large = Received("t", bytes(10_000))
+    small = Received("t", bytes(1_000))
     for _ in range(20):
         inbox.put(large)
     inbox.put(small)

@@ -22,12 +22,16 @@ from tests.broker_server.methods import built, merge_memes, merged
 from tests.broker_server.peer import Peer
 from tests.models.layouts import noise
 
-METRICS = TaskMetrics(examples=7, batches=1, labels=(), fetch_seconds=0, train_seconds=0, resident_bytes=0)
+METRICS = TaskMetrics(
+    examples=7, batches=1, labels=(), fetch_seconds=0, train_seconds=0, resident_bytes=0
+)
 
 
 @pytest.fixture(scope="module")
 def layout():
-    return infer_layout(Registry.zoo().get("conv"), {"channels": (3, 4), "input_shape": (1, 6, 6), "classes": 5})
+    return infer_layout(
+        Registry.zoo().get("conv"), {"channels": (3, 4), "input_shape": (1, 6, 6), "classes": 5}
+    )
 
 
 @given(st.integers(1, 6), st.integers(0, 1000))
@@ -37,7 +41,9 @@ def test_memes_are_averaged_without_weights(layout, devices, seed):
     memes = [noise(layout, seed + number) for number in range(devices)]
     new = merge_memes(layout, noise(layout, 99), memes)
     for name, value in new.items():
-        np.testing.assert_allclose(value, np.mean([meme[name] for meme in memes], axis=0), atol=1e-6)
+        np.testing.assert_allclose(
+            value, np.mean([meme[name] for meme in memes], axis=0), atol=1e-6
+        )
 
 
 def test_a_trunk_is_all_but_the_head(layout):
@@ -49,8 +55,13 @@ def test_a_trunk_is_all_but_the_head(layout):
     memes = [{name: noise(layout, seed)[name] for name in names} for seed in (1, 2)]
     new = merge_memes(shared, noise(layout), memes)
     assert list(new) == names
-    np.testing.assert_allclose(new[names[0]], (memes[0][names[0]] + memes[1][names[0]]) / 2, atol=1e-6)
-    assert [item.name for item in trunk(layout, ["head"]).parameters] == ["head.weight", "head.bias"]
+    np.testing.assert_allclose(
+        new[names[0]], (memes[0][names[0]] + memes[1][names[0]]) / 2, atol=1e-6
+    )
+    assert [item.name for item in trunk(layout, ["head"]).parameters] == [
+        "head.weight",
+        "head.bias",
+    ]
 
 
 def test_a_round_without_memes_keeps_the_global_model(layout):
@@ -62,7 +73,10 @@ def test_a_round_without_memes_keeps_the_global_model(layout):
 
 def test_dynamic_weights_move_with_the_learning_rate():
     """Alpha falls to 0.5, beta rises from 0.1; alpha 0.5 stays put (specification 5.5)."""
-    steps = [FmlSettings(alpha=0.9, beta=0.1, decays=(1, 2, 3, 4)).trust_after(rounds) for rounds in range(5)]
+    steps = [
+        FmlSettings(alpha=0.9, beta=0.1, decays=(1, 2, 3, 4)).trust_after(rounds)
+        for rounds in range(5)
+    ]
     assert [round(step["alpha"], 6) for step in steps] == [0.9, 0.7, 0.5, 0.5, 0.5]
     assert [round(step["beta"], 6) for step in steps] == [0.1, 0.5, 0.9, 1.0, 1.0]
     assert FmlSettings(alpha=0.5, decays=(1,)).trust_after(1)["alpha"] == 0.5
@@ -100,16 +114,23 @@ def test_as_a_strategy_it_sends_the_weights_of_the_labels_and_what_stays(layout)
         built({"name": "fml", "weighting": "samples"}, layout)
 
 
-@pytest.mark.parametrize("optimizer", [None, OptimizerSettings(name="fedadam")], ids=["plain", "fedadam"])
+@pytest.mark.parametrize(
+    "optimizer", [None, OptimizerSettings(name="fedadam")], ids=["plain", "fedadam"]
+)
 def test_a_round_merges_trunks_and_keeps_the_rest(layout, optimizer):
-    """Updates hold the trunk alone; what stays on the devices keeps its bits here, whatever the server optimizer."""
+    """Updates hold the trunk alone; what stays on the devices keeps its bits here, whatever the
+    server optimizer.
+    """
     method = built({"name": "fml", "fml": {"shared": ["stem"]}}, layout, optimizer=optimizer)
     shared = [item.name for item in layout.parameters if item.block == "stem"]
     plan = compile_plan(layout, make_plan(layout, layout.tier(1.0)))
-    old, memes = noise(layout, 9), [noise(layout, seed) for seed in (1, 2)]
+    old = noise(layout, 9)
+    memes = [noise(layout, seed) for seed in (1, 2)]
     tier = layout.tier(1.0)
     updates = [
-        Contribution(f"d{number}", tier, tier.id, plan, {name: meme[name] for name in shared}, METRICS)
+        Contribution(
+            f"d{number}", tier, tier.id, plan, {name: meme[name] for name in shared}, METRICS
+        )
         for number, meme in enumerate(memes)
     ]
     after = merged(method, updates, old)
@@ -118,20 +139,29 @@ def test_a_round_merges_trunks_and_keeps_the_rest(layout, optimizer):
         if name not in shared:
             np.testing.assert_array_equal(after[name], old[name])
         elif optimizer is None:
-            np.testing.assert_allclose(after[name], (memes[0][name] + memes[1][name]) / 2, atol=1e-6)
+            np.testing.assert_allclose(
+                after[name], (memes[0][name] + memes[1][name]) / 2, atol=1e-6
+            )
         else:
             assert not np.array_equal(after[name], old[name])
 
 
 def test_parts_are_blocks_or_modules(layout):
-    """A trunk may be named by its modules, so a model need not have its convolutions in a block of their own."""
+    """A trunk may be named by its modules, so a model need not have its convolutions in a block of
+    their own.
+    """
     names = [item.name for item in layout.parameters]
     assert parameters_in(layout, ["head"]) == ("head.weight", "head.bias")
     first = names[0].rpartition(".")[0]
-    assert parameters_in(layout, [first]) == tuple(name for name in names if name.startswith(f"{first}."))
+    assert parameters_in(layout, [first]) == tuple(
+        name for name in names if name.startswith(f"{first}.")
+    )
     assert parameters_in(layout, [names[0]]) == (names[0],)
     assert parameters_in(layout, []) == ()
-    with pytest.raises(PlanError, match=r"no block and no module hea; its blocks are head, stem, its modules .*head"):
+    with pytest.raises(
+        PlanError,
+        match=r"no block and no module hea; its blocks are head, stem, its modules .*head",
+    ):
         parameters_in(layout, ["hea"])
 
 
@@ -158,8 +188,13 @@ def with_its_labels(peer, work):
     ids=["adaptor", "labels"],
 )
 def test_the_server_takes_trunks_and_nothing_else(script, reason, url, config, running, fleet):
-    """An update that brings the adaptor or the labels of its device is refused, and the round goes on without it."""
-    tables = {"strategy": {"name": "fml", "fml": {"shared": ["hidden"]}}, "round": {"min_devices": 2, "quorum": 0.5}}
+    """An update that brings the adaptor or the labels of its device is refused, and the round goes
+    on without it.
+    """
+    tables = {
+        "strategy": {"name": "fml", "fml": {"shared": ["hidden"]}},
+        "round": {"min_devices": 2, "quorum": 0.5},
+    }
     with Peer(fleet, "bad", url, script) as bad, Peer(fleet, "good", url, trunk_alone):
         server = running(config(**tables, evaluation={"data": None}), url)
         server.wait()
@@ -171,5 +206,7 @@ def test_the_server_takes_trunks_and_nothing_else(script, reason, url, config, r
 def test_a_trunk_alone_cannot_be_judged(config):
     """The head on the server is never trained, so an accuracy of it would say nothing."""
     made = config(strategy={"name": "fml", "fml": {"shared": ["hidden"]}})
-    with pytest.raises(PlanError, match=r"head\.weight stays on the devices.*remove evaluation\.data"):
+    with pytest.raises(
+        PlanError, match=r"head\.weight stays on the devices.*remove evaluation\.data"
+    ):
         prepare_run("r", made, load_artifacts(made.model.artifacts, ARCH, chunk_bytes=1024))

@@ -1,4 +1,6 @@
-"""Folding does not depend on the order of arrival, and folds as early as the order of the devices allows."""
+"""Folding does not depend on the order of arrival, and folds as early as the order of the devices
+allows.
+"""
 
 import random
 
@@ -18,15 +20,28 @@ LAYOUT = tiny_layout(inputs=5, hidden=6)
 
 
 def metrics(labels=(0, 1, 2, 3), examples=10):
-    return TaskMetrics(examples=examples, batches=1, labels=labels, fetch_seconds=0, train_seconds=0, resident_bytes=0)
+    return TaskMetrics(
+        examples=examples,
+        batches=1,
+        labels=labels,
+        fetch_seconds=0,
+        train_seconds=0,
+        resident_bytes=0,
+    )
 
 
 def contribution(index: int) -> Contribution:
     tier = LAYOUT.tier((1.0, 0.5)[index % 2])
     plan = compile_plan(LAYOUT, make_plan(LAYOUT, tier))
     rng = np.random.default_rng(index)
-    weights = {n: rng.standard_normal(t.local_shape, np.float32) for n, t in plan.tensors.items() if n in plan.required}
-    return Contribution(f"d{index}", tier, plan.title, plan, weights, metrics((index % 4, 3), 1 + index))
+    weights = {
+        n: rng.standard_normal(t.local_shape, np.float32)
+        for n, t in plan.tensors.items()
+        if n in plan.required
+    }
+    return Contribution(
+        f"d{index}", tier, plan.title, plan, weights, metrics((index % 4, 3), 1 + index)
+    )
 
 
 def merge_in(order, answers, weighting="samples"):
@@ -49,7 +64,11 @@ def merge_in(order, answers, weighting="samples"):
 
 
 @given(
-    st.lists(st.sampled_from([TaskPhase.RECEIVED, TaskPhase.REFUSED, TaskPhase.MISSED]), min_size=1, max_size=7),
+    st.lists(
+        st.sampled_from([TaskPhase.RECEIVED, TaskPhase.REFUSED, TaskPhase.MISSED]),
+        min_size=1,
+        max_size=7,
+    ),
     st.randoms(use_true_random=False),
 )
 @settings(max_examples=50, deadline=None)
@@ -65,7 +84,9 @@ def test_an_update_is_folded_as_soon_as_its_turn_comes():
     """What arrives out of turn waits on disk; when the gap closes, everything behind it follows."""
     loaded = []
     folding = Folding(
-        built({}, LAYOUT).merge, ["0", "1", "2"], lambda task: loaded.append(task) or contribution(int(task))
+        built({}, LAYOUT).merge,
+        ["0", "1", "2"],
+        lambda task: loaded.append(task) or contribution(int(task)),
     )
     phases = dict.fromkeys(("0", "1", "2"), TaskPhase.OFFERED)
     phases["2"] = TaskPhase.RECEIVED

@@ -1,4 +1,6 @@
-"""Graphs that somebody else made: the server looks at them as a board does, and whatever it runs can be ended."""
+"""Graphs that somebody else made: the server looks at them as a board does, and whatever it runs
+can be ended.
+"""
 
 import json
 import os
@@ -61,7 +63,9 @@ def looping(steps):
         helper.make_tensor("steps", TensorProto.INT64, [], [steps]),
         helper.make_tensor("step_size", TensorProto.FLOAT, [], [0.0]),
     ]
-    return [helper.make_node("Loop", ["steps", "", "loss_before"], ["loss_sum"], body=body)], constants
+    return [
+        helper.make_node("Loop", ["steps", "", "loss_before"], ["loss_sum"], body=body)
+    ], constants
 
 
 def scanning(rows, nodes=(), constants=()):
@@ -73,18 +77,24 @@ def scanning(rows, nodes=(), constants=()):
         [float_value("next_sum")],
     )
     own = helper.make_tensor("step_size", TensorProto.FLOAT, [], [0.0])
-    scan = helper.make_node("Scan", ["loss_before", rows], ["loss_sum"], body=body, num_scan_inputs=1)
+    scan = helper.make_node(
+        "Scan", ["loss_before", rows], ["loss_sum"], body=body, num_scan_inputs=1
+    )
     return [*nodes, scan], [own, *constants]
 
 
 def scanning_a_constant():
-    return scanning("rows", constants=[helper.make_tensor("rows", TensorProto.FLOAT, [2**39, 0], [])])
+    return scanning(
+        "rows", constants=[helper.make_tensor("rows", TensorProto.FLOAT, [2**39, 0], [])]
+    )
 
 
 def scanning_what_expands():
     row = helper.make_tensor("row_0", TensorProto.FLOAT, [1, 0], [])
     shape = helper.make_tensor("shape", TensorProto.INT64, [2], [2**60, 0])
-    return scanning("rows", [helper.make_node("Expand", ["row_0", "shape"], ["rows"])], [row, shape])
+    return scanning(
+        "rows", [helper.make_node("Expand", ["row_0", "shape"], ["rows"])], [row, shape]
+    )
 
 
 def scanning_what_repeats():
@@ -96,7 +106,9 @@ def scanning_what_repeats():
 def scanning_what_doubles():
     """2 to the 45 rows, by doubling: no constant says so, and no board could tell."""
     row = helper.make_tensor("row_0", TensorProto.FLOAT, [1, 0], [])
-    nodes = [helper.make_node("Concat", [f"row_{i}"] * 2, [f"row_{i + 1}"], axis=0) for i in range(45)]
+    nodes = [
+        helper.make_node("Concat", [f"row_{i}"] * 2, [f"row_{i + 1}"], axis=0) for i in range(45)
+    ]
     return scanning("row_45", nodes, [row])
 
 
@@ -134,8 +146,14 @@ def with_eval(artifacts, tmp_path, data):
 UNSAFE = {
     "a loop of 2**60 steps": (lambda: looping(2**60), "a node Loop contains a graph"),
     "a loop over 2**39 empty rows": (scanning_a_constant, "no element"),
-    "a loop over rows that are expanded": (scanning_what_expands, "Expand makes 1,152,921,504,606,846,976 rows"),
-    "a loop over rows that are repeated": (scanning_what_repeats, "Tile makes 1,152,921,504,606,846,976 rows"),
+    "a loop over rows that are expanded": (
+        scanning_what_expands,
+        "Expand makes 1,152,921,504,606,846,976 rows",
+    ),
+    "a loop over rows that are repeated": (
+        scanning_what_repeats,
+        "Tile makes 1,152,921,504,606,846,976 rows",
+    ),
     "a constant in another file": (reading_a_file, "has field"),
 }
 
@@ -151,9 +169,13 @@ def test_a_graph_that_no_board_runs_is_not_opened_by_the_server(kind, tmp_path):
 
 
 def test_the_graph_that_was_checked_is_the_one_that_is_opened(tmp_path, monkeypatch):
-    """Another file that takes its place between the check and the opening is never seen by onnxruntime."""
+    """Another file that takes its place between the check and the opening is never seen by
+    onnxruntime.
+    """
     path = tmp_path / "eval.onnx"
-    path.write_bytes(foreign_eval([helper.make_node("Identity", ["loss_before"], ["loss_sum"])], []))
+    path.write_bytes(
+        foreign_eval([helper.make_node("Identity", ["loss_before"], ["loss_sum"])], [])
+    )
     runtime = onnx_runtime.load_runtime("")
 
     def replaced(missing):
@@ -184,7 +206,9 @@ class Swapping:
 
 @pytest.mark.parametrize("way", ["a link", "a pipe"])
 def test_a_graph_is_opened_from_a_regular_file_alone(tmp_path, way):
-    """What a set has by the name of a graph when it is opened may be another thing than when the set was read."""
+    """What a set has by the name of a graph when it is opened may be another thing than when the
+    set was read.
+    """
     path = tmp_path / "eval.onnx"
     if way == "a link":
         (tmp_path / "elsewhere").write_bytes(foreign_eval([], []))
@@ -196,7 +220,9 @@ def test_a_graph_is_opened_from_a_regular_file_alone(tmp_path, way):
 
 
 def test_a_run_whose_set_has_such_a_graph_does_not_begin(artifacts, config, url, running, tmp_path):
-    """The server says which graph of which file, at once; with the set as it was exported the run goes."""
+    """The server says which graph of which file, at once; with the set as it was exported the run
+    goes.
+    """
     data = foreign_eval(*looping(2**60))
     given = config(model={"artifacts": with_eval(artifacts, tmp_path, data)})
     with pytest.raises(BlobError, match=r"eval\.onnx: .*a node Loop contains a graph"):
@@ -208,12 +234,17 @@ def test_a_run_whose_set_has_such_a_graph_does_not_begin(artifacts, config, url,
 def endless(tmp_path):
     """An opened graph whose loop would take years, what ends it, and its inputs."""
     nodes, constants = scanning_what_doubles()
-    inputs, outputs = [float_value("loss_before")], [float_value("loss_sum")]
+    inputs = [float_value("loss_before")]
+    outputs = [float_value("loss_sum")]
     graph = helper.make_graph(nodes, "g", inputs, outputs, constants)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
     (tmp_path / "endless.onnx").write_bytes(model.SerializeToString())
     halt = Halt()
-    return open_graph(tmp_path / "endless.onnx", threads=1, halt=halt), halt, {"loss_before": np.zeros((), np.float32)}
+    return (
+        open_graph(tmp_path / "endless.onnx", threads=1, halt=halt),
+        halt,
+        {"loss_before": np.zeros((), np.float32)},
+    )
 
 
 def test_a_graph_at_work_has_a_deadline(tmp_path, monkeypatch):
@@ -235,9 +266,13 @@ def test_a_graph_at_work_is_ended_from_outside_and_runs_no_more(tmp_path):
             run_graph(graph, ["loss_sum"], inputs, "test.npz")
 
 
-@pytest.mark.parametrize("rounds", [1, 2], ids=["the last version", "a version beside the next round"])
+@pytest.mark.parametrize(
+    "rounds", [1, 2], ids=["the last version", "a version beside the next round"]
+)
 def test_a_server_ends_in_time_with_a_graph_at_work(artifacts, config, url, tmp_path, rounds):
-    """SIGTERM ends a server that judges a version with a loop of years, in the main thread's place or beside."""
+    """SIGTERM ends a server that judges a version with a loop of years, in the main thread's place
+    or beside.
+    """
     data = foreign_eval(*scanning_what_doubles())
     settings = config(
         model={"artifacts": with_eval(artifacts, tmp_path, data)},

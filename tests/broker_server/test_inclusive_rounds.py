@@ -1,4 +1,6 @@
-"""InclusiveFL as a strategy: what each group is sent, what a round makes of its updates, and its baselines."""
+"""InclusiveFL as a strategy: what each group is sent, what a round makes of its updates, and its
+baselines.
+"""
 
 from dataclasses import replace
 
@@ -24,7 +26,15 @@ DEVICES = {"a": TIERS[0], "b": TIERS[1], "c": TIERS[1], "d": TIERS[2]}
 def layout():
     return infer_layout(
         Registry.zoo().get("text_encoder"),
-        {"embed": 8, "heads": 2, "ffn": 6, "blocks": 4, "vocab": 11, "input_shape": (5,), "classes": 3},
+        {
+            "embed": 8,
+            "heads": 2,
+            "ffn": 6,
+            "blocks": 4,
+            "vocab": 11,
+            "input_shape": (5,),
+            "classes": 3,
+        },
     )
 
 
@@ -34,23 +44,32 @@ def made(layout, baseline="inclusive", optimizer=PLAIN):
 
 
 def one_round(method, layout, weights, state, version, devices=DEVICES):
-    """Every device adds a constant of its own to what it is sent; gives what was sent and the new weights and state."""
-    sums, sent = method.merge.start(), {}
+    """Every device adds a constant of its own to what it is sent; gives what was sent and the new
+    weights and state.
+    """
+    sums = method.merge.start()
+    sent = {}
     for number, (device, tier) in enumerate(devices.items(), 1):
         request = PlanRequest(tier, device, version, 0)
         planned = method.plan(request)
         plan = compile_plan(layout, planned.plan)
         sent[device] = dict(method.send(plan, request, GlobalModel(weights, state)))
         update = {name: value + np.float32(number) for name, value in sent[device].items()}
-        metrics = TaskMetrics(examples=1, batches=1, labels=(0,), fetch_seconds=0, train_seconds=0, resident_bytes=0)
+        metrics = TaskMetrics(
+            examples=1, batches=1, labels=(0,), fetch_seconds=0, train_seconds=0, resident_bytes=0
+        )
         method.merge.fold(sums, Contribution(device, tier, planned.key, plan, update, metrics))
     new = method.merge.finish(sums, GlobalModel(weights, state))
     return sent, new.weights, new.state
 
 
 def test_a_round_is_the_method_over_the_groups_means(layout):
-    """Sending, folding and stepping are those of `inclusivefl.apply`, round after round, through the stored state."""
-    method, weights, state = made(layout), noise(layout), {}
+    """Sending, folding and stepping are those of `inclusivefl.apply`, round after round, through
+    the stored state.
+    """
+    method = made(layout)
+    weights = noise(layout)
+    state = {}
     groups = {"d1": 1, "d2": 2, "d4": 4}
     expected = inclusivefl.init(layout, groups, weights, InclusiveSettings(0.5, PLAIN))
     for version in range(3):
@@ -65,7 +84,9 @@ def test_a_round_is_the_method_over_the_groups_means(layout):
             group: {name: np.full_like(value, steps[group]) for name, value in model.items()}
             for group, model in expected.models.items()
         }
-        expected, _ = inclusivefl.apply(expected, updates, {"d4": 1, "d2": 2, "d1": 1}, InclusiveSettings(0.5, PLAIN))
+        expected, _ = inclusivefl.apply(
+            expected, updates, {"d4": 1, "d2": 2, "d1": 1}, InclusiveSettings(0.5, PLAIN)
+        )
         for name, value in expected.models["d4"].items():
             np.testing.assert_allclose(weights[name], value, atol=1e-4)
         expected = inclusivefl.state_from_tensors(layout, groups, state)
@@ -73,7 +94,8 @@ def test_a_round_is_the_method_over_the_groups_means(layout):
 
 def test_a_group_without_devices_keeps_its_top_and_receives_what_is_shared(layout):
     """Its top layer and head stay; the bottom follows the others."""
-    method, weights = made(layout), noise(layout)
+    method = made(layout)
+    weights = noise(layout)
     present = {"a": TIERS[0], "b": TIERS[1]}
     _, after, state = one_round(method, layout, weights, {}, 0, present)
     sent, _, _ = one_round(method, layout, after, state, 1)
@@ -88,7 +110,12 @@ def test_a_group_without_devices_keeps_its_top_and_receives_what_is_shared(layou
 
 @pytest.mark.parametrize(
     ("baseline", "tiers"),
-    [("all_large", TIERS[:1]), ("exclusive", TIERS[:1]), ("all_small", TIERS[2:]), ("without_distillation", TIERS)],
+    [
+        ("all_large", TIERS[:1]),
+        ("exclusive", TIERS[:1]),
+        ("all_small", TIERS[2:]),
+        ("without_distillation", TIERS),
+    ],
 )
 def test_baselines_choose_the_tiers(layout, baseline, tiers):
     """One depth for everybody, or all of them."""
@@ -124,15 +151,20 @@ def headed(layout):
 
 
 def test_groups_with_places_of_their_own_keep_their_heads_to_themselves(headed):
-    """Each head starts from its own weights, moves by its own devices' updates alone, and lives in the state."""
+    """Each head starts from its own weights, moves by its own devices' updates alone, and lives in
+    the state.
+    """
     layout, heads = headed
-    method, weights = made(layout), noise(layout)
+    method = made(layout)
+    weights = noise(layout)
     state = method.begin(weights, heads)
     sent, after, state = one_round(method, layout, weights, state, 0)
     again, last, _ = one_round(method, layout, after, state, 1)
     for device, tier in DEVICES.items():
         assert {name: value.shape for name, value in sent[device].items()} == layout.shapes(tier)
-        head = heads.get(tier) or {item.name: weights[item.name] for item in layout.parameters if item.block == "head"}
+        head = heads.get(tier) or {
+            item.name: weights[item.name] for item in layout.parameters if item.block == "head"
+        }
         mean = np.mean([number for number, name in enumerate(DEVICES, 1) if DEVICES[name] == tier])
         for name, value in head.items():
             np.testing.assert_array_equal(sent[device][name], value)
@@ -141,13 +173,16 @@ def test_groups_with_places_of_their_own_keep_their_heads_to_themselves(headed):
     assert shared
     for name in shared:
         np.testing.assert_array_equal(again["a"][name], again["d"][name])
-    assert {name: value.shape for name, value in last.items()} == {name: w.shape for name, w in weights.items()}
+    assert {name: value.shape for name, value in last.items()} == {
+        name: w.shape for name, w in weights.items()
+    }
 
 
 def test_alone_every_device_begins_with_the_head_of_its_tier(headed):
     """The baseline of the NER experiments: own head, own weights, nothing merged."""
     layout, heads = headed
-    method, weights = made(layout, "local", None), noise(layout)
+    method = made(layout, "local", None)
+    weights = noise(layout)
     state = method.begin(weights, heads)
     sent, after, state = one_round(method, layout, weights, state, 0)
     again, _, _ = one_round(method, layout, after, state, 1)
@@ -162,7 +197,8 @@ def test_alone_every_device_begins_with_the_head_of_its_tier(headed):
 def test_a_fleet_of_small_models_with_other_labels_leaves_the_global_head_alone(headed):
     """The shallow model's layers are in the global version, its head is for other labels."""
     layout, heads = headed
-    method, weights = made(layout, "all_small"), noise(layout)
+    method = made(layout, "all_small")
+    weights = noise(layout)
     state = method.begin(weights, {TIERS[2]: heads[TIERS[2]]})
     _, after, _ = one_round(method, layout, weights, state, 0, {"a": TIERS[2], "b": TIERS[2]})
     own = {item.name for item in layout.own_head(TIERS[2])}
@@ -173,7 +209,8 @@ def test_a_fleet_of_small_models_with_other_labels_leaves_the_global_head_alone(
 
 def test_alone_every_device_gets_its_own_weights_back(layout):
     """Nothing is merged: the global model stays, and each device goes on from where it was."""
-    method, weights = made(layout, "local", None), noise(layout)
+    method = made(layout, "local", None)
+    weights = noise(layout)
     _, after, state = one_round(method, layout, weights, {}, 0)
     sent, last, _ = one_round(method, layout, after, state, 1)
     for number, device in enumerate(DEVICES, 1):

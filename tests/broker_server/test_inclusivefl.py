@@ -1,4 +1,6 @@
-"""InclusiveFL on a real text encoder: what is shared, distilled, isolated, and what an absent group keeps."""
+"""InclusiveFL on a real text encoder: what is shared, distilled, isolated, and what an absent group
+keeps.
+"""
 
 import numpy as np
 import pytest
@@ -21,14 +23,25 @@ PLAIN = OptimizerSettings(name="plain")
 def layout():
     return infer_layout(
         Registry.zoo().get("text_encoder"),
-        {"embed": 8, "heads": 2, "ffn": 6, "blocks": 4, "vocab": 11, "input_shape": (5,), "classes": 3},
+        {
+            "embed": 8,
+            "heads": 2,
+            "ffn": 6,
+            "blocks": 4,
+            "vocab": 11,
+            "input_shape": (5,),
+            "classes": 3,
+        },
     )
 
 
 def updates_of(state, seed=0):
     rng = np.random.default_rng(seed)
     return {
-        group: {name: rng.standard_normal(value.shape).astype(np.float32) for name, value in model.items()}
+        group: {
+            name: rng.standard_normal(value.shape).astype(np.float32)
+            for name, value in model.items()
+        }
         for group, model in state.models.items()
     }
 
@@ -40,14 +53,18 @@ def same(one, other):
 def test_groups_start_from_the_bottom_of_one_model(layout):
     """Each has the embeddings, its layers, and a head; a group may bring a head of its own shape."""
     weights = noise(layout)
-    own = {"weak": {"head.weight": np.ones((7, 8), np.float32), "head.bias": np.ones(7, np.float32)}}
+    own = {
+        "weak": {"head.weight": np.ones((7, 8), np.float32), "head.bias": np.ones(7, np.float32)}
+    }
     state = inclusivefl.init(layout, DEPTHS, weights, InclusiveSettings(), own)
     assert set(state.models["strong"]) == set(weights)
     assert same(state.models["medium"], weights)
     assert not any(name.startswith("blocks.2") for name in state.models["medium"])
     assert state.models["weak"]["head.weight"].shape == (7, 8)
     assert not np.shares_memory(state.models["weak"]["tokens.weight"], weights["tokens.weight"])
-    new, _ = inclusivefl.apply(state, updates_of(state), dict.fromkeys(DEPTHS, 1), InclusiveSettings())
+    new, _ = inclusivefl.apply(
+        state, updates_of(state), dict.fromkeys(DEPTHS, 1), InclusiveSettings()
+    )
     assert new.models["weak"]["head.weight"].shape == (7, 8)
 
 
@@ -67,7 +84,9 @@ def test_shared_layers_agree_and_isolated_ones_do_not(layout):
     """After a round every owner of a layer has the same values; tops and heads are the group's own."""
     chosen = InclusiveSettings(0.5, PLAIN)
     state = inclusivefl.init(layout, DEPTHS, noise(layout), chosen)
-    new, _ = inclusivefl.apply(state, updates_of(state), {"weak": 3, "medium": 1, "strong": 2}, chosen)
+    new, _ = inclusivefl.apply(
+        state, updates_of(state), {"weak": 3, "medium": 1, "strong": 2}, chosen
+    )
     weak, medium, strong = (new.models[group] for group in DEPTHS)
     for name in state.stack.stem:
         np.testing.assert_array_equal(weak[name], medium[name])
@@ -80,15 +99,20 @@ def test_shared_layers_agree_and_isolated_ones_do_not(layout):
 
 
 def test_the_top_layer_receives_what_the_deeper_group_left_in_the_round_before(layout):
-    """The top becomes beta m + (1 - beta) g, tensor by tensor; in the first round m is 0, so the update shrinks."""
+    """The top becomes beta m + (1 - beta) g, tensor by tensor; in the first round m is 0, so the
+    update shrinks.
+    """
     chosen = InclusiveSettings(0.25, PLAIN)
     state = inclusivefl.init(layout, DEPTHS, noise(layout), chosen)
-    first, counts = updates_of(state), dict.fromkeys(DEPTHS, 1)
+    first = updates_of(state)
+    counts = dict.fromkeys(DEPTHS, 1)
     middle, seen = inclusivefl.apply(state, first, counts, chosen)
     top = state.stack.layer(2)
     for name in state.models["medium"]:
         factor = 0.75 if name in top else 1.0
-        np.testing.assert_allclose(seen.distilled["medium"][name], factor * first["medium"][name], rtol=1e-6)
+        np.testing.assert_allclose(
+            seen.distilled["medium"][name], factor * first["medium"][name], rtol=1e-6
+        )
     second = updates_of(state, 1)
     _, seen = inclusivefl.apply(middle, second, counts, chosen)
     layers = [state.stack.layer(number) for number in (2, 3, 4)]
@@ -102,7 +126,9 @@ def test_the_top_layer_receives_what_the_deeper_group_left_in_the_round_before(l
 @given(st.sampled_from(list(DEPTHS)), st.integers(0, 100))
 @settings(max_examples=15, deadline=None)
 def test_an_absent_group_keeps_what_is_its_own(layout, absent, seed):
-    """Its momentum, optimizer, top layer and head keep their bits; its shared layers follow the others."""
+    """Its momentum, optimizer, top layer and head keep their bits; its shared layers follow the
+    others.
+    """
     chosen = InclusiveSettings()
     state = inclusivefl.init(layout, DEPTHS, noise(layout), chosen)
     state, _ = inclusivefl.apply(state, updates_of(state, seed), dict.fromkeys(DEPTHS, 1), chosen)
@@ -117,7 +143,9 @@ def test_an_absent_group_keeps_what_is_its_own(layout, absent, seed):
     for name in state.stack.stem:
         np.testing.assert_array_equal(new.models[absent][name], new.models[other][name])
         assert not np.array_equal(new.models[absent][name], state.models[absent][name])
-    assert all(np.isfinite(value).all() for model in new.models.values() for value in model.values())
+    assert all(
+        np.isfinite(value).all() for model in new.models.values() for value in model.values()
+    )
 
 
 def test_a_round_without_anybody_changes_nothing(layout):
@@ -142,14 +170,17 @@ def test_the_state_before_a_round_is_unchanged_by_it(layout):
     """A round that is abandoned can be run again from the same state."""
     chosen = InclusiveSettings()
     state = inclusivefl.init(layout, DEPTHS, noise(layout), chosen)
-    updates, counts = updates_of(state), dict.fromkeys(DEPTHS, 1)
+    updates = updates_of(state)
+    counts = dict.fromkeys(DEPTHS, 1)
     one, _ = inclusivefl.apply(state, updates, counts, chosen)
     two, _ = inclusivefl.apply(state, updates, counts, chosen)
     assert all(same(one.models[group], two.models[group]) for group in DEPTHS)
 
 
 def test_a_killed_server_goes_on_from_the_stored_arrays(layout):
-    """Models, moments and momenta are one flat mapping; what is read back goes on as if nothing had happened."""
+    """Models, moments and momenta are one flat mapping; what is read back goes on as if nothing had
+    happened.
+    """
     chosen = InclusiveSettings(0.5)
     state = inclusivefl.init(layout, DEPTHS, noise(layout), chosen)
     counts = dict.fromkeys(DEPTHS, 1)
@@ -184,8 +215,11 @@ def test_ladder_of_the_paper():
 
 
 def test_what_cannot_be_stacked_is_refused(layout):
-    """Before any training: equal depths, too many layers, a model without a depth unit, unknown groups."""
-    weights, chosen = noise(layout), InclusiveSettings()
+    """Before any training: equal depths, too many layers, a model without a depth unit, unknown
+    groups.
+    """
+    weights = noise(layout)
+    chosen = InclusiveSettings()
     for depths in ({}, {"a": 2, "b": 2}, {"a": 0}, {"a": 5}):
         with pytest.raises(PlanError):
             inclusivefl.init(layout, depths, weights, chosen)

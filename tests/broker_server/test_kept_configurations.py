@@ -1,4 +1,6 @@
-"""The configurations that a store keeps of its runs: whose are believed, and what the file of one may be."""
+"""The configurations that a store keeps of its runs: whose are believed, and what the file of one
+may be.
+"""
 
 import contextlib
 import os
@@ -79,7 +81,9 @@ def test_it_counts_for_its_run_alone(store):
     assert "changed since" in read_kept(store, RUN)
 
 
-@pytest.mark.parametrize("form", ["the configuration alone", "no signature", "half a signature", "nothing"])
+@pytest.mark.parametrize(
+    "form", ["the configuration alone", "no signature", "half a signature", "nothing"]
+)
 def test_what_has_no_signature_counts_as_none(form, store, config):
     """As an earlier Shoal kept it, or a server without a key."""
     alone = config(store=store).model_dump_json()
@@ -198,7 +202,9 @@ def test_a_folder_for_everybody_is_no_store(tmp_path):
     assert stat.S_IMODE(folder.stat().st_mode) == 0o1777
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root gives files away")
+@pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root gives files away"
+)
 def test_another_users_folder_that_others_may_write_is_no_store(tmp_path):
     """It is not ours to change."""
     folder = tmp_path / "theirs"

@@ -40,7 +40,9 @@ def test_a_board_with_other_labels_than_the_first_is_declined_by_name(store):
     say(fleet, "den", orders=orders)
     assert [*fleet.profiles()] == ["attic", "cellar", "den"]
     assert "are not those of attic, or stand in another order" in fleet.why_away("barn")
-    say(fleet, "barn", "bee", "ant", orders=orders, examples=11)  # other data, and still other labels
+    say(
+        fleet, "barn", "bee", "ant", orders=orders, examples=11
+    )  # other data, and still other labels
     assert "barn" not in fleet.profiles()
     assert [line.device for line in store.events() if line.kind == EVENT] == ["barn"]
     say(fleet, "barn", "ant", "bee", orders=orders)
@@ -48,9 +50,15 @@ def test_a_board_with_other_labels_than_the_first_is_declined_by_name(store):
 
 
 def test_the_first_board_may_mend_its_labels(store):
-    """Its order holds, whatever it is; who agrees with the new one is asked again, who does not no longer."""
+    """Its order holds, whatever it is; who agrees with the new one is asked again, who does not no
+    longer.
+    """
     fleet = Fleet()
-    for device, labels in (("attic", ("ant", "bee")), ("barn", ("bee", "ant")), ("cellar", ("ant", "bee"))):
+    for device, labels in (
+        ("attic", ("ant", "bee")),
+        ("barn", ("bee", "ant")),
+        ("cellar", ("ant", "bee")),
+    ):
         say(fleet, device, *labels)
     orders = LabelOrders(fleet, Reporter("run", store), compared=True)
     assert [*fleet.profiles()] == ["attic", "cellar"]

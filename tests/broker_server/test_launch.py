@@ -1,4 +1,6 @@
-"""`shoal up` and `shoal run` below the command line: serving, submitting, stopping, looking at what was stored."""
+"""`shoal up` and `shoal run` below the command line: serving, submitting, stopping, looking at what
+was stored.
+"""
 
 import contextlib
 import json
@@ -19,7 +21,14 @@ from safetensors.numpy import load_file
 from broker_server.service import launch
 from broker_server.service import server as serving
 from broker_server.service.broker import EmbeddedBroker
-from broker_server.service.launch import RunRejectedError, run_fleet, serve_fleet, server_status, steer, submit
+from broker_server.service.launch import (
+    RunRejectedError,
+    run_fleet,
+    serve_fleet,
+    server_status,
+    steer,
+    submit,
+)
 from broker_server.service.membership import broker_address
 from broker_server.service.server import Server
 from broker_server.settings.fleet import BrokerConfig
@@ -68,7 +77,9 @@ class Serving:
 
 
 def test_a_run_is_submitted_to_the_server_that_is_up(url, config, fleet):
-    """The follower sees the events of its run and gets its result; another request meanwhile is rejected."""
+    """The follower sees the events of its run and gets its result; another request meanwhile is
+    rejected.
+    """
     settings = config(evaluation={"data": None}, broker={"url": url})
     events = []
     rejected = []
@@ -90,17 +101,28 @@ def test_a_run_is_submitted_to_the_server_that_is_up(url, config, fleet):
     kinds = [event.type for event in events]
     assert kinds[0] == "run-started"
     assert kinds[-1] == "run-finished"
-    assert {"round-started", "device-accepted", "device-progressed", "update-received", "round-closed"} <= set(kinds)
+    assert {
+        "round-started",
+        "device-accepted",
+        "device-progressed",
+        "update-received",
+        "round-closed",
+    } <= set(kinds)
     assert len({event.run for event in events}) == 1
     assert not server_status(broker_address(settings.broker), fleet).online
 
 
 def test_a_request_that_comes_again_is_answered_once(url, config, fleet):
-    """A broker repeats what it has no acknowledgement of: the run was told that another, itself, is in progress."""
+    """A broker repeats what it has no acknowledgement of: the run was told that another, itself, is
+    in progress.
+    """
     settings = config(evaluation={"data": None}, broker={"url": url, "insecure": True})
     wanted = Wanted.of(settings)
-    request = requests.RunRequest(request="r1", fleet=fleet, settings=wanted.settings, others=wanted.others)
-    inbox, told = queue.SimpleQueue(), []
+    request = requests.RunRequest(
+        request="r1", fleet=fleet, settings=wanted.settings, others=wanted.others
+    )
+    inbox = queue.SimpleQueue()
+    told = []
     link = Link(BrokerAddress.parse(url), f"twice-{fleet}", inbox)
     with Serving(settings, url), Peer(fleet, "d", url, honest()), contextlib.closing(link):
         link.connect(10)
@@ -116,7 +138,9 @@ def test_a_request_that_comes_again_is_answered_once(url, config, fleet):
 
 
 def run_started(run, request):
-    return control.RunStarted(run=run, seconds=0, request=request, arch="a", strategy="s", rounds=9, closed=0)
+    return control.RunStarted(
+        run=run, seconds=0, request=request, arch="a", strategy="s", rounds=9, closed=0
+    )
 
 
 @pytest.mark.parametrize("now", [None, "r2"])
@@ -124,13 +148,20 @@ def test_who_missed_the_end_of_a_run_does_not_wait_for_ever(now, monkeypatch):
     """Its server is there, and has no run or another one by now, of which it tells."""
     monkeypatch.setattr(launch, "AWAY_SECONDS", 0.3)
     monkeypatch.setattr(launch, "LOOK_SECONDS", 0.1)
-    topics, inbox = Topics("lab"), queue.SimpleQueue()
+    topics = Topics("lab")
+    inbox = queue.SimpleQueue()
 
     def says(run):
-        return Received(topics.server_status, ServerStatus(fleet="lab", online=True, run=run).to_bytes())
+        return Received(
+            topics.server_status, ServerStatus(fleet="lab", online=True, run=run).to_bytes()
+        )
 
     for event in (run_started("r1", "mine"), says("r1"), says(now), run_started("r2", "another's")):
-        inbox.put(event if isinstance(event, Received) else Received(topics.server_events, event.to_bytes()))
+        inbox.put(
+            event
+            if isinstance(event, Received)
+            else Received(topics.server_events, event.to_bytes())
+        )
     outcome = queue.SimpleQueue()
 
     def follow():
@@ -144,30 +175,43 @@ def test_who_missed_the_end_of_a_run_does_not_wait_for_ever(now, monkeypatch):
 
 
 def test_a_fleet_has_one_server_and_another_store_is_told_where(url, config, fleet, tmp_path):
-    """Whoever comes second ends, and says which store has the fleet; a name left in a power cut is nobody's."""
+    """Whoever comes second ends, and says which store has the fleet; a name left in a power cut is
+    nobody's.
+    """
     settings = config(broker={"url": url})
     with Serving(settings, url) as first:
         for store in (tmp_path / "other", settings.store):
             with pytest.raises(
-                TransportError, match=rf"already has a server on .*, store .*{settings.store} on .*_pub"
+                TransportError,
+                match=rf"already has a server on .*, store .*{settings.store} on .*_pub",
             ):
                 serve_fleet(fleet, store, settings.broker)
         left = ServerStatus(fleet=fleet, online=True, store=first.server._outbox._store)
     link = Link(BrokerAddress.parse(url), f"shoal-{fleet}-left", queue.SimpleQueue())
-    with contextlib.closing(link):  # the broker went down with the server, and has kept its last word
+    with contextlib.closing(
+        link
+    ):  # the broker went down with the server, and has kept its last word
         link.connect(10)
         link.publish(Topics(fleet).server_status, left.to_bytes(), retain=True)
         link.drain(time.monotonic() + 10)
     with pytest.raises(TransportError, match="already has a server"):
         serve_fleet(fleet, tmp_path / "other", settings.broker)
     ready = []
-    serve_fleet(fleet, settings.store, settings.broker, on_ready=lambda server: (ready.append(1), server.stop()))
+    serve_fleet(
+        fleet,
+        settings.store,
+        settings.broker,
+        on_ready=lambda server: (ready.append(1), server.stop()),
+    )
     assert ready
 
 
-def test_two_servers_that_did_not_see_each_other_at_their_start_say_so(url, config, fleet, tmp_path, caplog):
+def test_two_servers_that_did_not_see_each_other_at_their_start_say_so(
+    url, config, fleet, tmp_path, caplog
+):
     """As when the first was away from the broker while the second began."""
-    first, second = config(broker={"url": url}), config(broker={"url": url}, store=tmp_path / "other")
+    first = config(broker={"url": url})
+    second = config(broker={"url": url}, store=tmp_path / "other")
     with Serving(first, url), Serving(second, url):
         give_up = time.monotonic() + 60
         while caplog.text.count("stop one of the two") < 2:
@@ -175,17 +219,24 @@ def test_two_servers_that_did_not_see_each_other_at_their_start_say_so(url, conf
             threading.Event().wait(0.05)
     assert f"{tmp_path / 'other'} on" in caplog.text
     with contextlib.closing(Store(first.store, read_only=True)) as store:
-        assert [line.kind for line in store.events() if line.kind == "another-server"] == ["another-server"]
+        assert [line.kind for line in store.events() if line.kind == "another-server"] == [
+            "another-server"
+        ]
 
 
 def test_the_server_that_stays_is_heard_of_when_another_goes(url, config, fleet, tmp_path):
-    """The farewell of the other has taken the place of its word, and who asks for a run would hear that."""
-    first, second = config(broker={"url": url}), config(broker={"url": url}, store=tmp_path / "other")
+    """The farewell of the other has taken the place of its word, and who asks for a run would hear
+    that.
+    """
+    first = config(broker={"url": url})
+    second = config(broker={"url": url}, store=tmp_path / "other")
     with Serving(first, url) as stays:
         with Serving(second, url):
             pass
         give_up = time.monotonic() + 60
-        while (said := server_status(broker_address(first.broker), fleet)) is None or not said.online:
+        while (
+            said := server_status(broker_address(first.broker), fleet)
+        ) is None or not said.online:
             assert time.monotonic() < give_up
         assert said.store == stays.server._outbox._store
 
@@ -211,11 +262,15 @@ def test_a_request_that_cannot_begin_is_rejected_with_the_reason(url, config, fl
             assert error.value.exit_code == ConfigError.exit_code
 
 
-def test_a_run_that_cannot_go_on_is_said_in_the_log_of_the_server(url, config, fleet, tmp_path, caplog):
+def test_a_run_that_cannot_go_on_is_said_in_the_log_of_the_server(
+    url, config, fleet, tmp_path, caplog
+):
     """Its service log had no word of it: an operator saw a server that is up and does nothing."""
     settings = config(broker={"url": url}, model={"artifacts": tmp_path / "nowhere"})
     with contextlib.closing(Store(settings.store)) as store:
-        run = RunRecord("r1", fleet, "tiny", settings.model_dump_json(), "running", None, 0.0, None, 0, 0)
+        run = RunRecord(
+            "r1", fleet, "tiny", settings.model_dump_json(), "running", None, 0.0, None, 0, 0
+        )
         store.add_run(run, VersionRecord("r1", 0, 0, "0" * 64, None, None, 0.0, None))
     with Serving(settings, url):
         give_up = time.monotonic() + 60
@@ -225,10 +280,14 @@ def test_a_run_that_cannot_go_on_is_said_in_the_log_of_the_server(url, config, f
     assert "no architecture 'tiny'" in caplog.text
 
 
-def test_a_tier_that_is_gone_holds_the_run(url, config, running, fleet, tmp_path, artifacts, caplog):
+def test_a_tier_that_is_gone_holds_the_run(
+    url, config, running, fleet, tmp_path, artifacts, caplog
+):
     """The server had died of it at every start, so that the run could not be ended either."""
     exported = shutil.copytree(artifacts, tmp_path / "exported")
-    settings = config(model={"artifacts": exported}, round={"min_devices": 2}, evaluation={"data": None})
+    settings = config(
+        model={"artifacts": exported}, round={"min_devices": 2}, evaluation={"data": None}
+    )
     half = Peer(fleet, "half", url, silent, profile=profile(max_width=0.5))
     with half, Peer(fleet, "whole", url, silent) as whole:
         server = running(settings, url)
@@ -239,11 +298,17 @@ def test_a_tier_that_is_gone_holds_the_run(url, config, running, fleet, tmp_path
         (gone,) = (exported / "tiny").glob("w0.50*")
         gone.rename(tmp_path / gone.name)
         half.script = whole.script = honest(1.0)
-        with Serving(server.config, url) as serving, contextlib.closing(Store(settings.store, read_only=True)) as store:
+        with (
+            Serving(server.config, url) as serving,
+            contextlib.closing(Store(settings.store, read_only=True)) as store,
+        ):
             give_up = time.monotonic() + 60
             while "cannot go on yet" not in caplog.text and time.monotonic() < give_up:
                 threading.Event().wait(0.05)
-            assert f"{gone.name} of tiny, which devices are training, is not in {exported} any more" in caplog.text
+            assert (
+                f"{gone.name} of tiny, which devices are training, is not in {exported} any more"
+                in caplog.text
+            )
             assert serving.thread.is_alive()
             (tmp_path / gone.name).rename(gone)
             steer(server.config, "go")
@@ -281,8 +346,12 @@ def test_without_a_server_everything_is_hosted_for_the_run(config, fleet):
 
 
 @pytest.mark.slow
-def test_a_server_that_is_asked_to_stop_says_goodbye_and_its_run_goes_on_later(config, fleet, tmp_path):
-    """SIGTERM in mid-round ends the process with 0; the next one on the same store resumes the run by itself."""
+def test_a_server_that_is_asked_to_stop_says_goodbye_and_its_run_goes_on_later(
+    config, fleet, tmp_path
+):
+    """SIGTERM in mid-round ends the process with 0; the next one on the same store resumes the run
+    by itself.
+    """
     port = free_port()
     settings = config(broker={"port": port}, evaluation={"data": None}, round={"rounds": 2})
     url = f"mqtt://127.0.0.1:{port}"
@@ -327,17 +396,21 @@ def test_an_address_that_is_not_there_yet_is_no_mistake_of_the_settings(tmp_path
 
 
 def test_a_broker_that_has_grown_is_started_again(tmp_path, monkeypatch):
-    """It keeps a log of every blob that there was; who is connected connects again, and the next blob arrives."""
+    """It keeps a log of every blob that there was; who is connected connects again, and the next
+    blob arrives.
+    """
     monkeypatch.setattr("broker_server.service.broker._MOST_GROWN_BYTES", 30_000_000)
     monkeypatch.setattr("broker_server.service.broker._SETTLING_SECONDS", 2.0)
     monkeypatch.setattr("broker_server.service.broker._LOOK_SECONDS", 0.2)
-    topics, came = Topics("lab"), queue.SimpleQueue()
+    topics = Topics("lab")
+    came = queue.SimpleQueue()
     with EmbeddedBroker(tmp_path, port=free_port()) as broker:
         first = broker.pid
         link = open_transport(BrokerAddress.parse(broker.url), "board", came)
         link.connect(10.0)
         threading.Event().wait(3.0)
-        deadline, number = time.monotonic() + 60.0, 0
+        deadline = time.monotonic() + 60.0
+        number = 0
         while broker.pid in {first, None}:
             assert time.monotonic() < deadline
             number += 1
@@ -356,7 +429,9 @@ def test_a_taken_port_is_an_error_that_says_what_to_do(tmp_path):
     port = free_port()
     with (
         EmbeddedBroker(tmp_path / "a", port=port),
-        pytest.raises(TransportError, match=rf"port {port} on 127\.0\.0\.1 is taken.*\[broker\] port"),
+        pytest.raises(
+            TransportError, match=rf"port {port} on 127\.0\.0\.1 is taken.*\[broker\] port"
+        ),
     ):
         EmbeddedBroker(tmp_path / "b", port=port).start()
 
@@ -365,15 +440,20 @@ def test_a_broker_that_is_down_is_an_error_with_its_address(config):
     """`shoal run` against an address where nothing listens ends soon, naming it."""
     port = free_port()
     settings = config(broker={"url": f"mqtt://127.0.0.1:{port}", "connect_timeout_seconds": 1})
-    with pytest.raises(TransportError, match=f"cannot connect to the broker at mqtt://127.0.0.1:{port} within 1 s"):
+    with pytest.raises(
+        TransportError, match=f"cannot connect to the broker at mqtt://127.0.0.1:{port} within 1 s"
+    ):
         run_fleet(settings)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads memory from /proc")
 def test_an_embedded_broker_forgets_small_messages_that_came_with_large_ones(tmp_path):
-    """Of each message it keeps what was read with it, here 100 kB of an update: it must not keep thousands of them."""
-    topics, inbox = Topics("f"), queue.SimpleQueue()
+    """Of each message it keeps what was read with it, here 100 kB of an update: it must not keep
+    thousands of them.
+    """
+    topics = Topics("f")
+    inbox = queue.SimpleQueue()
 
     def resident_mb():
         lines = Path(f"/proc/{broker.pid}/status").read_text().splitlines()
@@ -388,7 +468,9 @@ def test_an_embedded_broker_forgets_small_messages_that_came_with_large_ones(tmp
             stack.callback(link.close)
         server.subscribe(topics.reply("+"))
         server.subscribe(topics.upload("+", "+"))
-        device.publish_stream(((topics.upload("t", 0), bytes(100_000)) for _ in range(100)), time.monotonic() + 60)
+        device.publish_stream(
+            ((topics.upload("t", 0), bytes(100_000)) for _ in range(100)), time.monotonic() + 60
+        )
         before = resident_mb()
         for _ in range(1000):
             sent = (topics.upload("t", 0), bytes(100_000)), (topics.reply("device"), bytes(300))
@@ -401,7 +483,9 @@ def test_an_embedded_broker_forgets_small_messages_that_came_with_large_ones(tmp
 def test_an_embedded_broker_that_dies_is_started_again(config, running, fleet, tmp_path):
     """The server notices and revives it on the same port; the round goes on."""
     port = free_port()
-    settings = config(broker={"port": port}, evaluation={"data": None}, round={"deadline_seconds": 60})
+    settings = config(
+        broker={"port": port}, evaluation={"data": None}, round={"deadline_seconds": 60}
+    )
     server = Server(settings.fleet, settings.store, settings.broker)
     killed = []
 
@@ -418,7 +502,9 @@ def test_an_embedded_broker_that_dies_is_started_again(config, running, fleet, t
 
 
 def test_a_broker_that_cannot_start_now_may_start_later(tmp_path, monkeypatch):
-    """Whatever it lacks for a while: a port, a package that is upgraded just now, the list of members."""
+    """Whatever it lacks for a while: a port, a package that is upgraded just now, the list of
+    members.
+    """
     with EmbeddedBroker(tmp_path, port=free_port()) as broker:
         broker._process.kill()
         monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
@@ -429,11 +515,15 @@ def test_a_broker_that_cannot_start_now_may_start_later(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_run_outlives_an_embedded_broker_whose_port_another_program_took(config, running, fleet, monkeypatch):
+def test_a_run_outlives_an_embedded_broker_whose_port_another_program_took(
+    config, running, fleet, monkeypatch
+):
     """The run had failed for good, and its server ended; both wait until the port is free again."""
     monkeypatch.setattr(serving, "RETRY_SECONDS", 0.5)
     port = free_port()
-    settings = config(broker={"port": port}, evaluation={"data": None}, round={"deadline_seconds": 60})
+    settings = config(
+        broker={"port": port}, evaluation={"data": None}, round={"deadline_seconds": 60}
+    )
     server = Server(settings.fleet, settings.store, settings.broker)
     taken = []
 
@@ -480,16 +570,27 @@ def test_views_of_a_stored_run(stored):
     """Status, devices, rounds and log tell what happened, and all of it is plain JSON."""
     store, finished = stored
     status = queries.status(store)
-    assert (status.run.id, status.run.status, status.closed, status.rounds) == (finished.run, "finished", 2, 2)
+    assert (status.run.id, status.run.status, status.closed, status.rounds) == (
+        finished.run,
+        "finished",
+        2,
+        2,
+    )
     assert status.evaluation == finished.evaluation
-    assert (finished.wire_bytes, finished.payload_bytes) == (status.run.wire_bytes, status.run.payload_bytes)
+    assert (finished.wire_bytes, finished.payload_bytes) == (
+        status.run.wire_bytes,
+        status.run.payload_bytes,
+    )
     devices = queries.devices(store)
     assert [(item.device.id, item.merged, item.tier) for item in devices] == [
         ("a", 2, "w1.00-d1"),
         ("b", 2, "w1.00-d1"),
     ]
     rounds = queries.rounds(store, finished.run[:-2])
-    assert [(item.round.number, item.phases) for item in rounds] == [(1, {"merged": 2}), (2, {"merged": 2})]
+    assert [(item.round.number, item.phases) for item in rounds] == [
+        (1, {"merged": 2}),
+        (2, {"merged": 2}),
+    ]
     kinds = [line.kind for line in queries.log(store, finished.run)]
     assert kinds[0] == "run-started"
     assert kinds[-1] == "run-finished"
@@ -501,13 +602,20 @@ def test_views_of_a_stored_run(stored):
 
 
 def test_who_is_not_training_is_told_why(url, config, running, fleet):
-    """In `shoal devices`: too narrow for every tier, unable by its own word, refusing; not who trains."""
+    """In `shoal devices`: too narrow for every tier, unable by its own word, refusing; not who
+    trains.
+    """
     settings = config(round={"rounds": 2, "min_devices": 2, "quorum": 0.5})
     with (
         Peer(fleet, "able", url, honest(1.0)),
         Peer(fleet, "narrow", url, honest(1.0), profile=profile(max_width=0.1)),
         Peer(fleet, "broken", url, honest(1.0), profile=profile(unable="libgomp.so.1 is missing")),
-        Peer(fleet, "full", url, lambda peer, work: peer.refuse(work, RefusalReason.NO_SPACE, "no space")),
+        Peer(
+            fleet,
+            "full",
+            url,
+            lambda peer, work: peer.refuse(work, RefusalReason.NO_SPACE, "no space"),
+        ),
     ):
         finished = running(settings, url).wait()
         store = Store(settings.store, read_only=True)
@@ -516,15 +624,20 @@ def test_who_is_not_training_is_told_why(url, config, running, fleet):
         finally:
             store.close()
     assert finished.status == "finished", finished.error
-    assert reasons.pop("narrow").startswith("none of the tiers w1.00-d1, w0.50-d1 fits it: it has max_width 0.1")
+    assert reasons.pop("narrow").startswith(
+        "none of the tiers w1.00-d1, w0.50-d1 fits it: it has max_width 0.1"
+    )
     assert reasons.pop("full").startswith("round 2: declined")
     assert reasons == {"able": "", "broken": "libgomp.so.1 is missing"}
 
 
 def test_every_version_can_be_exported(stored, tmp_path):
-    """Weights of any version come out as safetensors with their origin; statistics with those that have them."""
+    """Weights of any version come out as safetensors with their origin; statistics with those that
+    have them.
+    """
     store, finished = stored
-    first, last = load_version(store, version=0), load_version(store)
+    first = load_version(store, version=0)
+    last = load_version(store)
     for name, value in first.weights.items():
         np.testing.assert_allclose(last.weights[name], value + 3.0, rtol=1e-6, atol=1e-6)
     assert list(last.weights) == ["hidden.weight", "hidden.bias", "head.weight", "head.bias"]
@@ -542,7 +655,9 @@ def test_only_versions_are_kept_when_a_run_is_over(stored):
     store, _ = stored
     kept = [path.name for path in (store.folder / "blobs" / "objects").rglob("*") if path.is_file()]
     versions = store.versions(store.runs()[0].id)
-    wanted = {version.digest for version in versions} | {version.statistics_digest for version in versions} - {None}
+    wanted = {version.digest for version in versions} | {
+        version.statistics_digest for version in versions
+    } - {None}
     assert set(kept) == wanted
     assert not [path for path in (store.folder / "updates").rglob("*") if path.is_file()]
 
@@ -564,6 +679,11 @@ open_graph(Path({str(graph)!r}), threads=1)
 print(sorted({{"torch", "onnx"}} & set(sys.modules)))
 """
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60, cwd=ROOT
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+        cwd=ROOT,
     )
     assert done.stdout.strip() == "[]"

@@ -1,4 +1,6 @@
-"""Merges of adapters of unequal rank, by entries and by products, against the formulas written out in numpy."""
+"""Merges of adapters of unequal rank, by entries and by products, against the formulas written out
+in numpy.
+"""
 
 from types import SimpleNamespace
 
@@ -14,19 +16,32 @@ from fleet_protocol.messages import TaskMetrics
 from tests.broker_server.merging import layout_of, plan_of
 from tests.broker_server.methods import built, merged
 
-RANK, OUT, IN = 4, 6, 3
+RANK = 4
+OUT = 6
+IN = 3
 LAYOUT = layout_of(
     {"a.down": ("r", "inputs"), "a.up": ("kernel", "r"), "head": ("classes", "inputs")},
     {"r": RANK, "kernel": OUT, "inputs": IN, "classes": 4},
 )
-OLD = {name: np.full(shape, 9, np.float32) for name, shape in LAYOUT.shapes(LAYOUT.tier(1.0)).items()}
+OLD = {
+    name: np.full(shape, 9, np.float32) for name, shape in LAYOUT.shapes(LAYOUT.tier(1.0)).items()
+}
 
 
 def update(device: str, width: float, seed: int, examples: int = 10) -> Contribution:
-    plan, draw = plan_of(LAYOUT, width), np.random.default_rng(seed)
-    weights = {name: draw.normal(size=tensor.local_shape).astype(np.float32) for name, tensor in plan.tensors.items()}
+    plan = plan_of(LAYOUT, width)
+    draw = np.random.default_rng(seed)
+    weights = {
+        name: draw.normal(size=tensor.local_shape).astype(np.float32)
+        for name, tensor in plan.tensors.items()
+    }
     metrics = TaskMetrics(
-        examples=examples, batches=1, labels=(0, 1, 2, 3), fetch_seconds=0, train_seconds=0, resident_bytes=0
+        examples=examples,
+        batches=1,
+        labels=(0, 1, 2, 3),
+        fetch_seconds=0,
+        train_seconds=0,
+        resident_bytes=0,
     )
     return Contribution(device, LAYOUT.tier(width), f"{width}", plan, weights, metrics)
 
@@ -44,27 +59,42 @@ def product(weights) -> np.ndarray:
 
 def test_an_adapter_is_known_by_its_shape():
     """Two matrices of one module with one cut axis between them; the head is none."""
-    assert [(item.up, item.down, item.rank) for item in adapters_of(LAYOUT)] == [("a.up", "a.down", RANK)]
+    assert [(item.up, item.down, item.rank) for item in adapters_of(LAYOUT)] == [
+        ("a.up", "a.down", RANK)
+    ]
 
 
 def test_adapters_of_one_module_and_two_axes_are_two():
     """What they share tells which factors belong together."""
-    names = {f"a.{axis}_up": ("kernel", axis) for axis in "rs"} | {f"a.{axis}_down": (axis, "inputs") for axis in "rs"}
+    names = {f"a.{axis}_up": ("kernel", axis) for axis in "rs"} | {
+        f"a.{axis}_down": (axis, "inputs") for axis in "rs"
+    }
     layout = layout_of(names, {"r": RANK, "s": RANK, "kernel": OUT, "inputs": IN, "classes": 4})
-    assert [(item.up, item.down) for item in adapters_of(layout)] == [("a.r_up", "a.r_down"), ("a.s_up", "a.s_down")]
+    assert [(item.up, item.down) for item in adapters_of(layout)] == [
+        ("a.r_up", "a.r_down"),
+        ("a.s_up", "a.s_down"),
+    ]
 
 
 def test_two_adapters_of_one_module_are_refused():
-    """The later matrices had replaced the earlier, in some orders the one adapter's up beside the other's down."""
-    up, down = ("kernel", "r"), ("r", "inputs")
+    """The later matrices had replaced the earlier, in some orders the one adapter's up beside the
+    other's down.
+    """
+    up = ("kernel", "r")
+    down = ("r", "inputs")
     fused = {"a.q_up": up, "a.q_down": down, "a.v_down": down, "a.v_up": up}
     layout = layout_of(fused, {"r": RANK, "kernel": OUT, "inputs": IN, "classes": 4})
-    with pytest.raises(PlanError, match=r"which of a\.q_up, a\.v_up, a\.q_down, a\.v_down are one adapter cannot be"):
+    with pytest.raises(
+        PlanError,
+        match=r"which of a\.q_up, a\.v_up, a\.q_down, a\.v_down are one adapter cannot be",
+    ):
         adapters_of(layout)
 
 
 def test_by_entries_zeros_pad_and_norms_weigh():
-    """Sum of |up down| padded(up) over the sum of the norms: entries of large ranks alone are drawn to zero."""
+    """Sum of |up down| padded(up) over the sum of the norms: entries of large ranks alone are drawn
+    to zero.
+    """
     found = merge("hetlora")
     norms = [np.linalg.norm(product(item.weights)) for item in UPDATES]
     for name, axis in (("a.up", 1), ("a.down", 0)):
@@ -77,7 +107,9 @@ def test_by_entries_zeros_pad_and_norms_weigh():
 
 
 def test_by_products_the_leading_units_are_the_best_of_each_rank():
-    """The whole rank has the product's best approximation, and its first r units the best of rank r."""
+    """The whole rank has the product's best approximation, and its first r units the best of rank
+    r.
+    """
     found = merge("flexlora")
     mean = sum(item.metrics.examples * product(item.weights) for item in UPDATES) / 60
     left, values, right = np.linalg.svd(mean, full_matrices=False)
@@ -87,7 +119,9 @@ def test_by_products_the_leading_units_are_the_best_of_each_rank():
         np.testing.assert_allclose(product(cut), best, atol=1e-5)
     assert not found["a.up"][:, IN:].any()  # a matrix of three columns has no fourth value
     uniform = merge("flexlora", weighting="uniform")
-    np.testing.assert_allclose(product(uniform), sum(product(item.weights) for item in UPDATES) / 3, atol=1e-5)
+    np.testing.assert_allclose(
+        product(uniform), sum(product(item.weights) for item in UPDATES) / 3, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("name", ["hetlora", "flexlora"])
@@ -137,7 +171,9 @@ def test_what_does_not_go_together_is_refused_with_what_does():
 
 
 def test_devices_keep_nothing_of_units_that_are_factored_anew():
-    """An optimizer's moments, or what an encoding took, would be of other units: as of a plan that moves."""
+    """An optimizer's moments, or what an encoding took, would be of other units: as of a plan that
+    moves.
+    """
 
     def moving(name):
         run = SimpleNamespace(

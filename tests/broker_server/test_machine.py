@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 
 from broker_server.rounds.closing import ClosingRule, Decision, Standing, decide, quorum_of
 from broker_server.store import TaskPhase
-from broker_server.store.machine import FINAL, TRANSITIONS, RoundEvent, RoundState, RoundTransitionError, advance
+from broker_server.store.machine import (
+    FINAL,
+    TRANSITIONS,
+    RoundEvent,
+    RoundState,
+    RoundTransitionError,
+    advance,
+)
 
 HAPPY = [RoundEvent.ANNOUNCE, RoundEvent.ANNOUNCED, RoundEvent.ANSWERED, RoundEvent.MERGED]
 
@@ -40,7 +47,11 @@ def test_every_state_but_the_final_ones_can_be_given_up():
         assert advance(state, RoundEvent.GIVE_UP) is RoundState.ABANDONED
 
 
-O, R, D, X, M = (TaskPhase.OFFERED, TaskPhase.RECEIVED, TaskPhase.DECLINED, TaskPhase.REFUSED, TaskPhase.MISSED)
+O = TaskPhase.OFFERED
+R = TaskPhase.RECEIVED
+D = TaskPhase.DECLINED
+X = TaskPhase.REFUSED
+M = TaskPhase.MISSED
 
 
 def rule(**changes):
@@ -82,22 +93,30 @@ def test_a_short_collection_says_how_it_fell_short():
 
 @given(st.lists(st.sampled_from([O, R, D, X]), min_size=1, max_size=8), st.floats(0.1, 1))
 def test_a_collection_always_ends_at_its_deadline(phases, share):
-    """From the deadline on the decision is final, and the round goes on exactly with a quorum of updates."""
+    """From the deadline on the decision is final, and the round goes on exactly with a quorum of
+    updates.
+    """
     event = found(phases, share=share, now=10).event
     enough = phases.count(R) >= quorum_of(share, len(phases) - phases.count(X))
     assert event in ({RoundEvent.ANSWERED, RoundEvent.DEADLINE} if enough else {RoundEvent.GIVE_UP})
 
 
 def test_nobody_waits_for_devices_that_are_gone():
-    """With a quorum the others have a quarter of the slowest's time to come back, from when each of them left."""
+    """With a quorum the others have a quarter of the slowest's time to come back, from when each of
+    them left.
+    """
     answered = [Standing(R, answered=at) for at in (1.0, 2.0, 4.0)]
     gone = [*answered, Standing(O, left=0.5)]
-    assert decide(gone, rule(), 4.0).event is RoundEvent.REST_AWAY  # away for 3.5, one more than granted
+    assert (
+        decide(gone, rule(), 4.0).event is RoundEvent.REST_AWAY
+    )  # away for 3.5, one more than granted
     late = [*answered, Standing(O, left=0.5), Standing(O, left=3.8)]
     assert decide(late, rule(wanted=5), 4.0).until == pytest.approx(4.8)
     assert decide(late, rule(wanted=5), 4.8).event is RoundEvent.REST_AWAY
     assert decide([*late, Standing(O)], rule(wanted=6), 9.0) == Decision(until=10.0)
-    assert decide(late, rule(wanted=5, share=1.0), 9.0).event is None  # no quorum: they may still come
+    assert (
+        decide(late, rule(wanted=5, share=1.0), 9.0).event is None
+    )  # no quorum: they may still come
     assert decide(late, rule(wanted=5, grace=3.0), 6.7).event is None
     assert decide(late, rule(wanted=5, grace=3.0), 6.8).event is RoundEvent.REST_AWAY
     assert decide(late, rule(wanted=5, grace=0.0), 4.0).event is RoundEvent.REST_AWAY

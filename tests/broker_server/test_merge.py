@@ -1,4 +1,6 @@
-"""The selective average: the worked examples of the specification, and its properties for any mix of sub-models."""
+"""The selective average: the worked examples of the specification, and its properties for any mix
+of sub-models.
+"""
 
 import json
 import subprocess
@@ -50,7 +52,9 @@ def test_h3_rows_of_absent_labels_are_left_out():
         fold(state, client["name"], plan_of(layout, client["s"]), update, labels=client["labels"])
     np.testing.assert_array_equal(coverage(state, "w"), case["expected"]["W_count"])
     np.testing.assert_array_equal(coverage(state, "bias"), case["expected"]["b_count"])
-    after = finish(state, {"w": f32(case["inputs"]["W_global"]), "bias": f32(case["inputs"]["b_global"])})
+    after = finish(
+        state, {"w": f32(case["inputs"]["W_global"]), "bias": f32(case["inputs"]["b_global"])}
+    )
     np.testing.assert_allclose(after["w"], case["expected"]["W_new"], rtol=1e-6)
     np.testing.assert_allclose(after["bias"], case["expected"]["b_new"], rtol=1e-6)
 
@@ -71,10 +75,14 @@ def test_h4_a_whole_net():
     state = start(layout)
     for client in case["inputs"]["clients"]:
         plan = plan_of(layout, client["s"])
-        update = {name: value + np.float32(client["delta"]) for name, value in plan.slice(old).items()}
+        update = {
+            name: value + np.float32(client["delta"]) for name, value in plan.slice(old).items()
+        }
         fold(state, plan.title, plan, update, labels=client["labels"])
     for name, count in case["expected"]["count"].items():
-        np.testing.assert_array_equal(np.broadcast_to(coverage(state, name), old[name].shape), count)
+        np.testing.assert_array_equal(
+            np.broadcast_to(coverage(state, name), old[name].shape), count
+        )
     for name, value in finish(state, old).items():
         np.testing.assert_allclose(value, case["expected"]["new"][name], rtol=1e-6)
 
@@ -87,7 +95,9 @@ def test_r6_rolling_windows(direction):
     layout = layout_of({"w": ("a", "b")}, {"a": 4, "b": 4, "classes": CLASSES})
     state = start(layout)
     for client in expected["clients"]:
-        plan = plan_of(layout, client["s"], Window(direction=direction), round_index=case["inputs"]["j"])
+        plan = plan_of(
+            layout, client["s"], Window(direction=direction), round_index=case["inputs"]["j"]
+        )
         size = len(client["out_idx"])
         fold(state, plan.title, plan, {"w": np.full((size, size), client["delta"], np.float32)})
     np.testing.assert_array_equal(coverage(state, "w"), expected["count"])
@@ -104,9 +114,12 @@ def test_h8_statistics_of_one_device_and_of_two():
     one = [(len(batches), {"stat.n.mean": f32([mean]), "stat.n.var": f32([variance])})]
     for rule in ("pooled", "per_client"):
         found = combine(one, ["n"], rule)
-        np.testing.assert_allclose(found["stat.n.mean"], case["expected"]["running_mean"], rtol=1e-6)
+        np.testing.assert_allclose(
+            found["stat.n.mean"], case["expected"]["running_mean"], rtol=1e-6
+        )
         np.testing.assert_allclose(found["stat.n.var"], case["expected"]["running_var"], rtol=1e-6)
-    # One batch on a first device, two on a second: means 2 and 8, within-batch variances 2 and 6 (all unbiased).
+    # One batch on a first device, two on a second: means 2 and 8, within-batch variances 2 and 6
+    # (all unbiased).
     two = [
         (1, {"stat.n.mean": f32([2]), "stat.n.var": f32([2])}),
         (2, {"stat.n.mean": f32([8]), "stat.n.var": f32([6])}),
@@ -132,17 +145,24 @@ def updates(draw, *, full=False):
         kind = "static" if full else draw(st.sampled_from(["static", "rolling", "random"]))
         plan = plan_of(LAYOUT, width, kind, depth, round_index=number, seed=index)
         key = f"{kind}-{width}-{depth}" + (f"-{index}" if kind == "random" else "")
-        tensors = {name: rng.standard_normal(item.local_shape, np.float32) for name, item in plan.tensors.items()}
+        tensors = {
+            name: rng.standard_normal(item.local_shape, np.float32)
+            for name, item in plan.tensors.items()
+        }
         weight = draw(st.sampled_from([1.0, 2.0, 7.5]))
         labels = None if full else draw(st.none() | st.sets(st.integers(0, CLASSES - 1)))
         found.append((key, plan, tensors, weight, labels))
-    return found, {item.name: rng.standard_normal(item.shape, np.float32) for item in LAYOUT.parameters}
+    return found, {
+        item.name: rng.standard_normal(item.shape, np.float32) for item in LAYOUT.parameters
+    }
 
 
 @given(updates())
 @settings(max_examples=60, deadline=None)
 def test_every_entry_is_the_weighted_mean_of_those_that_hold_it(case):
-    """Any mix of widths, depths, plans, weights and labels agrees with the definition, entry by entry."""
+    """Any mix of widths, depths, plans, weights and labels agrees with the definition, entry by
+    entry.
+    """
     found, old = case
     after = merged(found, old)
     for name, (expected, _) in oracle(found, old).items():
@@ -164,7 +184,10 @@ def test_entries_that_nobody_holds_keep_their_bits(case):
 def test_weights_of_an_entry_sum_to_one(case):
     """Updates that all say 1 merge to 1 wherever anyone holds the entry."""
     found, old = case
-    ones = [(key, plan, {n: np.ones_like(t) for n, t in tensors.items()}, w, c) for key, plan, tensors, w, c in found]
+    ones = [
+        (key, plan, {n: np.ones_like(t) for n, t in tensors.items()}, w, c)
+        for key, plan, tensors, w, c in found
+    ]
     after = merged(ones, old)
     for name, (_, count) in oracle(found, old).items():
         np.testing.assert_allclose(after[name][count > 0], 1, rtol=1e-6)
@@ -183,7 +206,9 @@ def test_full_tiers_are_federated_averaging(case):
 
 
 def test_an_update_that_does_not_fit_its_plan_adds_nothing():
-    """A missing tensor, a wrong shape or type is an error that names the tensor, and the sums stay as they were."""
+    """A missing tensor, a wrong shape or type is an error that names the tensor, and the sums stay
+    as they were.
+    """
     plan = plan_of(LAYOUT, 0.5)
     good = {name: np.ones(item.local_shape, np.float32) for name, item in plan.tensors.items()}
     for bad, found in (
@@ -192,7 +217,9 @@ def test_an_update_that_does_not_fit_its_plan_adds_nothing():
         (good | {"deep": good["deep"].astype(np.float64)}, r"float64 \(3, 3\)"),
     ):
         state = start(LAYOUT)
-        with pytest.raises(PlanError, match=rf"tensor deep of an update should be float32 \(3, 3\) but is {found}$"):
+        with pytest.raises(
+            PlanError, match=rf"tensor deep of an update should be float32 \(3, 3\) but is {found}$"
+        ):
             fold(state, "k", plan, bad)
         assert not any(value.any() for value in state.sums.values())
     with pytest.raises(PlanError, match="weight"):
@@ -204,7 +231,10 @@ def test_updates_that_are_no_numbers_are_judged_afterwards():
     plan = plan_of(LAYOUT, 1.0)
     state = start(LAYOUT)
     for value in (3e38, 3e38, -np.inf):
-        update = {name: np.full(item.local_shape, value, np.float32) for name, item in plan.tensors.items()}
+        update = {
+            name: np.full(item.local_shape, value, np.float32)
+            for name, item in plan.tensors.items()
+        }
         fold(state, "k", plan, update, weight=2.0)
     assert np.isnan(state.sums["bias"]).all()
 
@@ -216,18 +246,27 @@ def test_a_finished_accumulator_is_spent():
     state = start(LAYOUT)
     fold(state, "k", plan, good)
     finish(state, good)
-    with pytest.raises(PlanError, match=r"^this accumulator was finished; start another for the next merge$"):
+    with pytest.raises(
+        PlanError, match=r"^this accumulator was finished; start another for the next merge$"
+    ):
         fold(state, "k", plan, good)
     with pytest.raises(PlanError, match=r"^this accumulator was finished already$"):
         finish(state, good)
 
 
 def test_kernel_positions_share_a_count():
-    """Dimensions that no plan cuts do not appear in the counts, so a kernel costs one number, not nine."""
+    """Dimensions that no plan cuts do not appear in the counts, so a kernel costs one number, not
+    nine.
+    """
     state = start(LAYOUT)
     for width in (1.0, 0.5):
         plan = plan_of(LAYOUT, width)
-        fold(state, plan.title, plan, {n: np.ones(t.local_shape, np.float32) for n, t in plan.tensors.items()})
+        fold(
+            state,
+            plan.title,
+            plan,
+            {n: np.ones(t.local_shape, np.float32) for n, t in plan.tensors.items()},
+        )
     assert coverage(state, "conv").shape == (6, 1, 1, 1)
     assert coverage(state, "out").shape == (CLASSES,)
 

@@ -1,4 +1,6 @@
-"""The ways through the merge that small models do not take: scattered units, and updates larger than the scratch."""
+"""The ways through the merge that small models do not take: scattered units, and updates larger
+than the scratch.
+"""
 
 import numpy as np
 import pytest
@@ -13,18 +15,32 @@ WIDE = layout_of(
 
 
 def wide_updates():
-    """Random units so scattered that they are moved by meshes: of plain layers, of kernels, of labelled rows."""
+    """Random units so scattered that they are moved by meshes: of plain layers, of kernels, of
+    labelled rows.
+    """
     rng = np.random.default_rng(11)
     found = []
-    for key, weight, labels in (("a", 1.0, {0, 2}), ("b", 2.0, {1, 2}), ("c", 0.5, None), ("c", 7.5, {0})):
+    for key, weight, labels in (
+        ("a", 1.0, {0, 2}),
+        ("b", 2.0, {1, 2}),
+        ("c", 0.5, None),
+        ("c", 7.5, {0}),
+    ):
         plan = plan_of(WIDE, 0.5, "random", seed=ord(key))
-        tensors = {name: rng.standard_normal(item.local_shape, np.float32) for name, item in plan.tensors.items()}
+        tensors = {
+            name: rng.standard_normal(item.local_shape, np.float32)
+            for name, item in plan.tensors.items()
+        }
         found.append((key, plan, tensors, weight, labels))
-    return found, {item.name: rng.standard_normal(item.shape, np.float32) for item in WIDE.parameters}
+    return found, {
+        item.name: rng.standard_normal(item.shape, np.float32) for item in WIDE.parameters
+    }
 
 
 def test_scattered_units_are_merged_as_any_others():
-    """Meshes instead of boxes: the sums, the counts and what nobody holds are those of the definition."""
+    """Meshes instead of boxes: the sums, the counts and what nobody holds are those of the
+    definition.
+    """
     found, old = wide_updates()
     for _, plan, *_ in found:
         for tensor in plan.tensors.values():
@@ -41,7 +57,10 @@ def test_a_weighted_update_is_added_in_pieces_of_any_size(values):
     """However few products fit beside the sums, each entry is multiplied and added once."""
     rng = np.random.default_rng(0)
     plan = plan_of(LAYOUT, 1.0)
-    update = {name: rng.standard_normal(item.local_shape, np.float32) for name, item in plan.tensors.items()}
+    update = {
+        name: rng.standard_normal(item.local_shape, np.float32)
+        for name, item in plan.tensors.items()
+    }
     state = start(LAYOUT)
     state.scratch = np.empty(values, np.float32)
     fold(state, "k", plan, update, weight=3.0)
@@ -50,7 +69,9 @@ def test_a_weighted_update_is_added_in_pieces_of_any_size(values):
 
 
 def test_counts_are_the_smallest_arrays_that_tell():
-    """Float32, one number along whatever every plan keeps whole, and so for a parameter that nobody holds."""
+    """Float32, one number along whatever every plan keeps whole, and so for a parameter that nobody
+    holds.
+    """
     state = start(LAYOUT)
     assert coverage(state, "conv").shape == (1, 1, 1, 1)
     plan = plan_of(LAYOUT, 0.5, depth=1)
@@ -61,7 +82,9 @@ def test_counts_are_the_smallest_arrays_that_tell():
     np.testing.assert_array_equal(coverage(state, "bias"), [1.5, 1.5, 1.5, 0, 0, 0])
     assert coverage(state, "deep").shape == (1, 1)
     assert coverage(state, "deep") == 0
-    assert {coverage(state, item.name).dtype for item in LAYOUT.parameters} == {np.dtype(np.float32)}
+    assert {coverage(state, item.name).dtype for item in LAYOUT.parameters} == {
+        np.dtype(np.float32)
+    }
 
 
 def test_counts_are_added_in_single_precision_one_plan_after_another():
@@ -80,7 +103,9 @@ def test_counts_are_added_in_single_precision_one_plan_after_another():
 def test_the_result_is_float32_in_the_order_of_the_layout():
     """Whatever order the update has."""
     plan = plan_of(LAYOUT, 1.0)
-    update = {name: np.ones(item.local_shape, np.float32) for name, item in reversed(plan.tensors.items())}
+    update = {
+        name: np.ones(item.local_shape, np.float32) for name, item in reversed(plan.tensors.items())
+    }
     after = merged([("k", plan, update, 2.0, None)], update)
     assert [*after] == [item.name for item in LAYOUT.parameters]
     assert {value.dtype for value in after.values()} == {np.dtype(np.float32)}

@@ -1,4 +1,6 @@
-"""A new method is one file: put into the folder of the strategies it is found, configured and built."""
+"""A new method is one file: put into the folder of the strategies it is found, configured and
+built.
+"""
 
 import subprocess
 import sys
@@ -61,11 +63,16 @@ except ConfigError as error:
 
 
 def test_a_strategy_is_found_when_its_file_is_there(tmp_path):
-    """Its table is one of fleet.toml's, with the same help against misspelt keys; no list had to name it."""
+    """Its table is one of fleet.toml's, with the same help against misspelt keys; no list had to
+    name it.
+    """
     (tmp_path / "half.py").write_text(METHOD)
     script = textwrap.dedent(USE).format(folder=str(tmp_path))
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stderr
-    name, problem = done.stdout.splitlines()[:1], done.stdout
+    name = done.stdout.splitlines()[:1]
+    problem = done.stdout
     assert name == ["half 0.25"]
     assert "did you mean 'part'" in problem

@@ -1,4 +1,6 @@
-"""Other artifact sets for a run in progress: which may take the place of its own, for which boards, and how long."""
+"""Other artifact sets for a run in progress: which may take the place of its own, for which boards,
+and how long.
+"""
 
 import json
 import shutil
@@ -47,11 +49,19 @@ def test_another_recipe_may_take_the_place_in_the_chunks_of_the_run(config, othe
 @pytest.mark.parametrize(
     ("change", "train", "words"),
     [
-        (lambda d: d["settings"].update(more=1), {}, "settings of w1.00-d1 are others than in the run in progress"),
+        (
+            lambda d: d["settings"].update(more=1),
+            {},
+            "settings of w1.00-d1 are others than in the run in progress",
+        ),
         (lambda d: d["parameters"][0].update(axes=["x", "y"]), {}, "parameters of w1.00-d1"),
         (lambda d: d["recipe"]["loss"].update(name="other"), {}, "recipe.loss of w1.00-d1"),
         (lambda d: d["graphs"].pop("onnx/stats"), {}, "graph onnx/stats of w1.00-d1"),
-        (lambda d: d["states"].append({"name": "m", "shape": []}), {"optimizer_state": "keep"}, "states of w1.00-d1"),
+        (
+            lambda d: d["states"].append({"name": "m", "shape": []}),
+            {"optimizer_state": "keep"},
+            "states of w1.00-d1",
+        ),
         (clipped, {"micro_batch": 2}, "was exported for whole batches"),
     ],
 )
@@ -77,17 +87,22 @@ class Blobs:
         """A device that is away needs nothing."""
 
     def serve(self, files, chunk_bytes=None):
-        self.files, self.chunk_bytes = files, chunk_bytes
+        self.files = files
+        self.chunk_bytes = chunk_bytes
 
 
-def test_tasks_name_them_for_boards_that_have_passed(config, others, artifacts, tmp_path, monkeypatch):
+def test_tasks_name_them_for_boards_that_have_passed(
+    config, others, artifacts, tmp_path, monkeypatch
+):
     """Until a board fails, or the rollout stops; never in a run of another model."""
-    folder, settings = tmp_path / "lab", config()
+    folder = tmp_path / "lab"
+    settings = config()
     found_fleet(folder, Founding("lab", "h"))
     new = load_others(settings, others(clipped))
     begin(folder, {}, 90, new, stages=(1.0,), within_seconds=60.0, most_failed=0.5, gate=1)
     number = read_rollout(folder).release.number
-    carrier, blobs = Carrier(folder, lambda: dict.fromkeys("ab", b'{"revoked": "00"}')), Blobs()
+    carrier = Carrier(folder, lambda: dict.fromkeys("ab", b'{"revoked": "00"}'))
+    blobs = Blobs()
     monkeypatch.setattr("broker_server.service.rollout._LOOK_SECONDS", 0.0)
     context = prepare_run("r", settings, load_artifacts(artifacts, ARCH, chunk_bytes=1024))
     context = replace(context, sets=carrier.sets)
@@ -107,7 +122,9 @@ def test_tasks_name_them_for_boards_that_have_passed(config, others, artifacts, 
     try:
         assert named(store, a=begun, b=begun) == set()
         assert set(read_rollout(folder).asked) == {"a", "b"}
-        assert {spec.digest for spec in other[item.tier.id].manifest.graphs.values()} <= blobs.files.keys()
+        assert {
+            spec.digest for spec in other[item.tier.id].manifest.graphs.values()
+        } <= blobs.files.keys()
         assert blobs.chunk_bytes == 1024
         assert named(store, a=begun, b=passed) == {"b"}
         assert named(store, a=passed, b=passed) == {"a", "b"}
@@ -131,15 +148,21 @@ def test_tasks_name_them_for_boards_that_have_passed(config, others, artifacts, 
             store.see_device(DeviceStatus(fleet="lab", device=name, online=True, state="idle"))
             fleet.see(DeviceStatus(fleet="lab", device=name, online=True, state="idle"))
         carrier.turn(fleet, blobs, store)
-        assert set(read_rollout(folder).asked) == {"b"}  # a was revoked, and is waited for no longer
+        assert set(read_rollout(folder).asked) == {
+            "b"
+        }  # a was revoked, and is waited for no longer
         assert fleet.online == ("b",)
         assert [(device.id, device.online, device.state) for device in store.devices()] == [
             ("a", False, "revoked"),
             ("b", True, "idle"),
         ]
         store.see_device(DeviceProfile(fleet="lab", device="a", profile=profile()))
-        assert Fleet(store.devices()).dismiss({"b"}) == []  # which a server that starts again need not say once more
-        members.add("a")  # as after a time of a wrong clock: a board that is connected says nothing new
+        assert (
+            Fleet(store.devices()).dismiss({"b"}) == []
+        )  # which a server that starts again need not say once more
+        members.add(
+            "a"
+        )  # as after a time of a wrong clock: a board that is connected says nothing new
         carrier.turn(fleet, blobs, store)
         assert fleet.online == ("a", "b")
         assert [(device.online, device.state) for device in store.devices()] == [(True, "idle")] * 2

@@ -1,4 +1,6 @@
-"""Updates on their way in: small ones wait in memory, what finds no room there on disk, and both come out the same."""
+"""Updates on their way in: small ones wait in memory, what finds no room there on disk, and both
+come out the same.
+"""
 
 import pytest
 
@@ -16,10 +18,15 @@ def add(partial, task, data, *indices):
         partial.add(task, encode_chunk(data, index, CHUNK), 10_000)
 
 
-def test_an_update_without_room_in_memory_goes_to_the_disk_and_survives_there(tmp_path, monkeypatch):
-    """Of two only the second is on the disk, and alone goes on with the next server; both come out whole."""
+def test_an_update_without_room_in_memory_goes_to_the_disk_and_survives_there(
+    tmp_path, monkeypatch
+):
+    """Of two only the second is on the disk, and alone goes on with the next server; both come out
+    whole.
+    """
     monkeypatch.setattr(partial_uploads, "_HELD_BYTES", 3000)
-    first, second = bytes(range(250)) * 10, bytes(reversed(range(250))) * 10
+    first = bytes(range(250)) * 10
+    second = bytes(reversed(range(250))) * 10
     partial = PartialUploads(BlobStore(tmp_path), BlobStore(tmp_path))
     add(partial, "a", first, 2, 0)
     add(partial, "b", second, 1)
@@ -42,8 +49,10 @@ def test_an_update_without_room_in_memory_goes_to_the_disk_and_survives_there(tm
 
 def test_an_update_in_memory_whose_digest_is_wrong_is_dropped(tmp_path):
     """Nothing of it stays, in memory or on disk, so all of it is asked for again."""
-    right, wrong = bytes(2500), bytes(2499) + b"1"
-    partial, ref = PartialUploads(BlobStore(tmp_path), BlobStore(tmp_path)), blob_ref(right, CHUNK)
+    right = bytes(2500)
+    wrong = bytes(2499) + b"1"
+    partial = PartialUploads(BlobStore(tmp_path), BlobStore(tmp_path))
+    ref = blob_ref(right, CHUNK)
     add(partial, "a", wrong, 0, 1, 2)
     with pytest.raises(RefusedError, match="came for blob"):
         add(partial, "a", bytes(2000), 0)

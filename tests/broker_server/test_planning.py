@@ -8,7 +8,15 @@ import pytest
 
 from broker_server.rounds.artifacts import load_artifacts
 from broker_server.rounds.closing import ClosingRule
-from broker_server.rounds.fleet import Assignment, Fleet, assign, choose, usable_tiers, wanted_of, why_unfit
+from broker_server.rounds.fleet import (
+    Assignment,
+    Fleet,
+    assign,
+    choose,
+    usable_tiers,
+    wanted_of,
+    why_unfit,
+)
 from broker_server.rounds.new_version import first_version
 from broker_server.rounds.planning import open_collection, plan_round, task_id
 from broker_server.rounds.run_context import prepare_run
@@ -51,8 +59,12 @@ def test_a_device_gets_the_largest_tier_it_declares(tiers):
         "idle": profile(examples=0),
         "bare": profile(backends={}),
         "thin": profile(max_width=0.25),
-        "lowered": profile(memory_below=tiers["w1.00-d1"].manifest.peak_memory_bytes, lowered="out of memory"),
-        "tiny": profile(memory_below=tiers["w0.50-d1"].manifest.peak_memory_bytes, lowered="out of memory"),
+        "lowered": profile(
+            memory_below=tiers["w1.00-d1"].manifest.peak_memory_bytes, lowered="out of memory"
+        ),
+        "tiny": profile(
+            memory_below=tiers["w0.50-d1"].manifest.peak_memory_bytes, lowered="out of memory"
+        ),
     }
     assert given(profiles, tiers) == {
         "big": "w1.00-d1",
@@ -68,23 +80,36 @@ def test_a_device_gets_the_largest_tier_it_declares(tiers):
     ("changes", "config", "words"),
     [
         ({}, {}, ""),
-        ({"unable": "onnxruntime 1 does not work on this board"}, {}, "onnxruntime 1 does not work on this board"),
+        (
+            {"unable": "onnxruntime 1 does not work on this board"},
+            {},
+            "onnxruntime 1 does not work on this board",
+        ),
         ({"backends": {}}, {}, "install shoal[device] on it"),
         ({"examples": 0}, {}, "look at [data] of its device.toml"),
-        ({"max_width": 0.25}, {}, "none of the tiers w1.00-d1, w0.50-d1 fits it: it has max_width 0.25"),
+        (
+            {"max_width": 0.25},
+            {},
+            "none of the tiers w1.00-d1, w0.50-d1 fits it: it has max_width 0.25",
+        ),
         ({"max_depth": 1}, {}, ""),
         (
             {"memory_below": 1, "lowered": "training w0.50-d1 took this board out of memory"},
             {},
             "training w0.50-d1 took",
         ),
-        ({"free_ram_bytes": 1_000_000}, {}, "1000000 bytes of free memory, of which 80% may be used; w0.50-d1 needs"),
+        (
+            {"free_ram_bytes": 1_000_000},
+            {},
+            "1000000 bytes of free memory, of which 80% may be used; w0.50-d1 needs",
+        ),
         ({"max_width": 0.5}, {"exclude_smaller": True}, "none of the tiers w1.00-d1 fits it"),
     ],
 )
 def test_who_is_left_out_is_told_why(tiers, changes, config, words):
     """And exactly those are left out."""
-    settings, device = TiersConfig(**config), profile(**changes)
+    settings = TiersConfig(**config)
+    device = profile(**changes)
     said = why_unfit(device, usable_tiers(tiers, settings), settings)
     assert words in said
     assert bool(said) == bool(words)
@@ -92,17 +117,26 @@ def test_who_is_left_out_is_told_why(tiers, changes, config, words):
 
 
 def test_baselines_restrict_the_tiers(tiers):
-    """AllSmall allows one tier for everybody; Exclusive leaves out who cannot train the whole model."""
+    """AllSmall allows one tier for everybody; Exclusive leaves out who cannot train the whole
+    model.
+    """
     profiles = {"big": profile(), "narrow": profile(max_width=0.5)}
-    assert given(profiles, tiers, allowed=("w0.50-d1",)) == {"big": "w0.50-d1", "narrow": "w0.50-d1"}
+    assert given(profiles, tiers, allowed=("w0.50-d1",)) == {
+        "big": "w0.50-d1",
+        "narrow": "w0.50-d1",
+    }
     assert given(profiles, tiers, exclude_smaller=True) == {"big": "w1.00-d1"}
     with pytest.raises(ConfigError, match=r"no tier 'w0\.25-d1' is exported"):
         usable_tiers(tiers, TiersConfig(allowed=("w0.25-d1",)))
 
 
 def test_devices_are_drawn_by_seed_and_round(tiers):
-    """A share rounded up, at least the minimum, without repetition, and the same again after a restart."""
-    eligible = assign({f"d{i}": profile() for i in range(10)}, usable_tiers(tiers, TiersConfig()), TiersConfig())
+    """A share rounded up, at least the minimum, without repetition, and the same again after a
+    restart.
+    """
+    eligible = assign(
+        {f"d{i}": profile() for i in range(10)}, usable_tiers(tiers, TiersConfig()), TiersConfig()
+    )
 
     def drawn(fraction, least, number):
         wanted = wanted_of(len(eligible), fraction=fraction, least=least)
@@ -133,7 +167,17 @@ def test_task_ids_are_names_that_fit_a_topic():
     """The same part gets the same id, another part another one, however long the names are."""
     long = "x" * 64
     assert task_id(long, 3, "train", long) == task_id(long, 3, "train", long)
-    assert len({task_id("r", n, k, d) for n in (1, 2) for k in ("train", "statistics") for d in ("a", "b")}) == 8
+    assert (
+        len(
+            {
+                task_id("r", n, k, d)
+                for n in (1, 2)
+                for k in ("train", "statistics")
+                for d in ("a", "b")
+            }
+        )
+        == 8
+    )
     assert len(task_id(long, 10**6, "statistics", long)) <= 64
 
 
@@ -182,7 +226,9 @@ class Letterbox:
 
 @pytest.fixture
 def offered_rates(artifacts, tmp_path):
-    """From the text of a fleet.toml and numbers of rounds to the learning rates in the offers a device would get."""
+    """From the text of a fleet.toml and numbers of rounds to the learning rates in the offers a
+    device would get.
+    """
 
     def rates(train, numbers):
         text = f"""
@@ -200,9 +246,15 @@ rounds = 2000
         chosen = [Assignment("a", context.tiers[0])]
         letters = Letterbox()
         for number in numbers:
-            _, tasks, _ = plan_round(context, chosen, replace(start, number=number - 1), number, blobs)
-            collection = open_collection(context, tasks, ClosingRule(share=1.0, wanted=1, opened=0.0, deadline=60.0))
-            Outbox(letters, Topics("lab"), tmp_path).offer(tasks[0], collection.tasks[tasks[0].id].instructions, 1.0)
+            _, tasks, _ = plan_round(
+                context, chosen, replace(start, number=number - 1), number, blobs
+            )
+            collection = open_collection(
+                context, tasks, ClosingRule(share=1.0, wanted=1, opened=0.0, deadline=60.0)
+            )
+            Outbox(letters, Topics("lab"), tmp_path).offer(
+                tasks[0], collection.tasks[tasks[0].id].instructions, 1.0
+            )
         return [parse_server_message(payload).train.learning_rate for payload in letters.payloads]
 
     return rates
@@ -216,7 +268,9 @@ def test_the_learning_rate_steps_after_a_milestone(offered_rates):
 
 
 def test_the_learning_rate_steps_before_a_round_where_asked(offered_rates):
-    """Vector H11 for FedRolex: milestone 800 already acts in the offers of round 800, and with ``after`` in 801."""
+    """Vector H11 for FedRolex: milestone 800 already acts in the offers of round 800, and with
+    ``after`` in 801.
+    """
     train = "learning_rate = 2e-4\nmilestones = [800, 1200]\nfactor = 0.25\n"
     before = offered_rates(train + 'schedule = "before"', (799, 800, 1199, 1200))
     assert before == pytest.approx([2e-4, 5e-5, 5e-5, 1.25e-5])
@@ -230,7 +284,9 @@ def test_a_wrong_configuration_names_the_key():
     with pytest.raises(ConfigError, match="did you mean 'rounds'"):
         parse_config(text, FleetConfig, source="fleet.toml")
     with pytest.raises(ConfigError, match="must ascend"):
-        parse_config('fleet="l"\n[model]\narch="c"\n[train]\nmilestones=[3,2]', FleetConfig, source="f")
+        parse_config(
+            'fleet="l"\n[model]\narch="c"\n[train]\nmilestones=[3,2]', FleetConfig, source="f"
+        )
 
 
 def test_relative_paths_start_where_the_configuration_lies(tmp_path):
@@ -254,7 +310,10 @@ tier_data = {"w1.00-d2" = {kind = "npz", path = "z"}}
     assert config.broker.ca_file == tmp_path / "ca.pem"
     assert config.model.artifacts == tmp_path / "artifacts"
     assert str(config.model.weights) == "/abs/w.safetensors"
-    assert (config.evaluation.data.path, config.evaluation.data.labels) == (tmp_path / "x", tmp_path / "y")
+    assert (config.evaluation.data.path, config.evaluation.data.labels) == (
+        tmp_path / "x",
+        tmp_path / "y",
+    )
     assert config.evaluation.tier_data["w1.00-d2"].path == tmp_path / "z"
 
 
@@ -271,7 +330,9 @@ tier_data = {"w1.00-d2" = {kind = "npz", path = "z"}}
 def test_a_test_set_that_nobody_is_judged_on_is_refused(table, message):
     """Tiers need a test set, and a test set of a tier needs the tier."""
     with pytest.raises(ConfigError, match=message):
-        parse_config(f'fleet = "l"\n[model]\narch = "c"\n[evaluation]\n{table}', FleetConfig, source="f")
+        parse_config(
+            f'fleet = "l"\n[model]\narch = "c"\n[evaluation]\n{table}', FleetConfig, source="f"
+        )
 
 
 def test_incomplete_artifacts_are_an_error_that_says_what_to_do(tmp_path):
@@ -295,11 +356,15 @@ def test_initial_weights_must_fit(tmp_path, artifacts):
     export_tiny(tmp_path, tiny_layout(hidden=10))
     (tmp_path / ARCH / "init.safetensors").rename(other)
     found = load_artifacts(artifacts, ARCH, chunk_bytes=CHUNK, weights=other)
-    with pytest.raises(ConfigError, match=r"hidden\.weight should be float32 \(8, 6\) but is float32 \(10, 6\)"):
+    with pytest.raises(
+        ConfigError, match=r"hidden\.weight should be float32 \(8, 6\) but is float32 \(10, 6\)"
+    ):
         found.initial_weights()
 
 
-@pytest.mark.parametrize("change", [{"arch": "\x1b]0;x\x07" * 5000}, {"arch": "a\nb"}, {"\x1b[2J" * 5000: 1}])
+@pytest.mark.parametrize(
+    "change", [{"arch": "\x1b]0;x\x07" * 5000}, {"arch": "a\nb"}, {"\x1b[2J" * 5000: 1}]
+)
 def test_a_manifest_has_plain_names(tmp_path, artifacts, change):
     """What a set calls itself is short and moves no cursor, and the refusal shows it that way."""
     folder = tmp_path / "set"
@@ -313,7 +378,9 @@ def test_a_manifest_has_plain_names(tmp_path, artifacts, change):
 
 
 def test_initial_weights_are_not_read_through_a_link_that_came_later(tmp_path, artifacts):
-    """Whoever wrote the set may put a link in the place of a file once it was read; a user's own link counts."""
+    """Whoever wrote the set may put a link in the place of a file once it was read; a user's own
+    link counts.
+    """
     shutil.copytree(artifacts, tmp_path / "set")
     found = load_artifacts(tmp_path / "set", ARCH, chunk_bytes=CHUNK)
     init = tmp_path / "set" / ARCH / "init.safetensors"
@@ -329,7 +396,17 @@ def test_what_is_kept_of_a_run_has_no_login(artifacts):
     """Whoever may look at a store, or at its page, does not get into the broker by that."""
     model = {"artifacts": artifacts, "arch": ARCH}
     config = FleetConfig.model_validate(
-        {"fleet": "lab", "model": model, "broker": {"url": "mqtt://user:p@ss@lab:1884", "listen": "::"}}
+        {
+            "fleet": "lab",
+            "model": model,
+            "broker": {"url": "mqtt://user:p@ss@lab:1884", "listen": "::"},
+        }
     )
-    kept = prepare_run("run", config, load_artifacts(artifacts, ARCH, chunk_bytes=CHUNK)).begun().config
-    assert FleetConfig.stored(kept).broker == config.broker.model_copy(update={"url": "mqtt://lab:1884"})
+    kept = (
+        prepare_run("run", config, load_artifacts(artifacts, ARCH, chunk_bytes=CHUNK))
+        .begun()
+        .config
+    )
+    assert FleetConfig.stored(kept).broker == config.broker.model_copy(
+        update={"url": "mqtt://lab:1884"}
+    )

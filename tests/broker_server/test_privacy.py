@@ -1,4 +1,6 @@
-"""One device's part is bounded and hidden by noise, what it costs is told, and what would pass it by is refused."""
+"""One device's part is bounded and hidden by noise, what it costs is told, and what would pass it
+by is refused.
+"""
 
 import contextlib
 import itertools
@@ -56,7 +58,9 @@ def test_a_delta_that_promises_nothing_is_refused():
 
 
 def norm(tensors: Tensors) -> float:
-    return math.sqrt(sum(float((value.astype(np.float64) ** 2).sum()) for value in tensors.values()))
+    return math.sqrt(
+        sum(float((value.astype(np.float64) ** 2).sum()) for value in tensors.values())
+    )
 
 
 @settings(max_examples=40)
@@ -64,8 +68,14 @@ def norm(tensors: Tensors) -> float:
 def test_no_update_moves_further_than_the_bound(size, clip, seed):
     """Whatever a device sends; what is within the bound is as it was."""
     rng = np.random.default_rng(seed)
-    sent = {"w": rng.normal(size=(5, 7)).astype(np.float32), "b": rng.normal(size=3).astype(np.float32)}
-    change = {name: (size * rng.normal(size=value.shape)).astype(np.float32) for name, value in sent.items()}
+    sent = {
+        "w": rng.normal(size=(5, 7)).astype(np.float32),
+        "b": rng.normal(size=3).astype(np.float32),
+    }
+    change = {
+        name: (size * rng.normal(size=value.shape)).astype(np.float32)
+        for name, value in sent.items()
+    }
     new = {name: sent[name] + value for name, value in change.items()}
     found = bounded(new, sent, clip)
     assert norm(found) <= clip
@@ -103,21 +113,36 @@ def finish(updates, asked, deviation, draw=None):
 
 
 def test_changes_are_divided_by_those_who_were_asked():
-    """Two whole and one half model asked, of which a whole one is silent: entries of all move by sums over three."""
-    whole, half = plan_of(LAYOUT, 1.0), plan_of(LAYOUT, 0.5)
+    """Two whole and one half model asked, of which a whole one is silent: entries of all move by
+    sums over three.
+    """
+    whole = plan_of(LAYOUT, 1.0)
+    half = plan_of(LAYOUT, 0.5)
     updates = [update("a", 1.0, 1), update("b", 0.5, 2, labels=(0,))]
     found = finish(updates, [("1.0", whole), ("1.0", whole), ("0.5", half)], 0.0)
     total, count = ({name: np.zeros(old.shape) for name, old in OLD.items()} for _ in range(2))
     for plan in (whole, whole, half):
-        scatter_add(LAYOUT, plan, count, {name: np.ones(item.local_shape) for name, item in plan.tensors.items()})
+        scatter_add(
+            LAYOUT,
+            plan,
+            count,
+            {name: np.ones(item.local_shape) for name, item in plan.tensors.items()},
+        )
     for item in updates:
-        scatter_add(LAYOUT, item.plan, total, {name: value.astype(np.float64) for name, value in item.weights.items()})
+        scatter_add(
+            LAYOUT,
+            item.plan,
+            total,
+            {name: value.astype(np.float64) for name, value in item.weights.items()},
+        )
     for name, old in OLD.items():
         np.testing.assert_allclose(found[name], old + total[name] / count[name], rtol=1e-6)
 
 
 def test_the_noise_of_an_entry_is_that_of_its_sum():
-    """Standard deviation z C over the number asked, on every entry that anybody was asked for, and nowhere else."""
+    """Standard deviation z C over the number asked, on every entry that anybody was asked for, and
+    nowhere else.
+    """
     half = plan_of(LAYOUT, 0.5)
     draws = [finish([], [("0.5", half)] * 4, 3.0, seeded(f"{i}")) for i in range(300)]
     moved = np.stack([found["w"] - OLD["w"] for found in draws])
@@ -131,14 +156,18 @@ def test_the_noise_of_an_entry_is_that_of_its_sum():
 
 @pytest.mark.parametrize(("noise", "times", "delta"), [(60.0, 100, 1e-6), (20.0, 5, 1e-5)])
 def test_epsilon_is_that_of_the_composed_mechanism(noise, times, delta):
-    """As the accountant that composes privacy loss distributions finds it; local noise is held to half."""
+    """As the accountant that composes privacy loss distributions finds it; local noise is held to
+    half.
+    """
     from dp_accounting import GaussianDpEvent  # noqa: PLC0415  (where only onnxruntime-training is tested, it is not)
     from dp_accounting.pld import PLDAccountant  # noqa: PLC0415
 
     oracle = PLDAccountant()
     oracle.compose(GaussianDpEvent(noise), times)
     config = PrivacyConfig(clip=1.0, noise_multiplier=noise, delta=delta)
-    assert privacy_spent.epsilon_after(config, times) == pytest.approx(oracle.get_epsilon(delta), rel=1e-5)
+    assert privacy_spent.epsilon_after(config, times) == pytest.approx(
+        oracle.get_epsilon(delta), rel=1e-5
+    )
     local = PrivacyConfig(clip=1.0, noise_multiplier=2 * noise, delta=delta, where="local")
     assert privacy_spent.epsilon_after(local, times) == privacy_spent.epsilon_after(config, times)
 
@@ -150,11 +179,17 @@ def test_what_counts_is_how_often_the_most_asked_was_asked(config, where, times)
     states = [RoundState.CLOSED, RoundState.ABANDONED, RoundState.COLLECTING]
     asked = [(1, "a"), (2, "a"), (3, "a"), (1, "b")]
     store = SimpleNamespace(
-        planned=lambda _run: [SimpleNamespace(round=number, device=device) for number, device in asked],
-        rounds=lambda _run: [SimpleNamespace(number=at, state=state) for at, state in enumerate(states, 1)],
+        planned=lambda _run: [
+            SimpleNamespace(round=number, device=device) for number, device in asked
+        ],
+        rounds=lambda _run: [
+            SimpleNamespace(number=at, state=state) for at, state in enumerate(states, 1)
+        ],
     )
     found = privacy_spent.epsilons(store, SimpleNamespace(id="r", config=made.model_dump_json()))
-    assert found == {at: privacy_spent.epsilon_after(made.privacy, n) for at, n in enumerate(times, 1)}
+    assert found == {
+        at: privacy_spent.epsilon_after(made.privacy, n) for at, n in enumerate(times, 1)
+    }
 
 
 def test_a_run_without_the_accountant_does_not_begin(config, monkeypatch):
@@ -243,7 +278,9 @@ def test_every_other_pair_is_planned(config):
     ids=lambda strategy: strategy["name"],
 )
 def test_methods_that_take_a_plain_mean_are_asked_to_change_nothing(config, strategy):
-    """Local noise goes with them; what needs sums of changes is refused as that, not for a setting nobody wrote."""
+    """Local noise goes with them; what needs sums of changes is refused as that, not for a setting
+    nobody wrote.
+    """
     tables = {"strategy": strategy, "robust": {"norm_bound": 0}, **BY_THE_SERVER}
     assert prepare(config, strategy=strategy, **LOCAL).strategy.name == strategy["name"]
     for keys in ({"privacy": HIDDEN}, {"secure_sum": {"clip": 1.0}}):
@@ -255,7 +292,9 @@ def test_the_page_shows_the_table():
     """docs/privacy.md has the pairs that are refused, with reason and remedy."""
     page = (Path(__file__).parents[2] / "docs" / "privacy.md").read_text()
     rows = [line for line in page.splitlines() if line.startswith("| `")]
-    told = [f"| {NAMES[a.pair[0]]} | {NAMES[a.pair[1]]} | {a.why} | {a.remedy} |" for a in pairs.WRONG]
+    told = [
+        f"| {NAMES[a.pair[0]]} | {NAMES[a.pair[1]]} | {a.why} | {a.remedy} |" for a in pairs.WRONG
+    ]
     assert [row for row in rows if row.count("|") == 5] == told
 
 
@@ -284,11 +323,16 @@ def test_what_passes_the_noise_by_is_refused(config, tables, message):
     [
         ({"name": "fedrolex"}, "plans that stay, those of fedrolex move"),
         ({"plan": "random"}, 'take "int8", which needs no memory'),
-        ({"name": "fedmedian"}, "what is not sent counts as not changed: fedmedian does not average"),
+        (
+            {"name": "fedmedian"},
+            "what is not sent counts as not changed: fedmedian does not average",
+        ),
     ],
 )
 def test_the_largest_entries_alone_need_a_memory_and_a_mean(config, strategy, message):
-    """Not with slices that move, since what was not sent would belong to other units, nor with a method's median."""
+    """Not with slices that move, since what was not sent would belong to other units, nor with a
+    method's median.
+    """
     with pytest.raises(PlanError, match=message):
         prepare(config, strategy=strategy, upload={"encoding": "topk"})
 
@@ -310,13 +354,22 @@ def test_the_method_is_asked_to_look_at_no_samples(config):
     local = prepare(config, **LOCAL, upload={"encoding": "int8"})
     assert local.instructions("train", 0).upload.hiding.deviation == 1.0
     assert isinstance(local.config, FleetConfig)
-    layout, silent = tiny_layout(), update("a", 1.0, 1, labels=()).metrics
+    layout = tiny_layout()
+    silent = update("a", 1.0, 1, labels=()).metrics
     whole = compile_plan(layout, make_plan(layout, layout.tier(1.0)))
     told = {name: np.full_like(value, 5) for name, value in tiny_weights(layout).items()}
-    new = merged(local.strategy, [Contribution("a", layout.tier(1.0), "w", whole, told, silent)], tiny_weights(layout))
+    new = merged(
+        local.strategy,
+        [Contribution("a", layout.tier(1.0), "w", whole, told, silent)],
+        tiny_weights(layout),
+    )
     assert all((value == 5).all() for value in new.values())
-    plan, labels = plan_of(LAYOUT, 1.0), [(0,), (0, 1)]
-    few, many = (replace(update("a", 1.0, 1), metrics=update("a", 1.0, 1, labels=item).metrics) for item in labels)
+    plan = plan_of(LAYOUT, 1.0)
+    labels = [(0,), (0, 1)]
+    few, many = (
+        replace(update("a", 1.0, 1), metrics=update("a", 1.0, 1, labels=item).metrics)
+        for item in labels
+    )
     one, other = (finish([item], [("1.0", plan)], 1.0) for item in (few, many))
     assert all((one[name] == other[name]).all() for name in OLD)
 
@@ -329,7 +382,9 @@ def away(peer, work):
 
 
 def test_a_run_hides_bounds_and_tells(url, config, running, fleet):
-    """Two of three move by ten in every entry: the model moves by two bounds over three, and epsilon is told."""
+    """Two of three move by ten in every entry: the model moves by two bounds over three, and
+    epsilon is told.
+    """
     tables = {"privacy": {"clip": 3.0, "noise_multiplier": 1e-4}, "robust": {"norm_bound": 0}}
     rounds = {"rounds": 2, "min_devices": 3, "quorum": 0.6}
     made = config(**tables, round=rounds, evaluation={"data": None})
@@ -341,15 +396,19 @@ def test_a_run_hides_bounds_and_tells(url, config, running, fleet):
     assert finished.status == "finished", finished.error
     with contextlib.closing(Store(made.store, read_only=True)) as store:
         versions = [
-            open_tensors(made.store / "blobs" / "objects" / place_of(v.digest)) for v in store.versions(finished.run)
+            open_tensors(made.store / "blobs" / "objects" / place_of(v.digest))
+            for v in store.versions(finished.run)
         ]
         tasks = {task.device: task for task in store.tasks(finished.run, 2, "train")}
-        status, listed = queries.status(store), queries.rounds(store)
+        status = queries.status(store)
+        listed = queries.rounds(store)
     before = tiny_weights(tiny_layout())
     entries = sum(value.size for value in before.values())
     moved = {name: versions[1][name] - value for name, value in before.items()}
     assert norm(moved) == pytest.approx(2 / 3 * 3.0, rel=1e-3)
-    assert norm({name: value - 2 / 3 * 3 / math.sqrt(entries) for name, value in moved.items()}) > 0  # there is noise
+    assert (
+        norm({name: value - 2 / 3 * 3 / math.sqrt(entries) for name, value in moved.items()}) > 0
+    )  # there is noise
     assert tasks["a"].screening.norm == pytest.approx(10 * math.sqrt(entries), rel=1e-4)
     assert tasks["a"].screening.bound == 3.0
     assert tasks["a"].screening.scale == pytest.approx(3 / tasks["a"].screening.norm)
@@ -359,7 +418,9 @@ def test_a_run_hides_bounds_and_tells(url, config, running, fleet):
     assert status.epsilon == told[-1]
     shown = CliRunner().invoke(app, ["status", "--store", str(made.store)]).output
     assert f"epsilon {told[-1]:.4g}" in shown
-    as_json = json.loads(CliRunner().invoke(app, ["rounds", "--store", str(made.store), "--json"]).output)
+    as_json = json.loads(
+        CliRunner().invoke(app, ["rounds", "--store", str(made.store), "--json"]).output
+    )
     assert [item["epsilon"] for item in as_json] == told
 
 
@@ -375,5 +436,6 @@ def test_updates_with_noise_of_the_boards_are_taken_without_labels(url, config, 
 
 def test_noise_of_a_fleet_is_drawn_anew(config):
     """Two contexts of one run draw different bytes; those of a simulation are of its seed."""
-    one, other = prepare(config, **CENTRAL), prepare(config, **CENTRAL)
+    one = prepare(config, **CENTRAL)
+    other = prepare(config, **CENTRAL)
     assert one.noise("1/merge/0")(32) != other.noise("1/merge/0")(32)

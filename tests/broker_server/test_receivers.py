@@ -1,4 +1,6 @@
-"""Updates that other processes receive: the same bits, refusals and counts, whatever becomes of those processes."""
+"""Updates that other processes receive: the same bits, refusals and counts, whatever becomes of
+those processes.
+"""
 
 import contextlib
 import itertools
@@ -28,7 +30,13 @@ from fleet_protocol.messages import BlobRef, UploadAck, UploadRefused
 from fleet_protocol.transport import Received
 from fleet_protocol.weights import encode_weights
 from tests.broker_server.peer import CHUNK_BYTES, Peer, honest
-from tests.broker_server.test_bad_input import nan, not_safetensors, refusals, tensors_of, wrong_shape
+from tests.broker_server.test_bad_input import (
+    nan,
+    not_safetensors,
+    refusals,
+    tensors_of,
+    wrong_shape,
+)
 from tests.broker_server.test_resume import weights_of
 from tests.brokers import mosquitto_broker
 
@@ -41,7 +49,9 @@ def awkward(seed, send=Peer.send):
     def script(peer, work):
         rng = np.random.default_rng([seed, work.offer.round])
         given = sorted(work.weights.items())  # the library returns tensors in no particular order
-        tensors = {name: value + rng.standard_normal(value.shape, np.float32) for name, value in given}
+        tensors = {
+            name: value + rng.standard_normal(value.shape, np.float32) for name, value in given
+        }
         data = encode_weights(tensors, work.metadata(pad="x" * PADDING))
         send(peer, work, data)
 
@@ -56,14 +66,21 @@ def mosquitto(tmp_path):
 
 @pytest.fixture
 def outcome(mosquitto, config, running, fleet, tmp_path):
-    """Does two rounds of three devices, one of which does something else than `Peer.send`: the bits, and the server."""
+    """Does two rounds of three devices, one of which does something else than `Peer.send`: the
+    bits, and the server.
+    """
     attempts = itertools.count()
 
     def run(count, before=None, during=None, hosts=()):
         settings = config(
             round={"min_devices": 3, "rounds": 2, "quorum": 1.0, "deadline_seconds": 300},
             evaluation={"data": None},
-            broker={"url": mosquitto, "receivers": count, "receiver_hosts": hosts, "connect_timeout_seconds": 300},
+            broker={
+                "url": mosquitto,
+                "receivers": count,
+                "receiver_hosts": hosts,
+                "connect_timeout_seconds": 300,
+            },
             store=tmp_path / f"store-{next(attempts)}",
         )
         begun = threading.Event()
@@ -83,16 +100,24 @@ def outcome(mosquitto, config, running, fleet, tmp_path):
                 threading.Thread(target=during, args=(server,), daemon=True).start()
             finished = server.wait(500)
         assert finished.status == "finished", finished.error
-        assert [sorted(event.merged) for event in server.of(control.RoundClosed)] == [["a", "b", "c"]] * 2
+        assert [sorted(event.merged) for event in server.of(control.RoundClosed)] == [
+            ["a", "b", "c"]
+        ] * 2
         received = [(event.round, event.device) for event in server.of(control.UpdateReceived)]
-        assert sorted(received) == [(number, name) for number in (1, 2) for name in "abc"], "each is counted once"
-        return {name: value.tobytes() for name, value in weights_of(settings, finished.run, 2).items()}, server
+        assert sorted(received) == [(number, name) for number in (1, 2) for name in "abc"], (
+            "each is counted once"
+        )
+        return {
+            name: value.tobytes() for name, value in weights_of(settings, finished.run, 2).items()
+        }, server
 
     return run
 
 
 def test_any_number_of_receivers_merges_to_the_same_bits(outcome):
-    """The order in which updates are merged is the server's, whoever took them; their bytes are counted the same."""
+    """The order in which updates are merged is the server's, whoever took them; their bytes are
+    counted the same.
+    """
     (alone, server), *others = (outcome(count) for count in (0, 1, 2))
     assert server.server.receivers is None
     for bits, other in others:
@@ -141,13 +166,21 @@ def after_the_announcement(server, peer, work, data):
     kill(server)
 
 
-STATES = [before_a_chunk, after_some_chunks, before_the_announcement, while_chunks_are_missing, after_the_announcement]
+STATES = [
+    before_a_chunk,
+    after_some_chunks,
+    before_the_announcement,
+    while_chunks_are_missing,
+    after_the_announcement,
+]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("state", STATES, ids=lambda state: state.__name__)
 def test_receivers_that_are_killed_lose_nothing(state, outcome):
-    """Killed in any state of an upload, they are started again and ask for what they had not told of."""
+    """Killed in any state of an upload, they are started again and ask for what they had not told
+    of.
+    """
     undisturbed, _ = outcome(0)
     bits, server = outcome(2, state)
     assert bits == undisturbed
@@ -198,11 +231,14 @@ def test_a_receiver_that_hangs_is_started_again(outcome, monkeypatch):
 
 
 def test_bad_updates_are_refused_by_receivers_as_by_the_server(mosquitto, config, running, fleet):
-    """Their senders are told why, the refusals are counted, damaged chunks and wholes are asked for again."""
+    """Their senders are told why, the refusals are counted, damaged chunks and wholes are asked for
+    again.
+    """
 
     def noisy(peer, work):
         data = encode_weights(tensors_of(work), work.metadata())
-        topic, frame = peer.topics.upload(work.offer.task, 0), encode_chunk(data, 0, CHUNK_BYTES)
+        topic = peer.topics.upload(work.offer.task, 0)
+        frame = encode_chunk(data, 0, CHUNK_BYTES)
         peer.link.publish(topic, frame[:30])
         peer.link.publish(topic, frame[:-1] + bytes([frame[-1] ^ 1]))
         peer.send(work, data)
@@ -214,8 +250,17 @@ def test_bad_updates_are_refused_by_receivers_as_by_the_server(mosquitto, config
         peer.upload(work.offer.task, bytes(len(data)))
         peer.reply(message)
 
-    scripts = {"nan": nan, "shape": wrong_shape, "text": not_safetensors, "damaged": damaged, "noisy": noisy}
-    peers = [Peer(fleet, name, mosquitto, script) for name, script in (scripts | {"good": honest()}).items()]
+    scripts = {
+        "nan": nan,
+        "shape": wrong_shape,
+        "text": not_safetensors,
+        "damaged": damaged,
+        "noisy": noisy,
+    }
+    peers = [
+        Peer(fleet, name, mosquitto, script)
+        for name, script in (scripts | {"good": honest()}).items()
+    ]
     settings = config(
         round={"min_devices": 6, "quorum": 0.3, "deadline_seconds": 300},
         evaluation={"data": None},
@@ -231,7 +276,12 @@ def test_bad_updates_are_refused_by_receivers_as_by_the_server(mosquitto, config
     finally:
         for peer in peers:
             peer.__exit__()
-    reasons = [RefusalReason.NOT_FINITE, RefusalReason.BAD_SHAPE, RefusalReason.MALFORMED, RefusalReason.BAD_DIGEST]
+    reasons = [
+        RefusalReason.NOT_FINITE,
+        RefusalReason.BAD_SHAPE,
+        RefusalReason.MALFORMED,
+        RefusalReason.BAD_DIGEST,
+    ]
     assert [peer.got(UploadRefused)[0].reason for peer in peers[:4]] == reasons
     assert sorted(server.of(control.RoundClosed)[0].merged) == ["good", "noisy"]
     assert refusals(server) == {"not-finite": 1, "bad-shape": 1, "malformed": 3, "bad-digest": 3}
@@ -240,17 +290,24 @@ def test_bad_updates_are_refused_by_receivers_as_by_the_server(mosquitto, config
 
 @pytest.fixture
 def ssh(tmp_path, monkeypatch):
-    """What sshd does with a command: the user's shell runs it, in another folder, with another environment."""
-    program, log = tmp_path / "bin" / "ssh", tmp_path / "hosts"
+    """What sshd does with a command: the user's shell runs it, in another folder, with another
+    environment.
+    """
+    program = tmp_path / "bin" / "ssh"
+    log = tmp_path / "hosts"
     program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\necho "$2 $$" >> {log}\ncd / && exec env -i HOME=/ /bin/sh -c "$3"\n')
+    program.write_text(
+        f'#!/bin/sh\necho "$2 $$" >> {log}\ncd / && exec env -i HOME=/ /bin/sh -c "$3"\n'
+    )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
     return lambda: [line.split() for line in log.read_text().splitlines()]
 
 
 def test_receivers_on_other_hosts_merge_to_the_same_bits(outcome, ssh):
-    """They are started through ssh, in turn, and need nothing of the folder and environment of the server."""
+    """They are started through ssh, in turn, and need nothing of the folder and environment of the
+    server.
+    """
     bits, _ = outcome(3, hosts=("worker-1", "worker-2"))
     assert sorted(host for host, _ in ssh()) == ["worker-1", "worker-1", "worker-2"]
     assert bits == outcome(0)[0]
@@ -258,9 +315,12 @@ def test_receivers_on_other_hosts_merge_to_the_same_bits(outcome, ssh):
 
 @pytest.mark.slow
 def test_a_host_that_is_lost_is_asked_again(outcome, ssh, monkeypatch):
-    """A receiver there ends by itself when it hears nothing of its server; only then it gets a successor."""
+    """A receiver there ends by itself when it hears nothing of its server; only then it gets a
+    successor.
+    """
     monkeypatch.setattr(receivers, "_PING_SECONDS", 1000.0)
-    replaced, made = threading.Event(), itertools.count()
+    replaced = threading.Event()
+    made = itertools.count()
 
     class Child(receivers._Child):
         def __init__(self, *given):
@@ -287,8 +347,14 @@ def test_a_host_that_is_lost_is_asked_again(outcome, ssh, monkeypatch):
     ("broker", "problem"),
     [
         ({"url": "mqtt://b", "receiver_hosts": ["a"]}, "names 1 hosts for 0 receivers"),
-        ({"receivers": 1, "receiver_hosts": ["a"]}, "need the url of a broker that they reach, not 'embedded'"),
-        ({"url": "mqtt://b", "receivers": 1, "receiver_hosts": ["-oProxyCommand=x"]}, "receiver_hosts"),
+        (
+            {"receivers": 1, "receiver_hosts": ["a"]},
+            "need the url of a broker that they reach, not 'embedded'",
+        ),
+        (
+            {"url": "mqtt://b", "receivers": 1, "receiver_hosts": ["-oProxyCommand=x"]},
+            "receiver_hosts",
+        ),
     ],
 )
 def test_hosts_that_cannot_be_are_refused(broker, problem):
@@ -301,16 +367,21 @@ def test_hosts_that_cannot_be_are_refused(broker, problem):
 def receiver(config, artifacts, tmp_path):
     """A receiver with one task, and an update for it."""
     settings = config()
-    context = prepare_run("r", settings, load_artifacts(artifacts, settings.model.arch, chunk_bytes=CHUNK_BYTES))
+    context = prepare_run(
+        "r", settings, load_artifacts(artifacts, settings.model.arch, chunk_bytes=CHUNK_BYTES)
+    )
     item = context.tiers[0]
-    store, blobs = BlobStore(tmp_path / "updates"), BlobStore(tmp_path / "blobs")
+    store = BlobStore(tmp_path / "updates")
+    blobs = BlobStore(tmp_path / "blobs")
     tensors = {spec.name: np.zeros(spec.shape, np.float32) for spec in item.manifest.parameters}
     cut = BlobRef(digest=blobs.put(encode_weights(tensors)), size=10_000, chunk_bytes=CHUNK_BYTES)
     record = TaskRecord("t", "r", 1, "pi", "train", item.tier.id, "k", 0, cut, cut)
     collection = open_collection(context, [record], ClosingRule(1.0, 1, 0.0, 1.0, 0.0, 0.0))
     task = collection.tasks["t"]
     order = Open(
-        tasks=(Given(record=record, asked=0),), asked=(task.instructions,), manifests={item.tier.id: task.manifest}
+        tasks=(Given(record=record, asked=0),),
+        asked=(task.instructions,),
+        manifests={item.tier.id: task.manifest},
     )
     order = Open.model_validate_json(order.to_bytes())  # as it travels
     made = Receiver(PartialUploads(store, blobs))
@@ -338,7 +409,9 @@ def test_chunks_that_another_device_signed_are_counted_and_kept_from_an_update(r
 
 
 def test_what_was_told_is_told_again_where_it_is_asked_for_again(receiver):
-    """The server may be asked once more before it has read the report; another update is begun anew."""
+    """The server may be asked once more before it has read the report; another update is begun
+    anew.
+    """
     made, data, tier = receiver
     ref = blob_ref(data, CHUNK_BYTES)
     for _, frame in iter_chunks(data, CHUNK_BYTES, ((0, ref.chunks),)):

@@ -1,4 +1,6 @@
-"""What cannot work is an error before any training starts: methods, models, tiers, levels, data and keys."""
+"""What cannot work is an error before any training starts: methods, models, tiers, levels, data and
+keys.
+"""
 
 import json
 
@@ -44,7 +46,13 @@ def prepare(config, **tables):
         ({"strategy": {"name": "federated_dropout", "plan": "rolling"}}, "remove plan"),
         ({"strategy": {"name": "fedrolex", "fedrolex": {"step": 8}}}, "never reaches"),
         (
-            {"strategy": {"name": "fedrolex", "weighting": "samples", "fedrolex": {"weighting": "width"}}},
+            {
+                "strategy": {
+                    "name": "fedrolex",
+                    "weighting": "samples",
+                    "fedrolex": {"weighting": "width"},
+                }
+            },
             "has no place",
         ),
         ({"strategy": {"name": "inclusivefl", "weighting": "samples"}}, "has no place"),
@@ -53,7 +61,10 @@ def prepare(config, **tables):
             {"train": {"rate": {"warmup": 30}}, "round": {"rounds": 29}},
             "30 rounds of warm-up in a run of 29.*take fewer",
         ),
-        ({"tiers": {"assign": "fix", "levels": "a1-c1"}}, r"level c is width 0\.25.*export that width"),
+        (
+            {"tiers": {"assign": "fix", "levels": "a1-c1"}},
+            r"level c is width 0\.25.*export that width",
+        ),
     ],
 )
 def test_a_combination_that_makes_no_sense_is_refused_when_planned(config, tables, message):
@@ -65,8 +76,13 @@ def test_a_combination_that_makes_no_sense_is_refused_when_planned(config, table
 def test_a_warm_up_of_the_whole_run_is_none_of_these(config):
     """Its last round has the full rate; so have all after a part of one."""
     for warmup, first in ((4, 0.25), (0.5, 1.0)):
-        made = prepare(config, train={"learning_rate": 1.0, "rate": {"warmup": warmup}}, round={"rounds": 4})
-        assert [made.instructions("train", closed).train.learning_rate for closed in (0, 3)] == [first, 1.0]
+        made = prepare(
+            config, train={"learning_rate": 1.0, "rate": {"warmup": warmup}}, round={"rounds": 4}
+        )
+        assert [made.instructions("train", closed).train.learning_rate for closed in (0, 3)] == [
+            first,
+            1.0,
+        ]
 
 
 def test_a_metric_is_listed_once():
@@ -81,7 +97,9 @@ def test_artifacts_of_another_recipe_are_refused(config):
     """What fleet.toml says of the recipe must be what was exported."""
     made = config()
     model = made.model.model_copy(update={"recipe": RecipeTable(optimizer="adamw")})
-    with pytest.raises(ConfigError, match=r"the optimizer is sgd, not adamw.*shoal export --recipe"):
+    with pytest.raises(
+        ConfigError, match=r"the optimizer is sgd, not adamw.*shoal export --recipe"
+    ):
         prepare(config, model=model)
 
 
@@ -97,9 +115,15 @@ def test_the_baseline_local_has_no_server_optimizer():
     [
         ("[strategy]\nnam = 'fedavg'", "did you mean 'name'"),
         ("[strategy]\nname = 'fedrolex'\n[strategy.fedrolex]\nstpe = 2", "did you mean 'step'"),
-        ("[strategy]\nname = 'heterofl'\n[strategy.fedrolex]\nstep = 2", "no effect on strategy 'heterofl'"),
+        (
+            "[strategy]\nname = 'heterofl'\n[strategy.fedrolex]\nstep = 2",
+            "no effect on strategy 'heterofl'",
+        ),
         ("[strategy]\nname = 'fedrolex'\n[strategy.fedrolex]\nstep = 0", "step"),
-        ("[strategy]\nname = 'whalefl'\n[strategy.whalefl]\ntheta = -1", "theta: Input should be greater than 0"),
+        (
+            "[strategy]\nname = 'whalefl'\n[strategy.whalefl]\ntheta = -1",
+            "theta: Input should be greater than 0",
+        ),
         ("[strategy]\nname = 'inclusivefl'\n[strategy.inclusivefl]\nbeta = 1.5", "beta"),
         ("[server_optimizer]\nname = 'adam'", "name"),
         ("[server_optimizer]\nname = 'fedadam'\nbeta1 = 1.0", "beta1"),
@@ -131,7 +155,9 @@ def test_a_configuration_that_was_written_out_can_be_read_again():
 
 
 def test_a_model_cannot_have_every_tier():
-    """Wider than the model, no width at all, and a depth it lacks; a tiny width still keeps one unit of each axis."""
+    """Wider than the model, no width at all, and a depth it lacks; a tiny width still keeps one
+    unit of each axis.
+    """
     layout = tiny_layout()
     for wrong in (0.0, -0.5, 1.5):
         with pytest.raises(PlanError, match="is not in"):
@@ -166,23 +192,35 @@ def test_levels_never_exceed_what_a_board_can_hold(config):
     assert given == {"a": Tier(1.0), "b": Tier(0.5), "c": Tier(0.5), "d": Tier(0.5)}
     drawn = config(tiers={"assign": "dynamic", "levels": "a1-b1"}).tiers
     rounds = [
-        tuple(item.tier.tier.width for item in assign(profiles, tiers, drawn, seed=1, version=version).values())
+        tuple(
+            item.tier.tier.width
+            for item in assign(profiles, tiers, drawn, seed=1, version=version).values()
+        )
         for version in range(8)
     ]
     assert len(set(rounds)) > 1
     assert all(widths[1] == 0.5 for widths in rounds)
     assert rounds == [
-        tuple(item.tier.tier.width for item in assign(profiles, tiers, drawn, seed=1, version=version).values())
+        tuple(
+            item.tier.tier.width
+            for item in assign(profiles, tiers, drawn, seed=1, version=version).values()
+        )
         for version in range(8)
     ]
 
 
 @pytest.mark.slow
 def test_heads_of_tiers_own_need_a_method_that_keeps_them(tmp_path):
-    """Methods of widths average one head; methods of the whole model never see another; an idle head is not judged."""
-    whole, small = Tier(1.0, 2), Tier(1.0, 1)
-    arch, settings = Registry.zoo().get("text_encoder"), {**TINY["text_encoder"], "embed": 4, "ffn": 4}
-    export_architecture(arch, settings, (whole, small), Recipe(), tmp_path, formats=("onnx",), heads={small: 5})
+    """Methods of widths average one head; methods of the whole model never see another; an idle
+    head is not judged.
+    """
+    whole = Tier(1.0, 2)
+    small = Tier(1.0, 1)
+    arch = Registry.zoo().get("text_encoder")
+    settings = {**TINY["text_encoder"], "embed": 4, "ffn": 4}
+    export_architecture(
+        arch, settings, (whole, small), Recipe(), tmp_path, formats=("onnx",), heads={small: 5}
+    )
     artifacts = load_artifacts(tmp_path, arch.name, chunk_bytes=CHUNK)
 
     def prepared(name, **tables):
@@ -190,7 +228,9 @@ def test_heads_of_tiers_own_need_a_method_that_keeps_them(tmp_path):
         return prepare_run("r", FleetConfig.model_validate(made), artifacts)
 
     for name in ("heterofl", "fedrolex", "federated_dropout", "whalefl"):
-        with pytest.raises(PlanError, match=r"w1\.00-d1 of text_encoder have heads of their own.*inclusivefl"):
+        with pytest.raises(
+            PlanError, match=r"w1\.00-d1 of text_encoder have heads of their own.*inclusivefl"
+        ):
             prepared(name)
     assert prepared("fedavg").tiers == (artifacts.full,)
     tables = {
@@ -218,8 +258,14 @@ def test_heads_of_tiers_own_need_a_method_that_keeps_them(tmp_path):
             "robust.*quarantine_rounds has no effect on quarantine_after = 0; set quarantine_after",
         ),
         ({"evaluation": {"min_delta": 0.1}}, "evaluation.*min_delta has no effect"),
-        ({"round": {"staleness": 1.0}}, "round.*staleness has no effect where no update is late; set buffer"),
-        ({"upload": {"encoding": "int8", "keep": 0.25}}, 'upload.*keep has no effect on encoding = "int8"'),
+        (
+            {"round": {"staleness": 1.0}},
+            "round.*staleness has no effect where no update is late; set buffer",
+        ),
+        (
+            {"upload": {"encoding": "int8", "keep": 0.25}},
+            'upload.*keep has no effect on encoding = "int8"',
+        ),
     ],
 )
 def test_a_key_without_effect_is_refused_where_somebody_writes_it(config, tables, message):
@@ -230,15 +276,25 @@ def test_a_key_without_effect_is_refused_where_somebody_writes_it(config, tables
     for table, keys in tables.items():
         document[table] |= keys
     stored = FleetConfig.stored(json.dumps(document))
-    assert all(getattr(getattr(stored, table), key) == to for table, keys in tables.items() for key, to in keys.items())
+    assert all(
+        getattr(getattr(stored, table), key) == to
+        for table, keys in tables.items()
+        for key, to in keys.items()
+    )
     assert config().other_than(json.dumps(document))
 
 
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ("[train]\nbatch_size = 10000000000000000000000", r"train\.batch_size: no whole number beyond 2\*\*53"),
-        ("[robust]\nnorm_bound = 1e308", r"robust: norm_bound and weight_bound are 1e\+100 at most"),
+        (
+            "[train]\nbatch_size = 10000000000000000000000",
+            r"train\.batch_size: no whole number beyond 2\*\*53",
+        ),
+        (
+            "[robust]\nnorm_bound = 1e308",
+            r"robust: norm_bound and weight_bound are 1e\+100 at most",
+        ),
         ("[evaluation]\nthreads = 3000000000", r"evaluation\.threads is 1024 at most"),
         ("seed = " + "9" * 5000, "not valid TOML"),
         ("seed = " + "[" * 5000, "not valid TOML"),
@@ -247,7 +303,9 @@ def test_a_key_without_effect_is_refused_where_somebody_writes_it(config, tables
 def test_what_no_message_or_machine_holds_is_refused_when_it_is_read(lines, message, tmp_path):
     """It had ended a server in the middle of a round, and at every start after that."""
     path = tmp_path / "fleet.toml"
-    path.write_text(f'fleet = "lab"\n{lines}\n[model]\narch = "a"\n', "utf-8-sig")  # with a mark, as editors write
+    path.write_text(
+        f'fleet = "lab"\n{lines}\n[model]\narch = "a"\n', "utf-8-sig"
+    )  # with a mark, as editors write
     with pytest.raises(ConfigError, match=message):
         load_config(path, FleetConfig)
 
@@ -266,27 +324,39 @@ def test_a_broker_listens_where_localhost_is():
 
 
 def test_a_run_goes_on_in_a_folder_that_was_moved(config, tmp_path):
-    """Files that lie beside the store as before are the same; it had begun anew, and those elsewhere are others."""
+    """Files that lie beside the store as before are the same; it had begun anew, and those
+    elsewhere are others.
+    """
 
     def lying(folder, name="t.npz"):
         data = {"kind": "npz", "path": folder / "data" / name}
         model = {"artifacts": folder / "artifacts"}
-        return config(store=folder / "store", model=model, evaluation={"data": data, "tiers": ["w0.50-d1"]})
+        return config(
+            store=folder / "store", model=model, evaluation={"data": data, "tiers": ["w0.50-d1"]}
+        )
 
-    before, after = lying(tmp_path / "old"), lying(tmp_path / "deeper" / "new")
+    before = lying(tmp_path / "old")
+    after = lying(tmp_path / "deeper" / "new")
     assert after.other_than(before.model_dump_json()) == []
-    assert lying(tmp_path / "new", "u.npz").other_than(before.model_dump_json()) == ["evaluation.data.path"]
+    assert lying(tmp_path / "new", "u.npz").other_than(before.model_dump_json()) == [
+        "evaluation.data.path"
+    ]
     restored = before.model_copy(update={"store": tmp_path / "elsewhere" / "store"})
     assert restored.other_than(before.model_dump_json()) == []
 
 
 def test_who_judges_what_nobody_trains_is_told(config, caplog):
-    """With plans that stay, the whole model has units that no allowed tier has; a window that moves reaches them."""
+    """With plans that stay, the whole model has units that no allowed tier has; a window that moves
+    reaches them.
+    """
     small = {"tiers": {"allowed": ["w0.50-d1"]}}
     rolex = {"strategy": {"name": "fedrolex"}}
     for tables, told in [({}, False), (small, True), ({**small, **rolex}, False)]:
         caplog.clear()
         prepare(config, **tables)
-        assert ("devices train no more than w0.50-d1 (tiers.allowed): set evaluation.tier" in caplog.text) == told
+        assert (
+            "devices train no more than w0.50-d1 (tiers.allowed): set evaluation.tier"
+            in caplog.text
+        ) == told
     prepare(config, **small, evaluation={"tier": "w0.50-d1"})
     assert not caplog.text

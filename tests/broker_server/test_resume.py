@@ -27,7 +27,17 @@ def start_dying(config, url, method, call, tmp_path, *how):
     path = tmp_path / "config.json"
     path.write_text(config.model_dump_json())
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.broker_server.dying_server", str(path), url, method, str(call), *how], cwd=ROOT
+        [
+            sys.executable,
+            "-m",
+            "tests.broker_server.dying_server",
+            str(path),
+            url,
+            method,
+            str(call),
+            *how,
+        ],
+        cwd=ROOT,
     )
 
 
@@ -55,10 +65,17 @@ def expected(config):
 
 
 def cut_the_power(config):
-    """Empty every blob that no version names: what was sent of one is not synced, so a power cut may leave that."""
+    """Empty every blob that no version names: what was sent of one is not synced, so a power cut
+    may leave that.
+    """
     with contextlib.closing(Store(config.store, read_only=True)) as store:
         versions = store.versions(store.runs()[0].id)
-    names = {name for item in versions for name in (item.digest, item.state_digest, item.statistics_digest) if name}
+    names = {
+        name
+        for item in versions
+        for name in (item.digest, item.state_digest, item.statistics_digest)
+        if name
+    }
     objects = config.store / "blobs" / "objects"
     for path in {*objects.glob("*/*")} - {objects / place_of(name) for name in names}:
         path.write_bytes(b"")
@@ -92,13 +109,23 @@ QUICK = {("receive", 1), ("add_version", 1)}  # the others with the slow tests
 
 @pytest.mark.parametrize(
     ("method", "call", "state"),
-    [pytest.param(*death, marks=() if death[:2] in QUICK else pytest.mark.slow) for death in DEATHS],
+    [
+        pytest.param(*death, marks=() if death[:2] in QUICK else pytest.mark.slow)
+        for death in DEATHS
+    ],
     ids=[f"{m}-{c}" for m, c, _ in DEATHS],
 )
-def test_a_killed_server_goes_on_where_it_was(method, call, state, url, config, running, fleet, tmp_path):
-    """Killed after any commit of a round, also by a power cut, the next server ends with the same global versions."""
+def test_a_killed_server_goes_on_where_it_was(
+    method, call, state, url, config, running, fleet, tmp_path
+):
+    """Killed after any commit of a round, also by a power cut, the next server ends with the same
+    global versions.
+    """
     settings = config(round={"rounds": 2, "min_devices": 2})
-    with Peer(fleet, "narrow", url, honest(3.0), profile=profile(max_width=0.5)), Peer(fleet, "wide", url, honest(1.0)):
+    with (
+        Peer(fleet, "narrow", url, honest(3.0), profile=profile(max_width=0.5)),
+        Peer(fleet, "wide", url, honest(1.0)),
+    ):
         process = start_dying(settings, url, method, call, tmp_path)
         assert process.wait(60) == -signal.SIGKILL
         cut_the_power(settings)
@@ -124,7 +151,8 @@ def test_a_killed_server_goes_on_where_it_was(method, call, state, url, config, 
     assert finished.evaluation is not None
 
 
-# After which commit of the second round the server dies while the first version is still being judged.
+# After which commit of the second round the server dies while the first version is still being
+# judged.
 BESIDE = [
     ("advance_round", 4, 1, RoundState.CLOSED),
     ("plan_round", 2, 2, RoundState.PLANNED),
@@ -138,18 +166,29 @@ BESIDE = [
 
 @pytest.mark.parametrize(
     ("method", "call", "number", "state"),
-    [pytest.param(*death, marks=() if death[0] == "receive" else pytest.mark.slow) for death in BESIDE],
+    [
+        pytest.param(*death, marks=() if death[0] == "receive" else pytest.mark.slow)
+        for death in BESIDE
+    ],
     ids=[f"{method}-{call}" for method, call, *_ in BESIDE],
 )
 def test_a_version_that_was_being_judged_is_judged_again_and_once(
     method, call, number, state, url, config, running, fleet, tmp_path
 ):
-    """A server killed in the next round leaves the judgement open; its successor makes it, under its own round."""
+    """A server killed in the next round leaves the judgement open; its successor makes it, under
+    its own round.
+    """
     settings = config(round={"rounds": 2, "min_devices": 2})
-    with Peer(fleet, "narrow", url, honest(3.0), profile=profile(max_width=0.5)), Peer(fleet, "wide", url, honest(1.0)):
-        assert start_dying(settings, url, method, call, tmp_path, "stuck").wait(60) == -signal.SIGKILL
+    with (
+        Peer(fleet, "narrow", url, honest(3.0), profile=profile(max_width=0.5)),
+        Peer(fleet, "wide", url, honest(1.0)),
+    ):
+        assert (
+            start_dying(settings, url, method, call, tmp_path, "stuck").wait(60) == -signal.SIGKILL
+        )
         store = Store(settings.store, read_only=True)
-        found, before = store.last_round(config_run(settings)), store.version(config_run(settings), 1)
+        found = store.last_round(config_run(settings))
+        before = store.version(config_run(settings), 1)
         store.close()
         assert (found.number, found.state) == (number, state)
         assert before.evaluation is None
@@ -157,7 +196,8 @@ def test_a_version_that_was_being_judged_is_judged_again_and_once(
         finished = server.wait()
     assert finished.status == "finished", finished.error
     with contextlib.closing(Store(settings.store, read_only=True)) as store:
-        rounds, versions = store.rounds(found.run), store.versions(found.run)
+        rounds = store.rounds(found.run)
+        versions = store.versions(found.run)
         told = [event for event in store.events(run=found.run) if event.kind == "round-judged"]
     assert [item.evaluation for item in rounds] == [item.evaluation for item in versions[1:]]
     assert all(item.evaluation is not None for item in rounds), [item.note for item in rounds]
@@ -167,7 +207,9 @@ def test_a_version_that_was_being_judged_is_judged_again_and_once(
         np.testing.assert_allclose(value, expected(settings)[name], rtol=1e-6, atol=1e-6)
 
 
-def test_a_killed_server_does_not_judge_a_recorded_version_again(url, config, running, fleet, tmp_path):
+def test_a_killed_server_does_not_judge_a_recorded_version_again(
+    url, config, running, fleet, tmp_path
+):
     """Killed right after the commit of the judgement, with the next round under way."""
     settings = config(round={"rounds": 2, "min_devices": 2})
     with Peer(fleet, "a", url, honest(3.0)), Peer(fleet, "b", url, honest(1.0)):
@@ -178,17 +220,26 @@ def test_a_killed_server_does_not_judge_a_recorded_version_again(url, config, ru
 
 
 @pytest.mark.parametrize(
-    ("method", "call"), [pytest.param("advance_round", 3, marks=pytest.mark.slow), ("add_version", 1)]
+    ("method", "call"),
+    [pytest.param("advance_round", 3, marks=pytest.mark.slow), ("add_version", 1)],
 )
-def test_the_last_round_of_a_killed_server_is_closed_and_judged(method, call, url, config, running, fleet, tmp_path):
-    """Its updates are in, or even its version is made: it is judged with the statistics of all who took part."""
+def test_the_last_round_of_a_killed_server_is_closed_and_judged(
+    method, call, url, config, running, fleet, tmp_path
+):
+    """Its updates are in, or even its version is made: it is judged with the statistics of all who
+    took part.
+    """
     settings = config(round={"min_devices": 2})
-    with Peer(fleet, "narrow", url, honest(3.0), profile=profile(max_width=0.5)), Peer(fleet, "wide", url, honest(1.0)):
+    with (
+        Peer(fleet, "narrow", url, honest(3.0), profile=profile(max_width=0.5)),
+        Peer(fleet, "wide", url, honest(1.0)),
+    ):
         assert start_dying(settings, url, method, call, tmp_path).wait(60) == -signal.SIGKILL
         finished = running(settings, url).wait()
     assert finished.status == "finished", finished.error
     store = Store(settings.store, read_only=True)
-    record, tasks = store.last_round(finished.run), store.tasks(finished.run, 1, "statistics")
+    record = store.last_round(finished.run)
+    tasks = store.tasks(finished.run, 1, "statistics")
     store.close()
     assert record.state is RoundState.CLOSED
     assert record.note is None
@@ -204,18 +255,30 @@ def test_an_interrupted_run_gives_the_same_bits(url, config, running, fleet, tmp
             if work.offer.routine == "statistics":
                 return honest()(peer, work)
             rng = np.random.default_rng(seed)
-            given = sorted(work.weights.items())  # the library returns tensors in no particular order
-            tensors = {name: value + rng.standard_normal(value.shape, np.float32) for name, value in given}
+            given = sorted(
+                work.weights.items()
+            )  # the library returns tensors in no particular order
+            tensors = {
+                name: value + rng.standard_normal(value.shape, np.float32) for name, value in given
+            }
             return peer.send(work, encode_weights(tensors, work.metadata()))
 
         return script
 
     digests = []
     for attempt in range(2):
-        settings = config(round={"min_devices": 3}, evaluation={"data": None}, store=tmp_path / f"store{attempt}")
-        with Peer(fleet, "a", url, awkward(1)), Peer(fleet, "b", url, awkward(2)), Peer(fleet, "c", url, awkward(3)):
+        settings = config(
+            round={"min_devices": 3}, evaluation={"data": None}, store=tmp_path / f"store{attempt}"
+        )
+        with (
+            Peer(fleet, "a", url, awkward(1)),
+            Peer(fleet, "b", url, awkward(2)),
+            Peer(fleet, "c", url, awkward(3)),
+        ):
             if attempt:
-                assert start_dying(settings, url, "receive", 2, tmp_path).wait(60) == -signal.SIGKILL
+                assert (
+                    start_dying(settings, url, "receive", 2, tmp_path).wait(60) == -signal.SIGKILL
+                )
             server = running(settings, url)
             finished = server.wait()
         assert len(server.of(control.RoundClosed)[0].merged) == 3
@@ -223,13 +286,19 @@ def test_an_interrupted_run_gives_the_same_bits(url, config, running, fleet, tmp
     assert digests[0] == digests[1]
 
 
-def test_another_configuration_does_not_continue_the_old_run(url, config, running, fleet, tmp_path, caplog):
-    """A run with other settings begins anew and says, on the terminal and in the store, which ended the old one."""
+def test_another_configuration_does_not_continue_the_old_run(
+    url, config, running, fleet, tmp_path, caplog
+):
+    """A run with other settings begins anew and says, on the terminal and in the store, which ended
+    the old one.
+    """
     settings = config(round={"rounds": 2}, evaluation={"data": None})
     with Peer(fleet, "d", url, honest()):
         assert start_dying(settings, url, "receive", 1, tmp_path).wait(60) == -signal.SIGKILL
         page = {"port": 1}  # counts as little as where broker and store are
-        other = config(round={"rounds": 1}, evaluation={"data": None}, train={"epochs": 9}, view=page)
+        other = config(
+            round={"rounds": 1}, evaluation={"data": None}, train={"epochs": 9}, view=page
+        )
         finished = running(other, url).wait()
     store = Store(settings.store, read_only=True)
     new, old = store.runs()
@@ -237,13 +306,20 @@ def test_another_configuration_does_not_continue_the_old_run(url, config, runnin
     assert new.id == finished.run
     assert (new.status, old.status) == ("finished", "stopped")
     changed = "train.epochs, round.rounds"
-    assert old.detail == f"run {new.id} started again from the beginning, with other settings: {changed}"
+    assert (
+        old.detail
+        == f"run {new.id} started again from the beginning, with other settings: {changed}"
+    )
     assert f"run {old.id} ends unfinished: {old.detail}" in caplog.text
 
 
-@pytest.mark.parametrize("kind", [pytest.param(embedded_broker, marks=pytest.mark.slow), mosquitto_broker])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(embedded_broker, marks=pytest.mark.slow), mosquitto_broker]
+)
 def test_a_broker_that_dies_in_mid_round_loses_nothing(kind, config, running, fleet, tmp_path):
-    """Sessions and retained messages are gone with the broker; offers are made again and the round closes."""
+    """Sessions and retained messages are gone with the broker; offers are made again and the round
+    closes.
+    """
     with kind(tmp_path) as broker:
         restarts = []
 
@@ -256,16 +332,24 @@ def test_a_broker_that_dies_in_mid_round_loses_nothing(kind, config, running, fl
             honest()(peer, work)
 
         with Peer(fleet, "a", broker.url, with_outage), Peer(fleet, "b", broker.url, honest()):
-            settings = config(round={"min_devices": 2, "deadline_seconds": 60}, evaluation={"data": None})
+            settings = config(
+                round={"min_devices": 2, "deadline_seconds": 60}, evaluation={"data": None}
+            )
             server = running(settings, broker.url)
             finished = server.wait(90)
     assert finished.status == "finished", finished.error
     assert set(server.of(control.RoundClosed)[0].merged) == {"a", "b"}
 
 
-@pytest.mark.parametrize("kind", [pytest.param(embedded_broker, marks=pytest.mark.slow), mosquitto_broker])
-def test_offers_are_made_again_after_a_broker_lost_its_sessions(kind, config, running, fleet, tmp_path):
-    """A device whose offer went down with the broker gets it again at once, long before it would be nudged."""
+@pytest.mark.parametrize(
+    "kind", [pytest.param(embedded_broker, marks=pytest.mark.slow), mosquitto_broker]
+)
+def test_offers_are_made_again_after_a_broker_lost_its_sessions(
+    kind, config, running, fleet, tmp_path
+):
+    """A device whose offer went down with the broker gets it again at once, long before it would be
+    nudged.
+    """
     with kind(tmp_path) as broker:
         restarts = []
 
@@ -278,7 +362,9 @@ def test_offers_are_made_again_after_a_broker_lost_its_sessions(kind, config, ru
             broker.start()
 
         with Peer(fleet, "a", broker.url, forgets) as peer:
-            settings = config(round={"deadline_seconds": 100, "nudge_seconds": 90}, evaluation={"data": None})
+            settings = config(
+                round={"deadline_seconds": 100, "nudge_seconds": 90}, evaluation={"data": None}
+            )
             finished = running(settings, broker.url).wait(60)
     assert finished.status == "finished", finished.error
     assert len({offer.task for offer in peer.offers}) == 1

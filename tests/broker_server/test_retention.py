@@ -1,4 +1,6 @@
-"""With keep_versions a store holds the newest global versions and the best one, whatever happens to the server."""
+"""With keep_versions a store holds the newest global versions and the best one, whatever happens to
+the server.
+"""
 
 import contextlib
 import os
@@ -22,7 +24,9 @@ from tests.broker_server.test_resume import start_dying
 
 
 def version(number, accuracy=None, digest=None):
-    found = None if accuracy is None else VersionEvaluation(loss=1.0, accuracy=accuracy, examples=10)
+    found = (
+        None if accuracy is None else VersionEvaluation(loss=1.0, accuracy=accuracy, examples=10)
+    )
     return VersionRecord("run", number, number, digest or f"{number:064x}", None, None, 0.0, found)
 
 
@@ -44,9 +48,12 @@ def test_the_newest_and_the_best_are_kept(accuracies, newest, wanted):
 
 
 def test_weights_that_a_kept_version_shares_stay(tmp_path):
-    """Two versions may have the same bytes; dropping one must not take them from the other, and may be repeated."""
+    """Two versions may have the same bytes; dropping one must not take them from the other, and may
+    be repeated.
+    """
     blobs = BlobStore(tmp_path)
-    same, other = blobs.put(b"same"), blobs.put(b"other")
+    same = blobs.put(b"same")
+    other = blobs.put(b"other")
     versions = [version(0, digest=same), version(1, digest=other), version(2, digest=same)]
     for _ in range(2):
         drop_old_weights(versions, 1, blobs, (), EvaluationKeys())
@@ -55,21 +62,31 @@ def test_weights_that_a_kept_version_shares_stay(tmp_path):
 
 
 def best_in_round_1(frequent, rare):
-    """The model answers with the test set's most frequent label after round 1, with a rare one after the others."""
+    """The model answers with the test set's most frequent label after round 1, with a rare one
+    after the others.
+    """
 
     def script(peer, work):
         if work.offer.routine == "statistics":
             return honest()(peer, work)
         tensors = {name: np.array(value) for name, value in work.weights.items()}
-        tensors["head.bias"][frequent if work.offer.round == 1 else rare] += 1e3 * work.offer.round**2
+        tensors["head.bias"][frequent if work.offer.round == 1 else rare] += (
+            1e3 * work.offer.round**2
+        )
         return peer.send(work, encode_weights(tensors, work.metadata()))
 
     return script
 
 
-@pytest.mark.parametrize("killed_at", [None, ("advance_round", 8)], ids=["undisturbed", "killed when round 2 closed"])
-def test_a_run_keeps_what_it_was_told_to(killed_at, url, config, running, fleet, tmp_path, test_set):
-    """Dropped versions stay in the tables; exporting one says which are there. A killed server is tidied after."""
+@pytest.mark.parametrize(
+    "killed_at", [None, ("advance_round", 8)], ids=["undisturbed", "killed when round 2 closed"]
+)
+def test_a_run_keeps_what_it_was_told_to(
+    killed_at, url, config, running, fleet, tmp_path, test_set
+):
+    """Dropped versions stay in the tables; exporting one says which are there. A killed server is
+    tidied after.
+    """
     settings = config(round={"rounds": 4}, keep_versions=1)
     with np.load(test_set) as file:
         counts = np.bincount(file["y"])
@@ -80,18 +97,24 @@ def test_a_run_keeps_what_it_was_told_to(killed_at, url, config, running, fleet,
     store = Store(settings.store, read_only=True)
     versions = store.versions(finished.run)
     assert [item.number for item in versions] == [0, 1, 2, 3, 4]
-    objects = {path.name for path in (settings.store / "blobs" / "objects").rglob("*") if path.is_file()}
+    objects = {
+        path.name for path in (settings.store / "blobs" / "objects").rglob("*") if path.is_file()
+    }
     statistics = {item.statistics_digest for item in versions if item.statistics_digest is not None}
     assert objects - statistics == {versions[1].digest, versions[4].digest}
     assert statistics <= objects
     assert all(np.isfinite(value).all() for value in load_version(store).weights.values())
-    with pytest.raises(ConfigError, match=r"weights of version 0 .* those of 1, 4 are \(keep_versions"):
+    with pytest.raises(
+        ConfigError, match=r"weights of version 0 .* those of 1, 4 are \(keep_versions"
+    ):
         load_version(store, version=0)
     store.close()
 
 
 def test_a_server_that_starts_finds_what_nobody_needs(url, config, fleet, tmp_path):
-    """The slices of a round that was never closed had stayed for ever, as had copies of backups that were killed."""
+    """The slices of a round that was never closed had stayed for ever, as had copies of backups
+    that were killed.
+    """
     settings = config(round={"rounds": 2}, evaluation={"data": None})
     with Peer(fleet, "half", url, honest(), profile=profile(max_width=0.5)):
         assert start_dying(settings, url, "advance_round", 2, tmp_path).wait(60) == -signal.SIGKILL
@@ -109,14 +132,18 @@ def test_a_server_that_starts_finds_what_nobody_needs(url, config, fleet, tmp_pa
         store.end_run(run.id, "stopped", "stopped by its operator")
         with Server(fleet, settings.store, BrokerConfig(url=url)):
             needed = {item.digest for item in store.versions(run.id)}
-            assert {path.name for path in (blobs.root / "objects").rglob("*") if path.is_file()} == needed
+            assert {
+                path.name for path in (blobs.root / "objects").rglob("*") if path.is_file()
+            } == needed
     (settings.store / "shoal.db").rename(tmp_path / "lost.db")
     with Server(fleet, settings.store, BrokerConfig(url=url)):
         assert all(map(blobs.has, needed))  # of which a database that is found again knows
 
 
 def test_a_run_goes_on_when_only_keep_versions_has_changed(url, config, running, fleet, tmp_path):
-    """How much is kept is no part of what is trained: the run that was cut short is continued, not begun again."""
+    """How much is kept is no part of what is trained: the run that was cut short is continued, not
+    begun again.
+    """
     settings = config(round={"rounds": 2}, evaluation={"data": None})
     with Peer(fleet, "d", url, honest()):
         assert start_dying(settings, url, "advance_round", 4, tmp_path).wait(60) == -signal.SIGKILL

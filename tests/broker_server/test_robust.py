@@ -1,4 +1,6 @@
-"""One device does not own the model: what is unlike the other updates is refused or clipped, named and counted."""
+"""One device does not own the model: what is unlike the other updates is refused or clipped, named
+and counted.
+"""
 
 import contextlib
 import itertools
@@ -26,18 +28,25 @@ from tests.broker_server.peer import Peer, honest, profile
 from tests.broker_server.test_fedmedian import LAYOUT, OLD, update
 from tests.broker_server.test_refused_runs import prepare
 
-REFUSED, MERGED, MISSED = TaskPhase.REFUSED, TaskPhase.MERGED, TaskPhase.MISSED
+REFUSED = TaskPhase.REFUSED
+MERGED = TaskPhase.MERGED
+MISSED = TaskPhase.MISSED
 
 
 # The rules.
 
 
 def measured(*norms, tier="w1.00-d1", declared=10, announced=10, values=100):
-    return {f"t{i}": Measured(tier, norm, values, declared, announced) for i, norm in enumerate(norms)}
+    return {
+        f"t{i}": Measured(tier, norm, values, declared, announced) for i, norm in enumerate(norms)
+    }
 
 
 def reasons(updates, config=None, earlier=None):
-    return {task: item.reason for task, item in screen(updates, earlier or {}, config or RobustConfig()).items()}
+    return {
+        task: item.reason
+        for task, item in screen(updates, earlier or {}, config or RobustConfig()).items()
+    }
 
 
 def test_norms_are_bounded_by_the_median_of_their_tier():
@@ -51,12 +60,15 @@ def test_norms_are_bounded_by_the_median_of_their_tier():
     assert (clipped.reason, clipped.screening.scale) == (None, pytest.approx(10 / 11))
     assert set(reasons(updates, RobustConfig(norm_bound=0)).values()) == {None}
     assert (
-        reasons(measured(1.0, 1e31), RobustConfig(norm_bound=1e40, beyond_norm="clip"))["t1"] is RefusalReason.TOO_FAR
+        reasons(measured(1.0, 1e31), RobustConfig(norm_bound=1e40, beyond_norm="clip"))["t1"]
+        is RefusalReason.TOO_FAR
     )
 
 
 def test_a_small_tier_is_compared_with_the_last_round_or_with_all():
-    """Of one or two devices there is no median; where nobody has moved there is nothing to compare with."""
+    """Of one or two devices there is no median; where nobody has moved there is nothing to compare
+    with.
+    """
     alone = measured(1e6)
     assert reasons(alone)["t0"] is None
     assert reasons(alone, earlier={"w1.00-d1": (1.0, 2.0)})["t0"] is RefusalReason.TOO_FAR
@@ -67,11 +79,19 @@ def test_a_small_tier_is_compared_with_the_last_round_or_with_all():
 
 
 def test_one_that_does_nothing_keeps_nobody_out_of_a_tier_of_two():
-    """Its norms of the last round and of this were half of four: the other was refused round by round."""
+    """Its norms of the last round and of this were half of four: the other was refused round by
+    round.
+    """
     others = {f"n{i}": Measured("w0.50-d1", 1.0, 100, 10, 10) for i in range(3)}
-    lazy = {"lazy": Measured("w1.00-d1", 1e-6, 100, 10, 10), "honest": Measured("w1.00-d1", 2.0, 100, 10, 10)}
+    lazy = {
+        "lazy": Measured("w1.00-d1", 1e-6, 100, 10, 10),
+        "honest": Measured("w1.00-d1", 2.0, 100, 10, 10),
+    }
     assert set(reasons(lazy | others, earlier={"w1.00-d1": (1e-6, 2.0)}).values()) == {None}
-    large = {"large": Measured("w1.00-d1", 100.0, 100, 10, 10), "honest": Measured("w1.00-d1", 2.0, 100, 10, 10)}
+    large = {
+        "large": Measured("w1.00-d1", 100.0, 100, 10, 10),
+        "honest": Measured("w1.00-d1", 2.0, 100, 10, 10),
+    }
     assert reasons(large | others, earlier={"w1.00-d1": (2.0,)})["large"] is RefusalReason.TOO_FAR
 
 
@@ -85,18 +105,27 @@ def test_nobody_counts_for_more_samples_than_it_announced_or_ten_times_the_media
     assert [found[task].screening.samples for task in ("t0", "liar", "giant")] == [10, 12, 100]
     assert not any(item.reason for item in found.values())
     refused = reasons(updates, RobustConfig(beyond_weight="refuse"))
-    assert {task for task, reason in refused.items() if reason is RefusalReason.TOO_HEAVY} == {"liar", "giant"}
+    assert {task for task, reason in refused.items() if reason is RefusalReason.TOO_HEAVY} == {
+        "liar",
+        "giant",
+    }
 
 
 def test_who_has_no_samples_any_more_is_refused():
-    """It announced that after it was asked; merged with a weight of 0 it had failed the run for everybody."""
+    """It announced that after it was asked; merged with a weight of 0 it had failed the run for
+    everybody.
+    """
     updates = measured(1.0, 1.0) | {"empty": Measured("w1.00-d1", 1.0, 100, 10, 0)}
     found = screen(updates, {}, RobustConfig())
-    assert [task for task, item in found.items() if item.reason is RefusalReason.TOO_HEAVY] == ["empty"]
+    assert [task for task, item in found.items() if item.reason is RefusalReason.TOO_HEAVY] == [
+        "empty"
+    ]
     assert "10 samples (0 announced); up to 0" in found["empty"].detail
 
 
-@given(st.lists(st.floats(0.5, 2.0), min_size=3, max_size=9), st.floats(1e3, 1e37), st.integers(1, 4))
+@given(
+    st.lists(st.floats(0.5, 2.0), min_size=3, max_size=9), st.floats(1e3, 1e37), st.integers(1, 4)
+)
 def test_a_minority_cannot_raise_its_bound(norms, size, bad):
     """However large, the updates of fewer than half are refused, and none of the others is."""
     bad = min(bad, (len(norms) - 1) // 2)
@@ -105,8 +134,14 @@ def test_a_minority_cannot_raise_its_bound(norms, size, bad):
 
 
 def test_the_norm_is_that_of_the_difference():
-    """In float64: what float32 cannot square is still measured; tensors that were not sent back do not count."""
-    sent = {"a": np.ones((3, 70_000), np.float32), "b": np.zeros(2, np.float32), "stays": np.ones(1, np.float32)}
+    """In float64: what float32 cannot square is still measured; tensors that were not sent back do
+    not count.
+    """
+    sent = {
+        "a": np.ones((3, 70_000), np.float32),
+        "b": np.zeros(2, np.float32),
+        "stays": np.ones(1, np.float32),
+    }
     new = {"a": sent["a"] + 2, "b": np.array([3e38, -3e38], np.float32)}
     norm, values = difference({"a": new["a"]}, sent)
     assert (norm, values) == (pytest.approx(2 * 210_000**0.5), 210_000)
@@ -115,7 +150,9 @@ def test_the_norm_is_that_of_the_difference():
 
 
 def test_quarantine_follows_from_refusals_and_ends():
-    """Three refusals with none taken between; then every further one brings it back; a release clears."""
+    """Three refusals with none taken between; then every further one brings it back; a release
+    clears.
+    """
     config = RobustConfig(quarantine_after=3, quarantine_rounds=5)
 
     def until(*phases, releases=None):
@@ -140,7 +177,10 @@ def test_distances_are_those_of_all_pairs(count, seed):
     """Compared with plain subtraction, pair by pair."""
     rng = np.random.default_rng(seed)
     updates = {
-        f"t{i}": {"a": rng.normal(100, 1, (3, 5)).astype(np.float32), "b": rng.normal(size=7).astype(np.float32)}
+        f"t{i}": {
+            "a": rng.normal(100, 1, (3, 5)).astype(np.float32),
+            "b": rng.normal(size=7).astype(np.float32),
+        }
         for i in range(count)
     }
     found = squared_distances(updates)
@@ -155,7 +195,10 @@ def test_krum_leaves_out_what_is_far_from_the_others():
 
     def tier(count, bad):
         offsets = [5.0 * (index < bad) for index in range(count)]
-        return {f"t{i}": {"w": (rng.normal(size=50) * 0.1 + off).astype(np.float32)} for i, off in enumerate(offsets)}
+        return {
+            f"t{i}": {"w": (rng.normal(size=50) * 0.1 + off).astype(np.float32)}
+            for i, off in enumerate(offsets)
+        }
 
     assert set(left_out(tier(7, 2), 0.2)) == {"t0", "t1"}
     assert left_out(tier(5, 1), 0.3) == ("t0",)
@@ -169,8 +212,12 @@ def test_the_trimmed_mean_of_full_models(count, faulty):
     found = merge(updates, average="trimmed_mean", faulty=faulty)
     cut = min(int(np.ceil(round(faulty * count, 9))), (count - 1) // 2)
     for name in OLD:
-        ordered = np.sort(np.stack([item.weights[name] for item in updates]).astype(np.float64), axis=0)
-        np.testing.assert_allclose(found[name], ordered[cut : count - cut].mean(axis=0), rtol=1e-6, atol=1e-7)
+        ordered = np.sort(
+            np.stack([item.weights[name] for item in updates]).astype(np.float64), axis=0
+        )
+        np.testing.assert_allclose(
+            found[name], ordered[cut : count - cut].mean(axis=0), rtol=1e-6, atol=1e-7
+        )
 
 
 def merge(updates, name="heterofl", **settings):
@@ -186,7 +233,9 @@ def merge(updates, name="heterofl", **settings):
 
 @pytest.mark.parametrize("average", ["median", "trimmed_mean"])
 def test_entries_of_sub_models_are_decided_by_their_holders(average):
-    """What only wide devices hold is theirs, what nobody holds stays, and a liar in the narrow tier moves neither."""
+    """What only wide devices hold is theirs, what nobody holds stays, and a liar in the narrow tier
+    moves neither.
+    """
     wide = [update(f"w{i}", 0.5, i) for i in range(3)]
     narrow = [update(f"n{i}", 0.25, 10 + i) for i in range(2)]
     for value in narrow[0].weights.values():
@@ -212,15 +261,33 @@ def test_a_robust_merge_is_a_setting_of_every_selective_average(name):
 @pytest.mark.parametrize(
     ("tables", "message"),
     [
-        ({"strategy": {"name": "inclusivefl"}, "robust": {"merge": "median"}}, "merges in a way of its own"),
-        ({"strategy": {"name": "fedmedian"}, "robust": {"merge": "trimmed_mean"}}, "take the strategy heterofl"),
         (
-            {"strategy": {"name": "fedrolex", "fedrolex": {"weighting": "width"}}, "robust": {"merge": "trimmed_mean"}},
+            {"strategy": {"name": "inclusivefl"}, "robust": {"merge": "median"}},
             "merges in a way of its own",
         ),
-        ({"strategy": {"weighting": "samples"}, "robust": {"merge": "median"}}, "counts every device alike"),
-        ({"strategy": {"plan": "random"}, "robust": {"merge": "krum"}}, "every device has one of its own"),
-        ({"strategy": {"name": "federated_dropout"}, "robust": {"merge": "krum"}}, "every device has one of its own"),
+        (
+            {"strategy": {"name": "fedmedian"}, "robust": {"merge": "trimmed_mean"}},
+            "take the strategy heterofl",
+        ),
+        (
+            {
+                "strategy": {"name": "fedrolex", "fedrolex": {"weighting": "width"}},
+                "robust": {"merge": "trimmed_mean"},
+            },
+            "merges in a way of its own",
+        ),
+        (
+            {"strategy": {"weighting": "samples"}, "robust": {"merge": "median"}},
+            "counts every device alike",
+        ),
+        (
+            {"strategy": {"plan": "random"}, "robust": {"merge": "krum"}},
+            "every device has one of its own",
+        ),
+        (
+            {"strategy": {"name": "federated_dropout"}, "robust": {"merge": "krum"}},
+            "every device has one of its own",
+        ),
     ],
 )
 def test_a_wrong_combination_is_an_error_when_planned(config, tables, message):
@@ -249,7 +316,9 @@ def constant(number):
 
 
 def attacked(scripts, settings, url, running, fleet):
-    """A run in which some of the devices attack; its server, and the stored tasks of its last round by device."""
+    """A run in which some of the devices attack; its server, and the stored tasks of its last round
+    by device.
+    """
     with contextlib.ExitStack() as stack:
         for name, script in scripts.items():
             stack.enter_context(Peer(fleet, name, url, script))
@@ -259,7 +328,11 @@ def attacked(scripts, settings, url, running, fleet):
     store = stack.enter_context(contextlib.closing(Store(settings.store, read_only=True)))
     record = store.last_round(finished.run)
     weights = open_tensors(_blob(settings.store, store.version(finished.run).digest))
-    return server, {task.device: task for task in store.tasks(finished.run, record.number, "train")}, weights
+    return (
+        server,
+        {task.device: task for task in store.tasks(finished.run, record.number, "train")},
+        weights,
+    )
 
 
 def _blob(folder, digest):
@@ -274,9 +347,15 @@ def farthest(weights):
     return max(float(np.abs(weights[name] - value).max()) for name, value in before.items())
 
 
-def test_a_device_that_claims_ten_to_the_fifteen_samples_counts_as_announced(url, config, running, fleet):
-    """Under FedAvg it had all the weight; now it has that of the samples it announced, and its claim is stored."""
-    settings = config(strategy={"name": "fedavg"}, round={"min_devices": 4}, evaluation={"data": None})
+def test_a_device_that_claims_ten_to_the_fifteen_samples_counts_as_announced(
+    url, config, running, fleet
+):
+    """Under FedAvg it had all the weight; now it has that of the samples it announced, and its
+    claim is stored.
+    """
+    settings = config(
+        strategy={"name": "fedavg"}, round={"min_devices": 4}, evaluation={"data": None}
+    )
     scripts = {**GOOD, "bad": honest(5.0, examples=10**15)}
     _, tasks, weights = attacked(scripts, settings, url, running, fleet)
     assert farthest(weights) == pytest.approx((3 * 1 + 5) / 4, rel=1e-5)
@@ -285,13 +364,20 @@ def test_a_device_that_claims_ten_to_the_fifteen_samples_counts_as_announced(url
 
 
 @pytest.mark.parametrize(
-    ("bad", "count"), [pytest.param(scaled(1e6), 1, id="times 1e6"), pytest.param(constant(3.4e38), 2, id="3.4e38")]
+    ("bad", "count"),
+    [pytest.param(scaled(1e6), 1, id="times 1e6"), pytest.param(constant(3.4e38), 2, id="3.4e38")],
 )
-def test_an_update_that_is_unlike_the_others_is_refused_and_named(bad, count, url, config, running, fleet):
-    """It neither moves the model nor fails the run; the offender is told of, counted, and stands in the store."""
+def test_an_update_that_is_unlike_the_others_is_refused_and_named(
+    bad, count, url, config, running, fleet
+):
+    """It neither moves the model nor fails the run; the offender is told of, counted, and stands in
+    the store.
+    """
     settings = config(round={"rounds": 3, "min_devices": 3 + count}, evaluation={"data": None})
     names = {f"bad{i}" for i in range(count)}
-    server, tasks, weights = attacked({**GOOD, **dict.fromkeys(names, bad)}, settings, url, running, fleet)
+    server, tasks, weights = attacked(
+        {**GOOD, **dict.fromkeys(names, bad)}, settings, url, running, fleet
+    )
     assert farthest(weights) == pytest.approx(3.0, rel=1e-5)
     refusals = server.of(control.UpdateRefused)
     assert {event.device for event in refusals} == names
@@ -309,10 +395,14 @@ def shown(*arguments):
     return done.output
 
 
-def test_a_device_that_is_refused_again_and_again_is_not_asked_until_it_is_released(url, config, running, fleet):
+def test_a_device_that_is_refused_again_and_again_is_not_asked_until_it_is_released(
+    url, config, running, fleet
+):
     """After two refusals it is left out, each round says why, and an operator lets it in again."""
     robust = {"quarantine_after": 2, "quarantine_rounds": 9}
-    settings = config(round={"rounds": 4, "min_devices": 3}, robust=robust, evaluation={"data": None})
+    settings = config(
+        round={"rounds": 4, "min_devices": 3}, robust=robust, evaluation={"data": None}
+    )
     with contextlib.ExitStack() as stack:
         for name, script in {**GOOD, "bad": scaled(1e6)}.items():
             stack.enter_context(Peer(fleet, name, url, script))
@@ -341,11 +431,15 @@ def test_a_device_that_is_refused_again_and_again_is_not_asked_until_it_is_relea
         assert quarantined(store, run, settings.robust) == {}
     for wrong in (["devices", "release", "good0"], ["rounds", "show", 9]):
         with pytest.raises(ConfigError):
-            CliRunner().invoke(app, [*map(str, wrong), "--store", str(settings.store)], catch_exceptions=False)
+            CliRunner().invoke(
+                app, [*map(str, wrong), "--store", str(settings.store)], catch_exceptions=False
+            )
 
 
 def test_a_device_alone_in_its_tier_is_held_to_its_own_last_rounds(url, config, running, fleet):
-    """Where the others have settled it was refused round by round, though it moves as it always did."""
+    """Where the others have settled it was refused round by round, though it moves as it always
+    did.
+    """
 
     def settling(peer, work):
         honest(0.5**work.offer.round)(peer, work)
@@ -358,8 +452,12 @@ def test_a_device_alone_in_its_tier_is_held_to_its_own_last_rounds(url, config, 
     assert server.of(control.UpdateRefused) == []
 
 
-def test_a_device_alone_in_its_tier_that_was_away_is_held_to_its_own_last_rounds(url, config, running, fleet):
-    """After three rounds without it its norms were forgotten, and where the others have settled it was refused."""
+def test_a_device_alone_in_its_tier_that_was_away_is_held_to_its_own_last_rounds(
+    url, config, running, fleet
+):
+    """After three rounds without it its norms were forgotten, and where the others have settled it
+    was refused.
+    """
 
     def settling(peer, work):
         honest(1.0 if work.offer.round <= 2 else 0.01)(peer, work)
@@ -370,7 +468,9 @@ def test_a_device_alone_in_its_tier_that_was_away_is_held_to_its_own_last_rounds
         else:
             honest(1.0)(peer, work)
 
-    settings = config(round={"rounds": 7, "min_devices": 3, "quorum": 0.6}, evaluation={"data": None})
+    settings = config(
+        round={"rounds": 7, "min_devices": 3, "quorum": 0.6}, evaluation={"data": None}
+    )
     with contextlib.ExitStack() as stack:
         stack.enter_context(Peer(fleet, "wide", url, away))
         for name in ("narrow0", "narrow1"):
@@ -382,7 +482,9 @@ def test_a_device_alone_in_its_tier_that_was_away_is_held_to_its_own_last_rounds
 
 
 def test_of_two_boards_neither_is_unlike_the_other(url, config, running, fleet):
-    """The one with most of the data was refused in every round, as the median of two is the smaller."""
+    """The one with most of the data was refused in every round, as the median of two is the
+    smaller.
+    """
     settings = config(round={"rounds": 3, "min_devices": 2}, evaluation={"data": None})
     scripts = {"few": honest(0.01), "many": honest(1.0)}
     _, tasks, weights = attacked(scripts, settings, url, running, fleet)
@@ -391,17 +493,24 @@ def test_of_two_boards_neither_is_unlike_the_other(url, config, running, fleet):
 
 
 def test_quarantine_leaves_no_round_without_enough_devices(url, config, running, fleet):
-    """A board alone in its ways is refused round by round; the run had ended where it was needed for `min_devices`."""
+    """A board alone in its ways is refused round by round; the run had ended where it was needed
+    for `min_devices`.
+    """
     robust = {"quarantine_after": 2, "quarantine_rounds": 9}
     rounds = {"rounds": 4, "min_devices": 4, "wait_seconds": 30}
     settings = config(round=rounds, robust=robust, evaluation={"data": None})
     server, tasks, _ = attacked({**GOOD, "bad": scaled(1e6)}, settings, url, running, fleet)
     assert [event.device for event in server.of(control.UpdateRefused)] == ["bad"] * 4
-    assert {name: task.phase for name, task in tasks.items()} == {**dict.fromkeys(GOOD, MERGED), "bad": REFUSED}
+    assert {name: task.phase for name, task in tasks.items()} == {
+        **dict.fromkeys(GOOD, MERGED),
+        "bad": REFUSED,
+    }
 
 
 def test_two_of_three_that_are_too_large_are_all_refused(url, config, running, fleet):
-    """Where the majority lies the median is theirs; what no sum can hold is still refused and named."""
+    """Where the majority lies the median is theirs; what no sum can hold is still refused and
+    named.
+    """
     scripts = {"good": honest(1.0), "bad0": constant(3.4e38), "bad1": constant(3.4e38)}
     settings = config(round={"min_devices": 3}, evaluation={"data": None})
     server, _, weights = attacked(scripts, settings, url, running, fleet)
@@ -414,6 +523,7 @@ def test_a_share_that_nothing_trims_is_refused():
     assert RobustConfig(merge="krum", faulty=0.3).faulty == 0.3
     for merge in ("mean", "median"):
         with pytest.raises(
-            ValueError, match=rf'faulty has no effect on merge = "{merge}"; set merge = "trimmed_mean" or "krum"'
+            ValueError,
+            match=rf'faulty has no effect on merge = "{merge}"; set merge = "trimmed_mean" or "krum"',
         ):
             RobustConfig(merge=merge, faulty=0.3)

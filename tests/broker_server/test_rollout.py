@@ -5,8 +5,23 @@ from contextlib import closing
 
 import pytest
 
-from broker_server.service.authority import Founding, enroll, found_fleet, renew, revoke, sign_release
-from broker_server.service.rollout import Rollout, begin, keep_rollout, read_rollout, rollouts, steer_rollout, view_of
+from broker_server.service.authority import (
+    Founding,
+    enroll,
+    found_fleet,
+    renew,
+    revoke,
+    sign_release,
+)
+from broker_server.service.rollout import (
+    Rollout,
+    begin,
+    keep_rollout,
+    read_rollout,
+    rollouts,
+    steer_rollout,
+    view_of,
+)
 from broker_server.store import Store, TaskPhase
 from broker_server.store.queries import find_run
 from fleet_protocol.blobs import blob_ref
@@ -27,7 +42,8 @@ def rollout(**changes):
 def test_stages_wait_for_those_before_and_take_later_boards():
     """One of twenty, then five, then all, then who comes later; each is asked once."""
     records = dict.fromkeys(NAMES, "running 0 0 0")
-    going, asked = rollout(), []
+    going = rollout()
+    asked = []
     for at in range(5):
         going = going.advanced(records, records, float(at))
         assert going.advanced(records, records, at + 0.5) == going  # nobody has ended
@@ -50,13 +66,18 @@ def test_a_share_is_of_whole_boards():
     """Seven of a hundred, though 0.07 * 100 is a little more as floats."""
     records = {f"pi-{number}": "running 0 0 0" for number in range(100)}
     for percent in (7, 14, 28, 29):
-        assert len(rollout(stages=(percent / 100, 1.0)).advanced(records, records, 0.0).asked) == percent
+        assert (
+            len(rollout(stages=(percent / 100, 1.0)).advanced(records, records, 0.0).asked)
+            == percent
+        )
 
 
 def test_more_tiers_than_a_release_takes_are_refused(tmp_path):
     """As an error that says how many do."""
     found_fleet(tmp_path, Founding(fleet="lab", host="localhost"))
-    with pytest.raises(ConfigError, match="17 tiers do not go into one release; roll out 16 at most"):
+    with pytest.raises(
+        ConfigError, match="17 tiers do not go into one release; roll out 16 at most"
+    ):
         sign_release(tmp_path, {}, {f"w{number}": blob_ref(b"x") for number in range(17)}, 1, 0)
 
 
@@ -91,21 +112,39 @@ def test_some_may_fail():
     records = dict.fromkeys(NAMES, "running 7 0 0") | dict.fromkeys(NAMES[:2], "failed 7 0 0 x")
     whole = rollout(stages=(1.0,), asked=dict.fromkeys(NAMES, 0.0))
     assert not whole.advanced(records, records, 1.0).stopped
-    assert whole.advanced(records | {NAMES[2]: "failed 7 0 0 x"}, records, 1.0).stopped.startswith("3 of 20 boards")
+    assert whole.advanced(records | {NAMES[2]: "failed 7 0 0 x"}, records, 1.0).stopped.startswith(
+        "3 of 20 boards"
+    )
 
 
 def test_what_became_of_boards_stays_when_they_take_the_next_release(tmp_path):
-    """They forget the one before; who had not come back by then, and was not late, is still on the way."""
+    """They forget the one before; who had not come back by then, and was not late, is still on the
+    way.
+    """
     records = dict.fromkeys(NAMES[:4], "running 0 0 0")
     asked = rollout(stages=(1.0,), most_failed=1.0).advanced(records, records, time.time())
     records |= {NAMES[0]: "running 7 0 0", NAMES[1]: "failed 7 0 0 no numpy"}
     over = asked.advanced(records, records, time.time()).model_copy(update={"ended": time.time()})
     with closing(Store(tmp_path / "store")) as store:
-        for name, record in zip(NAMES[1:6], ["running 8 7 0"] * 3 + ["trial 7 0 1"] * 2, strict=True):
-            store.see_device(DeviceProfile(fleet="lab", device=name, profile=profile(release=record)))
-        view, going = view_of(over, store), view_of(asked, store)
-        assert (view.state, view.verbs, view.versions) == ("replaced", (), dict.fromkeys(NAMES[1:4], "0"))
-        assert view.boards == {"pi-0": "running", "pi-1": "failed: no numpy", "pi-2": "asked", "pi-3": "asked"}
+        for name, record in zip(
+            NAMES[1:6], ["running 8 7 0"] * 3 + ["trial 7 0 1"] * 2, strict=True
+        ):
+            store.see_device(
+                DeviceProfile(fleet="lab", device=name, profile=profile(release=record))
+            )
+        view = view_of(over, store)
+        going = view_of(asked, store)
+        assert (view.state, view.verbs, view.versions) == (
+            "replaced",
+            (),
+            dict.fromkeys(NAMES[1:4], "0"),
+        )
+        assert view.boards == {
+            "pi-0": "running",
+            "pi-1": "failed: no numpy",
+            "pi-2": "asked",
+            "pi-3": "asked",
+        }
         assert (going.state, going.verbs) == ("going", ("pause", "stop"))
         assert [going.boards[name] for name in NAMES[1:6]] == ["asked"] * 3 + ["not asked"] * 2
         assert rollouts(store) == []
@@ -127,7 +166,9 @@ def test_a_paused_rollout_asks_nobody_until_it_goes_on(tmp_path):
                 after = {"pause": "paused", "resume": "going", "stop": "stopped"}[verb]
                 assert steer_rollout(tmp_path, verb).state == after
             else:
-                with pytest.raises(ConfigError, match=f"release 7 is {state}.*nothing is left to {verb}"):
+                with pytest.raises(
+                    ConfigError, match=f"release 7 is {state}.*nothing is left to {verb}"
+                ):
                     steer_rollout(tmp_path, verb)
     paused = going.model_copy(update={"paused": True})
     runs = records | {name: "running 7 0 0"}
@@ -151,7 +192,9 @@ def test_a_board_that_fails_in_a_round_after_it_has_failed():
         excused = first.after(records, 0.5, [(name, phase, why)])
         assert len(excused.advanced(records, records, 1.0).asked) == 5
     for phase in (TaskPhase.DECLINED, TaskPhase.REFUSED):
-        failing = first.after(records, 0.5, [(name, TaskPhase.MERGED, None), (name, phase, "failed: the loss is nan")])
+        failing = first.after(
+            records, 0.5, [(name, TaskPhase.MERGED, None), (name, phase, "failed: the loss is nan")]
+        )
         said = f"1 of 1 boards: {name} failed: in a round: failed: the loss is nan"
         assert failing.after(records, 0.6, []).advanced(records, records, 1.0).stopped == said
 
@@ -166,14 +209,21 @@ def test_the_gate_holds_the_next_stage_until_tasks_are_finished():
     once = first.after(records, 0.5, [(name, TaskPhase.MERGED, None)])
     assert once.advanced(records, records, 99.0).asked == first.asked
     assert once.judged == {}
-    assert once.advanced(records, records, 101.0).stopped == f"1 of 1 boards: {name} failed: not back in time"
-    twice = first.after(records, 0.5, [(name, TaskPhase.MERGED, None), (name, TaskPhase.LEFT_OUT, None)])
+    assert (
+        once.advanced(records, records, 101.0).stopped
+        == f"1 of 1 boards: {name} failed: not back in time"
+    )
+    twice = first.after(
+        records, 0.5, [(name, TaskPhase.MERGED, None), (name, TaskPhase.LEFT_OUT, None)]
+    )
     assert twice.outcomes(records, 101.0) == {name: "running"}
     assert len(twice.advanced(records, records, 1.0).asked) == 5
 
 
 def test_a_folder_keeps_the_newest_with_its_files(tmp_path):
-    """Numbers grow, also where a rollout is lost with a backup; without the operator's key nothing changes."""
+    """Numbers grow, also where a rollout is lost with a backup; without the operator's key nothing
+    changes.
+    """
     folder = tmp_path / "lab"
     found_fleet(folder, Founding("lab", "h"))
     with pytest.raises(ConfigError, match="shoal rollout start"):
@@ -191,7 +241,11 @@ def test_a_folder_keeps_the_newest_with_its_files(tmp_path):
     assert read_rollout(folder) == second
     assert len(list((folder / "releases/objects").glob("*/*"))) == 1
     stopped = steer_rollout(folder, "stop")
-    assert read_rollout(folder) == stopped == second.model_copy(update={"stopped": "the operator stopped it"})
+    assert (
+        read_rollout(folder)
+        == stopped
+        == second.model_copy(update={"stopped": "the operator stopped it"})
+    )
     with pytest.raises(ConfigError, match="the operator stopped it; nothing is left to stop"):
         steer_rollout(folder, "stop")
     (folder / "operator.pem").unlink()
@@ -202,8 +256,14 @@ def test_a_folder_keeps_the_newest_with_its_files(tmp_path):
 
 
 def test_a_folder_of_no_fleet_is_said_to_be_none(tmp_path):
-    """By each command that changes one, and not that a key in it cannot be read; so are a store and runs."""
-    for change in (lambda: enroll(tmp_path, "pi"), lambda: renew(tmp_path, (), days=1), lambda: revoke(tmp_path, "pi")):
+    """By each command that changes one, and not that a key in it cannot be read; so are a store and
+    runs.
+    """
+    for change in (
+        lambda: enroll(tmp_path, "pi"),
+        lambda: renew(tmp_path, (), days=1),
+        lambda: revoke(tmp_path, "pi"),
+    ):
         with pytest.raises(ConfigError, match="is no fleet's folder"):
             change()
     with (
@@ -213,7 +273,9 @@ def test_a_folder_of_no_fleet_is_said_to_be_none(tmp_path):
         find_run(store)
 
 
-@pytest.mark.parametrize("text", ["", "running", "trial x 0 0", "running 1 0 0\nfailed", "trial 99999999999999999 0 0"])
+@pytest.mark.parametrize(
+    "text", ["", "running", "trial x 0 0", "running 1 0 0\nfailed", "trial 99999999999999999 0 0"]
+)
 def test_what_a_board_says_of_its_releases_is_checked_where_it_comes(text):
     """A server takes it apart."""
     with pytest.raises(ValueError, match="release"):

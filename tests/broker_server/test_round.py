@@ -23,7 +23,9 @@ from tests.broker_server.peer import Peer, honest, profile
 
 
 def test_a_round_merges_two_widths_and_judges_the_result(broker_url, config, running, fleet):
-    """Each device gets the widest tier it declares; entries both hold are averaged, the rest come from the wide one."""
+    """Each device gets the widest tier it declares; entries both hold are averaged, the rest come
+    from the wide one.
+    """
     with (
         Peer(fleet, "wide", broker_url, honest(1.0)),
         Peer(fleet, "narrow", broker_url, honest(3.0), profile=profile(max_width=0.5)),
@@ -38,9 +40,15 @@ def test_a_round_merges_two_widths_and_judges_the_result(broker_url, config, run
     store = Store(server.config.store, read_only=True)
     version = store.version(finished.run)
     after = open_tensors(server.config.store / "blobs" / "objects" / place_of(version.digest))
-    np.testing.assert_allclose(after["hidden.weight"][:4], before["hidden.weight"][:4] + 2, rtol=1e-6)
-    np.testing.assert_allclose(after["hidden.weight"][4:], before["hidden.weight"][4:] + 1, rtol=1e-6)
-    np.testing.assert_allclose(after["head.weight"][:, 4:], before["head.weight"][:, 4:] + 1, rtol=1e-6)
+    np.testing.assert_allclose(
+        after["hidden.weight"][:4], before["hidden.weight"][:4] + 2, rtol=1e-6
+    )
+    np.testing.assert_allclose(
+        after["hidden.weight"][4:], before["hidden.weight"][4:] + 1, rtol=1e-6
+    )
+    np.testing.assert_allclose(
+        after["head.weight"][:, 4:], before["head.weight"][:, 4:] + 1, rtol=1e-6
+    )
     assert {task.phase for task in store.tasks(finished.run, 1, "train")} == {TaskPhase.MERGED}
     assert closed.payload_bytes > 0
     assert closed.wire_bytes > closed.payload_bytes
@@ -62,13 +70,16 @@ def test_weights_are_published_once_for_all_who_wait(url, config, running, fleet
         finished = running(settings, url).wait()
     assert finished.status == "finished", finished.error
     weights = 4 * sum(value.size for value in tiny_weights(tiny_layout(hidden=4000)).values())
-    # One down and three up, with one manifest; the wire has a little more for the words around them.
+    # One down and three up, with one manifest; the wire has a little more for the words around
+    # them.
     assert 4 * weights <= finished.payload_bytes <= 4.2 * weights
     assert finished.payload_bytes < finished.wire_bytes < 4.6 * weights
 
 
 def test_a_device_downloads_every_version_once(url, config, running, fleet):
-    """What statistics were asked of is what the next round trains: the same tensors, so the same blob, sent once."""
+    """What statistics were asked of is what the next round trains: the same tensors, so the same
+    blob, sent once.
+    """
     with Peer(fleet, "a", url, honest()) as one, Peer(fleet, "b", url, honest()) as other:
         server = running(config(round={"rounds": 3, "min_devices": 2}), url)
         finished = server.wait()
@@ -85,13 +96,17 @@ def test_a_device_downloads_every_version_once(url, config, running, fleet):
 
 
 def test_a_version_is_judged_when_it_is_due(url, config, running, fleet):
-    """Every second version and the last one; statistics are asked for again only where they are due."""
+    """Every second version and the last one; statistics are asked for again only where they are
+    due.
+    """
     settings = config(round={"rounds": 5}, evaluation={"every": 2, "statistics_every": 2})
     with Peer(fleet, "d", url, honest()) as peer:
         server = running(settings, url)
         finished = server.wait()
     judged = [event.version for event in server.of(control.RoundJudged)]
-    judged += [event.version for event in server.of(control.RoundClosed) if event.evaluation]  # the last
+    judged += [
+        event.version for event in server.of(control.RoundClosed) if event.evaluation
+    ]  # the last
     assert judged == [2, 4, 5]
     # Version 2 is the first evaluation and has nothing to reuse, 4 the second, 5 the last.
     assert [offer.version for offer in peer.offers if offer.routine == "statistics"] == [2, 4, 5]
@@ -100,7 +115,8 @@ def test_a_version_is_judged_when_it_is_due(url, config, running, fleet):
 
 def test_the_next_round_begins_while_a_version_is_judged(url, config, running, fleet, monkeypatch):
     """The judge of the first version waits for a device that trains in the second round."""
-    went_on, evaluate = threading.Event(), Evaluator.evaluate
+    went_on = threading.Event()
+    evaluate = Evaluator.evaluate
 
     def waiting(*given):
         assert went_on.wait(60)
@@ -156,7 +172,9 @@ def test_statistics_can_come_from_the_servers_own_batches(url, config, running, 
     assert {offer.routine for offer in peer.offers} == {"train"}
 
 
-def test_a_version_without_statistics_is_kept_and_says_why_it_was_not_judged(url, config, running, fleet):
+def test_a_version_without_statistics_is_kept_and_says_why_it_was_not_judged(
+    url, config, running, fleet
+):
     """Devices that cannot run the whole model decline the query; the round closes all the same."""
 
     def declines_queries(peer, work):
@@ -175,7 +193,9 @@ def test_a_version_without_statistics_is_kept_and_says_why_it_was_not_judged(url
 
 
 def test_updates_whose_sum_is_no_number_are_refused(url, config, running, fleet):
-    """Finite one by one they may not be in sum: each is refused by name, and without another there is no version."""
+    """Finite one by one they may not be in sum: each is refused by name, and without another there
+    is no version.
+    """
 
     def enormous(peer, work):
         tensors = {name: np.full_like(value, 3e38) for name, value in work.weights.items()}
@@ -202,18 +222,28 @@ def test_a_run_of_the_smallest_tier_is_judged_by_that_tier(url, config, running,
     store = Store(settings.store, read_only=True)
     versions = store.versions(finished.run)
     store.close()
-    kept = {path.name for path in (settings.store / "blobs" / "objects").rglob("*") if path.is_file()}
+    kept = {
+        path.name for path in (settings.store / "blobs" / "objects").rglob("*") if path.is_file()
+    }
     assert kept == {item.digest for item in versions} | {versions[1].statistics_digest}
 
 
-def test_further_tiers_are_judged_beside_the_whole_model(url, config, running, fleet, tmp_path, test_set):
-    """Each as its devices are sent it, one on samples of its own; the record, the events and `shoal rounds` tell."""
+def test_further_tiers_are_judged_beside_the_whole_model(
+    url, config, running, fleet, tmp_path, test_set
+):
+    """Each as its devices are sent it, one on samples of its own; the record, the events and `shoal
+    rounds` tell.
+    """
     small = "w0.50-d1"
     with np.load(test_set) as file:
         np.savez(tmp_path / "few.npz", x=file["x"][:7], y=file["y"][:7])
     own = {"kind": "npz", "path": tmp_path / "few.npz"}
     settings = config(
-        evaluation={"statistics": "server-batch", "tiers": ("w1.00-d1", small), "tier_data": {small: own}}
+        evaluation={
+            "statistics": "server-batch",
+            "tiers": ("w1.00-d1", small),
+            "tier_data": {small: own},
+        }
     )
     with Peer(fleet, "d", url, honest()):
         finished = running(settings, url).wait()
@@ -230,22 +260,32 @@ def test_further_tiers_are_judged_beside_the_whole_model(url, config, running, f
     weights = open_tensors(settings.store / "blobs" / "objects" / place_of(digest))
     cut = compile_plan(artifacts.layout, make_plan(artifacts.layout, tier.tier)).slice(weights)
     statistics = over_batches(tier, cut, data, batch_size=settings.train.batch_size, threads=1)
-    assert found[small] == Evaluator(tier, data, batch_size=256, threads=1).evaluate(cut, statistics)
+    assert found[small] == Evaluator(tier, data, batch_size=256, threads=1).evaluate(
+        cut, statistics
+    )
     assert record.evaluation == finished.evaluation
-    shown = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["rounds", "--store", str(settings.store)]).stdout
+    shown = (
+        CliRunner(env={"COLUMNS": "200"})
+        .invoke(app, ["rounds", "--store", str(settings.store)])
+        .stdout
+    )
     assert small in shown
     assert f"{found[small].accuracy:.4f}" in shown
 
 
 def test_only_the_newest_state_of_a_server_optimizer_is_kept(url, config, running, fleet):
     """Every global version stays; what the optimizer carries is needed for the next round alone."""
-    settings = config(round={"rounds": 3}, evaluation={"data": None}, server_optimizer={"name": "fedadam"})
+    settings = config(
+        round={"rounds": 3}, evaluation={"data": None}, server_optimizer={"name": "fedadam"}
+    )
     with Peer(fleet, "d", url, honest()):
         finished = running(settings, url).wait()
     store = Store(settings.store, read_only=True)
     versions = store.versions(finished.run)
     store.close()
-    kept = {path.name for path in (settings.store / "blobs" / "objects").rglob("*") if path.is_file()}
+    kept = {
+        path.name for path in (settings.store / "blobs" / "objects").rglob("*") if path.is_file()
+    }
     assert kept == {item.digest for item in versions} | {versions[-1].state_digest}
     assert len({item.state_digest for item in versions}) == len(versions)
 
@@ -260,5 +300,7 @@ def test_statistics_are_asked_for_one_tier_alone(url, config, running, fleet):
 def test_judging_a_tier_that_is_not_exported_is_an_error(url, config, running, fleet):
     """Before anything is trained, with the tiers there are."""
     server = running(config(evaluation={"tier": "w0.25-d1"}), url)
-    with pytest.raises(ConfigError, match=r"'w0\.25-d1' is not exported; exported are w1\.00-d1, w0\.50-d1"):
+    with pytest.raises(
+        ConfigError, match=r"'w0\.25-d1' is not exported; exported are w1\.00-d1, w0\.50-d1"
+    ):
         server.wait()

@@ -1,4 +1,6 @@
-"""Ten devices whose updates go into a sum: the server learns it, and of nobody's update anything but that."""
+"""Ten devices whose updates go into a sum: the server learns it, and of nobody's update anything
+but that.
+"""
 
 import contextlib
 import signal
@@ -29,13 +31,18 @@ NAMES = [f"d{i}" for i in range(10)]
 def learnt(name: str, sent: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """What a device's training makes: another normal step on every device."""
     rng = np.random.default_rng(int(name[1:]))
-    return {key: sent[key] + rng.normal(0, 0.3, sent[key].shape).astype(np.float32) for key in sorted(sent)}
+    return {
+        key: sent[key] + rng.normal(0, 0.3, sent[key].shape).astype(np.float32)
+        for key in sorted(sent)
+    }
 
 
 class Adding(Peer):
     """A device with a part in a sum; ``leaves`` says at what it goes for good."""
 
-    def __init__(self, fleet: str, name: str, url: str, leaves: str = "", max_width: float = 1.0) -> None:
+    def __init__(
+        self, fleet: str, name: str, url: str, leaves: str = "", max_width: float = 1.0
+    ) -> None:
         super().__init__(fleet, name, url, self.trained, profile=profile(max_width=max_width))
         self.leaves = leaves
         self.member: Member | None = None
@@ -43,7 +50,8 @@ class Adding(Peer):
 
     def _take(self, offer):
         if self._current is None or self._current.task != offer.task:
-            self.member, self.work = Member(self.device, offer.choices[0].weights.digest, 3), None
+            self.member = Member(self.device, offer.choices[0].weights.digest, 3)
+            self.work = None
             super()._take(offer)
 
     def reply(self, message):
@@ -69,20 +77,34 @@ class Adding(Peer):
                     self.mask()
 
     def mask(self):
-        if self.work is None or not (self.member.dealt or self.leaves == "early") or self.leaves == "dealt":
+        if (
+            self.work is None
+            or not (self.member.dealt or self.leaves == "early")
+            or self.leaves == "dealt"
+        ):
             return
         sent = dict(self.work.weights)
-        data = encode_weights({MASKED: whole_numbers(learnt(self.device, sent), sent, CLIP)}, self.work.metadata())
-        self.send(self.work, data if self.leaves == "early" else self.member.masked(data), labels=())
+        data = encode_weights(
+            {MASKED: whole_numbers(learnt(self.device, sent), sent, CLIP)}, self.work.metadata()
+        )
+        self.send(
+            self.work, data if self.leaves == "early" else self.member.masked(data), labels=()
+        )
 
 
 def weights_of(store, root, run):
-    return [open_tensors(root / "blobs" / "objects" / place_of(v.digest)) for v in store.versions(run)]
+    return [
+        open_tensors(root / "blobs" / "objects" / place_of(v.digest)) for v in store.versions(run)
+    ]
 
 
 @pytest.mark.slow
-def test_two_of_ten_drop_out_and_the_sum_is_that_of_the_others(url, config, running, fleet, monkeypatch):
-    """They go after they dealt; the model moves by the mean of eight, and no vector that came is an update."""
+def test_two_of_ten_drop_out_and_the_sum_is_that_of_the_others(
+    url, config, running, fleet, monkeypatch
+):
+    """They go after they dealt; the model moves by the mean of eight, and no vector that came is an
+    update.
+    """
     seen = {}
 
     def spied(vectors, *rest):
@@ -91,7 +113,10 @@ def test_two_of_ten_drop_out_and_the_sum_is_that_of_the_others(url, config, runn
 
     cohorts_unmasked = cohorts.unmasked
     monkeypatch.setattr(cohorts, "unmasked", spied)
-    made = config(**SUMS, round={"rounds": 1, "min_devices": 10, "quorum": 0.8, "grace": 0.3, "deadline_seconds": 60})
+    made = config(
+        **SUMS,
+        round={"rounds": 1, "min_devices": 10, "quorum": 0.8, "grace": 0.3, "deadline_seconds": 60},
+    )
     with contextlib.ExitStack() as stack:
         for name in NAMES:
             stack.enter_context(Adding(fleet, name, url, "dealt" if name in {"d2", "d7"} else ""))
@@ -101,7 +126,11 @@ def test_two_of_ten_drop_out_and_the_sum_is_that_of_the_others(url, config, runn
         new = weights_of(store, made.store, finished.run)[-1]
         phases = {task.device: task.phase for task in store.tasks(finished.run, 1, "train")}
     came = [name for name in NAMES if name not in {"d2", "d7"}]
-    assert {name for name, phase in phases.items() if phase is TaskPhase.MERGED} == set(came) == set(seen)
+    assert (
+        {name for name, phase in phases.items() if phase is TaskPhase.MERGED}
+        == set(came)
+        == set(seen)
+    )
     old = tiny_weights(tiny_layout())
     for key, value in old.items():
         plain = np.mean([learnt(name, old)[key] - value for name in came], axis=0)
@@ -113,7 +142,9 @@ def test_two_of_ten_drop_out_and_the_sum_is_that_of_the_others(url, config, runn
 
 def test_too_few_for_a_sum_are_told_before_they_train_for_nothing(url, config, running, fleet):
     """Two devices where three are the least: the round is abandoned, and says why."""
-    made = config(**SUMS, round={"rounds": 1, "min_devices": 2, "retries": 1, "deadline_seconds": 60})
+    made = config(
+        **SUMS, round={"rounds": 1, "min_devices": 2, "retries": 1, "deadline_seconds": 60}
+    )
     with contextlib.ExitStack() as stack:
         for name in NAMES[:2]:
             stack.enter_context(Adding(fleet, name, url))
@@ -126,8 +157,12 @@ def test_too_few_for_a_sum_are_told_before_they_train_for_nothing(url, config, r
     }
 
 
-def test_a_round_whose_sums_are_of_fewer_than_its_quorum_is_abandoned(url, config, running, fleet, monkeypatch):
-    """It was closed with the half that is left; those whose sum was lost were told nothing, and had no time for it."""
+def test_a_round_whose_sums_are_of_fewer_than_its_quorum_is_abandoned(
+    url, config, running, fleet, monkeypatch
+):
+    """It was closed with the half that is left; those whose sum was lost were told nothing, and had
+    no time for it.
+    """
     monkeypatch.setattr(cohorts, "REVEAL_SECONDS", 1.0)
     limits = {"rounds": 1, "min_devices": 6, "quorum": 0.8, "retries": 1, "deadline_seconds": 60}
     devices = {name: Adding(fleet, name, url) for name in NAMES[:3]}
@@ -149,19 +184,30 @@ def test_a_round_whose_sums_are_of_fewer_than_its_quorum_is_abandoned(url, confi
 
 
 def test_an_offer_gives_the_time_of_every_sum(url, config, running, fleet):
-    """They are made one after the other, and a device whose turn was the second had given its task up by then."""
+    """They are made one after the other, and a device whose turn was the second had given its task
+    up by then.
+    """
     made = config(**SUMS, round={"rounds": 1, "min_devices": 6, "deadline_seconds": 60})
-    devices = [Adding(fleet, name, url, max_width=1.0 if at < 3 else 0.5) for at, name in enumerate(NAMES[:6])]
+    devices = [
+        Adding(fleet, name, url, max_width=1.0 if at < 3 else 0.5)
+        for at, name in enumerate(NAMES[:6])
+    ]
     with contextlib.ExitStack() as stack:
         for device in devices:
             stack.enter_context(device)
         assert running(made, url).wait(60).status == "finished"
-    assert min(device.offers[0].seconds_left for device in devices) > 60 + 1.5 * cohorts.REVEAL_SECONDS
+    assert (
+        min(device.offers[0].seconds_left for device in devices) > 60 + 1.5 * cohorts.REVEAL_SECONDS
+    )
 
 
 def test_receivers_take_what_goes_into_a_sum(url, config, running, fleet):
     """Masked updates are received, checked and written by processes of their own like any others."""
-    settings = config(round={"rounds": 2, "min_devices": 4, "deadline_seconds": 60}, broker={"receivers": 2}, **SUMS)
+    settings = config(
+        round={"rounds": 2, "min_devices": 4, "deadline_seconds": 60},
+        broker={"receivers": 2},
+        **SUMS,
+    )
     with contextlib.ExitStack() as stack:
         for name in NAMES[:4]:
             stack.enter_context(Adding(fleet, name, url))
@@ -171,8 +217,13 @@ def test_receivers_take_what_goes_into_a_sum(url, config, running, fleet):
 
 
 def test_an_update_before_its_time_is_refused(url, config, running, fleet):
-    """One that comes before its masks could be taken off a sum would be in none; the others' sum is made without it."""
-    made = config(**SUMS, round={"rounds": 1, "min_devices": 4, "quorum": 0.75, "grace": 0.3, "deadline_seconds": 60})
+    """One that comes before its masks could be taken off a sum would be in none; the others' sum is
+    made without it.
+    """
+    made = config(
+        **SUMS,
+        round={"rounds": 1, "min_devices": 4, "quorum": 0.75, "grace": 0.3, "deadline_seconds": 60},
+    )
     with contextlib.ExitStack() as stack:
         for name in NAMES[:4]:
             stack.enter_context(Adding(fleet, name, url, "early" if name == "d1" else ""))
@@ -180,7 +231,11 @@ def test_an_update_before_its_time_is_refused(url, config, running, fleet):
     assert finished.status == "finished", finished.error
     with contextlib.closing(Store(made.store, read_only=True)) as store:
         tasks = {task.device: task for task in store.tasks(finished.run, 1, "train")}
-    assert {name for name, task in tasks.items() if task.phase is TaskPhase.MERGED} == {"d0", "d2", "d3"}
+    assert {name for name, task in tasks.items() if task.phase is TaskPhase.MERGED} == {
+        "d0",
+        "d2",
+        "d3",
+    }
     assert tasks["d1"].phase is TaskPhase.REFUSED
     assert "masks nobody could take off" in tasks["d1"].detail
 
@@ -188,7 +243,9 @@ def test_an_update_before_its_time_is_refused(url, config, running, fleet):
 @pytest.mark.slow
 def test_a_killed_server_makes_its_sums_again(url, config, running, fleet, tmp_path):
     """What takes the masks off was in its memory: the round is abandoned, the next one ends."""
-    made = config(**SUMS, round={"rounds": 1, "min_devices": 3, "retries": 3, "deadline_seconds": 60})
+    made = config(
+        **SUMS, round={"rounds": 1, "min_devices": 3, "retries": 3, "deadline_seconds": 60}
+    )
     with contextlib.ExitStack() as stack:
         for name in NAMES[:3]:
             stack.enter_context(Adding(fleet, name, url))

@@ -24,9 +24,14 @@ ADAPTIVE = ("fedadam", "fedyogi", "fedadagrad")
 NUMBERS = st.floats(-10, 10, width=32)
 
 
-def reference(name: str, updates: list[float], *, eta: float, b1: float, b2: float, tau: float) -> list[float]:
+def reference(
+    name: str, updates: list[float], *, eta: float, b1: float, b2: float, tau: float
+) -> list[float]:
     """One number, step by step, from the paper's table."""
-    weight, m, v, seen = 0.0, 0.0, 0.0, []
+    weight = 0.0
+    m = 0.0
+    v = 0.0
+    seen = []
     for g in updates:
         if name == "plain":
             weight += eta * g
@@ -56,7 +61,9 @@ def test_every_optimizer_follows_its_formula(name, updates):
     chosen = OptimizerSettings(name=name, learning_rate=0.1, beta1=0.8, beta2=0.9, tau=0.01)
     weights = arrays(0.0)
     state = init(chosen, weights)
-    for update, expected in zip(updates, reference(name, updates, eta=0.1, b1=0.8, b2=0.9, tau=0.01), strict=True):
+    for update, expected in zip(
+        updates, reference(name, updates, eta=0.1, b1=0.8, b2=0.9, tau=0.01), strict=True
+    ):
         weights, state = apply(chosen, state, weights, arrays(update))
         assert weights["w"][0] == pytest.approx(expected, abs=1e-9)
     assert state.steps == len(updates)
@@ -65,7 +72,9 @@ def test_every_optimizer_follows_its_formula(name, updates):
 @given(st.sampled_from(NAMES), st.integers(0, 2**32 - 1), st.booleans())
 @settings(max_examples=40)
 def test_pieces_donation_and_merged_weights_do_not_change_the_result(name, seed, donate):
-    """A tensor longer than a piece, a scalar and a matrix: every entry is stepped as if it were alone."""
+    """A tensor longer than a piece, a scalar and a matrix: every entry is stepped as if it were
+    alone.
+    """
     rng = np.random.default_rng(seed)
     shapes = {"long": (70_001,), "scalar": (), "matrix": (3, 4), "empty": (0, 2)}
     chosen = OptimizerSettings(name=name, learning_rate=0.3)
@@ -81,7 +90,10 @@ def test_pieces_donation_and_merged_weights_do_not_change_the_result(name, seed,
             assert new[key].shape == shape
             np.testing.assert_allclose(new[key], plain[key], rtol=1e-9, atol=1e-9)
             np.testing.assert_array_equal(weights[key], before[key])
-            for mine, other in ((state.first, plain_state.first), (state.second, plain_state.second)):
+            for mine, other in (
+                (state.first, plain_state.first),
+                (state.second, plain_state.second),
+            ):
                 if mine:
                     np.testing.assert_allclose(mine[key], other[key], rtol=1e-9, atol=1e-9)
         weights = new
@@ -91,9 +103,13 @@ def test_without_donation_nothing_given_is_written():
     """Weights, moments and update keep their bits; read-only arrays are welcome even to `donate`."""
     rng = np.random.default_rng(0)
     chosen = OptimizerSettings(name="fedyogi")
-    weights, update = {"w": rng.standard_normal(50)}, {"w": rng.standard_normal(50)}
+    weights = {"w": rng.standard_normal(50)}
+    update = {"w": rng.standard_normal(50)}
     _, state = apply(chosen, init(chosen, weights), weights, update)
-    kept = [np.array(value) for value in (weights["w"], update["w"], state.first["w"], state.second["w"])]
+    kept = [
+        np.array(value)
+        for value in (weights["w"], update["w"], state.first["w"], state.second["w"])
+    ]
     new, _ = apply(chosen, state, weights, update)
     given_now = (weights["w"], update["w"], state.first["w"], state.second["w"])
     for before, after in zip(kept, given_now, strict=True):
@@ -117,7 +133,9 @@ def test_plain_with_rate_one_returns_the_merged_weights_bit_for_bit():
 
 @pytest.mark.parametrize("name", ADAPTIVE)
 def test_the_first_adaptive_step_does_not_depend_on_the_size_of_the_update(name):
-    """With tau far below it, an update of 1 and one of 1000 move a weight alike; float32 stays float32."""
+    """With tau far below it, an update of 1 and one of 1000 move a weight alike; float32 stays
+    float32.
+    """
     chosen = OptimizerSettings(name=name, tau=1e-9)
     moved = []
     for size in (1.0, 1000.0):
@@ -140,13 +158,16 @@ def test_untouched_entries_go_on_moving_while_the_moment_decays():
 
 def test_milestones_restart_the_moments_and_lower_the_rate():
     """From step 3 on it is as if the run began there, with half the rate (specification 2.5)."""
-    restarting = OptimizerSettings(name="fedadam", learning_rate=0.2, milestones=(3,), restart_factor=0.5)
+    restarting = OptimizerSettings(
+        name="fedadam", learning_rate=0.2, milestones=(3,), restart_factor=0.5
+    )
     fresh = OptimizerSettings(name="fedadam", learning_rate=0.1)
     weights = arrays(0.0)
     state = init(restarting, weights)
     for update in (1.0, -3.0):
         weights, state = apply(restarting, state, weights, arrays(update))
-    other, other_state = weights, init(fresh, weights)
+    other = weights
+    other_state = init(fresh, weights)
     for update in (0.5, 2.0):
         weights, state = apply(restarting, state, weights, arrays(update))
         other, other_state = apply(fresh, other_state, other, arrays(update))
@@ -156,15 +177,21 @@ def test_milestones_restart_the_moments_and_lower_the_rate():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_killed_server_goes_on_from_the_stored_arrays(name):
-    """The state is a flat mapping of arrays; stored and read back between steps, it changes nothing."""
+    """The state is a flat mapping of arrays; stored and read back between steps, it changes
+    nothing.
+    """
     chosen = OptimizerSettings(name=name, learning_rate=0.5, milestones=(2,))
     step = server_step(chosen)
     rng = np.random.default_rng(2)
-    weights, stored = {"a.b": rng.standard_normal(5)}, {}
-    straight, state = dict(weights), init(chosen, weights)
+    weights = {"a.b": rng.standard_normal(5)}
+    stored = {}
+    straight = dict(weights)
+    state = init(chosen, weights)
     for _ in range(3):
         change = rng.standard_normal(5)
-        straight, state = apply(chosen, state, straight, {"a.b": straight["a.b"] + change}, merged=True)
+        straight, state = apply(
+            chosen, state, straight, {"a.b": straight["a.b"] + change}, merged=True
+        )
         weights, stored = step(weights, {"a.b": weights["a.b"] + change}, stored)
         stored = {key: np.array(value) for key, value in stored.items()}
         np.testing.assert_array_equal(weights["a.b"], straight["a.b"])

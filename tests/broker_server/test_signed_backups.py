@@ -1,4 +1,6 @@
-"""Backups say whose they are: one's own is restored, and one that is changed, unsigned or another's is refused."""
+"""Backups say whose they are: one's own is restored, and one that is changed, unsigned or another's
+is refused.
+"""
 
 import contextlib
 import json
@@ -20,7 +22,13 @@ from broker_server.service.backup_keys import known_keys, signers, user_key_path
 from broker_server.settings.named import names_in
 from broker_server.store import Store
 from broker_server.store.backup import back_up
-from broker_server.store.backup_signature import INVENTORY, SIGNATURES, Member, sign, write_inventory
+from broker_server.store.backup_signature import (
+    INVENTORY,
+    SIGNATURES,
+    Member,
+    sign,
+    write_inventory,
+)
 from broker_server.store.records import RunRecord, VersionRecord
 from broker_server.store.restoring import restore
 from fleet_protocol.blob_store import BlobStore
@@ -53,14 +61,22 @@ def own_configuration(tmp_path, monkeypatch):
 
 
 def config_json(**evaluation):
-    told = {"fleet": "lab", "store": "/srv/store", "model": {"artifacts": "/srv/artifacts", "arch": "tiny"}}
-    return json.dumps({**told, "broker": {"url": "mqtt://broker.example:1883"}, "evaluation": evaluation})
+    told = {
+        "fleet": "lab",
+        "store": "/srv/store",
+        "model": {"artifacts": "/srv/artifacts", "arch": "tiny"},
+    }
+    return json.dumps(
+        {**told, "broker": {"url": "mqtt://broker.example:1883"}, "evaluation": evaluation}
+    )
 
 
 def make_store(folder, config=None):
     """A store with a run and two blobs."""
     with contextlib.closing(Store(folder)) as store:
-        run = RunRecord("r1", "lab", "tiny", config or config_json(), "running", None, 1.0, None, 0, 0)
+        run = RunRecord(
+            "r1", "lab", "tiny", config or config_json(), "running", None, 1.0, None, 0, 0
+        )
         store.add_run(run, VersionRecord("r1", 0, 0, "b" * 64, None, None, 1.0, None))
     blobs = BlobStore(folder / "blobs")
     return [blobs.put(content) for content in (b"one" * 1000, b"two" * 1000)]
@@ -136,7 +152,9 @@ def a_blob_of_another_name(_, members):
 def an_inventory_made_anew(tmp_path, members):
     changed, _ = a_changed_database(tmp_path, members)
     listed = [
-        Member(name, blob_digest(data), len(data)) for name, data in changed.items() if "/" in name or "db" in name
+        Member(name, blob_digest(data), len(data))
+        for name, data in changed.items()
+        if "/" in name or "db" in name
     ]
     return {**changed, INVENTORY: write_inventory(listed)}, b""
 
@@ -168,13 +186,20 @@ def signatures_of_nothing(_, members):
 )
 @pytest.mark.parametrize("trust", [False, True])
 def test_a_backup_that_was_changed_is_refused_by_name(change, said, trust, given, tmp_path):
-    """With `trust`, too: it is neither what was signed nor what it says it is. Nothing is left behind."""
+    """With `trust`, too: it is neither what was signed nor what it says it is. Nothing is left
+    behind.
+    """
     file, _ = given
     members, comment = change(tmp_path, members_of(file))
     packed(tmp_path / "bad.zip", members, comment)
     before = sorted(tmp_path.iterdir())
     with pytest.raises(BlobError, match=said) as caught:
-        restore(tmp_path / "bad.zip", tmp_path / "made", known=known_keys(tmp_path / "made"), trust=trust)
+        restore(
+            tmp_path / "bad.zip",
+            tmp_path / "made",
+            known=known_keys(tmp_path / "made"),
+            trust=trust,
+        )
     assert "bad.zip" in str(caught.value)
     assert sorted(tmp_path.iterdir()) == before
     restore(file, tmp_path / "made", known=known_keys(tmp_path / "made"))
@@ -183,7 +208,8 @@ def test_a_backup_that_was_changed_is_refused_by_name(change, said, trust, given
 def test_every_byte_of_a_backup_is_under_the_signature(given, tmp_path):
     """Whatever byte of it is changed, what is restored is what was signed, or nothing is."""
     file, _ = given
-    data, wanted = file.read_bytes(), members_of(file)
+    data = file.read_bytes()
+    wanted = members_of(file)
     for at in range(0, len(data), max(1, len(data) // 150)):
         changed = bytearray(data)
         changed[at] ^= 0x40
@@ -191,8 +217,14 @@ def test_every_byte_of_a_backup_is_under_the_signature(given, tmp_path):
         target = tmp_path / f"made{at}"
         with contextlib.suppress(BlobError, ConfigError):
             restore(tmp_path / "bad.zip", target, known=known_keys(target))
-            found = {str(path.relative_to(target)): path.read_bytes() for path in target.rglob("*") if path.is_file()}
-            assert {name: data for name, data in wanted.items() if name not in {INVENTORY, SIGNATURES}} == found
+            found = {
+                str(path.relative_to(target)): path.read_bytes()
+                for path in target.rglob("*")
+                if path.is_file()
+            }
+            assert {
+                name: data for name, data in wanted.items() if name not in {INVENTORY, SIGNATURES}
+            } == found
 
 
 def test_the_users_own_key_is_made_once_for_the_user_alone(given, tmp_path):
@@ -205,7 +237,10 @@ def test_the_users_own_key_is_made_once_for_the_user_alone(given, tmp_path):
     assert user_signer().public == first
     (statement,) = restore(file, tmp_path / "made", known=known_keys(tmp_path / "made"))
     assert statement.key == first
-    assert [BlobStore(tmp_path / "made" / "blobs").has(digest) for digest in digests] == [True, True]
+    assert [BlobStore(tmp_path / "made" / "blobs").has(digest) for digest in digests] == [
+        True,
+        True,
+    ]
     path.chmod(0o644)
     with pytest.raises(ConfigError, match="others may read your own key: chmod 600"):
         signers(tmp_path / "store")
@@ -221,14 +256,19 @@ def command(monkeypatch, capsys, *arguments):
 def unsigned(file, store):
     """A backup as it was made before backups were signed, with the comment made anew."""
     shutil.rmtree(store / "configurations", ignore_errors=True)  # which no backup has
-    members = {str(path.relative_to(store)): path.read_bytes() for path in store.rglob("*") if path.is_file()}
+    members = {
+        str(path.relative_to(store)): path.read_bytes()
+        for path in store.rglob("*")
+        if path.is_file()
+    }
     packed(file, members, blob_digest(members["shoal.db"]).encode())
 
 
 def test_an_unsigned_backup_needs_trust_which_shows_what_it_names(tmp_path, monkeypatch, capsys):
     """A stranger's store whose run names a program: who takes it is shown all that it names."""
     make_store(
-        tmp_path / "theirs", config_json(data={"kind": "python", "entry_point": CALLED, "options": {"cmd": "id"}})
+        tmp_path / "theirs",
+        config_json(data={"kind": "python", "entry_point": CALLED, "options": {"cmd": "id"}}),
     )
     unsigned(tmp_path / "theirs.zip", tmp_path / "theirs")
     code, said = command(monkeypatch, capsys, "restore", tmp_path / "theirs.zip", tmp_path / "made")
@@ -237,12 +277,22 @@ def test_an_unsigned_backup_needs_trust_which_shows_what_it_names(tmp_path, monk
     assert "--trust" in said
     assert not (tmp_path / "made").exists()
     code, said = command(
-        monkeypatch, capsys, "restore", tmp_path / "theirs.zip", tmp_path / "made", "--trust", "--json"
+        monkeypatch,
+        capsys,
+        "restore",
+        tmp_path / "theirs.zip",
+        tmp_path / "made",
+        "--trust",
+        "--json",
     )
     assert code == 0, said
     told = json.loads(said)
-    settings = {value: name.rpartition(".")[0] for name, value in told.items() if name.endswith(".setting")}
-    rows = {setting: (told[f"{row}.kind"], told[f"{row}.names"]) for setting, row in settings.items()}
+    settings = {
+        value: name.rpartition(".")[0] for name, value in told.items() if name.endswith(".setting")
+    }
+    rows = {
+        setting: (told[f"{row}.kind"], told[f"{row}.names"]) for setting, row in settings.items()
+    }
     assert told["signed_by"] == []
     assert rows["evaluation.data.entry_point"] == ("program", CALLED)
     assert rows["evaluation.data.options.cmd"] == ("word", "id")
@@ -258,7 +308,9 @@ def test_a_backup_of_somebody_else_says_whose_it_is(tmp_path, monkeypatch, capsy
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "they"))
     monkeypatch.setattr("getpass.getuser", lambda: "mallory\x1b[2J")
     make_store(tmp_path / "theirs")
-    assert command(monkeypatch, capsys, "backup", tmp_path / "theirs", tmp_path / "theirs.zip")[0] == 0
+    assert (
+        command(monkeypatch, capsys, "backup", tmp_path / "theirs", tmp_path / "theirs.zip")[0] == 0
+    )
     their_key = user_signer().public
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "me"))
     code, said = command(monkeypatch, capsys, "restore", tmp_path / "theirs.zip", tmp_path / "made")
@@ -266,14 +318,18 @@ def test_a_backup_of_somebody_else_says_whose_it_is(tmp_path, monkeypatch, capsy
     assert r"mallory\x1b[2J on" in said
     assert their_key[:16] in said
     assert "--trust" in said
-    code, said = command(monkeypatch, capsys, "restore", tmp_path / "theirs.zip", tmp_path / "made", "--trust")
+    code, said = command(
+        monkeypatch, capsys, "restore", tmp_path / "theirs.zip", tmp_path / "made", "--trust"
+    )
     assert code == 0
     assert "names in its runs" in said
     assert "/srv/artifacts" in said
 
 
 def test_the_operator_restores_a_fleets_backup_anywhere(tmp_path, monkeypatch, capsys):
-    """On another machine, with the fleet's folder there: no new step, also where only the public key is at hand."""
+    """On another machine, with the fleet's folder there: no new step, also where only the public
+    key is at hand.
+    """
     folder = tmp_path / "lab"
     found_fleet(folder, Founding("lab", "127.0.0.1"))
     make_store(folder / "store")
@@ -281,7 +337,9 @@ def test_the_operator_restores_a_fleets_backup_anywhere(tmp_path, monkeypatch, c
     assert code == 0
     assert "signed by the operator of fleet lab and " in said
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "another machine"))
-    code, said = command(monkeypatch, capsys, "restore", tmp_path / "lab.zip", tmp_path / "elsewhere")
+    code, said = command(
+        monkeypatch, capsys, "restore", tmp_path / "lab.zip", tmp_path / "elsewhere"
+    )
     assert (code, "the operator of fleet lab" in said) == (ConfigError.exit_code, True)
     for target, options in ((folder / "again", ()), (tmp_path / "elsewhere", ("--folder", folder))):
         code, said = command(monkeypatch, capsys, "restore", tmp_path / "lab.zip", target, *options)
@@ -352,15 +410,23 @@ def test_a_table_that_computes_is_not_of_a_store(harm, tmp_path):
     ("change", "message"),
     [
         ("UPDATE runs SET config = x'fffe00'", "table runs, row id 'r1', column config: "),
-        ("UPDATE runs SET config = replace(hex(zeroblob(50000)), '00', '[')", "column config: |nested too deeply"),
+        (
+            "UPDATE runs SET config = replace(hex(zeroblob(50000)), '00', '[')",
+            "column config: |nested too deeply",
+        ),
         ("UPDATE runs SET id = '`id`'", "column id: '`id`' is no name"),
-        ("UPDATE versions SET digest = '../x'", "table versions, row run 'r1', number '0', column digest: "),
+        (
+            "UPDATE versions SET digest = '../x'",
+            "table versions, row run 'r1', number '0', column digest: ",
+        ),
         ("UPDATE runs SET created_at = 9e999", "column created_at: "),
         ("INSERT INTO devices VALUES ('lab', 'd', 1, 'idle', 'garbage', 1, 1)", "column profile: "),
     ],
 )
 def test_what_cannot_be_shown_is_not_restored(change, message, tmp_path, monkeypatch, capsys):
-    """A stranger's rows are read before the store is in its place; then there is no store, and one line says why."""
+    """A stranger's rows are read before the store is in its place; then there is no store, and one
+    line says why.
+    """
     make_store(tmp_path / "theirs")
     with contextlib.closing(sqlite3.connect(tmp_path / "theirs" / "shoal.db")) as opened:
         opened.execute("PRAGMA journal_mode=DELETE")
@@ -368,7 +434,9 @@ def test_what_cannot_be_shown_is_not_restored(change, message, tmp_path, monkeyp
         opened.commit()
     unsigned(tmp_path / "theirs.zip", tmp_path / "theirs")
     monkeypatch.setattr(
-        sys, "argv", ["shoal", "restore", str(tmp_path / "theirs.zip"), str(tmp_path / "made"), "--trust"]
+        sys,
+        "argv",
+        ["shoal", "restore", str(tmp_path / "theirs.zip"), str(tmp_path / "made"), "--trust"],
     )
     with pytest.raises(SystemExit) as ended:
         main()
@@ -396,7 +464,10 @@ def measured(file, target, *keys):
 def test_a_bomb_is_refused_in_little_memory(tmp_path):
     """Half a megabyte that unpacks to 500: a backup is never larger unpacked than packed."""
     bomb = tmp_path / "bomb.zip"
-    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("shoal.db", "w") as member:
+    with (
+        zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive,
+        archive.open("shoal.db", "w") as member,
+    ):
         for _ in range(500):
             member.write(bytes(1_000_000))
     assert bomb.stat().st_size < 600_000
@@ -416,14 +487,22 @@ def test_a_large_backup_of_ones_own_is_restored_in_little_memory(tmp_path):
     assert megabytes < 150
 
 
-def test_more_than_the_bounds_is_restored_where_it_is_asked_for(given, tmp_path, monkeypatch, capsys):
+def test_more_than_the_bounds_is_restored_where_it_is_asked_for(
+    given, tmp_path, monkeypatch, capsys
+):
     """The message says what the bound is, and which option raises it."""
     file, _ = given
     size = file.stat().st_size
     for option, low, high in (("--most-bytes", 1000, size), ("--most-files", 1, 2)):
         code, said = command(monkeypatch, capsys, "restore", file, tmp_path / option, option, low)
-        assert (code, option in said, "the limit is" in said) == (BlobError.exit_code, True, True), said
-        assert command(monkeypatch, capsys, "restore", file, tmp_path / option, option, high)[0] == 0
+        assert (code, option in said, "the limit is" in said) == (
+            BlobError.exit_code,
+            True,
+            True,
+        ), said
+        assert (
+            command(monkeypatch, capsys, "restore", file, tmp_path / option, option, high)[0] == 0
+        )
 
 
 def test_a_configuration_that_cannot_be_read_shows_every_text():
@@ -436,14 +515,19 @@ def test_a_configuration_that_cannot_be_read_shows_every_text():
 
 
 def test_two_signers_are_each_enough(tmp_path, monkeypatch):
-    """One of them known is enough; a signature that another has made of the same inventory changes nothing."""
+    """One of them known is enough; a signature that another has made of the same inventory changes
+    nothing.
+    """
     make_store(tmp_path / "store")
     mine = user_signer()
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "other"))
     theirs = user_signer()
     back_up(tmp_path / "store", tmp_path / "both.zip", [mine, theirs])
     for number, signer in enumerate((mine, theirs)):
-        assert len(restore(tmp_path / "both.zip", tmp_path / f"made{number}", known=[signer.public])) == 2
+        assert (
+            len(restore(tmp_path / "both.zip", tmp_path / f"made{number}", known=[signer.public]))
+            == 2
+        )
     members = members_of(tmp_path / "both.zip")
     members[SIGNATURES] = sign(members[INVENTORY], [theirs])
     packed(tmp_path / "theirs.zip", members)

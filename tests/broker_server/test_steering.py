@@ -1,4 +1,6 @@
-"""`shoal pause`, `resume`, `stop`, `runs`, `compare` and `log -f`: runs end when told, and are shown."""
+"""`shoal pause`, `resume`, `stop`, `runs`, `compare` and `log -f`: runs end when told, and are
+shown.
+"""
 
 import json
 import os
@@ -22,15 +24,20 @@ from tests.broker_server.test_launch import Serving
 
 @pytest.fixture
 def settings(url, config):
-    return config(evaluation={"data": None}, broker={"url": url}, round={"rounds": 3, "wait_seconds": 60})
+    return config(
+        evaluation={"data": None}, broker={"url": url}, round={"rounds": 3, "wait_seconds": 60}
+    )
 
 
 class Followed:
     """A run that somebody asked for and follows."""
 
     def __init__(self, settings):
-        self.events, self.outcome = [], []
-        self.thread = threading.Thread(target=lambda: self.outcome.append(run_fleet(settings, listener=self._heard)))
+        self.events = []
+        self.outcome = []
+        self.thread = threading.Thread(
+            target=lambda: self.outcome.append(run_fleet(settings, listener=self._heard))
+        )
         self.heard = threading.Condition()
         self.thread.start()
 
@@ -72,18 +79,23 @@ def test_a_paused_run_holds_after_its_round_and_goes_on_when_told(url, settings,
             run = Followed(settings)
             with run.heard:
                 assert run.heard.wait_for(lambda: "round-closed" in run.events, 30)
-            with pytest.raises(RunRejectedError, match=f"run nope is not in progress, run {asked[0]} is") as wrong:
+            with pytest.raises(
+                RunRejectedError, match=f"run nope is not in progress, run {asked[0]} is"
+            ) as wrong:
                 steer(settings, "go", "nope")
             with pytest.raises(RunRejectedError, match="another run is in progress") as second:
                 steer(settings, "start")
-            assert {wrong.value.exit_code, second.value.exit_code} == {2}  # 1 would be a bug of Shoal
+            assert {wrong.value.exit_code, second.value.exit_code} == {
+                2
+            }  # 1 would be a bug of Shoal
             serving.server.stop()
             assert (run.finished().status, run.finished().exit_code) == ("stopped", 130)
         assert (stored(settings).closed, stored(settings).run.status) == (1, "paused")
         with Serving(settings, url) as serving:
             assert steer(settings, "go", asked[0][:12]) == asked[0]
             peer.wait_for(lambda device: len({offer.round for offer in device.offers}) == 3, 30)
-            # The request waits until the run is over, as `shoal resume` does for whoever is too late.
+            # The request waits until the run is over, as `shoal resume` does for whoever is too
+            # late.
             with pytest.raises(RunRejectedError, match="no run is in progress"):
                 ask_until_it_is_over(settings)
     assert (stored(settings).closed, stored(settings).run.status) == (3, "finished")
@@ -103,7 +115,10 @@ def test_a_paused_run_holds_after_its_round_and_goes_on_when_told(url, settings,
 )
 def test_a_server_that_is_started_again_knows_what_was_wanted_last(status, detail, wish):
     """The newest wish counts for more than whether the run was held when the server ended."""
-    assert Steering.stored(RunRecord("r", "f", "a", "{}", status, detail, 0.0, None, 0, 0)).wish == wish
+    assert (
+        Steering.stored(RunRecord("r", "f", "a", "{}", status, detail, 0.0, None, 0, 0)).wish
+        == wish
+    )
 
 
 @pytest.mark.parametrize(("wish", "status"), [("pause", "paused"), ("stop", "stopped")])
@@ -150,17 +165,27 @@ def test_a_stopped_run_keeps_what_it_has(url, settings, fleet, wish, closed):
 
 
 def test_runs_are_listed_compared_and_followed(url, settings, fleet, capsys):
-    """What two runs of a store have in common is left out; a log that is followed ends with its run."""
+    """What two runs of a store have in common is left out; a log that is followed ends with its
+    run.
+    """
     other = settings.model_copy(update={"seed": 9})
     with Serving(settings, url), Peer(fleet, "d", url, honest()):
-        one, two = run_fleet(settings), run_fleet(other)
+        one = run_fleet(settings)
+        two = run_fleet(other)
     RUNS.show(settings.store, None, as_json=True)
     listed = json.loads(capsys.readouterr().out)
-    assert [(item["run.id"], item["closed"], item["rounds"]) for item in listed] == [(two.run, 3, 3), (one.run, 3, 3)]
+    assert [(item["run.id"], item["closed"], item["rounds"]) for item in listed] == [
+        (two.run, 3, 3),
+        (one.run, 3, 3),
+    ]
     assert listed[0]["run.config.seed"] == 9  # an object, not text in text
     comparison(two.run).show(settings.store, one.run, as_json=True)
     (differs,) = [item for item in json.loads(capsys.readouterr().out) if item["what"] == "setting"]
-    assert [differs[name] for name in ("name", "value", "other_value")] == ["seed", settings.seed, 9]
+    assert [differs[name] for name in ("name", "value", "other_value")] == [
+        "seed",
+        settings.seed,
+        9,
+    ]
     for view in (RUNS, comparison(two.run)):
         view.show(settings.store, one.run, as_json=False)
         assert one.run in "".join(capsys.readouterr().out.split())
@@ -190,12 +215,21 @@ def test_commands_steer_a_run_by_the_page_of_its_server(url, settings, tmp_path)
     def typed(*words):
         command = [sys.executable, "-m", "shoal", *words]
         done = subprocess.run(
-            command, cwd=tmp_path, env=around, capture_output=True, text=True, timeout=120, check=False
+            command,
+            cwd=tmp_path,
+            env=around,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
         )
         return done.returncode, " ".join((done.stdout + done.stderr).split())
 
     view = ViewConfig(port=0, actions=True)
-    with Serving(settings, url), page.serving(settings.store, view, steer=partial(steer, settings)) as address:
+    with (
+        Serving(settings, url),
+        page.serving(settings.store, view, steer=partial(steer, settings)) as address,
+    ):
         run = Followed(settings)
         with run.heard:
             assert run.heard.wait_for(lambda: "fleet-changed" in run.events, 60)
@@ -205,7 +239,10 @@ def test_commands_steer_a_run_by_the_page_of_its_server(url, settings, tmp_path)
         assert "this needs the operator's token" in said
         around["SHOAL_TOKEN_FILE"] = str(settings.store / "operator.token")
         name = stored(settings).run.id
-        assert typed("pause") == (0, f"run {name} holds after the round in progress; go on with `shoal resume`")
+        assert typed("pause") == (
+            0,
+            f"run {name} holds after the round in progress; go on with `shoal resume`",
+        )
         assert typed("resume", "--run", name[:15]) == (0, f"run {name} goes on")
         assert typed("stop", "--now") == (0, f"run {name} ends; its round is given up")
         assert run.finished().status == "stopped"
@@ -216,10 +253,12 @@ def test_commands_steer_a_run_by_the_page_of_its_server(url, settings, tmp_path)
 
 def test_a_run_is_stopped_from_the_page(url, settings):
     """An operator's click reaches the server over its broker, and both note it."""
-    testing, app = pytest.importorskip("fastapi.testclient"), pytest.importorskip("shoal.view.app")
+    testing = pytest.importorskip("fastapi.testclient")
+    app = pytest.importorskip("shoal.view.app")
     token = "the token of whoever acts"
     client = testing.TestClient(
-        app.make_app(settings.store, None, token, partial(steer, settings)), base_url="http://localhost"
+        app.make_app(settings.store, None, token, partial(steer, settings)),
+        base_url="http://localhost",
     )
     with Serving(settings, url):
         run = Followed(settings)

@@ -8,7 +8,16 @@ from dataclasses import replace
 
 import pytest
 
-from broker_server.store import Outcome, RoundRecord, RunRecord, Screening, Store, TaskPhase, TaskRecord, VersionRecord
+from broker_server.store import (
+    Outcome,
+    RoundRecord,
+    RunRecord,
+    Screening,
+    Store,
+    TaskPhase,
+    TaskRecord,
+    VersionRecord,
+)
 from broker_server.store.machine import RoundEvent, RoundState, RoundTransitionError
 from fleet_protocol.control import VersionEvaluation
 from fleet_protocol.errors import RefusalReason, StorageError
@@ -32,7 +41,10 @@ def run_record(run="r1"):
 
 def add_round(store, run="r1", number=1, devices=("a", "b")):
     record = RoundRecord(run, number, RoundState.PLANNED, 0, 1, None, 1.0, None, None, None, None)
-    tasks = [TaskRecord(f"t{number}-{d}", run, number, d, "train", "w1.00-d1", "k", 0, REF, REF) for d in devices]
+    tasks = [
+        TaskRecord(f"t{number}-{d}", run, number, d, "train", "w1.00-d1", "k", 0, REF, REF)
+        for d in devices
+    ]
     store.plan_round(record, tasks)
     return record, tasks
 
@@ -44,7 +56,9 @@ def begun(store):
 
 
 def test_what_may_be_lost_waits_for_a_commit(store):
-    """Presence, the log and counts are seen by the writer at once, and by others with the next commit or flush."""
+    """Presence, the log and counts are seen by the writer at once, and by others with the next
+    commit or flush.
+    """
     other = Store(store.folder, read_only=True)
     for state in ("idle", "training", "idle"):
         store.see_device(DeviceStatus(fleet="lab", device="a", online=True, state=state))
@@ -81,7 +95,9 @@ MERGED = Outcome(TaskPhase.MERGED, Screening(norm=1.0, samples=10, declared=10))
 
 
 def test_records_come_back_as_they_were(begun):
-    """Rounds, tasks, versions and evaluations survive the trip through the database, types included."""
+    """Rounds, tasks, versions and evaluations survive the trip through the database, types
+    included.
+    """
     record, tasks = add_round(begun)
     assert begun.last_round("r1") == record
     assert begun.tasks("r1", 1) == tasks
@@ -98,7 +114,10 @@ def test_records_come_back_as_they_were(begun):
 
 def test_the_newest_run_is_the_one_that_was_begun_last(begun):
     """One from when the server's clock was ahead would stay the newest until that day."""
-    begun.add_run(replace(run_record("r2"), created_at=2e9), VersionRecord("r2", 0, 0, "b" * 64, None, None, 1.0, None))
+    begun.add_run(
+        replace(run_record("r2"), created_at=2e9),
+        VersionRecord("r2", 0, 0, "b" * 64, None, None, 1.0, None),
+    )
     begun.add_run(run_record("r3"), VersionRecord("r3", 0, 0, "b" * 64, None, None, 1.0, None))
     assert [run.id for run in begun.runs()] == ["r3", "r2", "r1"]
     assert begun.unfinished("lab").id == "r3"
@@ -136,7 +155,9 @@ def test_a_device_keeps_its_profile_when_its_will_speaks(store):
 
 
 def test_who_was_online_before_a_server_began_is_not(store):
-    """It may have died meanwhile, and with it the broker that had its will; another fleet's are left alone."""
+    """It may have died meanwhile, and with it the broker that had its will; another fleet's are
+    left alone.
+    """
     for fleet in ("lab", "other"):
         store.see_device(DeviceStatus(fleet=fleet, device="a", online=True, state="idle"))
     assert [(item.online, item.state) for item in store.known_devices("lab")] == [(False, "idle")]
@@ -188,7 +209,9 @@ def test_what_became_of_tasks_since_a_time_of_each_device(begun):
     ]
 
 
-@pytest.mark.parametrize(("durable", "level"), [(True, 2), (False, 1)])  # FULL and NORMAL, as SQLite counts them
+@pytest.mark.parametrize(
+    ("durable", "level"), [(True, 2), (False, 1)]
+)  # FULL and NORMAL, as SQLite counts them
 def test_commits_wait_for_the_disk_where_they_must(tmp_path, durable, level):
     """A server's do; a simulation's, which can compute all of it again, need not."""
     opened = Store(tmp_path / "s", durable=durable)
@@ -199,7 +222,9 @@ def test_commits_wait_for_the_disk_where_they_must(tmp_path, durable, level):
 
 
 def test_a_store_is_for_its_owner_alone_wherever_it_lies(tmp_path):
-    """The folder, the database and what SQLite keeps beside it; what a group was given it keeps, and nobody else."""
+    """The folder, the database and what SQLite keeps beside it; what a group was given it keeps,
+    and nobody else.
+    """
     before = os.umask(0o022)
     try:
         store = Store(tmp_path / "made" / "store")
@@ -207,7 +232,9 @@ def test_a_store_is_for_its_owner_alone_wherever_it_lies(tmp_path):
         os.umask(before)
     with contextlib.closing(store):
         store.log("said", "something")
-        files = {path.name: stat.S_IMODE(path.stat().st_mode) for path in store.folder.glob("shoal.db*")}
+        files = {
+            path.name: stat.S_IMODE(path.stat().st_mode) for path in store.folder.glob("shoal.db*")
+        }
         assert files == {"shoal.db": 0o600, "shoal.db-shm": 0o600, "shoal.db-wal": 0o600}
         assert stat.S_IMODE(store.folder.stat().st_mode) == 0o700
     for before, after in ((0o640, 0o640), (0o644, 0o600)):

@@ -36,7 +36,9 @@ def bytes_of(folder):
 
 @contextlib.contextmanager
 def unwritable(folder):
-    """Nothing in the folder can be changed while the block lasts; root could, so that bytes are compared as well."""
+    """Nothing in the folder can be changed while the block lasts; root could, so that bytes are
+    compared as well.
+    """
     before = bytes_of(folder)
     for path in (*folder.iterdir(), folder):
         path.chmod(0o555 if path == folder else 0o444)
@@ -62,7 +64,9 @@ def killed(folder):
 
 @pytest.mark.parametrize("leave", [closed, killed])
 def test_reading_changes_nothing(leave, tmp_path):
-    """Neither the database nor what SQLite keeps beside it, where a killed server's last words still stand."""
+    """Neither the database nor what SQLite keeps beside it, where a killed server's last words
+    still stand.
+    """
     folder = tmp_path / "with spaces, 100 % ü ?#"
     leave(folder)
     with unwritable(folder), contextlib.closing(Store(folder, read_only=True)) as store:
@@ -96,13 +100,19 @@ def test_a_reader_sees_what_a_server_at_work_commits(tmp_path):
 
 
 def test_a_look_from_another_process_leaves_the_files_of_a_server_alone(tmp_path):
-    """Not even SQLite's shared index is marked, so that a reader without the right to write gets to see the store."""
+    """Not even SQLite's shared index is marked, so that a reader without the right to write gets to
+    see the store.
+    """
     with contextlib.closing(Store(tmp_path)) as server:
         server.log("said", "while at work")
         server.flush()
         before = bytes_of(tmp_path)
         done = subprocess.run(
-            [sys.executable, "-c", LOOK, str(tmp_path)], capture_output=True, text=True, timeout=60, check=True
+            [sys.executable, "-c", LOOK, str(tmp_path)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
         )
         assert done.stdout.strip() == "while at work"
         assert "shoal.db-shm" in before
@@ -125,9 +135,12 @@ def test_reading_does_not_make_a_store(tmp_path):
 
 
 def test_a_server_that_ends_while_the_store_is_opened_disturbs_nobody(tmp_path, monkeypatch):
-    """What was there when a reader looked is gone when it opens: it looks again, and gives up where nothing changes."""
+    """What was there when a reader looked is gone when it opens: it looks again, and gives up where
+    nothing changes.
+    """
     closed(tmp_path)
-    used, found = "&readonly_shm=1", []
+    used = "&readonly_shm=1"
+    found = []
 
     def look(path, really=opening._how_to_read):
         found.append(used if not found else really(path))

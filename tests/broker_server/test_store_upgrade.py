@@ -1,4 +1,6 @@
-"""Stores of earlier versions are brought up with all that is in them; whatever goes wrong leaves them as they were."""
+"""Stores of earlier versions are brought up with all that is in them; whatever goes wrong leaves
+them as they were.
+"""
 
 import contextlib
 import re
@@ -35,7 +37,10 @@ def rows_of(path):
     """Every row of every table, by the names of its columns."""
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.row_factory = sqlite3.Row
-        return {table: [dict(row) for row in connection.execute(f"SELECT * FROM {table}")] for table in TABLES}
+        return {
+            table: [dict(row) for row in connection.execute(f"SELECT * FROM {table}")]
+            for table in TABLES
+        }
 
 
 def text_of(path):
@@ -128,7 +133,9 @@ def test_a_round_of_an_earlier_version_is_ended(version, tmp_path):
 
 @pytest.mark.parametrize("version", mostly_slow(EARLIER, lambda version: version == EARLIER[0]))
 def test_a_server_works_on_with_the_store_of_an_earlier_version(version, config, running, tmp_path):
-    """A whole run on it, beside those it has; the one that was cut short had another configuration and is ended."""
+    """A whole run on it, beside those it has; the one that was cut short had another configuration
+    and is ended.
+    """
     settings = config(fleet="lab")
     restore(version, settings.store)
     with any_broker(tmp_path) as broker, Peer("lab", "wide", broker.url, honest()):
@@ -154,8 +161,13 @@ def test_an_upgraded_store_has_the_tables_of_a_new_one(version, tmp_path):
 
 
 def test_every_field_of_a_record_is_a_column_of_its_type():
-    """A new store has the tables that version 4 had, written out here for one of each kind of column."""
-    assert [(item.name, str(item.type), item.nullable, item.primary_key) for item in metadata.tables["devices"].c] == [
+    """A new store has the tables that version 4 had, written out here for one of each kind of
+    column.
+    """
+    assert [
+        (item.name, str(item.type), item.nullable, item.primary_key)
+        for item in metadata.tables["devices"].c
+    ] == [
         ("fleet", "VARCHAR", False, True),
         ("id", "VARCHAR", False, True),
         ("online", "BOOLEAN", False, False),
@@ -176,7 +188,9 @@ def test_the_newest_migration_is_the_version_of_the_schema():
 
 @pytest.mark.parametrize("version", EARLIER)
 def test_an_upgrade_that_fails_leaves_the_store_as_it_was(version, tmp_path):
-    """The last step fails after the others were taken; not a column is left of them, and the store is still good."""
+    """The last step fails after the others were taken; not a column is left of them, and the store
+    is still good.
+    """
     path = restore(version, tmp_path)
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute("ALTER TABLE tasks ADD COLUMN screening TEXT")
@@ -184,7 +198,8 @@ def test_an_upgrade_that_fails_leaves_the_store_as_it_was(version, tmp_path):
     before = text_of(path)
     for read_only in (False, True):
         with pytest.raises(
-            StorageError, match=rf"version {version} to 4, it is left as it was.*duplicate column name: screening"
+            StorageError,
+            match=rf"version {version} to 4, it is left as it was.*duplicate column name: screening",
         ):
             Store(tmp_path, read_only=read_only)
     assert text_of(path) == before
@@ -198,7 +213,8 @@ def test_servers_that_open_the_same_store_at_once_upgrade_it_once(tmp_path):
     folders = [tmp_path / str(number % 2) for number in range(8)]
     for folder in set(folders):
         restore(3, folder)
-    errors, together = [], threading.Barrier(len(folders))
+    errors = []
+    together = threading.Barrier(len(folders))
 
     def open_it(folder):
         together.wait()
@@ -227,7 +243,10 @@ def test_a_store_of_a_newer_version_is_left_alone(read_only, tmp_path):
         connection.execute("UPDATE alembic_version SET version_num = '99'")
     connection.close()
     before = text_of(path)
-    with pytest.raises(StorageError, match=rf"schema version 99.*reads up to {SCHEMA_VERSION}; use the newer version"):
+    with pytest.raises(
+        StorageError,
+        match=rf"schema version 99.*reads up to {SCHEMA_VERSION}; use the newer version",
+    ):
         Store(tmp_path, read_only=read_only)
     assert text_of(path) == before
 
@@ -241,12 +260,16 @@ def test_a_store_of_a_newer_version_is_left_alone(read_only, tmp_path):
     ],
 )
 def test_a_database_without_the_mark_of_a_store_is_left_alone(made, tmp_path):
-    """Another program's, or that of a Shoal older than any that is read: never filled with our tables."""
+    """Another program's, or that of a Shoal older than any that is read: never filled with our
+    tables.
+    """
     path = tmp_path / "shoal.db"
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.executescript(made)
     before = text_of(path)
-    with pytest.raises(StorageError, match=r"not the mark.*before schema version 3.*take another store folder"):
+    with pytest.raises(
+        StorageError, match=r"not the mark.*before schema version 3.*take another store folder"
+    ):
         Store(tmp_path)
     assert text_of(path) == before
 
@@ -282,6 +305,10 @@ for read_only in (False, True):
 print("alembic" in sys.modules)
 """
     done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", script, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     assert done.stdout.strip() == "False"

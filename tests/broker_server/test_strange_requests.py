@@ -1,4 +1,6 @@
-"""What anybody at the broker asks of a server: no message names a path, a program or an address for it to use."""
+"""What anybody at the broker asks of a server: no message names a path, a program or an address for
+it to use.
+"""
 
 import contextlib
 import json
@@ -59,13 +61,17 @@ def attacks(config, evil):
         "entry point": {"evaluation": {"data": python}},
         "transforms": {"evaluation": {"data": {**test, "transforms": [function]}}},
         "augment": {"evaluation": {"data": {**test, "augment": [function]}}},
-        "tier data": {"evaluation": {"data": test, "tiers": ["w0.50-d1"], "tier_data": {"w0.50-d1": python}}},
+        "tier data": {
+            "evaluation": {"data": test, "tiers": ["w0.50-d1"], "tier_data": {"w0.50-d1": python}}
+        },
         "test set": {"evaluation": {"data": {**test, "path": f"{evil}/evil.py"}}},
         "weights": {"model": {**config["model"], "weights": f"{evil}/evil.py"}},
         "artifacts": {"model": {**config["model"], "artifacts": str(evil)}},
         "store": {"store": str(evil / "store")},
         "broker": {"broker": {"url": "mqtt://127.0.0.1:9"}},
-        "receivers": {"broker": {"url": "mqtt://127.0.0.1:9", "receivers": 1, "receiver_hosts": ["evil"]}},
+        "receivers": {
+            "broker": {"url": "mqtt://127.0.0.1:9", "receivers": 1, "receiver_hosts": ["evil"]}
+        },
         "page": {"view": {"port": 0, "token_file": str(evil / "token"), "actions": True}},
         "fleet": {"fleet": "another"},
     }
@@ -73,7 +79,12 @@ def attacks(config, evil):
 
 def whole_configuration(fleet, number, document):
     """A request as it was when one carried a configuration."""
-    said = {"type": "run-request", "request": f"r{number}", "fleet": fleet, "config": json.dumps(document)}
+    said = {
+        "type": "run-request",
+        "request": f"r{number}",
+        "fleet": fleet,
+        "config": json.dumps(document),
+    }
     return json.dumps(said).encode()
 
 
@@ -96,7 +107,9 @@ def refused(settings):
 
 @pytest.mark.parametrize("insecure", [False, True])
 def test_a_configuration_in_a_message_is_never_read(url, config, fleet, evil, insecure):
-    """Between runs and in one: each is refused and counted, nothing of it is opened or run, and the run ends."""
+    """Between runs and in one: each is refused and counted, nothing of it is opened or run, and the
+    run ends.
+    """
     settings = config(broker={"url": url, "insecure": insecure})
     document = json.loads(settings.model_dump_json())
     link = Link(BrokerAddress.parse(url), f"evil-{fleet}", queue.SimpleQueue())
@@ -125,7 +138,9 @@ def test_a_configuration_in_a_message_is_never_read(url, config, fleet, evil, in
 
 @contextlib.contextmanager
 def open_fleet(kind, config, fleet, tmp_path):
-    """A server that takes requests over MQTT, signed or not, and how somebody on another computer asks it."""
+    """A server that takes requests over MQTT, signed or not, and how somebody on another computer
+    asks it.
+    """
     with mosquitto_broker(tmp_path) as broker:
         table = {"url": broker.url, "insecure": True}
         if kind == "enrolled":
@@ -166,16 +181,24 @@ NAMED = {
 
 
 @pytest.mark.parametrize("kind", ["insecure", "enrolled"])
-def test_a_request_that_differs_is_refused_by_the_names_of_the_settings(kind, config, fleet, evil, tmp_path):
-    """As a command on another computer asks, whose file is another; what is the server's own to say has no effect."""
+def test_a_request_that_differs_is_refused_by_the_names_of_the_settings(
+    kind, config, fleet, evil, tmp_path
+):
+    """As a command on another computer asks, whose file is another; what is the server's own to say
+    has no effect.
+    """
     with open_fleet(kind, config, fleet, tmp_path) as (settings, elsewhere):
         document = json.loads(elsewhere.model_dump_json())
         for number, (name, change) in enumerate(attacks(document, evil).items()):
             wanted = Wanted.of(FleetConfig.model_validate({**document, **change}))
-            if name not in NAMED:  # store, broker and page are the server's own, and are not even asked for
+            if (
+                name not in NAMED
+            ):  # store, broker and page are the server's own, and are not even asked for
                 assert wanted == Wanted.of(elsewhere) or name == "store"
                 continue
-            request = RunRequest(request=f"r{number}", fleet=fleet, settings=wanted.settings, others=wanted.others)
+            request = RunRequest(
+                request=f"r{number}", fleet=fleet, settings=wanted.settings, others=wanted.others
+            )
             told = asked(elsewhere, request)
             assert isinstance(told, control.RunRejected), name
             assert told.exit_code == ConfigError.exit_code
@@ -211,29 +234,49 @@ def test_nothing_but_numbers_and_fingerprints_travels(change):
 
 @pytest.mark.parametrize("kind", ["insecure", "enrolled"])
 def test_what_a_request_may_set_is_set(kind, config, fleet, tmp_path):
-    """From another computer, to which the server's paths mean nothing: numbers are as asked, the rest its own."""
-    numbers = {"round.rounds": 1, "seed": 77, "train.epochs": 5, "train.steps": 9, "round.wait_seconds": 33.0}
+    """From another computer, to which the server's paths mean nothing: numbers are as asked, the
+    rest its own.
+    """
+    numbers = {
+        "round.rounds": 1,
+        "seed": 77,
+        "train.epochs": 5,
+        "train.steps": 9,
+        "round.wait_seconds": 33.0,
+    }
     with open_fleet(kind, config, fleet, tmp_path) as (settings, elsewhere):
         wanted = Wanted.of(elsewhere)
         for number, (name, bounds) in enumerate(SETTABLE.items()):
             others = {other: value for other, value in wanted.others.items() if other != name}
             for value in (bounds.most * 2, -1):
                 request = RunRequest(
-                    request=f"o{number}", fleet=fleet, settings={**wanted.settings, name: value}, others=others
+                    request=f"o{number}",
+                    fleet=fleet,
+                    settings={**wanted.settings, name: value},
+                    others=others,
                 )
-                told = asked(elsewhere, request.model_copy(update={"request": f"o{number}-{value > 0:d}"}))
+                told = asked(
+                    elsewhere, request.model_copy(update={"request": f"o{number}-{value > 0:d}"})
+                )
                 assert isinstance(told, control.RunRejected)
                 assert f"{name} = {value!r} is out of bounds: use {bounds}" in told.detail
         others = {name: value for name, value in wanted.others.items() if name not in numbers}
         settings_wanted = {**wanted.settings, **numbers}
-        told = asked(elsewhere, RunRequest(request="r", fleet=fleet, settings=settings_wanted, others=others))
+        told = asked(
+            elsewhere, RunRequest(request="r", fleet=fleet, settings=settings_wanted, others=others)
+        )
         assert isinstance(told, control.RunStarted)
         assert told.rounds == 1
         assert steer(elsewhere, "abandon") == told.run
         with contextlib.closing(Store(settings.store, read_only=True)) as store:
             (run,) = store.runs()
     does = FleetConfig.stored(run.config)
-    assert (does.seed, does.train.epochs, does.train.steps, does.round.wait_seconds) == (77, 5, 9, 33.0)
+    assert (does.seed, does.train.epochs, does.train.steps, does.round.wait_seconds) == (
+        77,
+        5,
+        9,
+        33.0,
+    )
     assert does.model == settings.model
     assert does.evaluation == settings.evaluation
     assert does.store == settings.store
@@ -245,7 +288,9 @@ def test_a_server_without_a_file_takes_no_run_over_mqtt(url, config, fleet, tmp_
     with Server(fleet, settings.store, settings.broker) as server, Peer(fleet, "d", url, honest()):
         serving = threading.Thread(target=server.serve)
         serving.start()
-        with pytest.raises(RunRejectedError, match=r"start it with `shoal up --config fleet\.toml`"):
+        with pytest.raises(
+            RunRejectedError, match=r"start it with `shoal up --config fleet\.toml`"
+        ):
             submit(settings.model_copy(update={"store": tmp_path / "elsewhere"}))
         assert submit(settings).status == "finished"
         server.stop()
@@ -253,16 +298,23 @@ def test_a_server_without_a_file_takes_no_run_over_mqtt(url, config, fleet, tmp_
 
 
 def test_who_asks_where_mqtt_is_closed_is_told_what_to_do(url, config, fleet, tmp_path, caplog):
-    """Runs, steering and predictions alike; the log says it once, and a flood is answered a few times."""
+    """Runs, steering and predictions alike; the log says it once, and a flood is answered a few
+    times.
+    """
     settings = config(broker={"url": url})
     elsewhere = settings.model_copy(update={"store": tmp_path / "elsewhere"})
     with Serving(settings, url):
-        with pytest.raises(RunRejectedError, match=r"accepts no requests over MQTT.*insecure = true"):
+        with pytest.raises(
+            RunRejectedError, match=r"accepts no requests over MQTT.*insecure = true"
+        ):
             submit(elsewhere)
         with pytest.raises(RunRejectedError, match="accepts no requests over MQTT"):
             steer(elsewhere, "stop")
         for _ in range(30):
-            with contextlib.suppress(Exception), by_broker(elsewhere, RunRequest(request="r", fleet=fleet)):
+            with (
+                contextlib.suppress(Exception),
+                by_broker(elsewhere, RunRequest(request="r", fleet=fleet)),
+            ):
                 pass
         wait_until(lambda: refused(settings) >= 32)
     assert caplog.text.count("accepts no requests over MQTT") == 1
@@ -294,7 +346,9 @@ def how_it_is(settings, run):
 @pytest.mark.parametrize("kept", [True, False], ids=["kept", "restored"])
 @pytest.mark.parametrize("attack", [*NAMED, "no configuration"])
 def test_a_changed_database_runs_nothing(attack, kept, url, config, fleet, evil):
-    """The run goes on with what its server kept; where nothing was, it is held, until its owner says with what."""
+    """The run goes on with what its server kept; where nothing was, it is held, until its owner
+    says with what.
+    """
     settings = config(broker={"url": url})
     run = cut_short(settings, url, fleet)
     document = json.loads(settings.model_dump_json())
@@ -336,14 +390,19 @@ def test_another_run_like_one_takes_nothing_from_the_database(url, config, fleet
 
 
 def test_a_run_of_another_file_goes_on_after_a_restart(url, config, fleet, tmp_path, test_set):
-    """Also when the folder was moved in between, with the files that lie in it; what lies outside is found, too."""
+    """Also when the folder was moved in between, with the files that lie in it; what lies outside
+    is found, too.
+    """
     folder = tmp_path / "project"
     folder.mkdir()
     shutil.copy(test_set, folder / "mine.npz")
     data = {"kind": "npz", "path": folder / "mine.npz"}
     own = config(broker={"url": url}, store=folder / "store")
     other = own.model_copy(
-        update={"seed": 9, "evaluation": own.evaluation.model_validate({"data": data, "threads": 1})}
+        update={
+            "seed": 9,
+            "evaluation": own.evaluation.model_validate({"data": data, "threads": 1}),
+        }
     )
     held = threading.Event()
     with Serving(own, url) as serving, Peer(fleet, "d", url, lambda *_: held.set()):
@@ -369,7 +428,9 @@ def test_a_run_of_another_file_goes_on_after_a_restart(url, config, fleet, tmp_p
 
 
 @pytest.mark.parametrize("how", ["writable", "link"])
-def test_a_kept_configuration_that_another_may_have_written_is_not_taken(how, url, config, fleet, evil):
+def test_a_kept_configuration_that_another_may_have_written_is_not_taken(
+    how, url, config, fleet, evil
+):
     """It is for its owner alone, and no link."""
     settings = config(broker={"url": url})
     run = cut_short(settings, url, fleet)
@@ -401,8 +462,12 @@ def renamed_in(store, run):
 
 
 @pytest.mark.parametrize("attack", ["entry point", "artifacts"])
-def test_a_store_that_a_stranger_packed_runs_nothing(attack, url, config, fleet, evil, tmp_path, monkeypatch):
-    """Database and kept configuration say the same, by his own server; the run is held, and can be ended."""
+def test_a_store_that_a_stranger_packed_runs_nothing(
+    attack, url, config, fleet, evil, tmp_path, monkeypatch
+):
+    """Database and kept configuration say the same, by his own server; the run is held, and can be
+    ended.
+    """
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "stranger"))
     theirs = config(broker={"url": url}, store=tmp_path / "theirs")
     run = cut_short(theirs, url, fleet)
@@ -475,7 +540,9 @@ def test_the_folders_of_a_server_are_its_owners_alone(url, config, fleet):
     assert not [path for path in folders if path.stat().st_mode & 0o022]
 
 
-def test_a_server_without_a_key_does_runs_and_goes_on_by_its_own_file(url, config, fleet, tmp_path, monkeypatch):
+def test_a_server_without_a_key_does_runs_and_goes_on_by_its_own_file(
+    url, config, fleet, tmp_path, monkeypatch
+):
     """As one whose home can only be read; the log says what to set."""
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "file"))

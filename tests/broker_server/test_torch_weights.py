@@ -29,7 +29,8 @@ def test_a_file_of_torch_is_refused_with_the_command_that_converts_it(tmp_path, 
 
 def test_every_length_of_a_header_is_read(tmp_path):
     """One of 640 bytes begins with 80 02, as an old file of torch.save does."""
-    path, begun = tmp_path / "weights.safetensors", set()
+    path = tmp_path / "weights.safetensors"
+    begun = set()
     for letters in range(400, 700):
         data = save({"a" * letters: np.ones(2, np.float32)})
         begun.add(data[:2])

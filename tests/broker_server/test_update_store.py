@@ -1,4 +1,6 @@
-"""Updates that share files: found again after a kill, written over when nobody needs them, and never half there."""
+"""Updates that share files: found again after a kill, written over when nobody needs them, and
+never half there.
+"""
 
 import contextlib
 import errno
@@ -41,7 +43,8 @@ def opened(tmp_path):
 
 def test_many_updates_are_in_one_file_and_a_killed_server_finds_them(opened):
     """Also beside what was torn off behind them; others, in files of their own, are found as ever."""
-    store, blobs = opened(), [update(number) for number in range(20)]
+    store = opened()
+    blobs = [update(number) for number in range(20)]
     names = keep(store, *blobs)
     alone = store.put(b"a file of its own")
     (path,) = files(store)
@@ -76,7 +79,9 @@ def test_a_file_is_written_over_when_nothing_in_it_is_needed_and_no_backup_has_i
 
 
 def test_a_full_disk_leaves_nothing_half_there(opened, monkeypatch):
-    """What was synced before stays; what was not is forgotten, taken again, and found again after a kill."""
+    """What was synced before stays; what was not is forgotten, taken again, and found again after a
+    kill.
+    """
     store = opened()
     (before,) = keep(store, update(0))
 
@@ -98,9 +103,12 @@ def test_a_full_disk_leaves_nothing_half_there(opened, monkeypatch):
 @pytest.mark.parametrize("durable", [True, False])
 def test_updates_that_were_synced_would_survive_a_power_cut(tmp_path, monkeypatch, durable):
     """With one sync for all that were written together, and none in a simulation."""
-    synced, fsync = [], os.fsync
+    synced = []
+    fsync = os.fsync
     monkeypatch.setattr(
-        os, "fsync", lambda descriptor: (fsync(descriptor), synced.append(os.fstat(descriptor).st_size))
+        os,
+        "fsync",
+        lambda descriptor: (fsync(descriptor), synced.append(os.fstat(descriptor).st_size)),
     )
     blobs = [update(number) for number in range(3)]
     with contextlib.closing(UpdateStore(tmp_path / "updates", durable=durable)) as store:
@@ -113,8 +121,10 @@ class Kept(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.folder, self.number = self.root / str(next(self.count)), 0
-        self.store, self.needed = UpdateStore(self.folder, durable=False), {}
+        self.folder = self.root / str(next(self.count))
+        self.number = 0
+        self.store = UpdateStore(self.folder, durable=False)
+        self.needed = {}
 
     @rule(values=integers(0, 400), removed_before_it_is_written=integers(0, 1))
     def comes(self, values, removed_before_it_is_written):

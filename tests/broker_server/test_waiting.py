@@ -48,9 +48,15 @@ def mosquitto(tmp_path):
         yield broker.url
 
 
-def test_a_round_with_a_tenth_of_its_devices_gone_closes_soon_after_the_slowest(mosquitto, config, running, fleet):
-    """One of ten pulls the plug: the round takes at most 1.5 times what the slowest that answered took."""
-    settings = config(round={"min_devices": DEVICES, "deadline_seconds": 25}, evaluation={"data": None})
+def test_a_round_with_a_tenth_of_its_devices_gone_closes_soon_after_the_slowest(
+    mosquitto, config, running, fleet
+):
+    """One of ten pulls the plug: the round takes at most 1.5 times what the slowest that answered
+    took.
+    """
+    settings = config(
+        round={"min_devices": DEVICES, "deadline_seconds": 25}, evaluation={"data": None}
+    )
     with contextlib.ExitStack() as stack:
         for index in range(1, DEVICES):
             script = after(SLOWEST_SECONDS * index / (DEVICES - 1), honest())
@@ -62,7 +68,9 @@ def test_a_round_with_a_tenth_of_its_devices_gone_closes_soon_after_the_slowest(
         finished = server.wait()
     record, tasks = outcome(settings, finished.run)
     assert record.ending is RoundEvent.REST_AWAY
-    slowest = max(task.timing.answered for task in tasks.values() if task.timing.answered is not None)
+    slowest = max(
+        task.timing.answered for task in tasks.values() if task.timing.answered is not None
+    )
     assert slowest >= SLOWEST_SECONDS
     assert record.collect_seconds <= 1.5 * slowest
     assert tasks["gone"].phase is TaskPhase.MISSED
@@ -76,13 +84,17 @@ def test_who_fits_no_tier_is_named_while_the_others_wait(mosquitto, config, runn
     small = Peer(fleet, "small", mosquitto, honest(), profile=profile(max_width=0.1))
     with small, Peer(fleet, "fits", mosquitto, honest()):
         finished = running(settings, mosquitto).wait()
-    assert re.search(r"1 eligible devices .* small: .*none of the tiers", finished.error), finished.error
+    assert re.search(r"1 eligible devices .* small: .*none of the tiers", finished.error), (
+        finished.error
+    )
     with contextlib.closing(Store(settings.store)) as store:
         store.see_device(DeviceStatus(fleet=fleet, device="small", online=True, state="idle"))
         (seen,) = [view for view in queries.devices(store) if view.device.id == "small"]
         assert "none of the tiers" in seen.reason
         assert seen.remedy
-        assert [line.device for line in store.events(finished.run) if line.kind == "unfit"] == ["small"]
+        assert [line.device for line in store.events(finished.run) if line.kind == "unfit"] == [
+            "small"
+        ]
 
 
 def halts(peer, _work):
@@ -93,9 +105,17 @@ def halts(peer, _work):
 def test_who_is_connected_and_silent_is_away_and_who_answers_a_repeated_offer_is_not(
     mosquitto, config, running, fleet, monkeypatch
 ):
-    """One is halted, which no broker sees: it is not waited for. One that works long says so when it is asked."""
+    """One is halted, which no broker sees: it is not waited for. One that works long says so when
+    it is asked.
+    """
     monkeypatch.setattr(dispatcher, "SILENT_SECONDS", 1.5)
-    keys = {"min_devices": 3, "quorum": 0.3, "grace": 0, "nudge_seconds": 60, "deadline_seconds": 60}
+    keys = {
+        "min_devices": 3,
+        "quorum": 0.3,
+        "grace": 0,
+        "nudge_seconds": 60,
+        "deadline_seconds": 60,
+    }
     settings = config(round=keys, evaluation={"data": None})
     with (
         Peer(fleet, "halted", mosquitto, halts),
@@ -112,13 +132,24 @@ def test_who_is_connected_and_silent_is_away_and_who_answers_a_repeated_offer_is
     assert record.ending is RoundEvent.REST_AWAY
     assert tasks["halted"].timing.left < tasks["slow"].timing.answered
     with contextlib.closing(Store(settings.store, read_only=True)) as store:
-        assert [entry.detail.split()[0] for entry in store.events() if entry.kind == "silent"] == ["halted"]
+        assert [entry.detail.split()[0] for entry in store.events() if entry.kind == "silent"] == [
+            "halted"
+        ]
 
 
-def test_who_is_silent_is_not_asked_again_before_its_next_word(mosquitto, config, running, fleet, monkeypatch):
+def test_who_is_silent_is_not_asked_again_before_its_next_word(
+    mosquitto, config, running, fleet, monkeypatch
+):
     """A halted board costs its round the silence, and the rounds after that nothing."""
     monkeypatch.setattr(dispatcher, "SILENT_SECONDS", 1.5)
-    keys = {"rounds": 4, "min_devices": 1, "quorum": 0.3, "grace": 0, "nudge_seconds": 60, "deadline_seconds": 60}
+    keys = {
+        "rounds": 4,
+        "min_devices": 1,
+        "quorum": 0.3,
+        "grace": 0,
+        "nudge_seconds": 60,
+        "deadline_seconds": 60,
+    }
     settings = config(round=keys, evaluation={"data": None})
 
     def wakes(peer, work):
@@ -131,7 +162,10 @@ def test_who_is_silent_is_not_asked_again_before_its_next_word(mosquitto, config
         finished = server.wait()
     with contextlib.closing(Store(settings.store, read_only=True)) as store:
         rounds = store.rounds(finished.run)
-        asked = [{task.device for task in store.tasks(finished.run, number, "train")} for number in (1, 2, 3, 4)]
+        asked = [
+            {task.device for task in store.tasks(finished.run, number, "train")}
+            for number in (1, 2, 3, 4)
+        ]
     assert asked == [{"halted", "quick"}, {"quick"}, {"quick"}, {"halted", "quick"}]
     assert rounds[1].left_out.reasons["halted"].startswith("connected, and says nothing")
 
@@ -143,7 +177,9 @@ def first_round_only(peer, work):
 
 
 def test_over_selection_does_not_wait_for_the_slowest(url, config, running, fleet):
-    """Of three that are asked two are wanted: the one that does not answer is told so and costs nothing."""
+    """Of three that are asked two are wanted: the one that does not answer is told so and costs
+    nothing.
+    """
     keys = {"rounds": 2, "min_devices": 2, "fraction": 0.5, "over_selection": 0.5}
     settings = config(round=keys, evaluation={"data": None})
     with (
@@ -153,7 +189,12 @@ def test_over_selection_does_not_wait_for_the_slowest(url, config, running, flee
     ):
         finished = running(settings, url).wait()
         record, tasks = outcome(settings, finished.run)
-        assert (record.number, record.ending, record.wanted, len(tasks)) == (2, RoundEvent.ENOUGH, 2, 3)
+        assert (record.number, record.ending, record.wanted, len(tasks)) == (
+            2,
+            RoundEvent.ENOUGH,
+            2,
+            3,
+        )
         assert tasks["slow"].phase is TaskPhase.MISSED
         slow.wait_for(lambda peer: peer.heard[-1].type == "cancel")
     assert record.collect_seconds < 10
@@ -177,7 +218,9 @@ def test_refusals_cost_the_others_nothing(url, config, running, fleet):
 
 def test_who_was_not_asked_is_remembered_with_the_reason(url, config, running, fleet):
     """One is too small for every tier, one is not drawn."""
-    settings = config(round={"rounds": 2, "fraction": 0.5, "min_devices": 1}, evaluation={"data": None})
+    settings = config(
+        round={"rounds": 2, "fraction": 0.5, "min_devices": 1}, evaluation={"data": None}
+    )
     with (
         Peer(fleet, "a", url, honest()),
         Peer(fleet, "b", url, honest()),

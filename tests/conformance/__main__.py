@@ -10,7 +10,8 @@ from tests.conformance.suite import Verdict, run_entry
 
 __all__ = ["main"]
 
-_FAILED, _UNREADABLE = 1, 2
+_FAILED = 1
+_UNREADABLE = 2
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -23,7 +24,8 @@ def main(arguments: list[str] | None = None) -> int:
         0 if nothing failed, 1 if something did, 2 if the file cannot be read.
     """
     parser = argparse.ArgumentParser(
-        prog="python -m tests.conformance", description="Run worked examples through the product's own code."
+        prog="python -m tests.conformance",
+        description="Run worked examples through the product's own code.",
     )
     parser.add_argument("file", type=Path, help="JSON file of worked examples")
     options = parser.parse_args(arguments)

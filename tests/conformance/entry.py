@@ -1,4 +1,6 @@
-"""Entries of a file of worked examples, and the comparison of what they expect with what the product computes."""
+"""Entries of a file of worked examples, and the comparison of what they expect with what the
+product computes.
+"""
 
 import json
 import math
@@ -33,7 +35,9 @@ class MismatchError(Exception):
 
     def __init__(self, label: str, expected: Any, got: Any) -> None:
         super().__init__(label)
-        self.label, self.expected, self.got = label, expected, got
+        self.label = label
+        self.expected = expected
+        self.got = got
 
     def __str__(self) -> str:
         return f"expected {_short(self.expected)} got {_short(self.got)} ({self.label})"
@@ -47,7 +51,8 @@ class Entry:
         id: as in the file.
         inputs: what it starts from.
         expected: what must come out.
-        others: the file's entries by the prefix of their id, for entries that refer to another's inputs.
+        others: the file's entries by the prefix of their id, for entries that refer to another's
+            inputs.
     """
 
     id: str
@@ -76,16 +81,22 @@ def read_entries(path: Path) -> list[Entry]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise DataError(f"cannot read {path}: {error}; give a JSON file of worked examples") from error
+        raise DataError(
+            f"cannot read {path}: {error}; give a JSON file of worked examples"
+        ) from error
     items = document.get("vectors") if isinstance(document, dict) else None
     if not isinstance(items, list):
-        raise DataError(f"{path} is not a file of worked examples: it must be an object with the list 'vectors'")
+        raise DataError(
+            f"{path} is not a file of worked examples: it must be an object with the list 'vectors'"
+        )
     others: dict[str, Entry] = {}
     entries: list[Entry] = []
     for number, item in enumerate(items):
         if not isinstance(item, dict) or not isinstance(item.get("id"), str) or not item["id"]:
             raise DataError(f"{path}: entry {number} has no id")
-        entry = Entry(item["id"], item.get("inputs"), item.get("expected"), MappingProxyType(others))
+        entry = Entry(
+            item["id"], item.get("inputs"), item.get("expected"), MappingProxyType(others)
+        )
         others.setdefault(entry.prefix, entry)
         entries.append(entry)
     return entries
@@ -96,18 +107,28 @@ class Check:
     """Compares, and remembers that it did.
 
     Attributes:
-        compared: numbers and texts compared so far; an entry in which nothing was compared has not passed.
+        compared: numbers and texts compared so far; an entry in which nothing was compared has not
+            passed.
         notes: what a reader of the result should know.
     """
 
     compared: int = 0
     notes: list[str] = field(default_factory=list)
 
-    def same(self, label: str, got: Any, expected: Any, *, absolute: float = TOLERANCE, relative: float = 1e-9) -> None:
+    def same(
+        self,
+        label: str,
+        got: Any,
+        expected: Any,
+        *,
+        absolute: float = TOLERANCE,
+        relative: float = 1e-9,
+    ) -> None:
         """Compare two values at every depth.
 
-        Whole numbers must be equal. Others may differ by `absolute`, or by `relative` times the expected one, which
-        only counts for large numbers; what went through float32 needs more of it.
+        Whole numbers must be equal. Others may differ by `absolute`, or by `relative` times the
+        expected one, which only counts for large numbers; what went through float32 needs more of
+        it.
 
         Args:
             label: what is compared, for the message.
@@ -126,9 +147,15 @@ class Check:
                 raise MismatchError(label, expected, got)
             by_text = {str(key): value for key, value in got.items()}
             for key, value in expected.items():
-                self.same(f"{label}.{key}", by_text[key], value, absolute=absolute, relative=relative)
+                self.same(
+                    f"{label}.{key}", by_text[key], value, absolute=absolute, relative=relative
+                )
         elif isinstance(expected, list):
-            if not isinstance(got, Iterable) or isinstance(got, (str, Mapping)) or len(list(got)) != len(expected):
+            if (
+                not isinstance(got, Iterable)
+                or isinstance(got, (str, Mapping))
+                or len(list(got)) != len(expected)
+            ):
                 raise MismatchError(label, expected, got)
             for position, (one, other) in enumerate(zip(got, expected, strict=True)):
                 self.same(f"{label}[{position}]", one, other, absolute=absolute, relative=relative)

@@ -1,4 +1,6 @@
-"""What random draws lead one to expect: closed forms of the papers that worked examples ask for, and no run needs."""
+"""What random draws lead one to expect: closed forms of the papers that worked examples ask for,
+and no run needs.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,15 +8,20 @@ from fractions import Fraction
 
 from fleet_protocol.errors import ConfigError, PlanError
 
-__all__ = ["expected_rounds_to_cover", "mean_over_shares", "probability_untouched", "single_label_probability"]
+__all__ = [
+    "expected_rounds_to_cover",
+    "mean_over_shares",
+    "probability_untouched",
+    "single_label_probability",
+]
 
 
 def expected_rounds_to_cover(size: int, kept: int) -> float:
     """Mean number of rounds until random draws have kept every unit of an axis at least once.
 
-    With T the round of full coverage, P(T > t) is the probability that some unit was missed t times. By inclusion and
-    exclusion, and summing over t, ``E[T] = sum_i (-1)^(i+1) C(K, i) / (1 - C(K-i, n) / C(K, n))``. The terms alternate
-    and are large, so they are added as fractions.
+    With T the round of full coverage, P(T > t) is the probability that some unit was missed t
+    times. By inclusion and exclusion, and summing over t, ``E[T] = sum_i (-1)^(i+1) C(K, i) / (1 -
+    C(K-i, n) / C(K, n))``. The terms alternate and are large, so they are added as fractions.
 
     Args:
         size: units of the axis, K.
@@ -29,7 +36,10 @@ def expected_rounds_to_cover(size: int, kept: int) -> float:
     _require_kept(size, kept)
     draws = math.comb(size, kept)
     terms = (
-        Fraction((-1) ** (missed + 1) * math.comb(size, missed) * draws, draws - math.comb(size - missed, kept))
+        Fraction(
+            (-1) ** (missed + 1) * math.comb(size, missed) * draws,
+            draws - math.comb(size - missed, kept),
+        )
         for missed in range(1, size + 1)
     )
     return float(sum(terms, Fraction(0)))
@@ -58,8 +68,11 @@ def _require_kept(size: int, kept: int) -> None:
         raise PlanError(f"{kept} of {size} units cannot be drawn")
 
 
-def mean_over_shares(shares: Mapping[float, float], values: Mapping[float, float] | None = None) -> float:
-    """The mean of something over a distribution of rates, such as the parameters of a fleet's average device.
+def mean_over_shares(
+    shares: Mapping[float, float], values: Mapping[float, float] | None = None
+) -> float:
+    """The mean of something over a distribution of rates, such as the parameters of a fleet's
+    average device.
 
     Args:
         shares: share of the devices at each rate; they add up to 1.

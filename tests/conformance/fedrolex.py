@@ -1,4 +1,6 @@
-"""Worked examples of FedRolex: windows, coverage, the merge, heads and the weightings of the ablation (R1 to R9)."""
+"""Worked examples of FedRolex: windows, coverage, the merge, heads and the weightings of the
+ablation (R1 to R9).
+"""
 
 import re
 from types import MappingProxyType
@@ -12,13 +14,18 @@ from broker_server.strategies.width_merge import Weighting, layer_factor
 from fleet_protocol.errors import PlanError
 from models import Axis, Dim, Layout, Plan, Tier, Window, compile_plan, slice_weights
 from tests.conformance.entry import Check, Entry, MismatchError
-from tests.conformance.expectations import expected_rounds_to_cover, mean_over_shares, probability_untouched
+from tests.conformance.expectations import (
+    expected_rounds_to_cover,
+    mean_over_shares,
+    probability_untouched,
+)
 from tests.conformance.heterofl_plans import published_layouts
 from tests.conformance.small import average, float32, layout_of, square
 
 __all__ = ["HANDLERS"]
 
-_UP, _DOWN = Window(), Window(direction="down")
+_UP = Window()
+_DOWN = Window(direction="down")
 _RANDOM = Window(kind="random")
 _DRAWS = 400  # runs of random draws; their mean is known to a twentieth of the spread
 _SIGMAS = 5.0
@@ -45,7 +52,9 @@ def _windows(entry: Entry, check: Check, window: Window) -> None:
         check.same(f"n{kept}", got, entry.expected[f"n{kept}"])
         letters = entry.expected.get(f"n{kept}_letters", [])
         check.same(
-            f"n{kept}_letters", ["".join(chr(97 + unit) for unit in row) for row in got][: len(letters)], letters
+            f"n{kept}_letters",
+            ["".join(chr(97 + unit) for unit in row) for row in got][: len(letters)],
+            letters,
         )
 
 
@@ -95,18 +104,26 @@ def r4(entry: Entry, check: Check) -> None:
         check.same(key, counts, entry.expected["counts"][key])
     for key, expected in entry.expected["rounds_to_cover"].items():
         found = _numbers(key)
-        check.same(f"rounds_to_cover.{key}", _rounds_to_cover(found["K"], found["n"], _UP), expected)
+        check.same(
+            f"rounds_to_cover.{key}", _rounds_to_cover(found["K"], found["n"], _UP), expected
+        )
 
 
 def r5(entry: Entry, check: Check) -> None:
-    """Expectations of random draws: exact ones, and the draws themselves within five standard errors of them."""
+    """Expectations of random draws: exact ones, and the draws themselves within five standard
+    errors of them.
+    """
     expected = entry.expected
     for size, kept in entry.inputs["cases"]:
         key = f"K{size}_n{kept}"
         mean = expected_rounds_to_cover(size, kept)
-        check.same(f"expected_rounds_to_cover.{key}", mean, expected["expected_rounds_to_cover"][key])
+        check.same(
+            f"expected_rounds_to_cover.{key}", mean, expected["expected_rounds_to_cover"][key]
+        )
         rolling = _rounds_to_cover(size, kept, _UP)
-        check.same(f"rolling_rounds_to_cover.{key}", rolling, expected["rolling_rounds_to_cover"][key])
+        check.same(
+            f"rolling_rounds_to_cover.{key}", rolling, expected["rolling_rounds_to_cover"][key]
+        )
         check.same(
             f"inclusion_probability.{key}",
             1 - probability_untouched(size, kept, 1),
@@ -122,13 +139,16 @@ def r5(entry: Entry, check: Check) -> None:
 
 def _draws_agree(check: Check, size: int, kept: int, mean: float) -> None:
     layout = _one_axis(size)
-    covered, counts = [], np.zeros(size)
+    covered = []
+    counts = np.zeros(size)
     for number in range(_DRAWS):
         request = PlanRequest(Tier(kept / size), f"device{number}", 0, 0)
         seen: set[int] = set()
         rounds = 0
         while len(seen) < size:
-            plan = plan_window(layout, PlanRequest(request.tier, request.device, rounds, 0), _RANDOM).plan
+            plan = plan_window(
+                layout, PlanRequest(request.tier, request.device, rounds, 0), _RANDOM
+            ).plan
             units = plan.indices["k"].tolist()
             if rounds == 0:
                 check.same(f"K{size}_n{kept} distinct", len(set(units)), kept)
@@ -138,12 +158,16 @@ def _draws_agree(check: Check, size: int, kept: int, mean: float) -> None:
         covered.append(rounds)
     error = np.std(covered, ddof=1) / np.sqrt(_DRAWS)
     if abs(np.mean(covered) - mean) > _SIGMAS * error + 1e-9:
-        raise MismatchError(f"mean rounds to cover of drawn plans, K{size}_n{kept}", mean, float(np.mean(covered)))
+        raise MismatchError(
+            f"mean rounds to cover of drawn plans, K{size}_n{kept}", mean, float(np.mean(covered))
+        )
     share = kept / size
     spread = _SIGMAS * np.sqrt(share * (1 - share) / _DRAWS) + 1e-9
     if np.abs(counts / _DRAWS - share).max() > spread:
         raise MismatchError(
-            f"share of drawn plans that keep a unit, K{size}_n{kept}", share, (counts / _DRAWS).tolist()
+            f"share of drawn plans that keep a unit, K{size}_n{kept}",
+            share,
+            (counts / _DRAWS).tolist(),
         )
 
 
@@ -167,9 +191,11 @@ def r6(entry: Entry, check: Check) -> None:
 
 def r7(entry: Entry, check: Check) -> None:
     """Rows of attention heads and columns of the residual stream in rolling rounds, both ways."""
-    size, heads = entry.inputs["E"], entry.inputs["H"]
+    size = entry.inputs["E"]
+    heads = entry.inputs["H"]
     layout = layout_of(
-        [Axis("embed", size), Axis("attention", size, groups=heads)], {"q": (Dim("attention"), Dim("embed"))}
+        [Axis("embed", size), Axis("attention", size, groups=heads)],
+        {"q": (Dim("attention"), Dim("embed"))},
     )
     windows = {
         "code": ("attention", Window(direction="down", heads="as_released")),
@@ -185,9 +211,13 @@ def r7(entry: Entry, check: Check) -> None:
 
 def r8(entry: Entry, check: Check) -> None:
     """Weightings of devices that share an entry."""
-    values, widths = entry.inputs["local_values"], entry.inputs["local_widths"]
+    values = entry.inputs["local_values"]
+    widths = entry.inputs["local_widths"]
     layout = _one_axis(max(widths))
-    plans = [compile_plan(layout, _plan(layout, width / max(widths), 0, Window(kind="static"))) for width in widths]
+    plans = [
+        compile_plan(layout, _plan(layout, width / max(widths), 0, Window(kind="static")))
+        for width in widths
+    ]
     schemes: tuple[Weighting, ...] = ("avg", "width", "updates", "updates_width")
     for scheme in schemes:
         state = start(layout, layer_factor(layout, scheme))
@@ -208,5 +238,7 @@ def r9(entry: Entry, check: Check) -> None:
     check.same("mean_params", mean_over_shares(shares, counts), entry.expected["mean_params"])
 
 
-HANDLERS = MappingProxyType({"R1": r1, "R2": r2, "R3": r3, "R4": r4, "R5": r5, "R6": r6, "R7": r7, "R8": r8, "R9": r9})
+HANDLERS = MappingProxyType(
+    {"R1": r1, "R2": r2, "R3": r3, "R4": r4, "R5": r5, "R6": r6, "R7": r7, "R8": r8, "R9": r9}
+)
 """What computes an entry, by the prefix of its id."""

@@ -29,8 +29,11 @@ def _tensor(values: Any) -> Tensor:
 
 def f1(entry: Entry, check: Check) -> None:
     """Both losses, their parts and their gradients."""
-    given, expected = entry.inputs, entry.expected
-    personal, meme, y = _tensor(given["logits_personal"]), _tensor(given["logits_meme"]), torch.tensor(given["labels"])
+    given = entry.inputs
+    expected = entry.expected
+    personal = _tensor(given["logits_personal"])
+    meme = _tensor(given["logits_meme"])
+    y = torch.tensor(given["labels"])
     for name, other, own_logits, other_logits, trust in (
         ("personal", "meme", personal, meme, given["alpha"]),
         ("meme", "personal", meme, personal, given["beta"]),
@@ -39,7 +42,9 @@ def f1(entry: Entry, check: Check) -> None:
         loss, gradient = mutual_loss_and_logit_gradient(own_logits, other_logits, y, trust)
         check.same(f"p_{name}", parts.own.tolist(), expected[f"p_{name}"])
         check.same(f"ce_{name}", parts.cross_entropy.item(), expected[f"ce_{name}"])
-        check.same(f"kl_{other}_to_{name}", parts.divergence.item(), expected[f"kl_{other}_to_{name}"])
+        check.same(
+            f"kl_{other}_to_{name}", parts.divergence.item(), expected[f"kl_{other}_to_{name}"]
+        )
         check.same(f"loss_{name}", loss.item(), expected[f"loss_{name}"])
         check.same(f"grad_{name}", gradient.tolist(), expected[f"grad_{name}"])
 
@@ -49,7 +54,9 @@ def f2(entry: Entry, check: Check) -> None:
     given = entry.inputs
     if "same" in given:
         if given["same"] not in entry.others:
-            raise NotApplicableError(f"it takes its inputs from {given['same']}, which is not in the file")
+            raise NotApplicableError(
+                f"it takes its inputs from {given['same']}, which is not in the file"
+            )
         given = entry.others[given["same"]].inputs
     y = torch.tensor(given["labels"])
     logits = {"personal": _tensor(given["logits_personal"]), "meme": _tensor(given["logits_meme"])}
@@ -69,7 +76,10 @@ def _local_step(given: Mapping[str, Any], number: int) -> tuple[Learnt, Learnt]:
     lr = _tensor(given["lr"])
     personal, meme = (
         Learner(_linear, Trained([_tensor(weights)], {}), trust, lr, _PLAIN_SGD)
-        for weights, trust in ((given["personal"][number], given["alpha"]), (given["global_"], given["beta"]))
+        for weights, trust in (
+            (given["personal"][number], given["alpha"]),
+            (given["global_"], given["beta"]),
+        )
     )
     batch = given["data"][number]
     return pair_step(MUTUAL, (personal, meme), _tensor(batch["X"]), torch.tensor(batch["y"]))
@@ -77,10 +87,17 @@ def _local_step(given: Mapping[str, Any], number: int) -> tuple[Learnt, Learnt]:
 
 def f3(entry: Entry, check: Check) -> None:
     """One round: a simultaneous step on each device, then the plain mean of the memes."""
-    given, expected = entry.inputs, entry.expected["simultaneous"]
+    given = entry.inputs
+    expected = entry.expected["simultaneous"]
     learnt = [_local_step(given, number) for number in range(len(given["data"]))]
-    check.same("personal", [personal.trained.parameters[0].tolist() for personal, _ in learnt], expected["personal"])
-    check.same("meme", [meme.trained.parameters[0].tolist() for _, meme in learnt], expected["meme"])
+    check.same(
+        "personal",
+        [personal.trained.parameters[0].tolist() for personal, _ in learnt],
+        expected["personal"],
+    )
+    check.same(
+        "meme", [meme.trained.parameters[0].tolist() for _, meme in learnt], expected["meme"]
+    )
     rows, columns = float32(given["global_"]).shape
     layout = layout_of(
         [Axis("rows", rows, AxisKind.FIXED), Axis("columns", columns, AxisKind.FIXED)],
@@ -88,13 +105,18 @@ def f3(entry: Entry, check: Check) -> None:
     )
     old = {"W": float32(given["global_"])}
     memes = [{"W": float32(meme.trained.parameters[0].tolist())} for _, meme in learnt]
-    check.same("global_new", merge_memes(layout, old, memes)["W"], expected["global_new"], relative=1e-6)
+    check.same(
+        "global_new", merge_memes(layout, old, memes)["W"], expected["global_new"], relative=1e-6
+    )
     # For recognition: the same merge with FedAvg's weights by samples.
-    state, plan = merge.start(layout), compile_plan(layout, make_plan(layout, layout.tier(1.0)))
+    state = merge.start(layout)
+    plan = compile_plan(layout, make_plan(layout, layout.tier(1.0)))
     for meme, batch in zip(memes, given["data"], strict=True):
         merge.fold(state, "meme", plan, meme, weight=float(len(batch["y"])))
     weighted = merge.finish(state, old)["W"]
-    check.same("global_if_sample_weighted", weighted, expected["global_if_sample_weighted"], relative=1e-6)
+    check.same(
+        "global_if_sample_weighted", weighted, expected["global_if_sample_weighted"], relative=1e-6
+    )
     if "sequential" in entry.expected:
         check.note("the sequential rows are for recognition: the step is simultaneous")
 

@@ -1,4 +1,6 @@
-"""Worked examples of HeteroFL on what a device computes: masked loss, Scaler, static batch norm (H6 to H8)."""
+"""Worked examples of HeteroFL on what a device computes: masked loss, Scaler, static batch norm (H6
+to H8).
+"""
 
 from collections.abc import Sequence
 from types import MappingProxyType
@@ -31,13 +33,20 @@ def _mask(present: Any, classes: int) -> Tensor:
 
 
 def _log_probabilities(logits: Tensor, mask: Tensor) -> Tensor:
-    """What the training loss makes of every label: it is minus the logarithm of the label's probability."""
-    losses = [loss_and_logit_gradient(logits, torch.tensor([label]), mask)[0] for label in range(logits.shape[1])]
+    """What the training loss makes of every label: it is minus the logarithm of the label's
+    probability.
+    """
+    losses = [
+        loss_and_logit_gradient(logits, torch.tensor([label]), mask)[0]
+        for label in range(logits.shape[1])
+    ]
     return -torch.stack(losses)
 
 
 def _masked_logits(logits: Tensor, mask: Tensor) -> Tensor:
-    """The logits behind these probabilities, which a constant shift does not change: an absent label stands at 0."""
+    """The logits behind these probabilities, which a constant shift does not change: an absent
+    label stands at 0.
+    """
     logs = _log_probabilities(logits, mask)
     absent = (mask == 0).nonzero().flatten()
     anchor = logs[absent[0]] if len(absent) else logs[0] - logits[0, 0]
@@ -48,7 +57,8 @@ def h6(entry: Entry, check: Check) -> None:
     """The loss and its gradient when logits of absent labels are zeroed."""
     expected = entry.expected
     logits = _logits(entry.inputs["logits"])
-    mask, target = _mask(entry.inputs["present"], logits.shape[1]), torch.tensor([entry.inputs["target"]])
+    mask = _mask(entry.inputs["present"], logits.shape[1])
+    target = torch.tensor([entry.inputs["target"]])
     loss, gradient = loss_and_logit_gradient(logits, target, mask)
     check.same("masked_logits", _masked_logits(logits, mask).tolist(), expected["masked_logits"])
     check.same("probs", _log_probabilities(logits, mask).exp().tolist(), expected["probs"])
@@ -63,7 +73,9 @@ def h6b(entry: Entry, check: Check) -> None:
     logits = _logits(entry.inputs["logits"])
     mask = _mask(entry.inputs["present"], logits.shape[1])
     check.same("masked", _masked_logits(logits, mask).tolist(), entry.expected["masked"])
-    hits = [int(correct_count(logits, torch.tensor([label]), mask)) for label in range(logits.shape[1])]
+    hits = [
+        int(correct_count(logits, torch.tensor([label]), mask)) for label in range(logits.shape[1])
+    ]
     check.same("argmax", hits.index(1), entry.expected["argmax"])
 
 
@@ -84,17 +96,25 @@ def _batch_statistics(batch: Sequence[float]) -> dict[str, NDArray[np.float64]]:
     norm(torch.tensor(batch, dtype=torch.float64)[:, None])
     if norm.last_mean is None or norm.last_var is None:
         raise TypeError("the norm kept no statistics")
-    return {statistic_mean(_NORM): norm.last_mean.numpy(), statistic_variance(_NORM): norm.last_var.numpy()}
+    return {
+        statistic_mean(_NORM): norm.last_mean.numpy(),
+        statistic_variance(_NORM): norm.last_var.numpy(),
+    }
 
 
 def h8(entry: Entry, check: Check) -> None:
-    """Statistics of a static batch norm, batch after batch: every batch weighs the same, whatever its size."""
-    batches, expected = entry.inputs["batches"], entry.expected
+    """Statistics of a static batch norm, batch after batch: every batch weighs the same, whatever
+    its size.
+    """
+    batches = entry.inputs["batches"]
+    expected = entry.expected
     answers = [(1, _batch_statistics(batch)) for batch in batches]
 
     def running(count: int) -> list[float]:
         combined = combine(answers[:count], [_NORM], "per_client")
-        return [float(combined[name][0]) for name in (statistic_mean(_NORM), statistic_variance(_NORM))]
+        return [
+            float(combined[name][0]) for name in (statistic_mean(_NORM), statistic_variance(_NORM))
+        ]
 
     trace = [running(count) for count in range(1, len(batches) + 1)]
     check.same("trace", trace, expected["trace"], relative=1e-6)
@@ -102,7 +122,11 @@ def h8(entry: Entry, check: Check) -> None:
     check.same("running_var", trace[-1][1], expected["running_var"], relative=1e-6)
     whole = _batch_statistics([value for batch in batches for value in batch])
     check.same("pooled_mean", float(whole[statistic_mean(_NORM)][0]), expected["pooled_mean"])
-    check.same("pooled_var_unbiased", float(whole[statistic_variance(_NORM)][0]), expected["pooled_var_unbiased"])
+    check.same(
+        "pooled_var_unbiased",
+        float(whole[statistic_variance(_NORM)][0]),
+        expected["pooled_var_unbiased"],
+    )
 
 
 HANDLERS = MappingProxyType({"H6": h6, "H6b": h6b, "H7": h7, "H8": h8})

@@ -58,7 +58,9 @@ def _mean_update(layout: Layout, depth: int, updates: Sequence[Mapping[str, floa
     state = merge.start(layout)
     for update in updates:
         merge.fold(state, f"depth{depth}", plan, _tensors(update))
-    merged = merge.finish(state, {item.name: np.zeros(item.shape, np.float32) for item in layout.parameters})
+    merged = merge.finish(
+        state, {item.name: np.zeros(item.shape, np.float32) for item in layout.parameters}
+    )
     return {name: merged[name] for name in plan.tensors}
 
 
@@ -70,28 +72,45 @@ def i1(entry: Entry, check: Check) -> None:
     deepest = max(depths, key=lambda group: depths[group])
     settings = InclusiveSettings(entry.inputs["beta"], _fedadam(entry.inputs["fedadam"]))
     state = inclusivefl.init(layout, depths, own[deepest], settings, own)
-    for number, (updates, expected) in enumerate(zip(entry.inputs["client_updates"], entry.expected, strict=True), 1):
+    for number, (updates, expected) in enumerate(
+        zip(entry.inputs["client_updates"], entry.expected, strict=True), 1
+    ):
         check.same("t", number, expected["t"])
         state, found = _round(layout, state, settings, updates)
         for key, got in found.items():
             wanted = expected[key]
-            check.same(f"round {number} {key}", {group: got[group] for group in wanted}, wanted, relative=1e-6)
+            check.same(
+                f"round {number} {key}",
+                {group: got[group] for group in wanted},
+                wanted,
+                relative=1e-6,
+            )
     check.note("the momentum is taken after the injection, as in algorithm 1")
 
 
 def _round(
     layout: Layout, state: InclusiveState, settings: InclusiveSettings, updates: Mapping[str, Any]
 ) -> tuple[InclusiveState, Mapping[str, Mapping[str, Any]]]:
-    """One round: the new state, and by the words of the worked examples what was seen in it, by group."""
+    """One round: the new state, and by the words of the worked examples what was seen in it, by
+    group.
+    """
     counts = {group: len(given) for group, given in updates.items()}
     depths = state.ladder.depths
-    means = {group: _mean_update(layout, depths[group], given) for group, given in updates.items() if given}
+    means = {
+        group: _mean_update(layout, depths[group], given)
+        for group, given in updates.items()
+        if given
+    }
     new, seen = inclusivefl.apply(state, means, counts, settings)
     return new, {
         "n": counts,
         "mean_update": {group: _numbers(mean) for group, mean in means.items()},
-        "update_after_distillation": {group: _numbers(update) for group, update in seen.distilled.items()},
-        "momentum_used": {group: float(momentum[0][0]) for group, momentum in state.momenta.items()},
+        "update_after_distillation": {
+            group: _numbers(update) for group, update in seen.distilled.items()
+        },
+        "momentum_used": {
+            group: float(momentum[0][0]) for group, momentum in state.momenta.items()
+        },
         "momentum_new": {group: float(momentum[0][0]) for group, momentum in new.momenta.items()},
         "after_fedadam": {group: _numbers(model) for group, model in seen.stepped.items()},
         "after_aggregation": {group: _numbers(model) for group, model in new.models.items()},
@@ -101,7 +120,9 @@ def _round(
 def i2(entry: Entry, check: Check) -> None:
     """Which layers are shared, distilled and isolated."""
     ladder = Ladder.of(entry.inputs["depths"])
-    owners = {number: "".join(sorted(ladder.owners(number))) for number in range(1, ladder.deepest + 1)}
+    owners = {
+        number: "".join(sorted(ladder.owners(number))) for number in range(1, ladder.deepest + 1)
+    }
 
     def answer(key: str) -> Any:
         if key == "injected_into":
@@ -109,7 +130,9 @@ def i2(entry: Entry, check: Check) -> None:
         if key == "isolated":
             return {group: ladder.top(group) for group in ladder.groups}
         if key.startswith("momentum_"):
-            return list(ladder.momentum_layers(key.removeprefix("momentum_").removesuffix("_layers")))
+            return list(
+                ladder.momentum_layers(key.removeprefix("momentum_").removesuffix("_layers"))
+            )
         wanted = "".join(sorted(key.removeprefix("shared_by_").removeprefix("only_")))
         return [number for number, groups in owners.items() if groups == wanted]
 
@@ -124,8 +147,12 @@ def i3(entry: Entry, check: Check) -> None:
     state = server_optimizer.init(settings, weights)
     steps = []
     for update in entry.inputs["g"]:
-        weights, state = server_optimizer.apply(settings, state, weights, {"w": np.array([update], np.float64)})
-        steps.append([float(state.first["w"][0]), float(state.second["w"][0]), float(weights["w"][0])])
+        weights, state = server_optimizer.apply(
+            settings, state, weights, {"w": np.array([update], np.float64)}
+        )
+        steps.append(
+            [float(state.first["w"][0]), float(state.second["w"][0]), float(weights["w"][0])]
+        )
     check.same("m_v_w", steps[: len(entry.expected["m_v_w"])], entry.expected["m_v_w"])
 
 
@@ -148,7 +175,10 @@ def i4(entry: Entry, check: Check) -> None:
 def _kept_when_absent(check: Check, ladder: Ladder) -> None:
     """Layers none of whose owners has a device keep their values."""
     layout = _layered(ladder.deepest)
-    start = {item.name: np.array([number + 0.5], np.float32) for number, item in enumerate(layout.parameters)}
+    start = {
+        item.name: np.array([number + 0.5], np.float32)
+        for number, item in enumerate(layout.parameters)
+    }
     settings = InclusiveSettings()
     state = inclusivefl.init(layout, ladder.depths, start, settings)
     first = ladder.groups[0]
@@ -157,7 +187,9 @@ def _kept_when_absent(check: Check, ladder: Ladder) -> None:
     for number in range(ladder.depths[first], ladder.deepest + 1):
         for group in ladder.owners(number):
             (name,) = state.stack.layer(number)
-            check.same(f"layer {number} of {group} kept", new.models[group][name], start[name].tolist())
+            check.same(
+                f"layer {number} of {group} kept", new.models[group][name], start[name].tolist()
+            )
 
 
 HANDLERS = MappingProxyType({"I1": i1, "I2": i2, "I3": i3, "I4": i4})

@@ -44,7 +44,12 @@ def layout_of(
         settings={},
         axes=by_name,
         parameters=tuple(
-            Parameter(name, tuple(by_name[dim.axis].size * dim.inner for dim in dims), dims, blocks.get(name, HEAD))
+            Parameter(
+                name,
+                tuple(by_name[dim.axis].size * dim.inner for dim in dims),
+                dims,
+                blocks.get(name, HEAD),
+            )
             for name, dims in tensors.items()
         ),
         statistics=(),
@@ -74,5 +79,8 @@ def average(
     for number, (plan, returned, labels) in enumerate(clients):
         update = {name: float32(value) for name, value in returned.items()}
         merge.fold(state, f"client{number}", compile_plan(layout, plan), update, labels=labels)
-    counts = {item.name: np.broadcast_to(merge.coverage(state, item.name), item.shape) for item in layout.parameters}
+    counts = {
+        item.name: np.broadcast_to(merge.coverage(state, item.name), item.shape)
+        for item in layout.parameters
+    }
     return merge.finish(state, {name: float32(value) for name, value in weights.items()}), counts

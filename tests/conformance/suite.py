@@ -1,6 +1,7 @@
 """Which module answers which entry, and the run over a file.
 
-A module beside this one that has `HANDLERS`, functions by the prefix of the ids they answer, is found without a list.
+A module beside this one that has `HANDLERS`, functions by the prefix of the ids they answer, is
+found without a list.
 """
 
 from collections.abc import Callable, Mapping
@@ -70,7 +71,9 @@ def run_entry(entry: Entry) -> Outcome:
     handler = handlers().get(entry.prefix)
     if handler is None:
         known = ", ".join(sorted(handlers()))
-        return Outcome(entry.id, Verdict.NOT_APPLICABLE, f"nothing answers {entry.prefix!r}; known are {known}")
+        return Outcome(
+            entry.id, Verdict.NOT_APPLICABLE, f"nothing answers {entry.prefix!r}; known are {known}"
+        )
     check = Check()
     try:
         handler(entry, check)
@@ -80,11 +83,22 @@ def run_entry(entry: Entry) -> Outcome:
         return Outcome(entry.id, Verdict.FAIL, str(error))
     except ShoalError as error:
         return Outcome(entry.id, Verdict.FAIL, f"expected a result got the refusal: {error}")
-    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
         # The file is the user's: an entry of another form must not stop the run.
-        return Outcome(entry.id, Verdict.FAIL, f"expected a complete entry got {type(error).__name__}: {error}")
+        return Outcome(
+            entry.id, Verdict.FAIL, f"expected a complete entry got {type(error).__name__}: {error}"
+        )
     if not check.compared:
-        return Outcome(entry.id, Verdict.FAIL, "expected something to compare got an entry without it")
+        return Outcome(
+            entry.id, Verdict.FAIL, "expected something to compare got an entry without it"
+        )
     return Outcome(entry.id, Verdict.PASS, "; ".join(check.notes))
 
 

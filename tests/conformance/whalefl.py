@@ -1,4 +1,6 @@
-"""Worked examples of WHALE-FL: traces of two devices, the choice of widths, times of rounds (W1 to W3)."""
+"""Worked examples of WHALE-FL: traces of two devices, the choice of widths, times of rounds (W1 to
+W3).
+"""
 
 from types import MappingProxyType
 from typing import Any
@@ -30,7 +32,11 @@ def w1(entry: Entry, check: Check) -> None:
         rows: list[dict[str, Any]] = []
         for number, (transmit, loss) in enumerate(zip(device["Tcm"], device["loss"], strict=True)):
             choice = choose(
-                state, settings, transmit_seconds=transmit, compute_seconds=device["Tcp"], maximum=device["smax"]
+                state,
+                settings,
+                transmit_seconds=transmit,
+                compute_seconds=device["Tcp"],
+                maximum=device["smax"],
             )
             rows.append(
                 {
@@ -44,7 +50,9 @@ def w1(entry: Entry, check: Check) -> None:
                 }
             )
             # The record lives in a file between rounds.
-            state = type(state).model_validate_json(observe(state, settings, loss).model_dump_json())
+            state = type(state).model_validate_json(
+                observe(state, settings, loss).model_dump_json()
+            )
         check.same(name, rows, entry.expected[name])
 
 
@@ -58,7 +66,9 @@ def w2(entry: Entry, check: Check) -> None:
 def w3(entry: Entry, check: Check) -> None:
     """Times of devices and of rounds, by the clock of simulations."""
     given = entry.inputs
-    types = {name: DeviceType(seconds_per_sample=times) for name, times in given["step_time"].items()}
+    types = {
+        name: DeviceType(seconds_per_sample=times) for name, times in given["step_time"].items()
+    }
     clock = Clock(ClockTable(types=types), ClockConfig(full_bits=_MEGABIT))
 
     def seconds(device: str, width: float) -> float:

@@ -84,7 +84,12 @@ class DeviceProcess:
         environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1"}
         with (self.folder / f"log-{self.starts}").open("wb") as log:
             self._process = subprocess.Popen(
-                command, cwd=self.folder, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                command,
+                cwd=self.folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
             )
 
     def wait_exit(self, seconds: float = 120.0) -> int:

@@ -51,7 +51,8 @@ class FakeSystem:
     def route(self, **metrics: int) -> None:
         """Default routes by interface."""
         lines = [
-            f"{name}\t00000000\t0101A8C0\t0003\t0\t0\t{metric}\t00000000\t0\t0\t0" for name, metric in metrics.items()
+            f"{name}\t00000000\t0101A8C0\t0003\t0\t0\t{metric}\t00000000\t0\t0\t0"
+            for name, metric in metrics.items()
         ]
         lines.append("lo0\t0001A8C0\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0")
         self.write("proc/net/route", _ROUTES + "\n".join(lines))

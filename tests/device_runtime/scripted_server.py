@@ -1,4 +1,6 @@
-"""The server's side of the protocol for tests: a real MQTT peer that does what its script says, and remembers."""
+"""The server's side of the protocol for tests: a real MQTT peer that does what its script says, and
+remembers.
+"""
 
 import contextlib
 import queue
@@ -35,7 +37,8 @@ from fleet_protocol.messages.bounds import CHUNKS_LIMIT
 from fleet_protocol.topics import Topics, UploadTopic
 from fleet_protocol.transport import BrokerAddress, Received
 
-FLEET, RUN = "lab", "run1"
+FLEET = "lab"
+RUN = "run1"
 Message = TypeVar("Message")
 WAIT_SECONDS = 300.0
 
@@ -53,7 +56,9 @@ class Script:
 
     serve: bool = True
     acknowledge: bool = True
-    tamper: Callable[[str, int, bytes], bytes | None] = field(default=lambda _digest, _index, frame: frame)
+    tamper: Callable[[str, int, bytes], bytes | None] = field(
+        default=lambda _digest, _index, frame: frame
+    )
     lose_upload: set[int] = field(default_factory=set)
 
 
@@ -79,8 +84,8 @@ class ScriptedServer:
         self._sizes: dict[str, tuple[int, int]] = {}
         self._changed = threading.Condition()
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        # An address of memory is used again, and the broker keeps a session for its name: the next test's server would
-        # be given what devices said to the last one's.
+        # An address of memory is used again, and the broker keeps a session for its name: the next
+        # test's server would be given what devices said to the last one's.
         self._link = Link(BrokerAddress.parse(url), f"server-{uuid.uuid4().hex}", self._inbox)
         self._thread = threading.Thread(target=self._loop, name="scripted-server", daemon=True)
 
@@ -125,12 +130,16 @@ class ScriptedServer:
             else:
                 self.statuses.append(said)
         else:
-            message = parse_device_message(event.payload).told(device=topic.device, run=RUN, round=1)
+            message = parse_device_message(event.payload).told(
+                device=topic.device, run=RUN, round=1
+            )
             self.messages.append(message)
             if isinstance(message, NeedChunks) and self.script.serve:
                 self._serve(message.digest, message.ranges)
             elif isinstance(message, Accept) and self.script.serve:
-                choice = next(c for c in self.offers[message.task].choices if message.tier in {"", c.tier})
+                choice = next(
+                    c for c in self.offers[message.task].choices if message.tier in {"", c.tier}
+                )
                 for name in message.lacks:
                     self._serve(getattr(choice, name).digest, ((0, CHUNKS_LIMIT),))
             elif isinstance(message, Done):
@@ -160,7 +169,9 @@ class ScriptedServer:
 
     def offer(self, device: str, choice: TierChoice, **changes: Any) -> Offer:
         """Offer a task; any field can be set."""
-        settings = {"learning_rate": 0.1, "epochs": 2, "batch_size": 8, "seed": 1} | changes.pop("train", {})
+        settings = {"learning_rate": 0.1, "epochs": 2, "batch_size": 8, "seed": 1} | changes.pop(
+            "train", {}
+        )
         values = {
             "run": RUN,
             "round": 1,
@@ -188,15 +199,21 @@ class ScriptedServer:
 
     # What tests wait for.
 
-    def wait(self, condition: Callable[[], bool], seconds: float = WAIT_SECONDS, what: str = "") -> None:
+    def wait(
+        self, condition: Callable[[], bool], seconds: float = WAIT_SECONDS, what: str = ""
+    ) -> None:
         with self._changed:
             if not self._changed.wait_for(condition, seconds):
                 heard = [type(m).__name__ for m in self.messages][-12:]
                 states = [s.state for s in self.statuses][-12:]
-                raise TimeoutError(f"waited {seconds} s for {what or condition}; heard {heard}, states {states}")
+                raise TimeoutError(
+                    f"waited {seconds} s for {what or condition}; heard {heard}, states {states}"
+                )
 
     def heard(self, kind: type[Message], task: str | None = None) -> list[Message]:
-        return [m for m in self.messages if isinstance(m, kind) and (task is None or m.task == task)]
+        return [
+            m for m in self.messages if isinstance(m, kind) and (task is None or m.task == task)
+        ]
 
     def wait_message(self, kind: type[Message], task: str | None = None, count: int = 1) -> Message:
         """The ``count``-th message of a kind."""
@@ -206,7 +223,9 @@ class ScriptedServer:
     def wait_state(self, state: str, device: str = "pi-1", after: int = 0) -> None:
         """A status of the device with this state, among those after the first ``after``."""
         self.wait(
-            lambda: any(s.device == device and s.state == state and s.online for s in self.statuses[after:]),
+            lambda: any(
+                s.device == device and s.state == state and s.online for s in self.statuses[after:]
+            ),
             what=f"state {state}",
         )
 
@@ -232,11 +251,22 @@ def scripted_server(url: str, blobs: BlobStore) -> Iterator[ScriptedServer]:
 
 def expect_only(server: ScriptedServer, kinds: tuple[type[Any], ...], seconds: float) -> None:
     """Nothing but these kinds of messages arrives for a while."""
-    start, deadline = len(server.messages), time.monotonic() + seconds
+    start = len(server.messages)
+    deadline = time.monotonic() + seconds
     while (left := deadline - time.monotonic()) > 0:
         with contextlib.suppress(TimeoutError):
-            server.wait(lambda: any(not isinstance(m, kinds) for m in server.messages[start:]), left)
+            server.wait(
+                lambda: any(not isinstance(m, kinds) for m in server.messages[start:]), left
+            )
             raise AssertionError(f"unexpected {server.messages[-1]}")
 
 
-__all__ = ["FLEET", "Accept", "Refuse", "Script", "ScriptedServer", "expect_only", "scripted_server"]
+__all__ = [
+    "FLEET",
+    "Accept",
+    "Refuse",
+    "Script",
+    "ScriptedServer",
+    "expect_only",
+    "scripted_server",
+]

@@ -1,7 +1,8 @@
-"""Execution providers beside the CPU: tried before they train, left where they are wrong, broken or slow.
+"""Execution providers beside the CPU: tried before they train, left where they are wrong, broken or
+slow.
 
-The providers of these tests are the CPU behind another memory, as an accelerator has one: what they read is what was
-there when it was bound, so a step that trusts its buffers is wrong on them.
+The providers of these tests are the CPU behind another memory, as an accelerator has one: what they
+read is what was there when it was bound, so a step that trusts its buffers is wrong on them.
 """
 
 import json
@@ -29,7 +30,13 @@ from fleet_protocol.messages import Instructions, TrainSettings
 from tests.brokers import any_broker
 from tests.device_runtime.device_process import REPOSITORY, DeviceProcess
 from tests.device_runtime.scripted_server import RUN, scripted_server
-from tests.device_runtime.tiny_set import ADAPTIVE, initial_weights, overflowing_weights, samples, write_tiny_set
+from tests.device_runtime.tiny_set import (
+    ADAPTIVE,
+    initial_weights,
+    overflowing_weights,
+    samples,
+    write_tiny_set,
+)
 
 REAL = runtime.make_session
 TRIAL_STEPS = 5
@@ -37,10 +44,15 @@ GRAPH = "b3-abc onnxruntime 1.0"
 
 
 class Session:
-    """A session of the CPU, whose inputs may be in another memory; `step` runs it and may do so badly."""
+    """A session of the CPU, whose inputs may be in another memory; `step` runs it and may do so
+    badly.
+    """
 
     def __init__(self, session, step, binding):
-        self._session, self._step, self._binding, self.count = session, step, binding, 0
+        self._session = session
+        self._step = step
+        self._binding = binding
+        self.count = 0
 
     def __getattr__(self, name):
         return getattr(self._session, name)
@@ -60,7 +72,8 @@ class Binding:
     """That of the CPU."""
 
     def __init__(self, real):
-        self.real, self._kept = real, {}
+        self.real = real
+        self._kept = {}
 
     def __getattr__(self, name):
         return getattr(self.real, name)
@@ -103,7 +116,9 @@ def dead(session, binding):
 
 @pytest.fixture
 def provide(monkeypatch):
-    """Providers by name, each with what its sessions do; the CPU is slow unless it is said otherwise."""
+    """Providers by name, each with what its sessions do; the CPU is slow unless it is said
+    otherwise.
+    """
     opened = []
 
     def arrange(cpu=slow, **steps):
@@ -111,8 +126,12 @@ def provide(monkeypatch):
             opened.append(provider)
             step = cpu if provider == "CPU" else steps[provider]
             if step is None:
-                raise RuntimeError("cudaGetDeviceCount() failed: no CUDA-capable device is detected")
-            return Session(REAL(graph, options, "CPU"), step, Binding if provider == "CPU" else Elsewhere)
+                raise RuntimeError(
+                    "cudaGetDeviceCount() failed: no CUDA-capable device is detected"
+                )
+            return Session(
+                REAL(graph, options, "CPU"), step, Binding if provider == "CPU" else Elsewhere
+            )
 
         monkeypatch.setattr(runtime, "make_session", make)
         monkeypatch.setattr(accelerators, "offered", lambda: (*steps, "CPU"))
@@ -193,7 +212,9 @@ def test_a_damaged_file_costs_a_trial(provide, settled, tmp_path):
     assert len(opened) == 4
 
 
-def test_a_trial_that_nobody_wants_any_more_says_nothing_of_the_provider(provide, settled, tmp_path):
+def test_a_trial_that_nobody_wants_any_more_says_nothing_of_the_provider(
+    provide, settled, tmp_path
+):
     provide(GPU=right)
     asked = iter([False] * TRIAL_STEPS + [True])
     with pytest.raises(TaskStopped):
@@ -220,20 +241,35 @@ accelerators.Accelerators(Path(sys.argv[2]), ("GPU",)).settle(sys.argv[3], manif
 
 def test_a_trial_that_takes_the_agent_down_is_not_repeated(provide, settled, tmp_path):
     set_folder = REPOSITORY / "device_runtime" / "self_test_set"
-    arguments = [sys.executable, "-c", KILLED, str(set_folder), str(tmp_path / "providers.json"), GRAPH]
+    arguments = [
+        sys.executable,
+        "-c",
+        KILLED,
+        str(set_folder),
+        str(tmp_path / "providers.json"),
+        GRAPH,
+    ]
     assert subprocess.run(arguments, cwd=REPOSITORY, timeout=120, check=False).returncode == 9
     opened = provide(GPU=right)
     found = settled("GPU")
-    assert (found.provider, "GPU took the agent down in a trial" in found.why, opened) == ("CPU", True, [])
+    assert (found.provider, "GPU took the agent down in a trial" in found.why, opened) == (
+        "CPU",
+        True,
+        [],
+    )
 
 
 def test_what_the_runtime_does_not_have(settled):
     found = settled("Nowhere")
-    assert found == Settled("CPU", f"Nowhere is none of what this onnxruntime has ({', '.join(offered())})")
+    assert found == Settled(
+        "CPU", f"Nowhere is none of what this onnxruntime has ({', '.join(offered())})"
+    )
 
 
 def test_a_provider_that_the_runtime_has(tiny, settled):
-    """The installed one lists some that compute nothing themselves: the CPU's bits, at the CPU's speed."""
+    """The installed one lists some that compute nothing themselves: the CPU's bits, at the CPU's
+    speed.
+    """
     if offered() == ("CPU",):
         pytest.skip("this onnxruntime has the CPU alone")
     name = next(each for each in offered() if each != "CPU")
@@ -242,7 +278,9 @@ def test_a_provider_that_the_runtime_has(tiny, settled):
 
 
 @pytest.mark.parametrize(
-    ("alone", "two", "chosen"), [(slow, right, "CPU:2"), (right, slow, "CPU")], ids=["they pay", "they do not"]
+    ("alone", "two", "chosen"),
+    [(slow, right, "CPU:2"), (right, slow, "CPU")],
+    ids=["they pay", "they do not"],
 )
 def test_more_threads_of_the_cpu_are_taken_where_they_pay(settled, monkeypatch, alone, two, chosen):
     """They are tried as another provider is: the numbers are those of one thread, but for rounding."""
@@ -259,7 +297,10 @@ def test_more_threads_of_the_cpu_are_taken_where_they_pay(settled, monkeypatch, 
 
 def test_a_provider_is_named_with_its_threads():
     """As onnxruntime names it, or short."""
-    assert RuntimeConfig(providers=("CPUExecutionProvider:4", "CUDA")).providers == ("CPU:4", "CUDA")
+    assert RuntimeConfig(providers=("CPUExecutionProvider:4", "CUDA")).providers == (
+        "CPU:4",
+        "CUDA",
+    )
     for wrong_name in ("CPU:x", "CPU:", "CPU 4"):
         with pytest.raises(ValueError, match="providers"):
             RuntimeConfig(providers=(wrong_name,))
@@ -275,8 +316,12 @@ def bench(tiny, tmp_path):
 
 
 def task(tiny, weights):
-    instructions = Instructions(train=TrainSettings(learning_rate=0.1, epochs=3, batch_size=8, seed=1))
-    return Task(RUN, 1, "t1", 0, "w1.00-d1", instructions, tiny.manifest, tiny.choice(weights).weights)
+    instructions = Instructions(
+        train=TrainSettings(learning_rate=0.1, epochs=3, batch_size=8, seed=1)
+    )
+    return Task(
+        RUN, 1, "t1", 0, "w1.00-d1", instructions, tiny.manifest, tiny.choice(weights).weights
+    )
 
 
 def failing_after(steps, how):
@@ -294,7 +339,9 @@ def poisoned(session, binding):
 
 
 @pytest.mark.parametrize("how", [dead, poisoned])
-def test_a_task_in_which_a_provider_fails_is_done_again_on_the_cpu(provide, tiny, bench, tmp_path, how):
+def test_a_task_in_which_a_provider_fails_is_done_again_on_the_cpu(
+    provide, tiny, bench, tmp_path, how
+):
     """To the bits of a board without one; the next task does not ask the provider again."""
     plain = compute(task(tiny, initial_weights()), bench, Hooks())
     opened = provide(GPU=failing_after(TRIAL_STEPS + 4, how))
@@ -324,12 +371,17 @@ def test_a_task_on_a_provider_is_right(provide, tiny, bench, tmp_path):
     plain = compute(task(tiny, initial_weights()), bench, Hooks())
     opened = provide(GPU=right)
     wanted = Accelerators(tmp_path / "providers.json", ("GPU",))
-    assert compute(task(tiny, initial_weights()), replace(bench, accelerators=wanted), Hooks()).update == plain.update
+    assert (
+        compute(task(tiny, initial_weights()), replace(bench, accelerators=wanted), Hooks()).update
+        == plain.update
+    )
     assert opened == ["CPU", "GPU", "GPU"]
 
 
 def test_a_board_says_what_it_trains_on(tmp_path):
-    """In its log and its profile; a task in which the agent died goes on without what may have killed it."""
+    """In its log and its profile; a task in which the agent died goes on without what may have
+    killed it.
+    """
     tiny = write_tiny_set(tmp_path / "set")
     x, y = samples(50)
     np.savez(tmp_path / "data.npz", x=x, y=y)
@@ -345,7 +397,9 @@ def test_a_board_says_what_it_trains_on(tmp_path):
             server.wait_update("t1")
             device.wait_log("trains on CPU (Nowhere is none of what this onnxruntime has")
             server.wait(lambda: server.profiles[-1].provider.startswith("CPU (Nowhere is none of"))
-            server.offer(device.id, tiny.choice(initial_weights()), task="t2", train={"epochs": 10**6})
+            server.offer(
+                device.id, tiny.choice(initial_weights()), task="t2", train={"epochs": 10**6}
+            )
             device.wait_log("task=t2 epoch ")
             device.kill()
             device.start()
@@ -362,7 +416,9 @@ def test_only_so_many_trials_are_kept(tmp_path):
 
 
 def test_a_session_without_its_provider_is_none(monkeypatch):
-    """The runtime takes the CPU where a library of a provider is missing, and says so on standard error alone."""
+    """The runtime takes the CPU where a library of a provider is missing, and says so on standard
+    error alone.
+    """
     asked = {}
 
     class Without:
@@ -376,4 +432,7 @@ def test_a_session_without_its_provider_is_none(monkeypatch):
     assert runtime.make_session(Path("x"), None, "CPU").get_providers() == ["CPUExecutionProvider"]
     with pytest.raises(RuntimeError, match="could not load it"):
         runtime.make_session(Path("x"), None, "CUDA")
-    assert (asked["providers"][0], asked["enable_fallback"]) == (("CUDAExecutionProvider", {"use_tf32": "0"}), 0)
+    assert (asked["providers"][0], asked["enable_fallback"]) == (
+        ("CUDAExecutionProvider", {"use_tf32": "0"}),
+        0,
+    )

@@ -1,4 +1,6 @@
-"""How a device sizes itself: the four stages of training, the cap, the ablations, and a record that survives."""
+"""How a device sizes itself: the four stages of training, the cap, the ablations, and a record that
+survives.
+"""
 
 import ast
 import math
@@ -36,7 +38,9 @@ def after(*losses, settings=SETTINGS):
 
 
 def test_training_efficiency_by_stage():
-    """Early it keeps, stalled far from the target it rises, moving it keeps, stalled near the target it falls."""
+    """Early it keeps, stalled far from the target it rises, moving it keeps, stalled near the
+    target it falls.
+    """
     assert after().training_efficiency == 1.0
     assert after(3.0).training_efficiency == 1.0
     assert after(3.0, 2.0).training_efficiency == 1.0
@@ -68,7 +72,9 @@ def test_a_loss_at_alpha_times_the_target_is_still_far():
 
 
 def test_efficiency_falls_below_nothing():
-    """Stalled long enough near the target it is zero, then negative: the narrowest model, until the loss moves."""
+    """Stalled long enough near the target it is zero, then negative: the narrowest model, until the
+    loss moves.
+    """
     state = after(*[0.5] * 5)
     assert state == Progress(rounds=5, training_efficiency=0.0, last_loss=0.5)
     state = observe(state, SETTINGS, 0.5)
@@ -101,10 +107,15 @@ def test_the_choice_is_a_level_within_the_maximum(transmit, compute, progress, m
 
     def width(faster):
         return choose(
-            state, SETTINGS, transmit_seconds=transmit / faster, compute_seconds=compute / faster, maximum=maximum
+            state,
+            SETTINGS,
+            transmit_seconds=transmit / faster,
+            compute_seconds=compute / faster,
+            maximum=maximum,
         )
 
-    slow, fast = width(1.0), width(2.0)
+    slow = width(1.0)
+    fast = width(2.0)
     assert slow.width in (1.0, 0.5, 0.25, 0.125, 0.0625)
     assert slow.width <= maximum
     assert 0 <= slow.normalised <= 1
@@ -132,7 +143,11 @@ def test_both_forms_of_utility_keep_the_sign():
     added = SizingConstants(combination="additive")
     assert (added.neutral, SETTINGS.neutral) == (0, 1)
     choice = choose(
-        Progress(training_efficiency=added.neutral), added, transmit_seconds=1, compute_seconds=1, maximum=1.0
+        Progress(training_efficiency=added.neutral),
+        added,
+        transmit_seconds=1,
+        compute_seconds=1,
+        maximum=1.0,
     )
     assert choice.utility == 2.0
 
@@ -145,7 +160,11 @@ def test_ablation_arms():
     system = SETTINGS.model_copy(update={"arm": "system"})
     assert choose(stalled, system, **times).utility == 2.0
     training = SETTINGS.model_copy(update={"arm": "training", "fixed": 0.5})
-    assert choose(stalled, training, **times).utility == choose(stalled, training, **slow).utility == 2.0
+    assert (
+        choose(stalled, training, **times).utility
+        == choose(stalled, training, **slow).utility
+        == 2.0
+    )
     assert choose(stalled, SETTINGS, **times).utility == 8.0
 
 
@@ -161,7 +180,13 @@ def test_edges_of_the_cuts_belong_to_the_wider_model():
         1.0,
         1.0,
     ]
-    assert [normalise(value, 4.0) for value in (-1.0, 0.0, 1.0, 4.0, 9.0)] == [0.0, 0.0, 0.25, 1.0, 1.0]
+    assert [normalise(value, 4.0) for value in (-1.0, 0.0, 1.0, 4.0, 9.0)] == [
+        0.0,
+        0.0,
+        0.25,
+        1.0,
+        1.0,
+    ]
 
 
 def test_a_hair_below_a_cut_is_the_next_narrower_model():
@@ -173,7 +198,9 @@ def test_a_hair_below_a_cut_is_the_next_narrower_model():
 
 
 def test_a_hair_below_theta_is_not_yet_everything():
-    """The share reaches 1 at theta and never passes it; the smallest utility above zero is above zero."""
+    """The share reaches 1 at theta and never passes it; the smallest utility above zero is above
+    zero.
+    """
     assert normalise(math.nextafter(4.0, 0), 4.0) < 1.0
     assert normalise(math.nextafter(4.0, 5), 4.0) == normalise(math.inf, 4.0) == 1.0
     assert normalise(math.nextafter(0.0, 1), 0.5) > 0.0
@@ -181,14 +208,19 @@ def test_a_hair_below_theta_is_not_yet_everything():
 
 
 def test_the_cap_is_the_maximum_itself():
-    """A device that wants just what it can train gets it; one that wants more gets its maximum, and says both."""
+    """A device that wants just what it can train gets it; one that wants more gets its maximum, and
+    says both.
+    """
     times = {"transmit_seconds": 1.0, "compute_seconds": 1.0}
     state = Progress(training_efficiency=1.125)  # U = 2 * 1.125**2
     for maximum, width in ((1.0, 0.5), (0.5, 0.5), (0.25, 0.25), (0.0625, 0.0625)):
         choice = choose(state, SETTINGS, maximum=maximum, **times)
         assert (choice.wanted, choice.width) == (0.5, width)
         assert choice.normalised == 2.53125 / 4
-        assert (choice.system_efficiency, choice.training_efficiency) == (2.0, state.training_efficiency)
+        assert (choice.system_efficiency, choice.training_efficiency) == (
+            2.0,
+            state.training_efficiency,
+        )
 
 
 def test_no_progress_leaves_nothing_to_weigh():
@@ -210,7 +242,15 @@ def test_a_width_is_fitted_to_what_is_offered():
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"alpha": 0.5}, {"target_loss": 0}, {"step": 0}, {"gamma": -1}, {"theta": 0}, {"fixed": 0}, {"stall": -0.1}],
+    [
+        {"alpha": 0.5},
+        {"target_loss": 0},
+        {"step": 0},
+        {"gamma": -1},
+        {"theta": 0},
+        {"fixed": 0},
+        {"stall": -0.1},
+    ],
 )
 def test_constants_out_of_range_are_refused(wrong):
     """When they are read, not in the middle of a run."""
@@ -222,6 +262,11 @@ def test_it_needs_nothing_but_the_standard_library_and_the_protocol():
     """A board without numpy could size itself."""
     tree = ast.parse(Path(adaptive.__file__).read_text())
     names = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    names |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    names |= {
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    }
     tops = {str(name).split(".")[0] for name in names}
     assert tops <= set(sys.stdlib_module_names) | {"fleet_protocol"}

@@ -1,4 +1,6 @@
-"""A device process against a real broker and a scripted server: the protocol in motion, and what may go wrong."""
+"""A device process against a real broker and a scripted server: the protocol in motion, and what
+may go wrong.
+"""
 
 import contextlib
 import math
@@ -78,7 +80,9 @@ def fleet(
 
 
 def test_a_task_from_offer_to_acknowledgement(tmp_path, broker, tiny):
-    """Offer, blobs, training, upload, acknowledgement; then a statistics task and a second round in one session."""
+    """Offer, blobs, training, upload, acknowledgement; then a statistics task and a second round in
+    one session.
+    """
     with fleet(tmp_path, broker, tiny) as (server, device):
         profile = server.profiles[-1]
         assert profile.examples == 45
@@ -86,12 +90,22 @@ def test_a_task_from_offer_to_acknowledgement(tmp_path, broker, tiny):
         weights = initial_weights()
         server.offer(device.id, tiny.choice(weights), round=3, task="t1")
         update = server.wait_update("t1")
-        assert blob_in(update)[0] == {"task": "t1", "run": "run1", "round": "3", "version": "0", "tier": "w1.00-d1"}
+        assert blob_in(update)[0] == {
+            "task": "t1",
+            "run": "run1",
+            "round": "3",
+            "version": "0",
+            "tier": "w1.00-d1",
+        }
         new = tensors_in(update)
         assert sorted(new) == sorted(weights)
         assert all(np.abs(new[name] - weights[name]).max() > 1e-3 for name in weights)
         done = server.wait_message(Done, "t1")
-        assert (done.metrics.examples, done.metrics.batches, done.metrics.labels) == (45, 12, (0, 1, 2, 3))
+        assert (done.metrics.examples, done.metrics.batches, done.metrics.labels) == (
+            45,
+            12,
+            (0, 1, 2, 3),
+        )
         assert done.metrics.evaluation.examples == 5
         server.offer(device.id, tiny.choice(new), round=3, task="t2", routine="statistics")
         statistics = tensors_in(server.wait_update("t2"))
@@ -100,7 +114,9 @@ def test_a_task_from_offer_to_acknowledgement(tmp_path, broker, tiny):
         hiding = {"hiding": {"clip": 1.0, "deviation": 1.0}}
         server.offer(device.id, tiny.choice(new), round=4, task="t3", upload=hiding, train=LONG)
         server.wait_update("t3")
-        assert {m.loss for m in server.heard(Progress, "t3")} == {None}  # nor that, where its part is hidden
+        assert {m.loss for m in server.heard(Progress, "t3")} == {
+            None
+        }  # nor that, where its part is hidden
         assert server.wait_message(Done, "t3").metrics.labels == ()
         manifest = tiny.choice(new).artifact_set.digest
         assert ["artifact_set" in m.lacks for m in server.heard(Accept)] == [True, False, False]
@@ -117,7 +133,9 @@ def test_a_task_from_offer_to_acknowledgement(tmp_path, broker, tiny):
 
 @pytest.mark.slow
 def test_a_broker_that_dies_in_mid_task(tmp_path, broker, tiny):
-    """Training goes on while the broker is away; then the device is back online and the update arrives."""
+    """Training goes on while the broker is away; then the device is back online and the update
+    arrives.
+    """
     with fleet(tmp_path, broker, tiny) as (server, device):
         server.offer(device.id, tiny.choice(initial_weights()), train=LONG)
         assert server.wait_message(Progress).loss is not None
@@ -137,7 +155,9 @@ def one_broker(tmp_path_factory) -> Iterator[TestBroker]:
 
 
 def test_lost_and_corrupted_chunks_are_asked_for_again(tmp_path, one_broker, tiny):
-    """Chunks that the broker loses or damages are repaired by digest, those that arrived are not sent twice."""
+    """Chunks that the broker loses or damages are repaired by digest, those that arrived are not
+    sent twice.
+    """
     sent: dict[tuple[str, int], int] = {}
 
     def tamper(digest: str, index: int, frame: bytes) -> bytes | None:
@@ -168,7 +188,9 @@ def test_lost_upload_chunks_are_sent_again(tmp_path, one_broker, tiny):
 
 @pytest.mark.slow
 def test_repeated_offers_change_nothing(tmp_path, one_broker, tiny):
-    """A device answers a repeated offer with where it stands, and one for a finished task not at all."""
+    """A device answers a repeated offer with where it stands, and one for a finished task not at
+    all.
+    """
     with fleet(tmp_path, one_broker, tiny) as (server, device):
         choice = tiny.choice(initial_weights())
         server.offer(device.id, choice, train=LONG)
@@ -179,7 +201,10 @@ def test_repeated_offers_change_nothing(tmp_path, one_broker, tiny):
         device.wait_log("the server has the update")
         server.offer(device.id, choice, train=LONG)
         device.wait_log("ignored the offer of task t1, which ended here (acknowledged)")
-        assert " ".join(device.states()) == "starting probing idle fetching training uploading dropping idle"
+        assert (
+            " ".join(device.states())
+            == "starting probing idle fetching training uploading dropping idle"
+        )
 
 
 def test_a_finished_task_that_is_offered_again_and_again_is_done_anew(tmp_path, one_broker, tiny):
@@ -191,7 +216,9 @@ def test_a_finished_task_that_is_offered_again_and_again_is_done_anew(tmp_path, 
             device.wait_log("the server has the update", times=echo)
             device.wait_log("state=idle", times=1 + echo)
             server.offer(device.id, choice)
-            device.wait_log("ignored the offer of task t1, which ended here (acknowledged)", times=echo)
+            device.wait_log(
+                "ignored the offer of task t1, which ended here (acknowledged)", times=echo
+            )
         assert " ".join(device.states()).count("fetching training uploading dropping idle") == 2
 
 
@@ -200,7 +227,9 @@ def test_a_quota_that_holds_no_set_is_told(tmp_path, one_broker, tiny):
     with fleet(tmp_path, one_broker, tiny, max_cache_bytes=100) as (server, device):
         server.offer(device.id, tiny.choice(initial_weights()))
         server.wait_update("t1")
-        device.wait_log("max_cache_bytes = 100 is less than one set takes: it is fetched for every task")
+        device.wait_log(
+            "max_cache_bytes = 100 is less than one set takes: it is fetched for every task"
+        )
 
 
 def agent_named(name: str, tmp_path: Path) -> Agent:
@@ -214,8 +243,12 @@ def agent_named(name: str, tmp_path: Path) -> Agent:
 
 def test_the_time_of_a_task_stands_still_while_the_broker_is_away(tmp_path):
     """As that of its round does: an update is kept for hours, and sent when the board is back."""
-    agent, now = agent_named("d", tmp_path), time.monotonic()
-    agent.ctx.state, agent.ctx.task = State.FETCHING, TaskInHand(make_record(), deadline=now + 60, started=now)
+    agent = agent_named("d", tmp_path)
+    now = time.monotonic()
+    agent.ctx.state, agent.ctx.task = (
+        State.FETCHING,
+        TaskInHand(make_record(), deadline=now + 60, started=now),
+    )
     agent._on_item(Disconnected("cut"))
     agent._on_time(now + 3600)
     assert not agent.ctx.events
@@ -229,8 +262,11 @@ def test_the_time_of_a_task_stands_still_while_the_broker_is_away(tmp_path):
 
 def test_a_board_at_work_that_was_silent_says_that_it_is_there(tmp_path):
     """Not what it has just said, not while the broker is away, and not where it has nothing to do."""
-    agent, said = agent_named("d", tmp_path), []
-    agent.ctx.uplink.link = types.SimpleNamespace(publish=lambda topic, payload, **_: said.append((topic, payload)))
+    agent = agent_named("d", tmp_path)
+    said = []
+    agent.ctx.uplink.link = types.SimpleNamespace(
+        publish=lambda topic, payload, **_: said.append((topic, payload))
+    )
     agent.ctx.uplink.spoke = time.monotonic() - ALIVE_SECONDS
     assert agent._silent_at == math.inf  # it is not at work
     agent.ctx.state = State.TRAINING
@@ -255,7 +291,9 @@ def test_two_agents_of_one_name_are_told(tmp_path, caplog):
 
 
 def test_cancel_and_newer_rounds_end_a_task_at_once(tmp_path, one_broker, tiny):
-    """A cancelled task stops between two steps; an offer of a newer round takes the place of the one in hand."""
+    """A cancelled task stops between two steps; an offer of a newer round takes the place of the
+    one in hand.
+    """
     with fleet(tmp_path, one_broker, tiny) as (server, device):
         choice = tiny.choice(initial_weights())
         endless = {"epochs": 10**6}
@@ -311,7 +349,9 @@ def test_a_blob_with_another_content_is_refused(tmp_path, one_broker, tiny):
         forged = bytearray(tiny.blobs.read(honest))
         forged[-1] ^= 1
         server.script.tamper = lambda digest, index, frame: (
-            encode_chunk(bytes(forged), index, choice.weights.chunk_bytes) if digest == honest else frame
+            encode_chunk(bytes(forged), index, choice.weights.chunk_bytes)
+            if digest == honest
+            else frame
         )
         server.offer(device.id, choice)
         assert server.wait_message(Refuse).reason is RefusalReason.BAD_DIGEST
@@ -321,7 +361,9 @@ def test_a_blob_with_another_content_is_refused(tmp_path, one_broker, tiny):
 
 
 def test_a_set_that_fails_its_self_test_is_not_used(tmp_path, one_broker, tiny):
-    """A graph that gives NaN on this board is refused before it sees data, and the good set still works after it."""
+    """A graph that gives NaN on this board is refused before it sees data, and the good set still
+    works after it.
+    """
     broken = write_tiny_set(tiny.blobs.root, train_graph=broken_train_graph())
     with fleet(tmp_path, one_broker, tiny) as (server, device):
         server.offer(device.id, broken.choice(initial_weights()))
@@ -334,7 +376,9 @@ def test_a_set_that_fails_its_self_test_is_not_used(tmp_path, one_broker, tiny):
 
 
 def test_data_that_does_not_fit_is_refused_with_its_path(tmp_path, one_broker, tiny):
-    """A label the model does not have, and a loss that is not finite, are told to the server in words."""
+    """A label the model does not have, and a loss that is not finite, are told to the server in
+    words.
+    """
     x, y = samples(50)
     y[7] = 4
     with fleet(tmp_path, one_broker, tiny, data=(x, y)) as (server, device):

@@ -61,9 +61,17 @@ def test_samples_are_judged_by_the_newest_model(board, served):
     said = served.ask({"x": x.tolist()})
     assert said.reason is None
     digest = blob_digest(encode_weights(initial_weights(1)))
-    assert said.model == {"run": "r", "round": 2, "version": 1, "tier": "w1.00-d1", "digest": digest}
+    assert said.model == {
+        "run": "r",
+        "round": 2,
+        "version": 1,
+        "tier": "w1.00-d1",
+        "digest": digest,
+    }
     wanted = told(initial_weights(1), x, samples(30)[0])
-    np.testing.assert_allclose([row["logits"] for row in said.predictions], wanted, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        [row["logits"] for row in said.predictions], wanted, rtol=1e-4, atol=1e-4
+    )
     assert served.ask({"npy": npy(x)}).predictions == said.predictions
 
 
@@ -88,7 +96,11 @@ def test_what_cannot_be_judged_is_refused_by_name(served):
 
 
 def test_outputs_that_are_not_finite_are_no_prediction(board, served):
-    keep(board, {name: np.full_like(value, np.nan) for name, value in initial_weights(1).items()}, version=2)
+    keep(
+        board,
+        {name: np.full_like(value, np.nan) for name, value in initial_weights(1).items()},
+        version=2,
+    )
     said = served.ask({"x": np.zeros((1, *SHAPE)).tolist()})
     assert (said.reason, said.predictions) == (RefusalReason.NOT_FINITE, ())
     assert "not finite" in said.detail
@@ -110,11 +122,15 @@ def test_few_may_wait_and_nobody_for_longer_than_he_said(served):
 
 
 def test_a_request_in_hand_is_answered_by_one_model(board, served):
-    """The next model is whole on disk while the old one judges: the answer is of the old one, wholly, and says so."""
+    """The next model is whole on disk while the old one judges: the answer is of the old one,
+    wholly, and says so.
+    """
     x, _ = samples(40, seed=3)  # two batches
     predictor = served.asking._predictor
     served.ask({"x": x.tolist()})
-    graph, begun, go_on = predictor._graph, threading.Event(), threading.Event()
+    graph = predictor._graph
+    begun = threading.Event()
+    go_on = threading.Event()
 
     class Slow:
         """The graph of the first model, which waits before its second batch."""
@@ -136,16 +152,25 @@ def test_a_request_in_hand_is_answered_by_one_model(board, served):
         said = served.said.get(timeout=PATIENCE) if version == 1 else served.ask({"x": x.tolist()})
         assert said.model["version"] == version
         wanted = told(initial_weights(version), x, samples(30)[0])
-        np.testing.assert_allclose([row["logits"] for row in said.predictions], wanted, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(
+            [row["logits"] for row in said.predictions], wanted, rtol=1e-4, atol=1e-4
+        )
 
 
 def test_a_board_that_was_not_told_to_serves_nobody(board):
     """By default, and with a socket alone."""
     for rules in ("predict = true\n", f'[predict]\nsocket = "{board}/s"\n'):
-        text = (board / "device.toml").read_text().replace("predict = true\n", rules if rules[0] == "p" else "")
+        text = (
+            (board / "device.toml")
+            .read_text()
+            .replace("predict = true\n", rules if rules[0] == "p" else "")
+        )
         (board / "device.toml").write_text(text if rules[0] == "p" else text + rules)
-        agent, said = Agent(load_device_config(board / "device.toml")), []
-        agent.ctx.uplink.send = lambda ask, kind, said=said, **fields: said.append((ask.task, kind, fields))
+        agent = Agent(load_device_config(board / "device.toml"))
+        said = []
+        agent.ctx.uplink.send = lambda ask, kind, said=said, **fields: said.append(
+            (ask.task, kind, fields)
+        )
         agent._on_ask(Ask(task="p", device="pi-1", asked={"x": []}, seconds=1))
         ((task, kind, fields),) = said
         assert (task, kind, fields["reason"]) == ("p", Predicted, RefusalReason.UNSUPPORTED)

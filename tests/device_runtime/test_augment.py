@@ -49,7 +49,11 @@ class Recorder:
 
 
 MANIFEST = SimpleNamespace(
-    classes=CLASSES, input_dtype="float32", noise=(), statistics=(), recipe=SimpleNamespace(metrics=())
+    classes=CLASSES,
+    input_dtype="float32",
+    noise=(),
+    statistics=(),
+    recipe=SimpleNamespace(metrics=()),
 )
 
 
@@ -60,7 +64,9 @@ def images(count: int = 20, *, augment: tuple[str, ...] = CROP_FLIP) -> DataSet:
     draw = np.random.default_rng(0)
     pixels = draw.integers(0, 256, (count, 2, SIDE, SIDE), dtype=np.uint8)
     labels = draw.integers(0, CLASSES, count)
-    return make_dataset("board", pixels, labels, scale=1 / 255, mean=(0.4, 0.5), std=(0.2, 0.3), augment=augment)
+    return make_dataset(
+        "board", pixels, labels, scale=1 / 255, mean=(0.4, 0.5), std=(0.2, 0.3), augment=augment
+    )
 
 
 def moves(image: np.ndarray, source: np.ndarray) -> list[tuple[int, int, bool]]:
@@ -72,14 +78,18 @@ def moves(image: np.ndarray, source: np.ndarray) -> list[tuple[int, int, bool]]:
         for right in range(9)
         for mirrored in (False, True)
         if np.array_equal(
-            image[:, :, ::-1] if mirrored else image, source[:, down : down + height, right : right + width]
+            image[:, :, ::-1] if mirrored else image,
+            source[:, down : down + height, right : right + width],
         )
     ]
 
 
 def test_crops_move_and_flips_mirror():
-    """Each image is a shifted copy, perhaps mirrored, with black where nothing was; all moves are equally likely."""
-    count, black = 1800, np.array([-2.0, 3.0], np.float32).reshape(2, 1, 1)
+    """Each image is a shifted copy, perhaps mirrored, with black where nothing was; all moves are
+    equally likely.
+    """
+    count = 1800
+    black = np.array([-2.0, 3.0], np.float32).reshape(2, 1, 1)
     source = np.random.default_rng(0).standard_normal((count, 2, 5, 6)).astype(np.float32)
     generator = np.random.default_rng(1)
     found = flip(crop(source, black, generator), generator)
@@ -91,7 +101,8 @@ def test_crops_move_and_flips_mirror():
     for image, background in zip(found, padded, strict=True):
         ((down, right, mirrored),) = moves(image, background)
         seen.update([("down", down), ("right", right), ("mirrored", mirrored)])
-    # Each shift is expected 200 times with a deviation of 13.3, each mirroring 900 times with one of 21.
+    # Each shift is expected 200 times with a deviation of 13.3, each mirroring 900 times with one
+    # of 21.
     for (kind, value), times in seen.items():
         assert times == pytest.approx(900 if kind == "mirrored" else 200, abs=4 * 21), (kind, value)
     assert len(seen) == 9 + 9 + 2
@@ -99,9 +110,12 @@ def test_crops_move_and_flips_mirror():
 
 def test_the_draw_is_the_documented_one():
     """The same numbers, drawn and applied image by image."""
-    data, indices = images(), np.array([3, 1, 7])
+    data = images()
+    indices = np.array([3, 1, 7])
     x, y = training_batch(data, indices, "float32", Moment(5, 2, 1, 4))
-    generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([5, 2, 1, 4], spawn_key=(2,))))
+    generator = np.random.Generator(
+        np.random.PCG64(np.random.SeedSequence([5, 2, 1, 4], spawn_key=(2,)))
+    )
     down, right = generator.integers(0, 9, (2, 3))
     mirrored = generator.random(3) < 0.5
     black = ((np.zeros(2) - [0.4, 0.5]) / [0.2, 0.3]).reshape(2, 1, 1)
@@ -110,36 +124,54 @@ def test_the_draw_is_the_documented_one():
         padded = np.tile(black, (1, SIDE + 8, SIDE + 8))
         padded[:, 4:-4, 4:-4] = plain[i]
         expected = padded[:, down[i] : down[i] + SIDE, right[i] : right[i] + SIDE]
-        np.testing.assert_allclose(image, expected[:, :, ::-1] if mirrored[i] else expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            image, expected[:, :, ::-1] if mirrored[i] else expected, rtol=1e-5, atol=1e-6
+        )
     np.testing.assert_array_equal(y, labels)
     np.testing.assert_array_equal(y, data.y[indices])
 
 
 def test_every_step_draws_anew_and_again_the_same():
     """Seed, round, epoch and step each change the draw; the same four give the same bits."""
-    data, indices = images(), np.arange(20)
+    data = images()
+    indices = np.arange(20)
     base = training_batch(data, indices, "float32", Moment(5, 2, 1, 4))[0]
-    np.testing.assert_array_equal(training_batch(data, indices, "float32", Moment(5, 2, 1, 4))[0], base)
+    np.testing.assert_array_equal(
+        training_batch(data, indices, "float32", Moment(5, 2, 1, 4))[0], base
+    )
     for other in ((6, 2, 1, 4), (5, 3, 1, 4), (5, 2, 0, 4), (5, 2, 1, 5)):
         assert not np.array_equal(training_batch(data, indices, "float32", Moment(*other))[0], base)
 
 
 def test_padding_is_what_a_black_pixel_becomes():
-    """To the last bit, with scaled pixels, with data that is already normalised, and without any scaling."""
+    """To the last bit, with scaled pixels, with data that is already normalised, and without any
+    scaling.
+    """
     black = np.zeros((2, 3, 4, 4), np.uint8)
-    options = {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2023, 0.1994, 0.2010), "augment": CROP_FLIP}
+    options = {
+        "mean": (0.4914, 0.4822, 0.4465),
+        "std": (0.2023, 0.1994, 0.2010),
+        "augment": CROP_FLIP,
+    }
     raw = make_dataset("raw", black, np.zeros(2), scale=1 / 255, **options)
-    np.testing.assert_array_equal(raw.normal_black, raw.batch(np.arange(1), "float32")[0][0, :, :1, :1])
+    np.testing.assert_array_equal(
+        raw.normal_black, raw.batch(np.arange(1), "float32")[0][0, :, :1, :1]
+    )
     normal = raw.batch(np.arange(2), "float32")[0]
-    done = make_dataset("normal", normal, np.zeros(2), augment=CROP_FLIP, black=normal[0, :, 0, 0].tolist())
+    done = make_dataset(
+        "normal", normal, np.zeros(2), augment=CROP_FLIP, black=normal[0, :, 0, 0].tolist()
+    )
     np.testing.assert_array_equal(done.normal_black, raw.normal_black)
     plain = make_dataset("plain", black, np.zeros(2), augment=CROP_FLIP)
     assert not training_batch(plain, np.arange(2), "float32", Moment(1, 1, 0, 0))[0].any()
 
 
 def test_training_sees_changed_images_and_evaluation_does_not():
-    """Every step of every epoch is the documented batch; evaluation is given the samples as they are."""
-    data, chosen = images(), np.arange(1, 20)
+    """Every step of every epoch is the documented batch; evaluation is given the samples as they
+    are.
+    """
+    data = images()
+    chosen = np.arange(1, 20)
     session = Recorder()
     train(session, MANIFEST, Course(data, chosen, SETTINGS, 3), Hooks())
     expected = [
@@ -157,9 +189,13 @@ def test_training_sees_changed_images_and_evaluation_does_not():
 
 
 def test_statistics_are_of_changed_images():
-    """Specification 1.6b: the pass sees what the first epoch of a training sees, but for a last batch of one sample."""
-    data, chosen = images(17), np.arange(17)
-    training, session = Recorder(), Recorder()
+    """Specification 1.6b: the pass sees what the first epoch of a training sees, but for a last
+    batch of one sample.
+    """
+    data = images(17)
+    chosen = np.arange(17)
+    training = Recorder()
+    session = Recorder()
     train(training, MANIFEST, Course(data, chosen, SETTINGS, 3), Hooks())
     _, count = measure(session, MANIFEST, Course(data, chosen, SETTINGS, 3), Hooks())
     assert count == 2
@@ -193,8 +229,13 @@ def test_what_is_no_image_is_refused():
     flat = np.zeros((4, 784), np.float32)
     with pytest.raises(DataError, match=r"samples in flat have shape \[784\]; set `shape`"):
         make_dataset("flat", flat, np.zeros(4), augment=CROP_FLIP)
-    assert make_dataset("flat", flat, np.zeros(4), augment=CROP_FLIP, shape=(1, 28, 28)).augment == CROP_FLIP
-    tokens = make_dataset("tokens", np.zeros((4, 1, 2, 3), np.int64), np.zeros(4), augment=CROP_FLIP)
+    assert (
+        make_dataset("flat", flat, np.zeros(4), augment=CROP_FLIP, shape=(1, 28, 28)).augment
+        == CROP_FLIP
+    )
+    tokens = make_dataset(
+        "tokens", np.zeros((4, 1, 2, 3), np.int64), np.zeros(4), augment=CROP_FLIP
+    )
     with pytest.raises(DataError, match="the model takes tokens"):
         tokens.fitted(SimpleNamespace(input_shape=(1, 2, 3), input_dtype="int64", parts=NO_PARTS))
 
@@ -206,6 +247,8 @@ def test_the_page_of_the_data_documents_it():
     assert "`black`" in page
     (table,) = re.findall(r"```toml\n# device\.toml\n(.*?)```", page, re.DOTALL)
     config = parse_config(
-        f'fleet = "f"\ndevice = "d"\nbroker = "mqtt://b"\nstate_dir = "s"\n{table}', DeviceConfig, source="device.toml"
+        f'fleet = "f"\ndevice = "d"\nbroker = "mqtt://b"\nstate_dir = "s"\n{table}',
+        DeviceConfig,
+        source="device.toml",
     )
     assert config.data.augment == ("crop", "flip", "my_data.py:noise")

@@ -18,7 +18,9 @@ from trainer_export.recipe import Recipe
 
 
 def test_the_backend_is_what_is_installed():
-    """`auto` takes the training runtime where there is one; a wish that cannot be met names the extra."""
+    """`auto` takes the training runtime where there is one; a wish that cannot be met names the
+    extra.
+    """
     installed = installed_backends()
     assert choose_backend("auto") == ("ort-training" if "ort-training" in installed else "onnx")
     assert choose_backend("onnx") == "onnx"
@@ -28,7 +30,9 @@ def test_the_backend_is_what_is_installed():
 
 def test_a_small_step_takes_its_memory_as_one_block_to_the_same_bits(monkeypatch):
     """Whatever size the batches have, in turns; a step that needs more memory asks for each tensor."""
-    manifest, chosen, ended = parse_manifest((SMALL / "manifest.json").read_bytes()), [], []
+    manifest = parse_manifest((SMALL / "manifest.json").read_bytes())
+    chosen = []
+    ended = []
     made = runtime.make_session
     monkeypatch.setattr(
         runtime,
@@ -36,7 +40,10 @@ def test_a_small_step_takes_its_memory_as_one_block_to_the_same_bits(monkeypatch
         lambda graph, options, provider: chosen.append(options) or made(graph, options, provider),
     )
     draw = np.random.default_rng(0)
-    start = {spec.name: draw.normal(0, 0.1, spec.shape).astype(np.float32) for spec in manifest.parameters}
+    start = {
+        spec.name: draw.normal(0, 0.1, spec.shape).astype(np.float32)
+        for spec in manifest.parameters
+    }
     sizes = (8, 8, 3, 8, 3, 8)
     xs = [draw.random((size, *manifest.input_shape), np.float32) for size in sizes]
     for peak in (8 * 2**20, 8 * 2**20 + 1):
@@ -44,7 +51,9 @@ def test_a_small_step_takes_its_memory_as_one_block_to_the_same_bits(monkeypatch
         session = TrainSession(told, SMALL / manifest.graphs["onnx/train"].path)
         session.load(start)
         for x in xs:
-            session.step(x, np.arange(len(x)) % manifest.classes, np.ones(manifest.classes, np.float32), 0.1)
+            session.step(
+                x, np.arange(len(x)) % manifest.classes, np.ones(manifest.classes, np.float32), 0.1
+            )
         ended.append({name: value.copy() for name, value in session.parameters().items()})
     assert [options.enable_mem_pattern for options in chosen] == [True, False]
     for name, value in ended[0].items():
@@ -66,7 +75,11 @@ def test_both_flavours_agree(name, tmp_path):
     shape = (16, *manifest.input_shape)
     batches = []
     for _ in range(10):
-        x = draw.integers(1, 20, shape) if manifest.input_dtype == "int64" else draw.normal(size=shape)
+        x = (
+            draw.integers(1, 20, shape)
+            if manifest.input_dtype == "int64"
+            else draw.normal(size=shape)
+        )
         batches.append((x.astype(manifest.input_dtype), draw.integers(0, manifest.classes, 16)))
     mask = np.ones(manifest.classes, np.float32)
     results = []
@@ -82,22 +95,30 @@ def test_both_flavours_agree(name, tmp_path):
 
 @pytest.mark.ort_training
 def test_both_backends_train_beside_the_same_mapped_base(tmp_path):
-    """Adapters beside frozen layers: the runtime is given the mapping itself, and both end in the same place."""
+    """Adapters beside frozen layers: the runtime is given the mapping itself, and both end in the
+    same place.
+    """
     layout = infer_layout(adapted)
     export_architecture(adapted, {}, [layout.tier(0.5)], Recipe(), tmp_path)
     folder = tmp_path / "adapted" / layout.tier(0.5).id
     manifest = parse_manifest((folder / "manifest.json").read_bytes())
     base = open_tensors(folder / "base.safetensors")
     rng = np.random.default_rng(1)
-    start = {spec.name: rng.normal(0, 0.1, spec.shape).astype(np.float32) for spec in manifest.parameters}
-    x, y = rng.random((8, 1, 8, 8), np.float32), np.arange(8) % 10
+    start = {
+        spec.name: rng.normal(0, 0.1, spec.shape).astype(np.float32) for spec in manifest.parameters
+    }
+    x = rng.random((8, 1, 8, 8), np.float32)
+    y = np.arange(8) % 10
     ended = []
     for key in ("onnx/train", "ort-training/step"):
         session = TrainSession(manifest, folder / manifest.graphs[key].path, base=base)
         session.load(start)
         losses = [session.step(x, y, np.ones(10, np.float32), 0.1) for _ in range(3)]
         assert losses[-1] < losses[0]
-        assert all(session.addresses()[f"param.{name}"] == value.ctypes.data for name, value in base.items())
+        assert all(
+            session.addresses()[f"param.{name}"] == value.ctypes.data
+            for name, value in base.items()
+        )
         ended.append({name: value.copy() for name, value in session.parameters().items()})
     for name, value in ended[0].items():
         np.testing.assert_allclose(ended[1][name], value, rtol=1e-4, atol=1e-6)

@@ -1,4 +1,6 @@
-"""What training costs on a board: measured by the way of a task, on what every board has or what was exported."""
+"""What training costs on a board: measured by the way of a task, on what every board has or what
+was exported.
+"""
 
 import shutil
 
@@ -41,5 +43,7 @@ def test_a_set_that_cannot_be_trained_is_named_with_the_reason(tmp_path):
     """A graph that is not the manifest's is not run here either."""
     shutil.copytree(SMALL, tmp_path / "set")
     (tmp_path / "set" / "train.onnx").write_bytes(b"something else")
-    with pytest.raises(ConfigError, match=r"set.manifest\.json: cannot be trained here: .*is not in the manifest"):
+    with pytest.raises(
+        ConfigError, match=r"set.manifest\.json: cannot be trained here: .*is not in the manifest"
+    ):
         next(costs(tmp_path, 10))

@@ -1,4 +1,6 @@
-"""Files of data that change during a task, and the contract of the fleet: what is read again has to fit it, too."""
+"""Files of data that change during a task, and the contract of the fleet: what is read again has to
+fit it, too.
+"""
 
 import contextlib
 import os
@@ -124,7 +126,8 @@ def _named(path: str) -> str:
 
 
 def table(names: tuple[str, ...], seed: int, factor: int = 1) -> dict[str, bytes]:
-    """A CSV file whose columns stand in the order of the names; a column has its values by its name.
+    """A CSV file whose columns stand in the order of the names; a column has its values by its
+    name.
 
     Args:
         names: of `COLUMNS`, and of others, which have noise.
@@ -141,7 +144,9 @@ def table(names: tuple[str, ...], seed: int, factor: int = 1) -> dict[str, bytes
 
 
 def test_a_class_that_is_moved_away_leaves_the_numbers_of_the_others(tmp_path, broker, tiny):
-    """The update has the bits of a board that never had the class; the next task has the same labels."""
+    """The update has the bits of a board that never had the class; the next task has the same
+    labels.
+    """
     write(tmp_path, named_images())
     with board(tmp_path, broker.url, tiny, IMAGES) as at_work:
         offer = at_work.offer(LABELLED, "t1", train=LONG)
@@ -156,7 +161,9 @@ def test_a_class_that_is_moved_away_leaves_the_numbers_of_the_others(tmp_path, b
 
 
 def test_a_class_that_the_fleet_does_not_name_is_refused_by_name(tmp_path, broker, tiny):
-    """As a mismatch, not as files that changed; without the class the next task is that of the samples of before."""
+    """As a mismatch, not as files that changed; without the class the next task is that of the
+    samples of before.
+    """
     write(tmp_path, named_images())
     write(tmp_path / "beside", {"eel/000.png": named_images(7)["images/ant/000.png"]})
     with board(tmp_path, broker.url, tiny, IMAGES) as at_work:
@@ -175,8 +182,12 @@ def test_a_class_that_the_fleet_does_not_name_is_refused_by_name(tmp_path, broke
     assert update == expected_bits(tmp_path, IMAGES, tiny, offer)
 
 
-def test_samples_that_did_not_fit_at_the_start_are_read_again_when_they_were_mended(tmp_path, broker, tiny):
-    """The board needs no new start: an offer that its samples do not fit makes it look at the files."""
+def test_samples_that_did_not_fit_at_the_start_are_read_again_when_they_were_mended(
+    tmp_path, broker, tiny
+):
+    """The board needs no new start: an offer that its samples do not fit makes it look at the
+    files.
+    """
     write(tmp_path, named_images())
     (tmp_path / "images" / "ant").rename(tmp_path / "images" / "eel")
     with board(tmp_path, broker.url, tiny, IMAGES) as at_work:
@@ -200,7 +211,9 @@ def test_columns_in_another_order_are_put_into_that_of_the_fleet(tmp_path, broke
 
 
 def test_scales_that_go_by_place_count_when_columns_change_places(tmp_path, broker, flat):
-    """The values are the same by name, but `mean` of [data] now goes with others: the task is done again."""
+    """The values are the same by name, but `mean` of [data] now goes with others: the task is done
+    again.
+    """
     data = TABLE | {"mean": [float(10 * place) for place in range(FEATURES)]}
     write(tmp_path, table(COLUMNS, 0))
     with board(tmp_path, broker.url, flat, data) as at_work:
@@ -225,11 +238,15 @@ def test_a_table_without_a_column_is_refused_by_name(tmp_path, broker, flat):
 
 @pytest.mark.parametrize("change", ["replaced", "aged"])
 def test_further_columns_stay_for_another_contract(tmp_path, broker, flat, change):
-    """A task that reads the table again, or looks at its age, keeps the columns that its own contract leaves out."""
+    """A task that reads the table again, or looks at its age, keeps the columns that its own
+    contract leaves out.
+    """
     wider = ("depth", *COLUMNS)
     write(tmp_path, table(wider, 0))
     hour_ahead = time.time() + 3600
-    os.utime(tmp_path / "d.csv", (hour_ahead, hour_ahead))  # so that the file is young whenever it is read
+    os.utime(
+        tmp_path / "d.csv", (hour_ahead, hour_ahead)
+    )  # so that the file is young whenever it is read
     other = DataContract(columns=("depth", *COLUMNS[1:]))
     with board(tmp_path, broker.url, flat, TABLE) as at_work:
         if change == "replaced":
@@ -244,7 +261,9 @@ def test_further_columns_stay_for_another_contract(tmp_path, broker, flat, chang
 
 
 def test_what_looks_wrong_in_new_samples_is_heard_before_their_update(tmp_path, broker, flat):
-    """The findings are those of the samples that the update comes from, while it is still on its way."""
+    """The findings are those of the samples that the update comes from, while it is still on its
+    way.
+    """
     x, y = content(50, 0)
     summary = summarise(make_dataset("test.npz", x.reshape(len(y), -1), y))
     contract = TABULAR.model_copy(update={"summary": summary})

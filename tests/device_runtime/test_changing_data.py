@@ -1,4 +1,6 @@
-"""Files of data that are written again while a board trains on them: the update is that of the new ones, or none."""
+"""Files of data that are written again while a board trains on them: the update is that of the new
+ones, or none.
+"""
 
 import contextlib
 import io
@@ -97,7 +99,13 @@ TABLES: dict[str, dict[str, Any]] = {
         "shape": [3, 4],
     },
 }
-WRITERS = {"npy": npy_files, "npy-in-file": npy_files, "npz": npz_files, "csv": csv_files, "images": image_files}
+WRITERS = {
+    "npy": npy_files,
+    "npy-in-file": npy_files,
+    "npz": npz_files,
+    "csv": csv_files,
+    "images": image_files,
+}
 
 
 def content(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -148,7 +156,9 @@ class Board:
 def board(tmp_path: Path, url: str, tiny: TinySet, kind: str) -> Iterator[Board]:
     write(tmp_path, WRITERS[kind](*content(50, 0)))
     name = f"d-{zlib.crc32(str(tmp_path).encode()):08x}"
-    device = DeviceProcess(tmp_path, url, TABLES[kind] | {"scale": 0.05}, device=name, holdout=HOLDOUT)
+    device = DeviceProcess(
+        tmp_path, url, TABLES[kind] | {"scale": 0.05}, device=name, holdout=HOLDOUT
+    )
     prefix = ()
     if kind == "npy-in-file":
         (tmp_path / "in_file.py").write_text(IN_FILE)
@@ -164,7 +174,9 @@ def board(tmp_path: Path, url: str, tiny: TinySet, kind: str) -> Iterator[Board]
 
 def update_on(folder: Path, kind: str, tiny: TinySet, offer: Offer) -> dict[str, np.ndarray]:
     """What a task leaves of samples that nobody touches."""
-    config = TypeAdapter(DataConfig).validate_python(TABLES[kind] | {"scale": 0.05}).resolved(folder)
+    config = (
+        TypeAdapter(DataConfig).validate_python(TABLES[kind] | {"scale": 0.05}).resolved(folder)
+    )
     bench = Bench(load_data(config), tiny.blobs, "onnx", threads=1, holdout=HOLDOUT)
     task = Task(
         run=offer.run,
@@ -198,7 +210,8 @@ PAIRS = [
 
 @pytest.mark.parametrize(("kind", "change"), PAIRS)
 def test_an_update_is_that_of_the_files_as_they_are_now(tmp_path, broker, tiny, kind, change):
-    """Written in place, fewer or more samples, other labels alone, replaced: the update is that of the new samples.
+    """Written in place, fewer or more samples, other labels alone, replaced: the update is that of
+    the new samples.
 
     It has the bits of a board that never had others, and the board says which files they were.
     """
@@ -226,7 +239,8 @@ def test_files_that_are_gone_are_refused_by_name_until_they_are_back(tmp_path, b
     """The board stays, says which file it is, and trains as soon as that is there again."""
     old = WRITERS[kind](*content(50, 0))
     with board(tmp_path, broker.url, tiny, kind) as at_work:
-        server, device = at_work.server, at_work.device
+        server = at_work.server
+        device = at_work.device
         server.offer(device.id, tiny.choice(initial_weights()), train=LONG)
         device.wait_log("epoch 1/")
         for name in old:
@@ -246,14 +260,18 @@ def test_files_that_are_gone_are_refused_by_name_until_they_are_back(tmp_path, b
 
 @pytest.mark.parametrize("kind", SOME)
 def test_files_that_changed_between_tasks_are_read_before_the_next(tmp_path, broker, tiny, kind):
-    """Nothing is computed twice for that, and the board tells its server how many samples it has now."""
+    """Nothing is computed twice for that, and the board tells its server how many samples it has
+    now.
+    """
     new = WRITERS[kind](*content(20, 7))
     with board(tmp_path, broker.url, tiny, kind) as at_work:
         replace_all(tmp_path, WRITERS[kind](*content(50, 0)), new, "rewritten")
         offer = at_work.server.offer(at_work.device.id, tiny.choice(initial_weights()))
         update = tensors_in(at_work.server.wait_update("t1"))
         assert at_work.server.wait_message(Done).metrics.examples == 18
-        at_work.server.wait(lambda: at_work.server.profiles[-1].examples == 18, what="the new number of samples")
+        at_work.server.wait(
+            lambda: at_work.server.profiles[-1].examples == 18, what="the new number of samples"
+        )
         assert at_work.device.terminate() == 0
         assert at_work.device.log().count("epoch 1/2") == 1
     expected = update_on(tmp_path, kind, tiny, offer)
@@ -261,10 +279,13 @@ def test_files_that_changed_between_tasks_are_read_before_the_next(tmp_path, bro
 
 
 @pytest.mark.parametrize(
-    "kind", ["npy", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("npz", "csv", "images"))]
+    "kind",
+    ["npy", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("npz", "csv", "images"))],
 )
 def test_files_that_were_only_touched_cost_no_task(tmp_path, broker, tiny, kind):
-    """With the same content under another time the update counts: a copy of the same data is no other data."""
+    """With the same content under another time the update counts: a copy of the same data is no
+    other data.
+    """
     old = WRITERS[kind](*content(50, 0))
     with board(tmp_path, broker.url, tiny, kind) as at_work:
         at_work.server.offer(at_work.device.id, tiny.choice(initial_weights()), train=LONG)
@@ -281,7 +302,8 @@ def test_half_of_a_file_is_refused_and_the_whole_is_trained_on(tmp_path, broker,
     """A copy that has stalled is no data; the board lives, and takes the file when it is whole."""
     whole = npy_files(*content(60, 7))
     with board(tmp_path, broker.url, tiny, "npy") as at_work:
-        server, device = at_work.server, at_work.device
+        server = at_work.server
+        device = at_work.device
         write(tmp_path, {"x.npy": whole["x.npy"][:300], "y.npy": whole["y.npy"]})
         server.offer(device.id, tiny.choice(initial_weights()))
         refusal = server.wait_message(Refuse, "t1")

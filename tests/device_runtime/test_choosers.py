@@ -1,4 +1,6 @@
-"""Choosing a tier on the board: what must be measured first, what is remembered, and what survives a restart."""
+"""Choosing a tier on the board: what must be measured first, what is remembered, and what survives
+a restart.
+"""
 
 from typing import Any
 
@@ -24,7 +26,9 @@ def named(rule: str, settings: Any) -> TierChooser:
 
 
 def sized(constants: SizingConstants = CONSTANTS, full_bytes: int = 1000) -> TierChooser:
-    return named("whalefl", Sizing(constants=constants, full_bytes=full_bytes).model_dump(mode="json"))
+    return named(
+        "whalefl", Sizing(constants=constants, full_bytes=full_bytes).model_dump(mode="json")
+    )
 
 
 def learnt(*losses: float) -> Memory:
@@ -58,7 +62,10 @@ def test_a_choice_is_by_the_times_of_its_own_round():
 
 def test_the_arm_with_a_fixed_speed_needs_no_measurement():
     """U = TE^gamma = 1 of Theta 1.5."""
-    assert choose(None, sized(SizingConstants(arm="training", theta=1.5), 1), speed=None, step=None) == "w0.50-d2"
+    assert (
+        choose(None, sized(SizingConstants(arm="training", theta=1.5), 1), speed=None, step=None)
+        == "w0.50-d2"
+    )
 
 
 def test_a_round_counts_once():
@@ -75,27 +82,40 @@ def test_of_tiers_of_one_width_the_first_offered_is_taken():
 
 def test_the_memory_survives_a_restart_and_belongs_to_one_run_and_rule(tmp_path):
     """Another run, and a damaged file, start afresh."""
-    chooser, kept = sized(), learnt(1.0)
+    chooser = sized()
+    kept = learnt(1.0)
     assert ChooserMemory(tmp_path).load("r", chooser) is None
     ChooserMemory(tmp_path).save("r", chooser, kept)
     assert ChooserMemory(tmp_path).load("r", chooser) == kept
     assert ChooserMemory(tmp_path).load("other", chooser) is None
     text = ChooserMemory(tmp_path).path.read_text()
-    for damaged in ("{", text.replace('"whalefl"', '"another"'), text.replace('"round": 1', '"round": "first"')):
+    for damaged in (
+        "{",
+        text.replace('"whalefl"', '"another"'),
+        text.replace('"round": 1', '"round": "first"'),
+    ):
         ChooserMemory(tmp_path).path.write_text(damaged)
         assert ChooserMemory(tmp_path).load("r", chooser) is None
 
 
 def test_what_an_offer_says_wrong_about_the_choice_is_refused_by_name():
-    """A rule of a later version, and a setting that is none, are named; without a chooser there is no choice."""
+    """A rule of a later version, and a setting that is none, are named; without a chooser there is
+    no choice.
+    """
     assert chooser_of(Instructions(train=TRAIN)) is None
-    with pytest.raises(RefusedError, match=f"no rule 'dice'.*there is {', '.join(RULES)}") as unknown:
+    with pytest.raises(
+        RefusedError, match=f"no rule 'dice'.*there is {', '.join(RULES)}"
+    ) as unknown:
         named("dice", {})
     assert unknown.value.reason is RefusalReason.UNSUPPORTED
-    with pytest.raises(RefusedError, match=r"settings of the chooser whalefl: full_bytes: Field required") as missing:
+    with pytest.raises(
+        RefusedError, match=r"settings of the chooser whalefl: full_bytes: Field required"
+    ) as missing:
         named("whalefl", {"constants": {}})
     assert missing.value.reason is RefusalReason.MALFORMED
-    with pytest.raises(RefusedError, match=r"whalefl: constants\.theta: Input should be greater than 0"):
+    with pytest.raises(
+        RefusedError, match=r"whalefl: constants\.theta: Input should be greater than 0"
+    ):
         named("whalefl", {"constants": {"theta": 0}, "full_bytes": 1})
 
 

@@ -1,4 +1,6 @@
-"""A board that chooses its sub-model, against a real broker: by what its link and processor are in this very round."""
+"""A board that chooses its sub-model, against a real broker: by what its link and processor are in
+this very round.
+"""
 
 import threading
 from collections.abc import Iterator
@@ -19,7 +21,8 @@ WIDTHS = (1.0, 0.5, 0.25)
 DELAY = 3.0  # seconds for each chunk on a slow link, of which the weights have one
 PROBED = "fetching sizing fetching training uploading dropping idle"
 
-# The whole model is taken where it and the round's steps need four seconds at the most, the narrowest from eight on.
+# The whole model is taken where it and the round's steps need four seconds at the most, the
+# narrowest from eight on.
 BY_TIME = SizingConstants(theta=0.3, stall=0.0, gamma=1.0, efficiency="reciprocal_of_sum")
 
 
@@ -46,7 +49,9 @@ def server(broker, tiers) -> Iterator[ScriptedServer]:
 def device(tmp_path, broker, server) -> Iterator[DeviceProcess]:
     x, y = samples(50)
     np.savez(tmp_path / "data.npz", x=x, y=y)
-    running = DeviceProcess(tmp_path, broker.url, {"kind": "npz", "path": "data.npz"}, device="chooser", holdout=0.2)
+    running = DeviceProcess(
+        tmp_path, broker.url, {"kind": "npz", "path": "data.npz"}, device="chooser", holdout=0.2
+    )
     running.start()
     try:
         server.wait_state("idle", "chooser")
@@ -79,7 +84,9 @@ def play(server: ScriptedServer, number: int, offered: tuple[TierChoice, ...], *
 
 
 def test_a_link_that_is_slow_now_narrows_this_round(device, server, tiers):
-    """Fast, slow and fast again: the choice follows at once, although the last round says otherwise each time."""
+    """Fast, slow and fast again: the choice follows at once, although the last round says otherwise
+    each time.
+    """
     taken = [play(server, 1, choices(tiers, 10))]
     server.script.tamper = slow
     taken.append(play(server, 2, choices(tiers, 20)))
@@ -88,12 +95,21 @@ def test_a_link_that_is_slow_now_narrows_this_round(device, server, tiers):
     assert taken == ["w1.00-d1", "w0.25-d1", "w1.00-d1"]
     device.wait_log("state=idle", times=4)
     assert " ".join(device.states()) == f"starting probing idle {PROBED} {PROBED} {PROBED}"
-    said = ["w0.25-d1", "", "w0.25-d1", "w0.25-d1", "w0.25-d1", ""]  # what is measured, and what is taken
+    said = [
+        "w0.25-d1",
+        "",
+        "w0.25-d1",
+        "w0.25-d1",
+        "w0.25-d1",
+        "",
+    ]  # what is measured, and what is taken
     assert [message.tier for message in server.heard(Accept)] == said
 
 
 def test_what_is_measured_leaves_no_trace_in_the_update(device, server, tiers):
-    """The steps that were timed train nothing: the update is that of a board that was offered the tier alone."""
+    """The steps that were timed train nothing: the update is that of a board that was offered the
+    tier alone.
+    """
     offered = choices(tiers, 40)
     assert play(server, 1, offered) == "w1.00-d1"
     assert play(server, 2, offered[:1], chooser=None, round=1) == "w1.00-d1"
@@ -104,7 +120,9 @@ def test_what_is_measured_leaves_no_trace_in_the_update(device, server, tiers):
 
 
 def test_samples_that_were_only_timed_are_still_new(device, server, tiers):
-    """A board that waits for new samples (`conditions.new_data`) would give the task back that it has just sized."""
+    """A board that waits for new samples (`conditions.new_data`) would give the task back that it
+    has just sized.
+    """
     said = {"choices": choices(tiers, 70), "chooser": sized(), "train": {"epochs": 100_000}}
     server.offer("chooser", said["choices"][0], **said)
     device.wait_log("epoch 1/")
@@ -120,12 +138,24 @@ def test_a_board_that_may_train_one_tier_alone_has_nothing_to_measure(device, se
 
 
 def test_the_link_is_told_by_more_than_its_latency():
-    """The first weights of 64 kB or more are fetched beside the narrowest; where all are smaller, the largest."""
+    """The first weights of 64 kB or more are fetched beside the narrowest; where all are smaller,
+    the largest.
+    """
 
     def offered(*sizes: int) -> list[TierChoice]:
-        refs = [BlobRef(digest=f"{place:064x}", size=size, chunk_bytes=1024) for place, size in enumerate(sizes)]
-        return [TierChoice(tier=f"w{1 / 2**i:.2f}-d1", artifact_set=ref, weights=ref) for i, ref in enumerate(refs)]
+        refs = [
+            BlobRef(digest=f"{place:064x}", size=size, chunk_bytes=1024)
+            for place, size in enumerate(sizes)
+        ]
+        return [
+            TierChoice(tier=f"w{1 / 2**i:.2f}-d1", artifact_set=ref, weights=ref)
+            for i, ref in enumerate(refs)
+        ]
 
-    for sizes, telling in (((900_000, 225_000, 56_000), 225_000), ((900, 225, 56), 900), ((9_000_000, 90_000), 90_000)):
+    for sizes, telling in (
+        ((900_000, 225_000, 56_000), 225_000),
+        ((900, 225, 56), 900),
+        ((9_000_000, 90_000), 90_000),
+    ):
         choice, weights = probe(offered(*sizes))
         assert (choice.weights.size, weights.size) == (sizes[-1], telling)

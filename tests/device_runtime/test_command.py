@@ -112,7 +112,9 @@ def test_two_agents_cannot_share_a_state_folder(data, broker):
 
 
 def test_the_agent_imports_nothing_it_must_not():
-    """No torch, onnx or server package comes along, with any module of the device or with onnxruntime itself."""
+    """No torch, onnx or server package comes along, with any module of the device or with
+    onnxruntime itself.
+    """
     code = """
 import importlib, pkgutil, sys
 import device_runtime
@@ -125,7 +127,12 @@ banned = ("torch", "onnx", "models", "broker_server", "trainer_export", "sqlalch
 print([name for name in sys.modules if name.split(".")[0] in banned])
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False, cwd=REPOSITORY
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=REPOSITORY,
     )
     assert done.stdout.strip() == "[]", done.stderr
 
@@ -134,14 +141,21 @@ def test_an_idle_agent_has_not_loaded_the_runtime():
     """The runtime costs 20 MB; the agent loads it when there is something to train."""
     code = "import sys, device_runtime.main; print('onnxruntime' in sys.modules)"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False, cwd=REPOSITORY
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=REPOSITORY,
     )
     assert done.stdout.strip() == "False", done.stderr
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux alone says what lies in memory")
 def test_what_loading_has_read_is_given_back():
-    """Half of what is mapped of files goes, nothing that was written does, and what is used afterwards works."""
+    """Half of what is mapped of files goes, nothing that was written does, and what is used
+    afterwards works.
+    """
     code = """
 import zlib, numpy as np, device_runtime.main, cryptography.hazmat.primitives.ciphers.aead as aead
 from pathlib import Path
@@ -162,13 +176,20 @@ assert after[1] > before[1] - 2**20, (before, after)
 assert computed() == first
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False, cwd=REPOSITORY
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=REPOSITORY,
     )
     assert done.returncode == 0, done.stderr
 
 
 def test_the_board_is_probed_without_extra_packages(tmp_path):
-    """Memory, cores and runtimes are known; temperature and power come from the kernel's files, if it has them."""
+    """Memory, cores and runtimes are known; temperature and power come from the kernel's files, if
+    it has them.
+    """
     board = probe(tmp_path)
     assert board.cores >= 1
     assert board.ram_bytes >= board.free_ram_bytes > 0
@@ -189,7 +210,9 @@ def test_the_board_is_probed_without_extra_packages(tmp_path):
 
 
 def small_disk(folder: Path, kilobytes: int, ballast: int) -> list[str]:
-    """A command prefix that runs a command with a tiny file system of its own on ``folder``, so much of it taken."""
+    """A command prefix that runs a command with a tiny file system of its own on ``folder``, so
+    much of it taken.
+    """
     unshare = shutil.which("unshare")
     if unshare is None:
         pytest.skip("unshare is not installed")
@@ -197,14 +220,18 @@ def small_disk(folder: Path, kilobytes: int, ballast: int) -> list[str]:
     mount = f'mount -t tmpfs -o size={kilobytes}k none "{folder}"'
     script = f'{mount} && head -c {ballast}k /dev/zero > "{folder}/ballast" && exec "$@"'
     prefix = [unshare, "--mount", "--map-root-user", "sh", "-c", script, "sh"]
-    probe_run = subprocess.run([*prefix, "true"], capture_output=True, text=True, timeout=20, check=False)
+    probe_run = subprocess.run(
+        [*prefix, "true"], capture_output=True, text=True, timeout=20, check=False
+    )
     if probe_run.returncode:
         pytest.skip(f"no mount namespaces here: {probe_run.stderr.strip()}")
     return prefix
 
 
 @contextlib.contextmanager
-def device_on_small_disk(data: Path, url: str, kilobytes: int, ballast: int = 0) -> Iterator[DeviceProcess]:
+def device_on_small_disk(
+    data: Path, url: str, kilobytes: int, ballast: int = 0
+) -> Iterator[DeviceProcess]:
     device = DeviceProcess(data, url, NPZ, device=f"disk-{kilobytes}")
     device.start(small_disk(device.state_dir, kilobytes, ballast))
     try:
@@ -217,7 +244,10 @@ def test_a_full_disk_refuses_the_task_and_loses_nothing(data, broker):
     """Blobs that do not fit are refused as such; the device lives on and takes a task that fits."""
     tiny = write_tiny_set(data / "server")
     padding = initial_weights() | {"padding": np.zeros(3_000_000 // 4, np.float32)}
-    with scripted_server(broker.url, tiny.blobs) as server, device_on_small_disk(data, broker.url, 2000) as device:
+    with (
+        scripted_server(broker.url, tiny.blobs) as server,
+        device_on_small_disk(data, broker.url, 2000) as device,
+    ):
         server.wait_state("idle", device.id)
         server.offer(device.id, tiny.choice(initial_weights()), task="fits")
         server.wait_update("fits")
@@ -236,7 +266,10 @@ def test_a_full_disk_refuses_the_task_and_loses_nothing(data, broker):
 def test_a_disk_without_room_for_the_record_refuses(data, broker):
     """Even the task record may not fit; the server hears that too."""
     tiny = write_tiny_set(data / "server")
-    with scripted_server(broker.url, tiny.blobs) as server, device_on_small_disk(data, broker.url, 8, 8) as device:
+    with (
+        scripted_server(broker.url, tiny.blobs) as server,
+        device_on_small_disk(data, broker.url, 8, 8) as device,
+    ):
         server.wait_state("idle", device.id)
         server.offer(device.id, tiny.choice(initial_weights()))
         refusal = server.wait_message(Refuse)

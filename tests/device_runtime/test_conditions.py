@@ -52,7 +52,9 @@ def system(tmp_path):
 @pytest.fixture
 def noon(monkeypatch):
     """The board's clock."""
-    monkeypatch.setattr(module.time, "strftime", lambda form: form.replace("%H:%M", "12:00").replace("%Z", "CET"))
+    monkeypatch.setattr(
+        module.time, "strftime", lambda form: form.replace("%H:%M", "12:00").replace("%Z", "CET")
+    )
 
 
 def written(folder, rules):
@@ -98,20 +100,48 @@ def test_a_board_that_is_well(system):
 @pytest.mark.parametrize(
     ("change", "key", "words"),
     [
-        (lambda s: s.battery("Discharging", 90), "mains", "it runs on its battery; it goes on with mains power"),
-        (lambda s: s.battery("Charging", 29), "battery", "the battery fell below 30%; it goes on at 50%"),
-        (lambda s: s.celsius(81), "celsius", "the temperature rose above 80 °C; it goes on at 70 °C"),
+        (
+            lambda s: s.battery("Discharging", 90),
+            "mains",
+            "it runs on its battery; it goes on with mains power",
+        ),
+        (
+            lambda s: s.battery("Charging", 29),
+            "battery",
+            "the battery fell below 30%; it goes on at 50%",
+        ),
+        (
+            lambda s: s.celsius(81),
+            "celsius",
+            "the temperature rose above 80 °C; it goes on at 70 °C",
+        ),
         (lambda s: s.firmware("0x50005"), "unthrottled", "its processor is slowed down"),
         (lambda s: s.cooling(2), "unthrottled", "its processor is slowed down"),
-        (lambda s: s.route(eth0=100, wwan0=50), "metered", "its network is wwan0, which costs money"),
+        (
+            lambda s: s.route(eth0=100, wwan0=50),
+            "metered",
+            "its network is wwan0, which costs money",
+        ),
         (
             lambda s: s.pressure("memory", 20.5),
             "memory_pressure",
             "the wait for memory rose above 20%; it goes on at 10%",
         ),
-        (lambda s: s.pressure("cpu", 91.0), "cpu_pressure", "the wait for cpu rose above 90%; it goes on at 50%"),
-        (lambda s: s.pressure("io", 100.0), "io_pressure", "the wait for io rose above 30%; it goes on at 20%"),
-        (lambda s: s.processors(busy=6, idle=4), "load", "the load of other programs rose above 50%"),
+        (
+            lambda s: s.pressure("cpu", 91.0),
+            "cpu_pressure",
+            "the wait for cpu rose above 90%; it goes on at 50%",
+        ),
+        (
+            lambda s: s.pressure("io", 100.0),
+            "io_pressure",
+            "the wait for io rose above 30%; it goes on at 20%",
+        ),
+        (
+            lambda s: s.processors(busy=6, idle=4),
+            "load",
+            "the load of other programs rose above 50%",
+        ),
     ],
 )
 def test_what_does_not_hold_says_why(system, monkeypatch, change, key, words):
@@ -139,7 +169,14 @@ def test_the_load_is_that_of_others_since_the_last_look(system, monkeypatch):
 
 @pytest.mark.parametrize(
     ("clock", "until"),
-    [("21:59", ""), ("22:00", "06:30"), ("00:00", "06:30"), ("03:00", "06:30"), ("06:30", ""), ("13:59", "14:00")],
+    [
+        ("21:59", ""),
+        ("22:00", "06:30"),
+        ("00:00", "06:30"),
+        ("03:00", "06:30"),
+        ("06:30", ""),
+        ("13:59", "14:00"),
+    ],
 )
 def test_quiet_hours(system, monkeypatch, clock, until):
     """Over midnight or not; the last minute is not one of them."""
@@ -154,7 +191,11 @@ def test_the_clock_may_jump(system, monkeypatch):
     """A board without a battery for its clock starts anywhere, and is right once it has the time."""
     clock = ["03:00"]
     monkeypatch.setattr(module.time, "strftime", lambda _form: clock[0])
-    rules = {"quiet_hours": ("22:00-06:30", "13:00-14:00"), "settle_seconds": 30, "root": system.root}
+    rules = {
+        "quiet_hours": ("22:00-06:30", "13:00-14:00"),
+        "settle_seconds": 30,
+        "root": system.root,
+    }
     watch = Watch(ConditionsConfig.model_validate(rules))
     assert "22:00-06:30" in watch.look(0.0)
     clock[0] = "13:30"
@@ -191,10 +232,8 @@ def test_a_board_without_a_thermal_zone(system):
 
 def test_an_interface_of_either_family_counts(system):
     """IPv6 has its own routes; of each family the nearest default counts."""
-    default, other = (
-        "0" * 32 + " 00 " + "0" * 32 + " 00 " + "0" * 32,
-        "fe80" + "0" * 28 + " 40 " + "0" * 32 + " 00 " + "0" * 32,
-    )
+    default = "0" * 32 + " 00 " + "0" * 32 + " 00 " + "0" * 32
+    other = "fe80" + "0" * 28 + " 40 " + "0" * 32 + " 00 " + "0" * 32
     rows = [
         (default, "00000400", "wwan0"),
         (default, "0000000a", "eth0"),
@@ -203,7 +242,10 @@ def test_an_interface_of_either_family_counts(system):
     ]
 
     def routes(rows):
-        system.write("proc/net/ipv6_route", "\n".join(f"{to} {metric} 1 0 3     {name}" for to, metric, name in rows))
+        system.write(
+            "proc/net/ipv6_route",
+            "\n".join(f"{to} {metric} 1 0 3     {name}" for to, metric, name in rows),
+        )
 
     routes(rows)
     assert reasons(system, metered=("wwan*",)) == {}
@@ -216,7 +258,9 @@ def test_an_interface_of_either_family_counts(system):
 
 def test_two_limits_and_a_time(system):
     """Above 80 it pauses; it goes on at 70, and only after that has held for a while."""
-    watch = Watch(ConditionsConfig(celsius=(80, 70), settle_seconds=30, look_seconds=10, root=system.root))
+    watch = Watch(
+        ConditionsConfig(celsius=(80, 70), settle_seconds=30, look_seconds=10, root=system.root)
+    )
 
     def look(celsius, now):
         system.celsius(celsius)
@@ -248,7 +292,12 @@ def test_pressure_has_two_limits(system):
 def test_new_samples_are_waited_for(system):
     """Up to the number, which is enough; who does not count them lets the board train."""
     watch = Watch(ConditionsConfig(new_data=100, settle_seconds=0, root=system.root))
-    for fresh, reason in ((None, ""), (99, "paused: it waits for 100 new samples"), (100, ""), (-5, "paused: it w")):
+    for fresh, reason in (
+        (None, ""),
+        (99, "paused: it waits for 100 new samples"),
+        (100, ""),
+        (-5, "paused: it w"),
+    ):
         watch.ticks.fresh = fresh
         assert watch.look(0.0)[: len(reason) or None] == reason, fresh
 
@@ -287,7 +336,10 @@ def scene(tmp_path, system):
     x, y = samples(50)
     np.savez(tmp_path / "data.npz", x=x, y=y)
     tiny = write_tiny_set(tmp_path / "blobs")
-    with any_broker(tmp_path) as broker, scripted_server(broker.url, BlobStore(tmp_path / "blobs")) as server:
+    with (
+        any_broker(tmp_path) as broker,
+        scripted_server(broker.url, BlobStore(tmp_path / "blobs")) as server,
+    ):
         data = {"kind": "npz", "path": str(tmp_path / "data.npz")}
         device = DeviceProcess(tmp_path / "device", broker.url, data)
         rules = f'celsius = [80, 70]\nlook_seconds = 0.1\nsettle_seconds = 0.2\nroot = "{system.root}"\n'
@@ -303,7 +355,9 @@ def wait_profile(server, unable):
     start = len(server.profiles)
 
     def said():
-        return any(bool(profile.unable) is unable for profile in server.profiles[max(0, start - 1) :])
+        return any(
+            bool(profile.unable) is unable for profile in server.profiles[max(0, start - 1) :]
+        )
 
     server.wait(said, what=f"a profile with unable={unable}")
     return server.profiles[-1]
@@ -311,11 +365,15 @@ def wait_profile(server, unable):
 
 @pytest.mark.slow
 def test_a_board_pauses_gives_its_task_back_and_goes_on(scene, system):
-    """In a real process: told in the profile, refused with the reason, and taken up again when it is cool."""
+    """In a real process: told in the profile, refused with the reason, and taken up again when it
+    is cool.
+    """
     server, device, choice = scene
     system.celsius(85)
     device.start()
-    assert wait_profile(server, unable=True).unable.startswith("paused: the temperature rose above 80 °C")
+    assert wait_profile(server, unable=True).unable.startswith(
+        "paused: the temperature rose above 80 °C"
+    )
     server.offer(device.id, choice)
     refused = server.wait_message(Refuse, "t1")
     assert (refused.reason, refused.detail[:23]) == (RefusalReason.BUSY, "paused: the temperature")
@@ -338,7 +396,9 @@ def test_a_board_pauses_gives_its_task_back_and_goes_on(scene, system):
 
 @pytest.mark.slow
 def test_a_board_trains_when_it_has_new_samples(scene, system, tmp_path):
-    """Those of the file as it is then; over a restart, too, and with a file that is half written in between."""
+    """Those of the file as it is then; over a restart, too, and with a file that is half written in
+    between.
+    """
     server, device, choice = scene
     text = device.config.read_text()
     device.config.write_text(text.replace("celsius = [80, 70]", "new_data = 40"))
@@ -375,10 +435,17 @@ def test_doctor_shows_each_condition_with_its_reading(tmp_path, system, monkeypa
     rules = f'mains = true\ncelsius = [80, 70]\nunthrottled = true\nroot = "{system.root}"'
     config = written(tmp_path, rules)
     system.celsius(81)
-    for path in ("devices/platform/soc/soc:firmware/get_throttled", "class/thermal/cooling_device0/type"):
+    for path in (
+        "devices/platform/soc/soc:firmware/get_throttled",
+        "class/thermal/cooling_device0/type",
+    ):
         (system.root / "sys" / path).unlink()
     findings = takewhile(lambda finding: finding.check != "network", doctor.examine(config))
-    found = {item.check: (item.level, item.detail) for item in findings if item.check.startswith("condition")}
+    found = {
+        item.check: (item.level, item.detail)
+        for item in findings
+        if item.check.startswith("condition")
+    }
     assert found == {
         "condition mains": ("ok", "no battery discharges"),
         "condition celsius": (

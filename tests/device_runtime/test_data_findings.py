@@ -1,4 +1,6 @@
-"""What looks wrong in a board's data: in its log and profile before it accepts an offer, and in `doctor`."""
+"""What looks wrong in a board's data: in its log and profile before it accepts an offer, and in
+`doctor`.
+"""
 
 import contextlib
 import json
@@ -41,7 +43,9 @@ def tiny(tmp_path):
 
 
 def test_findings_are_told_before_the_offer_is_accepted(tmp_path, tiny):
-    """Once for each change: with the contract of an offer, from the kept one after a start, no longer without one."""
+    """Once for each change: with the contract of an offer, from the kept one after a start, no
+    longer without one.
+    """
     x, y = samples(50)
     contract = DataContract(summary=summarise(make_dataset("test.npz", x, y)))
     choice = tiny.choice(initial_weights())
@@ -91,16 +95,26 @@ def rows_of(table):
 
 @pytest.fixture
 def board(tmp_path):
-    """What the doctor says of a table; the fleet's contract is that of a test set, unless there is none."""
+    """What the doctor says of a table; the fleet's contract is that of a test set, unless there is
+    none.
+    """
     bunch = load_breast_cancer()
     order = np.random.default_rng(0).permutation(len(bunch.target))
-    x, y = bunch.data[order], bunch.target[order]
+    x = bunch.data[order]
+    y = bunch.target[order]
     test = tmp_path / "test.csv"
     test.write_text(
-        "\n".join([",".join([*NAMES, "label"]), *rows_of([[*a, b] for a, b in zip(x[:113], y[:113], strict=True)])])
+        "\n".join(
+            [
+                ",".join([*NAMES, "label"]),
+                *rows_of([[*a, b] for a, b in zip(x[:113], y[:113], strict=True)]),
+            ]
+        )
     )
     train = order[113:]
-    train = train[np.argsort(bunch.target[train], kind="stable")]  # as df.sort_values("label") leaves it
+    train = train[
+        np.argsort(bunch.target[train], kind="stable")
+    ]  # as df.sort_values("label") leaves it
 
     def look(head, row_of, settings="", *, contract=True):
         (tmp_path / "state").mkdir(exist_ok=True)
@@ -108,8 +122,15 @@ def board(tmp_path):
             kept = contract_of(load_data(CsvData(path=test)))
             (tmp_path / "state" / CONTRACT_FILE).write_bytes(kept.to_bytes())
         lines = rows_of(row_of(place, [*bunch.data[place]], bunch.target[place]) for place in train)
-        (tmp_path / "attic.csv").write_text("\n".join([*([",".join(head)] if head else []), *lines]) + "\n")
-        keys = {"fleet": "tab", "device": "attic", "broker": f"mqtt://127.0.0.1:{free_port()}", "state_dir": "state"}
+        (tmp_path / "attic.csv").write_text(
+            "\n".join([*([",".join(head)] if head else []), *lines]) + "\n"
+        )
+        keys = {
+            "fleet": "tab",
+            "device": "attic",
+            "broker": f"mqtt://127.0.0.1:{free_port()}",
+            "state_dir": "state",
+        }
         text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items())
         config = tmp_path / "device.toml"
         config.write_text(f'{text}[data]\nkind = "csv"\npath = "attic.csv"\n{settings}')
@@ -133,7 +154,9 @@ def test_columns_in_another_order_by_name(board):
 
 def test_columns_in_another_order_without_names(board):
     """Are seen by their figures, where those differ."""
-    found = board(None, lambda _, row, label: [*row[::-1], label], "header = false\nlabel_column = 30\n")
+    found = board(
+        None, lambda _, row, label: [*row[::-1], label], "header = false\nlabel_column = 30\n"
+    )
     assert found.level == "warning", found
     assert "Columns are in another order than the fleet's: column " in found.detail
     plain = board(None, lambda _, row, label: [*row, label], "header = false\nlabel_column = 30\n")
@@ -163,7 +186,11 @@ def test_an_index_column(board, name):
     head = [name, *NAMES, "label"]
     found = board(head, lambda place, row, label: [place, *row, label], contract=False)
     assert found.level == "warning", found
-    expected = "column 0 of" if name == "" else "Column 'id' numbers the samples (456 different whole numbers"
+    expected = (
+        "column 0 of"
+        if name == ""
+        else "Column 'id' numbers the samples (456 different whole numbers"
+    )
     assert expected in found.detail
 
 
@@ -172,16 +199,28 @@ def test_a_sensor_that_is_stuck(board):
     found = board([*NAMES, "label"], lambda _, row, label: [*row[:4], 17.5, *row[5:], label])
     assert found.level == "warning", found
     assert "Column 'f4' is 17.5 in all 456 examined samples" in found.detail
-    found = board([*NAMES, "label"], lambda _, row, label: [*row[:3], row[3] * 1000, *row[4:], label])
+    found = board(
+        [*NAMES, "label"], lambda _, row, label: [*row[:3], row[3] * 1000, *row[4:], label]
+    )
     assert "Column 'f3' ranges from " in found.detail
 
 
 def test_a_board_tells_its_own_labels_and_refuses_a_model_with_more(tmp_path, tiny):
-    """Names of two labels cannot be those of a model of more; the server gets their digest to compare."""
+    """Names of two labels cannot be those of a model of more; the server gets their digest to
+    compare.
+    """
     x, y = samples(50)
-    rows = [",".join(map(str, [*pixels.ravel(), label % 2])) for pixels, label in zip(x, y, strict=True)]
+    rows = [
+        ",".join(map(str, [*pixels.ravel(), label % 2])) for pixels, label in zip(x, y, strict=True)
+    ]
     (tmp_path / "data.csv").write_text("\n".join(rows))
-    table = {"kind": "csv", "path": "data.csv", "header": False, "label_column": -1, "shape": [*x.shape[1:]]}
+    table = {
+        "kind": "csv",
+        "path": "data.csv",
+        "header": False,
+        "label_column": -1,
+        "shape": [*x.shape[1:]],
+    }
     labels = ("odd", "even")
     with any_broker(tmp_path) as broker, scripted_server(broker.url, tiny.blobs) as server:
         device = DeviceProcess(tmp_path, broker.url, {**table, "labels": [*labels]})

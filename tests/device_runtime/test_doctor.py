@@ -1,4 +1,6 @@
-"""`shoal device doctor`: every thing that keeps a board from training is named, with what to do and its exit code."""
+"""`shoal device doctor`: every thing that keeps a board from training is named, with what to do and
+its exit code.
+"""
 
 import json
 import queue
@@ -55,8 +57,15 @@ def board(tmp_path, broker):
     np.savez(tmp_path / "data.npz", x=x, y=y)
 
     def write(**changes):
-        lines = {"fleet": "lab", "device": "pi-1", "broker": broker.url, "state_dir": "state"} | changes
-        text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in lines.items() if key != "data")
+        lines = {
+            "fleet": "lab",
+            "device": "pi-1",
+            "broker": broker.url,
+            "state_dir": "state",
+        } | changes
+        text = "".join(
+            f"{key} = {json.dumps(value)}\n" for key, value in lines.items() if key != "data"
+        )
         path = changes.get("data", "data.npz")
         (tmp_path / "device.toml").write_text(f'{text}[data]\nkind = "npz"\npath = "{path}"\n')
         return tmp_path / "device.toml"
@@ -112,7 +121,9 @@ def test_a_provider_that_does_not_work_is_a_warning(board, tmp_path):
     config = board()
     said = {finding.check: finding for finding in examine(config)}["providers"]
     assert (said.level, said.detail) == ("ok", "the CPU; [runtime] providers names no other")
-    config.write_text(config.read_text() + '[runtime]\nproviders = ["CPU", "NowhereExecutionProvider"]\n')
+    config.write_text(
+        config.read_text() + '[runtime]\nproviders = ["CPU", "NowhereExecutionProvider"]\n'
+    )
     trial = '{"b3-abcdefgh onnxruntime 1.0 CPU": {"speed": 1.5}}'
     (tmp_path / "state").mkdir(exist_ok=True)
     (tmp_path / "state" / "providers.json").write_text(trial)
@@ -120,7 +131,9 @@ def test_a_provider_that_does_not_work_is_a_warning(board, tmp_path):
     assert list(found) == ["providers"]
     assert found["providers"].detail.startswith("Nowhere does not work on this board: ")
     assert "(the CPU does its work); graph " in found["providers"].detail
-    assert found["providers"].detail.endswith(": CPU makes 1.50 steps in the time of one of the CPU")
+    assert found["providers"].detail.endswith(
+        ": CPU makes 1.50 steps in the time of one of the CPU"
+    )
     config.write_text(config.read_text().replace(', "NowhereExecutionProvider"', ""))
     assert ill(config) == {}
 
@@ -147,7 +160,10 @@ def test_what_the_system_lacks(board, monkeypatch):
         assert "too little for the agent" in ill(config)["board"].detail
     with monkeypatch.context() as patch:
         patch.setattr(doctor, "find_spec", lambda _name: None)
-        assert "not installed: paho-mqtt; pip install 'shoal[device]'" in ill(config)["packages"].detail
+        assert (
+            "not installed: paho-mqtt; pip install 'shoal[device]'"
+            in ill(config)["packages"].detail
+        )
 
 
 def test_the_command(board):
@@ -164,9 +180,12 @@ def test_the_command(board):
             str(board(data="none.npz")),
             *arguments,
         ]
-        return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=False)
+        return subprocess.run(
+            command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=False
+        )
 
-    printed, parsed = run(), run("--json")
+    printed = run()
+    parsed = run("--json")
     assert (printed.returncode, parsed.returncode) == (4, 4)
     assert [line.split()[0] for line in printed.stdout.splitlines()].count("ok") == len(CHECKS) - 1
     assert [entry["check"] for entry in json.loads(parsed.stdout)] == CHECKS
@@ -175,7 +194,9 @@ def test_the_command(board):
 
 
 def test_labels_that_are_taken_by_position_are_said(board, tmp_path):
-    """Arrays have no names: that their labels fit is the user's word, and a table's numbers are refused."""
+    """Arrays have no names: that their labels fit is the user's word, and a table's numbers are
+    refused.
+    """
     (tmp_path / "state").mkdir()
     contract = DataContract(labels=tuple(f"kind {place}" for place in range(10)))
     (tmp_path / "state" / CONTRACT_FILE).write_bytes(contract.to_bytes())
@@ -190,4 +211,6 @@ def test_labels_that_are_taken_by_position_are_said(board, tmp_path):
     assert (refused.level, refused.exit_code) == ("failed", 4)
     assert "has numbers as labels" in refused.detail
     config.write_text(config.read_text() + 'labels = ["kind 3", "kind 1"]\n')
-    assert "by position" not in {finding.check: finding for finding in examine(config)}["data"].detail
+    assert (
+        "by position" not in {finding.check: finding for finding in examine(config)}["data"].detail
+    )

@@ -1,4 +1,6 @@
-"""Updates in an encoding: what rounding loses comes with the next update, on this board, in this run and tier alone."""
+"""Updates in an encoding: what rounding loses comes with the next update, on this board, in this
+run and tier alone.
+"""
 
 import os
 from dataclasses import replace
@@ -31,7 +33,14 @@ def tiny(tmp_path):
 
 @pytest.fixture
 def bench(tiny, tmp_path):
-    return Bench(make_dataset("tiny.npz", *samples()), tiny.blobs, "onnx", threads=1, holdout=0.0, folder=tmp_path)
+    return Bench(
+        make_dataset("tiny.npz", *samples()),
+        tiny.blobs,
+        "onnx",
+        threads=1,
+        holdout=0.0,
+        folder=tmp_path,
+    )
 
 
 def task(tiny, number, *, run=RUN, tier="w1.00-d1", encoding="int4", **upload):
@@ -53,11 +62,15 @@ def sent(task, bench, change):
     after = {name: value + change[name] for name, value in initial_weights().items()}
     update = keep_update(task, bench, after)
     parts = tensors_in(bench.blobs.path(update.digest).read_bytes())
-    return decode(parts, PARAMETERS, task.instructions.upload.encoding, keep=task.instructions.upload.keep)
+    return decode(
+        parts, PARAMETERS, task.instructions.upload.encoding, keep=task.instructions.upload.keep
+    )
 
 
 def test_in_the_long_run_nothing_is_lost(tiny, bench):
-    """One update says nothing of the small entries; ten say all of ten, within one step of the encoding."""
+    """One update says nothing of the small entries; ten say all of ten, within one step of the
+    encoding.
+    """
     one = sent(task(tiny, 1), bench, uneven())
     assert all(not value.flat[1:].any() for value in one.values())
     total = {name: value.copy() for name, value in one.items()}
@@ -73,14 +86,20 @@ def test_in_the_long_run_nothing_is_lost(tiny, bench):
 def test_what_is_kept_belongs_to_run_and_tier(tiny, bench, other):
     """Another run or tier begins without it; the tier that comes back goes on with its own."""
     sent(task(tiny, 1), bench, uneven())
-    fresh = sent(task(tiny, 2, **other), bench, {name: value * 0 for name, value in uneven().items()})
+    fresh = sent(
+        task(tiny, 2, **other), bench, {name: value * 0 for name, value in uneven().items()}
+    )
     assert not any(value.any() for value in fresh.values())
     back = sent(task(tiny, 3), bench, {name: value * 0 for name, value in uneven().items()})
-    assert any(value.any() for value in back.values()) == ("tier" in other)  # a new run ends what an old one kept
+    assert any(value.any() for value in back.values()) == (
+        "tier" in other
+    )  # a new run ends what an old one kept
 
 
 def test_what_is_not_among_the_largest_waits(tiny, bench):
-    """Few entries of every round come; after twelve rounds of the same change each entry has been told."""
+    """Few entries of every round come; after twelve rounds of the same change each entry has been
+    told.
+    """
     total = {name: np.zeros(shape, np.float32) for name, shape in PARAMETERS.items()}
     for number in range(1, 13):
         found = sent(task(tiny, number, encoding="topk", keep=0.25), bench, uneven())
@@ -96,7 +115,9 @@ def test_what_is_not_among_the_largest_waits(tiny, bench):
 
 
 def test_without_feedback_nothing_is_kept(tiny, bench, tmp_path):
-    """Where the next slice may have other units; rounding is random then, and says something of the small entries."""
+    """Where the next slice may have other units; rounding is random then, and says something of the
+    small entries.
+    """
     found = [sent(task(tiny, number, feedback=False), bench, uneven()) for number in (1, 2)]
     assert any(value.flat[1:].any() for value in found[0].values())
     assert all((found[0][name] == found[1][name]).all() for name in PARAMETERS)
@@ -111,7 +132,9 @@ def test_half_precision_keeps_nothing(tiny, bench, tmp_path):
 
 
 def test_a_task_done_twice_gives_the_same_update(tiny, bench):
-    """A power cut after the residual was kept changes nothing: a round starts from what the round before it left."""
+    """A power cut after the residual was kept changes nothing: a round starts from what the round
+    before it left.
+    """
     compute(task(tiny, 1), bench, Hooks())
     twice = [compute(task(tiny, 2), bench, Hooks()).update.digest for _ in range(2)]
     assert twice[0] == twice[1]
@@ -138,15 +161,21 @@ def test_a_board_that_keeps_nothing_refuses(tiny, bench):
 
 @pytest.mark.slow
 def test_what_was_lost_survives_a_kill(tiny, bench, tmp_path):
-    """A killed board sends in its next round what one sends that was not killed, and not what a new one would."""
+    """A killed board sends in its next round what one sends that was not killed, and not what a new
+    one would.
+    """
     expected = [compute(task(tiny, number), bench, Hooks()).update.digest for number in (1, 2)]
     for path in tmp_path.glob("residual-*"):
         path.unlink()
     assert compute(task(tiny, 2), bench, Hooks()).update.digest != expected[1]
     x, y = samples()
     np.savez(tmp_path / "data.npz", x=x, y=y)
-    choice, upload = tiny.choice(initial_weights()), {"encoding": "int4"}
-    with embedded_broker(tmp_path / "broker") as broker, scripted_server(broker.url, tiny.blobs) as server:
+    choice = tiny.choice(initial_weights())
+    upload = {"encoding": "int4"}
+    with (
+        embedded_broker(tmp_path / "broker") as broker,
+        scripted_server(broker.url, tiny.blobs) as server,
+    ):
         device = DeviceProcess(tmp_path, broker.url, {"kind": "npz", "path": "data.npz"}, holdout=0)
         try:
             for number in (1, 2):
@@ -166,7 +195,9 @@ def hiding(clip=0.5, deviation=0.25):
 
 
 def test_a_device_hides_its_part_before_anybody_sees_it(tiny, bench):
-    """The difference has the bound's norm and noise of the asked size, anew each time; nothing tells its samples."""
+    """The difference has the bound's norm and noise of the asked size, anew each time; nothing
+    tells its samples.
+    """
     asked = task(tiny, 1, encoding="fp32", hiding=hiding())
     before = initial_weights()
     after = {name: value + np.float32(7) for name, value in before.items()}
@@ -180,7 +211,8 @@ def test_a_device_hides_its_part_before_anybody_sees_it(tiny, bench):
         lambda count: b"\x00" * count
     )  # noise of one size everywhere: radius of the smallest uniform value
     assert np.ptp(entries) == pytest.approx(0.25 * np.sqrt(-2 * np.log(2.0**-54)), rel=1e-3)
-    one, other = change(os.urandom), change(os.urandom)
+    one = change(os.urandom)
+    other = change(os.urandom)
     assert not np.array_equal(one, other)
     assert np.std(one - other) == pytest.approx(0.25 * np.sqrt(2), rel=0.5)
     middle = np.mean([change(os.urandom) for _ in range(200)], axis=0)
@@ -192,7 +224,9 @@ def test_what_is_told_beside_a_hidden_update(tiny, bench, hidden):
     """Labels, losses and evaluation are told, or none of them."""
     asked = task(tiny, 1, encoding="fp32", hiding=hidden)
     metrics = compute(asked, replace(bench, holdout=0.2), Hooks()).metrics
-    assert [bool(metrics.labels), metrics.train_loss is not None, metrics.evaluation is not None] == 3 * [
-        hidden is None
-    ]
+    assert [
+        bool(metrics.labels),
+        metrics.train_loss is not None,
+        metrics.evaluation is not None,
+    ] == 3 * [hidden is None]
     assert metrics.examples > 0

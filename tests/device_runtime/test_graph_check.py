@@ -1,4 +1,6 @@
-"""A board looks at a graph before it runs it: what steals, reads files or is no graph of the exporter's never runs."""
+"""A board looks at a graph before it runs it: what steals, reads files or is no graph of the
+exporter's never runs.
+"""
 
 import itertools
 
@@ -16,12 +18,15 @@ from fleet_protocol.graphs.check import check_graph, check_structure
 from fleet_protocol.manifest import GraphSpec, TensorSpec, digest_of
 from tests.device_runtime.tiny_set import write_tiny_set
 
-SAMPLES, FLAT = 8, 4
+SAMPLES = 8
+FLAT = 4
 PARAMETER = ("param.w", [SAMPLES * FLAT + SAMPLES])
 
 
 def thief() -> onnx.ModelProto:
-    """The graph that was carried by a forged offer: its "update" is the batches, samples and labels, in turn."""
+    """The graph that was carried by a forged offer: its "update" is the batches, samples and
+    labels, in turn.
+    """
     nodes = [
         helper.make_node("Flatten", ["x"], ["flat"], axis=1),
         helper.make_node("Reshape", ["flat", "all"], ["line"]),
@@ -34,7 +39,11 @@ def thief() -> onnx.ModelProto:
     constants = {"all": [-1], "zero": [0], "size": PARAMETER[1]}
     return model(
         nodes,
-        [("x", "float32", ("batch", FLAT)), ("y", "int64", ("batch",)), (PARAMETER[0], "float32", PARAMETER[1])],
+        [
+            ("x", "float32", ("batch", FLAT)),
+            ("y", "int64", ("batch",)),
+            (PARAMETER[0], "float32", PARAMETER[1]),
+        ],
         [("loss", "float32", ()), ("next.param.w", "float32", PARAMETER[1])],
         {name: np.array(value, np.int64) for name, value in constants.items()},
     )
@@ -42,7 +51,10 @@ def thief() -> onnx.ModelProto:
 
 def model(nodes, inputs, outputs, constants=()) -> onnx.ModelProto:
     kinds = {"float32": TensorProto.FLOAT, "int64": TensorProto.INT64}
-    values = [[helper.make_tensor_value_info(n, kinds[d], list(s)) for n, d, s in ports] for ports in (inputs, outputs)]
+    values = [
+        [helper.make_tensor_value_info(n, kinds[d], list(s)) for n, d, s in ports]
+        for ports in (inputs, outputs)
+    ]
     tensors = [numpy_helper.from_array(array, name) for name, array in dict(constants).items()]
     graph = helper.make_graph(nodes, "g", *values, tensors)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
@@ -58,8 +70,11 @@ def spec_of(proto: onnx.ModelProto, data: bytes) -> GraphSpec:
             shape = tuple(d.dim_param or d.dim_value for d in kind.shape.dim)
             yield TensorSpec(name=value.name, dtype=names[kind.elem_type], shape=shape)
 
-    inputs, outputs = tuple(ports(proto.graph.input)), tuple(ports(proto.graph.output))
-    return GraphSpec(path="t.onnx", digest=digest_of(data), size=len(data), inputs=inputs, outputs=outputs)
+    inputs = tuple(ports(proto.graph.input))
+    outputs = tuple(ports(proto.graph.output))
+    return GraphSpec(
+        path="t.onnx", digest=digest_of(data), size=len(data), inputs=inputs, outputs=outputs
+    )
 
 
 def refused(proto: onnx.ModelProto) -> str:
@@ -77,15 +92,26 @@ def small(**changes) -> onnx.ModelProto:
         helper.make_node("ReduceMean", ["z"], ["loss"], keepdims=0),
     ]
     inputs = [("x", "float32", ("batch", 4)), ("param.w", "float32", (4, 4))]
-    return model(nodes, inputs, changes.get("outputs", [("loss", "float32", ())]), changes.get("constants", ()))
+    return model(
+        nodes,
+        inputs,
+        changes.get("outputs", [("loss", "float32", ())]),
+        changes.get("constants", ()),
+    )
 
 
 def test_a_graph_whose_update_is_the_training_data_never_runs() -> None:
     """The runtime runs it, and all samples and labels come out; the board refuses it."""
-    proto, draw = thief(), np.random.default_rng(0)
-    x, y = draw.normal(size=(SAMPLES, FLAT)).astype(np.float32), draw.integers(0, 3, SAMPLES)
-    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
-    stolen = session.run(["next.param.w"], {"x": x, "y": y, "param.w": np.zeros(PARAMETER[1], np.float32)})[0]
+    proto = thief()
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(SAMPLES, FLAT)).astype(np.float32)
+    y = draw.integers(0, 3, SAMPLES)
+    session = onnxruntime.InferenceSession(
+        proto.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    stolen = session.run(
+        ["next.param.w"], {"x": x, "y": y, "param.w": np.zeros(PARAMETER[1], np.float32)}
+    )[0]
     np.testing.assert_array_equal(stolen[: x.size].reshape(x.shape), x)
     np.testing.assert_array_equal(stolen[x.size :], y.astype(np.float32))
     assert "next.param.w" in refused(proto)
@@ -111,7 +137,11 @@ def test_a_batch_that_is_moved_or_changed_entry_by_entry_is_still_the_batch(thin
     ]
     ints = {"start": [0], "stop": [4], "shape": [4, 4]}
     constants = {name: np.array(value, np.int64) for name, value in ints.items()}
-    constants |= {"zero": np.zeros((), np.float32), "one": np.ones((), np.float32), "table": np.arange(9, dtype="f4")}
+    constants |= {
+        "zero": np.zeros((), np.float32),
+        "one": np.ones((), np.float32),
+        "table": np.arange(9, dtype="f4"),
+    }
     assert "the batch itself" in refused(
         small(nodes=nodes, outputs=[("next.param.w", "float32", (4, 4))], constants=constants)
     )
@@ -119,7 +149,12 @@ def test_a_batch_that_is_moved_or_changed_entry_by_entry_is_still_the_batch(thin
 
 @pytest.mark.parametrize(
     ("factor", "other", "runs"),
-    [("padding", "met", True), ("part", "met", False), ("padding", "param.w", False), ("padding", "part", False)],
+    [
+        ("padding", "met", True),
+        ("part", "met", False),
+        ("padding", "param.w", False),
+        ("padding", "part", False),
+    ],
 )
 def test_padding_may_leave_entries_out_of_what_has_met_the_model(factor, other, runs) -> None:
     """As text models do it; multiplied with anything else, the mask of a batch is the batch."""
@@ -143,7 +178,10 @@ def test_padding_may_leave_entries_out_of_what_has_met_the_model(factor, other, 
 
 def loop(*steps: onnx.NodeProto) -> onnx.ModelProto:
     """A graph with a loop over the rows of a batch, with one state, whose body has these nodes."""
-    row, state, new = (helper.make_tensor_value_info(name, TensorProto.FLOAT, (4,)) for name in ("row", "state", "new"))
+    row, state, new = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, (4,))
+        for name in ("row", "state", "new")
+    )
     body = helper.make_graph(list(steps), "body", [state, row], [new, new])
     made = helper.make_node("Scan", ["start", "x"], ["last", "all"], body=body, num_scan_inputs=1)
     nodes = [made, helper.make_node("Identity", ["last"], ["next.param.w"])]
@@ -152,20 +190,30 @@ def loop(*steps: onnx.NodeProto) -> onnx.ModelProto:
 
 
 def test_a_loop_is_looked_into() -> None:
-    """What a board runs inside a loop is what it runs outside, and a batch that a loop carries is one."""
+    """What a board runs inside a loop is what it runs outside, and a batch that a loop carries is
+    one.
+    """
     node = helper.make_node
     assert "the batch itself" in refused(loop(node("Identity", ["row"], ["new"])))
-    assert "the batch itself" in refused(loop(node("Add", ["state", "row"], ["sum"]), node("Neg", ["sum"], ["new"])))
-    assert "no operator com.evil.Add" in refused(loop(node("Add", ["row", "row"], ["new"], domain="com.evil")))
+    assert "the batch itself" in refused(
+        loop(node("Add", ["state", "row"], ["sum"]), node("Neg", ["sum"], ["new"]))
+    )
+    assert "no operator com.evil.Add" in refused(
+        loop(node("Add", ["row", "row"], ["new"], domain="com.evil"))
+    )
     assert "nothing before it" in refused(loop(node("Neg", ["hidden"], ["new"])))
-    assert "there already" in refused(loop(node("Neg", ["row"], ["x"]), node("Neg", ["row"], ["new"])))
+    assert "there already" in refused(
+        loop(node("Neg", ["row"], ["x"]), node("Neg", ["row"], ["new"]))
+    )
     inner = loop(node("Neg", ["row"], ["new"])).graph.node[0]
     assert "contains a graph" in refused(loop(inner, node("Neg", ["row"], ["new"])))
     assert "contains 0 graphs" in refused(small(nodes=[node("Scan", ["x"], ["loss"])]))
     fine = loop(node("MatMul", ["row", "param.w"], ["z"]), node("Add", ["z", "state"], ["new"]))
     data = fine.SerializeToString()
     check_graph(data, [spec_of(fine, data)])
-    carried = loop(node("MatMul", ["row", "param.w"], ["z"]), node("Add", ["row", "state"], ["new"]))
+    carried = loop(
+        node("MatMul", ["row", "param.w"], ["z"]), node("Add", ["row", "state"], ["new"])
+    )
     assert "the batch itself" in refused(carried)
 
 
@@ -188,15 +236,21 @@ def test_an_initializer_in_a_file_of_the_board_never_loads(tmp_path) -> None:
 
 
 def test_what_the_exporter_does_not_write_is_refused() -> None:
-    """Control flow, functions, foreign operators, other operator sets and IR versions, sizes that are not there."""
+    """Control flow, functions, foreign operators, other operator sets and IR versions, sizes that
+    are not there.
+    """
     inner = helper.make_graph([], "inner", [], [])
     cases = {
         "contains a graph": small(
             nodes=[helper.make_node("If", ["x"], ["loss"], then_branch=inner, else_branch=inner)]
         ),
         "Loop": small(nodes=[helper.make_node("Loop", ["x"], ["loss"])]),
-        "com.evil.Add": small(nodes=[helper.make_node("Add", ["x", "x"], ["loss"], domain="com.evil")]),
-        "org.pytorch.aten.ATen": small(nodes=[helper.make_node("ATen", ["x"], ["loss"], domain="org.pytorch.aten")]),
+        "com.evil.Add": small(
+            nodes=[helper.make_node("Add", ["x", "x"], ["loss"], domain="com.evil")]
+        ),
+        "org.pytorch.aten.ATen": small(
+            nodes=[helper.make_node("ATen", ["x"], ["loss"], domain="org.pytorch.aten")]
+        ),
         "nothing before it": small(nodes=[helper.make_node("ReduceMean", ["hidden"], ["loss"])]),
         "there already": small(nodes=[helper.make_node("ReduceMean", ["x"], ["param.w"])]),
         "nothing makes": small(outputs=[("other", "float32", ())]),
@@ -219,7 +273,9 @@ def test_what_the_exporter_does_not_write_is_refused() -> None:
 
 
 def test_the_manifest_says_exactly_what_goes_in_and_out() -> None:
-    """Another name, element type or shape, one more or one fewer: the graph is not what was announced."""
+    """Another name, element type or shape, one more or one fewer: the graph is not what was
+    announced.
+    """
     proto = small()
     data = proto.SerializeToString()
     spec = spec_of(proto, data)
@@ -239,9 +295,13 @@ def test_the_manifest_says_exactly_what_goes_in_and_out() -> None:
 
 
 def test_what_has_passed_is_hashed_again_but_not_read_again(monkeypatch) -> None:
-    """The same file opens quickly in the next round; what passed for the board alone has not passed for an update."""
-    data, evil = small().SerializeToString(), thief()
-    spec, stolen = spec_of(small(), data), spec_of(evil, evil.SerializeToString())
+    """The same file opens quickly in the next round; what passed for the board alone has not passed
+    for an update.
+    """
+    data = small().SerializeToString()
+    evil = thief()
+    spec = spec_of(small(), data)
+    stolen = spec_of(evil, evil.SerializeToString())
     check_graph(data, [spec])
     check_graph(evil.SerializeToString(), [stolen], leaves=False)
     for _ in range(2):
@@ -286,11 +346,15 @@ def test_a_session_is_made_only_of_a_checked_graph(tmp_path) -> None:
     ids=["cut off", "a field twice", "an operator", "a name"],
 )
 def test_a_refusal_has_its_name_however_deep_it_was_found(tmp_path, change, said) -> None:
-    """The file is mapped while it is read; what was looked at when it was refused keeps nobody from closing it."""
+    """The file is mapped while it is read; what was looked at when it was refused keeps nobody from
+    closing it.
+    """
     tiny = write_tiny_set(tmp_path / "good")
     evil = tmp_path / "evil.onnx"
     evil.write_bytes(change(thief().SerializeToString()))
-    spec = tiny.manifest.graphs["onnx/train"].model_copy(update={"digest": digest_of(evil.read_bytes())})
+    spec = tiny.manifest.graphs["onnx/train"].model_copy(
+        update={"digest": digest_of(evil.read_bytes())}
+    )
     manifest = tiny.manifest.model_copy(update={"graphs": {"onnx/train": spec}})
     with pytest.raises(RefusedError, match=said) as caught:
         TrainSession(manifest, evil)
@@ -302,10 +366,13 @@ GOOD = thief().SerializeToString()
 
 @settings(max_examples=300, deadline=1000, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    st.lists(st.tuples(st.integers(0, len(GOOD) - 1), st.integers(0, 255)), min_size=1, max_size=6), st.integers(0, 40)
+    st.lists(st.tuples(st.integers(0, len(GOOD) - 1), st.integers(0, 255)), min_size=1, max_size=6),
+    st.integers(0, 40),
 )
 def test_bytes_that_are_changed_never_hang_or_crash_the_reader(changes, cut) -> None:
-    """Whatever is done to a file, it is read or refused; what is read is also read by onnx, and has the same nodes."""
+    """Whatever is done to a file, it is read or refused; what is read is also read by onnx, and has
+    the same nodes.
+    """
     data = bytearray(GOOD)
     for at, byte in changes:
         data[at] = byte
@@ -315,7 +382,9 @@ def test_bytes_that_are_changed_never_hang_or_crash_the_reader(changes, cut) -> 
     except RefusedError:
         return
     known = onnx.load_model_from_string(data).graph
-    assert [(n.op_type, n.inputs) for n in graph.nodes] == [(n.op_type, tuple(n.input)) for n in known.node]
+    assert [(n.op_type, n.inputs) for n in graph.nodes] == [
+        (n.op_type, tuple(n.input)) for n in known.node
+    ]
     assert graph.constants == {tensor.name for tensor in known.initializer}
 
 
@@ -327,12 +396,16 @@ def test_any_bytes_are_refused(data) -> None:
 
 
 def test_declared_sizes_and_depth_cost_nothing() -> None:
-    """A length beyond the file, a number without end, and a message within itself ten thousand times."""
+    """A length beyond the file, a number without end, and a message within itself ten thousand
+    times.
+    """
     nested = b""
     for _ in itertools.repeat(None, 10_000):
-        size, length = len(nested), b""
+        size = len(nested)
+        length = b""
         while size >= 0x80:
-            length, size = length + bytes([size & 0x7F | 0x80]), size >> 7
+            length = length + bytes([size & 0x7F | 0x80])
+            size = size >> 7
         nested = b"\x3a" + length + bytes([size]) + nested
     for data in (b"\x3a\xff\xff\xff\xff\x7f", b"\x08" + b"\xff" * 50, nested):
         with pytest.raises(RefusedError):

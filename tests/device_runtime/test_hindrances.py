@@ -1,7 +1,9 @@
-"""What keeps a board from training is said where somebody may look: on its console, by `doctor`, in `shoal devices`.
+"""What keeps a board from training is said where somebody may look: on its console, by `doctor`, in
+`shoal devices`.
 
-A board that is not reached by the network can say nothing in the third. What is found before a board starts, by
-`shoal flash` or `install.sh`, stands in tests/shoal/flash; a card that fills up while it works, in `test_command.py`.
+A board that is not reached by the network can say nothing in the third. What is found before a
+board starts, by `shoal flash` or `install.sh`, stands in tests/shoal/flash; a card that fills up
+while it works, in `test_command.py`.
 """
 
 import contextlib
@@ -44,7 +46,9 @@ SYSTEMS = {
 
 @pytest.fixture
 def board(tmp_path):
-    """A device's process on a system that lacks something, with samples unless they are to be missing."""
+    """A device's process on a system that lacks something, with samples unless they are to be
+    missing.
+    """
     x, y = samples(50)
 
     def make(url, system, data="data.npz"):
@@ -68,7 +72,10 @@ def board(tmp_path):
 )
 def test_a_board_that_ends_leaves_word(board, typed, tmp_path, system, data, code, words):
     """On its console, with the exit code of its kind; and the fleet knows why it never came."""
-    with any_broker(tmp_path) as broker, scripted_server(broker.url, BlobStore(tmp_path / "blobs")) as server:
+    with (
+        any_broker(tmp_path) as broker,
+        scripted_server(broker.url, BlobStore(tmp_path / "blobs")) as server,
+    ):
         device = board(broker.url, system, data)
         assert device.wait_exit() == code
         server.wait(lambda: bool(server.profiles), what="profile")
@@ -83,7 +90,10 @@ def test_a_board_that_ends_leaves_word(board, typed, tmp_path, system, data, cod
 
 def test_a_clock_that_is_far_off_is_told_and_does_no_harm(board, tmp_path):
     """The agent joins all the same: a fleet's own certificates count from 1970."""
-    with any_broker(tmp_path) as broker, scripted_server(broker.url, BlobStore(tmp_path / "blobs")) as server:
+    with (
+        any_broker(tmp_path) as broker,
+        scripted_server(broker.url, BlobStore(tmp_path / "blobs")) as server,
+    ):
         device = board(broker.url, "behind")
         try:
             server.wait_state("idle")
@@ -95,12 +105,23 @@ def test_a_clock_that_is_far_off_is_told_and_does_no_harm(board, tmp_path):
 @pytest.fixture
 def tomorrow(tmp_path):
     """The port of a TLS server whose certificate begins tomorrow; the certificate lies in ca.pem."""
-    key, begin = ec.generate_private_key(ec.SECP256R1()), dt.datetime.now(dt.timezone.utc) + dt.timedelta(days=1)
+    key = ec.generate_private_key(ec.SECP256R1())
+    begin = dt.datetime.now(dt.timezone.utc) + dt.timedelta(days=1)
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
-    made = x509.CertificateBuilder(name, name, key.public_key(), 1, begin, begin + dt.timedelta(days=1))
-    made = made.add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
-    (tmp_path / "ca.pem").write_bytes(made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
-    form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    made = x509.CertificateBuilder(
+        name, name, key.public_key(), 1, begin, begin + dt.timedelta(days=1)
+    )
+    made = made.add_extension(
+        x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False
+    )
+    (tmp_path / "ca.pem").write_bytes(
+        made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    )
+    form = (
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
     (tmp_path / "key.pem").write_bytes(key.private_bytes(*form))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tmp_path / "ca.pem", tmp_path / "key.pem")
@@ -110,7 +131,11 @@ def tomorrow(tmp_path):
             with contextlib.suppress(OSError):
                 while True:
                     link = listening.accept()[0]
-                    with contextlib.suppress(OSError), link, context.wrap_socket(link, server_side=True):
+                    with (
+                        contextlib.suppress(OSError),
+                        link,
+                        context.wrap_socket(link, server_side=True),
+                    ):
                         pass
 
         threading.Thread(target=serve, daemon=True).start()
@@ -120,12 +145,18 @@ def tomorrow(tmp_path):
 
 @pytest.mark.slow
 def test_a_certificate_that_is_not_valid_yet(tomorrow, tmp_path):
-    """By the board's clock: it, and not the certificate, is mostly wrong. `doctor` and the agent say so."""
+    """By the board's clock: it, and not the certificate, is mostly wrong. `doctor` and the agent
+    say so.
+    """
     np.savez(tmp_path / "data.npz", **dict(zip("xy", samples(50), strict=True)))
-    device = DeviceProcess(tmp_path, f"mqtts://localhost:{tomorrow}", NPZ, connect_timeout_seconds=2)
+    device = DeviceProcess(
+        tmp_path, f"mqtts://localhost:{tomorrow}", NPZ, connect_timeout_seconds=2
+    )
     device.config.write_text(device.config.read_text() + '[tls]\nca_file = "ca.pem"\n')
     doctor = [sys.executable, "-m", "device_runtime", "doctor", "--config", str(device.config)]
-    found = subprocess.run(doctor, cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=False)
+    found = subprocess.run(
+        doctor, cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=False
+    )
     device.start()
     assert (found.returncode, device.wait_exit()) == (5, 5)
     for said in (found.stdout.strip().splitlines()[-1], device.log().strip().splitlines()[-1]):
@@ -168,7 +199,12 @@ def test_an_old_python_is_named():
     """Before anything is imported that it cannot read."""
     old = "import sys, runpy; sys.version_info = (3, 9, 18); runpy.run_module('device_runtime', run_name='__main__')"
     done = subprocess.run(
-        [sys.executable, "-c", old], cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", old],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 1
     assert "and Shoal needs 3.10 or newer: install one" in done.stderr

@@ -1,4 +1,6 @@
-"""What a device feeds beside samples: random numbers for layers that draw in training, and a label per token."""
+"""What a device feeds beside samples: random numbers for layers that draw in training, and a label
+per token.
+"""
 
 import numpy as np
 import pytest
@@ -26,7 +28,15 @@ from trainer_export.optimizers.sgd import Sgd
 from trainer_export.recipe import Recipe
 
 LAYERS = (NoiseSpec(name="drop", shape=(50, 4)), NoiseSpec(name="mask", shape=(7,)))
-SETTINGS = {"input_shape": (6,), "classes": 12, "embed": 16, "heads": 2, "ffn": 12, "blocks": 1, "mask_rate": 0.3}
+SETTINGS = {
+    "input_shape": (6,),
+    "classes": 12,
+    "embed": 16,
+    "heads": 2,
+    "ffn": 12,
+    "blocks": 1,
+    "mask_rate": 0.3,
+}
 RECIPE = Recipe(Sgd(momentum=0.5, weight_decay=0.01), clip_norm=1.0)
 TRAIN = TrainSettings(learning_rate=0.1, epochs=2, batch_size=4, seed=5, mask_labels=True)
 
@@ -61,7 +71,9 @@ def test_noise_is_a_function_of_its_numbers():
         np.testing.assert_array_equal(value, again[name])
     for other in [(4, 1, 0, 0), (3, 2, 0, 0), (3, 1, 1, 0), (3, 1, 0, 1)]:
         assert not np.array_equal(draw_noise(LAYERS, Moment(*other), 8)["drop"], first["drop"])
-    generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([3, 1, 0, 0], spawn_key=(1,))))
+    generator = np.random.Generator(
+        np.random.PCG64(np.random.SeedSequence([3, 1, 0, 0], spawn_key=(1,)))
+    )
     np.testing.assert_array_equal(first["drop"], generator.random((8, 50, 4), np.float32))
     assert draw_noise((), Moment(3, 1, 0, 0), 8) == {}
 
@@ -87,9 +99,13 @@ def test_a_set_lists_its_noise(exported):
 
 @pytest.mark.slow
 def test_a_device_trains_as_pytorch_does(exported):
-    """Masks, dropout, a label per token and the device's own order: two epochs end where PyTorch does."""
+    """Masks, dropout, a label per token and the device's own order: two epochs end where PyTorch
+    does.
+    """
     folder, manifest, module = exported
-    data, chosen, round_number = text(), np.arange(11), 3
+    data = text()
+    chosen = np.arange(11)
+    round_number = 3
     session = TrainSession(manifest, folder / "train.onnx")
     self_test(session, manifest)
     session.load({n: p.detach().numpy() for n, p in module.named_parameters()})
@@ -112,7 +128,9 @@ def test_a_device_trains_as_pytorch_does(exported):
             optimizer.step()
             losses.append(loss.item() * int((y >= 0).sum()))
     for name, parameter in module.named_parameters():
-        np.testing.assert_allclose(session.parameters()[name], parameter.detach().numpy(), atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(
+            session.parameters()[name], parameter.detach().numpy(), atol=1e-5, err_msg=name
+        )
     assert result.loss == pytest.approx(sum(losses) / counted(data.y), abs=1e-5)
 
 
@@ -138,16 +156,24 @@ def test_training_without_a_label_that_counts_is_refused(exported):
     folder, manifest, _ = exported
     data = make_dataset("empty.npz", np.zeros((3, 6), np.int64), np.full((3, 6), -1))
     session = TrainSession(manifest, folder / "train.onnx")
-    with pytest.raises(DataError, match=r"empty\.npz: every label of the 3 training samples is negative"):
+    with pytest.raises(
+        DataError, match=r"empty\.npz: every label of the 3 training samples is negative"
+    ):
         train(session, manifest, Course(data, np.arange(3), TRAIN, 1), Hooks())
 
 
 def test_label_shapes_are_checked():
-    """A label per token only where the model gives logits per token; too large labels are named by sample."""
-    x, y = np.zeros((3, 6), np.int64), np.zeros((3, 6), np.int64)
-    each, one = model((6,), "int64", 4, (6,)), model((6,), "int64", 4)
+    """A label per token only where the model gives logits per token; too large labels are named by
+    sample.
+    """
+    x = np.zeros((3, 6), np.int64)
+    y = np.zeros((3, 6), np.int64)
+    each = model((6,), "int64", 4, (6,))
+    one = model((6,), "int64", 4)
     make_dataset("a.npz", x, y - 1).fitted(each)
-    with pytest.raises(DataError, match=r"labels in a\.npz have shape \[6\] per sample.* one label per sample"):
+    with pytest.raises(
+        DataError, match=r"labels in a\.npz have shape \[6\] per sample.* one label per sample"
+    ):
         make_dataset("a.npz", x, y).fitted(one)
     with pytest.raises(DataError, match="one label per token"):
         make_dataset("a.npz", x, y[:, 0]).fitted(each)

@@ -1,8 +1,10 @@
-"""A power cut in every state: which states the device goes through before it and after it, and what the server hears.
+"""A power cut in every state: which states the device goes through before it and after it, and what
+the server hears.
 
-Each row holds a real device in one state, kills it there with SIGKILL, starts it again and states the two chains.
-Missing on purpose: ``refusing`` and ``dropping`` last a millisecond and cannot be held; a cut there leaves the record
-of the state before, whose row applies (``test_task_store`` checks the map itself). ``stopped`` has nothing to lose.
+Each row holds a real device in one state, kills it there with SIGKILL, starts it again and states
+the two chains. Missing on purpose: ``refusing`` and ``dropping`` last a millisecond and cannot be
+held; a cut there leaves the record of the state before, whose row applies (``test_task_store``
+checks the map itself). ``stopped`` has nothing to lose.
 """
 
 import contextlib
@@ -27,7 +29,9 @@ from tests.device_runtime.tiny_set import TinySet, initial_weights, samples, wri
 
 TO_IDLE = "starting probing idle"
 TRAIN = "fetching training uploading dropping idle"
-LONG = {"epochs": 6_000}  # some seconds: long enough to be heard of and killed in, short enough to be done again
+LONG = {
+    "epochs": 6_000
+}  # some seconds: long enough to be heard of and killed in, short enough to be done again
 ENDLESS = {"epochs": 10**6}
 MANY = 400_000  # samples of a step that lasts long enough to be killed in
 
@@ -54,7 +58,8 @@ class Row:
 
     Attributes:
         hold: brings the device into the state and returns when it is there.
-        after: lets the rest happen, once the device is started again, and checks what the server heard.
+        after: lets the rest happen, once the device is started again, and checks what the server
+            heard.
         before_cut: states of the first life.
         after_cut: states of the second life, from its start to its rest.
     """
@@ -87,7 +92,9 @@ def then_only_the_rest_is_asked_for(scene: Scene) -> None:
     scene.server.script.tamper = lambda _digest, _index, frame: frame
     scene.server.wait_update("t1")
     manifest = scene.tiny.choice(initial_weights()).artifact_set
-    second_life = [m for m in scene.server.heard(NeedChunks)[len(first_life) :] if m.digest == manifest.digest]
+    second_life = [
+        m for m in scene.server.heard(NeedChunks)[len(first_life) :] if m.digest == manifest.digest
+    ]
     assert second_life[0].ranges == ((1, manifest.chunks),)
 
 
@@ -178,14 +185,24 @@ def then_it_is_computed_again(scene: Scene) -> None:
 
 ROWS = {
     "idle": Row(hold_idle, then_a_task_works, TO_IDLE, f"{TO_IDLE} {TRAIN}"),
-    "fetching": Row(hold_fetching, then_only_the_rest_is_asked_for, f"{TO_IDLE} fetching", f"starting probing {TRAIN}"),
+    "fetching": Row(
+        hold_fetching,
+        then_only_the_rest_is_asked_for,
+        f"{TO_IDLE} fetching",
+        f"starting probing {TRAIN}",
+    ),
     "sizing": Row(
         hold_sizing,
         then_it_measures_and_chooses_again,
         f"{TO_IDLE} fetching sizing",
         f"starting probing fetching sizing {TRAIN}",
     ),
-    "training": Row(hold_training, then_it_trains_again, f"{TO_IDLE} fetching training", f"starting probing {TRAIN}"),
+    "training": Row(
+        hold_training,
+        then_it_trains_again,
+        f"{TO_IDLE} fetching training",
+        f"starting probing {TRAIN}",
+    ),
     "measuring": Row(
         hold_measuring,
         then_it_measures_again,
@@ -231,11 +248,15 @@ def broker(tmp_path_factory) -> Iterator[TestBroker]:
 
 
 @contextlib.contextmanager
-def make_scene(tmp_path: Path, broker: TestBroker, tiny: TinySet, *, count: int = 50) -> Iterator[Scene]:
+def make_scene(
+    tmp_path: Path, broker: TestBroker, tiny: TinySet, *, count: int = 50
+) -> Iterator[Scene]:
     x, y = samples(count)
     np.savez(tmp_path / "data.npz", x=x, y=y)
     name = f"d-{abs(hash(str(tmp_path))):x}"
-    device = DeviceProcess(tmp_path, broker.url, {"kind": "npz", "path": "data.npz"}, device=name, holdout=0)
+    device = DeviceProcess(
+        tmp_path, broker.url, {"kind": "npz", "path": "data.npz"}, device=name, holdout=0
+    )
     with scripted_server(broker.url, tiny.blobs) as server:
         try:
             yield Scene(server, device, tiny)
@@ -244,12 +265,15 @@ def make_scene(tmp_path: Path, broker: TestBroker, tiny: TinySet, *, count: int 
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "uploading" else pytest.mark.slow) for name in ROWS]
+    "name",
+    [pytest.param(name, marks=() if name == "uploading" else pytest.mark.slow) for name in ROWS],
 )
 def test_killed_in(name, tmp_path, broker, tiny):
     """The device goes through the row's states, is cut off, and ends in the row's states."""
     row = ROWS[name]
-    with make_scene(tmp_path, broker, tiny, count={"measuring": 40_000, "sizing": MANY}.get(name, 50)) as scene:
+    with make_scene(
+        tmp_path, broker, tiny, count={"measuring": 40_000, "sizing": MANY}.get(name, 50)
+    ) as scene:
         scene.device.start()
         row.hold(scene)
         scene.device.kill()
@@ -279,7 +303,10 @@ def test_killed_in_starting(tmp_path, broker, tiny):
     np.save(tmp_path / "y.npy", y)
     with make_scene(tmp_path, broker, tiny) as scene:
         device = DeviceProcess(
-            tmp_path, broker.url, {"kind": "python", "entry_point": "loader.py:load"}, device=scene.device.id
+            tmp_path,
+            broker.url,
+            {"kind": "python", "entry_point": "loader.py:load"},
+            device=scene.device.id,
         )
         scene.device = device
         try:
@@ -297,9 +324,14 @@ def test_killed_in_starting(tmp_path, broker, tiny):
 
 def test_killed_in_probing(tmp_path, broker, tiny):
     """A cut while the broker keeps the device waiting leaves nothing behind."""
-    with make_scene(tmp_path, broker, tiny) as scene, socket.create_server(("127.0.0.1", 0)) as silent:
+    with (
+        make_scene(tmp_path, broker, tiny) as scene,
+        socket.create_server(("127.0.0.1", 0)) as silent,
+    ):
         text = scene.device.config.read_text()
-        scene.device.config.write_text(text.replace(broker.url, f"mqtt://127.0.0.1:{silent.getsockname()[1]}"))
+        scene.device.config.write_text(
+            text.replace(broker.url, f"mqtt://127.0.0.1:{silent.getsockname()[1]}")
+        )
         scene.device.start()
         scene.device.wait_log("state=probing")
         scene.device.kill()
@@ -340,16 +372,21 @@ def test_a_task_that_kills_the_agent_three_times_is_refused(tmp_path, broker, ti
 
 @pytest.mark.slow
 def test_power_cuts_are_not_held_against_a_task(tmp_path, broker, tiny):
-    """A board that started anew between four kills goes on with its task, and blames neither that nor its memory."""
+    """A board that started anew between four kills goes on with its task, and blames neither that
+    nor its memory.
+    """
     with make_scene(tmp_path, broker, tiny) as scene:
         scene.device.start()
         hold_idle(scene)
-        choice, task = scene.tiny.choice(initial_weights()), scene.device.state_dir / "task.json"
+        choice = scene.tiny.choice(initial_weights())
+        task = scene.device.state_dir / "task.json"
         offer = scene.server.offer(scene.device.id, choice, train=ENDLESS, seconds_left=3600.0)
         for cut in range(4):
             scene.device.wait_log("epoch 1/")
             scene.device.kill()
-            task.write_text(json.dumps({**json.loads(task.read_text()), "boot": f"start {cut} of this board"}))
+            task.write_text(
+                json.dumps({**json.loads(task.read_text()), "boot": f"start {cut} of this board"})
+            )
             (task.parent / ".task.json.abcdefgh").write_text("half")
             scene.device.start()
             scene.device.wait_log(f"crashes=0, outages={cut + 1}")
@@ -363,11 +400,15 @@ def test_power_cuts_are_not_held_against_a_task(tmp_path, broker, tiny):
 
 @pytest.mark.slow
 def test_the_status_names_the_states_that_last(tmp_path, broker, tiny):
-    """An operator who watches the retained status sees the working states that take longer than a second go by."""
+    """An operator who watches the retained status sees the working states that take longer than a
+    second go by.
+    """
     with make_scene(tmp_path, broker, tiny) as scene:
         scene.device.start()
         hold_idle(scene)
-        offer = scene.server.offer(scene.device.id, scene.tiny.choice(initial_weights()), train=ENDLESS)
+        offer = scene.server.offer(
+            scene.device.id, scene.tiny.choice(initial_weights()), train=ENDLESS
+        )
         scene.server.wait_state("training", scene.device.id)
         scene.server.cancel(scene.device.id, offer)
         scene.server.wait_state("idle", scene.device.id, after=len(scene.server.statuses))

@@ -17,12 +17,18 @@ def test_every_state_is_reached_and_only_stopped_is_final():
 
 def test_an_unknown_pair_is_a_bug_that_names_both():
     """The error says which state met which event, and what the state knows."""
-    with pytest.raises(MachineError, match=r"'idle' met event 'computed'.*knows offered, unsuitable, stop"):
+    with pytest.raises(
+        MachineError, match=r"'idle' met event 'computed'.*knows offered, unsuitable, stop"
+    ):
         successor(State.IDLE, Event.COMPUTED)
 
 
-@pytest.mark.parametrize("state", [State.FETCHING, State.SIZING, State.TRAINING, State.MEASURING, State.UPLOADING])
-@pytest.mark.parametrize("event", [Event.CANCELLED, Event.SUPERSEDED, Event.EXPIRED, Event.FAILED, Event.STOP])
+@pytest.mark.parametrize(
+    "state", [State.FETCHING, State.SIZING, State.TRAINING, State.MEASURING, State.UPLOADING]
+)
+@pytest.mark.parametrize(
+    "event", [Event.CANCELLED, Event.SUPERSEDED, Event.EXPIRED, Event.FAILED, Event.STOP]
+)
 def test_every_working_state_can_be_interrupted(state, event):
     """Whatever the device works on, the server, the clock, a failure or a signal ends it."""
     ends = {Event.FAILED: State.REFUSING, Event.STOP: State.STOPPED}

@@ -19,20 +19,25 @@ from tests.device_runtime.fake_system import FakeSystem
 from tests.device_runtime.scripted_server import ScriptedServer, scripted_server
 from tests.device_runtime.tiny_set import TinySet, initial_weights, samples, write_tiny_set
 
-LARGE, SMALL = 1000, 999
+LARGE = 1000
+SMALL = 999
 ENDLESS = {"epochs": 10**6, "batch_size": 20_000}
 MIB = 2**20
 
 
 @dataclass
 class Board:
-    """What a test of `Memory` has: the system it reads, and the memory as each start of the agent finds it."""
+    """What a test of `Memory` has: the system it reads, and the memory as each start of the agent
+    finds it.
+    """
 
     system: FakeSystem
     folder: Path
 
     def now(self, *, free: int, kills: int = 0) -> Memory:
-        self.system.write("proc/meminfo", f"MemTotal: 1 kB\nMemAvailable:   {free * 1024} kB\nBuffers: 7 kB")
+        self.system.write(
+            "proc/meminfo", f"MemTotal: 1 kB\nMemAvailable:   {free * 1024} kB\nBuffers: 7 kB"
+        )
         self.system.write("proc/vmstat", f"oom_kill_disable 9\noom_kill {kills}\npgfault 5")
         return Memory(self.folder, self.system.root)
 
@@ -48,8 +53,12 @@ def begun(board, peak=LARGE, *, free=200, kills=0, phase="training") -> Load:
 
 
 def test_what_begins_is_measured(board):
-    """Free memory in bytes, and the kernel's count, which other lines that begin alike do not change."""
-    assert begun(board, kills=3) == Load(phase="training", tier="w1.00-d1", peak=LARGE, free=200 * MIB, kills=3)
+    """Free memory in bytes, and the kernel's count, which other lines that begin alike do not
+    change.
+    """
+    assert begun(board, kills=3) == Load(
+        phase="training", tier="w1.00-d1", peak=LARGE, free=200 * MIB, kills=3
+    )
     bare = Memory(board.folder, board.folder / "nothing").load("training", "w1.00-d1", 5)
     assert (bare.free, bare.kills) == (0, 0)
 
@@ -61,7 +70,11 @@ def test_a_kill_that_the_kernel_counted_is_believed_at_once(board):
     large = board.now(free=200, kills=4).too_large
     assert large == load
     assert "training w1.00-d1 took this board out of memory, with 200 MiB free before" in large.said
-    assert [large.forbids("training", peak) for peak in (SMALL, LARGE, LARGE + 1)] == [False, True, True]
+    assert [large.forbids("training", peak) for peak in (SMALL, LARGE, LARGE + 1)] == [
+        False,
+        True,
+        True,
+    ]
     assert not large.forbids("measuring", LARGE)  # forward passes need less
 
 
@@ -74,7 +87,9 @@ def test_what_killed_the_board_in_measuring_is_not_measured_again(board):
 
 
 def test_a_death_that_nobody_explains_counts_when_it_is_the_third_in_a_row(board):
-    """A power cut, or a kill by hand, is none; a finished task begins the row anew, idle time does not."""
+    """A power cut, or a kill by hand, is none; a finished task begins the row anew, idle time does
+    not.
+    """
     for died, lived in ((2, True), (2, False), (1, False)):
         for _ in range(died):
             assert board.now(free=200).too_large is None
@@ -100,7 +115,9 @@ def test_it_is_tried_again_after_some_tasks_and_ever_later(board):
 
 
 def test_it_is_tried_again_with_much_more_memory_free(board):
-    """Half as much again as before the death; a system that does not tell is not believed to have more."""
+    """Half as much again as before the death; a system that does not tell is not believed to have
+    more.
+    """
     board.now(free=200).died(begun(board), proven=True)
     board.now(free=299).lived()
     assert board.now(free=299).too_large is not None
@@ -144,7 +161,9 @@ class Scene:
         self.server.offer(self.device.id, choice, task=task, round=number, **changes)
 
     def wait_profile(self, below: int | None) -> str | None:
-        self.server.wait(lambda: bool(self.server.profiles) and self.server.profiles[-1].memory_below == below)
+        self.server.wait(
+            lambda: bool(self.server.profiles) and self.server.profiles[-1].memory_below == below
+        )
         return self.server.profiles[-1].lowered
 
 
@@ -152,13 +171,19 @@ class Scene:
 def scene(tmp_path, request) -> Iterator[Scene]:
     x, y = samples(getattr(request, "param", 20_000))
     np.savez(tmp_path / "data.npz", x=x, y=y)
-    tiny, system = write_tiny_set(tmp_path / "blobs"), FakeSystem(tmp_path / "root")
+    tiny = write_tiny_set(tmp_path / "blobs")
+    system = FakeSystem(tmp_path / "root")
     Board(system, tmp_path).now(free=200)
     with any_broker(tmp_path) as broker, scripted_server(broker.url, tiny.blobs) as server:
         device = DeviceProcess(
-            tmp_path / "d", broker.url, {"kind": "npz", "path": str(tmp_path / "data.npz")}, holdout=0
+            tmp_path / "d",
+            broker.url,
+            {"kind": "npz", "path": str(tmp_path / "data.npz")},
+            holdout=0,
         )
-        device.config.write_text(f'{device.config.read_text()}[conditions]\nroot = "{system.root}"\n')
+        device.config.write_text(
+            f'{device.config.read_text()}[conditions]\nroot = "{system.root}"\n'
+        )
         try:
             device.start()
             server.wait_state("idle")
@@ -178,7 +203,10 @@ def test_an_agent_that_the_kernel_kills_comes_back_smaller(scene):
     scene.device.start()
     refusal = scene.server.wait_message(Refuse, "t1")
     assert refusal.reason is RefusalReason.UNSUPPORTED
-    assert "training w1.00-d1 took this board out of memory, with 200 MiB free before" in refusal.detail
+    assert (
+        "training w1.00-d1 took this board out of memory, with 200 MiB free before"
+        in refusal.detail
+    )
     assert scene.wait_profile(LARGE) == refusal.detail
     scene.device.wait_log("state=idle")
     assert scene.device.states() == ["starting", "probing", "fetching", "refusing", "idle"]
@@ -191,13 +219,19 @@ def test_an_agent_that_the_kernel_kills_comes_back_smaller(scene):
 
 @pytest.mark.slow
 def test_a_loop_of_kills_ends(scene):
-    """Rounds so short that no task outlives its agent: the third agent that dies so is the last one."""
+    """Rounds so short that no task outlives its agent: the third agent that dies so is the last
+    one.
+    """
     for number in (1, 2, 3):
         scene.offer(f"t{number}", LARGE, number, train=ENDLESS, seconds_left=600.0)
         scene.server.wait_message(Progress, f"t{number}")
         scene.device.kill()
         (scene.device.state_dir / "task.json").write_text(
-            re.sub(r'("deadline_unix": )\d+\.\d+', r"\g<1>1.0", (scene.device.state_dir / "task.json").read_text())
+            re.sub(
+                r'("deadline_unix": )\d+\.\d+',
+                r"\g<1>1.0",
+                (scene.device.state_dir / "task.json").read_text(),
+            )
         )
         before = len(scene.server.statuses)
         scene.device.start()
@@ -213,10 +247,14 @@ def test_a_loop_of_kills_ends(scene):
 @pytest.mark.slow
 @pytest.mark.parametrize("scene", [600_000], indirect=True)
 def test_memory_that_a_process_may_not_have(scene):
-    """Under a limit of its address space the runtime, or numpy, says so itself; the agent lives and takes less."""
+    """Under a limit of its address space the runtime, or numpy, says so itself; the agent lives and
+    takes less.
+    """
     scene.offer("t1", LARGE, train={"batch_size": 500})
     scene.server.wait_update("t1")
-    now = int(Path(f"/proc/{scene.device.pid}/statm").read_text().split()[0]) * resource.getpagesize()
+    now = (
+        int(Path(f"/proc/{scene.device.pid}/statm").read_text().split()[0]) * resource.getpagesize()
+    )
     resource.prlimit(scene.device.pid, resource.RLIMIT_AS, (now + 40 * MIB, resource.RLIM_INFINITY))
     scene.offer("t2", LARGE, 2, train={"batch_size": 600_000})
     assert scene.server.wait_message(Refuse, "t2").reason is RefusalReason.FAILED

@@ -23,11 +23,16 @@ def save(files, run, number, age_seconds=0):
 
 
 def names(files):
-    return {path.name.removeprefix("own-model-").removesuffix(".safetensors") for path in files.folder.iterdir()}
+    return {
+        path.name.removeprefix("own-model-").removesuffix(".safetensors")
+        for path in files.folder.iterdir()
+    }
 
 
 def test_a_round_starts_from_the_latest_one_before_it(tmp_path):
-    """A task that is computed again starts from where it started the first time, although its result is there."""
+    """A task that is computed again starts from where it started the first time, although its
+    result is there.
+    """
     files = OwnModelFiles(tmp_path)
     assert files.load("r", 1) is None
     for number in (1, 2, 4):
@@ -51,7 +56,9 @@ def test_old_runs_are_removed_and_the_current_never(tmp_path):
     assert names(files) == {"new-9", "b-1-9", "now-2", "now-3", "notes.txt", "x-first"}
     OwnModelFiles(tmp_path, runs=1).save("now", 4, tensors(4))
     assert names(files) == {"now-3", "now-4", "notes.txt", "x-first"}
-    assert KEPT_RUNS >= 2  # a run that ended cannot be told from one whose server is away for a while
+    assert (
+        KEPT_RUNS >= 2
+    )  # a run that ended cannot be told from one whose server is away for a while
 
 
 def test_files_of_another_set_or_damaged_ones_are_named(tmp_path):
@@ -61,11 +68,15 @@ def test_files_of_another_set_or_damaged_ones_are_named(tmp_path):
     kept = files.load("r", 2)
     expected = {"a": StateSpec(name="a", shape=(2, 3))}
     assert kept.under("model/", expected)["a"].shape == (2, 3)
-    with pytest.raises(RefusedError, match=r"own-model-r-1.*another pair.* instead of float32 \[3, 3\].*delete"):
+    with pytest.raises(
+        RefusedError, match=r"own-model-r-1.*another pair.* instead of float32 \[3, 3\].*delete"
+    ):
         kept.under("model/", {"a": StateSpec(name="a", shape=(3, 3))})
     with pytest.raises(RefusedError, match=r"state/a is missing"):
         kept.under("state/", expected)
-    with pytest.raises(RefusedError, match=r"model/a is float32 \[2, 3\] instead of int64 \[2, 3\]"):
+    with pytest.raises(
+        RefusedError, match=r"model/a is float32 \[2, 3\] instead of int64 \[2, 3\]"
+    ):
         kept.under("model/", {"a": StateSpec(name="a", shape=(2, 3), dtype="int64")})
     path = tmp_path / "own-model-r-1.safetensors"
     path.write_bytes(path.read_bytes()[:-4])

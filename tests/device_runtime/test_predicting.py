@@ -1,4 +1,6 @@
-"""`shoal device predict`: the newest model that a board was sent, or its own, judges samples where the board is."""
+"""`shoal device predict`: the newest model that a board was sent, or its own, judges samples where
+the board is.
+"""
 
 import json
 import os
@@ -26,7 +28,14 @@ from models.tier import Tier
 from tests.brokers import any_broker
 from tests.device_runtime.device_process import REPOSITORY, DeviceProcess
 from tests.device_runtime.scripted_server import scripted_server
-from tests.device_runtime.tiny_set import CLASSES, EPS, SHAPE, initial_weights, samples, write_tiny_set
+from tests.device_runtime.tiny_set import (
+    CLASSES,
+    EPS,
+    SHAPE,
+    initial_weights,
+    samples,
+    write_tiny_set,
+)
 from trainer_export.pair_set import Pair, PairModel, export_pairs
 from trainer_export.recipe import Recipe
 
@@ -45,7 +54,9 @@ scale = 0.5
 
 
 def told(weights, x, data, scale=0.5):
-    """The model in numpy, float64, with statistics as a board measures them: means over batches of the samples."""
+    """The model in numpy, float64, with statistics as a board measures them: means over batches of
+    the samples.
+    """
     flat = (data * scale).reshape(len(data), -1).astype(np.float64)
     centred = (x * scale).reshape(len(x), -1) - flat.mean(0)
     xn = centred / np.sqrt(flat.var(0, ddof=1) + EPS)
@@ -65,7 +76,8 @@ def keep(board, weights, version=1, *, infer=True, max_bytes=2**30):
     """What fetching a task leaves in the state folder."""
     tiny = write_tiny_set(board / "state", predicts=infer)
     blobs = BlobStore(board / "state")
-    manifest, digest = blobs.put(tiny.manifest.to_bytes()), blobs.put(encode_weights(weights))
+    manifest = blobs.put(tiny.manifest.to_bytes())
+    digest = blobs.put(encode_weights(weights))
     newest = {"run": "r", "round": version + 1, "version": version, "tier": tiny.manifest.tier}
     graphs = [spec.digest for spec in tiny.manifest.graphs.values()]
     cache = Cache(board / "state", blobs, max_bytes)
@@ -82,7 +94,9 @@ def logits(board, name):
 
 
 def test_the_newest_model_judges(board):
-    """As the same model in numpy does, with the board's own statistics; the one before has no say any more."""
+    """As the same model in numpy does, with the board's own statistics; the one before has no say
+    any more.
+    """
     x, _ = samples(40, seed=3)
     np.savez(board / "new.npz", x=x)
     keep(board, initial_weights(1))
@@ -121,7 +135,9 @@ def test_every_format_gives_the_same(board):
     names = ",".join(f"c{i}" for i in range(12))
     lines = [",".join(f"{value:.3f}" for value in row) for row in x.reshape(3, -1)]
     (board / "bare.csv").write_text("\n".join([names, *lines]))
-    (board / "labelled.csv").write_text("\n".join([f"label,{names}", *(f"2,{line}" for line in lines)]))
+    (board / "labelled.csv").write_text(
+        "\n".join([f"label,{names}", *(f"2,{line}" for line in lines)])
+    )
     wanted = logits(board, "new.npz")
     for name in ("new.npy", "bare.csv", "labelled.csv"):
         np.testing.assert_allclose(logits(board, name), wanted, rtol=1e-5)
@@ -141,7 +157,10 @@ def test_an_image(board):
     ("write", "words"),
     [
         (lambda path: np.savez(path, z=np.zeros((2, *SHAPE))), "has no array 'x' (it has z)"),
-        (lambda path: np.savez(path, x=np.zeros((2, 5))), "have shape [5], which cannot become `shape` [3, 4]"),
+        (
+            lambda path: np.savez(path, x=np.zeros((2, 5))),
+            "have shape [5], which cannot become `shape` [3, 4]",
+        ),
         (lambda path: np.savez(path, x=np.full((1, *SHAPE), np.nan)), "not finite"),
         (lambda path: path.write_text("no archive"), "not a numpy file"),
     ],
@@ -156,11 +175,15 @@ def test_samples_that_the_model_cannot_take(board, write, words):
 
 
 def test_samples_on_which_the_graph_does_not_run_are_an_error_of_the_data(board):
-    """As a token beyond the vocabulary, which only the graph finds: the runtime's own error had no exit code."""
+    """As a token beyond the vocabulary, which only the graph finds: the runtime's own error had no
+    exit code.
+    """
     keep(board, initial_weights())
     predictor = Predictor(load_device_config(board / "device.toml"))
     predictor(board / "data.npz")
-    with pytest.raises(DataError, match=r"the graph does not run on these samples: .*INVALID_ARGUMENT"):
+    with pytest.raises(
+        DataError, match=r"the graph does not run on these samples: .*INVALID_ARGUMENT"
+    ):
         predictor._outputs(iter([(np.zeros((2, 5), np.float32), None)]), np.inf)
 
 
@@ -177,7 +200,10 @@ def test_a_file_that_changes_while_it_is_judged_is_named(board, monkeypatch):
         return outputs
 
     monkeypatch.setattr(Predictor, "_outputs", while_it_is_written)
-    with pytest.raises(DataChangedError, match=r"some\.npy changed after it was read; write new data beside the old"):
+    with pytest.raises(
+        DataChangedError,
+        match=r"some\.npy changed after it was read; write new data beside the old",
+    ):
         found(board, "some.npy")
     monkeypatch.undo()
     assert len(found(board, "some.npy")[1]) == 10
@@ -212,7 +238,14 @@ def test_a_model_that_is_replaced_while_it_is_read(board, monkeypatch):
 def test_the_command(board, capsys):
     """JSON for programs, a line for each sample for people, an error in one line."""
     keep(board, initial_weights())
-    arguments = ["device", "predict", "--config", str(board / "device.toml"), "--data", str(board / "data.npz")]
+    arguments = [
+        "device",
+        "predict",
+        "--config",
+        str(board / "device.toml"),
+        "--data",
+        str(board / "data.npz"),
+    ]
     assert main([*arguments, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["model"]["version"] == 1
@@ -257,7 +290,9 @@ def test_the_personal_model(board):
 
 @pytest.mark.slow
 def test_beside_a_running_agent(tmp_path):
-    """A real agent fetches the graph with its task; a process without a network judges with each version it gets."""
+    """A real agent fetches the graph with its task; a process without a network judges with each
+    version it gets.
+    """
     x, y = samples(30)
     np.savez(tmp_path / "data.npz", x=x, y=y)
     tiny = write_tiny_set(tmp_path / "blobs", predicts=True)
@@ -269,7 +304,9 @@ def test_beside_a_running_agent(tmp_path):
     ):
         data = {"kind": "npz", "path": str(tmp_path / "data.npz")}
         path = Path(folder) / "predict.sock"  # pytest's own folder is too long for one
-        device = DeviceProcess(tmp_path / "device", broker.url, data, holdout=0, **{"predict.socket": str(path)})
+        device = DeviceProcess(
+            tmp_path / "device", broker.url, data, holdout=0, **{"predict.socket": str(path)}
+        )
         device.start()
         try:
             server.wait_state("idle")
@@ -277,9 +314,19 @@ def test_beside_a_running_agent(tmp_path):
             link.connect(str(path))
             for version in (3, 4):
                 choice = tiny.choice(initial_weights(version))
-                server.offer(device.id, choice, task=f"t{version}", round=version + 1, version=version)
+                server.offer(
+                    device.id, choice, task=f"t{version}", round=version + 1, version=version
+                )
                 server.wait_update(f"t{version}")
-                command = [sys.executable, "-m", "device_runtime", "predict", "--json", "--config", str(device.config)]
+                command = [
+                    sys.executable,
+                    "-m",
+                    "device_runtime",
+                    "predict",
+                    "--json",
+                    "--config",
+                    str(device.config),
+                ]
                 done = subprocess.run(
                     [*command, "--data", str(tmp_path / "data.npz")],
                     capture_output=True,

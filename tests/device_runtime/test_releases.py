@@ -1,4 +1,6 @@
-"""What a board takes of releases, and the record that it keeps; the launcher is tested where the bundle is."""
+"""What a board takes of releases, and the record that it keeps; the launcher is tested where the
+bundle is.
+"""
 
 import time
 
@@ -38,13 +40,20 @@ def made(tmp_path, monkeypatch):
 
 
 def release(number, **changes):
-    return Release.model_validate({"fleet": "lab", "number": number, "builds": {kind_of(): blob_ref(b"it")}, **changes})
+    return Release.model_validate(
+        {"fleet": "lab", "number": number, "builds": {kind_of(): blob_ref(b"it")}, **changes}
+    )
 
 
 def test_on_trial_whatever_it_cannot_read_gives_way_to_the_one_before(made, tmp_path):
     """Exit code 2 keeps a unit from starting anything again; a release that runs has it as ever."""
     (tmp_path / "device.toml").write_text("no_such_key = 1")
-    for record, code in (("trial 7 0 1", RESTART), ("running 7 0 0", 2), ("failed 7 0 0 x", 2), ("", 2)):
+    for record, code in (
+        ("trial 7 0 1", RESTART),
+        ("running 7 0 0", 2),
+        ("failed 7 0 0 x", 2),
+        ("", 2),
+    ):
         made(record)
         assert run_device(tmp_path / "device.toml") == code, record
         (tmp_path / "record").unlink(missing_ok=True)
@@ -73,7 +82,11 @@ def test_a_release_that_fits_is_wanted_until_it_is_offered_no_more(made):
 @pytest.mark.parametrize(
     ("changes", "settings", "why"),
     [
-        ({"builds": {"riscv64-3.9": blob_ref(b"x")}}, {}, "it is for riscv64-3.9, and this board is"),
+        (
+            {"builds": {"riscv64-3.9": blob_ref(b"x")}},
+            {},
+            "it is for riscv64-3.9, and this board is",
+        ),
         ({"expires": int(time.time()) - 1}, {}, "it has expired"),
         ({}, {"max_cache_bytes": 1}, "its 2 bytes are more than max_cache_bytes"),
     ],
@@ -127,7 +140,9 @@ def sets(number, *tiers, **changes):
 
 @pytest.fixture
 def member(made, tmp_path):
-    """A board of a fleet with an operator, after some tasks of a tier; without a launcher it takes sets, too."""
+    """A board of a fleet with an operator, after some tasks of a tier; without a launcher it takes
+    sets, too.
+    """
 
     def make(tier="", **settings):
         newest = {"tier": tier} if tier else {}
@@ -147,12 +162,18 @@ def member(made, tmp_path):
     ],
 )
 def test_of_sets_a_board_wants_those_of_its_tier(member, last, settings, tier):
-    """That of its last task, or the largest within its limits; a runtime is wanted beside them, by its own number."""
+    """That of its last task, or the largest within its limits; a runtime is wanted beside them, by
+    its own number.
+    """
     board = member(last, **settings)
     board.hear(Told(False, sets(7, "w1.00-d2", "w0.50-d2")))
     assert board.wanted == (sets(7, "w1.00-d2", "w0.50-d2"), blob_ref(tier.encode()))
     board.move("passed", 7, sets=True)
-    assert (member().sets, member().record, board.wanted) == ("running 7 0 0", "running 0 0 0", None)
+    assert (member().sets, member().record, board.wanted) == (
+        "running 7 0 0",
+        "running 0 0 0",
+        None,
+    )
     board.hear(Told(False, release(6)))
     assert board.wanted == (release(6), blob_ref(b"it"))
     with pytest.raises(RefusedError, match="release 5, where 7 is known"):
@@ -170,7 +191,11 @@ def test_sets_that_do_not_fit_are_told(member, changes, settings, why):
     """And the record of runtimes stays as it is."""
     board = member(**settings)
     board.hear(Told(False, sets(7, "w1.00-d2", **changes)))
-    assert (board.sets, board.record, board.wanted) == (f"failed 7 0 0 {why}", "running 0 0 0", None)
+    assert (board.sets, board.record, board.wanted) == (
+        f"failed 7 0 0 {why}",
+        "running 0 0 0",
+        None,
+    )
 
 
 def test_without_an_operator_no_sets_are_taken(made):

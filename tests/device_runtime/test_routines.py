@@ -1,4 +1,6 @@
-"""What a task may ask of a board: routines by name, what each needs, and how what it cannot do is refused."""
+"""What a task may ask of a board: routines by name, what each needs, and how what it cannot do is
+refused.
+"""
 
 import threading
 
@@ -15,7 +17,14 @@ from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.mapped_tensors import tensors_in
 from fleet_protocol.messages import Instructions, TrainSettings
 from fleet_protocol.messages.instructions import Upload
-from tests.device_runtime.tiny_set import CLASSES, PARAMETERS, TinySet, initial_weights, samples, write_tiny_set
+from tests.device_runtime.tiny_set import (
+    CLASSES,
+    PARAMETERS,
+    TinySet,
+    initial_weights,
+    samples,
+    write_tiny_set,
+)
 
 TRAIN = TrainSettings(learning_rate=0.1, epochs=2, batch_size=8, seed=3)
 
@@ -52,11 +61,27 @@ def task(tiny: TinySet, instructions: Instructions) -> Task:
 @pytest.mark.parametrize(
     ("instructions", "says", "reason"),
     [
-        (asked(routine="juggle"), r"no routine 'juggle'.*train, statistics", RefusalReason.UNSUPPORTED),
-        (asked(settings={"speed": 1}), "settings of the routine train: speed: Extra inputs", RefusalReason.MALFORMED),
-        (asked(routine="mutual", settings={"alpha": 2}), "routine mutual: alpha: .* less", RefusalReason.MALFORMED),
+        (
+            asked(routine="juggle"),
+            r"no routine 'juggle'.*train, statistics",
+            RefusalReason.UNSUPPORTED,
+        ),
+        (
+            asked(settings={"speed": 1}),
+            "settings of the routine train: speed: Extra inputs",
+            RefusalReason.MALFORMED,
+        ),
+        (
+            asked(routine="mutual", settings={"alpha": 2}),
+            "routine mutual: alpha: .* less",
+            RefusalReason.MALFORMED,
+        ),
         (asked(routine="mutual"), r"name its set in \[own_model\]", RefusalReason.UNSUPPORTED),
-        (asked(upload=Upload(encoding="zip")), "no upload encoding 'zip' for train.*int8", RefusalReason.UNSUPPORTED),
+        (
+            asked(upload=Upload(encoding="zip")),
+            "no upload encoding 'zip' for train.*int8",
+            RefusalReason.UNSUPPORTED,
+        ),
         (
             asked(routine="statistics", upload=Upload(encoding="int8")),
             "'int8' for statistics",
@@ -65,7 +90,9 @@ def task(tiny: TinySet, instructions: Instructions) -> Task:
     ],
     ids=["unknown", "setting", "value", "lacking", "encoding", "encoded statistics"],
 )
-def test_what_a_board_cannot_do_is_refused_before_anything_is_fetched(bench, instructions, says, reason):
+def test_what_a_board_cannot_do_is_refused_before_anything_is_fetched(
+    bench, instructions, says, reason
+):
     """The message names the routine, the setting, or what the operator has to give the board."""
     with pytest.raises(RefusedError, match=says) as refused:
         may_join(instructions, bench)
@@ -73,7 +100,9 @@ def test_what_a_board_cannot_do_is_refused_before_anything_is_fetched(bench, ins
 
 
 def test_training_reports_and_leaves_an_update_with_its_metrics(tiny, bench):
-    """A self-test and an epoch at a time are reported; the update is on disk, and says which task it is of."""
+    """A self-test and an epoch at a time are reported; the update is on disk, and says which task
+    it is of.
+    """
     told: list[object] = []
     outcome = compute(task(tiny, asked()), bench, Hooks(report=told.append))
     assert [type(report) for report in told] == [SelfTested, EpochReport, EpochReport]
@@ -82,7 +111,9 @@ def test_training_reports_and_leaves_an_update_with_its_metrics(tiny, bench):
     metrics = outcome.metrics
     assert (metrics.examples, metrics.batches, metrics.labels) == (40, 10, tuple(range(CLASSES)))
     assert (metrics.evaluation.examples, metrics.fetch_seconds) == (10, 0.5)
-    assert outcome.step_seconds == pytest.approx(metrics.train_seconds / 10, abs=1e-4)  # told in milliseconds
+    assert outcome.step_seconds == pytest.approx(
+        metrics.train_seconds / 10, abs=1e-4
+    )  # told in milliseconds
 
 
 def test_a_pass_for_statistics_trains_nothing(tiny, bench):
@@ -93,7 +124,11 @@ def test_a_pass_for_statistics_trains_nothing(tiny, bench):
     tensors = tensors_in(bench.blobs.read(outcome.update.digest))
     assert set(tensors) == {"stat.norm.mean", "stat.norm.var"}
     assert all(np.isfinite(value).all() for value in tensors.values())
-    assert (outcome.metrics.train_loss, outcome.metrics.evaluation, outcome.step_seconds) == (None, None, None)
+    assert (outcome.metrics.train_loss, outcome.metrics.evaluation, outcome.step_seconds) == (
+        None,
+        None,
+        None,
+    )
 
 
 def test_labels_stay_where_a_part_of_the_model_stays(tiny, bench):
@@ -103,15 +138,23 @@ def test_labels_stay_where_a_part_of_the_model_stays(tiny, bench):
 
 def test_a_set_without_the_graph_of_a_routine_is_refused(tiny, bench):
     """The message says what is there, and what to do."""
-    bare = tiny.manifest.model_copy(update={"graphs": {"onnx/eval": tiny.manifest.graphs["onnx/eval"]}})
+    bare = tiny.manifest.model_copy(
+        update={"graphs": {"onnx/eval": tiny.manifest.graphs["onnx/eval"]}}
+    )
     for name, what in (("train", "backend onnx"), ("statistics", "statistics")):
-        with pytest.raises(RefusedError, match=rf"has no graph for {what} \(it has onnx/eval\); export it again"):
+        with pytest.raises(
+            RefusedError, match=rf"has no graph for {what} \(it has onnx/eval\); export it again"
+        ):
             ROUTINES[name].graphs(bare, bench)
 
 
 def test_a_step_is_timed_as_the_board_is_now(tiny, bench, monkeypatch):
-    """A few steps, of which the first warms a session and counts for nothing; nothing is kept; it can be stopped."""
-    real, taken, pauses = TrainSession.step, [], iter([0.0, 1.0, *[0.05] * 4, 0.0])
+    """A few steps, of which the first warms a session and counts for nothing; nothing is kept; it
+    can be stopped.
+    """
+    real = TrainSession.step
+    taken = []
+    pauses = iter([0.0, 1.0, *[0.05] * 4, 0.0])
 
     def slow(self, *given):
         threading.Event().wait(next(pauses))

@@ -1,4 +1,6 @@
-"""A board whose runtime does not work joins and says why; where the runtime works, it is tried once."""
+"""A board whose runtime does not work joins and says why; where the runtime works, it is tried
+once.
+"""
 
 import os
 from pathlib import Path
@@ -80,7 +82,8 @@ def test_the_set_that_is_trained_is_the_one_that_the_tests_know():
     """Its manifest as it is made, and a graph whose steps are those of numpy (`test_training`)."""
     folder = Path(module.__file__).parent / "self_test_set"
     found = {path.name: path.read_bytes() for path in folder.iterdir()}
-    manifest, made = Manifest.model_validate_json(found["manifest.json"]), packaged()
+    manifest = Manifest.model_validate_json(found["manifest.json"])
+    made = packaged()
     assert found["manifest.json"] == made["manifest.json"]
     assert found["train.onnx"] == made["train.onnx"]
     assert manifest.graphs["onnx/train"].digest == blob_digest(found["train.onnx"])
@@ -100,8 +103,13 @@ def test_a_board_that_cannot_train_joins_and_says_why(tmp_path):
     x, y = samples(50)
     np.savez(tmp_path / "data.npz", x=x, y=y)
     path = broken(tmp_path, BROKEN["a library is missing"][0])
-    with any_broker(tmp_path) as broker, scripted_server(broker.url, BlobStore(tmp_path / "blobs")) as server:
-        device = DeviceProcess(tmp_path, broker.url, {"kind": "npz", "path": str(tmp_path / "data.npz")})
+    with (
+        any_broker(tmp_path) as broker,
+        scripted_server(broker.url, BlobStore(tmp_path / "blobs")) as server,
+    ):
+        device = DeviceProcess(
+            tmp_path, broker.url, {"kind": "npz", "path": str(tmp_path / "data.npz")}
+        )
         device.start(prefix=("env", f"PYTHONPATH={path}"))
         try:
             server.wait_state("idle")

@@ -29,10 +29,14 @@ def served(board):
     """A board that serves; a path of a socket has 107 bytes at most, a folder of pytest more."""
     with tempfile.TemporaryDirectory() as folder:
         text = (board / "device.toml").read_text()
-        rules = f'[predict]\nsocket = "{folder}/run/predict.sock"\nmax_bytes = 4000\nmax_clients = 2\n'
+        rules = (
+            f'[predict]\nsocket = "{folder}/run/predict.sock"\nmax_bytes = 4000\nmax_clients = 2\n'
+        )
         (board / "device.toml").write_text(text.replace("predict = true\n", "") + rules)
         config = load_device_config(board / "device.toml")
-        serving = Serving(Predictor(config, config.predict.seconds), config.predict, config.predict.socket)
+        serving = Serving(
+            Predictor(config, config.predict.seconds), config.predict, config.predict.socket
+        )
         try:
             yield config.predict.socket
         finally:
@@ -71,21 +75,27 @@ def npy(array):
 
 
 def test_lists_and_arrays_are_judged_by_the_newest_model(board, served):
-    """As the same model in numpy does; what is newer answers from its first moment on, on the same connection."""
+    """As the same model in numpy does; what is newer answers from its first moment on, on the same
+    connection.
+    """
     x, _ = samples(3, seed=3)
     keep(board, initial_weights(1))
     with Client(served) as client:
         said = client.ask(x=x.tolist(), id=7)
         assert (said["id"], said["model"]["version"]) == (7, 1)
         wanted = told(initial_weights(1), x, samples(30)[0])
-        np.testing.assert_allclose([row["logits"] for row in said["predictions"]], wanted, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(
+            [row["logits"] for row in said["predictions"]], wanted, rtol=1e-4, atol=1e-4
+        )
         assert [row["label"] for row in said["predictions"]] == wanted.argmax(1).tolist()
         assert client.ask(npy=npy(x))["predictions"] == said["predictions"]
         keep(board, initial_weights(2), version=5)
         said = client.ask(npy=npy(x))
         assert said["model"]["version"] == 5
         wanted = told(initial_weights(2), x, samples(30)[0])
-        np.testing.assert_allclose([row["logits"] for row in said["predictions"]], wanted, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(
+            [row["logits"] for row in said["predictions"]], wanted, rtol=1e-4, atol=1e-4
+        )
 
 
 BAD = [
@@ -103,7 +113,10 @@ BAD = [
     (b'{"npy": "!"}', "Error"),
     (b'{"x": [[1]], "id": NaN}', "text or a whole number"),
     (b'{"x": {"a": [[1]], "b": [[1], [2]]}}', "all must be of the same samples"),
-    (b'{"npy": "' + base64.b64encode(b"\x93NUMPY\x01\x00\x02\x00{}").decode().encode() + b'"}', "ValueError"),
+    (
+        b'{"npy": "' + base64.b64encode(b"\x93NUMPY\x01\x00\x02\x00{}").decode().encode() + b'"}',
+        "ValueError",
+    ),
 ]
 
 
@@ -136,7 +149,10 @@ def test_requests_in_a_row_and_a_last_one_without_an_end(board, served):
     with Client(served) as client:
         client.link.sendall(b'{"id": 1}\n{"id": 2}\n\n[]')
         client.link.shutdown(socket.SHUT_WR)
-        assert [json.loads(line)["error"][:9] for line in client.file] == ["a request"] * 2 + ["JSONDecod", "a request"]
+        assert [json.loads(line)["error"][:9] for line in client.file] == ["a request"] * 2 + [
+            "JSONDecod",
+            "a request",
+        ]
 
 
 def test_one_that_is_slow_is_let_go(board, monkeypatch):
@@ -159,7 +175,9 @@ def test_one_that_is_slow_is_let_go(board, monkeypatch):
 
 
 def test_no_time_for_all(board):
-    """Samples that take longer than there is time are an error that says how many there was time for."""
+    """Samples that take longer than there is time are an error that says how many there was time
+    for.
+    """
     keep(board, initial_weights())
     predictor = Predictor(load_device_config(board / "device.toml"), 1e-9)
     with pytest.raises(DataError, match="no time for more than 0 of the samples"):
@@ -170,19 +188,26 @@ def test_no_time_for_all(board):
 
 
 def test_a_model_is_swapped_while_many_ask(board):
-    """Every answer is wholly of the version that it names, and later ones are of no earlier version."""
+    """Every answer is wholly of the version that it names, and later ones are of no earlier
+    version.
+    """
     x, _ = samples(2, seed=3)
-    versions = {version: told(initial_weights(version), x, samples(30)[0]) for version in range(1, 7)}
+    versions = {
+        version: told(initial_weights(version), x, samples(30)[0]) for version in range(1, 7)
+    }
     keep(board, initial_weights(1))
     predictor = Predictor(load_device_config(board / "device.toml"))
-    request, over = json.dumps({"x": x.tolist()}).encode(), threading.Event()
+    request = json.dumps({"x": x.tolist()}).encode()
+    over = threading.Event()
 
     def ask():
         seen = []
         while not over.is_set() or len(seen) < 2:
             said = json.loads(answer(predictor, request))
             found = [row["logits"] for row in said["predictions"]]
-            np.testing.assert_allclose(found, versions[said["model"]["version"]], rtol=1e-4, atol=1e-4)
+            np.testing.assert_allclose(
+                found, versions[said["model"]["version"]], rtol=1e-4, atol=1e-4
+            )
             seen.append(said["model"]["version"])
         return seen
 

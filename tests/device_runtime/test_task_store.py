@@ -7,12 +7,20 @@ import pytest
 
 from device_runtime.agent.cache import Cache
 from device_runtime.agent.machine import Event
-from device_runtime.agent.task_store import CRASH_LIMIT, OUTAGE_LIMIT, StoredTask, TaskStore, resume_event
+from device_runtime.agent.task_store import (
+    CRASH_LIMIT,
+    OUTAGE_LIMIT,
+    StoredTask,
+    TaskStore,
+    resume_event,
+)
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.blobs import blob_ref
 from fleet_protocol.messages import Offer, TaskMetrics, TierChoice, TrainSettings
 
-METRICS = TaskMetrics(examples=1, batches=1, labels=(0,), fetch_seconds=0, train_seconds=0, resident_bytes=0)
+METRICS = TaskMetrics(
+    examples=1, batches=1, labels=(0,), fetch_seconds=0, train_seconds=0, resident_bytes=0
+)
 
 
 def make_record(**changes) -> StoredTask:
@@ -27,7 +35,12 @@ def make_record(**changes) -> StoredTask:
         train=TrainSettings(learning_rate=0.1, epochs=1, batch_size=1, seed=0),
         seconds_left=60,
     )
-    values = {"phase": "fetching", "offer": offer, "tier": "w1.00-d1", "deadline_unix": time.time() + 60}
+    values = {
+        "phase": "fetching",
+        "offer": offer,
+        "tier": "w1.00-d1",
+        "deadline_unix": time.time() + 60,
+    }
     return StoredTask.model_validate(values | changes)
 
 
@@ -35,7 +48,9 @@ def test_a_record_survives_the_disk(tmp_path):
     """What was saved is what is loaded; what was cleared is gone."""
     store = TaskStore(tmp_path)
     assert store.load() == (None, None)
-    record = make_record(phase="uploading", update=blob_ref(b"update", 1024), metrics=METRICS, crashes=2)
+    record = make_record(
+        phase="uploading", update=blob_ref(b"update", 1024), metrics=METRICS, crashes=2
+    )
     store.save(record)
     assert store.load() == (record, None)
     store.clear()
@@ -60,8 +75,14 @@ def test_an_unreadable_record_is_set_aside(tmp_path, text):
         ({"phase": "fetching"}, Event.RESUME_FETCH),
         ({"phase": "training"}, Event.RESUME_FETCH),
         ({"phase": "measuring"}, Event.RESUME_FETCH),
-        ({"phase": "uploading", "update": blob_ref(b"here", 1024), "metrics": METRICS}, Event.RESUME_UPLOAD),
-        ({"phase": "uploading", "update": blob_ref(b"gone", 1024), "metrics": METRICS}, Event.RESUME_FETCH),
+        (
+            {"phase": "uploading", "update": blob_ref(b"here", 1024), "metrics": METRICS},
+            Event.RESUME_UPLOAD,
+        ),
+        (
+            {"phase": "uploading", "update": blob_ref(b"gone", 1024), "metrics": METRICS},
+            Event.RESUME_FETCH,
+        ),
         ({"phase": "training", "deadline_unix": 0.0}, Event.RESUME_EXPIRED),
         ({"phase": "training", "crashes": CRASH_LIMIT - 1}, Event.RESUME_FETCH),
         ({"phase": "training", "crashes": CRASH_LIMIT}, Event.RESUME_POISONED),
@@ -83,12 +104,16 @@ def test_nothing_on_disk_is_nothing_to_do(tmp_path):
 
 
 def test_a_clock_that_jumps_back_does_not_stretch_the_deadline():
-    """A board without a clock battery wakes up in 1970; the offer still lasts no longer than it said."""
+    """A board without a clock battery wakes up in 1970; the offer still lasts no longer than it
+    said.
+    """
     assert make_record().seconds_left(now_unix=0.0) == 60
 
 
 def test_eviction_keeps_current_previous_and_what_is_in_use(tmp_path):
-    """Two generations of weights and the known sets stay; older weights, finished updates and old parts go."""
+    """Two generations of weights and the known sets stay; older weights, finished updates and old
+    parts go.
+    """
     blobs = BlobStore(tmp_path)
     cache = Cache(tmp_path, blobs, 10**6)
     manifest, graph, update = (blobs.put(name.encode()) for name in ("manifest", "graph", "update"))
@@ -135,7 +160,9 @@ def test_a_passed_self_test_is_remembered_per_graph_and_runtime(tmp_path):
 
 
 def test_what_a_killed_process_was_writing_goes(tmp_path):
-    """Its file has no digest for a name, and once ended the agent each time that it looked at its cache."""
+    """Its file has no digest for a name, and once ended the agent each time that it looked at its
+    cache.
+    """
     blobs = BlobStore(tmp_path / "blobs")
     digest = blobs.put(b"known")
     left = blobs.path(digest).with_name(f".{digest}.x1y2z3")

@@ -1,4 +1,6 @@
-"""A board without torch and onnx: a virtual environment with the `device` extra trains sets that the exporter made."""
+"""A board without torch and onnx: a virtual environment with the `device` extra trains sets that
+the exporter made.
+"""
 
 import subprocess
 import sys
@@ -36,7 +38,8 @@ else:
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-SAMPLES, CLASSES = 100, 10
+SAMPLES = 100
+CLASSES = 10
 TRAIN = {"learning_rate": 0.05, "epochs": 2, "batch_size": 16, "seed": 5}
 
 
@@ -55,8 +58,20 @@ def board_python(tmp_path_factory) -> Path:
     python = folder / ("Scripts" if sys.platform == "win32" else "bin") / "python"
     constraints = REPOSITORY / "constraints.txt"
     pinned = ["--constraint", str(constraints)] if constraints.is_file() else []
-    command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-compile", *pinned]
-    done = subprocess.run([*command, *device_requirements()], capture_output=True, text=True, timeout=600, check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(python),
+        "install",
+        "--quiet",
+        "--no-compile",
+        *pinned,
+    ]
+    done = subprocess.run(
+        [*command, *device_requirements()], capture_output=True, text=True, timeout=600, check=False
+    )
     if done.returncode:
         pytest.skip(f"pip cannot install the device's packages here: {done.stderr.strip()[-300:]}")
     return python
@@ -86,7 +101,9 @@ def samples_for(manifest: Manifest) -> tuple[np.ndarray, np.ndarray]:
 def test_the_board_has_neither_torch_nor_onnx(board_python):
     """The extra brings no training framework."""
     code = "import importlib.util as u; print([n for n in ('torch', 'onnx') if u.find_spec(n)])"
-    done = subprocess.run([board_python, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [board_python, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stdout.strip() == "[]"
 
 
@@ -97,7 +114,9 @@ def broker(tmp_path) -> Iterator[str]:
 
 
 def test_a_board_trains_an_exported_set(board_python, exported, broker, tmp_path):
-    """On stock onnxruntime in its own environment a device computes the update that this process computes."""
+    """On stock onnxruntime in its own environment a device computes the update that this process
+    computes.
+    """
     blobs, manifest, manifest_bytes = exported
     x, y = samples_for(manifest)
     np.savez(tmp_path / "data.npz", x=x, y=y)
@@ -106,9 +125,16 @@ def test_a_board_trains_an_exported_set(board_python, exported, broker, tmp_path
     data = encode_weights(weights)
     blobs.put(data)
     blobs.put(manifest_bytes)  # under the name of new blobs; a set itself has those of its files
-    choice = TierChoice(tier=manifest.tier, artifact_set=blob_ref(manifest_bytes), weights=blob_ref(data))
+    choice = TierChoice(
+        tier=manifest.tier, artifact_set=blob_ref(manifest_bytes), weights=blob_ref(data)
+    )
     device = DeviceProcess(
-        tmp_path, broker, {"kind": "npz", "path": "data.npz"}, python=str(board_python), holdout=0, backend="onnx"
+        tmp_path,
+        broker,
+        {"kind": "npz", "path": "data.npz"},
+        python=str(board_python),
+        holdout=0,
+        backend="onnx",
     )
     with scripted_server(broker, blobs) as server:
         server.chunk_bytes = choice.weights.chunk_bytes

@@ -48,7 +48,9 @@ def _data(count: int = 50, **options) -> DataSet:
 
 
 def test_steps_equal_numpy(tiny):
-    """Twenty steps of changing batch sizes, masks and rates give the numbers of the recipe written in numpy."""
+    """Twenty steps of changing batch sizes, masks and rates give the numbers of the recipe written
+    in numpy.
+    """
     session = TrainSession(tiny.manifest, tiny.graph("onnx/train"))
     weights = initial_weights()
     session.load(weights)
@@ -67,7 +69,9 @@ def test_steps_equal_numpy(tiny):
 
 @pytest.mark.parametrize("turned", [False, True])
 def test_a_batch_may_come_in_the_same_array_again(tiny, turned):
-    """An array that is bound already is read anew, also one that the runtime can only take a copy of."""
+    """An array that is bound already is read anew, also one that the runtime can only take a copy
+    of.
+    """
     session = TrainSession(tiny.manifest, tiny.graph("onnx/train"))
     weights = initial_weights()
     session.load(weights)
@@ -85,9 +89,13 @@ def test_a_batch_may_come_in_the_same_array_again(tiny, turned):
 
 @pytest.mark.parametrize("in_place", [False, True])
 def test_a_device_holds_any_states_that_an_optimizer_has(tmp_path, in_place):
-    """Two states for each parameter and a counter of steps: kept from step to step, begun anew with each task."""
+    """Two states for each parameter and a counter of steps: kept from step to step, begun anew with
+    each task.
+    """
     tiny = write_tiny_set(tmp_path, states=ADAPTIVE)
-    manifest = tiny.manifest.model_copy(update={"states_in_place": in_place, "parameters_in_place": in_place})
+    manifest = tiny.manifest.model_copy(
+        update={"states_in_place": in_place, "parameters_in_place": in_place}
+    )
     session = TrainSession(manifest, tiny.graph("onnx/train"))
     for _task in range(2):
         weights = initial_weights()
@@ -126,7 +134,9 @@ def test_bound_buffers_equal_a_plain_loop(tiny):
     session = TrainSession(tiny.manifest, tiny.graph("onnx/train"))
     weights = initial_weights()
     session.load(weights)
-    plain = load_runtime().InferenceSession(str(tiny.graph("onnx/train")), providers=["CPUExecutionProvider"])
+    plain = load_runtime().InferenceSession(
+        str(tiny.graph("onnx/train")), providers=["CPUExecutionProvider"]
+    )
     names = [spec.name for spec in plain.get_outputs()]
     values = {f"param.{k}": v for k, v in weights.items()}
     values |= {f"state.{k}": np.zeros_like(v) for k, v in weights.items()}
@@ -154,8 +164,12 @@ def test_load_starts_the_optimizer_again(tiny):
 
 
 def test_training_follows_the_documented_order(tiny):
-    """An independent loop over the documented order and the numpy step reproduces a device's training."""
-    data, settings, round_number = _data(53), _settings(), 7
+    """An independent loop over the documented order and the numpy step reproduces a device's
+    training.
+    """
+    data = _data(53)
+    settings = _settings()
+    round_number = 7
     chosen, _ = holdout_split(len(data), 0.1)
     session = TrainSession(tiny.manifest, tiny.graph("onnx/train"))
     session.load(initial_weights())
@@ -170,7 +184,9 @@ def test_training_follows_the_documented_order(tiny):
         losses = []
         for start in range(0, len(order), settings.batch_size):
             rows = order[start : start + settings.batch_size]
-            loss, weights, states = reference_step(weights, states, data.x[rows], data.y[rows], ALL, 0.1)
+            loss, weights, states = reference_step(
+                weights, states, data.x[rows], data.y[rows], ALL, 0.1
+            )
             losses += [loss] * len(rows)
         assert reports[epoch].loss == pytest.approx(np.mean(losses), abs=1e-5)
     assert (result.steps, reports[-1].step) == (2 * 6, 12)
@@ -179,7 +195,12 @@ def test_training_follows_the_documented_order(tiny):
         np.testing.assert_allclose(value, weights[name], atol=1e-5)
 
 
-@given(seed=st.integers(0, 2**63), round_number=st.integers(1, 10**6), n=st.integers(1, 300), size=st.integers(1, 64))
+@given(
+    seed=st.integers(0, 2**63),
+    round_number=st.integers(1, 10**6),
+    n=st.integers(1, 300),
+    size=st.integers(1, 64),
+)
 def test_every_sample_is_used_once_per_epoch(seed, round_number, n, size):
     """An epoch is a permutation, its batches are full but the last, and epochs differ."""
     orders = [sample_order(seed, round_number, epoch, n) for epoch in (0, 1)]
@@ -193,7 +214,9 @@ def test_every_sample_is_used_once_per_epoch(seed, round_number, n, size):
 
 @given(n=st.integers(1, 500), share=st.floats(0, 0.99))
 def test_holdout_never_meets_training(n, share):
-    """Both parts together are all samples, training keeps at least one, and a wish for a holdout is met from two on."""
+    """Both parts together are all samples, training keeps at least one, and a wish for a holdout is
+    met from two on.
+    """
     chosen, held_out = holdout_split(n, share)
     assert np.array_equal(np.sort(np.concatenate([chosen, held_out])), np.arange(n))
     assert len(chosen) >= 1
@@ -240,21 +263,35 @@ def test_training_stops_between_steps(tiny):
     answers = iter([False, False, True])
     with pytest.raises(TaskStopped):
         train(
-            session, tiny.manifest, Course(_data(), np.arange(50), _settings(), 1), Hooks(stopped=lambda: next(answers))
+            session,
+            tiny.manifest,
+            Course(_data(), np.arange(50), _settings(), 1),
+            Hooks(stopped=lambda: next(answers)),
         )
     assert next(answers, None) is None
 
 
 def test_statistics_are_means_over_batches(tiny):
-    """Mean of batch means and of unbiased batch variances, a last batch of one sample left out (specification 1.6)."""
-    data, settings = _data(25), _settings(batch_size=8)
+    """Mean of batch means and of unbiased batch variances, a last batch of one sample left out
+    (specification 1.6).
+    """
+    data = _data(25)
+    settings = _settings(batch_size=8)
     session = ForwardSession(tiny.manifest, tiny.graph("onnx/stats"), initial_weights())
-    statistics, count = measure(session, tiny.manifest, Course(data, np.arange(25), settings, 4), Hooks())
+    statistics, count = measure(
+        session, tiny.manifest, Course(data, np.arange(25), settings, 4), Hooks()
+    )
     order = sample_order(settings.seed, 4, 0, 25)
-    pieces = [data.x[order[start : start + 8]].reshape(-1, tiny_set.FEATURES) for start in (0, 8, 16)]
+    pieces = [
+        data.x[order[start : start + 8]].reshape(-1, tiny_set.FEATURES) for start in (0, 8, 16)
+    ]
     assert count == 3
-    np.testing.assert_allclose(statistics["stat.norm.mean"], np.mean([p.mean(0) for p in pieces], 0), atol=1e-5)
-    np.testing.assert_allclose(statistics["stat.norm.var"], np.mean([p.var(0, ddof=1) for p in pieces], 0), rtol=1e-4)
+    np.testing.assert_allclose(
+        statistics["stat.norm.mean"], np.mean([p.mean(0) for p in pieces], 0), atol=1e-5
+    )
+    np.testing.assert_allclose(
+        statistics["stat.norm.var"], np.mean([p.var(0, ddof=1) for p in pieces], 0), rtol=1e-4
+    )
     assert all(value.dtype == np.float32 for value in statistics.values())
 
 
@@ -267,11 +304,14 @@ def test_one_sample_has_no_statistics(tiny):
 
 def test_evaluation_counts_every_sample(tiny):
     """Loss and accuracy over batches equal one pass in numpy with the given statistics."""
-    data, weights = _data(21), initial_weights()
+    data = _data(21)
+    weights = initial_weights()
     flat = data.x.reshape(21, -1)
     statistics = {"stat.norm.mean": flat.mean(0), "stat.norm.var": flat.var(0)}
     session = ForwardSession(tiny.manifest, tiny.graph("onnx/eval"), weights)
-    result = evaluate(session, tiny.manifest, HeldOut(data, np.arange(21), 8, ALL, statistics), Hooks())
+    result = evaluate(
+        session, tiny.manifest, HeldOut(data, np.arange(21), 8, ALL, statistics), Hooks()
+    )
     xn = (flat - flat.mean(0)) / np.sqrt(flat.var(0) + tiny_set.EPS)
     z = xn @ weights["linear.weight"].T + weights["linear.bias"]
     log_p = z - np.log(np.exp(z).sum(1, keepdims=True))
@@ -289,12 +329,19 @@ def test_self_test_accepts_a_good_set_and_refuses_a_broken_one(tiny, tmp_path):
         self_test(session, broken.manifest)
 
 
-@pytest.mark.parametrize(("steps", "passes_made", "last"), [(1, 1, 1), (3, 1, 3), (4, 2, 1), (7, 3, 1)])
+@pytest.mark.parametrize(
+    ("steps", "passes_made", "last"), [(1, 1, 1), (3, 1, 3), (4, 2, 1), (7, 3, 1)]
+)
 def test_a_number_of_steps_takes_as_many_passes_as_it_needs(steps, passes_made, last):
-    """Ten samples in batches of four are three steps a pass; the last pass ends early, and its order is its own."""
-    data, chosen = make_dataset("ten", np.zeros((110, 1)), np.zeros(110, np.int64)), np.arange(100, 110)
+    """Ten samples in batches of four are three steps a pass; the last pass ends early, and its
+    order is its own.
+    """
+    data = make_dataset("ten", np.zeros((110, 1)), np.zeros(110, np.int64))
+    chosen = np.arange(100, 110)
     made = list(Course(data, chosen, _settings(epochs=1, steps=steps, batch_size=4), 3).passes())
-    assert [(planned.epoch, planned.epochs) for planned in made] == [(i, passes_made) for i in range(passes_made)]
+    assert [(planned.epoch, planned.epochs) for planned in made] == [
+        (i, passes_made) for i in range(passes_made)
+    ]
     assert sum(len(planned.batches) for planned in made) == steps
     assert len(made[-1].batches) == last
     whole = list(Course(data, chosen, _settings(epochs=passes_made, batch_size=4), 3).passes())

@@ -39,7 +39,9 @@ def test_other_tensors_are_refused_by_name(manifest, tmp_path, change):
         weights["linear.bias"] = bias.astype(np.float64)
     path = tmp_path / "w"
     path.write_bytes(encode_weights(weights))
-    with pytest.raises(RefusedError, match=r"linear.bias of w1.00-d1 is .* in the weights, float32 \[4\]") as caught:
+    with pytest.raises(
+        RefusedError, match=r"linear.bias of w1.00-d1 is .* in the weights, float32 \[4\]"
+    ) as caught:
         read_weights(path, manifest)
     assert caught.value.reason is RefusalReason.BAD_SHAPE
 
@@ -53,7 +55,9 @@ def test_damaged_files_are_named(manifest, tmp_path, cut):
         read_weights(path, manifest)
 
 
-@pytest.mark.parametrize("text", [b"[]", b"{nonsense", b'{"linear.weight":{"dtype":"F32","shape":[4,12]}}'])
+@pytest.mark.parametrize(
+    "text", [b"[]", b"{nonsense", b'{"linear.weight":{"dtype":"F32","shape":[4,12]}}']
+)
 def test_foreign_headers_are_named(manifest, tmp_path, text):
     """Headers that are no header are told apart from missing parameters."""
     path = tmp_path / "w"
@@ -65,13 +69,17 @@ def test_foreign_headers_are_named(manifest, tmp_path, text):
 @pytest.mark.parametrize("encoding", ["fp16", "bf16", "int8"])
 def test_encoded_weights_are_decoded_into_the_given_arrays(manifest, tmp_path, encoding):
     """As `open_weights` reads them; a parameter of another shape is refused as any is."""
-    weights, path = initial_weights(), tmp_path / "w"
+    weights = initial_weights()
+    path = tmp_path / "w"
     path.write_bytes(encode_weights(encode_whole(weights, encoding)))
     into = {name: np.zeros_like(value) for name, value in weights.items()}
-    found, opened = read_weights(path, manifest, into), open_weights(path)
+    found = read_weights(path, manifest, into)
+    opened = open_weights(path)
     for name, value in into.items():
         assert found[name] is value
         np.testing.assert_array_equal(value, opened[name])
-    path.write_bytes(encode_weights(encode_whole(weights | {"linear.bias": np.zeros(5, np.float32)}, encoding)))
+    path.write_bytes(
+        encode_weights(encode_whole(weights | {"linear.bias": np.zeros(5, np.float32)}, encoding))
+    )
     with pytest.raises(RefusedError, match=r"linear.bias of w1.00-d1 is float32 \[5\]"):
         read_weights(path, manifest)

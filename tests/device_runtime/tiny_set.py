@@ -1,15 +1,16 @@
-"""A hand-built artifact set: softmax regression behind a static batch norm of the inputs, with the full SGD recipe.
+"""A hand-built artifact set: softmax regression behind a static batch norm of the inputs, with the
+full SGD recipe.
 
-It is written node by node with onnx.helper, and beside it stands the same step in numpy, so the device is tested
-against something no exporter made. With inputs X [B, F], labels y, mask m:
+It is written node by node with onnx.helper, and beside it stands the same step in numpy, so the
+device is tested against something no exporter made. With inputs X [B, F], labels y, mask m:
 
     xn = (X - mean) / sqrt(var + eps)          mean, var over the batch in training, given in evaluation
     z  = (xn W^T + b) * m,  p = softmax(z),  loss = mean(-log p[y])
     dz = (p - onehot(y)) / B * m,  gW = dz^T xn,  gb = sum dz           (xn has no parameters, so nothing flows further)
     s  = min(1, clip / (|g| + 1e-6)),  buf = momentum * buf + (s g + decay p),  p = p - lr * buf
 
-With `ADAPTIVE` the last line is one of an optimizer with two states for each parameter and a counter of steps, whose
-second states do not start from zero:
+With `ADAPTIVE` the last line is one of an optimizer with two states for each parameter and a
+counter of steps, whose second states do not start from zero:
 
     t = t + 1,  m = b1 m + (1 - b1) s g,  v = b2 v + (1 - b2) (s g)^2,  p = p - lr m / (1 - b1^t) / (sqrt(v) + e)
 """
@@ -26,24 +27,41 @@ from onnx import TensorProto, helper, numpy_helper
 
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.blobs import blob_ref
-from fleet_protocol.manifest import GraphSpec, Manifest, ParameterSpec, StateSpec, StatisticSpec, TensorSpec
+from fleet_protocol.manifest import (
+    GraphSpec,
+    Manifest,
+    ParameterSpec,
+    StateSpec,
+    StatisticSpec,
+    TensorSpec,
+)
 from fleet_protocol.messages import TierChoice
 from fleet_protocol.recipe_spec import OptimizerSpec, RecipeSpec
 from fleet_protocol.weights import encode_weights
 
-FEATURES, CLASSES = 12, 4
+FEATURES = 12
+CLASSES = 4
 SHAPE = (3, 4)  # of one sample; the graph flattens it
-MOMENTUM, DECAY, CLIP, EPS = 0.9, 5e-4, 1.0, 1e-5
+MOMENTUM = 0.9
+DECAY = 5e-4
+CLIP = 1.0
+EPS = 1e-5
 CHUNK_BYTES = 1024
 NORM = "norm"
-B1, B2, E, V0 = 0.9, 0.99, 1e-3, 0.01
+B1 = 0.9
+B2 = 0.99
+E = 1e-3
+V0 = 0.01
 PARAMETERS = {"linear.weight": (CLASSES, FEATURES), "linear.bias": (CLASSES,)}
 
 SGD = tuple(StateSpec(name=name, shape=shape) for name, shape in PARAMETERS.items())
 ADAPTIVE = (
     StateSpec(name="step", shape=(), dtype="int64"),
     *(StateSpec(name=f"first.{name}", shape=shape) for name, shape in PARAMETERS.items()),
-    *(StateSpec(name=f"second.{name}", shape=shape, initial=V0) for name, shape in PARAMETERS.items()),
+    *(
+        StateSpec(name=f"second.{name}", shape=shape, initial=V0)
+        for name, shape in PARAMETERS.items()
+    ),
 )
 
 Arrays = dict[str, NDArray[Any]]
@@ -77,19 +95,24 @@ class TinySet:
 
 def initial_weights(seed: int = 0) -> Arrays:
     draw = np.random.default_rng(seed)
-    return {name: draw.normal(0, 0.1, shape).astype(np.float32) for name, shape in PARAMETERS.items()}
+    return {
+        name: draw.normal(0, 0.1, shape).astype(np.float32) for name, shape in PARAMETERS.items()
+    }
 
 
 def overflowing_weights() -> Arrays:
     """Weights whose logits overflow: infinity minus infinity is not a number on every processor.
 
-    Huge samples are not enough. Their variance overflows too, and the square root of infinity is infinity on one
-    processor and not a number on another whose vector unit computes x times 1 / sqrt(x).
+    Huge samples are not enough. Their variance overflows too, and the square root of infinity is
+    infinity on one processor and not a number on another whose vector unit computes x times 1 /
+    sqrt(x).
     """
     return {name: np.full(shape, 3e38, np.float32) for name, shape in PARAMETERS.items()}
 
 
-def samples(count: int = 50, seed: int = 0, classes: int = CLASSES) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+def samples(
+    count: int = 50, seed: int = 0, classes: int = CLASSES
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Blobs of points, one per label, that the model can learn."""
     draw = np.random.default_rng(seed)
     centres = np.random.default_rng(99).normal(0, 2, (CLASSES, *SHAPE))
@@ -122,7 +145,9 @@ def adaptive_step(
     for name, gradient in gradients.items():
         first = after[f"first.{name}"] = B1 * states[f"first.{name}"] + (1 - B1) * gradient
         second = after[f"second.{name}"] = B2 * states[f"second.{name}"] + (1 - B2) * gradient**2
-        new[name] = weights[name] - lr * first / (1 - B1 ** int(after["step"])) / (np.sqrt(second) + E)
+        new[name] = weights[name] - lr * first / (1 - B1 ** int(after["step"])) / (
+            np.sqrt(second) + E
+        )
     return loss, new, after
 
 
@@ -180,9 +205,13 @@ class _Graph:
     def model(self, inputs: list[TensorSpec], outputs: list[TensorSpec]) -> bytes:
         def values(specs: list[TensorSpec]) -> list[onnx.ValueInfoProto]:
             kinds = {"float32": TensorProto.FLOAT, "int64": TensorProto.INT64}
-            return [helper.make_tensor_value_info(s.name, kinds[s.dtype], list(s.shape)) for s in specs]
+            return [
+                helper.make_tensor_value_info(s.name, kinds[s.dtype], list(s.shape)) for s in specs
+            ]
 
-        graph = helper.make_graph(self.nodes, "tiny", values(inputs), values(outputs), self.constants)
+        graph = helper.make_graph(
+            self.nodes, "tiny", values(inputs), values(outputs), self.constants
+        )
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
         onnx.checker.check_model(model)
         return bytes(model.SerializeToString())
@@ -196,10 +225,13 @@ def _batch_inputs() -> list[TensorSpec]:
     return [_spec("x", "batch", *SHAPE), _spec("y", "batch", dtype="int64"), _spec("mask", CLASSES)]
 
 
-def _train_graph(states: tuple[StateSpec, ...] = SGD) -> tuple[bytes, list[TensorSpec], list[TensorSpec]]:
+def _train_graph(
+    states: tuple[StateSpec, ...] = SGD,
+) -> tuple[bytes, list[TensorSpec], list[TensorSpec]]:
     g = _Graph()
     xn = g.normalised(*g.batch_statistics(g.op("Flatten", "x", axis=1)))
-    z, hot = g.masked_logits(xn), g.onehot()
+    z = g.masked_logits(xn)
+    hot = g.onehot()
     log_p = g.op("LogSoftmax", z, axis=-1)
     count = g.op("Cast", g.op("Shape", "y"), to=TensorProto.FLOAT)
     total = g.op("ReduceSum", g.op("Mul", log_p, hot), keepdims=0)
@@ -209,7 +241,9 @@ def _train_graph(states: tuple[StateSpec, ...] = SGD) -> tuple[bytes, list[Tenso
         "linear.weight": g.op("MatMul", g.op("Transpose", dz, perm=[1, 0]), xn),
         "linear.bias": g.op("ReduceSum", dz, g.const([0], np.int64), keepdims=0),
     }
-    squares = [g.op("ReduceSum", g.op("Mul", value, value), keepdims=0) for value in gradients.values()]
+    squares = [
+        g.op("ReduceSum", g.op("Mul", value, value), keepdims=0) for value in gradients.values()
+    ]
     norm = g.op("Add", g.op("Sqrt", g.op("Add", *squares)), g.const(1e-6))
     scale = g.op("Min", g.op("Div", g.const(CLIP), norm), g.const(1.0))
     scaled = {name: g.op("Mul", gradient, scale) for name, gradient in gradients.items()}
@@ -235,9 +269,14 @@ def _adaptive(g: _Graph, gradients: dict[str, str]) -> None:
     correction = g.op("Sub", g.const(1.0), power)
     for name, gradient in gradients.items():
         first = g.op("Mul", f"state.first.{name}", g.const(B1))
-        first = g.op("Add", first, g.op("Mul", gradient, g.const(1 - B1)), out=f"next.state.first.{name}")
-        second, square = g.op("Mul", f"state.second.{name}", g.const(B2)), g.op("Mul", gradient, gradient)
-        second = g.op("Add", second, g.op("Mul", square, g.const(1 - B2)), out=f"next.state.second.{name}")
+        first = g.op(
+            "Add", first, g.op("Mul", gradient, g.const(1 - B1)), out=f"next.state.first.{name}"
+        )
+        second = g.op("Mul", f"state.second.{name}", g.const(B2))
+        square = g.op("Mul", gradient, gradient)
+        second = g.op(
+            "Add", second, g.op("Mul", square, g.const(1 - B2)), out=f"next.state.second.{name}"
+        )
         root = g.op("Add", g.op("Sqrt", second), g.const(E))
         moved = g.op("Div", g.op("Div", g.op("Mul", first, "lr"), correction), root)
         g.op("Sub", f"param.{name}", moved, out=f"next.param.{name}")
@@ -249,7 +288,9 @@ def _eval_graph() -> tuple[bytes, list[TensorSpec], list[TensorSpec]]:
     z = g.masked_logits(g.normalised(centred, f"stat.{NORM}.var"))
     picked = g.op("Mul", g.op("LogSoftmax", z, axis=-1), g.onehot())
     g.op("Neg", g.op("ReduceSum", picked, keepdims=0), out="loss_sum")
-    hits = g.op("Cast", g.op("Equal", g.op("ArgMax", z, axis=-1, keepdims=0), "y"), to=TensorProto.INT64)
+    hits = g.op(
+        "Cast", g.op("Equal", g.op("ArgMax", z, axis=-1, keepdims=0), "y"), to=TensorProto.INT64
+    )
     g.op("ReduceSum", hits, keepdims=0, out="correct")
     inputs = [_spec(f"param.{n}", *s) for n, s in PARAMETERS.items()]
     inputs += [_spec(f"stat.{NORM}.{kind}", FEATURES) for kind in ("mean", "var")]
@@ -265,7 +306,11 @@ def _stats_graph() -> tuple[bytes, list[TensorSpec], list[TensorSpec]]:
     g.op("ReduceMean", flat, axis, keepdims=0, out=f"stat.{NORM}.mean")
     centred, _ = g.batch_statistics(flat)
     total = g.op("ReduceSum", g.op("Mul", centred, centred), axis, keepdims=0)
-    count = g.op("Cast", g.op("Slice", g.op("Shape", "x"), axis, g.const([1], np.int64)), to=TensorProto.FLOAT)
+    count = g.op(
+        "Cast",
+        g.op("Slice", g.op("Shape", "x"), axis, g.const([1], np.int64)),
+        to=TensorProto.FLOAT,
+    )
     g.op("Div", total, g.op("Sub", count, g.const(1.0)), out=f"stat.{NORM}.var")
     inputs = [_spec("x", "batch", *SHAPE)]
     outputs = [_spec(f"stat.{NORM}.{kind}", FEATURES) for kind in ("mean", "var")]
@@ -321,7 +366,11 @@ def write_tiny_set(
     }.items():
         data = train_graph if key == "onnx/train" and train_graph is not None else built
         graphs[key] = GraphSpec(
-            path=key + ".onnx", digest=blobs.put(data), size=len(data), inputs=tuple(inputs), outputs=tuple(outputs)
+            path=key + ".onnx",
+            digest=blobs.put(data),
+            size=len(data),
+            inputs=tuple(inputs),
+            outputs=tuple(outputs),
         )
     offsets = np.cumsum([0, *(4 * int(np.prod(shape)) for shape in PARAMETERS.values())])
     manifest = Manifest(
@@ -334,11 +383,18 @@ def write_tiny_set(
         input_shape=SHAPE,
         input_dtype="float32",
         recipe=RecipeSpec(
-            optimizer=OptimizerSpec(name="sgd", settings={"momentum": MOMENTUM, "weight_decay": DECAY}), clip_norm=CLIP
+            optimizer=OptimizerSpec(
+                name="sgd", settings={"momentum": MOMENTUM, "weight_decay": DECAY}
+            ),
+            clip_norm=CLIP,
         ),
         parameters=tuple(
             ParameterSpec(
-                name=name, shape=shape, axes=("classes", "features")[: len(shape)], block="head", offset=int(offset)
+                name=name,
+                shape=shape,
+                axes=("classes", "features")[: len(shape)],
+                block="head",
+                offset=int(offset),
             )
             for (name, shape), offset in zip(PARAMETERS.items(), offsets, strict=False)
         ),
@@ -356,11 +412,18 @@ def write_tiny_set(
 def packaged() -> dict[str, bytes]:
     """The files of `device_runtime/self_test_set`, which a board trains before it joins.
 
-    python -c "from tests.device_runtime.tiny_set import *; [Path('device_runtime/self_test_set', n).write_bytes(d) for
-    n, d in packaged().items()]" writes them.
+    python -c "from tests.device_runtime.tiny_set import *; [Path('device_runtime/self_test_set',
+    n).write_bytes(d) for n, d in packaged().items()]" writes them.
     """
     with tempfile.TemporaryDirectory() as folder:
         tiny = write_tiny_set(Path(folder))
-        train = {"onnx/train": tiny.manifest.graphs["onnx/train"].model_copy(update={"path": "train.onnx"})}
+        train = {
+            "onnx/train": tiny.manifest.graphs["onnx/train"].model_copy(
+                update={"path": "train.onnx"}
+            )
+        }
         manifest = tiny.manifest.model_copy(update={"graphs": train, "statistics": ()})
-        return {"manifest.json": manifest.to_bytes() + b"\n", "train.onnx": tiny.graph("onnx/train").read_bytes()}
+        return {
+            "manifest.json": manifest.to_bytes() + b"\n",
+            "train.onnx": tiny.graph("onnx/train").read_bytes(),
+        }

@@ -95,22 +95,41 @@ def _channel(topic: str, names: Iterable[str], description: str) -> dict[str, An
 def _channels() -> dict[str, Any]:
     topics = Topics("FLEET")
     to_device, to_server, events = (
-        [model.__name__ for model in models] for models in (_SERVER_TO_DEVICE, _DEVICE_TO_SERVER, _RUN_EVENTS)
+        [model.__name__ for model in models]
+        for models in (_SERVER_TO_DEVICE, _DEVICE_TO_SERVER, _RUN_EVENTS)
     )
     shared = "Chunks of a blob, published once for all the devices that wait for it."
     asked = "The command line asks a running server."
     return {
-        "deviceStatus": _channel(topics.status("{device}"), ["DeviceStatus"], "Retained presence, with a will."),
-        "deviceProfile": _channel(topics.profile("{device}"), ["DeviceProfile"], "What a device is, retained."),
+        "deviceStatus": _channel(
+            topics.status("{device}"), ["DeviceStatus"], "Retained presence, with a will."
+        ),
+        "deviceProfile": _channel(
+            topics.profile("{device}"), ["DeviceProfile"], "What a device is, retained."
+        ),
         "deviceTask": _channel(topics.task("{device}"), to_device, "Server to one device, QoS 1."),
-        "deviceReply": _channel(topics.reply("{device}"), to_server, "One device to the server, QoS 1."),
-        "deviceKey": _channel(topics.key("{device}"), ["GroupKey"], "To one device of an enrolled fleet, retained."),
-        "devicePapers": _channel(topics.papers("{device}"), ["Papers"], "What the operator has signed, retained."),
+        "deviceReply": _channel(
+            topics.reply("{device}"), to_server, "One device to the server, QoS 1."
+        ),
+        "deviceKey": _channel(
+            topics.key("{device}"), ["GroupKey"], "To one device of an enrolled fleet, retained."
+        ),
+        "devicePapers": _channel(
+            topics.papers("{device}"), ["Papers"], "What the operator has signed, retained."
+        ),
         "blob": _channel(f"{topics.root}/blobs/{{digest}}/{{index}}", ["BlobChunk"], shared),
-        "upload": _channel(f"{topics.root}/uploads/{{task}}/{{index}}", ["UploadChunk"], "Chunks of an update."),
-        "serverStatus": _channel(topics.server_status, ["ServerStatus"], "Retained presence of the server."),
-        "serverControl": _channel(topics.server_control, ["RunRequest", "SteerRequest", "Ask"], asked),
-        "serverEvents": _channel(topics.server_events, events, "What a running server tells about its runs."),
+        "upload": _channel(
+            f"{topics.root}/uploads/{{task}}/{{index}}", ["UploadChunk"], "Chunks of an update."
+        ),
+        "serverStatus": _channel(
+            topics.server_status, ["ServerStatus"], "Retained presence of the server."
+        ),
+        "serverControl": _channel(
+            topics.server_control, ["RunRequest", "SteerRequest", "Ask"], asked
+        ),
+        "serverEvents": _channel(
+            topics.server_events, events, "What a running server tells about its runs."
+        ),
     }
 
 
@@ -118,7 +137,9 @@ def document() -> dict[str, Any]:
     """The whole AsyncAPI 3.0 document as plain JSON values, seen from the server."""
     schemas: dict[str, Any] = {}
     for model in MESSAGES:
-        schemas.update(model.model_json_schema(ref_template="#/components/schemas/{model}").get("$defs", {}))
+        schemas.update(
+            model.model_json_schema(ref_template="#/components/schemas/{model}").get("$defs", {})
+        )
     key = "number of the epoch (4 bytes), and the key of 32 bytes, sealed (magic SHS2)."
     sent = {"deviceTask", "deviceKey", "devicePapers", "blob", "serverStatus", "serverEvents"}
     channels = _channels()

@@ -1,4 +1,6 @@
-"""Fixtures of other folders that the scenes of the documents need: a small fleet, empty wheels, a card's image."""
+"""Fixtures of other folders that the scenes of the documents need: a small fleet, empty wheels, a
+card's image.
+"""
 
 from tests.broker_server.conftest import artifacts, config, fleet, test_set, url
 from tests.shoal.flash.conftest import hollow

@@ -1,8 +1,8 @@
 """What was really run where: the table of the README, made of `docs/platforms.json`.
 
-A whole suite (`make test`, `test-installed`, `test-training`, `arm`) that ends without a failure leaves its date, and
-what it ran on, in `build/platforms`; `python -m tests.documents.platforms`, a part of `make docs`, takes them over into
-both. What a row says beside that is written by hand.
+A whole suite (`make test`, `test-installed`, `test-training`, `arm`) that ends without a failure
+leaves its date, and what it ran on, in `build/platforms`; `python -m tests.documents.platforms`, a
+part of `make docs`, takes them over into both. What a row says beside that is written by hand.
 """
 
 import datetime as dt
@@ -13,10 +13,22 @@ import re
 import subprocess
 from pathlib import Path
 
-__all__ = ["HEAD", "README", "ROWS", "SUITES", "ended", "read_rows", "rewritten", "table_of", "taken_over"]
+__all__ = [
+    "HEAD",
+    "README",
+    "ROWS",
+    "SUITES",
+    "ended",
+    "read_rows",
+    "rewritten",
+    "table_of",
+    "taken_over",
+]
 
 ROOT = Path(__file__).parents[2]
-README, ROWS, FRESH = ROOT / "README.md", ROOT / "docs" / "platforms.json", ROOT / "build" / "platforms"
+README = ROOT / "README.md"
+ROWS = ROOT / "docs" / "platforms.json"
+FRESH = ROOT / "build" / "platforms"
 HEAD = "| part | where | emulated or hardware | date | what ran |\n|---|---|---|---|---|\n"
 _TABLE = re.compile(r"(?<=## What was really run where\n\n).*?\n(?=\n)", re.DOTALL)
 _KEYS = ("part", "where", "how", "date", "ran")
@@ -32,19 +44,28 @@ SUITES = {
 def _where(suite: str) -> str:
     """This machine, or the one that the suite emulates."""
     if suite == "arm":
-        said = subprocess.run(["qemu-system-aarch64", "--version"], capture_output=True, text=True, check=False).stdout
+        said = subprocess.run(
+            ["qemu-system-aarch64", "--version"], capture_output=True, text=True, check=False
+        ).stdout
         version = re.search(r"version ([\d.]+)", said)
         return f"aarch64, qemu-system-aarch64 {version[1] if version else ''} `-M virt`, Debian 13, Python 3.13"
     names = ("torch", "onnxruntime", "onnxruntime-training-cpu")
     found = {
-        each.metadata["Name"]: each.version for name in names for each in importlib.metadata.distributions(name=name)
+        each.metadata["Name"]: each.version
+        for name in names
+        for each in importlib.metadata.distributions(name=name)
     }
     system = platform.freedesktop_os_release()
     machine = {"x86_64": "x86-64"}.get(platform.machine(), platform.machine())
     python = ".".join(platform.python_version_tuple()[:2])
     packages = [f"{name} {version.partition('+')[0]}" for name, version in found.items()]
     return ", ".join(
-        [machine, f"{system['NAME'].partition(' ')[0]} {system['VERSION_ID']}", f"Python {python}", *packages]
+        [
+            machine,
+            f"{system['NAME'].partition(' ')[0]} {system['VERSION_ID']}",
+            f"Python {python}",
+            *packages,
+        ]
     )
 
 
@@ -54,7 +75,11 @@ def ended(marks: str, folder: Path = FRESH) -> None:
         suite = SUITES[marks]
         folder.mkdir(parents=True, exist_ok=True)
         how = "emulated" if suite == "arm" else "hardware"
-        found = {"where": _where(suite), "how": how, "date": dt.datetime.now(dt.timezone.utc).date().isoformat()}
+        found = {
+            "where": _where(suite),
+            "how": how,
+            "date": dt.datetime.now(dt.timezone.utc).date().isoformat(),
+        }
         (folder / f"{suite}.json").write_text(json.dumps(found))
 
 

@@ -1,4 +1,5 @@
-"""The reference, made from the code: every key of a file, a message or a manifest, every command and its options.
+"""The reference, made from the code: every key of a file, a message or a manifest, every command
+and its options.
 
 ``python -m tests.documents.reference FOLDER`` (``make docs``) writes its pages into a folder.
 """
@@ -33,9 +34,15 @@ from tests.documents import asyncapi
 FILES: Mapping[str, tuple[type[BaseModel], str]] = MappingProxyType(
     {
         "fleet.toml": (FleetConfig, "What `shoal up` and `shoal run` read."),
-        "device.toml": (DeviceConfig, "What `shoal device run` reads on a board; see [A board](../device.md)."),
+        "device.toml": (
+            DeviceConfig,
+            "What `shoal device run` reads on a board; see [A board](../device.md).",
+        ),
         "flash.toml": (FlashConfig, "What `shoal flash` reads; see [Making boards](../flash.md)."),
-        "sim.toml": (SimulationConfig, "What `shoal simulate` reads; see [Simulations](../simulation.md)."),
+        "sim.toml": (
+            SimulationConfig,
+            "What `shoal simulate` reads; see [Simulations](../simulation.md).",
+        ),
     }
 )
 _CODES = {  # beside those of the tree of errors
@@ -53,7 +60,13 @@ _CHOICE = {
     "v": "of the protocol.",
     "schema_version": "of this request.",
 }
-_NAMES = {"number": "number", "integer": "whole number", "string": "text", "boolean": "true or false", "null": "none"}
+_NAMES = {
+    "number": "number",
+    "integer": "whole number",
+    "string": "text",
+    "boolean": "true or false",
+    "null": "none",
+}
 
 
 @dataclass(frozen=True)
@@ -81,7 +94,9 @@ def keys_of(model: type[BaseModel]) -> Iterator[Key]:
 
 
 def _tables(model: type[BaseModel], top: str, level: str = "##") -> Iterator[str]:
-    """A table of keys for each table of a model, with its heading, which for the first may be empty."""
+    """A table of keys for each table of a model, with its heading, which for the first may be
+    empty.
+    """
     table = None
     for key in keys_of(model):
         if key.table != table:
@@ -103,7 +118,12 @@ def _file(name: str) -> Iterator[str]:
 
 
 def _manifest() -> Iterator[str]:
-    yield from ["# manifest.json", "", "What an artifact set says of itself. Made from the code by `make docs`.", ""]
+    yield from [
+        "# manifest.json",
+        "",
+        "What an artifact set says of itself. Made from the code by `make docs`.",
+        "",
+    ]
     yield from _tables(Manifest, "Top of the file")
 
 
@@ -114,14 +134,20 @@ def _messages() -> Iterator[str]:
     yield from ["# Messages", "", f"{about} Made from the code by `make docs`."]
     yield "The same for machines: [asyncapi.json](../asyncapi.json)."
     for name, message in document["components"]["messages"].items():
-        topics = [f"`{each['address']}`" for each in document["channels"].values() if name in each["messages"]]
+        topics = [
+            f"`{each['address']}`"
+            for each in document["channels"].values()
+            if name in each["messages"]
+        ]
         about = message.get("description", message["summary"])
         yield from ["", f"## {name}", "", f"{about} Topic: {', '.join(topics)}."]
         if name in models:
             yield from _tables(models[name], "", "###")
 
 
-def commands(command: Any = None, path: str = "shoal") -> Iterator[tuple[str, str, list[tuple[str, str]]]]:
+def commands(
+    command: Any = None, path: str = "shoal"
+) -> Iterator[tuple[str, str, list[tuple[str, str]]]]:
     """Every command and group of the command line.
 
     Args:
@@ -133,7 +159,11 @@ def commands(command: Any = None, path: str = "shoal") -> Iterator[tuple[str, st
     """
     command = command or typer.main.get_command(app)
     context = command.context_class(command, info_name=path)
-    yield path, inspect.cleandoc(command.help or ""), [item.get_help_record(context) for item in command.params]
+    yield (
+        path,
+        inspect.cleandoc(command.help or ""),
+        [item.get_help_record(context) for item in command.params],
+    )
     for name in sorted(getattr(command, "commands", ())):
         yield from commands(command.resolve_command(context, [name])[1], f"{path} {name}")
 
@@ -170,29 +200,40 @@ _ELSEWHERE = {"status": "runs", "rounds": "tasks"}  # a field that another comma
 
 
 def printed(command: str) -> dict[str, str]:
-    """What a listing command prints with ``--json``: names, with what varies in angles, and what each is."""
+    """What a listing command prints with ``--json``: names, with what varies in angles, and what
+    each is.
+    """
     kind = PRINTED[command]
     if isinstance(kind, Mapping):
         return dict(kind)
-    return {name: about for name, about in _printed(kind, "", "") if name.split(".")[0] != _ELSEWHERE.get(command)}
+    return {
+        name: about
+        for name, about in _printed(kind, "", "")
+        if name.split(".")[0] != _ELSEWHERE.get(command)
+    }
 
 
 def _printed(kind: Any, name: str, about: str) -> Iterator[tuple[str, str]]:
-    of, parts = get_origin(kind), [part for part in get_args(kind) if part not in {type(None), Ellipsis}]
+    of = get_origin(kind)
+    parts = [part for part in get_args(kind) if part not in {type(None), Ellipsis}]
     if name.endswith(".config"):
         yield f"{name}.<key>", "a setting, as in [fleet.toml](fleet.toml.md)."
     elif is_dataclass(kind) or (inspect.isclass(kind) and issubclass(kind, BaseModel)):
         said = _attributes(kind)
         for field, inner in get_type_hints(kind).items():
             if not field.startswith("_") and get_origin(inner) is not ClassVar:
-                yield from _printed(inner, f"{name}.{field}" if name else field, said.get(field, ""))
+                yield from _printed(
+                    inner, f"{name}.{field}" if name else field, said.get(field, "")
+                )
     elif of in {UnionType, Union} and len(parts) == 1:
         yield from _printed(parts[0], name, about)
     elif inspect.isclass(of) and issubclass(of, Mapping):
         yield from _printed(parts[1], f"{name}.<name>", about)
     elif of in {tuple, list} and (get_args(parts[0]) or issubclass(parts[0], BaseModel)):
         yield name, f"{about} It is an empty list where there are none, and else in parts:"
-        yield from _printed(parts[0], f"{name}.<{'number' if get_args(parts[0]) else 'name'}>", about)
+        yield from _printed(
+            parts[0], f"{name}.<{'number' if get_args(parts[0]) else 'name'}>", about
+        )
     else:
         yield name, about
 
@@ -215,7 +256,12 @@ def _json() -> Iterator[str]:
 
 
 def _cli() -> Iterator[str]:
-    yield from ["# Commands", "", "What `shoal` can be told. Made from the code by `make docs`.", ""]
+    yield from [
+        "# Commands",
+        "",
+        "What `shoal` can be told. Made from the code by `make docs`.",
+        "",
+    ]
     for path, about, options in commands():
         yield from ["", f"## {path}", "", about.replace("\b", "")]
         if options:
@@ -223,13 +269,25 @@ def _cli() -> Iterator[str]:
             yield from (_row(f"`{typed}`", meaning) for typed, meaning in options)
     yield from _json()
     yield from ["", "## Exit codes", "", "| code | what it says |", "|---|---|"]
-    kinds = [each for each in vars(errors).values() if inspect.isclass(each) and issubclass(each, errors.ShoalError)]
+    kinds = [
+        each
+        for each in vars(errors).values()
+        if inspect.isclass(each) and issubclass(each, errors.ShoalError)
+    ]
     codes = [*_CODES.items(), *((each.exit_code, inspect.getdoc(each) or "") for each in kinds[1:])]
-    yield from (_row(str(code), about.partition("\n")[0]) for code, about in sorted(codes, key=lambda code: code[0]))
+    yield from (
+        _row(str(code), about.partition("\n")[0])
+        for code, about in sorted(codes, key=lambda code: code[0])
+    )
 
 
 PAGES: Mapping[str, Callable[[], Iterator[str]]] = MappingProxyType(
-    {**{name: partial(_file, name) for name in FILES}, "manifest": _manifest, "messages": _messages, "cli": _cli}
+    {
+        **{name: partial(_file, name) for name in FILES},
+        "manifest": _manifest,
+        "messages": _messages,
+        "cli": _cli,
+    }
 )
 
 
@@ -239,7 +297,8 @@ def page(name: str) -> str:
 
 
 def _keys(model: type[BaseModel], table: str) -> Iterator[Key]:
-    documented, schema = _attributes(model), model.model_json_schema()
+    documented = _attributes(model)
+    schema = model.model_json_schema()
     inner: list[tuple[str, type[BaseModel]]] = []
     for name, field in model.model_fields.items():
         models = list(_models(field.annotation))
@@ -253,7 +312,13 @@ def _keys(model: type[BaseModel], table: str) -> Iterator[Key]:
             default = "required"
         else:
             default = _toml(field.get_default(call_default_factory=True))
-        yield Key(f"[{table}]" if table else "", name, values, default, documented.get(name, _CHOICE.get(name, "")))
+        yield Key(
+            f"[{table}]" if table else "",
+            name,
+            values,
+            default,
+            documented.get(name, _CHOICE.get(name, "")),
+        )
     for within, each in inner:
         yield from _keys(each, within)
 
@@ -277,7 +342,10 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
 
 def _listed(annotation: Any) -> bool:
     """Whether a key holds several tables, by number or by name, and not one."""
-    return any(getattr(part, "__origin__", None) in {tuple, list} for part in (annotation, *get_args(annotation)))
+    return any(
+        getattr(part, "__origin__", None) in {tuple, list}
+        for part in (annotation, *get_args(annotation))
+    )
 
 
 def _attributes(model: type[BaseModel]) -> dict[str, str]:
@@ -286,7 +354,9 @@ def _attributes(model: type[BaseModel]) -> dict[str, str]:
     for cls in reversed(model.__mro__):
         text = inspect.cleandoc(cls.__dict__.get("__doc__") or "")
         _, _, section = text.partition("Attributes:\n")
-        for name, about in re.findall(r"^    (\w+): ((?:.|\n(?!    \w+:|\S))*)", section, re.MULTILINE):
+        for name, about in re.findall(
+            r"^    (\w+): ((?:.|\n(?!    \w+:|\S))*)", section, re.MULTILINE
+        ):
             found[name] = " ".join(about.split()).replace("``", "`")
     return found
 
@@ -309,7 +379,9 @@ def _values(schema: Mapping[str, Any], known: Mapping[str, Any]) -> str:
         return "table"
     if schema.get("format") == "path":
         return "path"
-    bounds = " and ".join(f"{sign} {schema[name]}" for name, sign in _BOUNDS.items() if name in schema)
+    bounds = " and ".join(
+        f"{sign} {schema[name]}" for name, sign in _BOUNDS.items() if name in schema
+    )
     return f"{_NAMES.get(kind or '', 'any')} {bounds}".strip()
 
 

@@ -1,6 +1,7 @@
 """Tables of the documents that are made of stored runs, and what each must say.
 
-A row is a list of cells, without backticks. Where a cell is for people alone, it is left out on both sides.
+A row is a list of cells, without backticks. Where a cell is for people alone, it is left out on
+both sides.
 """
 
 import json
@@ -49,7 +50,11 @@ class StoredTable:
     def written(self) -> Rows:
         """The rows that stand in the document, without head and rule."""
         lines = (ROOT / self.document).read_text().splitlines()
-        starts = [number for number, line in enumerate(lines) if cells(line)[: len(self.head)] == [*self.head]]
+        starts = [
+            number
+            for number, line in enumerate(lines)
+            if cells(line)[: len(self.head)] == [*self.head]
+        ]
         (start,) = starts
         rows = []
         for line in lines[start + 2 :]:
@@ -100,7 +105,15 @@ def _asynchronous(runs: list[Run]) -> Rows:
         for seed in SEEDS:
             waited = reached(kinds[seed, None], accuracy)
             went_on = reached(kinds[seed, 4], accuracy)
-            rows.append([f"{accuracy:g}", str(seed), f"{waited:.0f}", f"{went_on:.0f}", f"{went_on / waited:.2f}"])
+            rows.append(
+                [
+                    f"{accuracy:g}",
+                    str(seed),
+                    f"{waited:.0f}",
+                    f"{went_on:.0f}",
+                    f"{went_on / waited:.2f}",
+                ]
+            )
     return rows
 
 
@@ -114,7 +127,12 @@ def _demo(runs: list[Run]) -> Rows:
 
 def _finetuning(runs: list[Run]) -> Rows:
     return [
-        [str("fleet" in run), str(run["seed"]), ", ".join(f"{value:.4f}" for value in run["accuracy"])] for run in runs
+        [
+            str("fleet" in run),
+            str(run["seed"]),
+            ", ".join(f"{value:.4f}" for value in run["accuracy"]),
+        ]
+        for run in runs
     ]
 
 
@@ -164,7 +182,9 @@ def _uploads(runs: list[Run]) -> Rows:
     for (task, encoding), alike in kinds.items():
         plain = kinds[task, "fp32"]
         kilobytes = total(alike, "upload_bytes") / total(alike, "updates") / 1000
-        shares = [total(alike, key) / total(plain, key) for key in ("upload_bytes", "payload_bytes")]
+        shares = [
+            total(alike, key) / total(plain, key) for key in ("upload_bytes", "payload_bytes")
+        ]
         figures = [f"{kilobytes:.1f}", *(f"{share:.3f}" for share in shares)]
         rows.append([task, encoding, *figures, accuracies(alike)])
     return rows
@@ -176,7 +196,10 @@ def _downloads(runs: list[Run]) -> Rows:
     rows = []
     for ways, alike in kinds.items():
         kilobytes = total(alike, "task_download_bytes") / total(alike, "updates") / 1000
-        shares = [total(alike, key) / total(plain, key) for key in ("task_download_bytes", "payload_bytes")]
+        shares = [
+            total(alike, key) / total(plain, key)
+            for key in ("task_download_bytes", "payload_bytes")
+        ]
         lost = ", ".join(f"{value:.3f}" for value in alike[0].get("lost_percent_of_norm", ()))
         figures = [f"{kilobytes:.1f}", *(f"{share:.3f}" for share in shares)]
         rows.append([*ways, *figures, accuracies(alike), lost])
@@ -184,16 +207,31 @@ def _downloads(runs: list[Run]) -> Rows:
 
 
 TABLES = {
-    "asynchronous": StoredTable("docs/rounds.md", ("accuracy", "seed"), "asynchronous.json", _asynchronous),
+    "asynchronous": StoredTable(
+        "docs/rounds.md", ("accuracy", "seed"), "asynchronous.json", _asynchronous
+    ),
     "demo": StoredTable("README.md", ("seed", "Shoal"), "demo.json", _demo),
     "finetuning": StoredTable(
         "docs/finetuning.md", ("run", "seed"), "finetuning-sst2.json", _finetuning, _where_it_ran
     ),
     "packing": StoredTable(
-        "docs/rounds.md", ("what", "its bytes, MB"), "packing.json", _packing, _without_remark, "share_left"
+        "docs/rounds.md",
+        ("what", "its bytes, MB"),
+        "packing.json",
+        _packing,
+        _without_remark,
+        "share_left",
     ),
-    "privacy": StoredTable("docs/privacy.md", ("noise_multiplier", "epsilon"), "privacy.json", _privacy),
-    "robust": StoredTable("docs/rounds.md", ("[robust]", "nobody lies"), "robust-merging.json", _robust),
-    "uploads": StoredTable("docs/rounds.md", ("task", "encoding"), "upload-encodings.json", _uploads),
-    "downloads": StoredTable("docs/rounds.md", ("[download]", "[upload]"), "download-encodings.json", _downloads),
+    "privacy": StoredTable(
+        "docs/privacy.md", ("noise_multiplier", "epsilon"), "privacy.json", _privacy
+    ),
+    "robust": StoredTable(
+        "docs/rounds.md", ("[robust]", "nobody lies"), "robust-merging.json", _robust
+    ),
+    "uploads": StoredTable(
+        "docs/rounds.md", ("task", "encoding"), "upload-encodings.json", _uploads
+    ),
+    "downloads": StoredTable(
+        "docs/rounds.md", ("[download]", "[upload]"), "download-encodings.json", _downloads
+    ),
 }

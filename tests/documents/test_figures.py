@@ -14,22 +14,35 @@ from reproduction.table_file import TABLES
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-WRITTEN = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted((DOCS / "methods").glob("[!s]*.md"))]
+WRITTEN = [
+    ROOT / "README.md",
+    *sorted(DOCS.glob("*.md")),
+    *sorted((DOCS / "methods").glob("[!s]*.md")),
+]
 """Documents for people; the specification tells what the papers print."""
 
 SHARE = re.compile(r"(?<![\w.,-])0\.\d{3,4}(?![\d.])")
 
-DEMO, SST2 = (json.loads((DOCS / name).read_text())["runs"] for name in ("demo.json", "finetuning-sst2.json"))
+DEMO, SST2 = (
+    json.loads((DOCS / name).read_text())["runs"] for name in ("demo.json", "finetuning-sst2.json")
+)
 
 
 def lasts(arch: str, strategy: str) -> list[float]:
-    chosen = [run for run in SST2 if (run["arch"], run["strategy"]) == (arch, strategy) and not run.get("fleet")]
+    chosen = [
+        run
+        for run in SST2
+        if (run["arch"], run["strategy"]) == (arch, strategy) and not run.get("fleet")
+    ]
     return [run["accuracy"][-1] for run in chosen]
 
 
 COMPUTED = {
     "README.md": [fmean(run["accuracy"]["global"] for run in DEMO if run["data"] == "digits")],
-    "finetuning.md": [fmean(lasts("minilm_encoder", "fedavg")), fmean(lasts("minilm_adapters", "hetlora"))],
+    "finetuning.md": [
+        fmean(lasts("minilm_encoder", "fedavg")),
+        fmean(lasts("minilm_adapters", "hetlora")),
+    ],
 }
 """What a document says of several stored runs together."""
 
@@ -61,15 +74,21 @@ def stored() -> list[float]:
     files = [path for path in DOCS.glob("*.json") if path.stem not in {"openapi", "asyncapi"}]
     found = [number for path in files for number in numbers(json.loads(path.read_text()))]
     cells = (
-        row for path in (DOCS / "results").rglob("*.csv") for row in path.read_text().replace("\n", ",").split(",")
+        row
+        for path in (DOCS / "results").rglob("*.csv")
+        for row in path.read_text().replace("\n", ",").split(",")
     )
     return found + [float(cell) for cell in cells if re.fullmatch(r"\d+\.\d+", cell)]
 
 
 def untraced(text: str, known: list[float]) -> list[str]:
-    """The shares in a text, beside settings and shares of bytes, that none of the numbers rounds to."""
+    """The shares in a text, beside settings and shares of bytes, that none of the numbers rounds
+    to.
+    """
     lines = [
-        line for line in text.splitlines() if not re.match(SHARES_OF_BYTES, line) and not re.match(r"\w+ = ", line)
+        line
+        for line in text.splitlines()
+        if not re.match(SHARES_OF_BYTES, line) and not re.match(r"\w+ = ", line)
     ]
     rounded = {f"{number:.{digits}f}" for number in known for digits in (3, 4)}
     return [share for line in lines for share in SHARE.findall(line) if share not in rounded]
@@ -93,23 +112,38 @@ def test_what_was_checked_of_a_table_names_stored_figures(experiment):
     """Every percentage and difference in points that a table's paragraphs name, if they name any."""
     folder = DOCS / "results" / experiment.table
     rows = read_rows(folder / f"{experiment.table}.csv")
-    known = {f"{value:.2f}" for row in rows for value in (row.best, row.last, row.decides) if value is not None}
+    known = {
+        f"{value:.2f}"
+        for row in rows
+        for value in (row.best, row.last, row.decides)
+        if value is not None
+    }
     said = re.findall(r"(?<![\w.])\d+\.\d+(?= %| points)", " ".join(experiment.checked))
-    assert [figure for figure in said if f"{float(figure):.2f}" not in known and figure != "0.11"] == []
+    assert [
+        figure for figure in said if f"{float(figure):.2f}" not in known and figure != "0.11"
+    ] == []
 
 
-@pytest.mark.parametrize(("table", "checks"), [("fedrolex-4", "checks"), ("fedrolex-3", "checks of fedrolex-3")])
+@pytest.mark.parametrize(
+    ("table", "checks"), [("fedrolex-4", "checks"), ("fedrolex-3", "checks of fedrolex-3")]
+)
 def test_what_was_checked_of_fedrolex_is_of_stored_runs(table, checks):
-    """Where both arms end with more rounds, and what lies between them then and before, for the one seed."""
+    """Where both arms end with more rounds, and what lies between them then and before, for the one
+    seed.
+    """
     text, lacking = TABLES[table].checked
     assert not re.search(r"\d\.\d", lacking)
     (check,) = json.loads((DOCS / "fedrolex-checks.json").read_text())[checks]
     other, rolling = (100 * fmean(run["accuracy"][-4:]) for run in check["runs"])
     rows = read_rows(DOCS / "results" / table / f"{table}.csv")
     arms = {run["arm"] for run in check["runs"]}
-    before = [row.decides for row in rows if row.figure == "global" and row.seed == 1 and row.arm in arms]
+    before = [
+        row.decides for row in rows if row.figure == "global" and row.seed == 1 and row.arm in arms
+    ]
     told = [float(figure) for figure in re.findall(r"\d+\.\d\d", text)]
-    assert told == pytest.approx([rolling, other, other - rolling, abs(before[0] - before[1])], abs=0.0051)
+    assert told == pytest.approx(
+        [rolling, other, other - rolling, abs(before[0] - before[1])], abs=0.0051
+    )
 
 
 def test_what_was_checked_of_fml_is_of_stored_runs():
@@ -119,9 +153,14 @@ def test_what_was_checked_of_fml_is_of_stored_runs():
     *texts, lacking = TABLES["fml-1"].checked
     assert not re.search(r"\d\.\d", lacking)
     for text, cell, checks in zip(
-        texts, ("mnist-mlp/iid", "cifar10-cnn1/iid"), (stored["checks"], stored["checks of cifar10-cnn1"]), strict=True
+        texts,
+        ("mnist-mlp/iid", "cifar10-cnn1/iid"),
+        (stored["checks"], stored["checks of cifar10-cnn1"]),
+        strict=True,
     ):
-        means = [100 * fmean(fmean(run["accuracy"][-2:]) for run in check["runs"]) for check in checks]
+        means = [
+            100 * fmean(fmean(run["accuracy"][-2:]) for run in check["runs"]) for check in checks
+        ]
         for arm in (f"fml/{cell}", f"fedavg/{cell}"):
             own = [row for row in rows if (row.arm, row.figure) == (arm, "global")]
             means += [fmean(row.decides for row in own), own[0].published]

@@ -1,4 +1,6 @@
-"""The README's table of what ran where is that of the stored runs, and each says when, and on what kind of machine."""
+"""The README's table of what ran where is that of the stored runs, and each says when, and on what
+kind of machine.
+"""
 
 import datetime as dt
 import json
@@ -6,7 +8,16 @@ import shutil
 
 import pytest
 
-from tests.documents.platforms import HEAD, README, SUITES, ended, read_rows, rewritten, table_of, taken_over
+from tests.documents.platforms import (
+    HEAD,
+    README,
+    SUITES,
+    ended,
+    read_rows,
+    rewritten,
+    table_of,
+    taken_over,
+)
 
 
 def test_the_table_is_that_of_the_stored_runs():
@@ -34,7 +45,16 @@ def test_a_suite_that_passes_leaves_its_row(marks, tmp_path):
     if marks == "arm" and not shutil.which("qemu-system-aarch64"):
         pytest.skip("qemu is not installed, without which that suite does not run")
     ended(marks, tmp_path / "build")
-    rows = [{"suite": SUITES.get(marks, "-"), "part": "p", "where": "w", "how": "not run", "date": "d", "ran": "r"}]
+    rows = [
+        {
+            "suite": SUITES.get(marks, "-"),
+            "part": "p",
+            "where": "w",
+            "how": "not run",
+            "date": "d",
+            "ran": "r",
+        }
+    ]
     (row,) = taken_over(rows, tmp_path / "build")
     if marks == "slow":
         assert [row] == rows

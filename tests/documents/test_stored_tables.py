@@ -1,4 +1,6 @@
-"""Tables in the documents are those of the stored runs, and the runs keep what the documents promise."""
+"""Tables in the documents are those of the stored runs, and the runs keep what the documents
+promise.
+"""
 
 import json
 import re
@@ -33,7 +35,10 @@ def test_a_table_is_that_of_its_stored_runs(table):
 def test_every_stored_file_has_its_table():
     """Or it is said where its figures are held against the documents."""
     stored = {path.stem for path in DOCS.glob("*.json")}
-    assert stored == {table.stored.removesuffix(".json") for table in TABLES.values()} | OTHER_FILES.keys()
+    assert (
+        stored
+        == {table.stored.removesuffix(".json") for table in TABLES.values()} | OTHER_FILES.keys()
+    )
 
 
 @pytest.mark.parametrize("figures", [attack_figures, privacy_figures], ids=["robust", "privacy"])
@@ -46,7 +51,9 @@ def test_what_was_simulated_is_what_would_be_simulated_today(figures):
 def test_every_noise_and_every_lie_was_simulated():
     """For each seed, and each setting with its lies."""
     noises = {(run["noise_multiplier"], run["seed"]) for run in runs_of("privacy.json")}
-    assert noises == {(noise, seed) for noise in privacy_figures.NOISES for seed in privacy_figures.SEEDS}
+    assert noises == {
+        (noise, seed) for noise in privacy_figures.NOISES for seed in privacy_figures.SEEDS
+    }
     assert {run["robust"] for run in runs_of("robust-merging.json")} == attack_figures.ROBUST.keys()
 
 
@@ -69,15 +76,22 @@ def test_rounds_that_do_not_wait_take_at_most_seven_tenths_of_the_time(accuracy,
 
 
 @pytest.mark.parametrize("task", ["digits", "mnist"])
-@pytest.mark.parametrize(("encoding", "share", "points"), [("int8", 0.27, 0.003), ("int4", 0.14, 0.006)])
+@pytest.mark.parametrize(
+    ("encoding", "share", "points"), [("int8", 0.27, 0.003), ("int4", 0.14, 0.006)]
+)
 def test_encodings_keep_the_promised_bytes_and_accuracies(task, encoding, share, points):
-    """At most 0.27 and 0.14 of the bytes of fp32, and a mean accuracy at most 0.3 and 0.6 points lower."""
+    """At most 0.27 and 0.14 of the bytes of fp32, and a mean accuracy at most 0.3 and 0.6 points
+    lower.
+    """
     runs = runs_of("upload-encodings.json")
     assert len({run["task"] for run in runs}) == 3
     encoded = [run for run in runs if encoding_of(run) == (task, encoding)]
     plain = [run for run in runs if encoding_of(run) == (task, "fp32")]
     assert total(encoded, "upload_bytes") <= share * total(plain, "upload_bytes")
-    assert fmean(run["accuracy"] for run in encoded) >= fmean(run["accuracy"] for run in plain) - points
+    assert (
+        fmean(run["accuracy"] for run in encoded)
+        >= fmean(run["accuracy"] for run in plain) - points
+    )
 
 
 @pytest.mark.parametrize("noise", [noise for noise in privacy_figures.NOISES if noise is not None])
@@ -86,11 +100,15 @@ def test_epsilon_is_that_of_every_device_in_every_round(noise):
     stored = json.loads(privacy_figures.FILE.read_text())
     config = PrivacyConfig(clip=stored["clip"], noise_multiplier=noise)
     expected = round(epsilon_after(config, privacy_figures.TABLES["round"]["rounds"]), 2)
-    assert {run["epsilon"] for run in stored["runs"] if run["noise_multiplier"] == noise} == {expected}
+    assert {run["epsilon"] for run in stored["runs"] if run["noise_multiplier"] == noise} == {
+        expected
+    }
 
 
 def test_what_hides_a_device_among_five_hundred_costs_little():
-    """The mean over the seeds is within a point up to the noise of an epsilon of 18, and falls with more."""
+    """The mean over the seeds is within a point up to the noise of an epsilon of 18, and falls with
+    more.
+    """
     runs = runs_of("privacy.json")
     means = {
         noise: fmean(run["accuracy"] for run in runs if run["noise_multiplier"] == noise)
@@ -102,9 +120,14 @@ def test_what_hides_a_device_among_five_hundred_costs_little():
 
 @pytest.mark.parametrize("lie", [(1, -10), (3, 10), (3, -10)])
 def test_the_mean_fails_and_the_default_and_krum_do_not(lie):
-    """Within a point of the run without liars, whoever scales what was learnt by ten, in either direction."""
+    """Within a point of the run without liars, whoever scales what was learnt by ten, in either
+    direction.
+    """
     assert RobustConfig().norm_bound == 5
-    runs = {(run["robust"], run["liars"], run["factor"]): run["accuracy"] for run in runs_of("robust-merging.json")}
+    runs = {
+        (run["robust"], run["liars"], run["factor"]): run["accuracy"]
+        for run in runs_of("robust-merging.json")
+    }
     clean = runs["norm_bound = 0", 0, 1]
     assert runs[("norm_bound = 0", *lie)] < clean / 2
     assert runs[("the defaults", *lie)] >= clean - 0.01

@@ -1,8 +1,9 @@
-"""What the pages have somebody type is executed here, line by line as it stands, in the scene that it needs.
+"""What the pages have somebody type is executed here, line by line as it stands, in the scene that
+it needs.
 
-A scene replaces hosts, ports and folders of somebody else's machine by its own, and says in `REPLACED` which; what it
-makes smaller stands in `SMALLER`. Which line belongs to which scene, or why it has none, is in
-`tests/documents/typed.py`.
+A scene replaces hosts, ports and folders of somebody else's machine by its own, and says in
+`REPLACED` which; what it makes smaller stands in `SMALLER`. Which line belongs to which scene, or
+why it has none, is in `tests/documents/typed.py`.
 """
 
 import contextlib
@@ -67,14 +68,20 @@ def test_every_line_has_its_place():
 
 def test_a_line_without_a_place_is_seen():
     """The test above can fail."""
-    (line,) = lines_of("docs/rounds.md", "Text.\n\n    shoal rounds \\\n        --last 3   # the newest\n")
+    (line,) = lines_of(
+        "docs/rounds.md", "Text.\n\n    shoal rounds \\\n        --last 3   # the newest\n"
+    )
     assert line == Line("docs/rounds.md", "shoal rounds --last 3")
-    with pytest.raises(KeyError, match=r"docs/rounds\.md has 'shoal rounds --last 3', which is in no scene"):
+    with pytest.raises(
+        KeyError, match=r"docs/rounds\.md has 'shoal rounds --last 3', which is in no scene"
+    ):
         place_of(line)
 
 
 def test_what_is_executed_elsewhere_is():
-    """Each line that a row leaves to another test is one of those which that test reads from its page."""
+    """Each line that a row leaves to another test is one of those which that test reads from its
+    page.
+    """
     from tests import test_howto, test_tutorial  # noqa: PLC0415
     from tests.fleet import test_predictions  # noqa: PLC0415
     from tests.shoal import test_api, test_templates  # noqa: PLC0415
@@ -86,7 +93,8 @@ def test_what_is_executed_elsewhere_is():
         "tests/shoal/flash/test_newcomer.py": set(test_newcomer.commands()),
         "tests/test_tutorial.py": {shlex.join(words) for words in test_tutorial.commands()},
         "tests/shoal/test_templates.py": {
-            shlex.join(words) for words in test_templates.commands((ROOT / "docs" / "tutorial.md").read_text())
+            shlex.join(words)
+            for words in test_templates.commands((ROOT / "docs" / "tutorial.md").read_text())
         },
     }
     for line in table.all_lines():
@@ -126,7 +134,9 @@ def does(typed, tmp_path):
 
 
 def run(words, folder):
-    done = subprocess.run([*SHOAL, *words], cwd=folder, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    done = subprocess.run(
+        [*SHOAL, *words], cwd=folder, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
     assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
     return done.stdout
 
@@ -135,7 +145,8 @@ class Beside:
     """A process beside the test, which must end well when it is asked to."""
 
     def __init__(self, line, folder, *more, **changed):
-        self.line, self.log = line, folder / f"{len(list(folder.glob('*.log')))}.log"
+        self.line = line
+        self.log = folder / f"{len(list(folder.glob('*.log')))}.log"
         with self.log.open("wb") as log:
             command = [*SHOAL, *words_of(line, **changed)[1:], *more]
             self.process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
@@ -148,7 +159,9 @@ class Beside:
         deadline = time.monotonic() + PATIENCE
         while not (found := re.search(pattern, self.log.read_text())):
             with contextlib.suppress(subprocess.TimeoutExpired):
-                pytest.fail(f"{self.line} ended with {self.process.wait(0.2)}: {self.log.read_text()}")
+                pytest.fail(
+                    f"{self.line} ended with {self.process.wait(0.2)}: {self.log.read_text()}"
+                )
             assert time.monotonic() < deadline, f"{self.line}: {self.log.read_text()}"
         return found[0]
 
@@ -215,7 +228,9 @@ def stores(simulated, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_store(stores, does):
-    """A version is promoted and gone back to, taken out as a file, saved and restored; rounds are shown."""
+    """A version is promoted and gone back to, taken out as a file, saved and restored; rounds are
+    shown.
+    """
     said = {}
     for line in in_scene("a_store"):
         if " restore " in line.text:
@@ -236,8 +251,13 @@ def test_a_page(stores, simulated):
     """Pages of a store, of a store for others, and of results; and what is asked of them by curl."""
     if not importlib.util.find_spec("fastapi") or not shutil.which("curl"):
         pytest.skip("the page needs the extra `view`, and its lines need curl")
-    shutil.copytree(ROOT / "docs" / "results" / "fedrolex-3", stores / "results" / "fedrolex-3" / "small")
-    shutil.copytree(simulated / "store", stores / "results" / "fedrolex-3" / "small" / "arm" / "seed-1" / "store")
+    shutil.copytree(
+        ROOT / "docs" / "results" / "fedrolex-3", stores / "results" / "fedrolex-3" / "small"
+    )
+    shutil.copytree(
+        simulated / "store",
+        stores / "results" / "fedrolex-3" / "small" / "arm" / "seed-1" / "store",
+    )
     lines = in_scene("a_page")
     asked = [line for line in lines if line.text.startswith("curl")]
     with closing(Store(stores / "runs" / "store", read_only=True)) as store:
@@ -251,14 +271,20 @@ def test_a_page(stores, simulated):
                 continue
             (token,) = (path.read_text().strip() for path in stores.glob("**/operator.token"))
             for question in asked:
-                words = words_of(question, **{"8420": str(port), "20261122": record.id[:15], "$TOKEN": token})
+                words = words_of(
+                    question, **{"8420": str(port), "20261122": record.id[:15], "$TOKEN": token}
+                )
                 fail = [words[0], "--fail", "--silent", "--show-error", *words[1:]]
                 if "-N" in words:  # goes on until whoever listens has enough
-                    with subprocess.Popen([*fail, "--include"], stdout=subprocess.PIPE, text=True) as stream:
+                    with subprocess.Popen(
+                        [*fail, "--include"], stdout=subprocess.PIPE, text=True
+                    ) as stream:
                         assert " 200 " in stream.stdout.readline()
                         stream.terminate()
                     continue
-                done = subprocess.run(fail, capture_output=True, text=True, timeout=PATIENCE, check=False)
+                done = subprocess.run(
+                    fail, capture_output=True, text=True, timeout=PATIENCE, check=False
+                )
                 assert done.returncode == 0, f"{line}: {question}: {done.stderr}"
                 assert json.loads(done.stdout) is not None
         next(stores.glob("**/operator.token")).unlink()
@@ -271,7 +297,9 @@ class Collector(BaseHTTPRequestHandler):
 
     def do_POST(self):
         data = self.rfile.read(int(self.headers["Content-Length"]))
-        self.taken.append(len(gzip.decompress(data) if self.headers.get("Content-Encoding") == "gzip" else data))
+        self.taken.append(
+            len(gzip.decompress(data) if self.headers.get("Content-Encoding") == "gzip" else data)
+        )
         self.send_response(200)
         self.end_headers()
 
@@ -282,7 +310,9 @@ class Collector(BaseHTTPRequestHandler):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_tracking(stores, does, monkeypatch):
-    """Rounds go to TensorBoard, to MLflow (a folder in the place of its server), to a collector and a home's broker."""
+    """Rounds go to TensorBoard, to MLflow (a folder in the place of its server), to a collector and
+    a home's broker.
+    """
     for name in ("tensorboardX", "mlflow", "opentelemetry.exporter.otlp.proto.http"):
         pytest.importorskip(name)
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
@@ -296,7 +326,9 @@ def test_tracking(stores, does, monkeypatch):
             if "homeassistant" not in line.text:
                 assert "8 rounds of run" in does(line, **changed)
                 continue
-            with Beside(line, stores, **changed) as watching:  # it goes on after the run, until it is told to end
+            with Beside(
+                line, stores, **changed
+            ) as watching:  # it goes on after the run, until it is told to end
                 simple("shoal-state/#", hostname="127.0.0.1", port=broker.port)
             assert "8 rounds of run" in watching.log.read_text()
         server.shutdown()
@@ -309,7 +341,9 @@ def test_tracking(stores, does, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_tables(does, tmp_path):
-    """The tables are listed, the smallest scale of one is run, and the report of what is complete has its claims."""
+    """The tables are listed, the smallest scale of one is run, and the report of what is complete
+    has its claims.
+    """
     smoke, listed, report = in_scene("tables")
     assert "heterofl-1" in does(listed)
     does(smoke)
@@ -325,7 +359,9 @@ def test_simulations(does, tmp_path):
     shutil.copytree(ROOT / "examples" / "simulation", tmp_path / "examples" / "simulation")
     (line,) = in_scene("simulations")
     does(line)
-    with closing(Store(tmp_path / "examples" / "simulation" / "runs" / "digits" / "store", read_only=True)) as store:
+    with closing(
+        Store(tmp_path / "examples" / "simulation" / "runs" / "digits" / "store", read_only=True)
+    ) as store:
         assert [record.status for record in store.runs()] == ["finished"]
 
 
@@ -340,15 +376,24 @@ def of_page(page, start):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("line", in_scene("exports"), ids=lambda line: line.text)
 def test_exports(line, does, tmp_path):
-    """Each as it stands, beside what its page says is there: a file of weights, losses and a model of one's own."""
+    """Each as it stands, beside what its page says is there: a file of weights, losses and a model
+    of one's own.
+    """
     if "executorch" in line.text:
         pytest.importorskip("executorch")
-    own = (ROOT / "examples" / "tutorial" / "my_models.py").read_text().replace("def small_cnn", "def my_model")
+    own = (
+        (ROOT / "examples" / "tutorial" / "my_models.py")
+        .read_text()
+        .replace("def small_cnn", "def my_model")
+    )
     (tmp_path / "my_models.py").write_text(f"{own}\n\n{of_page('docs/recipes.md', 'import torch')}")
     if "--start " in line.text:
         from safetensors.numpy import save_file  # noqa: PLC0415
 
-        save_file({"model.embed_tokens.weight": np.ones((50, 16), np.float32)}, tmp_path / "model.safetensors")
+        save_file(
+            {"model.embed_tokens.weight": np.ones((50, 16), np.float32)},
+            tmp_path / "model.safetensors",
+        )
     does(line)
     assert list(tmp_path.glob("*/*/*/manifest.json"))
 
@@ -361,8 +406,12 @@ def test_costs(does, tmp_path):
 
 
 def test_steering(url, config, fleet, does, tmp_path):
-    """A run that waits for devices is held, goes on, and is stopped; the server hears it over its broker."""
-    settings = config(evaluation={"data": None}, broker={"url": url}, round={"rounds": 3, "wait_seconds": 300})
+    """A run that waits for devices is held, goes on, and is stopped; the server hears it over its
+    broker.
+    """
+    settings = config(
+        evaluation={"data": None}, broker={"url": url}, round={"rounds": 3, "wait_seconds": 300}
+    )
     (tmp_path / "fleet.toml").write_text(
         f'fleet = "{fleet}"\nstore = "store"\n[broker]\nurl = "{url}"\n[model]\narch = "{settings.model.arch}"\n'
     )
@@ -379,14 +428,18 @@ FLASH = of_page("docs/flash.md", "board = ")
 
 
 def packing(tmp_path, hollow, monkeypatch):
-    """The folder of a fleet with two boards, what they carry, and wheels that are kept as those that were fetched."""
+    """The folder of a fleet with two boards, what they carry, and wheels that are kept as those
+    that were fetched.
+    """
     cache = tmp_path / "cache" / "shoal"
     cache.mkdir(parents=True)
     shutil.copytree(hollow, cache / "wheels")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / ".ssh").mkdir()
-    (tmp_path / ".ssh" / "id_ed25519.pub").write_text("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI me@here\n")
+    (tmp_path / ".ssh" / "id_ed25519.pub").write_text(
+        "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI me@here\n"
+    )
     for name in ("train", "attic/train", "barn/train", "barn/extra"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         np.savez(tmp_path / f"{name}.npz", x=np.zeros((4, 2), np.float32), y=np.arange(4))
@@ -396,12 +449,19 @@ def packing(tmp_path, hollow, monkeypatch):
 @needs_mtools
 @pytest.mark.slow
 def test_flash(typed, does, hollow, boot, card, tmp_path, monkeypatch):
-    """flash.toml of the page, with its table of cards; a bundle and package for a Jetson, cards for Raspberry Pis."""
+    """flash.toml of the page, with its table of cards; a bundle and package for a Jetson, cards for
+    Raspberry Pis.
+    """
     packing(tmp_path, hollow, monkeypatch)
-    for words in (("init", "lab", "--host", "127.0.0.1"), ("enroll", "jetson-1", "--folder", "lab")):
+    for words in (
+        ("init", "lab", "--host", "127.0.0.1"),
+        ("enroll", "jetson-1", "--folder", "lab"),
+    ):
         assert typed(*words).returncode == 0
     image = card(TRIXIE)
-    (tmp_path / "raspios-lite-arm64.img.xz").write_bytes(lzma.compress(image.read_bytes(), preset=0))
+    (tmp_path / "raspios-lite-arm64.img.xz").write_bytes(
+        lzma.compress(image.read_bytes(), preset=0)
+    )
     lines = in_scene("flash")
     rows = [line.text for line in lines if not line.text.startswith("shoal ")]
     (tmp_path / "cards.csv").write_text("\n".join(rows) + "\n")
@@ -420,7 +480,10 @@ def test_flash(typed, does, hollow, boot, card, tmp_path, monkeypatch):
 def test_a_rollout(typed, does, hollow, tmp_path, monkeypatch):
     """A release is signed, shown, held, and stopped for good."""
     packing(tmp_path, hollow, monkeypatch)
-    for words in (("init", "lab", "--host", "127.0.0.1"), ("enroll", "jetson-1", "--folder", "lab")):
+    for words in (
+        ("init", "lab", "--host", "127.0.0.1"),
+        ("enroll", "jetson-1", "--folder", "lab"),
+    ):
         assert typed(*words).returncode == 0
     Store(tmp_path / "lab" / "store").close()
     for line in in_scene("a_rollout"):
@@ -465,7 +528,9 @@ def test_identities(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_board(typed, tmp_path):
-    """A board that keeps what it needs to predict: trained by a run, looked at by the doctor, asked about samples."""
+    """A board that keeps what it needs to predict: trained by a run, looked at by the doctor, asked
+    about samples.
+    """
     draw = np.random.default_rng(1)
     np.savez(tmp_path / "train.npz", x=draw.random((40, 1, 4, 4), np.float32), y=np.arange(40) % 4)
     np.savez(tmp_path / "new.npz", x=np.zeros((3, 1, 4, 4), np.float32))
@@ -494,8 +559,11 @@ def test_a_board(typed, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_personal_models(does, tmp_path):
-    """The tutorial's boards with models of their own, from the page's exports and blocks; three rounds of them."""
-    page, names = "docs/methods/fml.md", ("attic", "barn", "cellar")
+    """The tutorial's boards with models of their own, from the page's exports and blocks; three
+    rounds of them.
+    """
+    page = "docs/methods/fml.md"
+    names = ("attic", "barn", "cellar")
     shutil.copytree(ROOT / "examples" / "tutorial", tmp_path, dirs_exist_ok=True)
     subprocess.run([sys.executable, "make_data.py"], cwd=tmp_path, check=True, timeout=PATIENCE)
     port = str(free_port())
@@ -503,13 +571,21 @@ def test_personal_models(does, tmp_path):
     for line in exports:
         does(line)
     attic = of_page(page, "# attic.toml").replace("18830", port)
-    made = sorted(path.parent.relative_to(tmp_path).as_posix() for path in tmp_path.glob("sets/*/*/manifest.json"))
+    made = sorted(
+        path.parent.relative_to(tmp_path).as_posix()
+        for path in tmp_path.glob("sets/*/*/manifest.json")
+    )
     assert len(made) == len(names) == len(exports) - 1
     own = re.search(r'set = "(.*)"', attic)[1]
     assert own in made
     for name, folder in zip(names, [own, *(path for path in made if path != own)], strict=True):
         (tmp_path / f"{name}.toml").write_text(attic.replace("attic", name).replace(own, folder))
-    fleet = (tmp_path / "fleet.toml").read_text().replace("18830", port).replace("rounds = 10", "rounds = 3")
+    fleet = (
+        (tmp_path / "fleet.toml")
+        .read_text()
+        .replace("18830", port)
+        .replace("rounds = 10", "rounds = 3")
+    )
     chosen = of_page(page, "[model]\narch")
     assert 'arch = "small_cnn"' in fleet
     arch, rest = re.fullmatch(r"\[model\]\n(arch = .*)\n([\s\S]*)", chosen).groups()
@@ -521,7 +597,9 @@ def test_personal_models(does, tmp_path):
             if line.text.split()[1] not in {"up", "device"}:
                 said = run(words_of(line)[1:], tmp_path)
                 continue
-            each = names if "attic" in line.text else [""]  # "and the others, each in a terminal of its own"
+            each = (
+                names if "attic" in line.text else [""]
+            )  # "and the others, each in a terminal of its own"
             for name in each:
                 process = beside.enter_context(Beside(line, tmp_path, attic=name))
                 if not name:

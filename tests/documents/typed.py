@@ -1,14 +1,27 @@
-"""Every line of an indented block of README and docs/, and where it is executed: the one table of all of them.
+"""Every line of an indented block of README and docs/, and where it is executed: the one table of
+all of them.
 
-A place is a scene of `tests/documents/test_typed.py`, which executes all its lines as they stand, a test that
-executes lines of its page by itself, or a reason for which a line is not executed by any test.
+A place is a scene of `tests/documents/test_typed.py`, which executes all its lines as they stand, a
+test that executes lines of its page by itself, or a reason for which a line is not executed by any
+test.
 """
 
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["PLACES", "ROOT", "Elsewhere", "Line", "Never", "Scene", "in_scene", "lines_of", "pages", "place_of"]
+__all__ = [
+    "PLACES",
+    "ROOT",
+    "Elsewhere",
+    "Line",
+    "Never",
+    "Scene",
+    "in_scene",
+    "lines_of",
+    "pages",
+    "place_of",
+]
 
 ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -61,16 +74,25 @@ def lines_of(page: str, text: str) -> list[Line]:
     """The lines of the page's indented blocks: those that begin behind an empty line."""
     text = re.sub(r"[ \t]*\\\n\s*", " ", FENCE.sub("", text))
     blocks = re.findall(r"(?:\A|\n\n)((?:    .*(?:\n|\Z)|\n(?=    ))+)", text)
-    shown = [re.sub(r"(^|\s+)# .*$", "", line[4:]) for block in blocks for line in block.splitlines() if line.strip()]
+    shown = [
+        re.sub(r"(^|\s+)# .*$", "", line[4:])
+        for block in blocks
+        for line in block.splitlines()
+        if line.strip()
+    ]
     return [Line(page, line) for line in shown if line]
 
 
-_TUTORIAL, _TEMPLATES = Elsewhere("tests/test_tutorial.py"), Elsewhere("tests/shoal/test_templates.py")
+_TUTORIAL = Elsewhere("tests/test_tutorial.py")
+_TEMPLATES = Elsewhere("tests/shoal/test_templates.py")
 _NEWCOMER = Elsewhere("tests/shoal/flash/test_newcomer.py")
-_HOWTO, _API = Elsewhere("tests/test_howto.py"), Elsewhere("tests/shoal/test_api.py")
+_HOWTO = Elsewhere("tests/test_howto.py")
+_API = Elsewhere("tests/shoal/test_api.py")
 _HOURS = Never("takes an hour and more; tests/reproduction runs every table at the scale smoke")
 _ROOT = Never("needs root on a board; tests/shoal/flash runs the script or package in a folder")
-_CARD = Never("takes a Debian mirror and minutes; `make arm` builds a card, with the same code, and starts it")
+_CARD = Never(
+    "takes a Debian mirror and minutes; `make arm` builds a card, with the same code, and starts it"
+)
 _PATTERN = Never("a pattern; the examples below it run")
 _FAR = Never(
     "takes a page on another machine; tests/shoal/test_remote.py and tests/broker_server/test_steering.py ask one"
@@ -162,7 +184,11 @@ PLACES: dict[tuple[str, str], Place] = {
     ("docs/tutorial.md", "*"): _TEMPLATES,
 }  # fmt: skip
 
-_ALL = [line for path in pages() for line in lines_of(path.relative_to(ROOT).as_posix(), path.read_text())]
+_ALL = [
+    line
+    for path in pages()
+    for line in lines_of(path.relative_to(ROOT).as_posix(), path.read_text())
+]
 
 
 def _fits(text: str, row: str) -> bool:
@@ -174,7 +200,9 @@ def key_of(line: Line) -> tuple[str, str]:
     for page, start in PLACES:
         if _fits(line.page, page) and _fits(line.text, start):
             return page, start
-    raise KeyError(f"{line.page} has {line.text!r}, which is in no scene: say where it is executed, or why it is not")
+    raise KeyError(
+        f"{line.page} has {line.text!r}, which is in no scene: say where it is executed, or why it is not"
+    )
 
 
 def place_of(line: Line) -> Place:

@@ -1,4 +1,6 @@
-"""Boards that take releases: a launcher that is started again whenever it ends, and a server that is up."""
+"""Boards that take releases: a launcher that is started again whenever it ends, and a server that
+is up.
+"""
 
 import contextlib
 import os
@@ -41,10 +43,15 @@ def board_of_source(folder, enrolment, data, connect_seconds=30.0):
 
 
 class Board:
-    """A board whose unit starts the launcher of its `base` again whenever it ends; its files lie in one folder."""
+    """A board whose unit starts the launcher of its `base` again whenever it ends; its files lie in
+    one folder.
+    """
 
     def __init__(self, folder):
-        self.folder, self.releases, self.codes, self.starts = folder, folder / "state" / "releases", [], 0
+        self.folder = folder
+        self.releases = folder / "state" / "releases"
+        self.codes = []
+        self.starts = 0
         self.left = None  # done once, after the next end and before the next start
         self._over = threading.Event()
         self._process = None
@@ -60,17 +67,29 @@ class Board:
         self._unit.join(60)
 
     def _serve(self):
-        command = [self.folder / "base/bin/launch", self.releases, "device", "run", "--config", "device.toml"]
+        command = [
+            self.folder / "base/bin/launch",
+            self.releases,
+            "device",
+            "run",
+            "--config",
+            "device.toml",
+        ]
         while not self._over.is_set():
             self.starts += 1
             with (self.folder / "log").open("ab") as log:
                 self._process = subprocess.Popen(
-                    list(map(str, command)), cwd=self.folder, env={"PATH": os.environ["PATH"]}, stdout=log, stderr=log
+                    list(map(str, command)),
+                    cwd=self.folder,
+                    env={"PATH": os.environ["PATH"]},
+                    stdout=log,
+                    stderr=log,
                 )
                 self.codes.append(self._process.wait())
             if self.codes[-1] == 2:  # the unit's RestartPreventExitStatus
                 return
-            left, self.left = self.left, None
+            left = self.left
+            self.left = None
             if left is not None:
                 left()
             self._over.wait(0.2)

@@ -1,10 +1,12 @@
-"""Chaos: rounds of light devices over a network that loses, repeats, swaps and breaks, a broker that dies, and churn.
+"""Chaos: rounds of light devices over a network that loses, repeats, swaps and breaks, a broker
+that dies, and churn.
 
 python -m tests.fleet.chaos --devices 50 --rounds 30
 
-Every connection, the server's too, goes through `tests.fleet.faults`. Mosquitto is killed every 5 to 15 s and comes
-back with the sessions it wrote last; a fifth of the devices is away at any time. One line a round, then the figures:
-every round must close with a quorum, and no device's update may count twice.
+Every connection, the server's too, goes through `tests.fleet.faults`. Mosquitto is killed every 5
+to 15 s and comes back with the sessions it wrote last; a fifth of the devices is away at any time.
+One line a round, then the figures: every round must close with a quorum, and no device's update may
+count twice.
 """
 
 import argparse
@@ -51,7 +53,8 @@ class Figures:
         merged: updates merged in each.
         asked: devices asked in each.
         abandoned: why rounds were.
-        twice: updates that versions were told to be made of, beyond those that the store says were merged.
+        twice: updates that versions were told to be made of, beyond those that the store says were
+            merged.
         kills: of the broker.
         faults: what the proxy did.
         refused: what the server refused, by reason.
@@ -70,9 +73,11 @@ class Figures:
 
 def swarm(url: str, devices: int, seed: str) -> None:
     """Devices that leave without a word and come back, until standard input closes."""
-    ended, draw = threading.Event(), random.Random(seed)
+    ended = threading.Event()
+    draw = random.Random(seed)
     threading.Thread(target=lambda: (sys.stdin.buffer.read(), ended.set()), daemon=True).start()
-    topics, whole = Topics(FLEET), dict[str, bytes]()
+    topics = Topics(FLEET)
+    whole = dict[str, bytes]()
     members = [light_member(topics, device_name(index), whole) for index in range(devices)]
     mean_away = sum(AWAY_SECONDS) / 2
     looked = time.monotonic()
@@ -81,11 +86,14 @@ def swarm(url: str, devices: int, seed: str) -> None:
         nonlocal looked
         now = time.monotonic()
         # Out of a share 1 - AWAY that is here as many leave in a second as come back.
-        chance, looked = (now - looked) * AWAY / (1 - AWAY) / mean_away, now
+        chance = (now - looked) * AWAY / (1 - AWAY) / mean_away
+        looked = now
         for member in members:
             if member.watched is not None and draw.random() < chance:
                 member.away_until = now + draw.uniform(*AWAY_SECONDS)
-                with contextlib.suppress(OSError):  # the broker, which is killed, too, may have been first
+                with contextlib.suppress(
+                    OSError
+                ):  # the broker, which is killed, too, may have been first
                     member.watched.shutdown(socket.SHUT_RDWR)
         return ended.is_set()
 
@@ -94,7 +102,9 @@ def swarm(url: str, devices: int, seed: str) -> None:
 
 @contextlib.contextmanager
 def child(told: list[bytes], module: str, *arguments: str) -> Iterator[None]:
-    """A module in a process of its own, until its standard input closes; what it prints then is told."""
+    """A module in a process of its own, until its standard input closes; what it prints then is
+    told.
+    """
     process = subprocess.Popen(
         [sys.executable, "-m", module, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -111,7 +121,9 @@ def child(told: list[bytes], module: str, *arguments: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def killed_now_and_then(broker: TestBroker, draw: random.Random, figures: Figures) -> Iterator[None]:
+def killed_now_and_then(
+    broker: TestBroker, draw: random.Random, figures: Figures
+) -> Iterator[None]:
     """Kill the broker and start it again, every few seconds."""
     over = threading.Event()
 
@@ -132,10 +144,19 @@ def killed_now_and_then(broker: TestBroker, draw: random.Random, figures: Figure
 
 
 def chaos(
-    folder: Path, *, devices: int, rounds: int, payload_bytes: int, seed: str, buffer: int | None = None
+    folder: Path,
+    *,
+    devices: int,
+    rounds: int,
+    payload_bytes: int,
+    seed: str,
+    buffer: int | None = None,
 ) -> Figures:
     """Do a run."""
-    figures, draw, port, told = Figures(), random.Random(seed), free_port(), list[bytes]()
+    figures = Figures()
+    draw = random.Random(seed)
+    port = free_port()
+    told = list[bytes]()
     write_architecture(folder / "artifacts", payload_bytes)
 
     def watch(event: control.RunEvent) -> None:
@@ -144,7 +165,10 @@ def chaos(
             figures.closed.append(event.round_seconds)
             figures.merged.append(len(event.merged))
             figures.asked.append(asked)
-            print(f"round {event.round}: {len(event.merged)} of {asked} in {event.round_seconds:.1f} s", flush=True)
+            print(
+                f"round {event.round}: {len(event.merged)} of {asked} in {event.round_seconds:.1f} s",
+                flush=True,
+            )
         elif isinstance(event, control.RoundAbandoned):
             figures.abandoned.append(event.reason)
             print(f"round {event.round} ABANDONED: {event.reason}", flush=True)
@@ -166,7 +190,16 @@ def chaos(
         )
         with (
             child(told, "tests.fleet.faults", str(port), str(broker.port), seed),
-            child([], "tests.fleet.chaos", "--swarm", config.broker.url, "--devices", str(devices), "--seed", seed),
+            child(
+                [],
+                "tests.fleet.chaos",
+                "--swarm",
+                config.broker.url,
+                "--devices",
+                str(devices),
+                "--seed",
+                seed,
+            ),
             killed_now_and_then(broker, draw, figures),
             Server(FLEET, config.store, config.broker, listener=watch) as server,
         ):
@@ -174,7 +207,9 @@ def chaos(
     figures.faults = json.loads(told[0])
     with contextlib.closing(Store(folder / "store", read_only=True)) as store:
         run = store.runs()[0].id
-        tasks = [task for item in store.rounds(run) for task in store.tasks(run, item.number, "train")]
+        tasks = [
+            task for item in store.rounds(run) for task in store.tasks(run, item.number, "train")
+        ]
         figures.twice = sum(figures.merged) - sum(task.phase is TaskPhase.MERGED for task in tasks)
         refusals = Counter[str]()
         for item in store.refusals(run):

@@ -50,15 +50,26 @@ class Ground:
 
     def devices(self) -> list[LocalDevice]:
         """One device per width."""
-        return [LocalDevice(f"device-{i}", self.data / f"device-{i}.npz", width) for i, width in enumerate(WIDTHS)]
+        return [
+            LocalDevice(f"device-{i}", self.data / f"device-{i}.npz", width)
+            for i, width in enumerate(WIDTHS)
+        ]
 
     def fleet(self, broker: str, devices: list[LocalDevice] | None = None) -> LocalFleet:
         """Agents as processes."""
-        return LocalFleet(self.folder / "devices", fleet="test", broker=broker, devices=devices or self.devices())
+        return LocalFleet(
+            self.folder / "devices", fleet="test", broker=broker, devices=devices or self.devices()
+        )
 
     def config(self, broker: str, **rounds: object) -> FleetConfig:
         """A run of three rounds; ``rounds`` changes its ``[round]`` table."""
-        settings = {"rounds": 3, "min_devices": len(WIDTHS), "deadline_seconds": 60.0, "nudge_seconds": 2.0, **rounds}
+        settings = {
+            "rounds": 3,
+            "min_devices": len(WIDTHS),
+            "deadline_seconds": 60.0,
+            "nudge_seconds": 2.0,
+            **rounds,
+        }
         return FleetConfig(
             fleet="test",
             store=self.folder / "store",
@@ -75,7 +86,9 @@ class Watcher:
     """Collects the events of a run and calls back on the first of a kind."""
 
     events: list[control.RunEvent] = field(default_factory=list)
-    reactions: list[tuple[Callable[[control.RunEvent], bool], Callable[[], None]]] = field(default_factory=list)
+    reactions: list[tuple[Callable[[control.RunEvent], bool], Callable[[], None]]] = field(
+        default_factory=list
+    )
 
     def once(self, when: Callable[[control.RunEvent], bool], do: Callable[[], None]) -> None:
         """Call ``do`` at the first event that ``when`` accepts."""
@@ -94,10 +107,17 @@ class Watcher:
 
 
 def start_accuracy(config: FleetConfig) -> float:
-    """Accuracy of the judged part of the initial weights on the test set, for models without batch norm."""
-    artifacts = load_artifacts(config.model.artifacts, config.model.arch, chunk_bytes=config.round.chunk_bytes)
-    layout, judged = artifacts.layout, artifacts.tiers[config.evaluation.tier or artifacts.full.tier.id]
-    weights = compile_plan(layout, make_plan(layout, judged.tier)).slice(artifacts.initial_weights())
+    """Accuracy of the judged part of the initial weights on the test set, for models without batch
+    norm.
+    """
+    artifacts = load_artifacts(
+        config.model.artifacts, config.model.arch, chunk_bytes=config.round.chunk_bytes
+    )
+    layout = artifacts.layout
+    judged = artifacts.tiers[config.evaluation.tier or artifacts.full.tier.id]
+    weights = compile_plan(layout, make_plan(layout, judged.tier)).slice(
+        artifacts.initial_weights()
+    )
     data = load_test_set(config.evaluation.data, judged.manifest)
     return Evaluator(judged, data, batch_size=256, threads=1).evaluate(weights, {}).accuracy
 
@@ -120,7 +140,9 @@ def exported(tmp_path_factory):
     settings = architecture.settings({"input_shape": (1, 8, 8)})
     layout = infer_layout(architecture, settings)
     tiers = tuple(layout.tier(width) for width in WIDTHS)
-    export_architecture(architecture, settings, tiers, Recipe(), folder / "artifacts", formats=("onnx",))
+    export_architecture(
+        architecture, settings, tiers, Recipe(), folder / "artifacts", formats=("onnx",)
+    )
     return folder, tuple(tier.id for tier in tiers)
 
 
@@ -135,14 +157,17 @@ def ground(exported, tmp_path):
 def lab(ground):
     """A server that is up, and the folder of its fleet."""
     with contextlib.ExitStack() as stack:
-        folder, port = ground.folder / "lab", free_port()
+        folder = ground.folder / "lab"
+        port = free_port()
         found_fleet(folder, Founding("test", "127.0.0.1", port, "mosquitto"))
         config = BrokerConfig(url="mosquitto", port=port, identity=folder / "server.enrolment")
         paths = [enroll(folder, f"device-{index}") for index in range(2)]
 
         def up(rounds=0):
             server = stack.enter_context(Server("test", ground.folder / "store", config))
-            run = ground.config("embedded", rounds=rounds or 1, min_devices=1).model_copy(update={"broker": config})
+            run = ground.config("embedded", rounds=rounds or 1, min_devices=1).model_copy(
+                update={"broker": config}
+            )
 
             def work():
                 """Runs, one after the other: one ends where nobody is left who trains."""

@@ -1,10 +1,12 @@
-"""A proxy between MQTT clients and their broker that loses, repeats, swaps and delays messages, and breaks connections.
+"""A proxy between MQTT clients and their broker that loses, repeats, swaps and delays messages, and
+breaks connections.
 
 python -m tests.fleet.faults <listen port> <broker port> <seed>
 
-Until its standard input closes; then it prints as JSON how often it did what. A message that is lost is acknowledged to
-its sender, as a broker does whose queue is full: nobody but the receiver can know. A connection that is half open stays
-so, without a byte in either direction, or in one, until one of its ends gives it up.
+Until its standard input closes; then it prints as JSON how often it did what. A message that is
+lost is acknowledged to its sender, as a broker does whose queue is full: nobody but the receiver
+can know. A connection that is half open stays so, without a byte in either direction, or in one,
+until one of its ends gives it up.
 """
 
 import asyncio
@@ -15,14 +17,20 @@ import sys
 from collections import Counter
 from dataclasses import dataclass, field
 
-LOST, TWICE, SWAPPED, LATE = 0.10, 0.05, 0.05, 0.02  # shares of the messages of quality of service 1
+LOST, TWICE, SWAPPED, LATE = (
+    0.10,
+    0.05,
+    0.05,
+    0.02,
+)  # shares of the messages of quality of service 1
 LATE_SECONDS = 1.0  # at most; everything behind it on the same connection is late, too
 LIFE_SECONDS = (5.0, 60.0)  # of a connection until it breaks
 HALF_OPEN, ONE_WAY = 0.3, 0.2  # of the connections that break: the rest is cut
 
 HELD_SECONDS = 0.2  # for which a message waits at most for the one that takes its place
 
-_PUBLISH, _PUBACK = 3, 4
+_PUBLISH = 3
+_PUBACK = 4
 
 
 async def _packet(reader: asyncio.StreamReader) -> bytes:
@@ -83,7 +91,9 @@ class Proxy:
                 way.cancel()
                 await asyncio.gather(way, return_exceptions=True)
             if end:
-                rest = [asyncio.ensure_future(self._until_closed((reader, other)[way])) for way in end]
+                rest = [
+                    asyncio.ensure_future(self._until_closed((reader, other)[way])) for way in end
+                ]
                 rest += [way for way in ways if not way.done()]
                 await asyncio.wait(rest, return_when=asyncio.FIRST_COMPLETED)
                 for way in rest:
@@ -94,7 +104,9 @@ class Proxy:
 
     def _end(self) -> tuple[int, ...]:
         """How a connection breaks: the ways in which nothing passes any more; none where it is cut."""
-        (end,) = self.draw.choices(["half open", "one way", "cut"], [HALF_OPEN, ONE_WAY, 1 - HALF_OPEN - ONE_WAY])
+        (end,) = self.draw.choices(
+            ["half open", "one way", "cut"], [HALF_OPEN, ONE_WAY, 1 - HALF_OPEN - ONE_WAY]
+        )
         self.count[end] += 1
         return {"half open": (0, 1), "one way": (self.draw.choice((0, 1)),), "cut": ()}[end]
 
@@ -136,7 +148,9 @@ class Proxy:
         if identifier is None:
             return "passed"
         shares = {"lost": LOST, "twice": TWICE, "swapped": SWAPPED, "late": LATE}
-        chosen = self.draw.choices(["passed", *shares], [1 - sum(shares.values()), *shares.values()])[0]
+        chosen = self.draw.choices(
+            ["passed", *shares], [1 - sum(shares.values()), *shares.values()]
+        )[0]
         self.count.update({"messages": 1, chosen: 1})
         if chosen == "lost":
             back.write(bytes([_PUBACK << 4, 2]) + identifier)

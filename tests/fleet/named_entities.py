@@ -1,7 +1,8 @@
-"""Named entities in tag sequences, and their precision, recall and F1 as seqeval and conlleval count them.
+"""Named entities in tag sequences, and their precision, recall and F1 as seqeval and conlleval
+count them.
 
-Tags are ``O``, ``B-<type>`` and ``I-<type>``. An entity counts as found if type, start and end are all right. As in
-seqeval's default mode an ``I`` that continues nothing starts an entity.
+Tags are ``O``, ``B-<type>`` and ``I-<type>``. An entity counts as found if type, start and end are
+all right. As in seqeval's default mode an ``I`` that continues nothing starts an entity.
 """
 
 from collections import Counter
@@ -58,7 +59,9 @@ class Scores:
         return 2.0 * self.correct / (self.found + self.present) if self.correct else 0.0
 
     def __add__(self, other: "Scores") -> "Scores":
-        return Scores(self.correct + other.correct, self.found + other.found, self.present + other.present)
+        return Scores(
+            self.correct + other.correct, self.found + other.found, self.present + other.present
+        )
 
 
 def entities(tags: Sequence[str]) -> list[Entity]:
@@ -74,7 +77,8 @@ def entities(tags: Sequence[str]) -> list[Entity]:
         DataError: a tag is none of ``O``, ``B-<type>``, ``I-<type>``.
     """
     spans: list[Entity] = []
-    kind, start = "", 0
+    kind = ""
+    start = 0
     for place, tag in enumerate([*tags, "O"]):
         mark, _, current = tag.partition("-")
         if mark not in ("O", "B", "I") or (mark == "O") != (not current):
@@ -83,11 +87,14 @@ def entities(tags: Sequence[str]) -> list[Entity]:
             spans.append(Entity(kind, start, place))
             kind = ""
         if current and not kind:
-            kind, start = current, place
+            kind = current
+            start = place
     return spans
 
 
-def entity_scores(present: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> dict[str, Scores]:
+def entity_scores(
+    present: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]
+) -> dict[str, Scores]:
     """Compare predicted tags with the true ones.
 
     Args:
@@ -108,8 +115,12 @@ def entity_scores(present: Sequence[Sequence[str]], predicted: Sequence[Sequence
     for number, (truth, guess) in enumerate(zip(present, predicted, strict=True)):
         if len(truth) != len(guess):
             raise DataError(f"sentence {number} has {len(truth)} tags and {len(guess)} predictions")
-        true, guessed = set(entities(truth)), set(entities(guess))
+        true = set(entities(truth))
+        guessed = set(entities(guess))
         there.update(entity.kind for entity in true)
         found.update(entity.kind for entity in guessed)
         correct.update(entity.kind for entity in true & guessed)
-    return {kind: Scores(correct[kind], found[kind], there[kind]) for kind in sorted(there.keys() | found.keys())}
+    return {
+        kind: Scores(correct[kind], found[kind], there[kind])
+        for kind in sorted(there.keys() | found.keys())
+    }

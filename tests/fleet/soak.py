@@ -1,4 +1,5 @@
-"""Random kills: runs in which server, devices and broker are killed at random, held against the undisturbed result.
+"""Random kills: runs in which server, devices and broker are killed at random, held against the
+undisturbed result.
 
 python -m tests.fleet.soak --runs 50
 
@@ -27,7 +28,9 @@ from tests.brokers import TestBroker, mosquitto_broker
 from tests.fleet.boards import restart
 from tests.simulation.simulations import settings, tensors
 
-ROUNDS, MOST_KILLS, LONGEST_SECONDS = 10, 12, 240.0
+ROUNDS = 10
+MOST_KILLS = 12
+LONGEST_SECONDS = 240.0
 _CALM = {"rounds": ROUNDS, "fraction": 1.0, "quorum": 1.0, "min_devices": 6}
 
 
@@ -40,12 +43,16 @@ def serve(path: Path) -> None:
 
 def start(path: Path) -> subprocess.Popen[bytes]:
     with path.with_suffix(".log").open("ab") as log:
-        return subprocess.Popen([sys.executable, "-m", "tests.fleet.soak", "--serve", str(path)], stderr=log)
+        return subprocess.Popen(
+            [sys.executable, "-m", "tests.fleet.soak", "--serve", str(path)], stderr=log
+        )
 
 
 def disturbed(path: Path, broker: TestBroker, agents: LocalFleet, draw: random.Random) -> list[str]:
     """Kill until the run is over, or often enough; what was killed, in order."""
-    server, killed, until = start(path), [], time.monotonic() + LONGEST_SECONDS
+    server = start(path)
+    killed = []
+    until = time.monotonic() + LONGEST_SECONDS
     while time.monotonic() < until:
         wait = draw.uniform(0.2, 2.0) if len(killed) < MOST_KILLS else until - time.monotonic()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -82,29 +89,48 @@ def main() -> None:
         config = settings(root / "calm", root / "cache", round=_CALM)
         wanted = (calm := simulate(config)).run and tensors(calm.folder, calm.run)[-1]
         prepared = prepare(config)
-        x, y = np.load(prepared.data / "train_x.npy"), np.load(prepared.data / "train_y.npy")
+        x = np.load(prepared.data / "train_x.npy")
+        y = np.load(prepared.data / "train_y.npy")
         devices = []
         for name, held in zip(config.devices.ids, Parts.load(prepared.parts).train, strict=True):
             np.savez(root / f"{name}.npz", x=x[held], y=y[held])
             devices.append(LocalDevice(name, root / f"{name}.npz", 1.0))
-        fleet = config.fleet(artifacts=prepared.artifacts, weights=prepared.weights, test_set=prepared.test_set)
+        fleet = config.fleet(
+            artifacts=prepared.artifacts, weights=prepared.weights, test_set=prepared.test_set
+        )
         for number in range(given.runs):
-            folder, draw = root / str(number), random.Random(f"{given.seed}/{number}")
+            folder = root / str(number)
+            draw = random.Random(f"{given.seed}/{number}")
             folder.mkdir()
             with mosquitto_broker(folder, persistent=draw.random() < 0.5) as broker:
                 rounds = fleet.round.model_copy(update={"deadline_seconds": 600.0, "grace": 600.0})
-                own = {"store": folder / "fleet" / "store", "round": rounds, "broker": BrokerConfig(url=broker.url)}
+                own = {
+                    "store": folder / "fleet" / "store",
+                    "round": rounds,
+                    "broker": BrokerConfig(url=broker.url),
+                }
                 (folder / "fleet.json").write_text(fleet.model_copy(update=own).model_dump_json())
-                with LocalFleet(folder / "devices", fleet=fleet.fleet, broker=broker.url, devices=devices) as agents:
+                with LocalFleet(
+                    folder / "devices", fleet=fleet.fleet, broker=broker.url, devices=devices
+                ) as agents:
                     killed = disturbed(folder / "fleet.json", broker, agents, draw)
             with contextlib.closing(Store(folder / "fleet" / "store", read_only=True)) as store:
                 run = store.runs()[0].id
-                tasks = [task for item in store.rounds(run) for task in store.tasks(run, item.number, "train")]
+                tasks = [
+                    task
+                    for item in store.rounds(run)
+                    for task in store.tasks(run, item.number, "train")
+                ]
             merged = sum(task.phase is TaskPhase.MERGED for task in tasks)
             found = tensors(folder / "fleet", run)
-            same = len(found) == ROUNDS + 1 and all(np.array_equal(found[-1][name], wanted[name]) for name in wanted)
-            lost = len(list(folder.rglob("task.unreadable")))  # what a board had in hand when it was killed
-            equal, kills = equal + (same and not lost), kills + len(killed)
+            same = len(found) == ROUNDS + 1 and all(
+                np.array_equal(found[-1][name], wanted[name]) for name in wanted
+            )
+            lost = len(
+                list(folder.rglob("task.unreadable"))
+            )  # what a board had in hand when it was killed
+            equal = equal + (same and not lost)
+            kills = kills + len(killed)
             said = f"{merged} merged, {lost} records lost,"
             print(number, "same bits" if same else "OTHER", said, len(killed), *killed, flush=True)
     print(f"{equal} of {given.runs} runs with the same bits, {kills} kills")

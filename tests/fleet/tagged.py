@@ -1,7 +1,9 @@
-"""Three token labelling tasks with label sets of their own, made from the sentences of CoLA by fixed rules.
+"""Three token labelling tasks with label sets of their own, made from the sentences of CoLA by
+fixed rules.
 
-The corpora of InclusiveFL's NER experiments (SMM4H, ADE, CADEC) cannot be had here. These tasks stand for them: each
-device's entities are other ones, their labels have other numbers, and a sentence is never shared between devices.
+The corpora of InclusiveFL's NER experiments (SMM4H, ADE, CADEC) cannot be had here. These tasks
+stand for them: each device's entities are other ones, their labels have other numbers, and a
+sentence is never shared between devices.
 
 - ``NAME``: words that are mostly written with a capital, one after another;
 - ``PRONOUN``: personal pronouns and their kin;
@@ -28,22 +30,47 @@ LABELS = {
 """The tags of each task, by their label."""
 
 _PRONOUNS = frozenset(
-    {"i", "me", "you", "he", "him", "himself", "she", "her", "herself", "it", "we", "us", "they", "them", "who", "whom"}
+    {
+        "i",
+        "me",
+        "you",
+        "he",
+        "him",
+        "himself",
+        "she",
+        "her",
+        "herself",
+        "it",
+        "we",
+        "us",
+        "they",
+        "them",
+        "who",
+        "whom",
+    }
 )
 _OPENERS = frozenset({"the", "a", "an", "this", "that", "these", "those"})
 
 
 def read_sentences(folder: Path) -> list[list[str]]:
-    """The words of CoLA's sentences in the order of its training file, both kinds, at least three words each."""
+    """The words of CoLA's sentences in the order of its training file, both kinds, at least three
+    words each.
+    """
     lines = read_lines(folder / "cola" / "in_domain_train.tsv")
     sentences = [re.findall(r"\w+|[^\w\s]", line.split("\t")[3]) for line in lines if line]
     return [words for words in sentences if len(words) >= 3]
 
 
 def names_in(sentences: Sequence[Sequence[str]]) -> frozenset[str]:
-    """The words that stand with a capital beyond the beginning of a sentence more often than without one."""
+    """The words that stand with a capital beyond the beginning of a sentence more often than
+    without one.
+    """
     seen = Counter(word for words in sentences for word in words[1:])
-    return frozenset(word for word in seen if word[0].isupper() and word != "I" and seen[word] > seen[word.lower()])
+    return frozenset(
+        word
+        for word in seen
+        if word[0].isupper() and word != "I" and seen[word] > seen[word.lower()]
+    )
 
 
 def tag(words: Sequence[str], names: frozenset[str]) -> list[str]:
@@ -69,7 +96,8 @@ def tagged(
     vocabulary: Vocabulary,
     length: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Token ids and labels; what a task has no label for is outside, and padding counts for nothing.
+    """Token ids and labels; what a task has no label for is outside, and padding counts for
+    nothing.
 
     Args:
         sentences: their words.

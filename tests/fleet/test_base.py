@@ -1,4 +1,6 @@
-"""Boards that train adapters of unequal rank over a broker: the frozen base is fetched once, the updates are small."""
+"""Boards that train adapters of unequal rank over a broker: the frozen base is fetched once, the
+updates are small.
+"""
 
 import numpy as np
 import pytest
@@ -21,7 +23,9 @@ SETTINGS = {"hidden": 600}
 
 
 def test_boards_of_unequal_rank_share_a_base_that_each_fetches_once(tmp_path):
-    """Three rounds: accuracy rises by a third; each board asks once for the base, and sends adapters and head alone."""
+    """Three rounds: accuracy rises by a third; each board asks once for the base, and sends
+    adapters and head alone.
+    """
     data = load_dataset("digits")
     devices = []
     for number, width in enumerate(LIMITS):
@@ -31,13 +35,19 @@ def test_boards_of_unequal_rank_share_a_base_that_each_fetches_once(tmp_path):
     np.savez(tmp_path / "test.npz", x=data.test_x, y=data.test_y)
     layout = infer_layout(adapted, SETTINGS)
     tiers = [layout.tier(width) for width in LIMITS]
-    export_architecture(adapted, SETTINGS, tiers, Recipe(), tmp_path / "artifacts", formats=("onnx",))
-    manifest = parse_manifest((tmp_path / "artifacts" / "adapted" / tiers[0].id / "manifest.json").read_bytes())
+    export_architecture(
+        adapted, SETTINGS, tiers, Recipe(), tmp_path / "artifacts", formats=("onnx",)
+    )
+    manifest = parse_manifest(
+        (tmp_path / "artifacts" / "adapted" / tiers[0].id / "manifest.json").read_bytes()
+    )
     base = manifest.files[BASE]
     watcher = Watcher()
     with (
         mosquitto_broker(tmp_path) as broker,
-        LocalFleet(tmp_path / "devices", fleet="adapters", broker=broker.url, devices=devices) as fleet,
+        LocalFleet(
+            tmp_path / "devices", fleet="adapters", broker=broker.url, devices=devices
+        ) as fleet,
     ):
         config = FleetConfig.model_validate(
             {
@@ -45,7 +55,12 @@ def test_boards_of_unequal_rank_share_a_base_that_each_fetches_once(tmp_path):
                 "store": tmp_path / "store",
                 "broker": {"url": broker.url},
                 "model": {"artifacts": tmp_path / "artifacts", "arch": "adapted"},
-                "round": {"rounds": 3, "min_devices": 3, "deadline_seconds": 60.0, "nudge_seconds": 5.0},
+                "round": {
+                    "rounds": 3,
+                    "min_devices": 3,
+                    "deadline_seconds": 60.0,
+                    "nudge_seconds": 5.0,
+                },
                 "train": {"learning_rate": 0.1, "epochs": 3, "batch_size": 16},
                 "evaluation": {"data": {"kind": "npz", "path": tmp_path / "test.npz"}},
             }

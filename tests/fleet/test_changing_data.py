@@ -1,4 +1,6 @@
-"""Files of data that are written again in the middle of a fleet's run: the model learns from them, or waits."""
+"""Files of data that are written again in the middle of a fleet's run: the model learns from them,
+or waits.
+"""
 
 import contextlib
 from collections.abc import Callable
@@ -32,7 +34,8 @@ def save(folder: Path, samples: Samples) -> None:
 
 def fleet_of_one(ground: Ground, url: str) -> LocalFleet:
     """An agent on a pair of .npy files."""
-    x_file, y_file = ground.folder / "x.npy", ground.folder / "y.npy"
+    x_file = ground.folder / "x.npy"
+    y_file = ground.folder / "y.npy"
     fleet = ground.fleet(url, [LocalDevice("board", x_file, 1.0)])
     text = fleet._configs["board"]
     fleet._configs["board"] = text.replace(f'"{x_file}"\n', f'"{x_file}"\ny_path = "{y_file}"\n')
@@ -54,21 +57,29 @@ def accepted_in(number: int) -> Callable[[control.RunEvent], bool]:
 
 
 @pytest.mark.parametrize(
-    ("new", "least"), [(sorted_by_label, 0.85), pytest.param(few, 0.7, marks=pytest.mark.slow)], ids=["sorted", "fewer"]
+    ("new", "least"),
+    [(sorted_by_label, 0.85), pytest.param(few, 0.7, marks=pytest.mark.slow)],
+    ids=["sorted", "fewer"],
 )
 def test_a_run_learns_from_files_that_are_written_again(ground, tmp_path, new, least):
     """The same samples in another order leave the accuracy as it was, and fewer end no agent.
 
     Images that were mapped beside labels that were copied had brought 0.82 down to 0.13.
     """
-    watcher, samples = Watcher(), all_samples(ground)
+    watcher = Watcher()
+    samples = all_samples(ground)
     save(ground.folder, samples)
     watcher.once(accepted_in(4), lambda: save(ground.folder, new(samples)))
     with embedded_broker(tmp_path) as broker, fleet_of_one(ground, broker.url) as fleet:
         finished = run(ground.config(broker.url, rounds=8, min_devices=1), watcher)
         fleet.check()
-    closed, judged = watcher.of(control.RoundClosed), watcher.of(control.RoundJudged)
-    found = {event.round: event.evaluation.accuracy for event in (*closed, *judged) if event.evaluation is not None}
+    closed = watcher.of(control.RoundClosed)
+    judged = watcher.of(control.RoundJudged)
+    found = {
+        event.round: event.evaluation.accuracy
+        for event in (*closed, *judged)
+        if event.evaluation is not None
+    }
     assert finished.status == "finished"
     assert [*sorted(found)] == [*range(1, 9)]
     assert min(found[number] for number in range(5, 9)) > least
@@ -77,7 +88,8 @@ def test_a_run_learns_from_files_that_are_written_again(ground, tmp_path, new, l
 
 def test_a_run_waits_for_files_that_are_gone(ground, tmp_path):
     """The board refuses by name and lives; with the file back the run goes on to its end."""
-    watcher, samples = Watcher(), all_samples(ground)
+    watcher = Watcher()
+    samples = all_samples(ground)
     save(ground.folder, samples)
     path = ground.folder / "x.npy"
 

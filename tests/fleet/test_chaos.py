@@ -7,7 +7,9 @@ from tests.fleet.chaos import chaos
 
 @pytest.mark.slow
 def test_rounds_close_whatever_the_network_does(tmp_path):
-    """Messages lost, repeated and swapped, connections cut and left open, the broker killed, devices away and back."""
+    """Messages lost, repeated and swapped, connections cut and left open, the broker killed,
+    devices away and back.
+    """
     found = chaos(tmp_path, devices=8, rounds=2, payload_bytes=50_000, seed="a")
     assert (found.status, len(found.closed), found.abandoned, found.twice) == ("finished", 2, [], 0)
     assert all(merged >= asked / 2 for merged, asked in zip(found.merged, found.asked, strict=True))

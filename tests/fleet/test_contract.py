@@ -1,6 +1,8 @@
-"""A fleet in which boards read data differently: each trains what the others train, or is refused by name.
+"""A fleet in which boards read data differently: each trains what the others train, or is refused
+by name.
 
-Boards that hold the same samples do the same arithmetic, so the loss of each is that of a reference board, bit by bit.
+Boards that hold the same samples do the same arithmetic, so the loss of each is that of a reference
+board, bit by bit.
 """
 
 import contextlib
@@ -29,7 +31,9 @@ ORDERED = tuple(sorted(NAMES))
 
 @pytest.fixture(scope="module")
 def digits():
-    """Bytes ``[N, 1, 8, 8]`` and digits of boards and of the server, in the order in which folders are read."""
+    """Bytes ``[N, 1, 8, 8]`` and digits of boards and of the server, in the order in which folders
+    are read.
+    """
     data = load_dataset("digits")
 
     def in_order(x, y, count):
@@ -80,7 +84,9 @@ def trained(config, run_id):
 
 
 def test_boards_with_folders_that_differ_train_alike_or_are_refused(ground, digits, tmp_path):
-    """Hidden and empty folders, a class less, another order of `labels`; a class that nobody named is refused."""
+    """Hidden and empty folders, a class less, another order of `labels`; a class that nobody named
+    is refused.
+    """
     own, test = digits
     write_images(tmp_path / "test", test)
     for name in ("plain", "hidden", "nested", "ordered", "extra"):
@@ -91,7 +97,12 @@ def test_boards_with_folders_that_differ_train_alike_or_are_refused(ground, digi
     write_arrays(tmp_path / "few.npz", own, few)
     by_name = np.argsort([NAMES.index(ORDERED[label]) for label in own[1]], kind="stable")
     write_arrays(tmp_path / "by_name.npz", (own[0][by_name], own[1][by_name]))
-    for aside in ("hidden/.ipynb_checkpoints", "hidden/@eaDir", "hidden/aardvark", "extra/aardvark"):
+    for aside in (
+        "hidden/.ipynb_checkpoints",
+        "hidden/@eaDir",
+        "hidden/aardvark",
+        "extra/aardvark",
+    ):
         (tmp_path / aside).mkdir()
     (tmp_path / "nested" / ORDERED[3]).rename(tmp_path / "moved")
     (tmp_path / "nested" / ORDERED[3]).mkdir()
@@ -99,32 +110,56 @@ def test_boards_with_folders_that_differ_train_alike_or_are_refused(ground, digi
     Image.fromarray(own[0][0][0]).save(tmp_path / "extra" / "aardvark" / "1.png")
     images = {"kind": "images", "channels": 1}
     arrays = {"kind": "npz", "scale": 1 / 255}
-    tables = {name: {**images, "path": str(tmp_path / name)} for name in ("plain", "hidden", "nested", "missing")}
+    tables = {
+        name: {**images, "path": str(tmp_path / name)}
+        for name in ("plain", "hidden", "nested", "missing")
+    }
     tables["ordered"] = {**images, "path": str(tmp_path / "ordered"), "labels": NAMES}
     tables["extra"] = {**images, "path": str(tmp_path / "extra")}
     tables["reference"] = {**arrays, "path": str(tmp_path / "reference.npz")}
     tables["by_name"] = {**arrays, "path": str(tmp_path / "by_name.npz")}
     tables["few"] = {**arrays, "path": str(tmp_path / "few.npz")}
-    with embedded_broker(tmp_path) as broker, boards(tmp_path / "boards", broker.url, tables) as processes:
+    with (
+        embedded_broker(tmp_path) as broker,
+        boards(tmp_path / "boards", broker.url, tables) as processes,
+    ):
         config = ground.config(
-            broker.url, rounds=1, wait_seconds=240.0, deadline_seconds=240.0, min_devices=len(tables)
+            broker.url,
+            rounds=1,
+            wait_seconds=240.0,
+            deadline_seconds=240.0,
+            min_devices=len(tables),
         )
         config = config.model_copy(
-            update={"evaluation": EvaluationConfig(data={**images, "path": tmp_path / "test"}), "round": config.round}
+            update={
+                "evaluation": EvaluationConfig(data={**images, "path": tmp_path / "test"}),
+                "round": config.round,
+            }
         )
-        finished = run(config.model_copy(update={"round": config.round.model_copy(update={"quorum": 0.8})}), Watcher())
+        finished = run(
+            config.model_copy(update={"round": config.round.model_copy(update={"quorum": 0.8})}),
+            Watcher(),
+        )
         hidden_log = processes["hidden"].log()
         findings = {finding.check: finding for finding in examine(processes["extra"].config)}
     assert finished.status == "finished", finished.error
     losses, refused = trained(config, finished.run)
     same = {losses[name] for name in ("plain", "hidden", "nested", "reference")}
     assert len(same) == 1
-    assert losses["ordered"] == losses["by_name"] != losses["plain"]  # its folders are read in another order
+    assert (
+        losses["ordered"] == losses["by_name"] != losses["plain"]
+    )  # its folders are read in another order
     assert losses["missing"] == losses["few"] != losses["plain"]
     assert [*refused] == ["extra"]
     assert "data-mismatch: " in refused["extra"]
-    assert f"{tmp_path}/extra has the label 'aardvark', which is not a label of the fleet" in refused["extra"]
-    assert "left out: 1 folders without images, 1 hidden files or folders, 1 system folders" in hidden_log
+    assert (
+        f"{tmp_path}/extra has the label 'aardvark', which is not a label of the fleet"
+        in refused["extra"]
+    )
+    assert (
+        "left out: 1 folders without images, 1 hidden files or folders, 1 system folders"
+        in hidden_log
+    )
     assert read_contract(processes["extra"].state_dir).labels == ORDERED
     assert findings["data"].level == "failed"
     assert "has the label 'aardvark'" in findings["data"].detail
@@ -141,17 +176,34 @@ def test_boards_with_disjoint_classes_learn_as_with_one_numbering(ground, digits
     for number, keep in enumerate(shares):
         write_images(tmp_path / f"d{number}", own, keep)
         write_arrays(tmp_path / f"d{number}.npz", own, keep)
-        folders[f"d{number}"] = {"kind": "images", "channels": 1, "path": str(tmp_path / f"d{number}")}
-        arrays[f"d{number}"] = {"kind": "npz", "scale": 1 / 255, "path": str(tmp_path / f"d{number}.npz")}
+        folders[f"d{number}"] = {
+            "kind": "images",
+            "channels": 1,
+            "path": str(tmp_path / f"d{number}"),
+        }
+        arrays[f"d{number}"] = {
+            "kind": "npz",
+            "scale": 1 / 255,
+            "path": str(tmp_path / f"d{number}.npz"),
+        }
     evaluation = EvaluationConfig(data={"kind": "images", "channels": 1, "path": tmp_path / "test"})
     found = []
     for kind, tables in (("folders", folders), ("arrays", arrays)):
         (tmp_path / kind).mkdir()
-        with embedded_broker(tmp_path / kind) as broker, boards(tmp_path / kind / "boards", broker.url, tables):
+        with (
+            embedded_broker(tmp_path / kind) as broker,
+            boards(tmp_path / kind / "boards", broker.url, tables),
+        ):
             config = ground.config(
-                broker.url, rounds=3, wait_seconds=240.0, deadline_seconds=240.0, min_devices=len(tables)
+                broker.url,
+                rounds=3,
+                wait_seconds=240.0,
+                deadline_seconds=240.0,
+                min_devices=len(tables),
             )
-            config = config.model_copy(update={"evaluation": evaluation, "store": tmp_path / kind / "store"})
+            config = config.model_copy(
+                update={"evaluation": evaluation, "store": tmp_path / kind / "store"}
+            )
             found.append(run(config, Watcher()))
     assert [each.status for each in found] == ["finished", "finished"]
     assert found[0].evaluation == found[1].evaluation
@@ -165,13 +217,19 @@ def flat(tmp_path_factory):
     architecture = Registry.zoo().get("mlp")
     settings = architecture.settings({"input_shape": (64,)})
     tiers = (infer_layout(architecture, settings).tier(1.0),)
-    export_architecture(architecture, settings, tiers, Recipe(), folder / "artifacts", formats=("onnx",))
+    export_architecture(
+        architecture, settings, tiers, Recipe(), folder / "artifacts", formats=("onnx",)
+    )
     return folder / "artifacts"
 
 
 def write_table(path, samples, *, order=range(64), text=True, index=None, header=True, twice=False):
     """A table with a column for each pixel, as one program or another writes it."""
-    names = [*([] if index is None else [index]), *(f"p{place}" for place in order), *["label"] * (1 + twice)]
+    names = [
+        *([] if index is None else [index]),
+        *(f"p{place}" for place in order),
+        *["label"] * (1 + twice),
+    ]
     lines = [",".join(names)] * header
     for number, (pixels, label) in enumerate(zip(*samples, strict=True)):
         values = [*([] if index is None else [number]), *pixels.ravel()[list(order)]]
@@ -181,7 +239,9 @@ def write_table(path, samples, *, order=range(64), text=True, index=None, header
 
 
 def test_boards_with_tables_that_differ_train_alike_or_are_refused(ground, flat, digits, tmp_path):
-    """Another order of columns, an index, more columns; what lacks one, or has a header that is none, is refused."""
+    """Another order of columns, an index, more columns; what lacks one, or has a header that is
+    none, is refused.
+    """
     own, test = digits
     write_table(tmp_path / "test.csv", test)
     write_table(tmp_path / "plain.csv", own)
@@ -197,17 +257,31 @@ def test_boards_with_tables_that_differ_train_alike_or_are_refused(ground, flat,
     tables["bare"]["label_column"] = 64
     tables["ordered"] = {**tables["plain"], "labels": NAMES}
     write_arrays(tmp_path / "reference.npz", own)
-    tables["reference"] = {"kind": "npz", "scale": 1 / 255, "shape": [64], "path": str(tmp_path / "reference.npz")}
-    with embedded_broker(tmp_path) as broker, boards(tmp_path / "boards", broker.url, tables) as processes:
+    tables["reference"] = {
+        "kind": "npz",
+        "scale": 1 / 255,
+        "shape": [64],
+        "path": str(tmp_path / "reference.npz"),
+    }
+    with (
+        embedded_broker(tmp_path) as broker,
+        boards(tmp_path / "boards", broker.url, tables) as processes,
+    ):
         config = ground.config(
-            broker.url, rounds=1, wait_seconds=240.0, deadline_seconds=240.0, min_devices=len(tables) - 2
+            broker.url,
+            rounds=1,
+            wait_seconds=240.0,
+            deadline_seconds=240.0,
+            min_devices=len(tables) - 2,
         ).model_copy(
             update={
                 "model": ModelConfig(artifacts=flat, arch="mlp"),
                 "evaluation": EvaluationConfig(data={**table, "path": tmp_path / "test.csv"}),
             }
         )
-        config = config.model_copy(update={"round": config.round.model_copy(update={"quorum": 0.8})})
+        config = config.model_copy(
+            update={"round": config.round.model_copy(update={"quorum": 0.8})}
+        )
         finished = run(config, Watcher())
         codes = {name: processes[name].wait_exit() for name in ("bare", "twice")}
         logs = {name: processes[name].log() for name in codes}
@@ -216,7 +290,10 @@ def test_boards_with_tables_that_differ_train_alike_or_are_refused(ground, flat,
     assert losses.keys() == {"plain", "turned", "index", "more", "ordered", "reference"}
     assert len(set(losses.values())) == 1
     assert [*refused] == ["lacks"]
-    assert f"data-mismatch: {tmp_path}/lacks.csv has no column 'p63', which the fleet's model reads" in refused["lacks"]
+    assert (
+        f"data-mismatch: {tmp_path}/lacks.csv has no column 'p63', which the fleet's model reads"
+        in refused["lacks"]
+    )
     assert codes == {"bare": 4, "twice": 4}
     assert "bare.csv holds a sample" in logs["bare"]
     assert "set header = false in [data]" in logs["bare"]
@@ -235,8 +312,12 @@ def test_labels_that_nobody_names_are_refused(ground, digits, tmp_path):
         "reference": {"kind": "npz", "scale": 1 / 255, "path": str(tmp_path / "reference.npz")},
     }
     with embedded_broker(tmp_path) as broker, boards(tmp_path / "boards", broker.url, tables):
-        config = ground.config(broker.url, rounds=1, wait_seconds=240.0, deadline_seconds=240.0, min_devices=3)
-        config = config.model_copy(update={"round": config.round.model_copy(update={"quorum": 0.5})})
+        config = ground.config(
+            broker.url, rounds=1, wait_seconds=240.0, deadline_seconds=240.0, min_devices=3
+        )
+        config = config.model_copy(
+            update={"round": config.round.model_copy(update={"quorum": 0.5})}
+        )
         first = run(config, Watcher())
         terms = {"contract": ContractTerms(labels=ORDERED), "store": tmp_path / "other"}
         agreed = config.model_copy(update=terms)

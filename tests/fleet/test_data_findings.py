@@ -31,20 +31,27 @@ def boards(ground):
 def shown(store, command):
     """What the command line prints of a store."""
     arguments = [sys.executable, "-m", "shoal", command, "--store", str(store)]
-    return subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=60, cwd=REPOSITORY).stdout
+    return subprocess.run(
+        arguments, capture_output=True, text=True, check=True, timeout=60, cwd=REPOSITORY
+    ).stdout
 
 
 def test_a_board_with_another_scale_is_named_before_its_first_update_counts(ground, boards):
     """In log, devices and advice, with figures, once; the three others are not."""
-    watcher, seen = Watcher(), {}
+    watcher = Watcher()
+    seen = {}
 
     def look():
         with contextlib.closing(Store(ground.folder / "store", read_only=True)) as store:
             seen["merged"] = {view.device.id: view.merged for view in queries.devices(store)}
             seen["advice"] = {found.title: found.evidence for found in advice(store)}
-            seen["log"] = [(line.device, line.detail) for line in queries.log(store) if line.kind == EVENT]
+            seen["log"] = [
+                (line.device, line.detail) for line in queries.log(store) if line.kind == EVENT
+            ]
 
-    watcher.once(lambda event: isinstance(event, control.UpdateReceived) and event.device == "barn", look)
+    watcher.once(
+        lambda event: isinstance(event, control.UpdateReceived) and event.device == "barn", look
+    )
     with embedded_broker(ground.folder) as broker:
         config = ground.config(broker.url, rounds=2, min_devices=4)
         with ground.fleet(broker.url, boards) as agents:
@@ -54,11 +61,14 @@ def test_a_board_with_another_scale_is_named_before_its_first_update_counts(grou
     assert seen["merged"]["barn"] == 0
     (name, sentence), *more = seen["log"]
     assert (name, more) == ("barn", [])
-    assert sentence.startswith("values range from 0 to 255, the fleet's range from 0 to 1 (their deviation is 2")
+    assert sentence.startswith(
+        "values range from 0 to 255, the fleet's range from 0 to 1 (their deviation is 2"
+    )
     assert sentence.endswith("multiply `scale` in [data] by 0.003922")
     assert seen["advice"][TITLE].startswith(f"barn: {sentence}")
 
-    devices, found = shown(ground.folder / "store", "devices"), shown(ground.folder / "store", "advice")
+    devices = shown(ground.folder / "store", "devices")
+    found = shown(ground.folder / "store", "advice")
     assert devices.replace("\n", " ").count("looks wrong:") == 1
     assert "the data of barn looks wrong: values range from 0 to 255" in devices.replace("\n", " ")
     assert TITLE in found
@@ -70,7 +80,9 @@ def test_a_board_with_another_scale_is_named_before_its_first_update_counts(grou
         of_barn = [line.kind for line in lines if line.device == "barn"]
         assert of_barn.index(EVENT) < of_barn.index("update-received")
         assert of_barn.count(EVENT) == 1
-        assert not [line for line in lines if line.kind in {EVENT, "no-contract"} and line.device != "barn"]
+        assert not [
+            line for line in lines if line.kind in {EVENT, "no-contract"} and line.device != "barn"
+        ]
 
 
 def test_a_server_without_samples_says_so_once(ground, boards, caplog):
@@ -82,7 +94,11 @@ def test_a_server_without_samples_says_so_once(ground, boards, caplog):
             finished = run(config, Watcher())
             agents.check()
     assert finished.status == "finished", finished.error
-    said = [record.message for record in caplog.records if "no contract defines a sample" in record.message]
+    said = [
+        record.message
+        for record in caplog.records
+        if "no contract defines a sample" in record.message
+    ]
     assert len(said) == 1
     assert "[evaluation.data]" in said[0]
     assert "[contract]" in said[0]

@@ -1,4 +1,6 @@
-"""InclusiveFL with labels of its own for each depth, as in the paper's NER: three devices, three heads, one encoder."""
+"""InclusiveFL with labels of its own for each depth, as in the paper's NER: three devices, three
+heads, one encoder.
+"""
 
 import os
 from pathlib import Path
@@ -30,10 +32,16 @@ from trainer_export.recipe import Recipe
 
 ROUNDS = 5
 DEPTHS = {"weak": 1, "medium": 2, "strong": 3}
-LENGTH, VOCAB, TRAIN, TEST = 16, 1000, 500, 150
+LENGTH = 16
+VOCAB = 1000
+TRAIN = 500
+TEST = 150
 DATA = Path(os.environ.get("SHOAL_DATA") or Path(__file__).parents[3] / "shared" / "data")
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not (DATA / "cola").is_dir(), reason="CoLA is not in SHOAL_DATA")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not (DATA / "cola").is_dir(), reason="CoLA is not in SHOAL_DATA"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +49,8 @@ def ward(tmp_path_factory):
     """A broker and three agents, each with its own depth, sentences and label set."""
     folder = tmp_path_factory.mktemp("ward")
     sentences = read_sentences(DATA)
-    names, words = names_in(sentences), Vocabulary.of([" ".join(words) for words in sentences], VOCAB)
+    names = names_in(sentences)
+    words = Vocabulary.of([" ".join(words) for words in sentences], VOCAB)
     order = np.random.default_rng(4).permutation(len(sentences))
     devices = []
     for number, (kind, labels) in enumerate(LABELS.items()):
@@ -77,7 +86,9 @@ def ward(tmp_path_factory):
     )
     with (
         mosquitto_broker(folder) as broker,
-        LocalFleet(folder / "devices", fleet="ward", broker=broker.url, devices=devices, holdout=0.1) as fleet,
+        LocalFleet(
+            folder / "devices", fleet="ward", broker=broker.url, devices=devices, holdout=0.1
+        ) as fleet,
     ):
         yield folder, broker.url, fleet, {kind: tier.id for kind, tier in tiers.items()}
 
@@ -117,10 +128,16 @@ def trained(ward, tmp_path):
 
 
 def scores(config, run_id, folder, tiers):
-    """The entities that each device's next model finds in its test sentences, as seqeval counts them."""
-    artifacts = load_artifacts(config.model.artifacts, config.model.arch, chunk_bytes=config.round.chunk_bytes)
-    layout, context = artifacts.layout, prepare_run(run_id, config, artifacts)
-    store, blobs = Store(config.store, read_only=True), BlobStore(config.store / "blobs")
+    """The entities that each device's next model finds in its test sentences, as seqeval counts
+    them.
+    """
+    artifacts = load_artifacts(
+        config.model.artifacts, config.model.arch, chunk_bytes=config.round.chunk_bytes
+    )
+    layout = artifacts.layout
+    context = prepare_run(run_id, config, artifacts)
+    store = Store(config.store, read_only=True)
+    blobs = BlobStore(config.store / "blobs")
     version = store.version(run_id)
     store.close()
     found = {}
@@ -131,12 +148,16 @@ def scores(config, run_id, folder, tiers):
             compile_plan(layout, make_plan(layout, tier.tier)), request, open_model(blobs, version)
         )
         with np.load(folder / f"{kind}-test.npz") as file:
-            x, y = file["x"], file["y"]
+            x = file["x"]
+            y = file["y"]
         inputs = {parameter_input(name): value for name, value in model.items()}
         graph = open_graph(tier.folder / tier.manifest.graphs["onnx/infer"].path, threads=1)
         (logits,) = graph.run(None, {**inputs, "x": x})
         truth, guess = (
-            [[LABELS[kind][label] for label in row[kept]] for row, kept in zip(labels, y >= 0, strict=True)]
+            [
+                [LABELS[kind][label] for label in row[kept]]
+                for row, kept in zip(labels, y >= 0, strict=True)
+            ]
             for labels in (y, logits.argmax(-1))
         )
         found[kind] = sum(entity_scores(truth, guess).values(), Scores(0, 0, 0)).f1
@@ -145,14 +166,17 @@ def scores(config, run_id, folder, tiers):
 
 
 def test_every_depth_learns_its_own_labels_on_a_shared_encoder(trained):
-    """Three label sets of different sizes in one run; each depth finds entities that only its own device was taught.
+    """Three label sets of different sizes in one run; each depth finds entities that only its own
+    device was taught.
 
     Untrained models have an F1 of at most 0.12.
     """
     watcher, evaluation, f1 = trained(
         {"beta": 0.5}, server_optimizer={"name": "fedadam", "learning_rate": 0.01, "beta1": 0.5}
     )
-    assert [len(event.merged) for event in watcher.of(control.RoundClosed)] == [len(DEPTHS)] * ROUNDS
+    assert [len(event.merged) for event in watcher.of(control.RoundClosed)] == [
+        len(DEPTHS)
+    ] * ROUNDS
     assert min(f1.values()) > 0.5
     # The share of words outside every entity is 0.93, 0.71 and 0.64.
     weak, medium, strong = (found.accuracy for found in evaluation.tiers.values())

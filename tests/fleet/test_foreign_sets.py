@@ -1,4 +1,6 @@
-"""An enrolled fleet that trains with an artifact set from somebody else: devices get no other file of the server."""
+"""An enrolled fleet that trains with an artifact set from somebody else: devices get no other file
+of the server.
+"""
 
 import contextlib
 import json
@@ -83,8 +85,11 @@ def thief(enrolment, url, folder):
 
 
 def stolen(link, inbox, digest, until):
-    """Bytes of a blob that arrive, asked for again and again until an event is set, and for a second beyond."""
-    name, pieces = "pi-1", []
+    """Bytes of a blob that arrive, asked for again and again until an event is set, and for a
+    second beyond.
+    """
+    name = "pi-1"
+    pieces = []
     link.subscribe(TOPICS.blob_filter(digest))
     end = None
     while not pieces and (end is None or time.monotonic() < end):
@@ -94,7 +99,9 @@ def stolen(link, inbox, digest, until):
         link.publish(TOPICS.profile(name), said.to_bytes(), retain=True)
         status = DeviceStatus(fleet="test", device=name, online=True, state="idle")
         link.publish(TOPICS.status(name), status.to_bytes(), retain=True)
-        need = NeedChunks(fleet="test", device=name, run="r", round=1, task="t", digest=digest, ranges=((0, 9),))
+        need = NeedChunks(
+            fleet="test", device=name, run="r", round=1, task="t", digest=digest, ranges=((0, 9),)
+        )
         link.publish(TOPICS.reply(name), need.to_bytes())
         with contextlib.suppress(queue.Empty):
             event = inbox.get(timeout=0.3)
@@ -109,7 +116,9 @@ def stolen(link, inbox, digest, until):
     ids=lambda change: change.__name__,
 )
 def test_a_set_that_names_the_operators_key_gives_it_to_nobody(ground, tmp_path, change):
-    """A member of the fleet asks for the digest under which the key would be; a file of the set's own arrives."""
+    """A member of the fleet asks for the digest under which the key would be; a file of the set's
+    own arrives.
+    """
     folder = ground.folder / "lab"
     with mosquitto_broker(tmp_path) as broker, contextlib.ExitStack() as stack:
         found_fleet(folder, Founding("test", "127.0.0.1", broker.port, broker.url))
@@ -123,7 +132,8 @@ def test_a_set_that_names_the_operators_key_gives_it_to_nobody(ground, tmp_path,
         identity = BrokerConfig(url=broker.url, identity=folder / "server.enrolment")
         config = config.model_copy(update={"broker": identity, "model": model})
         server = stack.enter_context(Server(config.fleet, config.store, config.broker))
-        refused, over = [], threading.Event()
+        refused = []
+        over = threading.Event()
 
         def work():
             try:

@@ -1,5 +1,6 @@
-"""An enrolled fleet among strangers: it trains over TLS, and what an outsider or another device says in its place is
-refused, named and counted, on a broker that lets everybody read and write everything.
+"""An enrolled fleet among strangers: it trains over TLS, and what an outsider or another device
+says in its place is refused, named and counted, on a broker that lets everybody read and write
+everything.
 """
 
 import contextlib
@@ -15,7 +16,14 @@ from types import SimpleNamespace
 import pytest
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from broker_server.service.authority import Founding, enroll, found_fleet, renew, renew_server, revoke
+from broker_server.service.authority import (
+    Founding,
+    enroll,
+    found_fleet,
+    renew,
+    renew_server,
+    revoke,
+)
 from broker_server.service.launch import submit
 from broker_server.service.membership import broker_address, hosted_broker
 from broker_server.service.server import Server
@@ -36,7 +44,14 @@ from fleet_protocol.identity.sealing import new_key
 from fleet_protocol.link import Link
 from fleet_protocol.messages import Cancel, DeviceStatus, Offer, Refuse
 from fleet_protocol.topics import BlobTopic, DeviceTopic, Topics, UploadTopic
-from fleet_protocol.transport import BrokerAddress, Connected, Disconnected, Received, Told, open_transport
+from fleet_protocol.transport import (
+    BrokerAddress,
+    Connected,
+    Disconnected,
+    Received,
+    Told,
+    open_transport,
+)
 from shoal.cli.demo import LocalDevice
 from tests.brokers import embedded_broker, free_port, mosquitto_broker
 from tests.fleet.conftest import WIDTHS, Watcher
@@ -61,15 +76,19 @@ def members(ground, enrolments):
 
 def identified(ground, folder, broker: BrokerConfig, **rounds):
     config = ground.config("embedded", **rounds)
-    return config.model_copy(update={"broker": broker.model_copy(update={"identity": folder / "server.enrolment"})})
+    return config.model_copy(
+        update={"broker": broker.model_copy(update={"identity": folder / "server.enrolment"})}
+    )
 
 
 class Outsider:
-    """A client of the broker who reads everything, and says again, and says falsely, whatever it can.
+    """A client of the broker who reads everything, and says again, and says falsely, whatever it
+    can.
 
     Args:
         url: of a broker that lets it.
-        insider: whose keys it signs with, as a device that is enrolled and bad; None for no key at all.
+        insider: whose keys it signs with, as a device that is enrolled and bad; None for no key at
+            all.
     """
 
     def __init__(self, url: str, insider: Enrolment | None = None) -> None:
@@ -80,7 +99,9 @@ class Outsider:
         self._inbox: queue.SimpleQueue = queue.SimpleQueue()
         self._mine: set[bytes] = set()
         self._stop = threading.Event()
-        self._link = Link(BrokerAddress.parse(url), f"outsider-{os.getpid()}-{id(self)}", self._inbox)
+        self._link = Link(
+            BrokerAddress.parse(url), f"outsider-{os.getpid()}-{id(self)}", self._inbox
+        )
         self._thread = threading.Thread(target=self._work, daemon=True)
 
     def __enter__(self):
@@ -113,17 +134,23 @@ class Outsider:
         while not self._stop.is_set():
             with contextlib.suppress(queue.Empty):
                 event = self._inbox.get(timeout=0.1)
-                if isinstance(event, Received) and hashlib.sha256(event.payload).digest() not in self._mine:
+                if (
+                    isinstance(event, Received)
+                    and hashlib.sha256(event.payload).digest() not in self._mine
+                ):
                     self._attack(event)
 
     def _attack(self, event: Received) -> None:
-        topic, said = TOPICS.parse(event.topic), event.payload
+        topic = TOPICS.parse(event.topic)
+        said = event.payload
         if isinstance(topic, BlobTopic | UploadTopic):
             self.chunks.append(said)
             self.say("poisoned chunk", event.topic, said[:-4] + b"evil")
             if self._chunks is not None and self.tried["chunk of its own"] < 5:
                 self.tried["chunk of its own"] += 1
-                ((own),) = self._chunks.listed(place_of(event.topic), ((event.topic, said[-100:]),), None)
+                ((own),) = self._chunks.listed(
+                    place_of(event.topic), ((event.topic, said[-100:]),), None
+                )
                 self._mine.add(hashlib.sha256(own).digest())
                 self._link.publish(event.topic, own)
         elif isinstance(topic, DeviceTopic):
@@ -133,21 +160,35 @@ class Outsider:
                 self._again("replayed offer", event)
                 self.say("forged cancel", event.topic, Cancel(**names, reason="over").to_bytes())
                 if at > 0 and b'"offer"' in said:
-                    self.say("forged offer", event.topic, Offer.model_validate_json(said[at:]).to_bytes())
+                    self.say(
+                        "forged offer", event.topic, Offer.model_validate_json(said[at:]).to_bytes()
+                    )
                 self.say("moved message", TOPICS.task("device-0"), said)
             elif topic.channel == "reply" and at > 0:
                 self._again("replayed reply", event)
-                refuse = Refuse(**names, device=topic.device, reason=RefusalReason.FAILED, detail="no")
+                refuse = Refuse(
+                    **names, device=topic.device, reason=RefusalReason.FAILED, detail="no"
+                )
                 self.say("forged refuse", event.topic, refuse.to_bytes())
             elif topic.channel == "status":
-                self.say("forged status", event.topic, said[at:].replace(b'"online":true', b'"online":false'))
+                self.say(
+                    "forged status",
+                    event.topic,
+                    said[at:].replace(b'"online":true', b'"online":false'),
+                )
         elif event.topic == TOPICS.server_events:
             self._again("replayed event", event)
             at = said.find(b'{"run"')
             started = control.parse_run_event(said[at:]) if at > 0 else None
             if isinstance(started, control.RunStarted):
                 end = control.RunFinished(
-                    run=started.run, seconds=1, status="finished", version=9, rounds=9, wire_bytes=0, payload_bytes=0
+                    run=started.run,
+                    seconds=1,
+                    status="finished",
+                    version=9,
+                    rounds=9,
+                    wire_bytes=0,
+                    payload_bytes=0,
                 )
                 self.say("forged end", event.topic, end.to_bytes())
                 request = requests.RunRequest(request="r1", fleet="test")
@@ -163,25 +204,34 @@ def counted(config):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("url", [pytest.param("embedded", marks=pytest.mark.slow), "mosquitto"])
 def test_an_enrolled_fleet_trains_over_tls_and_lets_nobody_else_in(ground, url):
-    """Brokers that the server starts speak TLS, and ask for a login or a certificate that `shoal enroll` has made."""
+    """Brokers that the server starts speak TLS, and ask for a login or a certificate that `shoal
+    enroll` has made.
+    """
     if url == "mosquitto" and not shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin"):
         pytest.skip("mosquitto is not installed")
     port = free_port()
     folder, enrolments = founded(ground, port)
-    config, watcher = identified(ground, folder, BrokerConfig(url=url, port=port), rounds=2), Watcher()
+    config = identified(ground, folder, BrokerConfig(url=url, port=port), rounds=2)
+    watcher = Watcher()
     doors = {
         "no TLS": BrokerAddress("127.0.0.1", port),
         "no login": BrokerAddress.parse(f"mqtts://127.0.0.1:{port}", ca_file=folder / "ca.pem"),
-        "a wrong word": BrokerAddress.parse(f"mqtts://device-0:guess@127.0.0.1:{port}", ca_file=folder / "ca.pem"),
+        "a wrong word": BrokerAddress.parse(
+            f"mqtts://device-0:guess@127.0.0.1:{port}", ca_file=folder / "ca.pem"
+        ),
         "an unknown authority": BrokerAddress.parse(f"mqtts://device-0:guess@127.0.0.1:{port}"),
     }
     with (
         Server(config.fleet, config.store, config.broker, listener=watcher) as server,
-        ground.fleet(read_enrolment(enrolments["device-0"]).broker, members(ground, enrolments)) as fleet,
+        ground.fleet(
+            read_enrolment(enrolments["device-0"]).broker, members(ground, enrolments)
+        ) as fleet,
     ):
         for name, address in doors.items():
             with pytest.raises(TransportError):
-                pytest.fail(f"{name}: in") if Link(address, "x", queue.SimpleQueue()).connect(1.0) is None else None
+                pytest.fail(f"{name}: in") if Link(address, "x", queue.SimpleQueue()).connect(
+                    1.0
+                ) is None else None
         assert server.run(config).status == "finished"
         fleet.check()
     assert [len(event.merged) for event in watcher.of(control.RoundClosed)] == [len(WIDTHS)] * 2
@@ -191,14 +241,17 @@ def test_an_enrolled_fleet_trains_over_tls_and_lets_nobody_else_in(ground, url):
 @pytest.mark.slow
 @pytest.mark.parametrize("who", ["outsider", "insider"])
 def test_whatever_is_said_in_anothers_place_is_refused_and_counted(ground, tmp_path, who):
-    """Offers, refusals, statuses, chunks, requests and events, forged, moved and said again: the run ends as ever.
+    """Offers, refusals, statuses, chunks, requests and events, forged, moved and said again: the
+    run ends as ever.
 
-    The insider signs with the key of a device that is enrolled, and may still say nothing in another's place.
+    The insider signs with the key of a device that is enrolled, and may still say nothing in
+    another's place.
     """
     with mosquitto_broker(tmp_path) as broker, contextlib.ExitStack() as stack:
         folder, enrolments = founded(ground, broker.port)
         bad = read_enrolment(enroll(folder, "bad")) if who == "insider" else None
-        config, watcher = identified(ground, folder, BrokerConfig(url=broker.url)), Watcher()
+        config = identified(ground, folder, BrokerConfig(url=broker.url))
+        watcher = Watcher()
         attacker = stack.enter_context(Outsider(broker.url, bad))
         server = Server(config.fleet, config.store, config.broker, own=config, listener=watcher)
         stack.enter_context(server)
@@ -210,15 +263,29 @@ def test_whatever_is_said_in_anothers_place_is_refused_and_counted(ground, tmp_p
         elsewhere = config.model_copy(update={"store": ground.folder / "elsewhere"})
         finished = submit(elsewhere)  # over MQTT
         fleet.check()
-        logs = "".join((ground.folder / "devices" / f"{name}.log").read_text() for name in enrolments)
+        logs = "".join(
+            (ground.folder / "devices" / f"{name}.log").read_text() for name in enrolments
+        )
     assert (finished.status, finished.rounds) == ("finished", 3)
     assert len(attacker.chunks) > 3 * len(WIDTHS)
-    plain = (b"__metadata__", b"data_offsets", b"format_version")  # what weights and manifests say that can be read
+    plain = (
+        b"__metadata__",
+        b"data_offsets",
+        b"format_version",
+    )  # what weights and manifests say that can be read
     assert not any(word in said for said in attacker.chunks for word in plain)
     assert [len(event.merged) for event in watcher.of(control.RoundClosed)] == [len(WIDTHS)] * 3
-    expected = {"poisoned chunk", "forged cancel", "forged offer", "forged refuse", "forged status", "replayed offer"}
+    expected = {
+        "poisoned chunk",
+        "forged cancel",
+        "forged offer",
+        "forged refuse",
+        "forged status",
+        "replayed offer",
+    }
     assert (
-        expected | {"replayed reply", "moved message", "replayed event", "forged end", "forged request"}
+        expected
+        | {"replayed reply", "moved message", "replayed event", "forged end", "forged request"}
         <= attacker.tried.keys()
     )
     refusals = counted(config)
@@ -232,10 +299,13 @@ def test_whatever_is_said_in_anothers_place_is_refused_and_counted(ground, tmp_p
 @pytest.mark.slow  # tests/fleet_protocol/test_sealing.py sees what opens and what does not
 @pytest.mark.parametrize("broker_of", [embedded_broker, mosquitto_broker])
 def test_a_broker_reads_sizes_only_and_a_revoked_device_nothing_more(ground, tmp_path, broker_of):
-    """Whoever hears every topic reads no chunk; who was a member, and kept its key, none of a round after that."""
+    """Whoever hears every topic reads no chunk; who was a member, and kept its key, none of a round
+    after that.
+    """
     with broker_of(tmp_path) as broker:
         folder, enrolments = founded(ground, broker.port)
-        gone, inbox = read_enrolment(enroll(folder, "gone")), queue.SimpleQueue()
+        gone = read_enrolment(enroll(folder, "gone"))
+        inbox = queue.SimpleQueue()
         config = identified(ground, folder, BrokerConfig(url=broker.url))
         closed: list[control.RoundClosed] = []
 
@@ -261,13 +331,19 @@ def test_a_broker_reads_sizes_only_and_a_revoked_device_nothing_more(ground, tmp
     with contextlib.suppress(queue.Empty):
         while True:
             heard.append(inbox.get_nowait())
-    keys, read, unread = Keys(gone), set(), set()
+    keys = Keys(gone)
+    read = set()
+    unread = set()
     verifier = Verifier(gone, Marks())
     for event in heard:
         if isinstance(event, Received) and event.topic == TOPICS.key("gone"):
             keys.take(event.topic, verifier.open(event.topic, event.payload).payload)
     chunks = ChunkVerifier(gone, verifier, keys)
-    plain = (b"__metadata__", b"data_offsets", b"format_version")  # what weights and manifests say that can be read
+    plain = (
+        b"__metadata__",
+        b"data_offsets",
+        b"format_version",
+    )  # what weights and manifests say that can be read
     for event in heard:
         topic = TOPICS.parse(event.topic) if isinstance(event, Received) else None
         if isinstance(topic, BlobTopic | UploadTopic):
@@ -283,10 +359,13 @@ def test_a_broker_reads_sizes_only_and_a_revoked_device_nothing_more(ground, tmp
 
 @pytest.mark.slow  # tests/fleet_protocol/test_sealing.py sees what opens and what does not
 def test_a_server_that_is_renewed_within_a_round_loses_no_update(ground):
-    """Tasks in hand are sealed to the key before, which the new server opens; later ones to the new key."""
+    """Tasks in hand are sealed to the key before, which the new server opens; later ones to the new
+    key.
+    """
     port = free_port()
     folder, enrolments = founded(ground, port)
-    config, watcher = identified(ground, folder, BrokerConfig(port=port)), Watcher()
+    config = identified(ground, folder, BrokerConfig(port=port))
+    watcher = Watcher()
     with ground.fleet(f"mqtts://127.0.0.1:{port}", members(ground, enrolments)) as fleet:
         with Server(config.fleet, config.store, config.broker, listener=watcher) as server:
             watcher.once(lambda event: isinstance(event, control.DeviceAccepted), server.stop)
@@ -297,7 +376,9 @@ def test_a_server_that_is_renewed_within_a_round_loses_no_update(ground):
             assert server.run(config).status == "finished"
         fleet.check()
     first, *others = (len(event.merged) for event in watcher.of(control.RoundClosed))
-    assert first >= 2  # on a busy machine a board is not back from the broker's end when the others have answered
+    assert (
+        first >= 2
+    )  # on a busy machine a board is not back from the broker's end when the others have answered
     assert others == [len(WIDTHS)] * 2
     assert not watcher.of(control.UpdateRefused)
 
@@ -313,11 +394,14 @@ def test_an_update_that_is_not_sealed_to_the_server_is_refused_and_counted(groun
     if how == "not at all":  # what devices hear says nothing of seals
         key = load_pem_private_key((folder / "operator.pem").read_bytes(), None)
         told = read_certificate(bytes.fromhex(server.certificate), key.public_key())
-        server = server.model_copy(update={"certificate": issue(told.model_copy(update={"sealing": None}), key).hex()})
+        server = server.model_copy(
+            update={"certificate": issue(told.model_copy(update={"sealing": None}), key).hex()}
+        )
     else:
         server = server.model_copy(update={"sealing": (new_key(),)})
     write_secret(path, server.model_dump_json())
-    config, watcher = identified(ground, folder, BrokerConfig(port=port), rounds=1, deadline_seconds=10), Watcher()
+    config = identified(ground, folder, BrokerConfig(port=port), rounds=1, deadline_seconds=10)
+    watcher = Watcher()
     with (
         Server(config.fleet, config.store, config.broker, listener=watcher) as server,
         ground.fleet(f"mqtts://127.0.0.1:{port}", members(ground, enrolments)) as fleet,
@@ -335,10 +419,13 @@ def test_an_update_that_is_not_sealed_to_the_server_is_refused_and_counted(groun
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("url", ["embedded", "mosquitto"])
 def test_a_broker_that_runs_learns_who_is_a_member(ground, url):
-    """Who is enrolled gets in within seconds; who is revoked, or has an old enrolment, is put out and stays out."""
+    """Who is enrolled gets in within seconds; who is revoked, or has an old enrolment, is put out
+    and stays out.
+    """
     if url == "mosquitto" and not shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin"):
         pytest.skip("mosquitto is not installed")
-    port, folder = free_port(), ground.folder / "lab"
+    port = free_port()
+    folder = ground.folder / "lab"
     found_fleet(folder, Founding("test", "127.0.0.1", port, url))
     config = identified(ground, folder, BrokerConfig(url=url, port=port))
     first = read_enrolment(enroll(folder, "device-0"))
@@ -356,7 +443,10 @@ def test_a_broker_that_runs_learns_who_is_a_member(ground, url):
         while not isinstance(inbox.get(timeout=20), kind):
             pass
 
-    with Server(config.fleet, config.store, config.broker) as server, contextlib.ExitStack() as stack:
+    with (
+        Server(config.fleet, config.store, config.broker) as server,
+        contextlib.ExitStack() as stack,
+    ):
         serving = threading.Thread(target=server.serve)
         serving.start()
         stack.callback(serving.join, 30)
@@ -385,12 +475,17 @@ def test_a_broker_that_runs_learns_who_is_a_member(ground, url):
         assert "broker-started" in {event.kind for event in queries.log(store)}
 
 
-@pytest.mark.slow  # tests/fleet_protocol/test_papers.py has all of it but the broker and the server's loop
+# tests/fleet_protocol/test_papers.py has all of it but the broker and the server's loop
+@pytest.mark.slow
 def test_a_board_whose_enrolment_has_ended_is_renewed_where_it_stands(tmp_path, monkeypatch):
-    """Over TLS, by what the running server carries: refused before, and taken after, with nothing done at the board."""
+    """Over TLS, by what the running server carries: refused before, and taken after, with nothing
+    done at the board.
+    """
     if not shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin"):
         pytest.skip("mosquitto is not installed")
-    port, folder, inbox = free_port(), tmp_path / "lab", queue.SimpleQueue()
+    port = free_port()
+    folder = tmp_path / "lab"
+    inbox = queue.SimpleQueue()
     found_fleet(folder, Founding("test", "127.0.0.1", port, "mosquitto"))
     enrolment = read_enrolment(enroll(folder, "device-0", days=1))
     monkeypatch.setattr(envelope, "time", SimpleNamespace(time=lambda: time.time() + 2 * 24 * 3600))
@@ -398,7 +493,9 @@ def test_a_board_whose_enrolment_has_ended_is_renewed_where_it_stands(tmp_path, 
     status = DeviceStatus(fleet="test", device="device-0", online=True, state="idle").to_bytes()
 
     def heard(kind, **what):
-        while not (isinstance(event := inbox.get(timeout=60), kind) and what.items() <= vars(event).items()):
+        while not (
+            isinstance(event := inbox.get(timeout=60), kind) and what.items() <= vars(event).items()
+        ):
             pass
 
     with Server("test", tmp_path / "store", config) as server, contextlib.ExitStack() as stack:
@@ -423,7 +520,9 @@ def test_a_board_whose_enrolment_has_ended_is_renewed_where_it_stands(tmp_path, 
         heard(Disconnected)
         while server._known.is_online("device-0") and time.monotonic() < patience:
             threading.Event().wait(0.05)
-        assert not server._known.is_online("device-0")  # its will counts for nothing, and the server needs none
+        assert not server._known.is_online(
+            "device-0"
+        )  # its will counts for nothing, and the server needs none
     with contextlib.closing(Store(tmp_path / "store", read_only=True)) as store:
         (device,) = store.devices()
         assert (device.online, device.state) == (False, "revoked")
@@ -435,7 +534,8 @@ def test_mosquitto_keeps_a_device_to_its_own_topics_and_dies_with_its_server(tmp
     """By access rules a device neither hears what is for another nor writes under another's name."""
     if not shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin"):
         pytest.skip("mosquitto is not installed")
-    folder, port = tmp_path / "lab", free_port()
+    folder = tmp_path / "lab"
+    port = free_port()
     found_fleet(folder, Founding("test", "127.0.0.1", port, "mosquitto"))
     one = read_enrolment(enroll(folder, "device-0"))
     enroll(folder, "device-1")
@@ -448,7 +548,12 @@ def test_mosquitto_keeps_a_device_to_its_own_topics_and_dies_with_its_server(tmp
         for link in (device, server):
             link.connect(10)
         device.subscribe(f"{TOPICS.root}/#")
-        for topic in (TOPICS.task("device-1"), TOPICS.reply("device-1"), TOPICS.server_events, TOPICS.task("device-0")):
+        for topic in (
+            TOPICS.task("device-1"),
+            TOPICS.reply("device-1"),
+            TOPICS.server_events,
+            TOPICS.task("device-0"),
+        ):
             server.publish(topic, b"for its reader")
         device.publish(TOPICS.task("device-0"), b"from the wrong one")
         heard = []

@@ -1,7 +1,8 @@
-"""InclusiveFL and its baselines in the fleet: six device processes of three depths learn in five rounds.
+"""InclusiveFL and its baselines in the fleet: six device processes of three depths learn in five
+rounds.
 
-The data are SST-2's sentences where they are at hand; without them, as in a bare checkout, the same fleet reads digits
-as texts of 16 grey values.
+The data are SST-2's sentences where they are at hand; without them, as in a bare checkout, the same
+fleet reads digits as texts of 16 grey values.
 """
 
 import os
@@ -45,7 +46,9 @@ def sentences() -> Dataset:
 
 
 def grey_values() -> Dataset:
-    """Digits as texts: 16 tokens, each the mean of four pixels in one of 17 grey values; 0 stays padding."""
+    """Digits as texts: 16 tokens, each the mean of four pixels in one of 17 grey values; 0 stays
+    padding.
+    """
     data = load_dataset("digits")
 
     def text(images: np.ndarray) -> np.ndarray:
@@ -57,7 +60,10 @@ def grey_values() -> Dataset:
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(grey_values, id="digits"), pytest.param(sentences, id="sst2", marks=pytest.mark.slow)],
+    params=[
+        pytest.param(grey_values, id="digits"),
+        pytest.param(sentences, id="sst2", marks=pytest.mark.slow),
+    ],
 )
 def reef(request, tmp_path_factory):
     """A broker and six agents, two of each depth."""
@@ -67,7 +73,11 @@ def reef(request, tmp_path_factory):
     devices = []
     for index, part in enumerate(iid(len(data.train_y), len(LIMITS), seed=3)):
         np.savez(folder / f"device-{index}.npz", x=data.train_x[part], y=data.train_y[part])
-        devices.append(LocalDevice(f"device-{index}", folder / f"device-{index}.npz", 1.0, max_depth=LIMITS[index]))
+        devices.append(
+            LocalDevice(
+                f"device-{index}", folder / f"device-{index}.npz", 1.0, max_depth=LIMITS[index]
+            )
+        )
     architecture = Registry.zoo().get("text_encoder")
     sizes = {"embed": 32, "ffn": 64, "blocks": DEPTHS[0]}
     shape = {"input_shape": data.input_shape, "classes": data.classes}
@@ -75,11 +85,18 @@ def reef(request, tmp_path_factory):
     layout = infer_layout(architecture, settings)
     tiers = tuple(layout.tier(1.0, depth) for depth in DEPTHS)
     export_architecture(
-        architecture, settings, tiers, Recipe(Sgd(weight_decay=0.0)), folder / "artifacts", formats=("onnx",)
+        architecture,
+        settings,
+        tiers,
+        Recipe(Sgd(weight_decay=0.0)),
+        folder / "artifacts",
+        formats=("onnx",),
     )
     with (
         mosquitto_broker(folder) as broker,
-        LocalFleet(folder / "devices", fleet="reef", broker=broker.url, devices=devices, holdout=0.1) as fleet,
+        LocalFleet(
+            folder / "devices", fleet="reef", broker=broker.url, devices=devices, holdout=0.1
+        ) as fleet,
     ):
         yield folder, broker.url, fleet
 
@@ -98,7 +115,9 @@ def trained(reef, tmp_path):
                 "model": ModelConfig(artifacts=folder / "artifacts", arch="text_encoder"),
                 "round": {"rounds": ROUNDS, "min_devices": devices, "nudge_seconds": 5.0},
                 "strategy": {"name": "inclusivefl", "inclusivefl": inclusivefl},
-                "evaluation": EvaluationConfig(data=NpzData(path=folder / "test.npz"), tier=tier, every=ROUNDS),
+                "evaluation": EvaluationConfig(
+                    data=NpzData(path=folder / "test.npz"), tier=tier, every=ROUNDS
+                ),
                 **tables,
             }
         )
@@ -108,7 +127,9 @@ def trained(reef, tmp_path):
         assert finished.status == "finished", finished.error
         assert not watcher.of(control.UpdateRefused)
         start = start_accuracy(config)
-        print(f"gain {finished.evaluation.accuracy - start:.3f} to {finished.evaluation.accuracy:.3f}")
+        print(
+            f"gain {finished.evaluation.accuracy - start:.3f} to {finished.evaluation.accuracy:.3f}"
+        )
         return watcher, finished.evaluation.accuracy - start
 
     return go
@@ -116,16 +137,22 @@ def trained(reef, tmp_path):
 
 @pytest.mark.slow
 def test_three_depths_train_together(trained):
-    """Every device trains its own depth with FedAdam behind each group, and the deepest model learns."""
+    """Every device trains its own depth with FedAdam behind each group, and the deepest model
+    learns.
+    """
     watcher, gain = trained({"beta": 0.2}, **SETTINGS)
     tiers = tuple(f"w1.00-d{depth}" for depth in LIMITS)
-    assert [tuple(event.merged.values()) for event in watcher.of(control.RoundClosed)] == [tiers] * ROUNDS
+    assert [tuple(event.merged.values()) for event in watcher.of(control.RoundClosed)] == [
+        tiers
+    ] * ROUNDS
     assert gain > 0.08
 
 
 # On one data set: all three depths, and each alone, train on both.
 @pytest.mark.slow
-@pytest.mark.parametrize("reef", [pytest.param(grey_values, id="digits")], indirect=True, scope="module")
+@pytest.mark.parametrize(
+    "reef", [pytest.param(grey_values, id="digits")], indirect=True, scope="module"
+)
 @pytest.mark.parametrize(
     ("baseline", "devices", "tier"),
     [
@@ -149,8 +176,12 @@ def test_alone_each_device_learns_for_itself(trained):
     watcher, gain = trained({"baseline": "local"}, train=SETTINGS["train"])
     assert gain == 0.0
     updates = watcher.of(control.UpdateReceived)
-    first, last = ([event.metrics for event in updates if event.round == number] for number in (1, ROUNDS))
+    first, last = (
+        [event.metrics for event in updates if event.round == number] for number in (1, ROUNDS)
+    )
     own = np.mean([metrics.evaluation.accuracy for metrics in last])
     print(f"own accuracy {own:.3f}")
     assert own > 0.52
-    assert np.mean([metrics.train_loss for metrics in last]) < 0.9 * np.mean([metrics.train_loss for metrics in first])
+    assert np.mean([metrics.train_loss for metrics in last]) < 0.9 * np.mean(
+        [metrics.train_loss for metrics in first]
+    )

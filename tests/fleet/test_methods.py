@@ -1,4 +1,6 @@
-"""Every method of widths in the fleet: five rounds, six device processes, digits; each learns by a stated margin."""
+"""Every method of widths in the fleet: five rounds, six device processes, digits; each learns by a
+stated margin.
+"""
 
 import numpy as np
 import pytest
@@ -31,15 +33,24 @@ def pond(tmp_path_factory):
     devices = []
     for index, part in enumerate(dirichlet(data.train_y, len(LIMITS), 1.0, seed=5)):
         np.savez(folder / f"device-{index}.npz", x=data.train_x[part], y=data.train_y[part])
-        devices.append(LocalDevice(f"device-{index}", folder / f"device-{index}.npz", LIMITS[index]))
+        devices.append(
+            LocalDevice(f"device-{index}", folder / f"device-{index}.npz", LIMITS[index])
+        )
     np.savez(folder / "test.npz", x=data.test_x, y=data.test_y)
     architecture = Registry.zoo().get("mlp")
     settings = architecture.settings({"input_shape": (1, 8, 8), "hidden": (64, 64)})
     layout = infer_layout(architecture, settings)
     tiers = tuple(layout.tier(width) for width in TIERS)
-    export_architecture(architecture, settings, tiers, Recipe(), folder / "artifacts", formats=("onnx",))
     export_architecture(
-        architecture, settings, tiers[:1], Recipe(proximal=True), folder / "proximal", formats=("onnx",)
+        architecture, settings, tiers, Recipe(), folder / "artifacts", formats=("onnx",)
+    )
+    export_architecture(
+        architecture,
+        settings,
+        tiers[:1],
+        Recipe(proximal=True),
+        folder / "proximal",
+        formats=("onnx",),
     )
     with (
         mosquitto_broker(folder) as broker,
@@ -52,7 +63,10 @@ def pond(tmp_path_factory):
 def school(pond):
     """Six more agents on the same data that can all train the whole model."""
     folder, url, _ = pond
-    devices = [LocalDevice(f"device-{index}", folder / f"device-{index}.npz", 1.0) for index in range(len(LIMITS))]
+    devices = [
+        LocalDevice(f"device-{index}", folder / f"device-{index}.npz", 1.0)
+        for index in range(len(LIMITS))
+    ]
     with LocalFleet(folder / "school", fleet="school", broker=url, devices=devices) as fleet:
         yield folder, url, fleet
 
@@ -76,7 +90,9 @@ def trainer(name, ground, tmp_path):
                 "model": ModelConfig(artifacts=folder / "artifacts", arch="mlp"),
                 "round": RoundConfig(rounds=ROUNDS, min_devices=len(LIMITS), nudge_seconds=2.0),
                 "train": TrainConfig(learning_rate=0.1, epochs=2, batch_size=16),
-                "evaluation": EvaluationConfig(data=NpzData(path=folder / "test.npz"), every=ROUNDS),
+                "evaluation": EvaluationConfig(
+                    data=NpzData(path=folder / "test.npz"), every=ROUNDS
+                ),
                 **tables,
             }
         )
@@ -102,7 +118,12 @@ def merged(watcher):
     [
         pytest.param({"name": "heterofl"}, 0.6, id="heterofl", marks=pytest.mark.slow),
         pytest.param({"name": "fedrolex"}, 0.5, id="fedrolex", marks=pytest.mark.slow),
-        pytest.param({"name": "fedrolex", "fedrolex": {"window": "static"}}, 0.6, id="static", marks=pytest.mark.slow),
+        pytest.param(
+            {"name": "fedrolex", "fedrolex": {"window": "static"}},
+            0.6,
+            id="static",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             {"name": "fedrolex", "fedrolex": {"weighting": "width", "step": 3}},
             0.5,
@@ -120,17 +141,25 @@ def merged(watcher):
     ],
 )
 def test_a_method_of_widths_learns(trained, strategy, margin):
-    """All six devices are in every round, each with the widest tier it can hold, and the global model learns."""
+    """All six devices are in every round, each with the widest tier it can hold, and the global
+    model learns.
+    """
     watcher, gain = trained(strategy=strategy)
-    assert merged(watcher) == [("w1.00-d1", "w1.00-d1", "w0.50-d1", "w0.50-d1", "w0.25-d1", "w0.25-d1")] * ROUNDS
+    assert (
+        merged(watcher)
+        == [("w1.00-d1", "w1.00-d1", "w0.50-d1", "w0.50-d1", "w0.25-d1", "w0.25-d1")] * ROUNDS
+    )
     assert gain > margin
 
 
 @pytest.mark.slow
 def test_rolling_trains_a_model_wider_than_every_device(trained):
-    """With no tier above half the width the whole model still learns, since every unit gets its turn."""
+    """With no tier above half the width the whole model still learns, since every unit gets its
+    turn.
+    """
     watcher, gain = trained(
-        strategy={"name": "fedrolex", "fedrolex": {"step": 16}}, tiers={"allowed": ("w0.50-d1", "w0.25-d1")}
+        strategy={"name": "fedrolex", "fedrolex": {"step": 16}},
+        tiers={"allowed": ("w0.50-d1", "w0.25-d1")},
     )
     assert set(merged(watcher)[0]) == {"w0.50-d1", "w0.25-d1"}
     assert gain > 0.3
@@ -172,7 +201,13 @@ def test_a_strong_proximal_term_holds_the_model_back(school, tmp_path):
 
 @pytest.mark.parametrize(
     "name",
-    ["fedadam", *(pytest.param(n, marks=pytest.mark.slow) for n in ("plain", "fedavgm", "fedyogi", "fedadagrad"))],
+    [
+        "fedadam",
+        *(
+            pytest.param(n, marks=pytest.mark.slow)
+            for n in ("plain", "fedavgm", "fedyogi", "fedadagrad")
+        ),
+    ],
 )
 def test_a_server_optimizer_steps_any_merge(trained, name):
     """Each is put behind HeteroFL's average, and its state lives through the rounds."""
@@ -188,7 +223,10 @@ def test_a_server_optimizer_steps_any_merge(trained, name):
 def test_fixed_levels_go_by_the_order_of_the_devices(trained):
     """Two of each level for six devices, but never more than a board can hold."""
     watcher, gain = trained(tiers={"assign": "fix", "levels": "a1-b1-c1"})
-    assert merged(watcher) == [("w1.00-d1", "w1.00-d1", "w0.50-d1", "w0.50-d1", "w0.25-d1", "w0.25-d1")] * ROUNDS
+    assert (
+        merged(watcher)
+        == [("w1.00-d1", "w1.00-d1", "w0.50-d1", "w0.50-d1", "w0.25-d1", "w0.25-d1")] * ROUNDS
+    )
     assert gain > 0.6
     watcher, _ = trained(tiers={"assign": "fix", "levels": "a0-d1-b1"}, seed=2)
     assert merged(watcher) == [("w0.125-d1",) * 3 + ("w0.50-d1",) + ("w0.25-d1",) * 2] * ROUNDS
@@ -201,48 +239,72 @@ def test_dynamic_levels_are_drawn_anew_in_every_round(trained):
     rounds = merged(watcher)
     assert len(set(rounds)) > 1
     for tiers in rounds:
-        assert all(float(tier[1:].split("-")[0]) <= limit for tier, limit in zip(tiers, LIMITS, strict=True))
+        assert all(
+            float(tier[1:].split("-")[0]) <= limit
+            for tier, limit in zip(tiers, LIMITS, strict=True)
+        )
     assert gain > 0.4
 
 
 @pytest.mark.slow
 def test_devices_that_size_themselves_grow_when_training_stalls(trained):
-    """With the speed held fixed, utilities follow the loss alone: TE is 1, 1, 1.5, 2, 2.5 of Theta 2.
+    """With the speed held fixed, utilities follow the loss alone: TE is 1, 1, 1.5, 2, 2.5 of Theta
+    2.
 
-    The first two rounds have no change of loss to look at; then every round counts as stalled, far from the target.
+    The first two rounds have no change of loss to look at; then every round counts as stalled, far
+    from the target.
     """
-    settings = {"arm": "training", "theta": 2.0, "gamma": 1.0, "step": 0.5, "stall": 100.0, "alpha": 1.0}
+    settings = {
+        "arm": "training",
+        "theta": 2.0,
+        "gamma": 1.0,
+        "step": 0.5,
+        "stall": 100.0,
+        "alpha": 1.0,
+    }
     watcher, gain = trained(strategy={"name": "whalefl", "whalefl": settings})
     wanted = (0.25, 0.25, 0.5, 1.0, 1.0)
-    assert merged(watcher) == [tuple(f"w{min(width, limit):.2f}-d1" for limit in LIMITS) for width in wanted]
+    assert merged(watcher) == [
+        tuple(f"w{min(width, limit):.2f}-d1" for limit in LIMITS) for width in wanted
+    ]
     assert gain > 0.4
 
 
 GROWING = {"theta": 1e9, "gamma": 1.0, "step": 1e9, "stall": 100.0, "alpha": 1.0}
-NARROWEST, WIDEST = ("w0.125-d1",) * len(LIMITS), tuple(f"w{limit:.2f}-d1" for limit in LIMITS)
+NARROWEST = ("w0.125-d1",) * len(LIMITS)
+WIDEST = tuple(f"w{limit:.2f}-d1" for limit in LIMITS)
 
 
 @pytest.mark.parametrize(
     ("arm", "wanted"),
-    [("full", [NARROWEST] * 2 + [WIDEST] * 3), pytest.param("system", [NARROWEST] * 5, marks=pytest.mark.slow)],
+    [
+        ("full", [NARROWEST] * 2 + [WIDEST] * 3),
+        pytest.param("system", [NARROWEST] * 5, marks=pytest.mark.slow),
+    ],
 )
 def test_the_system_arm_sees_no_loss(trained, arm, wanted):
-    """A Theta beyond any speed keeps devices narrow; only where the loss counts do stalled rounds outgrow it.
+    """A Theta beyond any speed keeps devices narrow; only where the loss counts do stalled rounds
+    outgrow it.
 
     The server offers every device its widest tier first, and merges what the device takes instead.
     """
     watcher, _ = trained(strategy={"name": "whalefl", "whalefl": {"arm": arm, **GROWING}})
     assert merged(watcher) == wanted
     assert {tuple(event.devices.values()) for event in watcher.of(control.RoundStarted)} == {WIDEST}
-    taken = {(event.round, event.device): event.tier for event in watcher.of(control.DeviceAccepted)}
+    taken = {
+        (event.round, event.device): event.tier for event in watcher.of(control.DeviceAccepted)
+    }
     assert [
-        tuple(taken[number, f"device-{i}"] for i in range(len(LIMITS))) for number in range(1, ROUNDS + 1)
+        tuple(taken[number, f"device-{i}"] for i in range(len(LIMITS)))
+        for number in range(1, ROUNDS + 1)
     ] == wanted
 
 
 @pytest.mark.slow
 def test_devices_that_size_themselves_send_less_than_the_baselines(trained, school, tmp_path):
-    """FedAvg is width 1 for all and HeteroFL every device's widest; narrow rounds send less than both."""
+    """FedAvg is width 1 for all and HeteroFL every device's widest; narrow rounds send less than
+    both.
+    """
     sent = {}
     for name, do, wanted, table in (
         ("fedavg", trainer("school", school, tmp_path), ("w1.00-d1",) * len(LIMITS), {}),
@@ -259,7 +321,9 @@ def test_devices_that_size_themselves_send_less_than_the_baselines(trained, scho
 
 @pytest.mark.slow
 def test_devices_that_size_themselves_measure_their_speed(trained):
-    """Every round begins with the narrowest tier, which is timed; a Theta below any speed lets them grow at once."""
+    """Every round begins with the narrowest tier, which is timed; a Theta below any speed lets them
+    grow at once.
+    """
     watcher, gain = trained(strategy={"name": "whalefl", "whalefl": {"theta": 1e-3}})
     assert merged(watcher) == [WIDEST] * ROUNDS
     said = [event.tier for event in watcher.of(control.DeviceAccepted) if event.kind == "train"]

@@ -1,4 +1,6 @@
-"""InclusiveFL from the pre-trained MiniLM: depths 2, 4 and 6 of one encoder learn SST-2 from 128 sentences a device."""
+"""InclusiveFL from the pre-trained MiniLM: depths 2, 4 and 6 of one encoder learn SST-2 from 128
+sentences a device.
+"""
 
 import importlib.util
 import os
@@ -18,7 +20,10 @@ from trainer_export.artifact_set import export_architecture
 from trainer_export.optimizers.sgd import Sgd
 from trainer_export.recipe import Recipe
 
-ROUNDS, SENTENCES, LENGTH, SEED = 3, 128, 24, 1
+ROUNDS = 3
+SENTENCES = 128
+LENGTH = 24
+SEED = 1
 MARGINS = {"w1.00-d6": 0.12, "w1.00-d4": 0.15, "w1.00-d2": 0.07}
 DATA = Path(os.environ.get("SHOAL_DATA") or Path(__file__).parents[3] / "shared" / "data")
 
@@ -44,22 +49,35 @@ def library(tmp_path):
     layout = infer_layout(architecture, settings)
     tiers = tuple(layout.tier(1.0, depth) for depth in (6, 4, 2))
     export_architecture(
-        architecture, settings, tiers, Recipe(Sgd(weight_decay=0.0)), tmp_path / "artifacts", formats=("onnx",)
+        architecture,
+        settings,
+        tiers,
+        Recipe(Sgd(weight_decay=0.0)),
+        tmp_path / "artifacts",
+        formats=("onnx",),
     )
     devices = []
     for number, tier in enumerate(tiers):
         part = chosen[number * SENTENCES : (number + 1) * SENTENCES]
         np.savez(tmp_path / f"device-{number}.npz", x=data.train_x[part], y=data.train_y[part])
-        devices.append(LocalDevice(f"device-{number}", tmp_path / f"device-{number}.npz", 1.0, max_depth=tier.depth))
+        devices.append(
+            LocalDevice(
+                f"device-{number}", tmp_path / f"device-{number}.npz", 1.0, max_depth=tier.depth
+            )
+        )
     with (
         mosquitto_broker(tmp_path) as broker,
-        LocalFleet(tmp_path / "devices", fleet="library", broker=broker.url, devices=devices) as fleet,
+        LocalFleet(
+            tmp_path / "devices", fleet="library", broker=broker.url, devices=devices
+        ) as fleet,
     ):
         yield broker.url, fleet
 
 
 def test_three_depths_of_a_pretrained_encoder_learn_together(library, tmp_path):
-    """Each depth is judged as its devices are sent it, and each rises above the accuracy of its untrained head."""
+    """Each depth is judged as its devices are sent it, and each rises above the accuracy of its
+    untrained head.
+    """
     url, fleet = library
 
     def config(tier):
@@ -70,7 +88,12 @@ def test_three_depths_of_a_pretrained_encoder_learn_together(library, tmp_path):
                 "seed": SEED,
                 "broker": BrokerConfig(url=url),
                 "model": ModelConfig(artifacts=tmp_path / "artifacts", arch="minilm_encoder"),
-                "round": {"rounds": ROUNDS, "min_devices": 3, "nudge_seconds": 10.0, "deadline_seconds": 300.0},
+                "round": {
+                    "rounds": ROUNDS,
+                    "min_devices": 3,
+                    "nudge_seconds": 10.0,
+                    "deadline_seconds": 300.0,
+                },
                 "train": TrainConfig(learning_rate=0.05, epochs=2, batch_size=16),
                 "strategy": {"name": "inclusivefl", "inclusivefl": {"beta": 0.2}},
                 "server_optimizer": {"name": "fedadam", "learning_rate": 0.01},
@@ -89,8 +112,12 @@ def test_three_depths_of_a_pretrained_encoder_learn_together(library, tmp_path):
     fleet.check()
     assert finished.status == "finished", finished.error
     assert not watcher.of(control.UpdateRefused)
-    assert [tuple(event.merged.values()) for event in watcher.of(control.RoundClosed)] == [tuple(MARGINS)] * ROUNDS
-    gains = {tier: found.accuracy - start[tier] for tier, found in finished.evaluation.tiers.items()}
+    assert [tuple(event.merged.values()) for event in watcher.of(control.RoundClosed)] == [
+        tuple(MARGINS)
+    ] * ROUNDS
+    gains = {
+        tier: found.accuracy - start[tier] for tier, found in finished.evaluation.tiers.items()
+    }
     print({tier: f"{start[tier]:.3f} + {gain:.3f}" for tier, gain in gains.items()})
     assert finished.evaluation.tiers["w1.00-d6"].accuracy == finished.evaluation.accuracy
     assert all(gains[tier] > margin for tier, margin in MARGINS.items())

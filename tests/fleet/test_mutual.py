@@ -1,4 +1,6 @@
-"""FML in the fleet: six device processes with personal models of different shapes teach, and learn from, one meme."""
+"""FML in the fleet: six device processes with personal models of different shapes teach, and learn
+from, one meme.
+"""
 
 import numpy as np
 import pytest
@@ -37,11 +39,14 @@ def studio(tmp_path_factory):
     mlp = Registry.zoo().get("mlp")
     meme = mlp.settings({**SHAPE, "hidden": (32, 32)})
     layout = infer_layout(mlp, meme)
-    export_architecture(mlp, meme, (layout.tier(1.0),), Recipe(), folder / "artifacts", formats=("onnx",))
+    export_architecture(
+        mlp, meme, (layout.tier(1.0),), Recipe(), folder / "artifacts", formats=("onnx",)
+    )
     sets = []
     for number, settings in enumerate(PERSONAL):
         pair = Pair(
-            PairModel(mlp, layout.tier(1.0), meme), PairModel(mlp, Tier(1.0), mlp.settings({**SHAPE, **settings}))
+            PairModel(mlp, layout.tier(1.0), meme),
+            PairModel(mlp, Tier(1.0), mlp.settings({**SHAPE, **settings})),
         )
         (report,) = export_pairs([pair], Recipe(), folder / "sets", name=f"pair{number}")
         sets.append(report.folder)
@@ -53,7 +58,9 @@ def studio(tmp_path_factory):
     np.savez(folder / "test.npz", x=data.test_x, y=data.test_y)
     with (
         mosquitto_broker(folder) as broker,
-        LocalFleet(folder / "devices", fleet="studio", broker=broker.url, devices=devices, holdout=0.2) as fleet,
+        LocalFleet(
+            folder / "devices", fleet="studio", broker=broker.url, devices=devices, holdout=0.2
+        ) as fleet,
     ):
         yield folder, broker.url, fleet
 
@@ -72,7 +79,9 @@ def config(studio, tmp_path):
                 "store": tmp_path / "store",
                 "broker": BrokerConfig(url=url),
                 "model": ModelConfig(artifacts=folder / "artifacts", arch="mlp"),
-                "round": RoundConfig(rounds=ROUNDS, min_devices=DEVICES, nudge_seconds=2.0, grace=60),
+                "round": RoundConfig(
+                    rounds=ROUNDS, min_devices=DEVICES, nudge_seconds=2.0, grace=60
+                ),
                 "train": TrainConfig(learning_rate=0.05, epochs=2, batch_size=16),
                 "strategy": {"name": "fml", "fml": fml},
                 "evaluation": EvaluationConfig(data=judged, every=ROUNDS),
@@ -91,11 +100,14 @@ def personal_accuracy(watcher, number):
 
 @pytest.mark.slow
 def test_personal_models_and_the_meme_learn_from_each_other(studio, config):
-    """The global model and the personal ones learn; a device that is killed goes on with its personal model."""
+    """The global model and the personal ones learn; a device that is killed goes on with its
+    personal model.
+    """
     _, _, fleet = studio
     watcher = Watcher()
     watcher.once(
-        lambda event: isinstance(event, control.RoundClosed) and event.round == 3, lambda: restart(fleet, "device-0")
+        lambda event: isinstance(event, control.RoundClosed) and event.round == 3,
+        lambda: restart(fleet, "device-0"),
     )
     made = config(alpha=0.8, beta=0.4, decays=(2,))
     finished = run(made, watcher)
@@ -104,7 +116,9 @@ def test_personal_models_and_the_meme_learn_from_each_other(studio, config):
     assert [len(event.merged) for event in watcher.of(control.RoundClosed)] == [DEVICES] * ROUNDS
     gain = finished.evaluation.accuracy - start_accuracy(made)
     first, last = (personal_accuracy(watcher, number) for number in (1, ROUNDS))
-    print(f"gain {gain:.3f} to {finished.evaluation.accuracy:.3f}, personal {first:.3f} to {last:.3f}")
+    print(
+        f"gain {gain:.3f} to {finished.evaluation.accuracy:.3f}, personal {first:.3f} to {last:.3f}"
+    )
     assert gain > 0.5
     assert last > first + 0.05
     folders = [studio[0] / "devices" / f"device-{index}" for index in range(DEVICES)]
@@ -118,7 +132,12 @@ def test_an_adaptor_stays_on_its_device(studio, config):
     assert finished.status == "finished", finished.error
     kept = [
         tensors_in(
-            (studio[0] / "devices" / f"device-{i}" / f"own-model-{finished.run}-{ROUNDS}.safetensors").read_bytes()
+            (
+                studio[0]
+                / "devices"
+                / f"device-{i}"
+                / f"own-model-{finished.run}-{ROUNDS}.safetensors"
+            ).read_bytes()
         )
         for i in range(2)
     ]
@@ -128,12 +147,16 @@ def test_an_adaptor_stays_on_its_device(studio, config):
 
 
 def test_a_device_without_a_personal_model_refuses(studio, config, tmp_path):
-    """The round goes on without it, and the reason is told; a block that the model lacks is an error at planning."""
+    """The round goes on without it, and the reason is told; a block that the model lacks is an
+    error at planning.
+    """
     folder, url, _ = studio
     bare = LocalDevice("device-9", folder / "device-0.npz", 1.0)
     watcher = Watcher()
     made = config()
-    made = made.model_copy(update={"round": made.round.model_copy(update={"rounds": 1, "min_devices": DEVICES + 1})})
+    made = made.model_copy(
+        update={"round": made.round.model_copy(update={"rounds": 1, "min_devices": DEVICES + 1})}
+    )
     with LocalFleet(tmp_path / "bare", fleet="studio", broker=url, devices=[bare]):
         finished = run(made, watcher)
     assert finished.status == "finished", finished.error

@@ -1,7 +1,8 @@
-"""FML across shapes: personal models of four architectures in one run, and boards with other classes than the fleet's.
+"""FML across shapes: personal models of four architectures in one run, and boards with other
+classes than the fleet's.
 
-Specification 5.4 and 5.6. The digits are drawn with 16x16 pixels, which LeNet-5 needs, and the networks are thin, so
-that one processor trains them in seconds.
+Specification 5.4 and 5.6. The digits are drawn with 16x16 pixels, which LeNet-5 needs, and the
+networks are thin, so that one processor trains them in seconds.
 """
 
 import numpy as np
@@ -49,7 +50,9 @@ def pair(folder, meme, personal, classes=10, adaptor=()):
 
 def export_fleet(folder, name):
     model = network(name)
-    export_architecture(model.arch, model.settings, (model.tier,), Recipe(), folder / "artifacts", formats=("onnx",))
+    export_architecture(
+        model.arch, model.settings, (model.tier,), Recipe(), folder / "artifacts", formats=("onnx",)
+    )
 
 
 def large(x):
@@ -58,9 +61,12 @@ def large(x):
 
 
 def numbers(x, y, count, endings, seed):
-    """Numbers of two digits side by side, 20 of the 100: those with one of two endings; the label is the number."""
+    """Numbers of two digits side by side, 20 of the 100: those with one of two endings; the label
+    is the number.
+    """
     draw = np.random.default_rng(seed)
-    tens, ones = draw.integers(0, len(y), count), draw.choice(np.flatnonzero(np.isin(y, endings)), count)
+    tens = draw.integers(0, len(y), count)
+    ones = draw.choice(np.flatnonzero(np.isin(y, endings)), count)
     return np.concatenate([x[tens], x[ones]], axis=3).repeat(2, axis=2), 10 * y[tens] + y[ones]
 
 
@@ -81,7 +87,9 @@ def local_fleet(folder, url, parts):
     devices = []
     for index, (x, y, chosen) in enumerate(parts):
         np.savez(folder / f"device-{index}.npz", x=x, y=y)
-        devices.append(LocalDevice(f"device-{index}", folder / f"device-{index}.npz", 1.0, own_model=chosen))
+        devices.append(
+            LocalDevice(f"device-{index}", folder / f"device-{index}.npz", 1.0, own_model=chosen)
+        )
     return LocalFleet(folder / "devices", fleet="shapes", broker=url, devices=devices, holdout=0.2)
 
 
@@ -92,7 +100,9 @@ def accuracies(watcher, number):
 
 
 def test_four_architectures_learn_in_one_run(tmp_path):
-    """A global LeNet-5, taught by an MLP, a LeNet-5, a CNN1 and two CNN2: it learns, and so does each of them."""
+    """A global LeNet-5, taught by an MLP, a LeNet-5, a CNN1 and two CNN2: it learns, and so does
+    each of them.
+    """
     data = load_dataset("digits")
     export_fleet(tmp_path, "lenet5")
     names = ["mlp", "lenet5", "cnn1", "cnn2", "cnn2"]
@@ -105,12 +115,15 @@ def test_four_architectures_learn_in_one_run(tmp_path):
     watcher = Watcher()
     with mosquitto_broker(tmp_path) as broker, local_fleet(tmp_path, broker.url, parts) as fleet:
         evaluation = {"data": {"kind": "npz", "path": tmp_path / "test.npz"}, "every": ROUNDS}
-        made = config(tmp_path, broker.url, "lenet5", strategy={"name": "fml"}, evaluation=evaluation)
+        made = config(
+            tmp_path, broker.url, "lenet5", strategy={"name": "fml"}, evaluation=evaluation
+        )
         finished = run(made, watcher)
         fleet.check()
     assert finished.status == "finished", finished.error
     assert [len(event.merged) for event in watcher.of(control.RoundClosed)] == [len(names)] * ROUNDS
-    first, last = accuracies(watcher, 1), accuracies(watcher, ROUNDS)
+    first = accuracies(watcher, 1)
+    last = accuracies(watcher, ROUNDS)
     gain = finished.evaluation.accuracy - start_accuracy(made)
     print(f"global {finished.evaluation.accuracy:.3f}, gain {gain:.3f}, personal {first} to {last}")
     assert gain > 0.5
@@ -119,7 +132,9 @@ def test_four_architectures_learn_in_one_run(tmp_path):
 
 
 def test_boards_of_ten_and_of_a_hundred_classes_share_a_trunk(tmp_path):
-    """Devices that tell ten digits and devices that tell two-digit numbers average the convolutions of CNN2 alone."""
+    """Devices that tell ten digits and devices that tell two-digit numbers average the convolutions
+    of CNN2 alone.
+    """
     data = load_dataset("digits")
     export_fleet(tmp_path, "cnn2")
     sets = {
@@ -129,33 +144,52 @@ def test_boards_of_ten_and_of_a_hundred_classes_share_a_trunk(tmp_path):
     cuts = iid(len(data.train_y), 5, seed=3)
     parts = []
     for index, (classes, name) in enumerate([*sets, (10, "lenet5")]):
-        x, y = data.train_x[cuts[index]], data.train_y[cuts[index]]
-        shown = (large(x), y) if classes == 10 else numbers(x, y, 600, (2 * index - 4, 2 * index - 3), index)
+        x = data.train_x[cuts[index]]
+        y = data.train_y[cuts[index]]
+        shown = (
+            (large(x), y)
+            if classes == 10
+            else numbers(x, y, 600, (2 * index - 4, 2 * index - 3), index)
+        )
         parts.append((*shown, sets[classes, name]))
     watcher = Watcher()
     with mosquitto_broker(tmp_path) as broker, local_fleet(tmp_path, broker.url, parts) as fleet:
-        made = config(tmp_path, broker.url, "cnn2", strategy={"name": "fml", "fml": {"shared": ["trunk"]}})
+        made = config(
+            tmp_path, broker.url, "cnn2", strategy={"name": "fml", "fml": {"shared": ["trunk"]}}
+        )
         finished = run(made, watcher)
         fleet.check()
     assert finished.status == "finished", finished.error
     assert [len(event.merged) for event in watcher.of(control.RoundClosed)] == [5] * ROUNDS
-    first, last = accuracies(watcher, 1), accuracies(watcher, ROUNDS)
+    first = accuracies(watcher, 1)
+    last = accuracies(watcher, ROUNDS)
     print(f"personal {first} to {last}")
     name = f"own-model-{finished.run}-{ROUNDS}.safetensors"
-    heads = [tensors_in((tmp_path / "devices" / f"device-{i}" / name).read_bytes()) for i in range(5)]
-    assert [head["adaptor/head.weight"].shape for head in heads] == [(10, 64), (10, 64), (100, 64), (100, 64), (10, 64)]
+    heads = [
+        tensors_in((tmp_path / "devices" / f"device-{i}" / name).read_bytes()) for i in range(5)
+    ]
+    assert [head["adaptor/head.weight"].shape for head in heads] == [
+        (10, 64),
+        (10, 64),
+        (100, 64),
+        (100, 64),
+        (10, 64),
+    ]
     for device, accuracy in last.items():
         # One of ten digits by chance is 0.1, one of the twenty numbers of a device 0.05.
         assert accuracy > (0.4 if device in {"device-2", "device-3"} else 0.6), (device, accuracy)
     assert np.mean(list(last.values())) > np.mean(list(first.values())) + 0.1
-    # The part that stays is neither sent nor trained here; the sizes of updates are those of the trunk.
+    # The part that stays is neither sent nor trained here; the sizes of updates are those of the
+    # trunk.
     received = watcher.of(control.UpdateReceived)
     trunk_bytes = 4 * (16 * 9 + 16 + 2 * (16 * 16 * 9 + 16))
     assert all(trunk_bytes < event.size < trunk_bytes + 1500 for event in received)
     # The server has what the devices report, for `shoal rounds` and `shoal devices`.
     store = Store(made.store, read_only=True)
     try:
-        assert queries.rounds(store)[-1].device_accuracy == pytest.approx(np.mean(list(last.values())))
+        assert queries.rounds(store)[-1].device_accuracy == pytest.approx(
+            np.mean(list(last.values()))
+        )
         assert {view.device.id: view.evaluation.accuracy for view in queries.devices(store)} == last
     finally:
         store.close()

@@ -1,4 +1,6 @@
-"""`shoal devices predict`: real boards judge samples over a real broker, with identities and without."""
+"""`shoal devices predict`: real boards judge samples over a real broker, with identities and
+without.
+"""
 
 import json
 import queue
@@ -39,10 +41,14 @@ def serving(fleet, *names):
 
 @pytest.fixture(params=["open", "enrolled"])
 def boards(request, ground):
-    """Three boards, of which two may be asked, after a round; with their server, which waits for requests."""
+    """Three boards, of which two may be asked, after a round; with their server, which waits for
+    requests.
+    """
     with ExitStack() as stack:
         if request.param == "enrolled":
-            if not shutil.which("mosquitto", path="/usr/sbin:/usr/bin:/usr/local/sbin:/opt/homebrew/sbin"):
+            if not shutil.which(
+                "mosquitto", path="/usr/sbin:/usr/bin:/usr/local/sbin:/opt/homebrew/sbin"
+            ):
                 pytest.skip("mosquitto is not installed")
             port = free_port()
             folder, enrolments = founded(ground, port)
@@ -66,13 +72,26 @@ def boards(request, ground):
 
 @pytest.mark.slow
 def test_boards_judge_over_the_broker(boards, ground, monkeypatch, capsys):
-    """The same as on the board itself; also many at once, beside others who steer; the rest is refused."""
+    """The same as on the board itself; also many at once, beside others who steer; the rest is
+    refused.
+    """
     config, fleet = boards
     x = np.load(ground.data / "test.npz")["x"][:3]
     np.save(ground.folder / "new.npy", x)
-    here = [sys.executable, "-m", "device_runtime", "predict", "--json", "--config", fleet._config("device-1")]
+    here = [
+        sys.executable,
+        "-m",
+        "device_runtime",
+        "predict",
+        "--json",
+        "--config",
+        fleet._config("device-1"),
+    ]
     done = subprocess.run(
-        [*here, "--data", ground.folder / "new.npy"], capture_output=True, check=True, timeout=PATIENCE
+        [*here, "--data", ground.folder / "new.npy"],
+        capture_output=True,
+        check=True,
+        timeout=PATIENCE,
     )
     wanted = json.loads(done.stdout)
     monkeypatch.setattr("shoal.cli.serving.read_fleet", lambda *_: config)
@@ -106,15 +125,18 @@ def test_boards_judge_over_the_broker(boards, ground, monkeypatch, capsys):
     with ThreadPoolExecutor(4) as pool:  # who asks at the same time is heard, each of them
         others = [pool.submit(steered) for _ in range(2)]
         asked = [pool.submit(ask) for _ in range(4)]
-        assert [json.loads(json.dumps(item.result(PATIENCE).model_dump()["predictions"])) for item in asked] == [
-            wanted["predictions"]
-        ] * 4
+        assert [
+            json.loads(json.dumps(item.result(PATIENCE).model_dump()["predictions"]))
+            for item in asked
+        ] == [wanted["predictions"]] * 4
         [other.result(PATIENCE) for other in others]
 
 
 @pytest.mark.slow
 def test_a_stranger_asks_nothing(ground):
-    """A request that nobody has signed reaches neither server nor board, on a broker that lets everybody speak."""
+    """A request that nobody has signed reaches neither server nor board, on a broker that lets
+    everybody speak.
+    """
     with any_broker(ground.folder) as broker:
         folder, enrolments = founded(ground, broker.port)
         config = identified(ground, folder, BrokerConfig(url=broker.url), rounds=1)

@@ -1,4 +1,6 @@
-"""Releases over the air, with a real server, broker, launcher and agents; good ones, bad ones, power cuts."""
+"""Releases over the air, with a real server, broker, launcher and agents; good ones, bad ones,
+power cuts.
+"""
 
 import os
 import shutil
@@ -19,7 +21,8 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(900),
     pytest.mark.skipif(
-        not shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin"), reason="mosquitto is not installed"
+        not shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin"),
+        reason="mosquitto is not installed",
     ),
 ]
 
@@ -30,12 +33,19 @@ def built(**changes):
     """A release of this source; changes are (old, new) texts by file, with ``__`` for a slash."""
     tree = [Entry(f"{SITE}/separate.pth", SEPARATE.encode())]
     for package in ("device_runtime", "fleet_protocol"):
-        for path in sorted(each for each in (REPOSITORY / package).rglob("*.*") if each.suffix != ".pyc"):
+        for path in sorted(
+            each for each in (REPOSITORY / package).rglob("*.*") if each.suffix != ".pyc"
+        ):
             name = path.relative_to(REPOSITORY).as_posix()
             old, new = changes.get(name.removesuffix(".py").replace("/", "__"), ("", ""))
             content = path.read_bytes()
             assert old.encode() in content
-            tree.append(Entry(f"{SITE}/{name}", content.replace(old.encode(), new.encode()) if old else content))
+            tree.append(
+                Entry(
+                    f"{SITE}/{name}",
+                    content.replace(old.encode(), new.encode()) if old else content,
+                )
+            )
     return {kind_of(): packed(tree)}
 
 
@@ -44,60 +54,93 @@ def begin_as(folder, builds, **changes):
 
 
 def test_a_broken_release_stops_at_the_canary_and_a_good_one_goes_to_all(lab):
-    """The one does not import: one board says so, the other is not asked. The other is tried, heard and kept."""
+    """The one does not import: one board says so, the other is not asked. The other is tried, heard
+    and kept.
+    """
     folder, up, board = lab
     server = up()
     boards = [board(index) for index in range(2)]
     until(lambda: len(server._known.releases()) == 2, boards[0].log)
-    bad = begin_as(folder, built(device_runtime__main=("import argparse", "import argparse, no_such_module")))
+    bad = begin_as(
+        folder, built(device_runtime__main=("import argparse", "import argparse, no_such_module"))
+    )
     until(lambda: read_rollout(folder).stopped, boards[0].log, boards[1].log)
     assert "no_such_module" in read_rollout(folder).stopped
     assert sorted(each.record.split(" ")[0] for each in boards) == ["failed", "running"]
     assert len(read_rollout(folder).asked) == 1
     number = begin_as(folder, built()).release.number
     assert number > bad.release.number
-    until(lambda: all(each.record == f"running {number} 0 0" for each in boards), *(each.log for each in boards))
+    until(
+        lambda: all(each.record == f"running {number} 0 0" for each in boards),
+        *(each.log for each in boards),
+    )
     asked = read_rollout(folder).asked
     assert sorted(asked) == ["device-0", "device-1"]
     assert len(set(asked.values())) == 2  # the canary first
     assert all(set(each.codes) == {RESTART} for each in boards), boards[0].log()
-    until(lambda: [said.split(" ")[0] for said in server._known.releases().values()] == ["running"] * 2)
-    assert set(read_rollout(folder).outcomes(server._known.releases(), time.time()).values()) == {"running"}
+    until(
+        lambda: (
+            [said.split(" ")[0] for said in server._known.releases().values()] == ["running"] * 2
+        )
+    )
+    assert set(read_rollout(folder).outcomes(server._known.releases(), time.time()).values()) == {
+        "running"
+    }
 
 
 def test_a_release_whose_onnxruntime_does_not_train_is_never_tried(lab):
-    """Everything imports and connects; but its self-test takes twenty steps, and the loss stays as it is."""
+    """Everything imports and connects; but its self-test takes twenty steps, and the loss stays as
+    it is.
+    """
     folder, up, board = lab
-    server, one = up(), board(0)
+    server = up()
+    one = board(0)
     until(server._known.releases, one.log)
-    lame = built(device_runtime__training__backends__swapping=("self._current = 1 - self._current", "pass"))
+    lame = built(
+        device_runtime__training__backends__swapping=("self._current = 1 - self._current", "pass")
+    )
     number = begin_as(folder, lame, stages=(1.0,)).release.number
     until(lambda: read_rollout(folder).stopped, one.log)
-    assert one.record.startswith(f"failed {number} 0 0 its self-test failed: twenty training steps take the loss from")
+    assert one.record.startswith(
+        f"failed {number} 0 0 its self-test failed: twenty training steps take the loss from"
+    )
 
 
 def test_a_release_that_fails_in_a_round_goes_no_further(lab):
-    """It is heard and chosen, and refuses its task: the rollout stops. A good one goes on once each has done a task."""
+    """It is heard and chosen, and refuses its task: the rollout stops. A good one goes on once each
+    has done a task.
+    """
     folder, up, board = lab
     server = up(rounds=100_000)
     boards = [board(index) for index in range(2)]
     until(lambda: len(server._known.releases()) == 2, *(each.log for each in boards))
     ends = "    check_parameters(session.parameters(), course.round, step)\n"
-    bad = built(device_runtime__training__epochs=(ends, f"    raise ArithmeticError('a bad release')\n{ends}"))
+    bad = built(
+        device_runtime__training__epochs=(
+            ends,
+            f"    raise ArithmeticError('a bad release')\n{ends}",
+        )
+    )
     begin_as(folder, bad, gate=1)
     until(lambda: read_rollout(folder).stopped, *(each.log for each in boards))
     assert "in a round: failed: ArithmeticError: a bad release" in read_rollout(folder).stopped
     assert len(read_rollout(folder).asked) == 1
     number = begin_as(folder, built(), gate=1).release.number
-    until(lambda: list(read_rollout(folder).judged.values()) == ["", ""], *(each.log for each in boards))
+    until(
+        lambda: list(read_rollout(folder).judged.values()) == ["", ""],
+        *(each.log for each in boards),
+    )
     assert {tuple(each.record.split(" ")[:2]) for each in boards} == {("running", str(number))}
     assert not read_rollout(folder).stopped
 
 
 def test_a_release_that_cannot_read_the_settings_is_taken_back(lab):
-    """An older one lacks a key of device.toml, say: an error that only an operator can mend, but for the way back."""
+    """An older one lacks a key of device.toml, say: an error that only an operator can mend, but
+    for the way back.
+    """
     folder, up, board = lab
-    server, one = up(), board(0)
+    server = up()
+    one = board(0)
     until(lambda: len(server._known.releases()) == 1, one.log)
     older = built(device_runtime__settings=("    repair_seconds: Seconds = 2.0\n", ""))
     number = begin_as(folder, older, stages=(1.0,)).release.number
@@ -111,17 +154,26 @@ def test_a_release_that_cannot_read_the_settings_is_taken_back(lab):
 def test_a_board_that_pauses_is_not_asked_and_not_late(lab):
     """In quiet hours it would fetch nothing, and stop the rollout by that."""
     folder, up, board = lab
-    server, one = up(), board(0)
+    server = up()
+    one = board(0)
     until(server._known.releases, one.log)
     settings = one.folder / "device.toml"
     awake = settings.read_text()
-    settings.write_text(f'{awake}[conditions]\nquiet_hours = ["00:00-12:00", "12:00-23:59"]\nsettle_seconds = 1\n')
+    settings.write_text(
+        f'{awake}[conditions]\nquiet_hours = ["00:00-12:00", "12:00-23:59"]\nsettle_seconds = 1\n'
+    )
     one.cut()
-    until(lambda: any(said.unable.startswith("paused") for said in server._known.profiles().values()), one.log)
+    until(
+        lambda: any(said.unable.startswith("paused") for said in server._known.profiles().values()),
+        one.log,
+    )
     number = begin_as(folder, built(), stages=(1.0,), within_seconds=60.0).release.number
     threading.Event().wait(3.0)
     assert not read_rollout(folder).asked
-    keep_rollout(folder, lambda: read_rollout(folder).model_copy(update={"asked": {"device-0": time.time() - 61.0}}))
+    keep_rollout(
+        folder,
+        lambda: read_rollout(folder).model_copy(update={"asked": {"device-0": time.time() - 61.0}}),
+    )
     threading.Event().wait(3.0)  # as if it had been asked before it paused
     assert not read_rollout(folder).stopped
     settings.write_text(awake)
@@ -133,7 +185,10 @@ def test_boards_are_not_late_for_the_time_without_a_server(lab):
     """Whoever was asked has its time again when one is there."""
     folder, up, board = lab
     number = begin_as(folder, built(), stages=(1.0,), within_seconds=60.0).release.number
-    keep_rollout(folder, lambda: read_rollout(folder).model_copy(update={"asked": {"device-0": time.time() - 61.0}}))
+    keep_rollout(
+        folder,
+        lambda: read_rollout(folder).model_copy(update={"asked": {"device-0": time.time() - 61.0}}),
+    )
     up()
     one = board(0)
     until(lambda: one.record == f"running {number} 0 0" or read_rollout(folder).stopped, one.log)
@@ -141,11 +196,19 @@ def test_boards_are_not_late_for_the_time_without_a_server(lab):
 
 
 def test_a_release_that_the_server_does_not_hear_is_taken_back(lab):
-    """It connects, but says nothing of itself: in time the one before runs again, says why, and the rollout stops."""
+    """It connects, but says nothing of itself: in time the one before runs again, says why, and the
+    rollout stops.
+    """
     folder, up, board = lab
-    server, one = up(), board(0, connect_seconds=6.0)
+    server = up()
+    one = board(0, connect_seconds=6.0)
     until(server._known.releases, one.log)
-    mute = built(device_runtime__agent__uplink=("if profile is not None and", "if False and profile is not None and"))
+    mute = built(
+        device_runtime__agent__uplink=(
+            "if profile is not None and",
+            "if False and profile is not None and",
+        )
+    )
     number = begin_as(folder, mute).release.number
     until(lambda: read_rollout(folder).stopped, one.log)
     assert one.record == f"failed {number} 0 0 the server did not hear it in time"
@@ -157,11 +220,18 @@ def test_what_the_operator_did_not_sign_or_signed_before_is_not_taken(lab):
     folder, up, board = lab
     old = begin_as(folder, {kind_of(): b"old"})
     new = begin_as(folder, {kind_of(): b"no archive"})
-    server, one = up(), board(0)
-    until(lambda: one.record.startswith(f"failed {new.release.number} 0 0 it cannot be read"), one.log)
+    server = up()
+    one = board(0)
+    until(
+        lambda: one.record.startswith(f"failed {new.release.number} 0 0 it cannot be read"), one.log
+    )
     until(lambda: "failed" in str(server._known.releases()))
     forged = new.model_copy(
-        update={"signed": new.signed[:-6] + "20207d", "asked": {"device-0": time.time()}, "most_failed": 1.0}
+        update={
+            "signed": new.signed[:-6] + "20207d",
+            "asked": {"device-0": time.time()},
+            "most_failed": 1.0,
+        }
     )
     for said, words in (
         (forged, "refused, forged"),
@@ -175,10 +245,12 @@ def test_what_the_operator_did_not_sign_or_signed_before_is_not_taken(lab):
 def test_power_cuts_on_the_way_leave_a_board_that_goes_on(lab):
     """Killed while it fetches, in its self-test, and on trial: at last the release runs."""
     folder, up, board = lab
-    server, one = up(), board(0)
+    server = up()
+    one = board(0)
     until(server._known.releases, one.log)
     number = begin_as(folder, built(), stages=(1.0,)).release.number
-    parts, seen = one.folder / "state" / "parts", []
+    parts = one.folder / "state" / "parts"
+    seen = []
     for name, there in (
         ("fetching", lambda: any(parts.glob("*")) or "fetched" in one.record),
         ("fetched", lambda: one.record.startswith(f"fetched {number}")),

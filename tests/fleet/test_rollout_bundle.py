@@ -1,4 +1,6 @@
-"""A bundle as `shoal flash` makes it, over the air: an older one installed by its script, a newer one, a broken one."""
+"""A bundle as `shoal flash` makes it, over the air: an older one installed by its script, a newer
+one, a broken one.
+"""
 
 import importlib.metadata
 import json
@@ -34,13 +36,16 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(900),
     pytest.mark.skipif(
-        not shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin"), reason="mosquitto is not installed"
+        not shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin"),
+        reason="mosquitto is not installed",
     ),
 ]
 
 
 def wheels_or_skip(config):
-    """The wheels that `shoal flash` keeps; where there are none and no index is reached, the test is skipped."""
+    """The wheels that `shoal flash` keeps; where there are none and no index is reached, the test
+    is skipped.
+    """
     try:
         return fetch_wheels(config.target)
     except Exception as error:  # noqa: BLE001  (whatever pip says)
@@ -57,9 +62,14 @@ def installed(folder, config, version, monkeypatch):
         archive.extractall(folder, filter="data")
     (script,) = folder.glob("shoal-*/install.sh")
     offline = [] if os.getuid() else ["unshare", "-n"]
-    root, path = folder / "root", f"PATH={Path(sys.executable).resolve().parent}:{os.environ['PATH']}"
+    root = folder / "root"
+    path = f"PATH={Path(sys.executable).resolve().parent}:{os.environ['PATH']}"
     done = subprocess.run(
-        ["env", "-i", path, *offline, script, root], capture_output=True, text=True, timeout=200, check=False
+        ["env", "-i", path, *offline, script, root],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     toml = (root / "etc/shoal/device.toml").read_text()
@@ -76,7 +86,10 @@ def lacking(config, wheels, name, part, to):
     place = to / "shoal" / "wheels" / f"{config.target.machine}-{config.target.python}"
     shutil.copytree(wheels[0].parent, place)
     (wheel,) = place.glob(f"{name}-*.whl")
-    with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(to / "new", "w", zipfile.ZIP_DEFLATED) as new:
+    with (
+        zipfile.ZipFile(wheel) as old,
+        zipfile.ZipFile(to / "new", "w", zipfile.ZIP_DEFLATED) as new,
+    ):
         (gone,) = [each for each in old.namelist() if part in each]
         for each in old.namelist():
             if each != gone:
@@ -85,10 +98,15 @@ def lacking(config, wheels, name, part, to):
     return Path(gone).name
 
 
-def test_a_bundle_is_replaced_over_the_air_and_a_broken_one_takes_itself_back(lab, ground, monkeypatch):
-    """Packed, signed, fetched, tested, heard, and a round trained with it; then one without a library: none of that."""
+def test_a_bundle_is_replaced_over_the_air_and_a_broken_one_takes_itself_back(
+    lab, ground, monkeypatch
+):
+    """Packed, signed, fetched, tested, heard, and a round trained with it; then one without a
+    library: none of that.
+    """
     folder, up, _ = lab
-    path, machine = ground.folder / "flash.toml", {"x86_64": "x86-64", "aarch64": "arm64"}[platform.machine()]
+    path = ground.folder / "flash.toml"
+    machine = {"x86_64": "x86-64", "aarch64": "arm64"}[platform.machine()]
     path.write_text(FLASH.format(board=machine, python=PYTHON, data=ground.data / "device-0.npz"))
     config = load_flash_config(path)
     wheels = wheels_or_skip(config)
@@ -107,7 +125,11 @@ def test_a_bundle_is_replaced_over_the_air_and_a_broken_one_takes_itself_back(la
         return done.stdout
 
     def version():
-        (board,) = (each for each in json.loads(shoal("devices", "--store", "store", "--json")) if each["device.id"])
+        (board,) = (
+            each
+            for each in json.loads(shoal("devices", "--store", "store", "--json"))
+            if each["device.id"]
+        )
         return board["device.profile.runtime_version"]
 
     made = ground.folder / "board"
@@ -121,15 +143,26 @@ def test_a_bundle_is_replaced_over_the_air_and_a_broken_one_takes_itself_back(la
         (ref,) = read_rollout(folder).release.builds.values()
         assert ref.size < 60e6
         number = read_rollout(folder).release.number
-        until(lambda: read_rollout(folder).judged, board.log, lambda: read_rollout(folder))  # it has trained
+        until(
+            lambda: read_rollout(folder).judged, board.log, lambda: read_rollout(folder)
+        )  # it has trained
         assert read_rollout(folder).judged == {"device-0": ""}
         assert board.record == f"running {number} 0 0"
         assert version() == importlib.metadata.version("shoal") != "0.0.1"
         gone = lacking(config, wheels, "numpy", "/libscipy_openblas", ground.folder / "cache")
-        shoal("rollout", "start", "flash.toml", "--folder", "lab", XDG_CACHE_HOME=str(ground.folder / "cache"))
+        shoal(
+            "rollout",
+            "start",
+            "flash.toml",
+            "--folder",
+            "lab",
+            XDG_CACHE_HOME=str(ground.folder / "cache"),
+        )
         until(lambda: read_rollout(folder).stopped, board.log, lambda: board.record)
         worse = read_rollout(folder).release.number
-        assert board.record.startswith(f"failed {worse} {number} 0 its self-test failed: ImportError: {gone}")
+        assert board.record.startswith(
+            f"failed {worse} {number} 0 its self-test failed: ImportError: {gone}"
+        )
         assert version() == importlib.metadata.version("shoal")
         for command in (("devices",), ("rollout", "show", "--folder", "lab")):
             said = shoal(*command, "--store", "store", COLUMNS="400")

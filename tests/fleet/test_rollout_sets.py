@@ -1,4 +1,6 @@
-"""Artifact sets over the air in the middle of a run: others of the same model, and ones that a board cannot train."""
+"""Artifact sets over the air in the middle of a run: others of the same model, and ones that a
+board cannot train.
+"""
 
 import contextlib
 import itertools
@@ -34,7 +36,8 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(900),
     pytest.mark.skipif(
-        not shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin"), reason="mosquitto is not installed"
+        not shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin"),
+        reason="mosquitto is not installed",
     ),
 ]
 
@@ -47,12 +50,16 @@ def others(ground):
     layout = infer_layout(architecture, settings)
     tiers = tuple(layout.tier(width) for width in WIDTHS)
     recipe = Recipe(clip_norm=0.5)
-    export_architecture(architecture, settings, tiers, recipe, ground.folder / "others", formats=("onnx",))
+    export_architecture(
+        architecture, settings, tiers, recipe, ground.folder / "others", formats=("onnx",)
+    )
     return ground.folder / "others"
 
 
 def spoilt(artifacts, to):
-    """The same where every training graph but the last is that of the next smaller tier, and manifests agree."""
+    """The same where every training graph but the last is that of the next smaller tier, and
+    manifests agree.
+    """
     shutil.copytree(artifacts, to)
     folders = sorted(path.parent for path in (to / "mlp").glob("*/manifest.json"))
     for smaller, larger in itertools.pairwise(folders):
@@ -66,8 +73,21 @@ def spoilt(artifacts, to):
 
 
 def shoal(folder, *arguments):
-    command = [sys.executable, "-m", "shoal", "rollout", "start", "--folder", "lab", "--store", "store", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200, check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "shoal",
+        "rollout",
+        "start",
+        "--folder",
+        "lab",
+        "--store",
+        "store",
+        *arguments,
+    ]
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=200, check=False
+    )
 
 
 def named(ground):
@@ -83,11 +103,15 @@ def named(ground):
 
 
 def manifests(artifacts):
-    return {blob_ref(path.read_bytes()).digest for path in (artifacts / "mlp").glob("*/manifest.json")}
+    return {
+        blob_ref(path.read_bytes()).digest for path in (artifacts / "mlp").glob("*/manifest.json")
+    }
 
 
 def test_sets_change_in_a_run_and_one_that_does_not_pass_changes_nothing(lab, ground, others):
-    """Fetched beforehand and tested, then named in the tasks of each board that has passed; the run goes on."""
+    """Fetched beforehand and tested, then named in the tasks of each board that has passed; the run
+    goes on.
+    """
     folder, up, board = lab
     server = up(rounds=100_000)
     boards = [board(index) for index in range(2)]
@@ -97,8 +121,15 @@ def test_sets_change_in_a_run_and_one_that_does_not_pass_changes_nothing(lab, gr
     assert set(named(ground).values()) <= manifests(ground.artifacts)
     begun = shoal(ground.folder, "--artifacts", "others", "--canary", "50%")
     assert begun.returncode == 0, begun.stdout + begun.stderr
-    until(lambda: list(read_rollout(folder).judged.values()) == ["", ""], *logs, lambda: read_rollout(folder))
-    until(lambda: len(named(ground)) == 2 and {*named(ground).values()} <= manifests(others), lambda: named(ground))
+    until(
+        lambda: list(read_rollout(folder).judged.values()) == ["", ""],
+        *logs,
+        lambda: read_rollout(folder),
+    )
+    until(
+        lambda: len(named(ground)) == 2 and {*named(ground).values()} <= manifests(others),
+        lambda: named(ground),
+    )
     asked = read_rollout(folder).asked
     assert len(set(asked.values())) == 2  # one after the other
     number = read_rollout(folder).release.number
@@ -114,9 +145,19 @@ def test_sets_change_in_a_run_and_one_that_does_not_pass_changes_nothing(lab, gr
     assert begun.returncode == 0, begun.stdout + begun.stderr
     until(lambda: read_rollout(folder).stopped, *logs, lambda: read_rollout(folder))
     assert "not as the manifest says" in read_rollout(folder).stopped, read_rollout(folder).stopped
-    until(lambda: len(named(ground)) == 2 and {*named(ground).values()} <= manifests(ground.artifacts), *logs)
+    until(
+        lambda: (
+            len(named(ground)) == 2 and {*named(ground).values()} <= manifests(ground.artifacts)
+        ),
+        *logs,
+    )
     trained = [log().count("state=uploading") for log in logs]
-    until(lambda: all(log().count("state=uploading") > n for log, n in zip(logs, trained, strict=True)), *logs)
+    until(
+        lambda: all(
+            log().count("state=uploading") > n for log, n in zip(logs, trained, strict=True)
+        ),
+        *logs,
+    )
 
 
 def test_sets_of_another_model_are_not_begun(lab, ground, others):
@@ -136,7 +177,9 @@ def test_sets_of_another_model_are_not_begun(lab, ground, others):
 
 
 def relabelled(artifacts, to):
-    """The same sets where every training graph says that another program wrote it: other digests, the same numbers."""
+    """The same sets where every training graph says that another program wrote it: other digests,
+    the same numbers.
+    """
     shutil.copytree(artifacts, to)
     for path in (to / "mlp").glob("*/manifest.json"):
         found = json.loads(path.read_bytes())
@@ -159,12 +202,13 @@ def learnt(store, number):
 
 
 def test_power_cuts_while_sets_are_staged_change_no_bit(lab, ground):
-    """Killed at moments drawn over the staging, half of what it fetched lost: it comes back, takes the set, and what it
-    trains is what a board trains which nothing happened to.
+    """Killed at moments drawn over the staging, half of what it fetched lost: it comes back, takes
+    the set, and what it trains is what a board trains which nothing happened to.
     """
     seed = random.SystemRandom().randrange(10**6)
     print(f"SEED={seed}")
-    draw, span = random.Random(seed), 0.0
+    draw = random.Random(seed)
+    span = 0.0
     folder, up, board = lab
     up(rounds=100_000)
     one = board(0)
@@ -184,7 +228,8 @@ def test_power_cuts_while_sets_are_staged_change_no_bit(lab, ground):
         sets = relabelled(ground.artifacts, ground.folder / f"sets-{number}")
         new = manifests(sets)
         new |= {
-            parse_manifest(path.read_bytes()).graphs["onnx/train"].digest for path in sets.glob("mlp/*/manifest.json")
+            parse_manifest(path.read_bytes()).graphs["onnx/train"].digest
+            for path in sets.glob("mlp/*/manifest.json")
         }
         begun = shoal(ground.folder, "--artifacts", sets.name, "--stage", "100")
         assert begun.returncode == 0, begun.stdout + begun.stderr
@@ -193,7 +238,11 @@ def test_power_cuts_while_sets_are_staged_change_no_bit(lab, ground):
             threading.Event().wait(draw.uniform(0, span))
             one.left = half_written if number % 2 else None
             one.cut()
-        until(lambda: read_rollout(folder).judged == {"device-0": ""}, one.log, lambda: read_rollout(folder))
+        until(
+            lambda: read_rollout(folder).judged == {"device-0": ""},
+            one.log,
+            lambda: read_rollout(folder),
+        )
         span = span or time.monotonic() - began
         until(lambda new=new: {*named(ground).values()} <= new and named(ground), one.log)
     print(f"staged undisturbed in {span:.1f} s; ends: {one.codes}")
@@ -208,9 +257,12 @@ def test_power_cuts_while_sets_are_staged_change_no_bit(lab, ground):
         config = ground.config(broker.url, rounds=rounds, min_devices=1)
         config = config.model_copy(update={"seed": seed, "store": ground.folder / "alone"})
         devices = ground.devices()[:1]
-        with LocalFleet(ground.folder / "devices", fleet="test", broker=broker.url, devices=devices, holdout=0.1):
+        with LocalFleet(
+            ground.folder / "devices", fleet="test", broker=broker.url, devices=devices, holdout=0.1
+        ):
             assert run(config, Watcher()).status == "finished"
-    found, expected = learnt(ground.folder / "store", rounds), learnt(ground.folder / "alone", rounds)
+    found = learnt(ground.folder / "store", rounds)
+    expected = learnt(ground.folder / "alone", rounds)
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_array_equal(found[name], value, err_msg=name)

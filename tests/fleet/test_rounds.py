@@ -1,4 +1,6 @@
-"""A server and device processes over real brokers: they learn, and they live through what happens to real fleets."""
+"""A server and device processes over real brokers: they learn, and they live through what happens
+to real fleets.
+"""
 
 import signal
 import subprocess
@@ -15,7 +17,8 @@ from tests.fleet.conftest import WIDTHS, Watcher, run
 
 
 @pytest.fixture(
-    params=[mosquitto_broker, pytest.param(embedded_broker, marks=pytest.mark.slow)], ids=["mosquitto", "embedded"]
+    params=[mosquitto_broker, pytest.param(embedded_broker, marks=pytest.mark.slow)],
+    ids=["mosquitto", "embedded"],
 )
 def broker(request, tmp_path):
     with request.param(tmp_path) as running:
@@ -41,7 +44,9 @@ def small_disk(tmp_path):
 
 
 def test_three_kinds_of_device_train_one_model(ground, broker):
-    """Each device gets the widest tier it can hold, every update is merged, and the merged model gets better."""
+    """Each device gets the widest tier it can hold, every update is merged, and the merged model
+    gets better.
+    """
     watcher = Watcher()
     with ground.fleet(broker.url) as fleet:
         finished = run(ground.config(broker.url, rounds=4), watcher)
@@ -64,7 +69,9 @@ def test_three_kinds_of_device_train_one_model(ground, broker):
     ids=["mosquitto-20s", "embedded-3s"],
 )
 def test_a_broker_that_dies_in_mid_round_costs_time_only(ground, broker, away_seconds):
-    """The broker dies when the first device has accepted, loses all sessions, and comes back: no round is lost."""
+    """The broker dies when the first device has accepted, loses all sessions, and comes back: no
+    round is lost.
+    """
     watcher = Watcher()
     timers = []
 
@@ -86,7 +93,9 @@ def test_a_broker_that_dies_in_mid_round_costs_time_only(ground, broker, away_se
 
 @pytest.mark.slow
 def test_a_device_that_never_answers_holds_up_one_deadline(ground, mosquitto):
-    """A frozen device is left out at the deadline, the quorum is merged, and it takes part again when it wakes."""
+    """A frozen device is left out at the deadline, the quorum is merged, and it takes part again
+    when it wakes.
+    """
     watcher = Watcher()
     with ground.fleet(mosquitto.url) as fleet:
         frozen = fleet.processes["device-1"]
@@ -115,7 +124,11 @@ def test_a_device_killed_in_mid_round_comes_back_and_finishes(ground, mosquitto)
             restart(fleet, "device-0")
 
         watcher.once(
-            lambda event: isinstance(event, control.DeviceAccepted) and event.device == "device-0" and event.round == 2,
+            lambda event: (
+                isinstance(event, control.DeviceAccepted)
+                and event.device == "device-0"
+                and event.round == 2
+            ),
             power_cut,
         )
         finished = run(ground.config(mosquitto.url, grace=60.0), watcher)
@@ -126,7 +139,9 @@ def test_a_device_killed_in_mid_round_comes_back_and_finishes(ground, mosquitto)
 
 @pytest.mark.slow
 def test_without_quorum_a_round_is_abandoned_and_the_run_says_so(ground, mosquitto):
-    """When too few answer, nothing is merged: the round is abandoned with its reason, and the run fails in the end."""
+    """When too few answer, nothing is merged: the round is abandoned with its reason, and the run
+    fails in the end.
+    """
     watcher = Watcher()
     with ground.fleet(mosquitto.url) as fleet:
         watcher.once(
@@ -146,14 +161,20 @@ def test_without_quorum_a_round_is_abandoned_and_the_run_says_so(ground, mosquit
 def test_a_server_without_a_broker_says_where_it_looked(ground):
     """The address is in the message, and it comes within the connect timeout."""
     config = ground.config(f"mqtt://127.0.0.1:{free_port()}")
-    config = config.model_copy(update={"broker": config.broker.model_copy(update={"connect_timeout_seconds": 1.0})})
-    with pytest.raises(TransportError, match=r"cannot connect to the broker at mqtt://127\.0\.0\.1"):
+    config = config.model_copy(
+        update={"broker": config.broker.model_copy(update={"connect_timeout_seconds": 1.0})}
+    )
+    with pytest.raises(
+        TransportError, match=r"cannot connect to the broker at mqtt://127\.0\.0\.1"
+    ):
         run(config, Watcher())
 
 
 @pytest.mark.slow
 def test_a_full_disk_on_one_device_leaves_the_others_training(ground, mosquitto, small_disk):
-    """A board whose state folder is full refuses with `no-space`, keeps running, and the round closes without it."""
+    """A board whose state folder is full refuses with `no-space`, keeps running, and the round
+    closes without it.
+    """
     watcher = Watcher()
     first, *others = ground.devices()
     with ground.fleet(mosquitto.url, [replace(first, state_dir=small_disk), *others]) as fleet:

@@ -1,4 +1,6 @@
-"""Updates that are added up unseen: ten boards of which two die, and a fleet that ends where its simulation does."""
+"""Updates that are added up unseen: ten boards of which two die, and a fleet that ends where its
+simulation does.
+"""
 
 import contextlib
 import threading
@@ -44,9 +46,15 @@ def live(agent):
 
 @pytest.fixture
 def spied(monkeypatch):
-    """Agents by name and those of them that die with a masked update in hand; what the updates of the others change."""
-    agents, gone, plain, changes = {}, set(), {}, {}
-    whole_numbers, masked = secure_sum.whole_numbers, Member.masked
+    """Agents by name and those of them that die with a masked update in hand; what the updates of
+    the others change.
+    """
+    agents = {}
+    gone = set()
+    plain = {}
+    changes = {}
+    whole_numbers = secure_sum.whole_numbers
+    masked = Member.masked
 
     def noted(update, sent, clip):
         words = whole_numbers(update, sent, clip)
@@ -57,7 +65,9 @@ def spied(monkeypatch):
         name = threading.current_thread().name
         if name in gone:
             uplink = agents[name].ctx.uplink
-            uplink.need().close(farewell=uplink.farewell("stopped"))  # what the broker says of who vanished
+            uplink.need().close(
+                farewell=uplink.farewell("stopped")
+            )  # what the broker says of who vanished
             raise SystemExit  # the thread ends, as a board does that loses its power
         changes[name] = plain[tensors_in(update)[MASKED].tobytes()]
         return masked(member, update)
@@ -70,11 +80,14 @@ def spied(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["digits", pytest.param("mnist", marks=needs("mnist"))])
 def test_two_of_ten_boards_die_and_the_sum_is_that_of_the_others(ground, tmp_path, spied, name):
-    """They train and deal, and vanish before they send; the others' masks come off, and the sum is the plain one."""
+    """They train and deal, and vanish before they send; the others' masks come off, and the sum is
+    the plain one.
+    """
     agents, gone, changes = spied
     gone |= {"d2", "d7"}
     data = load_dataset(name, FOLDER)
-    x, y = data.train_x[:5000], data.train_y[:5000]
+    x = data.train_x[:5000]
+    y = data.train_y[:5000]
     if name != "digits":
         architecture = Registry.zoo().get("mlp")
         made = architecture.settings({"input_shape": x.shape[1:]})
@@ -88,9 +101,19 @@ def test_two_of_ten_boards_die_and_the_sum_is_that_of_the_others(ground, tmp_pat
         )
         ground = replace(ground, artifacts=tmp_path / "set")
     with embedded_broker(tmp_path / "broker") as broker, contextlib.ExitStack() as stack:
-        rounds = {"rounds": 1, "min_devices": 10, "quorum": 0.8, "grace": 0.3, "deadline_seconds": 240.0}
+        rounds = {
+            "rounds": 1,
+            "min_devices": 10,
+            "quorum": 0.8,
+            "grace": 0.3,
+            "deadline_seconds": 240.0,
+        }
         config = ground.config(broker.url, **rounds, wait_seconds=200.0)
-        tables = {"secure_sum": {"clip": CLIP}, "robust": {"norm_bound": 0}, "evaluation": {"data": None}}
+        tables = {
+            "secure_sum": {"clip": CLIP},
+            "robust": {"norm_bound": 0},
+            "evaluation": {"data": None},
+        }
         config = type(config).model_validate({**config.model_dump(), **tables})
         for at in range(10):
             folder = Path(tmp_path / f"d{at}")
@@ -120,13 +143,20 @@ def test_two_of_ten_boards_die_and_the_sum_is_that_of_the_others(ground, tmp_pat
         tasks = store.tasks(finished.run, 1, "train")
     assert {task.device for task in tasks if task.phase is TaskPhase.MERGED} == set(changes)
     assert set(changes) == {f"d{at}" for at in range(10)} - gone
-    assert all((task.metrics is None) or (task.metrics.labels, task.metrics.train_loss) == ((), None) for task in tasks)
+    assert all(
+        (task.metrics is None) or (task.metrics.labels, task.metrics.train_loss) == ((), None)
+        for task in tasks
+    )
     for key, value in old.items():
         plain = np.mean([change[key] for change in changes.values()], axis=0)
         assert np.abs(plain).max() > 1e-3
         off = np.abs(new[key].astype(np.float64) - value - plain)
-        print(f"{name} {key}: moved by up to {np.abs(plain).max():.3g}, off by up to {off.max():.2g}")
-        assert (off <= 0.5 * CLIP / STEPS + 4 * np.spacing(np.maximum(np.abs(new[key]), np.abs(value)))).all()
+        print(
+            f"{name} {key}: moved by up to {np.abs(plain).max():.3g}, off by up to {off.max():.2g}"
+        )
+        assert (
+            off <= 0.5 * CLIP / STEPS + 4 * np.spacing(np.maximum(np.abs(new[key]), np.abs(value)))
+        ).all()
 
 
 @pytest.mark.slow
@@ -134,13 +164,19 @@ def test_two_of_ten_boards_die_and_the_sum_is_that_of_the_others(ground, tmp_pat
 def test_a_fleet_ends_where_its_simulation_does(tmp_path, cache):
     """To the bit: masks cancel; and near the run whose updates the server sees."""
     secure = settings(tmp_path / "sim", cache, **TABLES, secure_sum={"clip": 50.0, "least": 2})
-    simulated, finished = simulate(secure), as_a_fleet(secure, tmp_path)
+    simulated = simulate(secure)
+    finished = as_a_fleet(secure, tmp_path)
     assert finished.status == "finished", finished.error
     ours, theirs = (
-        tensors(tmp_path / name, run)[-1] for name, run in (("sim", simulated.run), ("fleet", finished.run))
+        tensors(tmp_path / name, run)[-1]
+        for name, run in (("sim", simulated.run), ("fleet", finished.run))
     )
     assert all((ours[name] == theirs[name]).all() for name in ours)
-    plain = simulate(settings(tmp_path / "plain", cache, **TABLES, strategy={"name": "heterofl", "label_rule": False}))
+    plain = simulate(
+        settings(
+            tmp_path / "plain", cache, **TABLES, strategy={"name": "heterofl", "label_rule": False}
+        )
+    )
     seen = tensors(tmp_path / "plain", plain.run)[-1]
     for name, value in ours.items():
         assert abs(value - seen[name]).max() < 1e-5, name

@@ -1,4 +1,6 @@
-"""Boards that are connected and say nothing: a halted one holds nobody up, one that trains long is waited for."""
+"""Boards that are connected and say nothing: a halted one holds nobody up, one that trains long is
+waited for.
+"""
 
 import contextlib
 import signal
@@ -26,7 +28,9 @@ def mosquitto(tmp_path):
 def last_round(config, finished):
     with contextlib.closing(Store(config.store, read_only=True)) as store:
         record = store.last_round(finished.run)
-        return record, {task.device: task for task in store.tasks(record.run, record.number, "train")}
+        return record, {
+            task.device: task for task in store.tasks(record.run, record.number, "train")
+        }
 
 
 def with_samples(ground, times):
@@ -39,7 +43,9 @@ def with_samples(ground, times):
 
 
 def test_a_halted_board_is_waited_for_as_one_that_is_gone(ground, mosquitto):
-    """The broker takes half a minute to find it dead; the round ends long before, with what came of the others."""
+    """The broker takes half a minute to find it dead; the round ends long before, with what came of
+    the others.
+    """
     watcher = Watcher()
     with ground.fleet(mosquitto.url) as fleet:
         halted = fleet.processes["device-2"]
@@ -48,7 +54,9 @@ def test_a_halted_board_is_waited_for_as_one_that_is_gone(ground, mosquitto):
             lambda: halted.send_signal(signal.SIGSTOP),
         )
         config = ground.config(mosquitto.url, rounds=1, deadline_seconds=300.0, quorum=0.6)
-        config = config.model_copy(update={"train": config.train.model_copy(update={"epochs": 400})})
+        config = config.model_copy(
+            update={"train": config.train.model_copy(update={"epochs": 400})}
+        )
         finished = run(config, watcher)
     record, tasks = last_round(config, finished)
     assert record.ending is RoundEvent.REST_AWAY
@@ -62,16 +70,26 @@ def trained_long(ground, broker, times):
     ground.folder.mkdir()
     watcher = Watcher()
     with ground.fleet(broker, with_samples(ground, times)) as fleet:
-        rounds = {"rounds": 1, "deadline_seconds": 300.0, "nudge_seconds": 300.0, "quorum": 0.6, "grace": 0.0}
+        rounds = {
+            "rounds": 1,
+            "deadline_seconds": 300.0,
+            "nudge_seconds": 300.0,
+            "quorum": 0.6,
+            "grace": 0.0,
+        }
         config = ground.config(broker, **rounds)
-        config = config.model_copy(update={"train": config.train.model_copy(update={"epochs": 1, "batch_size": 1})})
+        config = config.model_copy(
+            update={"train": config.train.model_copy(update={"epochs": 1, "batch_size": 1})}
+        )
         finished = run(config, watcher)
         fleet.check()
     return *last_round(config, finished), watcher
 
 
 def test_a_board_whose_epoch_takes_long_is_waited_for(ground, mosquitto):
-    """It has nothing to tell for a long time, and says that it is there; a fast machine gets more samples."""
+    """It has nothing to tell for a long time, and says that it is there; a fast machine gets more
+    samples.
+    """
     for times in (100, 600, 3600):
         record, tasks, watcher = trained_long(ground, mosquitto.url, times)
         if tasks["device-2"].timing.answered > 4 * ALIVE_SECONDS:

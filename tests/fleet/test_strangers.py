@@ -1,4 +1,6 @@
-"""Whoever may write every topic of a broker keeps no board from what is for it, and a renewed one is there again."""
+"""Whoever may write every topic of a broker keeps no board from what is for it, and a renewed one
+is there again.
+"""
 
 import contextlib
 import os
@@ -39,13 +41,16 @@ def heard(inbox, kind, topic):
 
 
 def test_what_a_stranger_puts_in_the_brokers_keeping_is_said_over_again(tmp_path):
-    """Retained words in place of the fleet's key and of papers: a board that comes later is told both again."""
+    """Retained words in place of the fleet's key and of papers: a board that comes later is told
+    both again.
+    """
     with mosquitto_broker(tmp_path) as broker, contextlib.ExitStack() as stack:
         folder = tmp_path / "lab"
         found_fleet(folder, Founding("test", "127.0.0.1", broker.port, broker.url))
         enrolment = read_enrolment(enroll(folder, "pi-1"))
         config = BrokerConfig(url=broker.url, identity=folder / "server.enrolment")
-        at_server, at_board = queue.SimpleQueue(), queue.SimpleQueue()
+        at_server = queue.SimpleQueue()
+        at_board = queue.SimpleQueue()
 
         def opened(member, name, inbox):
             link = open_transport(BrokerAddress.parse(broker.url), name, inbox, member=member)
@@ -79,9 +84,12 @@ def test_what_a_stranger_puts_in_the_brokers_keeping_is_said_over_again(tmp_path
 @contextlib.contextmanager
 def two_members(tmp_path, kind):
     """A broker that the server would start, with the enrolments of two devices."""
-    if kind == "mosquitto" and not shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin"):
+    if kind == "mosquitto" and not shutil.which(
+        "mosquitto", path=f"{os.environ['PATH']}:/usr/sbin"
+    ):
         pytest.skip("mosquitto is not installed")
-    folder, port = tmp_path / "lab", free_port()
+    folder = tmp_path / "lab"
+    port = free_port()
     found_fleet(folder, Founding("test", "127.0.0.1", port, kind))
     enrolments = [read_enrolment(enroll(folder, name)) for name in ("pi-1", "pi-2")]
     config = BrokerConfig(url=kind, port=port, identity=folder / "server.enrolment")
@@ -91,7 +99,9 @@ def two_members(tmp_path, kind):
 
 @pytest.mark.parametrize("kind", ["mosquitto", pytest.param("embedded", marks=pytest.mark.slow)])
 def test_no_member_takes_the_session_of_another(tmp_path, kind):
-    """Whoever connected under a board's guessable name had it disconnected, for as long as they liked."""
+    """Whoever connected under a board's guessable name had it disconnected, for as long as they
+    liked.
+    """
     with two_members(tmp_path, kind) as (config, one, other), contextlib.ExitStack() as stack:
 
         def opened(link):
@@ -99,26 +109,37 @@ def test_no_member_takes_the_session_of_another(tmp_path, kind):
             link.connect(30)
             return link
 
-        heard, member = queue.SimpleQueue(), Member(one, tmp_path / "one", remembers=True)
-        board = opened(open_transport(one.address(tmp_path / "tls-1"), "shoal-test-pi-1", heard, member=member))
+        heard = queue.SimpleQueue()
+        member = Member(one, tmp_path / "one", remembers=True)
+        board = opened(
+            open_transport(one.address(tmp_path / "tls-1"), "shoal-test-pi-1", heard, member=member)
+        )
         opened(Link(other.address(tmp_path / "tls-2"), "shoal-test-pi-1", queue.SimpleQueue()))
         board.subscribe(TOPICS.task("pi-1"))
-        opened(open_transport(broker_address(config), "server", queue.SimpleQueue(), member=member_of(config))).publish(
-            TOPICS.task("pi-1"), b"still here"
-        )
+        opened(
+            open_transport(
+                broker_address(config), "server", queue.SimpleQueue(), member=member_of(config)
+            )
+        ).publish(TOPICS.task("pi-1"), b"still here")
         events = []
         while not events or not isinstance(events[-1], Received):
             events.append(heard.get(timeout=PATIENCE_SECONDS))
         assert [type(event) for event in events] == [Connected, Received]
         board.close()
         again = queue.SimpleQueue()
-        opened(open_transport(one.address(tmp_path / "tls-1"), "shoal-test-pi-1", again, member=member))
+        opened(
+            open_transport(one.address(tmp_path / "tls-1"), "shoal-test-pi-1", again, member=member)
+        )
         assert again.get(timeout=PATIENCE_SECONDS) == Connected(session_present=True)
 
 
 def test_what_waits_in_mosquitto_for_a_member_that_is_away_is_bounded(tmp_path, monkeypatch):
-    """A member that subscribes to all weights and leaves had the broker keep them in memory, 100,000 chunks."""
-    monkeypatch.setattr(mosquitto, "_CONFIG", mosquitto._CONFIG.replace("bytes 536870912", "bytes 500000"))
+    """A member that subscribes to all weights and leaves had the broker keep them in memory,
+    100,000 chunks.
+    """
+    monkeypatch.setattr(
+        mosquitto, "_CONFIG", mosquitto._CONFIG.replace("bytes 536870912", "bytes 500000")
+    )
     with two_members(tmp_path, "mosquitto") as (config, one, _), contextlib.ExitStack() as stack:
 
         def away():
@@ -139,17 +160,22 @@ def test_what_waits_in_mosquitto_for_a_member_that_is_away_is_bounded(tmp_path, 
         stack.callback(link.close)
         server.publish(TOPICS.blob("0" * 64, 99), b"the last")
         kept = 0
-        while (event := heard.get(timeout=PATIENCE_SECONDS)) and getattr(event, "payload", b"") != b"the last":
+        while (event := heard.get(timeout=PATIENCE_SECONDS)) and getattr(
+            event, "payload", b""
+        ) != b"the last":
             kept += isinstance(event, Received)
         assert 0 < kept < 40
 
 
 @pytest.mark.slow
 def test_a_board_that_is_renewed_after_its_end_says_that_it_is_there(ground, monkeypatch):
-    """A real agent that waits: the server, which took nothing of it, knows it without a word from anybody else."""
+    """A real agent that waits: the server, which took nothing of it, knows it without a word from
+    anybody else.
+    """
     if not shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin"):
         pytest.skip("mosquitto is not installed")
-    port, folder = free_port(), ground.folder / "lab"
+    port = free_port()
+    folder = ground.folder / "lab"
     found_fleet(folder, Founding("test", "127.0.0.1", port, "mosquitto"))
     path = enroll(folder, "device-0", days=1)
     monkeypatch.setattr(envelope, "time", SimpleNamespace(time=lambda: time.time() + 2 * 24 * 3600))

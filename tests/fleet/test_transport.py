@@ -11,7 +11,9 @@ from tests.fleet.conftest import Watcher, run
 
 
 def test_two_rounds_without_a_network(ground, monkeypatch):
-    """A transport is one file and one row: with them a server and a device in one process do their rounds."""
+    """A transport is one file and one row: with them a server and a device in one process do their
+    rounds.
+    """
     row = {"memory": Scheme("tests.memory_transport", "MemoryLink", 1)}
     monkeypatch.setattr(transport, "SCHEMES", {**transport.SCHEMES, **row})
     monkeypatch.setattr(memory_transport, "HUBS", {})
@@ -36,5 +38,7 @@ def test_two_rounds_without_a_network(ground, monkeypatch):
         agent.stop("the test is over")
         thread.join(20)
     assert finished.status == "finished"
-    assert [dict(event.merged) for event in watcher.of(control.RoundClosed)] == [{"device-0": ground.tiers[0]}] * 2
+    assert [dict(event.merged) for event in watcher.of(control.RoundClosed)] == [
+        {"device-0": ground.tiers[0]}
+    ] * 2
     assert not thread.is_alive()

@@ -83,7 +83,9 @@ def test_what_repeats_itself_travels_packed(monkeypatch):
             assert (len(frame) < CHUNK // 2) == (packs and pack and not digest)
             assert decode_chunk(frame).payload == data[CHUNK:]
     monkeypatch.setattr(zlib, "compress", pytest.fail)
-    encode_chunk(sample(2 * CHUNK), 1, CHUNK, digest=False, pack=True)  # that it would not pay is seen without a try
+    encode_chunk(
+        sample(2 * CHUNK), 1, CHUNK, digest=False, pack=True
+    )  # that it would not pay is seen without a try
 
 
 @given(st.binary(max_size=4 * CHUNK), st.integers(0, 2 * CHUNK), st.integers(0, 3))
@@ -111,7 +113,9 @@ def test_a_packed_chunk_unpacks_to_what_its_header_says_or_is_refused(data, size
     ],
 )
 def test_a_packed_flood_is_not_unpacked(chunk, words):
-    """64 MB of zeros in 64 kB cost no more than the chunk it claims to be, and it cannot claim to be as many."""
+    """64 MB of zeros in 64 kB cost no more than the chunk it claims to be, and it cannot claim to
+    be as many.
+    """
     packed = zlib.compress(bytes(1 << 26), 9)[2:-4]
     tracemalloc.start()
     try:
@@ -143,7 +147,9 @@ def test_a_restart_goes_on_where_it_stopped(tmp_path):
 
 
 def test_a_crash_before_the_mark_costs_one_chunk_only(tmp_path):
-    """A crash after the bytes of a chunk were written, and before its mark was, leaves a usable part."""
+    """A crash after the bytes of a chunk were written, and before its mark was, leaves a usable
+    part.
+    """
     data = sample(3 * CHUNK)
     part = PartFile(blob_ref(data, CHUNK), tmp_path / "p")
     part.add(decode_chunk(encode_chunk(data, 1, CHUNK)))
@@ -167,7 +173,8 @@ def test_chunks_of_another_blob_do_not_enter(tmp_path):
 
 def test_a_wrong_whole_is_dropped_and_can_be_fetched_again(tmp_path):
     """Chunks that verify one by one but make up another blob are thrown away as a whole."""
-    right, wrong = sample(3000, 1), sample(3000, 2)
+    right = sample(3000, 1)
+    wrong = sample(3000, 2)
     store = BlobStore(tmp_path)
     part = store.part(blob_ref(right, CHUNK))
     for index in range(3):
@@ -209,7 +216,9 @@ def test_failed_write_leaves_the_old_file(tmp_path):
 
 @pytest.mark.parametrize("problem", [None, OSError(errno.EOPNOTSUPP, "not on this file system")])
 def test_the_blocks_of_a_large_file_are_asked_for_at_once(tmp_path, monkeypatch, problem):
-    """What is kept is what was given, also where a file system cannot allocate before it is written to."""
+    """What is kept is what was given, also where a file system cannot allocate before it is written
+    to.
+    """
     asked = []
 
     def allocate(descriptor: int, start: int, size: int) -> None:
@@ -218,14 +227,17 @@ def test_the_blocks_of_a_large_file_are_asked_for_at_once(tmp_path, monkeypatch,
             raise problem
 
     monkeypatch.setattr(os, "posix_fallocate", allocate)
-    store, data = BlobStore(tmp_path), sample(1 << 20)
+    store = BlobStore(tmp_path)
+    data = sample(1 << 20)
     assert store.read(store.put(data[:1000])) == data[:1000]
     assert asked == [], "of a small one it costs what it saves"
     assert store.read(store.put(data[:9], data[9:])) == data
     assert asked == [(0, 0, 1 << 20)]
 
 
-def test_a_store_that_need_not_survive_a_power_cut_does_not_wait_for_the_disk(tmp_path, monkeypatch):
+def test_a_store_that_need_not_survive_a_power_cut_does_not_wait_for_the_disk(
+    tmp_path, monkeypatch
+):
     waited = []
     monkeypatch.setattr(os, "fsync", waited.append)
     for durable in (False, True):
@@ -248,7 +260,9 @@ def test_what_a_power_cut_left_is_written_again(tmp_path):
 
 
 def test_a_full_disk_is_a_storage_error_and_what_was_there_stays(tmp_path):
-    """A chunk that does not fit is refused in words, closing works, and the chunks before it are still known."""
+    """A chunk that does not fit is refused in words, closing works, and the chunks before it are
+    still known.
+    """
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(disk)]
@@ -270,8 +284,11 @@ def test_a_full_disk_is_a_storage_error_and_what_was_there_stays(tmp_path):
 
 
 def test_blobs_named_before_keep_their_names(tmp_path):
-    """A blob that an earlier store named by its sha256 is read, checked, and found again under that name."""
-    store, data = BlobStore(tmp_path), sample(3000)
+    """A blob that an earlier store named by its sha256 is read, checked, and found again under that
+    name.
+    """
+    store = BlobStore(tmp_path)
+    data = sample(3000)
     old = hashlib.sha256(data).hexdigest()
     part = store.part(BlobRef(digest=old, size=len(data), chunk_bytes=CHUNK))
     for index in range(3):
@@ -285,7 +302,9 @@ def test_blobs_named_before_keep_their_names(tmp_path):
 
 def test_a_digest_says_how_it_was_made():
     """New blobs are named by BLAKE3: the published digest of nothing, as a multihash."""
-    assert blob_digest(b"") == "1e20af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262"
+    assert (
+        blob_digest(b"") == "1e20af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262"
+    )
     assert matches(b"", hashlib.sha256(b"").hexdigest())
     assert not matches(b"x", blob_digest(b""))
     with pytest.raises(ValueError, match="no digest"):

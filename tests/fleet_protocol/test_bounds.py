@@ -1,4 +1,6 @@
-"""What a stranger may make a message say: numbers and texts have bounds, and nothing is made as large as declared."""
+"""What a stranger may make a message say: numbers and texts have bounds, and nothing is made as
+large as declared.
+"""
 
 import json
 import tracemalloc
@@ -37,7 +39,14 @@ PROFILE = {
     "max_width": 1,
     "examples": 1,
 }
-METRICS = {"examples": 1, "batches": 1, "labels": [], "fetch_seconds": 0, "train_seconds": 0, "resident_bytes": 0}
+METRICS = {
+    "examples": 1,
+    "batches": 1,
+    "labels": [],
+    "fetch_seconds": 0,
+    "train_seconds": 0,
+    "resident_bytes": 0,
+}
 
 
 def unbounded(schema: dict, definitions: dict, path: str) -> list[str]:
@@ -62,7 +71,9 @@ def unbounded(schema: dict, definitions: dict, path: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("message", [DeviceMessage, ServerMessage, DeviceStatus, DeviceProfile, ServerStatus])
+@pytest.mark.parametrize(
+    "message", [DeviceMessage, ServerMessage, DeviceStatus, DeviceProfile, ServerStatus]
+)
 def test_every_field_has_a_bound(message):
     """Labels have theirs in the manifest, against which an update is checked."""
     schema = TypeAdapter(message).json_schema()
@@ -70,16 +81,25 @@ def test_every_field_has_a_bound(message):
     assert {place for place in places if ".labels" not in place} == set()
 
 
-@pytest.mark.parametrize("field", ["cores", "ram_bytes", "free_ram_bytes", "examples", "step_seconds", "max_depth"])
+@pytest.mark.parametrize(
+    "field", ["cores", "ram_bytes", "free_ram_bytes", "examples", "step_seconds", "max_depth"]
+)
 def test_a_profile_with_a_number_beyond_all_bounds_is_refused(field):
-    """It raised OverflowError where devices are chosen, and as it was retained, after every restart again."""
+    """It raised OverflowError where devices are chosen, and as it was retained, after every restart
+    again.
+    """
     said = {"v": SCHEMA_VERSION, "type": "profile", "fleet": "lab", "device": "pi"}
-    assert parse_presence(json.dumps({**said, "profile": PROFILE}).encode()).profile.arch == PROFILE["arch"]
+    assert (
+        parse_presence(json.dumps({**said, "profile": PROFILE}).encode()).profile.arch
+        == PROFILE["arch"]
+    )
     with pytest.raises(RefusedError, match=field):
         parse_presence(json.dumps({**said, "profile": {**PROFILE, field: HUGE}}).encode())
 
 
-@pytest.mark.parametrize("field", ["examples", "batches", "mean_loss", "train_seconds", "resident_bytes"])
+@pytest.mark.parametrize(
+    "field", ["examples", "batches", "mean_loss", "train_seconds", "resident_bytes"]
+)
 def test_metrics_beyond_all_bounds_are_refused(field):
     """They ended the merge that weighs by them."""
     done = {
@@ -94,24 +114,39 @@ def test_metrics_beyond_all_bounds_are_refused(field):
 
 
 def test_what_strangers_write_moves_no_cursor():
-    """An operator's terminal shows it: a sequence that clears the screen, or turns the text round, is not one any more.
+    """An operator's terminal shows it: a sequence that clears the screen, or turns the text round,
+    is not one any more.
 
     Names of keys that nobody knows come back in refusals, as long as the message.
     """
     evil = "\x1b[2J\u202e\r\nroot"
     said = {"v": SCHEMA_VERSION, "type": "profile", "fleet": "lab", "device": "pi"}
-    profile = {**PROFILE, "arch": evil, "unable": evil, "backends": {evil: evil}, "release": "running 1 0 0 \x1b[2J"}
+    profile = {
+        **PROFILE,
+        "arch": evil,
+        "unable": evil,
+        "backends": {evil: evil},
+        "release": "running 1 0 0 \x1b[2J",
+    }
     taken = parse_presence(json.dumps({**said, "profile": profile}).encode()).profile
-    assert (taken.arch, taken.unable, taken.backends) == (" [2J   root", " [2J   root", {" [2J   root": " [2J   root"})
+    assert (taken.arch, taken.unable, taken.backends) == (
+        " [2J   root",
+        " [2J   root",
+        {" [2J   root": " [2J   root"},
+    )
     assert taken.release == "running 1 0 0  [2J"
     with pytest.raises(RefusedError) as refused:
-        parse_presence(json.dumps({**said, "profile": {**PROFILE, evil + "x" * 200_000: 1}}).encode())
+        parse_presence(
+            json.dumps({**said, "profile": {**PROFILE, evil + "x" * 200_000: 1}}).encode()
+        )
     assert str(refused.value).isprintable()
     assert len(str(refused.value)) < 1000
 
 
 def test_a_declared_terabyte_costs_nothing(tmp_path):
-    """A blob of more chunks than any has is refused; one at the bound is waited for without counting up its chunks."""
+    """A blob of more chunks than any has is refused; one at the bound is waited for without
+    counting up its chunks.
+    """
     with pytest.raises(ValidationError, match="chunks"):
         BlobRef(digest="0" * 64, size=2**40, chunk_bytes=1024)
     part = PartFile(BlobRef(digest="0" * 64, size=2**30, chunk_bytes=1024), tmp_path / "part")
@@ -124,7 +159,9 @@ def test_a_declared_terabyte_costs_nothing(tmp_path):
     assert peak < 100_000
 
 
-@pytest.mark.parametrize("ranges", [((0, 5),) * 20_000, ((3, 3),), ((5, 2),), ((4, 6), (0, 2)), ((0, 2**30),)])
+@pytest.mark.parametrize(
+    "ranges", [((0, 5),) * 20_000, ((3, 3),), ((5, 2),), ((4, 6), (0, 2)), ((0, 2**30),)]
+)
 def test_ranges_name_every_chunk_once(ranges):
     """A request of 200 kB cannot make the server look at millions of chunks."""
     asked = {**DEVICE, "type": "need-chunks", "digest": "0" * 64, "ranges": ranges}
@@ -138,7 +175,9 @@ def test_settings_that_somebody_else_reads_are_finite(model, number):
     """JSON has no word for infinity, but its parsers make one of 1e999."""
 
     def wrong(value):
-        with pytest.raises(ValidationError) as caught:  # nothing else is said, so all else is missing
+        with pytest.raises(
+            ValidationError
+        ) as caught:  # nothing else is said, so all else is missing
             model.model_validate_json(f'{{"settings": {{"a": {value}}}, "no such": 1}}')
         return [error["msg"] for error in caught.value.errors() if error["loc"][0] == "settings"]
 

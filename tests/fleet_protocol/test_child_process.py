@@ -3,13 +3,13 @@
 import subprocess
 import sys
 
-_WATCH = (
-    "from fleet_protocol.child_process import when_parent_ends; when_parent_ends(lambda: print('over', flush=True));"
-)
+_WATCH = "from fleet_protocol.child_process import when_parent_ends; when_parent_ends(lambda: print('over', flush=True));"
 
 
 def started(then):
-    return subprocess.Popen([sys.executable, "-c", _WATCH + then], stdin=-1, stdout=-1, stderr=-1, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", _WATCH + then], stdin=-1, stdout=-1, stderr=-1, text=True
+    )
 
 
 def test_a_child_can_end_while_its_parent_lives():

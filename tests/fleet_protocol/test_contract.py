@@ -1,4 +1,6 @@
-"""The contract of a fleet's data: labels and columns are matched by name, and what does not fit is named."""
+"""The contract of a fleet's data: labels and columns are matched by name, and what does not fit is
+named.
+"""
 
 import re
 import time
@@ -44,7 +46,9 @@ def test_labels_are_numbered_by_name():
     """A board that lacks a class, or names them in another order, gets the numbers of the fleet."""
     contract = DataContract(labels=("ant", "bee", "cat"))
     assert reconciled(labelled("bee", "cat"), contract).y.tolist() == [1, 2, 2]
-    assert reconciled(labelled("cat", "bee", "ant", said=True, y=(0, 1, 2)), contract).y.tolist() == [2, 1, 0]
+    assert reconciled(
+        labelled("cat", "bee", "ant", said=True, y=(0, 1, 2)), contract
+    ).y.tolist() == [2, 1, 0]
     assert reconciled(labelled("ant", "bee"), contract).label_names == contract.labels
     same = labelled("ant", "bee", "cat")
     assert reconciled(same, contract).y is same.y
@@ -53,7 +57,9 @@ def test_labels_are_numbered_by_name():
 def test_a_label_that_the_fleet_lacks_is_refused_by_name():
     """Only a name that samples have counts: one that is said and has no sample does no harm."""
     contract = DataContract(labels=("ant", "bee"))
-    with pytest.raises(MismatchError, match="board has the label 'dog', which is not a label of the fleet"):
+    with pytest.raises(
+        MismatchError, match="board has the label 'dog', which is not a label of the fleet"
+    ):
         reconciled(labelled("ant", "dog"), contract)
     assert reconciled(labelled("bee", "ant", "dog", said=True), contract).y.tolist() == [1, 0, 0]
 
@@ -63,10 +69,14 @@ def test_a_numbering_that_nobody_has_said_is_refused():
     for contract in (None, DataContract(), DataContract(columns=COLUMNS)):
         with pytest.raises(MismatchError, match="nothing sets their order") as refusal:
             reconciled(labelled("ant", "bee"), contract)
-        server, board = map(str(refusal.value).index, ("[contract] of fleet.toml", "[data] of every device.toml"))
+        server, board = map(
+            str(refusal.value).index, ("[contract] of fleet.toml", "[data] of every device.toml")
+        )
         assert server < board
         assert 'labels = ["<name of label 0>", "<name of label 1>", ...]' in str(refusal.value)
-        assert '"ant"' not in str(refusal.value)  # a line to copy would number them as this board does
+        assert '"ant"' not in str(
+            refusal.value
+        )  # a line to copy would number them as this board does
     assert reconciled(labelled("ant", "bee", said=True), None).y.tolist() == [0, 1, 1]
     assert reconciled(labelled("ant", "bee"), None, own_labels=True).y.tolist() == [0, 1, 1]
 
@@ -76,10 +86,14 @@ def test_a_board_names_as_many_labels_as_the_model_has(tmp_path):
     recipe = RecipeSpec(optimizer=OptimizerSpec(name="sgd"), loss=LossSpec())
     manifest = Manifest.model_construct(arch="mlp", tier="b3", classes=3, recipe=recipe)
     own = reconciled(labelled("ant", "bee", said=True), None)
-    with pytest.raises(MismatchError, match=r"names 2 labels for board \(ant, bee\), and mlp b3 has 3 classes"):
+    with pytest.raises(
+        MismatchError, match=r"names 2 labels for board \(ant, bee\), and mlp b3 has 3 classes"
+    ):
         check_own_labels(own, manifest)
     check_own_labels(reconciled(labelled("ant", "bee", "cat", said=True), None), manifest)
-    check_own_labels(reconciled(labelled("ant", "bee", said=True), DataContract(labels=("ant", "bee"))), manifest)
+    check_own_labels(
+        reconciled(labelled("ant", "bee", said=True), DataContract(labels=("ant", "bee"))), manifest
+    )
 
 
 def test_labels_that_do_not_count_stay():
@@ -89,27 +103,40 @@ def test_labels_that_do_not_count_stay():
 
 
 def test_numbers_as_labels_meet_names_that_are_numbers_out_of_place():
-    """Whether label 2 is the third name, or the name "2", cannot be known; in order they are the same."""
+    """Whether label 2 is the third name, or the name "2", cannot be known; in order they are the
+    same.
+    """
     plain = make_dataset("d.npz", np.zeros((3, 2), np.float32), np.array([0, 1, 2]))
     ordered = DataContract(labels=tuple(map(str, range(12))))
     assert reconciled(plain, ordered).y.tolist() == [0, 1, 2]
     assert reconciled(plain, DataContract(labels=("ant", "bee", "cat"))).y.tolist() == [0, 1, 2]
-    with pytest.raises(MismatchError, match=r"d\.npz has numbers as labels.*0, 1, 10, 11.*their meaning is ambiguous"):
+    with pytest.raises(
+        MismatchError,
+        match=r"d\.npz has numbers as labels.*0, 1, 10, 11.*their meaning is ambiguous",
+    ):
         reconciled(plain, DataContract(labels=tuple(sorted(ordered.labels))))
 
 
 @pytest.mark.parametrize("header", [True, False])
 def test_numbers_in_a_table_have_names_or_are_refused(tmp_path, header):
-    """The fleet's order need not be that of a board's codes: only the board's own `labels` says which is which."""
+    """The fleet's order need not be that of a board's codes: only the board's own `labels` says
+    which is which.
+    """
     text = "a,label\n" * header + "1,0\n2,1\n"
     keys = {"header": header, "label_column": 1}
     contract = DataContract(labels=("benign", "malignant"))
-    with pytest.raises(MismatchError, match=r"\.csv has numbers as labels.*names \(benign, malignant\)") as refusal:
+    with pytest.raises(
+        MismatchError, match=r"\.csv has numbers as labels.*names \(benign, malignant\)"
+    ) as refusal:
         reconciled(table(tmp_path, text, **keys), contract)
-    assert 'device.toml, labels = ["<name of label 0>", "<name of label 1>", ...], with' in str(refusal.value)
+    assert 'device.toml, labels = ["<name of label 0>", "<name of label 1>", ...], with' in str(
+        refusal.value
+    )
     named = table(tmp_path, text, labels=["malignant", "benign"], **keys)
     assert reconciled(named, contract).y.tolist() == [1, 0]
-    assert reconciled(table(tmp_path, text, **keys), DataContract(labels=("0", "1"))).y.tolist() == [0, 1]
+    assert reconciled(
+        table(tmp_path, text, **keys), DataContract(labels=("0", "1"))
+    ).y.tolist() == [0, 1]
     assert reconciled(table(tmp_path, text, **keys), DataContract()).y.tolist() == [0, 1]
     with pytest.raises(MismatchError, match="has numbers as labels"):
         reconciled(table(tmp_path, text, **keys), DataContract(labels=("1", "2")))
@@ -122,7 +149,9 @@ def test_several_numbers_of_a_sample_are_no_labels_with_names(tmp_path):
 
 
 def test_columns_are_picked_and_ordered_by_name(tmp_path):
-    """Another order, further columns, and an index column of pandas change nothing; mean and std go along."""
+    """Another order, further columns, and an index column of pandas change nothing; mean and std go
+    along.
+    """
     contract = DataContract(columns=COLUMNS)
     data = table(tmp_path, ",c,label,b,x,a\n0,3,1,2,9,1\n1,30,0,20,9,10\n", mean=[7, 3, 2, 9, 1])
     found = reconciled(data, contract)
@@ -155,18 +184,28 @@ def test_columns_that_a_function_took_by_place_must_stand_right(tmp_path):
 
 def test_a_missing_column_is_refused_by_name(tmp_path):
     """The board's file, the column, and what the file has."""
-    with pytest.raises(MismatchError, match=r"0\.csv has no column 'c', which the fleet's model reads \(it has a, b\)"):
+    with pytest.raises(
+        MismatchError,
+        match=r"0\.csv has no column 'c', which the fleet's model reads \(it has a, b\)",
+    ):
         reconciled(table(tmp_path, "a,b,label\n1,2,0\n"), DataContract(columns=COLUMNS))
 
 
 def test_a_missing_column_says_where_to_look(tmp_path):
-    """`columns` is the remedy only where the board's own leaves it out; a name in another case is pointed at."""
+    """`columns` is the remedy only where the board's own leaves it out; a name in another case is
+    pointed at.
+    """
     text = "a,B,label\n1,2,0\n"
     contract = DataContract(columns=("a", "B"))
-    with pytest.raises(MismatchError, match=r"the file has it, and `columns` in \[data\] of device.toml leaves it out"):
+    with pytest.raises(
+        MismatchError,
+        match=r"the file has it, and `columns` in \[data\] of device.toml leaves it out",
+    ):
         reconciled(table(tmp_path, text, columns=["a"]), contract)
     for keys in ({}, {"columns": ["a"]}):
-        with pytest.raises(MismatchError, match="'B' is spelled differently: rename it in the file to 'b'") as refusal:
+        with pytest.raises(
+            MismatchError, match="'B' is spelled differently: rename it in the file to 'b'"
+        ) as refusal:
             reconciled(table(tmp_path, text, **keys), DataContract(columns=("a", "b")))
         assert "`columns`" not in str(refusal.value)
     with pytest.raises(MismatchError, match="add it to the file, or rename the column") as refusal:
@@ -179,7 +218,11 @@ def test_a_missing_column_says_where_to_look(tmp_path):
     [
         ((3, 8, 8), (1, 8, 8), "for a folder of images set channels = 1 in [data], else change"),
         ((3, 9, 8), (3, 8, 8), "for a folder of images set size = [8, 8] in [data]"),
-        ((3, 9, 8), (1, 8, 8), "for a folder of images set channels = 1 and size = [8, 8] in [data]"),
+        (
+            (3, 9, 8),
+            (1, 8, 8),
+            "for a folder of images set channels = 1 and size = [8, 8] in [data]",
+        ),
         ((3, 8, 8), (6, 8, 8), ": change the samples by a function in `transforms` of [data]"),
         ((64,), (1, 8, 8), "set shape = [1, 8, 8] in [data]"),
         ((4,), (3,), "of a table name the 3 to use as `columns` in [data]"),
@@ -188,10 +231,14 @@ def test_a_missing_column_says_where_to_look(tmp_path):
     ],
 )
 def test_another_shape_than_the_fleets_is_refused(own, fleet, remedy):
-    """Before anything is fetched, with the key that can change it; nothing is known without samples of the server."""
+    """Before anything is fetched, with the key that can change it; nothing is known without samples
+    of the server.
+    """
     contract = contract_of(make_dataset("server", np.zeros((3, *fleet)), np.arange(3)))
     board = make_dataset("board", np.zeros((3, *own)), np.arange(3))
-    with pytest.raises(MismatchError, match=re.escape(f"samples in board have shape {[*own]}, ")) as refusal:
+    with pytest.raises(
+        MismatchError, match=re.escape(f"samples in board have shape {[*own]}, ")
+    ) as refusal:
         reconciled(board, contract)
     assert remedy in str(refusal.value)
     assert reconciled(board, DataContract(labels=("a", "b", "c"))).x is board.x
@@ -220,9 +267,13 @@ def test_what_stands_for_missing_values_is_the_fleets(tmp_path):
     """A board that puts another number there, or any where the fleet has no rule, is refused."""
     data = table(tmp_path, "a,b,label\n1,,0\n", missing=-1)
     assert data.x.tolist() == [[1, -1]]
-    with pytest.raises(MismatchError, match=r"and the fleet uses 0: set missing = 0 in \[data\] of device"):
+    with pytest.raises(
+        MismatchError, match=r"and the fleet uses 0: set missing = 0 in \[data\] of device"
+    ):
         reconciled(data, DataContract(columns=("a", "b"), missing=0))
-    with pytest.raises(MismatchError, match=r"set missing = -1 in \[evaluation\.data\] or \[contract\] of fleet"):
+    with pytest.raises(
+        MismatchError, match=r"set missing = -1 in \[evaluation\.data\] or \[contract\] of fleet"
+    ):
         reconciled(data, DataContract(columns=("a", "b")))
     assert reconciled(data, DataContract(columns=("a", "b"), missing=-1)).x.tolist() == [[1, -1]]
 
@@ -231,14 +282,18 @@ def test_tokens_lie_below_the_bound():
     """Beyond the vocabulary the lookup of a graph fails in the middle of a step."""
     data = make_dataset("text", np.array([[0, 4], [7, 2]]), np.array([0, 1]))
     assert reconciled(data, DataContract(tokens=8)) is data
-    with pytest.raises(MismatchError, match="sample 1 in text has the token 7, and the fleet's vocabulary has 7"):
+    with pytest.raises(
+        MismatchError, match="sample 1 in text has the token 7, and the fleet's vocabulary has 7"
+    ):
         reconciled(data, DataContract(tokens=7))
 
 
 def test_values_lie_in_the_range_that_is_said():
     """As the model sees them: pixels of 0 to 255 need a scale."""
     pixels = make_dataset("pixels", np.array([[0.0, 255.0]]), np.array([0]))
-    with pytest.raises(MismatchError, match=r"values in pixels range from 0 to 255 .* from 0 to 1: set `scale`"):
+    with pytest.raises(
+        MismatchError, match=r"values in pixels range from 0 to 255 .* from 0 to 1: set `scale`"
+    ):
         reconciled(pixels, DataContract(range=(0, 1)))
     scaled = replace(pixels, scale=1 / 255)
     assert reconciled(scaled, DataContract(range=(0, 1))) is scaled
@@ -258,11 +313,19 @@ def test_a_servers_samples_make_the_contract(tmp_path):
 
 def test_names_that_cannot_travel_are_refused(tmp_path):
     """Twice the same, endless, too many, or not to be printed."""
-    for names in (("a", "a"), ("a" * 201,), ("a\n",), ("",), tuple(f"{i:0100}" for i in range(1000))):
+    for names in (
+        ("a", "a"),
+        ("a" * 201,),
+        ("a\n",),
+        ("",),
+        tuple(f"{i:0100}" for i in range(1000)),
+    ):
         with pytest.raises(ValidationError):
             DataContract(labels=names)
     data = labelled(*(f"{i:0100}" for i in range(1000)))
-    with pytest.raises(ConfigError, match="board: the names: Value error, the names of labels and columns take"):
+    with pytest.raises(
+        ConfigError, match="board: the names: Value error, the names of labels and columns take"
+    ):
         contract_of(data)
     assert read_contract(tmp_path) is None
     (tmp_path / CONTRACT_FILE).write_text("{")

@@ -66,7 +66,11 @@ def named(names=("image", "words"), targets=("label", "box")):
     shapes = {"image": (1, 2, 3), "words": (4,)}
     sizes = {"label": 1, "box": 2}
     loss = LossSpec(
-        name="both", target="float32", masked=False, metrics=("loss_sum",), parts={key: sizes[key] for key in targets}
+        name="both",
+        target="float32",
+        masked=False,
+        metrics=("loss_sum",),
+        parts={key: sizes[key] for key in targets},
     )
     made = model((10,), "float32", 3, (3,))
     return made.model_copy(
@@ -86,7 +90,9 @@ PARTS = {
 
 
 def test_several_inputs_and_targets_are_rows_in_the_models_order(tmp_path):
-    """Named arrays of a file or of the user's function, each flattened; the row itself will do as well."""
+    """Named arrays of a file or of the user's function, each flattened; the row itself will do as
+    well.
+    """
     np.savez(tmp_path / "d.npz", **PARTS)
     keys = {"x_key": ["image", "words"], "y_key": ["label", "box"]}
     (tmp_path / "mine.py").write_text(
@@ -97,22 +103,32 @@ def test_several_inputs_and_targets_are_rows_in_the_models_order(tmp_path):
     )
     x = np.array([[*range(6), *range(4)], [*range(6, 12), *range(4, 8)]], np.float32)
     y = np.array([[2, 0.5, 1], [1, 2, 3]], np.float32)
-    tables = {"kind": "npz", "path": "d.npz", **keys}, {"kind": "python", "entry_point": "mine.py:f"}
+    tables = (
+        {"kind": "npz", "path": "d.npz", **keys},
+        {"kind": "python", "entry_point": "mine.py:f"},
+    )
     for data in (*(load(tmp_path, **table) for table in tables), make_dataset("row", x, y)):
         taken, targets = data.fitted(named()).batch(slice(None), "float32")
         np.testing.assert_array_equal(taken, x)
         np.testing.assert_array_equal(targets, y)
     data = load(tmp_path, **tables[0])
-    with pytest.raises(DataError, match=r"d.npz has the inputs image \(6\), words \(4\); name words .*in this order"):
+    with pytest.raises(
+        DataError,
+        match=r"d.npz has the inputs image \(6\), words \(4\); name words .*in this order",
+    ):
         data.fitted(named(("words", "image")))
-    with pytest.raises(DataError, match=r"has the targets label \(1\), box \(2\); name box \(2\), label \(1\)"):
+    with pytest.raises(
+        DataError, match=r"has the targets label \(1\), box \(2\); name box \(2\), label \(1\)"
+    ):
         data.fitted(named(targets=("box", "label")))
     with pytest.raises(DataError, match=r"has the inputs image \(6\), words \(4\); name one array"):
         data.fitted(model((10,), "float32", 3))
     with pytest.raises(DataError, match="no array 'text'"):
         load(tmp_path, kind="npz", path="d.npz", x_key=["image", "text"], y_key="label")
     np.savez(tmp_path / "odd.npz", **PARTS | {"words": np.zeros((3, 4))})
-    with pytest.raises(DataError, match=r"arrays of \{'image': 2, 'words': 3\} samples; all must be of the same"):
+    with pytest.raises(
+        DataError, match=r"arrays of \{'image': 2, 'words': 3\} samples; all must be of the same"
+    ):
         load(tmp_path, kind="npz", path="odd.npz", **keys)
 
 
@@ -155,7 +171,9 @@ def test_images(tmp_path, pixels):
     np.testing.assert_array_equal(grey.x[1, 0], pixels[3])
     colour = load(tmp_path, kind="images", path="images", size=[8, 6])
     assert colour.x.shape == (6, 3, 8, 6)
-    named = load(tmp_path, kind="images", path="images", labels=["label-2", "label-1", "label-0", "label-9"])
+    named = load(
+        tmp_path, kind="images", path="images", labels=["label-2", "label-1", "label-0", "label-9"]
+    )
     assert named.y.tolist() == [0, 0, 1, 1, 2, 2]
 
 
@@ -164,7 +182,9 @@ def test_images_of_more_bits_are_refused_and_transparent_ones_are_on_white(tmp_p
     (tmp_path / "a").mkdir()
     for deep in (pixels[0].astype(np.uint16) * 257, pixels[0].astype(np.float32) / 255):
         Image.fromarray(deep).save(tmp_path / "a" / "0.tiff")
-        with pytest.raises(DataError, match=r"0\.tiff has more than 8 bits a channel.*save its numbers as \.npz"):
+        with pytest.raises(
+            DataError, match=r"0\.tiff has more than 8 bits a channel.*save its numbers as \.npz"
+        ):
             load(tmp_path, kind="images", path=".", channels=1, labels=["a"])
     (tmp_path / "a" / "0.tiff").unlink()
     drawn = np.zeros((4, 5, 4), np.uint8)
@@ -177,14 +197,19 @@ def test_images_of_more_bits_are_refused_and_transparent_ones_are_on_white(tmp_p
 def test_shape_mixes_no_axes(tmp_path):
     """It gives flat or squeezed samples their shape; channels last are another matter."""
     np.savez(tmp_path / "d.npz", x=np.zeros((2, 6, 5, 3)), y=[0, 1])
-    with pytest.raises(DataError, match=r"\[6, 5, 3\]; `shape` \[3, 6, 5\] would mix.*by a function in `transforms`"):
+    with pytest.raises(
+        DataError,
+        match=r"\[6, 5, 3\]; `shape` \[3, 6, 5\] would mix.*by a function in `transforms`",
+    ):
         load(tmp_path, kind="npz", path="d.npz", shape=[3, 6, 5])
     for shape in ([90], [1, 6, 5, 3], [30, 3]):
         assert load(tmp_path, kind="npz", path="d.npz", shape=shape).x.shape == (2, *shape)
 
 
 def test_the_tables_of_other_systems(tmp_path):
-    """Lines may end as on an old Mac; a quote that is never closed is named; without labels theirs are skipped."""
+    """Lines may end as on an old Mac; a quote that is never closed is named; without labels theirs
+    are skipped.
+    """
     (tmp_path / "mac.csv").write_bytes(b"\xef\xbb\xbfa,label\r1,0\r2,1\r")
     assert load(tmp_path, kind="csv", path="mac.csv").x.tolist() == [[1], [2]]
     (tmp_path / "open.csv").write_text('a,label\n"1,0\n' + "2,1\n" * 40_000)
@@ -210,7 +235,9 @@ def test_csv(tmp_path):
     chosen = load(tmp_path, kind="csv", path="d.csv", columns=["c", 0])
     assert chosen.x.tolist() == [[3, 1], [6, 4], [9, 7]]
     for columns in (["a", "label"], [0, -2]):
-        with pytest.raises(DataError, match=r"column label is a label and is listed in `columns`.*remove it"):
+        with pytest.raises(
+            DataError, match=r"column label is a label and is listed in `columns`.*remove it"
+        ):
             load(tmp_path, kind="csv", path="d.csv", columns=columns)
     bare = load(tmp_path, kind="csv", path="bare.tsv", header=False, label_column=0, delimiter="\t")
     assert bare.x.tolist() == [[1.5, -2], [3, 40]]
@@ -227,7 +254,9 @@ def test_python_entry_point(tmp_path):
 
 def test_tokens_stay_whole_numbers():
     """A model of tokens gets int64, without scaling."""
-    data = make_dataset("tokens", np.array([[5, 0], [70000, 1]], np.int32), np.array([0, 1]), scale=0.5)
+    data = make_dataset(
+        "tokens", np.array([[5, 0], [70000, 1]], np.int32), np.array([0, 1]), scale=0.5
+    )
     data.fitted(model((2,), "int64", 2))
     x, _ = data.batch(np.array([1]), "int64")
     assert (x.dtype, x.tolist()) == (np.int64, [[70000, 1]])
@@ -236,21 +265,27 @@ def test_tokens_stay_whole_numbers():
 def test_negative_tokens_are_refused():
     """Padding by -1 was looked up from the end of a graph's table without a word."""
     data = make_dataset("tokens", np.array([[5, -1], [7, 1]]), np.array([0, 1]))
-    with pytest.raises(DataError, match="samples in tokens have negative tokens; number them from 0"):
+    with pytest.raises(
+        DataError, match="samples in tokens have negative tokens; number them from 0"
+    ):
         data.fitted(model((2,), "int64", 2))
     data.fitted(model((2,), "float32", 2))
 
 
 def test_channels_with_one_mean_may_be_laid_flat():
     """As they are for a model of several inputs, whose samples have no channels any more."""
-    data = make_dataset("rgb", np.ones((2, 3, 2, 2), np.float32), np.array([0, 1]), mean=(0, 0, 0), std=(1, 1, 1))
+    data = make_dataset(
+        "rgb", np.ones((2, 3, 2, 2), np.float32), np.array([0, 1]), mean=(0, 0, 0), std=(1, 1, 1)
+    )
     flat = replace(data, x=data.x.reshape(2, -1))
     assert np.array_equal(flat.batch(slice(2), "float32")[0], np.ones((2, 12), np.float32))
 
 
 def test_channels_have_their_own_mean():
     """A list of means and deviations goes along the first axis of a sample."""
-    data = make_dataset("rgb", np.ones((2, 3, 2, 2), np.float32), np.array([0, 1]), mean=(0, 1, 2), std=(1, 2, 4))
+    data = make_dataset(
+        "rgb", np.ones((2, 3, 2, 2), np.float32), np.array([0, 1]), mean=(0, 1, 2), std=(1, 2, 4)
+    )
     x, _ = data.batch(np.array([0]), "float32")
     assert x[0, :, 0, 0].tolist() == [1, 0, -0.25]
     with pytest.raises(DataError, match="mean has 2 values"):
@@ -260,34 +295,79 @@ def test_channels_have_their_own_mean():
 BAD = {
     "missing file": ({"kind": "npz", "path": "no.npz"}, "no.npz does not exist"),
     "missing folder": ({"kind": "images", "path": "no"}, "data folder .*no does not exist"),
-    "empty folder": ({"kind": "images", "path": "empty"}, "empty is empty: expected <label>/<image>"),
-    "folder nobody named": ({"kind": "images", "path": "some", "labels": ["b"]}, "has a folder 'a'"),
+    "empty folder": (
+        {"kind": "images", "path": "empty"},
+        "empty is empty: expected <label>/<image>",
+    ),
+    "folder nobody named": (
+        {"kind": "images", "path": "some", "labels": ["b"]},
+        "has a folder 'a'",
+    ),
     "not an image": ({"kind": "images", "path": "some"}, "cannot read the image .*broken.png"),
     "wrong key": ({"kind": "npz", "path": "d.npz", "x_key": "z"}, r"no array 'z' \(it has x, y\)"),
     "npy without labels": ({"kind": "npz", "path": "x.npy"}, "`y_path`"),
     "pickled objects": ({"kind": "npz", "path": "objects.npz"}, "Python objects"),
-    "first part of an npz": ({"kind": "npz", "path": "begun.npz"}, "begun.npz is the beginning of an archive"),
+    "first part of an npz": (
+        {"kind": "npz", "path": "begun.npz"},
+        "begun.npz is the beginning of an archive",
+    ),
     "foreign npz": ({"kind": "npz", "path": "text.npz"}, "not a numpy file"),
     "no samples": ({"kind": "npz", "path": "none.npz"}, "none.npz is empty"),
     "lengths": ({"kind": "npz", "path": "lengths.npz"}, "3 samples but 2 labels"),
-    "negative label": ({"kind": "npz", "path": "negative.npz", "classes": 3}, "label -1 of sample 1 in .*negative.npz"),
-    "label too large": ({"kind": "npz", "path": "d.npz", "classes": 2}, "label 2 of sample 2 .* outside 0 to 1"),
-    "not finite": ({"kind": "npz", "path": "nan.npz"}, "sample 1 in .*nan.npz has a value that is not finite"),
-    "fractional label": ({"kind": "npz", "path": "half.npz", "classes": 3}, "half.npz are not whole numbers"),
-    "shape": ({"kind": "npz", "path": "d.npz", "shape": [7]}, r"shape \[4\], which cannot become `shape` \[7\]"),
+    "negative label": (
+        {"kind": "npz", "path": "negative.npz", "classes": 3},
+        "label -1 of sample 1 in .*negative.npz",
+    ),
+    "label too large": (
+        {"kind": "npz", "path": "d.npz", "classes": 2},
+        "label 2 of sample 2 .* outside 0 to 1",
+    ),
+    "not finite": (
+        {"kind": "npz", "path": "nan.npz"},
+        "sample 1 in .*nan.npz has a value that is not finite",
+    ),
+    "fractional label": (
+        {"kind": "npz", "path": "half.npz", "classes": 3},
+        "half.npz are not whole numbers",
+    ),
+    "shape": (
+        {"kind": "npz", "path": "d.npz", "shape": [7]},
+        r"shape \[4\], which cannot become `shape` \[7\]",
+    ),
     "text in a table": ({"kind": "csv", "path": "text.csv"}, "line 3 of .*text.csv: .*'x'"),
-    "short line": ({"kind": "csv", "path": "short.csv"}, "line 2 of .*short.csv has 1 fields instead of 2"),
-    "no label column": ({"kind": "csv", "path": "nolabel.csv"}, r"no column 'label' \(it has a, b\)"),
+    "short line": (
+        {"kind": "csv", "path": "short.csv"},
+        "line 2 of .*short.csv has 1 fields instead of 2",
+    ),
+    "no label column": (
+        {"kind": "csv", "path": "nolabel.csv"},
+        r"no column 'label' \(it has a, b\)",
+    ),
     "header only": ({"kind": "csv", "path": "header.csv"}, "header.csv is empty"),
-    "truncated idx": ({"kind": "idx", "path": "short.idx", "labels": "y.idx"}, "short.idx announces"),
+    "truncated idx": (
+        {"kind": "idx", "path": "short.idx", "labels": "y.idx"},
+        "short.idx announces",
+    ),
     "truncated gz": (
         {"kind": "idx", "path": "short.gz", "labels": "y.idx"},
         "short.gz is not an IDX file, or is truncated",
     ),
-    "foreign idx": ({"kind": "idx", "path": "text.npz", "labels": "y.idx"}, "text.npz is not an IDX file"),
-    "missing entry": ({"kind": "python", "entry_point": "mine.py:other"}, "mine.py:other failed: AttributeError"),
-    "failing entry": ({"kind": "python", "entry_point": "mine.py:load"}, "mine.py:load failed: ValueError: no card"),
-    "wrong entry": ({"kind": "python", "entry_point": "mine.py:number"}, "returned int; expected a pair"),
+    "foreign idx": (
+        {"kind": "idx", "path": "text.npz", "labels": "y.idx"},
+        "text.npz is not an IDX file",
+    ),
+    "missing entry": (
+        {"kind": "python", "entry_point": "mine.py:other"},
+        "mine.py:other failed: AttributeError",
+    ),
+    "failing entry": (
+        {"kind": "python", "entry_point": "mine.py:load"},
+        "mine.py:load failed: ValueError: no card",
+    ),
+    "wrong entry": (
+        {"kind": "python", "entry_point": "mine.py:number"},
+        "returned int; expected a pair",
+    ),
 }
 
 
@@ -297,7 +377,8 @@ def bad_folder(tmp_path_factory):
     (base / "empty").mkdir()
     (base / "some" / "a").mkdir(parents=True)
     (base / "some" / "a" / "broken.png").write_text("no")
-    x, y = np.zeros((3, 4), np.float32), np.arange(3)
+    x = np.zeros((3, 4), np.float32)
+    y = np.arange(3)
     np.savez(base / "d.npz", x=x, y=y)
     (base / "begun.npz").write_bytes((base / "d.npz").read_bytes()[:200])
     np.save(base / "x.npy", x)
@@ -316,7 +397,9 @@ def bad_folder(tmp_path_factory):
     (base / "short.idx").write_bytes(whole[:-1])
     (base / "short.gz").write_bytes(gzip.compress(whole)[:-9])
     (base / "y.idx").write_bytes(idx_bytes(np.zeros(3, np.uint8), 0x08))
-    (base / "mine.py").write_text("def load():\n    raise ValueError('no card')\ndef number():\n    return 3\n")
+    (base / "mine.py").write_text(
+        "def load():\n    raise ValueError('no card')\ndef number():\n    return 3\n"
+    )
     return base
 
 
@@ -332,7 +415,12 @@ def model(shape, dtype, classes, label_shape=(), **loss):
     """What a manifest says of samples and targets; nothing else of it is read."""
     recipe = RecipeSpec(optimizer=OptimizerSpec(name="sgd"), loss=LossSpec(**loss))
     return Manifest.model_construct(
-        settings={}, input_shape=shape, input_dtype=dtype, classes=classes, label_shape=label_shape, recipe=recipe
+        settings={},
+        input_shape=shape,
+        input_dtype=dtype,
+        classes=classes,
+        label_shape=label_shape,
+        recipe=recipe,
     )
 
 
@@ -356,7 +444,11 @@ def test_targets_may_be_numbers(tmp_path):
     (tmp_path / "mine.py").write_text(
         "import numpy as np\ndef f():\n    return np.zeros((2, 3)), np.array([0.25, 1])\n"
     )
-    found = load(tmp_path, kind="python", entry_point="mine.py:f").fitted(model((3,), "float32", 1, **squares)).y
+    found = (
+        load(tmp_path, kind="python", entry_point="mine.py:f")
+        .fitted(model((3,), "float32", 1, **squares))
+        .y
+    )
     assert found.tolist() == [0.25, 1.0]
 
 
@@ -377,12 +469,20 @@ def test_images_may_have_numbers_as_targets(tmp_path):
 
 
 def test_several_labels_of_a_sample_are_no_tokens():
-    """A multi-hot target is refused by a cross entropy, with what to do, and taken by the binary one."""
+    """A multi-hot target is refused by a cross entropy, with what to do, and taken by the binary
+    one.
+    """
     data = make_dataset("d.npz", np.zeros((2, 4), np.float32), np.array([[1, 0, 1], [0, 0, 1]]))
-    with pytest.raises(DataError, match="if several labels hold for a sample, export with --loss binary-cross-entropy"):
+    with pytest.raises(
+        DataError,
+        match="if several labels hold for a sample, export with --loss binary-cross-entropy",
+    ):
         data.fitted(model((4,), "float32", 3))
     binary = {"name": "binary-cross-entropy", "target": "float32", "bounds": (0, 1)}
-    assert data.fitted(model((4,), "float32", 3, (3,), **binary)).y.tolist() == [[1, 0, 1], [0, 0, 1]]
+    assert data.fitted(model((4,), "float32", 3, (3,), **binary)).y.tolist() == [
+        [1, 0, 1],
+        [0, 0, 1],
+    ]
     twos = make_dataset("d.npz", np.zeros((1, 4), np.float32), np.array([[2, 0, 1]]))
     with pytest.raises(DataError, match="lie in 0 to 2; binary-cross-entropy takes 0 to 1"):
         twos.fitted(model((4,), "float32", 3, (3,), **binary))
@@ -390,7 +490,9 @@ def test_several_labels_of_a_sample_are_no_tokens():
 
 def test_a_label_may_count_for_nothing():
     """The one that the loss ignores is handed over as -1; others must exist."""
-    data = make_dataset("d.npz", np.zeros((2, 4), np.float32), np.array([[[0, 255], [1, 2]], [[255, 255], [0, 0]]]))
+    data = make_dataset(
+        "d.npz", np.zeros((2, 4), np.float32), np.array([[[0, 255], [1, 2]], [[255, 255], [0, 0]]])
+    )
     assert data.fitted(model((4,), "float32", 3, (2, 2), ignored=255)).y.min() == -1
     with pytest.raises(DataError, match="label 255 of sample 0"):
         data.fitted(model((4,), "float32", 3, (2, 2)))
@@ -400,12 +502,18 @@ def test_a_model_that_takes_other_samples(tmp_path):
     """Shape, labels and type are checked against the model of a task."""
     data = make_dataset("d.npz", np.zeros((3, 4), np.float32), np.arange(3))
     data.fitted(model((4,), "float32", 3))
-    with pytest.raises(DataError, match=re.escape("samples in d.npz have shape [4], the model takes [1, 2, 2]")):
+    with pytest.raises(
+        DataError, match=re.escape("samples in d.npz have shape [4], the model takes [1, 2, 2]")
+    ):
         data.fitted(model((1, 2, 2), "float32", 3))
-    with pytest.raises(DataError, match=re.escape("label 2 of sample 2 in d.npz is outside 0 to 1")):
+    with pytest.raises(
+        DataError, match=re.escape("label 2 of sample 2 in d.npz is outside 0 to 1")
+    ):
         data.fitted(model((4,), "float32", 2))
     with pytest.raises(DataError, match=r"label -1 of sample 0 in d.npz is outside 0 to 2"):
-        make_dataset("d.npz", np.zeros((1, 4), np.float32), np.array([-1])).fitted(model((4,), "float32", 3))
+        make_dataset("d.npz", np.zeros((1, 4), np.float32), np.array([-1])).fitted(
+            model((4,), "float32", 3)
+        )
     with pytest.raises(DataError, match="takes integer tokens"):
         data.fitted(model((4,), "int64", 3))
 
@@ -419,28 +527,48 @@ def test_images_without_pillow_name_the_extra(tmp_path):
         "from fleet_protocol.data import ImagesData, load_data\n"
         f"load_data(ImagesData(path=Path({str(tmp_path)!r})))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
     assert ConfigError.__name__ in done.stderr
     assert "pip install 'shoal[images]'" in done.stderr
 
 
 def test_labels_of_an_own_loss_are_those_it_takes():
-    """They travel as float32, and a graph would cut fractions off and read negative ones from the end."""
+    """They travel as float32, and a graph would cut fractions off and read negative ones from the
+    end.
+    """
     wanted = model((3,), "float32", 3, name="focal", target="float32", whole={"": (0, 2, -100)})
     x = np.zeros((3, 3), np.float32)
     fine = make_dataset("d", x, np.array([2, -100, 0])).fitted(wanted).y
     assert (fine.dtype, fine.tolist()) == (np.float32, [2, -100, 0])
     for label in (-1, 3, 0.5, 2.0**25):
-        with pytest.raises(DataError, match=r"label \S+ of sample 1 in d is no whole number from 0 to 2.*focal"):
+        with pytest.raises(
+            DataError, match=r"label \S+ of sample 1 in d is no whole number from 0 to 2.*focal"
+        ):
             make_dataset("d", x, np.array([2, label, 0])).fitted(wanted)
-    several = model((3,), "float32", 3, (3,), target="float32", parts={"box": 2, "label": 1}, whole={"label": (0, 2)})
-    assert make_dataset("d", x, np.full((3, 3), [0.5, -9, 2])).fitted(several).y[0].tolist() == [0.5, -9, 2]
+    several = model(
+        (3,),
+        "float32",
+        3,
+        (3,),
+        target="float32",
+        parts={"box": 2, "label": 1},
+        whole={"label": (0, 2)},
+    )
+    assert make_dataset("d", x, np.full((3, 3), [0.5, -9, 2])).fitted(several).y[0].tolist() == [
+        0.5,
+        -9,
+        2,
+    ]
     with pytest.raises(DataError, match=r"label 9 of sample 0 .* for label"):
         make_dataset("d", x, np.full((3, 3), [0.5, -9, 9])).fitted(several)
 
 
 def test_numbers_that_a_type_does_not_hold_are_refused_or_stay_numbers():
-    """Whole numbers beyond int64 are targets, not labels of another sign; what float32 does not hold is not finite."""
+    """Whole numbers beyond int64 are targets, not labels of another sign; what float32 does not
+    hold is not finite.
+    """
     x = np.zeros((2, 3))
     assert make_dataset("d", x, np.array([1e30, 2])).y.tolist() == [np.float32(1e30), 2]
     with pytest.raises(DataError, match="go up to 9223372036854775808, beyond int64"):
@@ -453,7 +581,9 @@ def test_numbers_that_a_type_does_not_hold_are_refused_or_stay_numbers():
 
 
 def test_an_ignored_label_hides_no_other():
-    """The sample that is named is the user's, and of several labels negative ones do not count here either."""
+    """The sample that is named is the user's, and of several labels negative ones do not count here
+    either.
+    """
     wanted = model((3,), "float32", 3, ignored=255)
     with pytest.raises(DataError, match="label 9 of sample 2 in d"):
         make_dataset("d", np.zeros((3, 3)), np.array([255, 1, 9])).fitted(wanted)
@@ -462,7 +592,9 @@ def test_an_ignored_label_hides_no_other():
 
 
 def test_a_damaged_table_and_ragged_samples_are_named(tmp_path):
-    """An archive that ends early must not pass for an interrupt, which is how a command line takes its error."""
+    """An archive that ends early must not pass for an interrupt, which is how a command line takes
+    its error.
+    """
     for cut in (b"\x1f\x8bgarbage", gzip.compress(b"a,label\n" + b"1,0\n" * 99)[:-12]):
         (tmp_path / "t.csv").write_bytes(cut)
         with pytest.raises(DataError, match=r"t.csv is truncated or damaged: .*copy it again"):
@@ -474,12 +606,16 @@ def test_a_damaged_table_and_ragged_samples_are_named(tmp_path):
 
 @pytest.mark.parametrize("kind", ["npz", "images"])
 def test_a_path_that_nobody_may_look_at_is_named(tmp_path, monkeypatch, kind):
-    """A home folder, say, that the agent's unit keeps it from; both agent and doctor had ended in a traceback."""
+    """A home folder, say, that the agent's unit keeps it from; both agent and doctor had ended in a
+    traceback.
+    """
 
     def denied(_path):
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(Path, "is_file", denied)
     monkeypatch.setattr(Path, "is_dir", denied)
-    with pytest.raises(DataError, match=r"cannot access .*mine: Permission denied; give the agent's user"):
+    with pytest.raises(
+        DataError, match=r"cannot access .*mine: Permission denied; give the agent's user"
+    ):
         load(tmp_path, kind=kind, path="mine")

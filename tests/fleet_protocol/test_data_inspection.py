@@ -73,7 +73,9 @@ def test_a_constant_column(value):
 def test_several_constant_columns_are_one_finding():
     """By name or number; of many some are named."""
     x = np.hstack([TABLE, np.full((COUNT, 5), 7.0, np.float32)])
-    assert only(inspect(data_of(x)), "constant").startswith("columns 4, 5, 6 and 2 more are 7 in all")
+    assert only(inspect(data_of(x)), "constant").startswith(
+        "columns 4, 5, 6 and 2 more are 7 in all"
+    )
 
 
 def test_a_constant_column_among_many_of_the_same_value():
@@ -96,7 +98,12 @@ def test_tokens_begin_alike():
 
 @pytest.mark.parametrize(
     "column",
-    [LABELS, LABELS * 2.0 + 1.0, np.array([5.0, -1.0, 3.0])[LABELS], LABELS + RNG.normal(0, 0.01, COUNT)],
+    [
+        LABELS,
+        LABELS * 2.0 + 1.0,
+        np.array([5.0, -1.0, 3.0])[LABELS],
+        LABELS + RNG.normal(0, 0.01, COUNT),
+    ],
     ids=["itself", "a multiple", "other codes", "with noise"],
 )
 def test_the_answer_among_the_inputs(column):
@@ -125,7 +132,9 @@ def test_numbers_that_are_to_be_learnt_among_the_inputs():
     """In another unit; a column that goes with them is none."""
     target = RNG.normal(50.0, 10.0, COUNT)
     assert only(inspect(data_of(with_column(target * 1.8 + 32), target, names=NAMES)), "answer")
-    assert inspect(data_of(with_column(target + RNG.normal(0, 2.0, COUNT)), target, names=NAMES)) == ()
+    assert (
+        inspect(data_of(with_column(target + RNG.normal(0, 2.0, COUNT)), target, names=NAMES)) == ()
+    )
     pair = np.stack([RNG.normal(0, 1, COUNT), target], axis=1)
     assert only(inspect(data_of(with_column(-target), pair, names=NAMES)), "answer")
 
@@ -145,7 +154,12 @@ def test_a_language_model_has_its_input_as_target():
 
 @pytest.mark.parametrize(
     "column",
-    [np.arange(COUNT), np.arange(COUNT) + 1000, RNG.permutation(COUNT), RNG.choice(3 * COUNT, COUNT, replace=False)],
+    [
+        np.arange(COUNT),
+        np.arange(COUNT) + 1000,
+        RNG.permutation(COUNT),
+        RNG.choice(3 * COUNT, COUNT, replace=False),
+    ],
     ids=["counts", "counts on", "shuffled", "a part of a shuffled one"],
 )
 def test_a_column_that_numbers_the_samples(column):
@@ -160,13 +174,19 @@ def test_the_name_of_an_index_is_enough():
     ids = RNG.choice(10**6, 10, replace=False)
     x = np.stack([ids, TABLE[:10, 0]], 1).astype(np.float32)
     for name in ("", "Unnamed: 0", "index"):
-        assert only(inspect(data_of(x, LABELS[:10], (name, "indoor"))), "index").startswith(f"column {name!r} numbers")
+        assert only(inspect(data_of(x, LABELS[:10], (name, "indoor"))), "index").startswith(
+            f"column {name!r} numbers"
+        )
     assert inspect(data_of(x, LABELS[:10], ("income", "indoor"))) == ()
 
 
 @pytest.mark.parametrize(
     "column",
-    [RNG.integers(0, 3 * COUNT, COUNT), RNG.choice(10**6, COUNT, replace=False), np.arange(COUNT) + 0.5],
+    [
+        RNG.integers(0, 3 * COUNT, COUNT),
+        RNG.choice(10**6, COUNT, replace=False),
+        np.arange(COUNT) + 0.5,
+    ],
     ids=["with repetitions", "far apart", "no whole numbers"],
 )
 def test_whole_numbers_that_number_nothing(column):
@@ -208,7 +228,10 @@ def test_pixels_up_to_255_where_the_fleet_has_1():
 
 def test_pixels_up_to_1_where_the_fleet_has_255():
     """A board that scales what nobody else does."""
-    text = only(differences(PICTURES, summarise(data_of(PICTURES, WHITE)), (), WHITE, scale=1 / 255), "scale")
+    text = only(
+        differences(PICTURES, summarise(data_of(PICTURES, WHITE)), (), WHITE, scale=1 / 255),
+        "scale",
+    )
     assert "255 times smaller" in text
     assert text.endswith("multiply `scale` in [data] by 255")
 
@@ -309,14 +332,17 @@ def test_a_constant_column_is_none_where_it_may_be():
 @given(
     x=st.tuples(st.integers(1, 40), st.integers(1, 4), st.sampled_from([(), (2,)])).flatmap(
         lambda size: arrays.arrays(
-            st.sampled_from([np.float32, np.float64, np.uint8, np.int64, np.bool_]), (size[0], size[1], *size[2])
+            st.sampled_from([np.float32, np.float64, np.uint8, np.int64, np.bool_]),
+            (size[0], size[1], *size[2]),
         )
     ),
     targets=st.sampled_from(["labels", "numbers", "several", "none"]),
     seed=st.integers(0, 9),
 )
 def test_no_samples_make_it_fail(x, targets, seed):
-    """Whatever the values, types and targets: what looks wrong is sentences, or nothing, of one line each."""
+    """Whatever the values, types and targets: what looks wrong is sentences, or nothing, of one
+    line each.
+    """
     if x.dtype.kind == "f":
         x = np.nan_to_num(x, posinf=1e30, neginf=-1e30).clip(-1e30, 1e30)
     draw = np.random.default_rng(seed)
@@ -345,9 +371,13 @@ def deals(x, y):
 
 @pytest.mark.parametrize("name", ["breast_cancer", "wine", "iris", "digits"])
 def test_honest_boards_have_no_finding(name):
-    """Of one or two labels each, or thirty samples in the order of the file, against a tenth of all as the fleet's."""
+    """Of one or two labels each, or thirty samples in the order of the file, against a tenth of all
+    as the fleet's.
+    """
     bunch = getattr(datasets, f"load_{name}")()
-    test = np.random.default_rng(3).permutation(len(bunch.target))[: max(30, len(bunch.target) // 10)]
+    test = np.random.default_rng(3).permutation(len(bunch.target))[
+        : max(30, len(bunch.target) // 10)
+    ]
     fleet = summarise(data_of(bunch.data[test], bunch.target[test]))
     for rows in deals(bunch.data, bunch.target):
         assert findings(data_of(bunch.data[rows], bunch.target[rows]), fleet) == ()

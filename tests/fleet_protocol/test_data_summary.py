@@ -34,7 +34,8 @@ def groups_of(x):
 @given(x=SHAPES.flatmap(lambda shape: arrays.arrays(np.float32, shape, elements=VALUES)))
 def test_figures_are_those_of_numpy(x):
     """Lowest, highest, mean and deviation of each column or channel, with six digits."""
-    summary, wide = summarise(data_of(x)), groups_of(x.astype(np.float64))
+    summary = summarise(data_of(x))
+    wide = groups_of(x.astype(np.float64))
     size = float(np.abs(wide).max()) or 1.0
     assert summary.rows == summary.drawn == len(x)
     np.testing.assert_allclose(summary.lowest, wide.min((0, 2)), rtol=1e-5)
@@ -72,14 +73,18 @@ def test_tokens_are_exact_and_not_scaled(tokens):
 
 
 def test_small_spread_far_from_zero_is_not_lost():
-    """A deviation of 0.5 at a mean of 10 million, over many pieces, which sums of squares would lose."""
+    """A deviation of 0.5 at a mean of 10 million, over many pieces, which sums of squares would
+    lose.
+    """
     x = 1e7 + np.random.default_rng(1).integers(0, 2, (9_000, 200)).astype(np.float32)
     summary = summarise(data_of(x))
     np.testing.assert_allclose(summary.deviation, x.astype(np.float64).std(0), rtol=1e-5)
 
 
 def test_what_the_figures_are_of():
-    """Columns of flat samples, channels of images, and all values where there are too many of either."""
+    """Columns of flat samples, channels of images, and all values where there are too many of
+    either.
+    """
     assert summarise(data_of(np.zeros((3, 256)))).groups == "columns"
     assert len(summarise(data_of(np.zeros((3, 256)))).mean) == 256
     assert summarise(data_of(np.zeros((3, 257)))).groups == "all"
@@ -109,7 +114,9 @@ def test_rows_are_drawn_evenly(count, most):
 
 
 def test_much_data_is_drawn_from():
-    """A million samples, in which labels take turns, cost ten thousand; every label is met equally often."""
+    """A million samples, in which labels take turns, cost ten thousand; every label is met equally
+    often.
+    """
     x = np.tile(np.arange(10, dtype=np.uint8), 100_000)[:, None]
     summary = summarise(data_of(x))
     assert (summary.rows, summary.drawn) == (1_000_000, MOST_ROWS)
@@ -132,5 +139,7 @@ def test_a_scale_that_leaves_float32_stays_finite():
 
 def test_samples_without_a_value_are_refused():
     """By name."""
-    with pytest.raises(DataError, match=r"board.npz holds 3 samples of shape \[0\], which have no value"):
+    with pytest.raises(
+        DataError, match=r"board.npz holds 3 samples of shape \[0\], which have no value"
+    ):
         summarise(data_of(np.zeros((3, 0))))

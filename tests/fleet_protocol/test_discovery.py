@@ -28,8 +28,14 @@ def shelf(tmp_path, monkeypatch):
 
 
 def test_entries_come_in_the_order_of_the_modules(shelf):
-    """Modules are sorted by name, so that a file system's order changes nothing; entries keep theirs."""
-    assert [module.__name__ for module in modules_of("shelf")] == ["shelf.a", "shelf.b", "shelf.helper"]
+    """Modules are sorted by name, so that a file system's order changes nothing; entries keep
+    theirs.
+    """
+    assert [module.__name__ for module in modules_of("shelf")] == [
+        "shelf.a",
+        "shelf.b",
+        "shelf.helper",
+    ]
     assert list(discover("shelf", "ENTRIES").items()) == [("middle", 2), ("late", 3), ("early", 1)]
     assert discover("shelf", "NOTHING") == {}
 

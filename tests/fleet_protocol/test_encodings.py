@@ -1,4 +1,6 @@
-"""Encodings of updates: how near they come to a difference, in how many bytes, and what of them is refused."""
+"""Encodings of updates: how near they come to a difference, in how many bytes, and what of them is
+refused.
+"""
 
 import math
 import zlib
@@ -16,7 +18,9 @@ from fleet_protocol.weights import encode_weights
 
 OF_DIFFERENCES = ENCODINGS[1:]
 numbers = st.floats(-1e4, 1e4, width=32)
-tensors = hnp.arrays(np.float32, hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=7), elements=numbers)
+tensors = hnp.arrays(
+    np.float32, hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=7), elements=numbers
+)
 differences = st.dictionaries(st.sampled_from("abcdef"), tensors, max_size=4)
 
 
@@ -40,7 +44,9 @@ def largest(value):
 @settings(max_examples=40)
 @given(differences, st.sampled_from(OF_DIFFERENCES), st.booleans())
 def test_what_comes_back_is_near(difference, encoding, at_random):
-    """Within half a step, or one where rounding is random; names, shapes and zeros are exact, for any rank and size."""
+    """Within half a step, or one where rounding is random; names, shapes and zeros are exact, for
+    any rank and size.
+    """
     found = travelled(difference, encoding, at_random=at_random)
     assert list(found) == list(difference)
     for name, value in difference.items():
@@ -60,16 +66,22 @@ def test_what_comes_back_is_near(difference, encoding, at_random):
 @settings(max_examples=40)
 @given(st.integers(1, 300), st.sampled_from(sorted(LEVELS)), st.randoms(use_true_random=False))
 def test_whole_steps_are_exact(size, encoding, random):
-    """A tensor whose entries are whole multiples of its step comes back to the bit, odd sizes included."""
+    """A tensor whose entries are whole multiples of its step comes back to the bit, odd sizes
+    included.
+    """
     top = LEVELS[encoding]
     value = np.array([random.randint(-top, top) for _ in range(size)], np.float32)
     value[::128] = top
-    np.testing.assert_array_equal(travelled({"w": value * np.float32(0.25)}, encoding)["w"], value * np.float32(0.25))
+    np.testing.assert_array_equal(
+        travelled({"w": value * np.float32(0.25)}, encoding)["w"], value * np.float32(0.25)
+    )
 
 
 @pytest.mark.parametrize("encoding", sorted(LEVELS))
 def test_rounding_at_random_keeps_the_mean(encoding):
-    """Half a step above nothing is a step in half of the entries, and the same ones in every repetition."""
+    """Half a step above nothing is a step in half of the entries, and the same ones in every
+    repetition.
+    """
     step = 1 / LEVELS[encoding]
     value = np.full((64, 128), step / 2, np.float32)
     value[:, 0] = 1
@@ -85,7 +97,10 @@ def test_the_bytes_are_those_of_the_settings_text():
     """Shares of fp32's bytes with a megabyte of normal numbers; packing makes some of them fewer."""
     value = {"w": np.random.default_rng(1).standard_normal((512, 512)).astype(np.float32)}
     whole = len(encode_weights(value))
-    shares = {encoding: len(encode_weights(encode(value, encoding))) / whole for encoding in OF_DIFFERENCES}
+    shares = {
+        encoding: len(encode_weights(encode(value, encoding))) / whole
+        for encoding in OF_DIFFERENCES
+    }
     told = {"fp16": 0.50, "bf16": 0.33, "int8": 0.26, "int4": 0.11, "topk": 0.04}
     assert {name: round(share, 2) for name, share in shares.items()} == told
 
@@ -105,7 +120,10 @@ def test_the_bytes_are_those_of_the_settings_text():
 def test_foreign_parts_are_refused_or_have_the_asked_shapes(parts, encoding):
     """Whatever a device sends: a refusal, or tensors of the shapes that are expected."""
     asked = {"a": (3, 43), "b": ()}
-    fits = {"fp16": {"values": ((130,), "float16")}, "int8": {"values": ((130,), "int8"), "scales": ((3,), "float32")}}
+    fits = {
+        "fp16": {"values": ((130,), "float16")},
+        "int8": {"values": ((130,), "int8"), "scales": ((3,), "float32")},
+    }
     if {name: (part.shape, part.dtype.name) for name, part in parts.items()} == fits.get(encoding):
         assert shapes(decode(parts, asked, encoding)) == asked
         return
@@ -133,15 +151,22 @@ def test_what_no_encoding_can_say_is_refused(encoding, value):
     if value == 1e5 and encoding != "fp16":
         assert travelled(difference, encoding)["w"][1] == pytest.approx(1e5, rel=2**-8)
         return
-    with pytest.raises(RefusedError, match=r"of tensor w is not finite, or too large.*take encoding"):
+    with pytest.raises(
+        RefusedError, match=r"of tensor w is not finite, or too large.*take encoding"
+    ):
         encode(difference, encoding)
 
 
 @pytest.mark.parametrize("encoding", ["fp32", "fp16", "bf16", "int8"])
 def test_weights_come_to_devices_as_a_difference_would(tmp_path, encoding):
-    """Under their names, to the bit what `decode` makes of `encode`, and exact in fp32; none but what is float32."""
+    """Under their names, to the bit what `decode` makes of `encode`, and exact in fp32; none but
+    what is float32.
+    """
     draw = np.random.default_rng(5)
-    weights = {name: draw.normal(0, 1, shape).astype(np.float32) for name, shape in {"b": (7, 40), "a": (3,)}.items()}
+    weights = {
+        name: draw.normal(0, 1, shape).astype(np.float32)
+        for name, shape in {"b": (7, 40), "a": (3,)}.items()
+    }
     (tmp_path / "blob").write_bytes(encode_weights(encode_whole(weights, encoding)))
     found = open_weights(tmp_path / "blob")
     expected = weights if encoding == "fp32" else travelled(weights, encoding)
@@ -180,12 +205,17 @@ def test_a_number_above_bfloat16_and_every_nan_are_refused():
 @settings(max_examples=60)
 @given(differences, st.floats(0.01, 1.0))
 def test_the_largest_entries_come_and_no_others(difference, keep):
-    """As many of every tensor as were asked for, none smaller than one that was left out, of equal ones the first."""
+    """As many of every tensor as were asked for, none smaller than one that was left out, of equal
+    ones the first.
+    """
     parts = encode(difference, "topk", keep=keep)
-    assert parts["scales"].size == sum(-(-math.ceil(keep * value.size) // 128) for value in difference.values())
+    assert parts["scales"].size == sum(
+        -(-math.ceil(keep * value.size) // 128) for value in difference.values()
+    )
     found = travelled(difference, "topk", keep=keep)
     for name, value in difference.items():
-        flat, got = np.abs(value.reshape(-1)), found[name].reshape(-1)
+        flat = np.abs(value.reshape(-1))
+        got = found[name].reshape(-1)
         count = math.ceil(keep * flat.size)
         first = sorted(range(flat.size), key=lambda place: (-flat[place], place))[:count]
         assert not np.delete(got, first).any()
@@ -197,25 +227,31 @@ def test_the_largest_entries_come_and_no_others(difference, keep):
 @given(st.integers(0, 2**32), st.sampled_from(sorted(LEVELS)), st.floats(0.02, 0.5))
 def test_what_is_not_sent_is_kept_exactly(seed, encoding, keep):
     """Of whole steps: what was told in ten rounds and what is left are what was learnt, to the bit."""
-    draw, shape = np.random.default_rng(seed), (7, 40)
+    draw = np.random.default_rng(seed)
+    shape = (7, 40)
     left, told, learnt = (np.zeros(shape, np.float32) for _ in range(3))
     for _ in range(10):
         change = draw.integers(-8, 9, shape).astype(np.float32) * 127 * 7
         whole = change + left
         one = travelled({"w": whole}, encoding, keep=keep)["w"]
-        left, learnt = whole - one, learnt + change
+        left = whole - one
+        learnt = learnt + change
         if encoding == "topk":
             assert (left[one == 0] == whole[one == 0]).all()
         told = told + one
     np.testing.assert_allclose(told + left, learnt, atol=0.2)
-    assert np.abs(left).max() < np.abs(learnt).max() + 8 * 127 * 7 * (10 if encoding == "topk" else 1)
+    assert np.abs(left).max() < np.abs(learnt).max() + 8 * 127 * 7 * (
+        10 if encoding == "topk" else 1
+    )
 
 
 def gaps_of(places):
     """As the format says it, one after the other."""
-    told, before = [], -1
+    told = []
+    before = -1
     for place in places:
-        between, before = place - before - 1, place
+        between = place - before - 1
+        before = place
         told += [255] * (between // 255) + [between % 255]
     return told
 
@@ -232,7 +268,9 @@ def test_gaps_of_any_width(places):
 
 def packed(kind, numbers):
     deflate = zlib.compressobj(wbits=-15)
-    return np.frombuffer(deflate.compress(np.array(numbers, kind).tobytes()) + deflate.flush(), np.uint8)
+    return np.frombuffer(
+        deflate.compress(np.array(numbers, kind).tobytes()) + deflate.flush(), np.uint8
+    )
 
 
 @pytest.mark.parametrize(
@@ -240,10 +278,19 @@ def packed(kind, numbers):
     [
         ({"gaps": packed(np.uint8, [0] * 60)}, "name 60 entries"),
         ({"gaps": packed(np.uint8, [0] * 20)}, "of its tensors, where"),  # all in the first tensor
-        ({"gaps": packed(np.uint8, gaps_of([*range(10), *range(100, 109), 200]))}, "name 20 entries"),  # beyond the end
-        ({"gaps": packed(np.uint8, [*gaps_of([*range(10), *range(100, 110)]), 255])}, "name 20 entries"),
+        (
+            {"gaps": packed(np.uint8, gaps_of([*range(10), *range(100, 109), 200]))},
+            "name 20 entries",
+        ),  # beyond the end
+        (
+            {"gaps": packed(np.uint8, [*gaps_of([*range(10), *range(100, 110)]), 255])},
+            "name 20 entries",
+        ),
         ({"gaps": packed(np.uint8, gaps_of([*range(10), *range(100, 109)]))}, "name 19 entries"),
-        ({"gaps": packed(np.uint8, [0] * 2**20)}, "no vector of uint8 that unpacks to 400 bytes"),  # a bomb
+        (
+            {"gaps": packed(np.uint8, [0] * 2**20)},
+            "no vector of uint8 that unpacks to 400 bytes",
+        ),  # a bomb
         ({"gaps": packed(np.uint8, [])[:0]}, "no vector of uint8"),
         ({"gaps": np.array([255, 255, 255], np.uint8)}, "cannot be unpacked"),
         ({"gaps": np.zeros(20, np.int8)}, "packed"),

@@ -22,7 +22,8 @@ from fleet_protocol.identity.papers import Standing
 from fleet_protocol.topics import Topics
 
 TOPICS = Topics("lab")
-TASK, REPLY = TOPICS.task("pi-1"), TOPICS.reply("pi-1")
+TASK = TOPICS.task("pi-1")
+REPLY = TOPICS.reply("pi-1")
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,13 @@ def test_each_speaks_under_its_own_name_and_the_server_everywhere_else(fleet):
     _, server, one, two = fleet
     verifier = Verifier(one, Marks())
     said = {
-        server: [TASK, TOPICS.blob("0" * 64, 1), TOPICS.server_status, TOPICS.server_events, TOPICS.server_control],
+        server: [
+            TASK,
+            TOPICS.blob("0" * 64, 1),
+            TOPICS.server_status,
+            TOPICS.server_events,
+            TOPICS.server_control,
+        ],
         one: [REPLY, TOPICS.status("pi-1"), TOPICS.upload("t", 0)],
         two: [TOPICS.reply("pi-2"), TOPICS.status("pi-2"), TOPICS.upload("t", 0)],
     }
@@ -70,8 +77,10 @@ def test_each_speaks_under_its_own_name_and_the_server_everywhere_else(fleet):
 def test_a_message_is_taken_once_and_in_order(fleet):
     """Said again, or after a later one, it is a replay; on another topic a forgery."""
     _, server, one, _ = fleet
-    verifier, signer = Verifier(one, Marks()), Signer(server, 7)
-    first, second = signer.seal(TASK, b"1"), signer.seal(TASK, b"2")
+    verifier = Verifier(one, Marks())
+    signer = Signer(server, 7)
+    first = signer.seal(TASK, b"1")
+    second = signer.seal(TASK, b"2")
     verifier.open(TASK, first)
     assert refused(verifier, TASK, first) is RefusalReason.REPLAYED
     verifier.open(TASK, second)
@@ -80,15 +89,22 @@ def test_a_message_is_taken_once_and_in_order(fleet):
 
 
 def test_a_copy_of_an_enrolment_is_told_from_its_board_until_a_new_one_ends_both(tmp_path):
-    """The board that started last is heard, what the other says is refused with what to do; then neither is heard."""
+    """The board that started last is heard, what the other says is refused with what to do; then
+    neither is heard.
+    """
     folder = tmp_path / "lab"
     found_fleet(folder, Founding("lab", "127.0.0.1"))
-    server, one = read_enrolment(folder / "server.enrolment"), read_enrolment(enroll(folder, "pi-1"))
-    topic, verifier = TOPICS.status("pi-1"), Verifier(server, Marks())
-    board, copied = Signer(one, 7), Signer(one, 8)
+    server = read_enrolment(folder / "server.enrolment")
+    one = read_enrolment(enroll(folder, "pi-1"))
+    topic = TOPICS.status("pi-1")
+    verifier = Verifier(server, Marks())
+    board = Signer(one, 7)
+    copied = Signer(one, 8)
     verifier.open(topic, board.seal(topic, b"here"))
     verifier.open(topic, copied.seal(topic, b"here too"))
-    with pytest.raises(RefusedError, match=r"a message of pi-1 .* on two boards: `shoal enroll pi-1` ends both"):
+    with pytest.raises(
+        RefusedError, match=r"a message of pi-1 .* on two boards: `shoal enroll pi-1` ends both"
+    ):
         verifier.open(topic, board.seal(topic, b"still here"))
     new = read_enrolment(enroll(folder, "pi-1"))
     after = Verifier(server, Marks(), Standing(server, tmp_path / "none").revoked)
@@ -98,8 +114,11 @@ def test_a_copy_of_an_enrolment_is_told_from_its_board_until_a_new_one_ends_both
 def test_what_the_broker_kept_may_be_the_last_message_again(fleet):
     """A retained status comes with every subscription; an older one does not."""
     _, _, one, _ = fleet
-    topic, verifier, signer = TOPICS.status("pi-1"), Verifier(one, Marks()), Signer(one, 7)
-    old, new = signer.seal(topic, b"old"), signer.seal(topic, b"new")
+    topic = TOPICS.status("pi-1")
+    verifier = Verifier(one, Marks())
+    signer = Signer(one, 7)
+    old = signer.seal(topic, b"old")
+    new = signer.seal(topic, b"new")
     for _ in range(2):
         verifier.open(topic, new, retained=True)
     assert refused(verifier, topic, new) is RefusalReason.REPLAYED
@@ -109,9 +128,12 @@ def test_what_the_broker_kept_may_be_the_last_message_again(fleet):
 def test_a_farewell_counts_as_the_last_of_its_session(fleet):
     """It was signed before everything else; one of an earlier session says nothing about this one."""
     _, _, one, _ = fleet
-    topic, verifier = TOPICS.status("pi-1"), Verifier(one, Marks())
-    before, now = Signer(one, 7), Signer(one, 8)
-    stale, will = before.seal(topic, b"off", farewell=True), now.seal(topic, b"off", farewell=True)
+    topic = TOPICS.status("pi-1")
+    verifier = Verifier(one, Marks())
+    before = Signer(one, 7)
+    now = Signer(one, 8)
+    stale = before.seal(topic, b"off", farewell=True)
+    will = now.seal(topic, b"off", farewell=True)
     verifier.open(topic, now.seal(topic, b"on"))
     verifier.open(topic, will)
     verifier.open(topic, now.seal(topic, b"on again"))
@@ -119,7 +141,9 @@ def test_a_farewell_counts_as_the_last_of_its_session(fleet):
 
 
 def test_a_board_remembers_over_restarts_and_without_a_clock(fleet, tmp_path):
-    """A replay after the board's restart is one; a sender's next session is a later one, whatever its clock says."""
+    """A replay after the board's restart is one; a sender's next session is a later one, whatever
+    its clock says.
+    """
     _, server, one, _ = fleet
     path = tmp_path / "heard.json"
     envelope = Signer(server, 7).seal(TASK, b"1")
@@ -133,15 +157,21 @@ def test_a_board_remembers_over_restarts_and_without_a_clock(fleet, tmp_path):
 
 
 def test_a_session_is_kept_before_it_is_used(tmp_path, monkeypatch):
-    """The file and then its name wait for the disk: a card without a clock knows by it alone that time passed."""
+    """The file and then its name wait for the disk: a card without a clock knows by it alone that
+    time passed.
+    """
     synced = []
-    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(stat.S_ISDIR(os.fstat(descriptor).st_mode)))
+    monkeypatch.setattr(
+        os, "fsync", lambda descriptor: synced.append(stat.S_ISDIR(os.fstat(descriptor).st_mode))
+    )
     next_session(tmp_path / "session.json")
     assert synced == [False, True]
 
 
 def test_another_fleets_operator_vouches_for_nobody_here(fleet, tmp_path):
-    """The same names under another operator; a certificate that was changed; a device that calls itself the server."""
+    """The same names under another operator; a certificate that was changed; a device that calls
+    itself the server.
+    """
     _, server, one, _ = fleet
     found_fleet(tmp_path / "fake", Founding("lab", "127.0.0.1"))
     impostor = read_enrolment(tmp_path / "fake" / "server.enrolment")
@@ -156,10 +186,13 @@ def test_another_fleets_operator_vouches_for_nobody_here(fleet, tmp_path):
 
 
 def test_revoked_expired_and_superseded_members_are_none(tmp_path):
-    """At the server at once, without a restart; an older key of the server's at a board that has heard the newer."""
+    """At the server at once, without a restart; an older key of the server's at a board that has
+    heard the newer.
+    """
     folder = tmp_path / "lab"
     found_fleet(folder, Founding("lab", "127.0.0.1"))
-    server, old = read_enrolment(folder / "server.enrolment"), read_enrolment(enroll(folder, "pi-1"))
+    server = read_enrolment(folder / "server.enrolment")
+    old = read_enrolment(enroll(folder, "pi-1"))
     reader = RegistryReader(folder, Standing(server, folder / "server" / "papers.json"))
     reader._looked = -1e9
     verifier = Verifier(server, Marks(), reader.revoked)
@@ -180,11 +213,14 @@ def test_revoked_expired_and_superseded_members_are_none(tmp_path):
 
 def test_an_enrolment_that_expires_is_none_after_that():
     """The server looks at its clock; boards may not have one."""
-    operator, key = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
+    operator = Ed25519PrivateKey.generate()
+    key = Ed25519PrivateKey.generate()
     public = operator.public_key().public_bytes_raw().hex()
     for expires, ends in ((1, True), (int(time.time()) + 1000, False)):
         own = key.public_key().public_bytes_raw().hex()
-        certificate = Certificate(fleet="lab", role="device", name="pi-1", key=own, serial=1, expires=expires)
+        certificate = Certificate(
+            fleet="lab", role="device", name="pi-1", key=own, serial=1, expires=expires
+        )
         member = Enrolment(
             fleet="lab",
             role="device",
@@ -195,7 +231,8 @@ def test_an_enrolment_that_expires_is_none_after_that():
             key=key.private_bytes_raw().hex(),
             token="",
         )
-        verifier, envelope = Verifier(member, Marks()), Signer(member, 1).seal(REPLY, b"x")
+        verifier = Verifier(member, Marks())
+        envelope = Signer(member, 1).seal(REPLY, b"x")
         if ends:
             assert refused(verifier, REPLY, envelope) is RefusalReason.REVOKED
         else:

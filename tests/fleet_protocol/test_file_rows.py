@@ -1,4 +1,6 @@
-"""Rows of a file: the same as numpy's for every index, an error where the file is cut short, and no mapping."""
+"""Rows of a file: the same as numpy's for every index, an error where the file is cut short, and no
+mapping.
+"""
 
 import gc
 import mmap
@@ -16,7 +18,9 @@ from fleet_protocol.errors import DataChangedError
 
 DTYPES = [np.uint8, np.dtype(">i4"), np.int64, np.float16, np.float32, np.bool_]
 SHAPES = arrays.array_shapes(min_dims=1, max_dims=4, min_side=0, max_side=7)
-SAME_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
+SAME_FOLDER = settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100
+)
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +54,11 @@ def test_slices_numbers_and_new_axes(tmp_path, data, shape, dtype):
 
 
 @SAME_FOLDER
-@given(data=st.data(), shape=arrays.array_shapes(min_dims=1, max_dims=3, max_side=7), dtype=st.sampled_from(DTYPES))
+@given(
+    data=st.data(),
+    shape=arrays.array_shapes(min_dims=1, max_dims=3, max_side=7),
+    dtype=st.sampled_from(DTYPES),
+)
 def test_arrays_of_numbers(tmp_path, data, shape, dtype):
     """Arrays of numbers of any shape, negative ones too, for the rows or for several axes."""
     values = counted(shape, dtype)
@@ -58,7 +66,9 @@ def test_arrays_of_numbers(tmp_path, data, shape, dtype):
     rows = in_file(tmp_path, values)
     np.testing.assert_array_equal(rows[index], values[index])
     np.testing.assert_array_equal(rows[index[0]], values[index[0]])
-    np.testing.assert_array_equal(rows[index[0].ravel().tolist()], values[index[0].ravel().tolist()])
+    np.testing.assert_array_equal(
+        rows[index[0].ravel().tolist()], values[index[0].ravel().tolist()]
+    )
 
 
 @SAME_FOLDER
@@ -71,7 +81,9 @@ def test_masks(tmp_path, data, shape):
     np.testing.assert_array_equal(in_file(tmp_path, values)[mask], values[mask])
 
 
-@pytest.mark.parametrize("index", [7, -8, np.array([0, 7]), np.array([-8]), [7], "x", 1.5, np.array([0.5])])
+@pytest.mark.parametrize(
+    "index", [7, -8, np.array([0, 7]), np.array([-8]), [7], "x", 1.5, np.array([0.5])]
+)
 def test_an_index_that_is_none_is_numpys_error(tmp_path, index):
     """Rows that do not exist and things that are no index."""
     rows = in_file(tmp_path, counted((7, 2), np.float32))
@@ -105,7 +117,9 @@ def test_every_npy_file_is_read(tmp_path, order, shape):
 
 
 def test_a_file_that_is_cut_short_is_an_error(tmp_path):
-    """A row that is gone is named with its file; those that are left can be read. A mapping would end the process."""
+    """A row that is gone is named with its file; those that are left can be read. A mapping would
+    end the process.
+    """
     values = counted((3000, 100), np.float64)
     rows = in_file(tmp_path, values)
     os.truncate(tmp_path / "x.npy", 128 + 1500 * 800)
@@ -123,7 +137,9 @@ def is_open(folder: Path) -> bool:
 
 
 def test_another_file_of_the_name_changes_nothing(tmp_path):
-    """What was opened stays readable when a new file takes its name, and is closed when nobody holds it."""
+    """What was opened stays readable when a new file takes its name, and is closed when nobody
+    holds it.
+    """
     values = counted((50, 4), np.float32)
     rows = in_file(tmp_path, values).reshape(50, 2, 2)
     np.save(tmp_path / "new.npy", values[:5] + 1)
@@ -156,7 +172,9 @@ def views(path: Path) -> list[np.ndarray]:
 @pytest.mark.parametrize("number", range(9))
 @pytest.mark.parametrize("large", [True, False])
 def test_no_part_of_a_mapping_is_left(tmp_path, monkeypatch, number, large):
-    """Arrays that show a mapped file become reads of that file, or copies; the file may be cut short afterwards."""
+    """Arrays that show a mapped file become reads of that file, or copies; the file may be cut
+    short afterwards.
+    """
     monkeypatch.setattr("fleet_protocol.data.file_rows.MEMORY_BYTES", 0 if large else 2**20)
     monkeypatch.setattr("fleet_protocol.data.file_rows.MEMORY_SHARE", 0)
     values = counted((8, 3, 4), np.float32)

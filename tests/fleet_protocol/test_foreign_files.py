@@ -47,7 +47,9 @@ NAMES = {
 
 @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
 def test_a_name_that_leads_elsewhere_is_refused(name, tmp_path):
-    """By the function, as the type of a manifest's field, when a file is opened, and as a member of an archive."""
+    """By the function, as the type of a manifest's field, when a file is opened, and as a member of
+    an archive.
+    """
     (tmp_path / "secret").write_text("secret")
     folder = tmp_path / "set"
     (folder / "graphs").mkdir(parents=True)
@@ -58,7 +60,9 @@ def test_a_name_that_leads_elsewhere_is_refused(name, tmp_path):
         path_within(folder, name)
 
 
-@pytest.mark.parametrize("name", ["train.onnx", "ort-training/step.onnx", "Größe 7.csv", "..a", "日本/\u3000.png"])
+@pytest.mark.parametrize(
+    "name", ["train.onnx", "ort-training/step.onnx", "Größe 7.csv", "..a", "日本/\u3000.png"]
+)
 def test_a_name_within_the_folder_is_read(name, tmp_path):
     """Also with spaces, letters of any script, and two dots that are none of their own."""
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -110,7 +114,17 @@ def absent(_):
 
 @pytest.mark.parametrize(
     "place",
-    [link_out, link_in_the_middle, link_in_a_circle, link_to_a_device, pipe, listening, device, inner_folder, absent],
+    [
+        link_out,
+        link_in_the_middle,
+        link_in_a_circle,
+        link_to_a_device,
+        pipe,
+        listening,
+        device,
+        inner_folder,
+        absent,
+    ],
     ids=lambda place: place.__name__,
 )
 def test_what_is_no_file_of_the_folder_is_not_read(place, tmp_path, monkeypatch):
@@ -130,7 +144,9 @@ def test_links_within_the_folder_are_followed(tmp_path):
     (tmp_path / "real" / "inner" / "file").write_bytes(b"content")
     (tmp_path / "real" / "same").symlink_to("inner/file")
     (tmp_path / "linked").symlink_to("real")
-    assert path_within(tmp_path / "linked", "same") == (tmp_path / "real" / "inner" / "file").resolve()
+    assert (
+        path_within(tmp_path / "linked", "same") == (tmp_path / "real" / "inner" / "file").resolve()
+    )
 
 
 def test_a_document_is_read_up_to_its_limit(tmp_path):
@@ -263,7 +279,9 @@ def test_an_archive_beyond_its_bounds_is_refused(make, said, tmp_path):
     assert "foreign.zip" in str(caught.value)
 
 
-@pytest.mark.parametrize("kind", sorted(set(NAMES) - {"half a letter"}))  # which no zip archive can hold
+@pytest.mark.parametrize(
+    "kind", sorted(set(NAMES) - {"half a letter"})
+)  # which no zip archive can hold
 def test_a_member_that_leads_elsewhere_is_refused(kind, tmp_path):
     """A member of an archive is named as every other file is."""
     name = NAMES[kind]
@@ -300,7 +318,9 @@ def test_an_archive_that_its_user_names_by_a_link_is_read(tmp_path):
 
 
 def test_a_list_that_understates_a_member_gives_no_more_than_it_says(tmp_path):
-    """The content goes on beyond the size that the list of members claims: it is refused as damaged."""
+    """The content goes on beyond the size that the list of members claims: it is refused as
+    damaged.
+    """
     path = zipped(tmp_path / "lies.zip", {"a": bytes(30_000_000)}, compression=zipfile.ZIP_DEFLATED)
     patched(path, struct.pack("<L", 30_000_000), struct.pack("<L", 1000))
     pieces = []
@@ -312,7 +332,9 @@ def test_a_list_that_understates_a_member_gives_no_more_than_it_says(tmp_path):
 def test_a_million_members_are_refused_in_little_memory(tmp_path):
     """The list of members is bounded before Python parses it, which would take a gigabyte."""
     path = tmp_path / "many.zip"
-    entry = struct.pack("<4s4B4HL2L5H2L", b"PK\x01\x02", 20, 3, 20, 0, 0, 0, 0, 33, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0)
+    entry = struct.pack(
+        "<4s4B4HL2L5H2L", b"PK\x01\x02", 20, 3, 20, 0, 0, 0, 0, 33, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0
+    )
     entries = (entry + b"a") * 1_000_000
     end = struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, 0xFFFF, 0xFFFF, len(entries), 0, 0)
     path.write_bytes(entries + end)
@@ -359,7 +381,9 @@ def calls(path):
 
 
 def test_no_archive_is_opened_elsewhere():
-    """Whoever reads a zip archive reads it within bounds, and nobody unpacks a tar archive; both are written."""
+    """Whoever reads a zip archive reads it within bounds, and nobody unpacks a tar archive; both
+    are written.
+    """
     found = []
     for package in (
         "broker_server",

@@ -32,14 +32,19 @@ GROUPS = "sys/fs/cgroup"
         (MEMINFO | {"proc/self/cgroup": "0::/\n", f"{GROUPS}/memory.max": f"{GIB}\n"}, GIB),
         (
             MEMINFO
-            | {"proc/self/cgroup": "8:pids:/\n4:memory:/a/b\n0::/\n", f"{GROUPS}/memory/a/memory.limit_in_bytes": "5"},
+            | {
+                "proc/self/cgroup": "8:pids:/\n4:memory:/a/b\n0::/\n",
+                f"{GROUPS}/memory/a/memory.limit_in_bytes": "5",
+            },
             5,
         ),
         ({}, 0),
     ],
 )
 def test_the_least_of_system_and_groups(tmp_path, files, expected):
-    """Available memory, or the limit of a unit, of the slice above it, or of a container of either version."""
+    """Available memory, or the limit of a unit, of the slice above it, or of a container of either
+    version.
+    """
     assert free_bytes(system(tmp_path, files)) == expected
 
 

@@ -25,7 +25,9 @@ def write(folder, *names):
 
 
 def load(folder, **keys):
-    return load_data(CONFIG.validate_python({"kind": "images", "path": folder, "channels": 1, **keys}))
+    return load_data(
+        CONFIG.validate_python({"kind": "images", "path": folder, "channels": 1, **keys})
+    )
 
 
 @pytest.mark.parametrize(
@@ -86,7 +88,9 @@ def test_images_are_turned_as_viewers_show_them(tmp_path):
         Image.fromarray(np.rot90(PIXELS, turns)).save(folder / "cat" / "1.png", exif=notes)
         assert (load(folder).x[0, 0] == PIXELS).all()
     (tmp_path / "bad" / "cat").mkdir(parents=True)
-    Image.fromarray(PIXELS).save(tmp_path / "bad" / "cat" / "1.png", exif=b"Exif\0\0II*\0\xff\xff\xff\xff")
+    Image.fromarray(PIXELS).save(
+        tmp_path / "bad" / "cat" / "1.png", exif=b"Exif\0\0II*\0\xff\xff\xff\xff"
+    )
     assert (load(tmp_path / "bad").x[0, 0] == PIXELS).all()
 
 
@@ -100,7 +104,9 @@ def test_names_with_accents_are_one_name_however_they_are_stored(tmp_path):
 def test_a_folder_without_any_label_says_what_it_left_out(tmp_path):
     """The remedy is in what was passed over."""
     write(tmp_path, "1.png", ".x/1.png")
-    with pytest.raises(DataError, match=r"is empty: expected <label>/<image> files in it \(left out: 1 hidden"):
+    with pytest.raises(
+        DataError, match=r"is empty: expected <label>/<image> files in it \(left out: 1 hidden"
+    ):
         load(tmp_path)
 
 
@@ -121,9 +127,14 @@ def test_numbers_of_images_have_the_names_that_labels_says(tmp_path):
     assert (named.label_names, named.y.tolist()) == (("dog", "cat"), [1, 0])
     contract = DataContract(labels=("cat", "dog"))
     assert reconciled(named, contract).y.tolist() == [0, 1]
-    with pytest.raises(MismatchError, match="has numbers as labels, and the fleet's labels have names"):
+    with pytest.raises(
+        MismatchError, match="has numbers as labels, and the fleet's labels have names"
+    ):
         reconciled(load(tmp_path, **keys), contract)
-    with pytest.raises(DataError, match=r"line 1 of .*t\.csv has the label 1, and `labels` in .* the numbers 0 to 0"):
+    with pytest.raises(
+        DataError,
+        match=r"line 1 of .*t\.csv has the label 1, and `labels` in .* the numbers 0 to 0",
+    ):
         load(tmp_path, labels=["dog"], **keys)
     (tmp_path / "t.csv").write_text("1.png,1,0\n2.png,0,1\n")
     assert reconciled(load(tmp_path, **keys), contract).y.tolist() == [[1, 0], [0, 1]]

@@ -21,9 +21,13 @@ def written(labels):
     return ADAPTER.dump_json(tuple(labels))
 
 
-@given(st.sets(st.integers(0, 5000)) | st.integers(1, 5000).flatmap(lambda n: st.just(set(range(n)))))
+@given(
+    st.sets(st.integers(0, 5000)) | st.integers(1, 5000).flatmap(lambda n: st.just(set(range(n))))
+)
 def test_a_set_comes_out_as_it_went_in_and_is_short(labels):
-    """A bitmap has a bit and a third for each label of the model, so no set takes more than that or a short list."""
+    """A bitmap has a bit and a third for each label of the model, so no set takes more than that or
+    a short list.
+    """
     labels = tuple(sorted(labels))
     text = written(labels)
     assert ADAPTER.validate_json(text) == labels
@@ -40,7 +44,9 @@ def test_what_is_no_ascending_set_stays_a_list(values):
 
 
 def test_the_form_is_the_written_one():
-    """Lowest bit first, base64, after a prefix; few labels stay readable, and lists of any length are read."""
+    """Lowest bit first, base64, after a prefix; few labels stay readable, and lists of any length
+    are read.
+    """
     assert written(range(270)) == json.dumps(list(range(270)), separators=(",", ":")).encode()
     many = tuple(range(0, 4096, 2))
     assert json.loads(written(many)) == "bitmap:" + base64.b64encode(b"\x55" * 512).decode()
@@ -48,16 +54,22 @@ def test_the_form_is_the_written_one():
 
 
 def test_a_whole_vocabulary_fits_into_a_message():
-    """50,257 labels as a list are beyond the limit of a control message; as a bitmap any broker takes them."""
+    """50,257 labels as a list are beyond the limit of a control message; as a bitmap any broker
+    takes them.
+    """
     labels = tuple(range(50_257))
     assert len(json.dumps(labels, separators=(",", ":"))) > MESSAGE_LIMIT_BYTES
-    done = Done(**FROM, update=REF, tier="w1.00-d1", metrics=METRICS.model_copy(update={"labels": labels}))
+    done = Done(
+        **FROM, update=REF, tier="w1.00-d1", metrics=METRICS.model_copy(update={"labels": labels})
+    )
     assert len(done.to_bytes()) < HOSTED_PACKET / 10
     assert parse_device_message(done.to_bytes()).metrics.labels == labels
     assert TaskMetrics.model_validate_json(done.metrics.model_dump_json()) == done.metrics
 
 
-@pytest.mark.parametrize("value", ["", "0,1", "bitmap:*", "bitmap:AAA", "bitmap:AA==x", {"0": 1}, [0.5], ["a"], 7])
+@pytest.mark.parametrize(
+    "value", ["", "0,1", "bitmap:*", "bitmap:AAA", "bitmap:AA==x", {"0": 1}, [0.5], ["a"], 7]
+)
 def test_nonsense_is_refused(value):
     """Neither a list of numbers nor a bitmap."""
     with pytest.raises(ValidationError):
@@ -65,10 +77,14 @@ def test_nonsense_is_refused(value):
 
 
 def test_a_bitmap_makes_no_more_labels_than_a_vocabulary_has():
-    """One message of 250 kB became two million numbers, of which a few a second are all that a server can read."""
+    """One message of 250 kB became two million numbers, of which a few a second are all that a
+    server can read.
+    """
 
     def said(size):
-        return TypeAdapter(Labels).validate_python("bitmap:" + base64.b64encode(b"\xff" * size).decode())
+        return TypeAdapter(Labels).validate_python(
+            "bitmap:" + base64.b64encode(b"\xff" * size).decode()
+        )
 
     assert said(2**15) == tuple(range(2**18))
     with pytest.raises(ValidationError, match="262152 labels; 262144 are the most"):

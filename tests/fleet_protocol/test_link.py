@@ -1,4 +1,6 @@
-"""The MQTT link against real brokers: sessions, wills, restarts of the broker, and byte counts that are true."""
+"""The MQTT link against real brokers: sessions, wills, restarts of the broker, and byte counts that
+are true.
+"""
 
 import contextlib
 import queue
@@ -24,7 +26,8 @@ WAIT = 60.0  # longer than links wait between two attempts to come back
 
 
 @pytest.fixture(
-    params=[mosquitto_broker, pytest.param(embedded_broker, marks=pytest.mark.slow)], ids=["mosquitto", "embedded"]
+    params=[mosquitto_broker, pytest.param(embedded_broker, marks=pytest.mark.slow)],
+    ids=["mosquitto", "embedded"],
 )
 def broker(request, tmp_path):
     with request.param(tmp_path) as running:
@@ -56,7 +59,9 @@ def test_what_is_published_arrives_in_order(broker):
     payloads = [bytes([i]) * 20_000 for i in range(60)]
     with linked(broker.url, "a") as (sender, _), linked(broker.url, "b") as (receiver, inbox):
         receiver.subscribe("t/+")
-        sender.publish_stream(((f"t/{i}", p) for i, p in enumerate(payloads)), time.monotonic() + WAIT)
+        sender.publish_stream(
+            ((f"t/{i}", p) for i, p in enumerate(payloads)), time.monotonic() + WAIT
+        )
         assert [next_of(inbox, Received).payload for _ in payloads] == payloads
 
 
@@ -68,12 +73,21 @@ def test_large_payloads_pass(broker):
         assert len(next_of(inbox, Received).payload) == 1_000_000
 
 
-def test_an_error_in_the_thread_of_the_network_ends_the_connection_and_not_the_thread(tmp_path, caplog):
-    """Nobody would start it again: the link connects anew, and the broker repeats what was not acknowledged."""
-    with mosquitto_broker(tmp_path) as broker, linked(broker.url, "a") as (sender, _), linked(broker.url, "b") as other:
+def test_an_error_in_the_thread_of_the_network_ends_the_connection_and_not_the_thread(
+    tmp_path, caplog
+):
+    """Nobody would start it again: the link connects anew, and the broker repeats what was not
+    acknowledged.
+    """
+    with (
+        mosquitto_broker(tmp_path) as broker,
+        linked(broker.url, "a") as (sender, _),
+        linked(broker.url, "b") as other,
+    ):
         receiver, inbox = other
         receiver.subscribe("t")
-        take, failed = receiver._client.plain, []
+        take = receiver._client.plain
+        failed = []
 
         def once(*message):
             if not failed:
@@ -90,10 +104,16 @@ def test_an_error_in_the_thread_of_the_network_ends_the_connection_and_not_the_t
 
 
 def test_messages_of_every_form_are_read_alike(tmp_path):
-    """Plain ones past paho's tables of properties; those with properties or of quality 0 go its way."""
+    """Plain ones past paho's tables of properties; those with properties or of quality 0 go its
+    way.
+    """
     properties = Properties(PacketTypes.PUBLISH)
     properties.ContentType = "text"
-    with mosquitto_broker(tmp_path) as broker, linked(broker.url, "a") as (sender, _), linked(broker.url, "b") as other:
+    with (
+        mosquitto_broker(tmp_path) as broker,
+        linked(broker.url, "a") as (sender, _),
+        linked(broker.url, "b") as other,
+    ):
         receiver, inbox = other
         by_paho = []
         take = receiver._client.on_message
@@ -119,9 +139,12 @@ def test_messages_of_every_form_are_read_alike(tmp_path):
 
 
 def test_a_large_message_is_put_together_once(broker, monkeypatch):
-    """Each piece of one had been copied with all before it: ten of 15 MB kept a server deaf for minutes."""
+    """Each piece of one had been copied with all before it: ten of 15 MB kept a server deaf for
+    minutes.
+    """
     with linked(broker.url, "a") as (sender, _), linked(broker.url, "b") as (receiver, inbox):
-        made, take = [], receiver._client._take_packets
+        made = []
+        take = receiver._client._take_packets
 
         def counted():
             before = receiver._client._read
@@ -155,7 +178,10 @@ def test_the_will_speaks_for_a_dead_client(broker):
     with linked(broker.url, "w") as (watcher, inbox):
         watcher.subscribe("s")
         dying = Link(
-            BrokerAddress.parse(f"mqtt://127.0.0.1:{proxy.port}"), "d", queue.SimpleQueue(), will=Farewell("s", b"dead")
+            BrokerAddress.parse(f"mqtt://127.0.0.1:{proxy.port}"),
+            "d",
+            queue.SimpleQueue(),
+            will=Farewell("s", b"dead"),
         )
         dying.connect(WAIT)
         proxy.close()
@@ -164,7 +190,9 @@ def test_the_will_speaks_for_a_dead_client(broker):
 
 
 def test_a_broker_that_comes_back_is_found_again(broker):
-    """After the broker died and lost everything, the link is back, subscribed, and says the session is gone."""
+    """After the broker died and lost everything, the link is back, subscribed, and says the session
+    is gone.
+    """
     with linked(broker.url, "a") as (link, inbox):
         link.subscribe("t")
         broker.stop()
@@ -176,7 +204,9 @@ def test_a_broker_that_comes_back_is_found_again(broker):
 
 
 def test_a_session_that_lost_its_subscriptions_gets_them_again(tmp_path):
-    """A broker killed before it wrote a subscription comes back with an older session, which it calls present."""
+    """A broker killed before it wrote a subscription comes back with an older session, which it
+    calls present.
+    """
     with (
         mosquitto_broker(tmp_path, persistent=True) as broker,
         linked(broker.url, "a") as (link, inbox),
@@ -191,22 +221,29 @@ def test_a_session_that_lost_its_subscriptions_gets_them_again(tmp_path):
         next_of(inbox, Disconnected)
         broker.start()
         assert next_of(inbox, Connected).session_present
-        heard, deadline = None, time.monotonic() + WAIT
+        heard = None
+        deadline = time.monotonic() + WAIT
         while heard is None and time.monotonic() < deadline:
-            other.publish("t", b"heard")  # over another connection, and so perhaps before the subscription is there
+            other.publish(
+                "t", b"heard"
+            )  # over another connection, and so perhaps before the subscription is there
             with contextlib.suppress(queue.Empty):
                 heard = next_of(inbox, Received, 1.0).payload
         assert heard == b"heard"
 
 
 def test_a_login_that_counts_no_longer_is_said_once_and_tried_again(tmp_path, caplog):
-    """Its password was changed while it ran, and is changed back: the link says why it is away, and returns."""
+    """Its password was changed while it ran, and is changed back: the link says why it is away, and
+    returns.
+    """
     words = tmp_path / "words"
 
     def login(password):
         words.unlink(missing_ok=True)
         words.touch(0o600)
-        subprocess.run(["mosquitto_passwd", "-b", words, "a", password], check=True, capture_output=True)
+        subprocess.run(
+            ["mosquitto_passwd", "-b", words, "a", password], check=True, capture_output=True
+        )
 
     login("right")
     more = f"\nallow_anonymous false\npassword_file {words}\n"
@@ -235,17 +272,23 @@ def test_a_broker_that_is_down_is_an_error_in_time():
     """Nothing listens: the error says where and what to check, and comes within the timeout."""
     link = Link(BrokerAddress.parse(f"mqtt://127.0.0.1:{free_port()}"), "a", queue.SimpleQueue())
     start = time.monotonic()
-    with pytest.raises(TransportError, match=r"cannot connect to the broker at mqtt://127\.0\.0\.1.*Is it running"):
+    with pytest.raises(
+        TransportError, match=r"cannot connect to the broker at mqtt://127\.0\.0\.1.*Is it running"
+    ):
         link.connect(1.0)
     assert time.monotonic() - start < 10
 
 
 @contextlib.contextmanager
 def tls_server(folder):
-    """Speaks TLS with a certificate of a made-up authority, and nothing else; the authority's file and the port."""
+    """Speaks TLS with a certificate of a made-up authority, and nothing else; the authority's file
+    and the port.
+    """
     authority = Authority.generate("made-up")
     authority.write(folder)
-    for name, text in zip(("cert.pem", "key.pem"), authority.issue("broker", hosts=["127.0.0.1"]), strict=True):
+    for name, text in zip(
+        ("cert.pem", "key.pem"), authority.issue("broker", hosts=["127.0.0.1"]), strict=True
+    ):
         (folder / name).write_text(text)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
@@ -273,7 +316,9 @@ def tls_server(folder):
 # paho leaves the socket of a refused handshake to the garbage collector.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_certificate_that_is_not_trusted_is_told_from_a_broker_that_is_not_there(tmp_path):
-    """A wrong authority, a name that does not exist, and a port where nobody listens have words of their own."""
+    """A wrong authority, a name that does not exist, and a port where nobody listens have words of
+    their own.
+    """
     for folder in ("real", "other"):
         (tmp_path / folder).mkdir()
     Authority.generate("other").write(tmp_path / "other")
@@ -291,7 +336,9 @@ def test_a_certificate_that_is_not_trusted_is_told_from_a_broker_that_is_not_the
 
 
 def test_an_unacknowledged_stream_ends_at_its_deadline(broker):
-    """When the broker dies in the middle of a stream, the sender is told instead of waiting for ever."""
+    """When the broker dies in the middle of a stream, the sender is told instead of waiting for
+    ever.
+    """
     with linked(broker.url, "a") as (link, inbox):
         broker.stop()
         next_of(inbox, Disconnected)
@@ -300,7 +347,9 @@ def test_an_unacknowledged_stream_ends_at_its_deadline(broker):
 
 
 def test_counted_bytes_are_the_bytes_on_the_wire(broker):
-    """The counters agree with what a proxy in the middle saw, within the packets that carry no message."""
+    """The counters agree with what a proxy in the middle saw, within the packets that carry no
+    message.
+    """
     proxy = CountingProxy(broker.port)
     with linked(f"mqtt://127.0.0.1:{proxy.port}", "a") as (link, inbox):
         link.subscribe("t/+")
@@ -309,14 +358,17 @@ def test_counted_bytes_are_the_bytes_on_the_wire(broker):
         for _ in range(40):
             next_of(inbox, Received)
         link.drain(time_limit)
-        counted, seen = link.wire, (proxy.upstream, proxy.downstream)
+        counted = link.wire
+        seen = (proxy.upstream, proxy.downstream)
     proxy.close()
     # CONNECT, SUBSCRIBE, pings and the broker's longer acknowledgements are under 1 kB.
     assert abs(seen[0] - counted.sent) < 1000
     assert abs(seen[1] - counted.received) < 1000
 
 
-@pytest.mark.parametrize("url", ["localhost", "http://x", "mqtt://", "mqtt://h:port", "mqtt://h/path"])
+@pytest.mark.parametrize(
+    "url", ["localhost", "http://x", "mqtt://", "mqtt://h:port", "mqtt://h/path"]
+)
 def test_addresses_of_another_form_are_refused(url):
     """The error shows the form."""
     with pytest.raises(ConfigError, match=r"mqtt://\[user:password@\]host"):
@@ -340,7 +392,11 @@ def test_address_defaults_and_secrets():
 def test_missing_certificate_files_are_named(tmp_path):
     """A certificate path that leads nowhere is a configuration error."""
     with pytest.raises(ConfigError, match=r"none\.pem"):
-        Link(BrokerAddress.parse("mqtts://h", ca_file=tmp_path / "none.pem"), "a", queue.SimpleQueue())
+        Link(
+            BrokerAddress.parse("mqtts://h", ca_file=tmp_path / "none.pem"),
+            "a",
+            queue.SimpleQueue(),
+        )
 
 
 class CountingProxy:
@@ -387,9 +443,12 @@ class CountingProxy:
 
 
 def _packet(connection):
-    kind, size, shift = connection.recv(1), 0, 0
+    kind = connection.recv(1)
+    size = 0
+    shift = 0
     while kind and (byte := connection.recv(1)[0]) | 1:
-        size, shift = size | (byte & 127) << shift, shift + 7
+        size = size | (byte & 127) << shift
+        shift = shift + 7
         if byte < 128:
             break
     return kind[0] if kind else 0xE0, connection.recv(size, socket.MSG_WAITALL) if size else b""
@@ -397,7 +456,9 @@ def _packet(connection):
 
 @pytest.mark.parametrize("properties", [b"", b"\x26\0\1k\0\1v"], ids=["plain", "properties"])
 def test_a_topic_that_is_no_text_leaves_the_link_alive(properties):
-    """A broker that lets it pass ended the network thread, and with it whatever the process would have heard."""
+    """A broker that lets it pass ended the network thread, and with it whatever the process would
+    have heard.
+    """
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def serve():
@@ -411,7 +472,13 @@ def test_a_topic_that_is_no_text_leaves_the_link_alive(properties):
                     elif kind == 0x82:
                         connection.sendall(b"\x90\4" + body[:2] + b"\0\1")
                         for topic in (b"\xff\xfe", b"ok"):
-                            said = bytes((0, len(topic))) + topic + b"\0\7" + bytes((len(properties),)) + properties
+                            said = (
+                                bytes((0, len(topic)))
+                                + topic
+                                + b"\0\7"
+                                + bytes((len(properties),))
+                                + properties
+                            )
                             connection.sendall(bytes((0x32, len(said))) + said)
 
         serving = threading.Thread(target=serve)
@@ -425,7 +492,10 @@ def test_a_topic_that_is_no_text_leaves_the_link_alive(properties):
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("retain_available false", "Retain not supported.*must keep retained messages.*retain_available"),
+        (
+            "retain_available false",
+            "Retain not supported.*must keep retained messages.*retain_available",
+        ),
         ("max_qos 0", "QoS not supported.*quality of service 1.*max_qos"),
     ],
 )
@@ -440,11 +510,15 @@ def test_what_a_broker_lacks_is_named(tmp_path, line, says):
 
 def test_a_packet_larger_than_the_broker_says_it_takes_is_not_sent(tmp_path):
     """Mosquitto would drop it without a word."""
-    with mosquitto_broker(tmp_path, more="max_packet_size 5000") as broker, linked(broker.url, "a") as (link, _):
+    with (
+        mosquitto_broker(tmp_path, more="max_packet_size 5000") as broker,
+        linked(broker.url, "a") as (link, _),
+    ):
         assert link.packet_bytes == 5000
         link.publish("shoal/test/a", bytes(4900))
         with pytest.raises(
-            TransportError, match=r"shoal/test/b.* packets of 5,000 bytes.*this one has 6,0.*chunk_bytes"
+            TransportError,
+            match=r"shoal/test/b.* packets of 5,000 bytes.*this one has 6,0.*chunk_bytes",
         ):
             link.publish("shoal/test/b", bytes(6000))
 
@@ -461,4 +535,6 @@ def test_a_message_that_the_broker_refuses_is_told_once(tmp_path, caplog):
             link.publish("shoal/test/a", bytes(600))
         link.drain(time.monotonic() + WAIT)
     (record,) = caplog.records
-    assert re.search(r"refuses a message \(Not authorized\); look at the login, and at what", record.message)
+    assert re.search(
+        r"refuses a message \(Not authorized\); look at the login, and at what", record.message
+    )

@@ -13,7 +13,11 @@ pytestmark = pytest.mark.skipif(not LOCKS, reason="this system has no such locks
 
 @pytest.mark.parametrize("name", ["a file", "."])
 def test_who_comes_second_hears_who_is_first(tmp_path, name):
-    with held(tmp_path / name, "not now"), pytest.raises(ConfigError) as found, held(tmp_path / name, "not now"):
+    with (
+        held(tmp_path / name, "not now"),
+        pytest.raises(ConfigError) as found,
+        held(tmp_path / name, "not now"),
+    ):
         pass
     assert str(found.value) == f"not now (process {os.getpid()} holds it)"
     with held(tmp_path / name, "not now"):

@@ -1,4 +1,6 @@
-"""A log that programs collect: an object a line, with the ids that a line is about; for people it stays as it was."""
+"""A log that programs collect: an object a line, with the ids that a line is about; for people it
+stays as it was.
+"""
 
 import json
 import os
@@ -37,11 +39,25 @@ def test_a_board_says_device_round_and_task_in_fields_of_their_own():
     """With the sentence alone as message, and where something failed with where."""
     idle, failed, other = map(json.loads, lines(BOARD, SHOAL_LOG="json"))
     assert idle.pop("at") > 1.7e9
-    assert idle == {"level": "info", "logger": "shoal.device", "device": "pi-1", "message": "state=idle"}
+    assert idle == {
+        "level": "info",
+        "logger": "shoal.device",
+        "device": "pi-1",
+        "message": "state=idle",
+    }
     ids = {key: failed[key] for key in ("level", "device", "round", "task", "message")}
-    assert ids == {"level": "error", "device": "pi-1", "round": 3, "task": "t3-abc", "message": 'a "line" of two'}
+    assert ids == {
+        "level": "error",
+        "device": "pi-1",
+        "round": 3,
+        "task": "t3-abc",
+        "message": 'a "line" of two',
+    }
     assert failed["error"].endswith("ValueError: no such ünit")
-    assert (other["message"], other.keys() & {"device", "round", "task", "error"}) == ("2 devices", set())
+    assert (other["message"], other.keys() & {"device", "round", "task", "error"}) == (
+        "2 devices",
+        set(),
+    )
 
 
 def test_people_read_lines():
@@ -63,7 +79,12 @@ def test_both_programs_of_a_board_log_so(tmp_path, program):
     )
     typed = [sys.executable, *program, "--config", str(config)]
     done = subprocess.run(
-        typed, env={**os.environ, "SHOAL_LOG": "json"}, capture_output=True, text=True, timeout=120, check=False
+        typed,
+        env={**os.environ, "SHOAL_LOG": "json"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 4, done.stderr
     *said, error = done.stderr.splitlines()
@@ -72,7 +93,9 @@ def test_both_programs_of_a_board_log_so(tmp_path, program):
 
 
 def test_the_journal_gets_level_and_ids_as_fields(tmp_path):
-    """Where standard error is systemd's; other lines have no ids. Without its socket they are lines as ever."""
+    """Where standard error is systemd's; other lines have no ids. Without its socket they are lines
+    as ever.
+    """
     own = """
 import os, sys
 import fleet_protocol.logs as logs
@@ -87,7 +110,8 @@ os.environ["JOURNAL_STREAM"] = f"{about.st_dev}:{about.st_ino}"
         said = [journal.recv(1 << 16) for _ in range(3)]
     found = []
     for data in said:
-        fields, left = {}, data
+        fields = {}
+        left = data
         while left:
             name, _, rest = left.partition(b"\n")
             size = int.from_bytes(rest[:8], "little")

@@ -1,4 +1,6 @@
-"""Messages: validated on arrival, refused with a reason, described by a document that is never stale."""
+"""Messages: validated on arrival, refused with a reason, described by a document that is never
+stale.
+"""
 
 import json
 from pathlib import Path
@@ -10,16 +12,30 @@ from fleet_protocol import messages as m
 from fleet_protocol.configuration import load_config, parse_config
 from fleet_protocol.errors import ConfigError, RefusalReason, RefusedError
 from fleet_protocol.frozen import FrozenModel
-from fleet_protocol.topics import BlobTopic, DeviceTopic, ServerTopic, Topics, UploadTopic, check_name
+from fleet_protocol.topics import (
+    BlobTopic,
+    DeviceTopic,
+    ServerTopic,
+    Topics,
+    UploadTopic,
+    check_name,
+)
 from tests.documents.asyncapi import document
 
 REF = m.BlobRef(digest="ab" * 32, size=100_000, chunk_bytes=98_304)
 TASK = {"fleet": "lab", "run": "r1", "round": 3, "task": "r1-3-pi"}
 FROM = {**TASK, "device": "pi"}
 METRICS = m.TaskMetrics(
-    examples=10, batches=3, labels=(0, 2), fetch_seconds=0.1, train_seconds=1.5, resident_bytes=100, train_loss=0.5
+    examples=10,
+    batches=3,
+    labels=(0, 2),
+    fetch_seconds=0.1,
+    train_seconds=1.5,
+    resident_bytes=100,
+    train_loss=0.5,
 )
-KEYS, SEALED = ("12" * 32, "ef" * 32), "5a" * 118
+KEYS = ("12" * 32, "ef" * 32)
+SEALED = "5a" * 118
 SERVER = [
     m.Offer(
         **TASK,
@@ -46,7 +62,9 @@ DEVICE = [
     m.Accept(**FROM, tier="w0.50-d4", lacks=("weights",), keys=KEYS),
     m.Shares(**FROM, sealed={"pi": SEALED, "nano": SEALED}),
     m.Shares(**FROM, revealed={"pi": "0" * 65 + "7", "nano": "f" * 66}),
-    m.Predicted(**FROM, model={"run": "r", "version": 3}, predictions=[{"label": 1, "logits": [0.5, [1]]}]),
+    m.Predicted(
+        **FROM, model={"run": "r", "version": 3}, predictions=[{"label": 1, "logits": [0.5, [1]]}]
+    ),
     m.Predicted(**FROM, reason=RefusalReason.AWAY, detail="it is not connected"),
 ]
 
@@ -94,39 +112,78 @@ def test_noise_is_refused(payload):
 
 @pytest.mark.parametrize(("field", "version"), [("schema_version", 5), ("v", 6), ("v", 9)])
 def test_a_message_of_another_version_is_refused_by_its_number(field, version):
-    """A board that was not brought up to date is told so in the server's log, and is not half understood."""
-    other = {field: version, "type": "status", "fleet": "lab", "device": "pi", "online": True, "state": "idle"}
-    with pytest.raises(RefusedError, match=f"version {version} of the protocol, and this Shoal speaks version 8: b"):
+    """A board that was not brought up to date is told so in the server's log, and is not half
+    understood.
+    """
+    other = {
+        field: version,
+        "type": "status",
+        "fleet": "lab",
+        "device": "pi",
+        "online": True,
+        "state": "idle",
+    }
+    with pytest.raises(
+        RefusedError, match=f"version {version} of the protocol, and this Shoal speaks version 8: b"
+    ):
         m.parse_presence(json.dumps(other).encode())
 
 
 def test_what_topic_and_task_say_is_not_said_again_and_may_not_differ():
-    """Left out it is filled in; said, it stays for whoever receives it to compare; nothing is no name."""
+    """Left out it is filled in; said, it stays for whoever receives it to compare; nothing is no
+    name.
+    """
     said = m.Accept(task="t1")
     assert said.to_bytes() == b'{"v":8,"type":"accept","task":"t1"}'
-    heard = m.parse_device_message(said.to_bytes()).told(fleet="lab", device="pi", run="r1", round=3, tier="w1.00-d1")
-    assert (heard.fleet, heard.device, heard.run, heard.round, heard.tier) == ("lab", "pi", "r1", 3, "w1.00-d1")
-    assert m.Accept(**FROM).told(fleet="attic", device="nano", run="r2", round=4) == m.Accept(**FROM)
+    heard = m.parse_device_message(said.to_bytes()).told(
+        fleet="lab", device="pi", run="r1", round=3, tier="w1.00-d1"
+    )
+    assert (heard.fleet, heard.device, heard.run, heard.round, heard.tier) == (
+        "lab",
+        "pi",
+        "r1",
+        3,
+        "w1.00-d1",
+    )
+    assert m.Accept(**FROM).told(fleet="attic", device="nano", run="r2", round=4) == m.Accept(
+        **FROM
+    )
     for nothing in ({"device": ""}, {"round": 0}, {"run": ""}):
         with pytest.raises(RefusedError):
-            m.parse_device_message(json.dumps({"v": 8, "type": "accept", "task": "t1", **nothing}).encode())
+            m.parse_device_message(
+                json.dumps({"v": 8, "type": "accept", "task": "t1", **nothing}).encode()
+            )
 
 
 def test_what_a_task_costs_beside_its_tensors_is_small():
-    """The demo's updates have some kilobytes: what is said around each of them stays a few hundred bytes."""
+    """The demo's updates have some kilobytes: what is said around each of them stays a few hundred
+    bytes.
+    """
     task = "t11-9abadfafd7a658df3e98"
     ref = m.BlobRef(digest="1e20" + "ab" * 32, size=79_424)
     metrics = METRICS.model_copy(update={"labels": tuple(range(10)), "mean_loss": 0.25})
     offer = SERVER[0].model_copy(
-        update={"fleet": "", "run": "20261123-104804-254b", "round": 11, "task": task, "seconds_left": 59.989}
+        update={
+            "fleet": "",
+            "run": "20261123-104804-254b",
+            "round": 11,
+            "task": task,
+            "seconds_left": 59.989,
+        }
         | {"choices": (m.TierChoice(tier="w1.00-d1", artifact_set=ref, weights=ref),)}
     )
-    about = [offer, m.Accept(task=task, lacks=("weights",)), m.Done(task=task, update=ref, metrics=metrics)]
+    about = [
+        offer,
+        m.Accept(task=task, lacks=("weights",)),
+        m.Done(task=task, update=ref, metrics=metrics),
+    ]
     sizes = [
         len(message.to_bytes())
         for message in (*about, m.UploadAck(task=task), m.DeviceStatus(online=True, state="idle"))
     ]
-    assert [size <= most for size, most in zip(sizes, (450, 90, 330, 70, 60), strict=True)] == [True] * 5, sizes
+    assert [size <= most for size, most in zip(sizes, (450, 90, 330, 70, 60), strict=True)] == [
+        True
+    ] * 5, sizes
 
 
 def test_infinite_numbers_do_not_travel():
@@ -217,7 +274,10 @@ class _Outer(FrozenModel):
     ("text", "says"),
     [
         ("rounds = 1\nround = 2", "unknown key 'round'; did you mean 'rounds'"),
-        ("rounds = 1\n[train]\nlearnin_rate = 0.1", "unknown key 'train.learnin_rate'; did you mean 'learning_rate'"),
+        (
+            "rounds = 1\n[train]\nlearnin_rate = 0.1",
+            "unknown key 'train.learnin_rate'; did you mean 'learning_rate'",
+        ),
         ("rounds = 1\nxyzzy = 2", "known keys: rounds, train"),
         ("rounds = 'many'", "rounds: "),
         ("rounds = true", "rounds: Input should be a valid integer (got True)"),

@@ -1,4 +1,6 @@
-"""Operators who make mistakes, and commands that are killed: who was revoked stays so, and the fleet goes on."""
+"""Operators who make mistakes, and commands that are killed: who was revoked stays so, and the
+fleet goes on.
+"""
 
 import datetime as dt
 import itertools
@@ -16,7 +18,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.verification import PolicyBuilder, Store
 
 from broker_server.service import authority
-from broker_server.service.authority import Founding, enroll, found_fleet, renew, renew_server, revoke
+from broker_server.service.authority import (
+    Founding,
+    enroll,
+    found_fleet,
+    renew,
+    renew_server,
+    revoke,
+)
 from broker_server.service.certificates import Authority
 from broker_server.service.membership import broker_address, hosted_broker, member_of
 from broker_server.service.registry import REGISTRY, read_registry
@@ -58,10 +67,17 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("command", ["revoke", "enroll", "enroll server", "renew"])
-@pytest.mark.parametrize("done", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 2, 3, 4))])
-def test_a_command_that_was_killed_at_any_write_is_given_again(folder, tmp_path, monkeypatch, command, done):
-    """Whatever it had written: the server starts, nobody who was revoked is back, and the second time it is done."""
-    gone, one = read_enrolment(enroll(folder, "gone")), read_enrolment(enroll(folder, "pi-1", days=1))
+@pytest.mark.parametrize(
+    "done", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 2, 3, 4))]
+)
+def test_a_command_that_was_killed_at_any_write_is_given_again(
+    folder, tmp_path, monkeypatch, command, done
+):
+    """Whatever it had written: the server starts, nobody who was revoked is back, and the second
+    time it is done.
+    """
+    gone = read_enrolment(enroll(folder, "gone"))
+    one = read_enrolment(enroll(folder, "pi-1", days=1))
     revoke(folder, "gone")
     before = server_of(folder)
     commands = {
@@ -70,7 +86,8 @@ def test_a_command_that_was_killed_at_any_write_is_given_again(folder, tmp_path,
         "enroll server": lambda: renew_server(folder),
         "renew": lambda: renew(folder, ["pi-1"], days=30),
     }
-    left, real = [done], write_secret
+    left = [done]
+    real = write_secret
 
     def write(path, content):
         if not left[0]:
@@ -81,7 +98,8 @@ def test_a_command_that_was_killed_at_any_write_is_given_again(folder, tmp_path,
     with monkeypatch.context() as patched:
         patched.setattr("broker_server.service.authority.write_secret", write)
         patched.setattr(
-            "broker_server.service.registry.write_atomically", lambda path, data: write(path, data.decode())
+            "broker_server.service.registry.write_atomically",
+            lambda path, data: write(path, data.decode()),
         )
         try:
             commands[command]()
@@ -95,7 +113,11 @@ def test_a_command_that_was_killed_at_any_write_is_given_again(folder, tmp_path,
     server = server_of(folder)
     assert server.revoked(certificate_of(gone, tmp_path))
     assert server.group().epoch >= before.group().epoch
-    new = one if command in ("revoke", "renew") else read_enrolment(folder / "devices" / "pi-1.enrolment")
+    new = (
+        one
+        if command in ("revoke", "renew")
+        else read_enrolment(folder / "devices" / "pi-1.enrolment")
+    )
     assert server.revoked(certificate_of(new, tmp_path)) is (command == "revoke")
     assert server.revoked(certificate_of(one, tmp_path)) is (command in ("revoke", "enroll"))
     assert not server.revoked(certificate_of(server.enrolment, tmp_path))
@@ -106,7 +128,8 @@ def test_a_command_that_was_killed_at_any_write_is_given_again(folder, tmp_path,
 
 def test_an_old_registry_takes_up_what_was_revoked_since(folder, tmp_path):
     """The newest is lost: the server names the way out, by which nobody who was revoked comes back."""
-    gone, pi = read_enrolment(enroll(folder, "gone")), read_enrolment(enroll(folder, "pi-1"))
+    gone = read_enrolment(enroll(folder, "gone"))
+    pi = read_enrolment(enroll(folder, "pi-1"))
     backup = (folder / REGISTRY).read_bytes()
     revoke(folder, "gone")
     last = server_of(folder)
@@ -126,16 +149,20 @@ def test_an_old_registry_takes_up_what_was_revoked_since(folder, tmp_path):
 
 
 def test_a_whole_folder_from_a_backup_is_ahead_of_its_boards_again(folder, tmp_path, monkeypatch):
-    """What was signed after the backup is lost, and boards know it: the next command counts beyond all of it."""
+    """What was signed after the backup is lost, and boards know it: the next command counts beyond
+    all of it.
+    """
     pi = read_enrolment(enroll(folder, "pi-1"))
     backup = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     for _ in range(3):
         enroll(folder, "other")
         renew_server(folder)
     lost = server_of(folder)
-    board, marks = Standing(pi, tmp_path / "board.json"), Marks(tmp_path / "heard.json")
+    board = Standing(pi, tmp_path / "board.json")
+    marks = Marks(tmp_path / "heard.json")
     board.take(lost.papers()["pi-1"])
-    verifier, topic = Verifier(pi, marks, board.revoked), TOPICS.task("pi-1")
+    verifier = Verifier(pi, marks, board.revoked)
+    topic = TOPICS.task("pi-1")
     verifier.open(topic, Signer(lost.enrolment, 5).seal(topic, b"x"))
     for path in [path for path in folder.rglob("*") if path.is_file()]:
         path.unlink()
@@ -157,7 +184,9 @@ def test_a_whole_folder_from_a_backup_is_ahead_of_its_boards_again(folder, tmp_p
 
 
 @pytest.mark.parametrize("ahead", [-40 * 365 * DAY, 200 * 365 * DAY])
-def test_an_operator_whose_clock_is_off_by_decades_still_revokes(folder, tmp_path, monkeypatch, ahead):
+def test_an_operator_whose_clock_is_off_by_decades_still_revokes(
+    folder, tmp_path, monkeypatch, ahead
+):
     """Numbers grow whatever the clock says, and fit where they are told."""
     pi = read_enrolment(enroll(folder, "pi-1"))
     clock = SimpleNamespace(time=lambda: time.time() + ahead, monotonic=time.monotonic)
@@ -184,10 +213,15 @@ def test_one_command_at_a_time_changes_a_folder(folder):
 
 @pytest.mark.parametrize("days", [-1, 10**12])
 def test_an_end_beyond_all_bounds_is_a_mistake(folder, days):
-    """And what was signed before stands: a board would refuse what has such an end, and the list with it."""
+    """And what was signed before stands: a board would refuse what has such an end, and the list
+    with it.
+    """
     enroll(folder, "pi-1", days=1)
     before = (folder / REGISTRY).read_bytes()
-    for work in (lambda: enroll(folder, "pi-1", days=days), lambda: renew(folder, ["pi-1"], days=days)):
+    for work in (
+        lambda: enroll(folder, "pi-1", days=days),
+        lambda: renew(folder, ["pi-1"], days=days),
+    ):
         with pytest.raises(ConfigError, match="36500 days"):
             work()
     assert (folder / REGISTRY).read_bytes() == before
@@ -203,10 +237,13 @@ def test_who_was_revoked_is_not_renewed(folder):
 
 
 def test_a_board_takes_keys_of_a_fleet_that_was_founded_anew(folder, tmp_path):
-    """The operator's key is lost, and the board's folder stays: low numbers count as much as high ones."""
+    """The operator's key is lost, and the board's folder stays: low numbers count as much as high
+    ones.
+    """
     old = read_enrolment(enroll(folder, "pi-1"))
     found_fleet(tmp_path / "again", Founding("lab", "127.0.0.1"))
-    new, server = read_enrolment(enroll(tmp_path / "again", "pi-1")), server_of(tmp_path / "again")
+    new = read_enrolment(enroll(tmp_path / "again", "pi-1"))
+    server = server_of(tmp_path / "again")
     for epoch in (57, 58):
         group = Group(epoch, bytes(32), {"pi-1": public_key(old.sealing[0])})
         for topic, payload in Handover(TOPICS).due(group):
@@ -220,11 +257,16 @@ def test_a_board_takes_keys_of_a_fleet_that_was_founded_anew(folder, tmp_path):
 
 
 def test_a_board_without_a_clock_gets_in(folder):
-    """It begins in 1970, and knows no better before it is connected: every certificate of the fleet counts then."""
+    """It begins in 1970, and knows no better before it is connected: every certificate of the fleet
+    counts then.
+    """
     broker = x509.load_pem_x509_certificate((folder / "broker.pem").read_bytes())
     store = Store([x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())])
     name = x509.DNSName("localhost")
-    for when in (dt.datetime(1970, 1, 1, 0, 1, tzinfo=dt.timezone.utc), dt.datetime.now(dt.timezone.utc)):
+    for when in (
+        dt.datetime(1970, 1, 1, 0, 1, tzinfo=dt.timezone.utc),
+        dt.datetime.now(dt.timezone.utc),
+    ):
         PolicyBuilder().store(store).time(when).build_server_verifier(name).verify(broker, [])
     crl = x509.load_pem_x509_crl(Authority.read(folder).revoked(["1f"]).encode())
     assert crl.last_update_utc.year == 1970
@@ -248,11 +290,16 @@ def test_a_server_that_moves_to_another_name_gets_a_certificate_for_it(folder):
 def test_a_broker_without_its_certificate_is_not_started(folder, tmp_path, damage):
     """The files are named, and not that nobody answers half a minute later."""
     if damage == "certificate":
-        (folder / "broker.pem").write_text("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
+        (folder / "broker.pem").write_text(
+            "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
+        )
     else:
         found_fleet(tmp_path / "other", Founding("other", "127.0.0.1"))
         (folder / "broker.key").write_bytes((tmp_path / "other" / "broker.key").read_bytes())
-    with pytest.raises(ConfigError, match=r"lab/broker\.pem and broker\.key beside it are no certificate with its key"):
+    with pytest.raises(
+        ConfigError,
+        match=r"lab/broker\.pem and broker\.key beside it are no certificate with its key",
+    ):
         hosted_broker(BrokerConfig(identity=folder / "server.enrolment"), "lab", tmp_path)
 
 
@@ -284,14 +331,20 @@ def test_what_a_board_has_written_out_is_not_written_again(folder, tmp_path, mon
         enrolment.address(tmp_path / "identity")
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid(), reason="what root writes is another's here")
+@pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid(), reason="what root writes is another's here"
+)
 def test_what_root_has_written_out_is_the_agents(folder, tmp_path):
-    """`shoal device doctor` is run by root, too; the agent could not read its certificates then, and ended for ever."""
+    """`shoal device doctor` is run by root, too; the agent could not read its certificates then,
+    and ended for ever.
+    """
     state = tmp_path / "state"
     state.mkdir()
     os.chown(state, 65534, 65534)
     written = read_enrolment(enroll(folder, "pi-1")).address(state / "identity")
-    assert {path.stat().st_uid for path in (written.ca_file, written.key_file, state / "identity")} == {65534}
+    assert {
+        path.stat().st_uid for path in (written.ca_file, written.key_file, state / "identity")
+    } == {65534}
     roots = tmp_path / "etc"
     roots.mkdir()
     (state / "linked").symlink_to(roots)
@@ -300,8 +353,12 @@ def test_what_root_has_written_out_is_the_agents(folder, tmp_path):
 
 
 def test_a_board_whose_disk_is_full_hears_and_is_heard(folder, tmp_path, monkeypatch):
-    """Or it could not say so: what it heard is in memory until it starts again. A server then refuses."""
-    server, board = (read_enrolment(path) for path in (folder / "server.enrolment", enroll(folder, "pi-1")))
+    """Or it could not say so: what it heard is in memory until it starts again. A server then
+    refuses.
+    """
+    server, board = (
+        read_enrolment(path) for path in (folder / "server.enrolment", enroll(folder, "pi-1"))
+    )
     says = Signer(server, 7)
     offer, again = (says.seal(TOPICS.task("pi-1"), text) for text in (b"offer", b"again"))
 
@@ -322,14 +379,24 @@ def test_a_board_whose_disk_is_full_hears_and_is_heard(folder, tmp_path, monkeyp
 
 
 def test_what_two_threads_say_is_heard_in_its_order(folder):
-    """Predictions are answered by a thread of their own: whichever came second had been refused, as if replayed."""
-    server, board = (read_enrolment(path) for path in (folder / "server.enrolment", enroll(folder, "pi-1")))
-    sent, keys, waits = [], Keys(board), itertools.cycle((0.002, 0.0))
-    inner = SimpleNamespace(publish=lambda _topic, payload, **_: (time.sleep(next(waits)), sent.append(payload)))
+    """Predictions are answered by a thread of their own: whichever came second had been refused, as
+    if replayed.
+    """
+    server, board = (
+        read_enrolment(path) for path in (folder / "server.enrolment", enroll(folder, "pi-1"))
+    )
+    sent = []
+    keys = Keys(board)
+    waits = itertools.cycle((0.002, 0.0))
+    inner = SimpleNamespace(
+        publish=lambda _topic, payload, **_: (time.sleep(next(waits)), sent.append(payload))
+    )
     signer = Signer(board, int(time.time()))
     says = SignedTransport(inner, Member(board, folder), signer, keys, Handover(TOPICS))
     threads = [
-        threading.Thread(target=lambda: [says.publish(TOPICS.reply("pi-1"), bytes(2000)) for _ in range(100)])
+        threading.Thread(
+            target=lambda: [says.publish(TOPICS.reply("pi-1"), bytes(2000)) for _ in range(100)]
+        )
         for _ in range(2)
     ]
     for thread in threads:
@@ -350,7 +417,9 @@ def test_what_two_threads_say_is_heard_in_its_order(folder):
     ],
 )
 def test_what_has_no_place_beside_an_identity_is_an_error(folder, tmp_path, line, words):
-    """Of a board: it had been passed over; and the server's own enrolment would have been on every card."""
+    """Of a board: it had been passed over; and the server's own enrolment would have been on every
+    card.
+    """
     enroll(folder, "pi-1")
     member = "" if "identity" in line else 'identity.file = "lab/devices/pi-1.enrolment"\n'
     text = f'state_dir = "state"\n{member}{line}\ndata = {{ kind = "npz", path = "d.npz" }}\n'
@@ -359,9 +428,13 @@ def test_what_has_no_place_beside_an_identity_is_an_error(folder, tmp_path, line
         load_device_config(tmp_path / "device.toml")
 
 
-@pytest.mark.parametrize("host", ["192.168.1.10:8883", "mqtts://foo", "b\u00fccher.local", "a" * 65, ""])
+@pytest.mark.parametrize(
+    "host", ["192.168.1.10:8883", "mqtts://foo", "b\u00fccher.local", "a" * 65, ""]
+)
 def test_a_host_that_no_certificate_could_have_founds_nothing(tmp_path, host):
-    """It had ended in a traceback, with a folder that the next try found not empty, or in an address of no use."""
+    """It had ended in a traceback, with a folder that the next try found not empty, or in an
+    address of no use.
+    """
     with pytest.raises(ConfigError, match="--host"):
         found_fleet(tmp_path / "lab", Founding("lab", host))
     assert not (tmp_path / "lab").exists()
@@ -411,7 +484,9 @@ def test_papers_with_what_nobody_knows_are_refused(folder, tmp_path):
 
 
 def test_a_list_of_revocations_that_is_too_long_still_counts_at_the_server(folder, tmp_path):
-    """The operator is told what to do, and the server goes on with the list that boards were told last."""
+    """The operator is told what to do, and the server goes on with the list that boards were told
+    last.
+    """
     for name in ("pi-1", "pi-2", "pi-3"):
         enroll(folder, name)
     revoke(folder, "pi-2")
@@ -419,10 +494,14 @@ def test_a_list_of_revocations_that_is_too_long_still_counts_at_the_server(folde
     many = {f"device-{number:06d}": 1_700_000_000 for number in range(45_000)}
     registry = read_registry(folder)
     registry.model_copy(update={"since": {**registry.since, **many}}).write(folder)
-    with pytest.raises(ConfigError, match=r"list of 45002 revocations .* found the fleet anew with `shoal init`"):
+    with pytest.raises(
+        ConfigError, match=r"list of 45002 revocations .* found the fleet anew with `shoal init`"
+    ):
         revoke(folder, "pi-3")
     server = server_of(folder)
     assert server.papers()["pi-1"] == told
-    assert server.revoked(certificate_of(read_enrolment(folder / "devices" / "pi-3.enrolment"), tmp_path))
+    assert server.revoked(
+        certificate_of(read_enrolment(folder / "devices" / "pi-3.enrolment"), tmp_path)
+    )
     found_fleet(tmp_path / "anew", Founding("lab", "127.0.0.1"))
     enroll(tmp_path / "anew", "pi-1")

@@ -39,4 +39,7 @@ def test_both_runtimes_together_are_refused_with_the_remedy(tmp_path, use):
         env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=120, check=True,
     )  # fmt: skip
     assert done.stdout.startswith("onnxruntime-training-cpu and onnxruntime are installed together")
-    assert "pip uninstall onnxruntime-training-cpu onnxruntime, then install one of them" in done.stdout
+    assert (
+        "pip uninstall onnxruntime-training-cpu onnxruntime, then install one of them"
+        in done.stdout
+    )

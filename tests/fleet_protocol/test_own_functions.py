@@ -1,4 +1,6 @@
-"""Python functions run where the file that names them says so, and lie beside it, or in a folder that it lists."""
+"""Python functions run where the file that names them says so, and lie beside it, or in a folder
+that it lists.
+"""
 
 import numpy as np
 import pytest
@@ -29,7 +31,9 @@ def project(tmp_path):
     for name in ("project", "elsewhere"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "own.py").write_text(CODE)
-    np.savez(tmp_path / "project" / "d.npz", x=np.zeros((4, 2), np.float32), y=np.zeros(4, np.int64))
+    np.savez(
+        tmp_path / "project" / "d.npz", x=np.zeros((4, 2), np.float32), y=np.zeros(4, np.int64)
+    )
     return tmp_path / "project"
 
 
@@ -78,12 +82,16 @@ def test_a_function_beside_the_file_runs(where, named, project):
 @WHERE
 @NAMED
 def test_a_function_elsewhere_does_not(where, named, project):
-    """Nor one that a link beside the file leads to; the message says where it lies and what to write."""
+    """Nor one that a link beside the file leads to; the message says where it lies and what to
+    write.
+    """
     elsewhere = project.parent / "elsewhere"
     (project / "link.py").symlink_to(elsewhere / "own.py")
     (project / "links").symlink_to(elsewhere)
     for file in (f"{elsewhere}/own.py", "../elsewhere/own.py", "link.py", "links/own.py"):
-        with pytest.raises(ConfigError, match=rf'whose file is in {elsewhere}: .*code = \["{elsewhere}"\]'):
+        with pytest.raises(
+            ConfigError, match=rf'whose file is in {elsewhere}: .*code = \["{elsewhere}"\]'
+        ):
             where(project, named.format(file=file))
     with pytest.raises(ConfigError, match="whose file is in /usr/lib/python3"):
         where(project, named.format(file="/usr/lib/python3/subprocess.py"))

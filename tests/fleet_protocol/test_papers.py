@@ -1,4 +1,6 @@
-"""What an operator says after a device was enrolled: it is renewed, others are revoked, and no server can make it."""
+"""What an operator says after a device was enrolled: it is renewed, others are revoked, and no
+server can make it.
+"""
 
 import queue
 import time
@@ -8,7 +10,14 @@ from types import SimpleNamespace
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from broker_server.service.authority import Founding, enroll, found_fleet, renew, renew_server, revoke
+from broker_server.service.authority import (
+    Founding,
+    enroll,
+    found_fleet,
+    renew,
+    renew_server,
+    revoke,
+)
 from broker_server.service.membership import member_of
 from broker_server.service.registry import REGISTRY, read_registry
 from broker_server.settings.fleet import BrokerConfig
@@ -50,18 +59,29 @@ def refused(work, *arguments):
 def test_a_renewed_board_speaks_on_after_its_first_end(folder, tmp_path, monkeypatch):
     """With the same keys and the same file; after a restart as well, and never for a shorter time."""
     board = Standing(read_enrolment(enroll(folder, "pi-1", days=1)), tmp_path / "papers.json")
-    first, server = board.enrolment, read_enrolment(folder / "server.enrolment")
+    first = board.enrolment
+    server = read_enrolment(folder / "server.enrolment")
     assert not board.take(papers_of(folder)).renewed
     assert renew(folder, ["pi-1"], days=30) == ["pi-1"]
     renewed = papers_of(folder)
     assert board.take(renewed).renewed
-    assert not board.take(renewed).renewed  # the broker has kept it, and says it with every connection
+    assert not board.take(
+        renewed
+    ).renewed  # the broker has kept it, and says it with every connection
     again = Standing(first, tmp_path / "papers.json")
-    assert again.enrolment == board.enrolment == first.model_copy(update={"certificate": again.enrolment.certificate})
+    assert (
+        again.enrolment
+        == board.enrolment
+        == first.model_copy(update={"certificate": again.enrolment.certificate})
+    )
     assert renew(folder, (), days=10) == []
-    verifier = Verifier(server, Marks(), member_of(BrokerConfig(identity=folder / "server.enrolment")).revoked)
+    verifier = Verifier(
+        server, Marks(), member_of(BrokerConfig(identity=folder / "server.enrolment")).revoked
+    )
     monkeypatch.setattr(envelope, "time", SimpleNamespace(time=lambda: time.time() + 2 * DAY))
-    assert refused(verifier.open, REPLY, Signer(first, 1).seal(REPLY, b"x")) is RefusalReason.REVOKED
+    assert (
+        refused(verifier.open, REPLY, Signer(first, 1).seal(REPLY, b"x")) is RefusalReason.REVOKED
+    )
     verifier.open(REPLY, Signer(again.enrolment, 2).seal(REPLY, b"x"))
     farewell = Signer(first, 3).seal(REPLY, b"x", farewell=True)
     assert refused(verifier.open, REPLY, farewell) is RefusalReason.REVOKED
@@ -78,14 +98,24 @@ class Wire:
 
 
 def test_a_server_tells_a_board_which_speaks_with_it_at_once(folder, tmp_path, monkeypatch):
-    """Once for each connection and change; a board that hears it while it works signs the next message with it."""
-    wires, inbox, topics = (Wire(), Wire()), queue.SimpleQueue(), Topics("lab")
-    first, config = read_enrolment(enroll(folder, "pi-1", days=1)), BrokerConfig(identity=folder / "server.enrolment")
+    """Once for each connection and change; a board that hears it while it works signs the next
+    message with it.
+    """
+    wires = (Wire(), Wire())
+    inbox = queue.SimpleQueue()
+    topics = Topics("lab")
+    first = read_enrolment(enroll(folder, "pi-1", days=1))
+    config = BrokerConfig(identity=folder / "server.enrolment")
     renew(folder, ["pi-1"], days=30)
-    member, handover = member_of(config), Handover(topics)
-    server = SignedTransport(wires[0], member, Signer(member.enrolment, 1), Keys(member.enrolment), handover)
+    member = member_of(config)
+    handover = Handover(topics)
+    server = SignedTransport(
+        wires[0], member, Signer(member.enrolment, 1), Keys(member.enrolment), handover
+    )
     keys = Keys(first, tmp_path / "keys.json")
-    opening = OpeningInbox(inbox, first, Verifier(first, Marks(), keys.standing.revoked), keys, handover)
+    opening = OpeningInbox(
+        inbox, first, Verifier(first, Marks(), keys.standing.revoked), keys, handover
+    )
     board = SignedTransport(wires[1], Member(first, tmp_path), Signer(first, 1), keys, handover)
     board.publish(REPLY, b"before")
     for _ in range(2):
@@ -97,12 +127,17 @@ def test_a_server_tells_a_board_which_speaks_with_it_at_once(folder, tmp_path, m
     assert [inbox.get_nowait() for _ in range(2)] == [Told(True), Told(False)]
     assert inbox.empty()
     board.publish(REPLY, b"after")
-    board.publish(topics.upload("t", 0), b"update") if keys.server else pytest.fail("the server was not heard")
+    board.publish(topics.upload("t", 0), b"update") if keys.server else pytest.fail(
+        "the server was not heard"
+    )
     handover.again()
     server.publish(topics.server_status, b"up", retain=True)
     assert [event.topic for event in wires[0].said].count(topics.papers("pi-1")) == 2
     monkeypatch.setattr(envelope, "time", SimpleNamespace(time=lambda: time.time() + 2 * DAY))
-    verifier, (before, after, chunk) = Verifier(member.enrolment, Marks(), member.revoked), wires[1].said
+    verifier, (before, after, chunk) = (
+        Verifier(member.enrolment, Marks(), member.revoked),
+        wires[1].said,
+    )
     assert refused(verifier.open, REPLY, before.payload) is RefusalReason.REVOKED
     assert verifier.open(REPLY, after.payload).payload == b"after"
     chunks = ChunkVerifier(member.enrolment, verifier, Keys(member.enrolment))
@@ -110,25 +145,36 @@ def test_a_server_tells_a_board_which_speaks_with_it_at_once(folder, tmp_path, m
 
 
 def test_nobody_but_the_operator_renews_and_for_nobody_else(folder, tmp_path):
-    """Not the server, not with what was changed, and not with the papers of another board or another enrolment."""
+    """Not the server, not with what was changed, and not with the papers of another board or
+    another enrolment.
+    """
     enrolments = [read_enrolment(enroll(folder, name, days=1)) for name in ("pi-1", "pi-2")]
     renew(folder, (), days=30)
     one, two = (Papers.model_validate_json(papers_of(folder, name)) for name in ("pi-1", "pi-2"))
     board = Standing(enrolments[0], tmp_path / "papers.json")
     assert not board.take(two.to_bytes()).renewed
     changed = ("00" if one.certificate[:2] != "00" else "01") + one.certificate[2:]
-    assert refused(board.take, one.model_copy(update={"certificate": changed}).to_bytes()) is RefusalReason.FORGED
+    assert (
+        refused(board.take, one.model_copy(update={"certificate": changed}).to_bytes())
+        is RefusalReason.FORGED
+    )
     key = bytes.fromhex(read_enrolment(folder / "server.enrolment").key)
-    own = issue(Revocations(fleet="lab", counter=99), Ed25519PrivateKey.from_private_bytes(key)).hex()
+    own = issue(
+        Revocations(fleet="lab", counter=99), Ed25519PrivateKey.from_private_bytes(key)
+    ).hex()
     assert refused(board.take, Papers(revoked=own).to_bytes()) is RefusalReason.FORGED
     assert refused(board.take, b"{}") is RefusalReason.MALFORMED
     assert board.enrolment == enrolments[0]
     enroll(folder, "pi-1", days=1)
     renew(folder, (), days=60)
-    assert not board.take(papers_of(folder)).renewed  # of an enrolment that was not carried to this board
+    assert not board.take(
+        papers_of(folder)
+    ).renewed  # of an enrolment that was not carried to this board
 
 
-@pytest.mark.parametrize("left", [b"", b'{"revoked": "00', b"\0" * 100], ids=["nothing", "half", "zeros"])
+@pytest.mark.parametrize(
+    "left", [b"", b'{"revoked": "00', b"\0" * 100], ids=["nothing", "half", "zeros"]
+)
 def test_a_power_cut_costs_what_the_broker_says_again(folder, tmp_path, left):
     """What was being written is gone; the file of the enrolment was never touched, and is good."""
     first = read_enrolment(enroll(folder, "pi-1", days=1))
@@ -142,8 +188,11 @@ def test_a_power_cut_costs_what_the_broker_says_again(folder, tmp_path, left):
 
 
 def test_revocations_never_go_back(folder, tmp_path):
-    """A board that knows the newest list takes no older one, over restarts too; a key that was revoked stays so."""
-    board, old = read_enrolment(enroll(folder, "pi-1")), read_enrolment(folder / "server.enrolment")
+    """A board that knows the newest list takes no older one, over restarts too; a key that was
+    revoked stays so.
+    """
+    board = read_enrolment(enroll(folder, "pi-1"))
+    old = read_enrolment(folder / "server.enrolment")
     before = papers_of(folder)
     renew_server(folder)
     standing = Standing(board, tmp_path / "papers.json")
@@ -152,14 +201,19 @@ def test_revocations_never_go_back(folder, tmp_path):
         assert refused(known.take, before) is RefusalReason.REPLAYED
         topic = Topics("lab").task("pi-1")
         stolen = Signer(old, 9).seal(topic, b"x")  # which this board has never heard
-        assert refused(Verifier(board, Marks(), known.revoked).open, topic, stolen) is RefusalReason.REVOKED
+        assert (
+            refused(Verifier(board, Marks(), known.revoked).open, topic, stolen)
+            is RefusalReason.REVOKED
+        )
 
 
 def test_a_fleet_of_another_name_than_the_enrolment_is_an_error(folder):
     """Its server would refuse all that it says itself, and wait for boards that nobody lets in."""
     config = BrokerConfig(identity=folder / "server.enrolment")
     assert member_of(config, "lab") is not None
-    with pytest.raises(ConfigError, match='is of fleet "lab", and the configuration says fleet = "other"'):
+    with pytest.raises(
+        ConfigError, match='is of fleet "lab", and the configuration says fleet = "other"'
+    ):
         member_of(config, "other")
 
 
@@ -167,12 +221,14 @@ def test_who_takes_the_server_over_takes_no_revocation_back(folder):
     """Neither by an older registry nor by one that was edited: that needs the operator's key."""
     pi = read_enrolment(enroll(folder, "pi-1"))
     enroll(folder, "pi-2")
-    config, before = BrokerConfig(identity=folder / "server.enrolment"), (folder / REGISTRY).read_bytes()
+    config = BrokerConfig(identity=folder / "server.enrolment")
+    before = (folder / REGISTRY).read_bytes()
     server = member_of(config)
     assert set(server.group().readers) == {"pi-1", "pi-2"}
     assert not Standing(pi, folder / "none").revoked(Standing(pi, folder / "none").certificate)
     revoke(folder, "pi-1")
-    revoked, newest = member_of(config), (folder / REGISTRY).read_bytes()
+    revoked = member_of(config)
+    newest = (folder / REGISTRY).read_bytes()
     (folder / REGISTRY).write_bytes(before)
     with pytest.raises(ConfigError, match="not what the operator has signed last"):
         member_of(config)
@@ -191,7 +247,9 @@ def test_who_has_ended_reads_nothing_more(folder, monkeypatch):
     config = BrokerConfig(identity=folder / "server.enrolment")
     epochs = [member_of(config).group().epoch]
     for later, names in ((0, {"pi-1", "pi-2"}), (2, {"pi-2"})):
-        clock = SimpleNamespace(time=partial(float, time.time() + later * DAY), monotonic=time.monotonic)
+        clock = SimpleNamespace(
+            time=partial(float, time.time() + later * DAY), monotonic=time.monotonic
+        )
         monkeypatch.setattr("broker_server.service.registry.time", clock)
         group = member_of(config).group()
         assert set(group.readers) == names
@@ -233,7 +291,8 @@ def test_who_cannot_be_renewed(folder):
 
 def test_a_revocation_without_the_operators_key_counts_here_until_it_is_signed(folder):
     """At this server and its broker at once, and the error says what is missing."""
-    pi, lists = Standing(read_enrolment(enroll(folder, "pi-1")), folder / "none"), (folder / "crl.pem").read_bytes()
+    pi = Standing(read_enrolment(enroll(folder, "pi-1")), folder / "none")
+    lists = (folder / "crl.pem").read_bytes()
     key = (folder / "operator.pem").read_bytes()
     (folder / "operator.pem").unlink()
     with pytest.raises(ConfigError, match="operator's key"):

@@ -28,7 +28,8 @@ def connection():
 
 def publish(mid, payload):
     body = struct.pack("!H5sHB", 5, b"topic", mid, 0) + payload
-    length, head = len(body), bytearray((0x32,))
+    length = len(body)
+    head = bytearray((0x32,))
     while length > 127:
         head.append(length & 127 | 128)
         length >>= 7

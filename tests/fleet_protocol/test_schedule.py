@@ -14,7 +14,8 @@ ROUNDS = 12
 
 def pytorchs(make):
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
-    schedule, found = make(optimizer), []
+    schedule = make(optimizer)
+    found = []
     for _ in range(ROUNDS):
         found.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
@@ -26,16 +27,30 @@ def pytorchs(make):
     ("ours", "theirs"),
     [
         ({"kind": "cosine"}, lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, ROUNDS)),
-        ({"kind": "cosine", "final": 0.2}, lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, ROUNDS, 0.2)),
-        ({"kind": "linear", "final": 0.1}, lambda o: torch.optim.lr_scheduler.LinearLR(o, 1.0, 0.1, ROUNDS)),
-        ({"kind": "step", "every": 4, "factor": 0.5}, lambda o: torch.optim.lr_scheduler.StepLR(o, 4, 0.5)),
-        ({"warmup": 4}, lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda n: min(1.0, (n + 1) / 4))),
+        (
+            {"kind": "cosine", "final": 0.2},
+            lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, ROUNDS, 0.2),
+        ),
+        (
+            {"kind": "linear", "final": 0.1},
+            lambda o: torch.optim.lr_scheduler.LinearLR(o, 1.0, 0.1, ROUNDS),
+        ),
+        (
+            {"kind": "step", "every": 4, "factor": 0.5},
+            lambda o: torch.optim.lr_scheduler.StepLR(o, 4, 0.5),
+        ),
+        (
+            {"warmup": 4},
+            lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda n: min(1.0, (n + 1) / 4)),
+        ),
     ],
 )
 def test_rounds_are_as_in_pytorch(ours, theirs):
     """The multiplier of each round."""
     schedule = RateSchedule.model_validate(ours)
-    assert [schedule.multiplier(n, ROUNDS) for n in range(ROUNDS)] == pytest.approx(pytorchs(theirs))
+    assert [schedule.multiplier(n, ROUNDS) for n in range(ROUNDS)] == pytest.approx(
+        pytorchs(theirs)
+    )
 
 
 def test_steps_go_on_from_round_to_round():

@@ -1,4 +1,6 @@
-"""Chunks in sealed envelopes: only their reader opens them, only where they are for, only their sender makes them."""
+"""Chunks in sealed envelopes: only their reader opens them, only where they are for, only their
+sender makes them.
+"""
 
 import contextlib
 import gc
@@ -15,7 +17,14 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_server.service.authority import Founding, enroll, found_fleet, renew, renew_server, revoke
+from broker_server.service.authority import (
+    Founding,
+    enroll,
+    found_fleet,
+    renew,
+    renew_server,
+    revoke,
+)
 from broker_server.service.membership import member_of, why_unsealed
 from broker_server.service.registry import read_registry
 from broker_server.settings.fleet import BrokerConfig
@@ -35,7 +44,8 @@ from tests.memory_transport import MemoryLink
 
 KEY = new_key()
 TOPICS = Topics("lab")
-UPLOAD, BLOB = TOPICS.upload("t1", 0), TOPICS.blob("0" * 64, 0)
+UPLOAD = TOPICS.upload("t1", 0)
+BLOB = TOPICS.blob("0" * 64, 0)
 FRAME = b"weights of a board"
 
 
@@ -43,9 +53,11 @@ class Board:
     """A device of a fleet at its end of the wire."""
 
     def __init__(self, enrolment, server):
-        self.enrolment, self.keys = enrolment, Keys(enrolment)
+        self.enrolment = enrolment
+        self.keys = Keys(enrolment)
         self.verifier = Verifier(enrolment, Marks())
-        self.chunks, self.signer = ChunkVerifier(enrolment, self.verifier, self.keys), ChunkSigner(enrolment, self.keys)
+        self.chunks = ChunkVerifier(enrolment, self.verifier, self.keys)
+        self.signer = ChunkSigner(enrolment, self.keys)
         topic = TOPICS.task(enrolment.name)
         self.keys.hear(self.verifier.open(topic, Signer(server, 1).seal(topic, b"hello")).signer)
 
@@ -73,7 +85,9 @@ def opener(enrolment):
 
 
 def listed(member, topic=BLOB, *frames, group=True):
-    chunks = [(topic.rpartition("/")[0] + f"/{i}", frame) for i, frame in enumerate(frames or (FRAME,))]
+    chunks = [
+        (topic.rpartition("/")[0] + f"/{i}", frame) for i, frame in enumerate(frames or (FRAME,))
+    ]
     signer = ChunkSigner(member.enrolment, Keys(member.enrolment))
     return list(signer.listed(place_of(topic), chunks, member.group() if group else None))
 
@@ -86,7 +100,9 @@ def refused(work, *arguments):
 
 @pytest.mark.parametrize("aes", [True, False])
 def test_a_chunk_of_an_update_opens_for_the_server_and_its_place_alone(folder, aes, monkeypatch):
-    """One signature serves for all of them; the body is another every time, and what changed on its way is refused."""
+    """One signature serves for all of them; the body is another every time, and what changed on its
+    way is refused.
+    """
     monkeypatch.setattr(chunks, "fast_aes", lambda: aes)
     server = server_of(folder).enrolment
     one, two = (Board(read_enrolment(enroll(folder, f"pi-{i}")), server) for i in (1, 2))
@@ -97,20 +113,28 @@ def test_a_chunk_of_an_update_opens_for_the_server_and_its_place_alone(folder, a
         assert (opened.payload, opened.signer.name) == (FRAME, "pi-1")
         assert FRAME not in envelope
     assert first[-len(FRAME) - 16 :] != again[-len(FRAME) - 16 :]
-    assert first[13 : -len(FRAME) - 16] == again[13 : -len(FRAME) - 16]  # certificate, keys and signature
+    assert (
+        first[13 : -len(FRAME) - 16] == again[13 : -len(FRAME) - 16]
+    )  # certificate, keys and signature
     for topic in (TOPICS.upload("t1", 1), TOPICS.upload("t2", 0), BLOB):
         assert refused(reader.open, topic, first) is RefusalReason.FORGED
     assert refused(two.chunks.open, UPLOAD, first) is RefusalReason.BAD_SEAL
-    assert refused(reader.open, UPLOAD, Signer(one.enrolment, 1).seal(UPLOAD, FRAME)) is RefusalReason.FORGED
+    assert (
+        refused(reader.open, UPLOAD, Signer(one.enrolment, 1).seal(UPLOAD, FRAME))
+        is RefusalReason.FORGED
+    )
     mine = two.signer.to_server(UPLOAD, b"evil")
-    assert reader.open(UPLOAD, mine).signer.name == "pi-2"  # who owns the task is the server's business
+    assert (
+        reader.open(UPLOAD, mine).signer.name == "pi-2"
+    )  # who owns the task is the server's business
 
 
 @given(data=st.data())
 def test_no_changed_chunk_opens(data, envelopes):
     """Whichever byte of whichever envelope is changed, and whatever is cut off."""
     reader, topic, envelope = data.draw(st.sampled_from(envelopes))
-    at, flip = data.draw(st.integers(0, len(envelope) - 1)), data.draw(st.integers(1, 255))
+    at = data.draw(st.integers(0, len(envelope) - 1))
+    flip = data.draw(st.integers(1, 255))
     changed = bytearray(envelope)
     changed[at] ^= flip
     for wrong in (bytes(changed), envelope[:at]):
@@ -133,12 +157,17 @@ def envelopes(tmp_path_factory):
 
 
 def test_blobs_are_read_by_members_and_made_by_the_server_alone(folder):
-    """Who has the group's key reads; neither another member nor whoever repeats the server's list adds a chunk."""
+    """Who has the group's key reads; neither another member nor whoever repeats the server's list
+    adds a chunk.
+    """
     one, two = (read_enrolment(enroll(folder, f"pi-{i}")) for i in (1, 2))
     server = server_of(folder)
     one, two = (Board(member, server.enrolment).told(server.group()) for member in (one, two))
     sent = listed(server, BLOB, FRAME, b"more")
-    assert [one.chunks.open(f"{place_of(BLOB)}/{i}", envelope).payload for i, envelope in enumerate(sent)] == [
+    assert [
+        one.chunks.open(f"{place_of(BLOB)}/{i}", envelope).payload
+        for i, envelope in enumerate(sent)
+    ] == [
         FRAME,
         b"more",
     ]
@@ -148,19 +177,22 @@ def test_blobs_are_read_by_members_and_made_by_the_server_alone(folder):
     insider = ChunkSigner(two.enrolment, two.keys)
     forged = next(insider.listed(place_of(BLOB), ((BLOB, b"evil"),), server.group()))
     assert refused(one.chunks.open, BLOB, forged) is RefusalReason.FORGED
-    # The insider knows the key and the salt, so it can seal a body of its own under the server's list.
+    # The insider knows the key and the salt, so it can seal a body of its own under the server's
+    # list.
     certified = len(bytes.fromhex(server.enrolment.certificate))
     salt = sent[0][13 + certified + 4 :][:16]
-    key = HKDF(SHA256(), 32, salt=None, info=b"shoal-group-1\0" + salt + place_of(BLOB).encode()).derive(
-        server.group().key
-    )
+    key = HKDF(
+        SHA256(), 32, salt=None, info=b"shoal-group-1\0" + salt + place_of(BLOB).encode()
+    ).derive(server.group().key)
     body = ChaCha20Poly1305(key).encrypt(bytes(12), FRAME[::-1], BLOB.encode())
     assert refused(one.chunks.open, BLOB, sent[0][: -len(body)] + body) is RefusalReason.FORGED
     assert ChaCha20Poly1305(key).decrypt(bytes(12), sent[0][-len(body) :], BLOB.encode()) == FRAME
 
 
 def test_a_revoked_device_reads_nothing_that_is_sent_from_then_on(folder):
-    """The key changes with the revocation, and is told to those who are left; so it is when somebody enrols again."""
+    """The key changes with the revocation, and is told to those who are left; so it is when
+    somebody enrols again.
+    """
     gone, left = (read_enrolment(enroll(folder, name)) for name in ("gone", "left"))
     server = server_of(folder)
     first = server.group()
@@ -184,7 +216,9 @@ def test_a_revoked_device_reads_nothing_that_is_sent_from_then_on(folder):
 
 
 def test_client_certificates_of_devices_that_are_none_any_more_are_on_a_list(folder):
-    """Signed by the fleet's authority; the server's is not on it, as the one that runs gets in with it."""
+    """Signed by the fleet's authority; the server's is not on it, as the one that runs gets in with
+    it.
+    """
     old, gone, left = (read_enrolment(enroll(folder, name)) for name in ("old", "gone", "left"))
     enroll(folder, "old")
     revoke(folder, "gone")
@@ -192,16 +226,23 @@ def test_client_certificates_of_devices_that_are_none_any_more_are_on_a_list(fol
     listed = x509.load_pem_x509_crl((folder / "crl.pem").read_bytes())
     authority = x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())
     assert listed.is_signature_valid(authority.public_key())
-    numbers = [x509.load_pem_x509_certificate(one.tls_certificate.encode()).serial_number for one in (old, gone, left)]
+    numbers = [
+        x509.load_pem_x509_certificate(one.tls_certificate.encode()).serial_number
+        for one in (old, gone, left)
+    ]
     assert [entry.serial_number for entry in listed] == numbers[:2]
 
 
 def test_a_chunk_that_comes_before_its_key_waits_for_it(folder):
-    """A broker keeps the order of one topic only; what waits is bounded; the rest is refused, and asked for again."""
+    """A broker keeps the order of one topic only; what waits is bounded; the rest is refused, and
+    asked for again.
+    """
     enrolment = read_enrolment(enroll(folder, "pi-1"))
     server = server_of(folder)
     inbox = queue.SimpleQueue()
-    opening = OpeningInbox(inbox, enrolment, Verifier(enrolment, Marks()), Keys(enrolment), Handover(Topics("lab")))
+    opening = OpeningInbox(
+        inbox, enrolment, Verifier(enrolment, Marks()), Keys(enrolment), Handover(Topics("lab"))
+    )
     for number in range(20):
         topic = TOPICS.blob("0" * 64, number)
         chunk = next(
@@ -222,8 +263,11 @@ def test_a_chunk_that_comes_before_its_key_waits_for_it(folder):
 
 def test_what_is_refused_leaves_its_payload_behind(folder):
     """The error had held it: each unsigned chunk of a megabyte was a megabyte that a server kept."""
-    enrolment, inbox = server_of(folder).enrolment, queue.SimpleQueue()
-    opening = OpeningInbox(inbox, enrolment, Verifier(enrolment, Marks()), Keys(enrolment), Handover(Topics("lab")))
+    enrolment = server_of(folder).enrolment
+    inbox = queue.SimpleQueue()
+    opening = OpeningInbox(
+        inbox, enrolment, Verifier(enrolment, Marks()), Keys(enrolment), Handover(Topics("lab"))
+    )
     gc.collect()
     gc.disable()
     tracemalloc.start()
@@ -250,9 +294,12 @@ class Wire(MemoryLink):
 
 
 def test_a_download_goes_on_when_the_key_changes_within_it(folder):
-    """A revocation between two windows: whoever is left takes every chunk once, who was revoked those before it."""
+    """A revocation between two windows: whoever is left takes every chunk once, who was revoked
+    those before it.
+    """
     enrolments = [read_enrolment(enroll(folder, name)) for name in ("gone", "left")]
-    server, wire = server_of(folder), Wire()
+    server = server_of(folder)
+    wire = Wire()
     groups = iter([server.group()])
     revoke(folder, "gone")
     after = server_of(folder).group()
@@ -262,7 +309,9 @@ def test_a_download_goes_on_when_the_key_changes_within_it(folder):
     )
     chunks = [(TOPICS.blob("0" * 64, number), b"%d" % number) for number in range(40)]
     assert signed.publish_stream(chunks, 0.0) == 40
-    assert [event.topic for event in wire.said if event.retained and not event.topic.endswith("/papers")] == [
+    assert [
+        event.topic for event in wire.said if event.retained and not event.topic.endswith("/papers")
+    ] == [
         TOPICS.key("gone"),
         TOPICS.key("left"),
         TOPICS.key("left"),
@@ -270,14 +319,23 @@ def test_a_download_goes_on_when_the_key_changes_within_it(folder):
     taken = {}
     for enrolment in enrolments:
         inbox = queue.SimpleQueue()
-        opening = OpeningInbox(inbox, enrolment, Verifier(enrolment, Marks()), Keys(enrolment), Handover(TOPICS))
+        opening = OpeningInbox(
+            inbox, enrolment, Verifier(enrolment, Marks()), Keys(enrolment), Handover(TOPICS)
+        )
         for event in wire.said:
             if not event.retained or event.topic == TOPICS.key(enrolment.name):
                 opening.put(event)
         events = [inbox.get_nowait() for _ in range(inbox.qsize())]
         taken[enrolment.name] = [event.payload for event in events if isinstance(event, Received)]
-        assert all(event.error.reason is RefusalReason.BAD_SEAL for event in events if isinstance(event, Rejected))
-    assert taken == {"left": [frame for _, frame in chunks], "gone": [frame for _, frame in chunks[:16]]}
+        assert all(
+            event.error.reason is RefusalReason.BAD_SEAL
+            for event in events
+            if isinstance(event, Rejected)
+        )
+    assert taken == {
+        "left": [frame for _, frame in chunks],
+        "gone": [frame for _, frame in chunks[:16]],
+    }
 
 
 def test_keys_survive_a_restart_and_nothing_is_sent_before_the_server_is_heard(folder, tmp_path):
@@ -309,16 +367,23 @@ def test_a_renewed_server_opens_what_was_sealed_to_the_key_before_and_to_no_olde
         if renewals == 1:
             assert opener(renewed).open(UPLOAD, old).payload == FRAME
     assert refused(opener(renewed).open, UPLOAD, old) is RefusalReason.BAD_SEAL
-    bare = next(ChunkSigner(enrolment, Keys(enrolment)).listed(place_of(UPLOAD), ((UPLOAD, FRAME),), None))
+    bare = next(
+        ChunkSigner(enrolment, Keys(enrolment)).listed(place_of(UPLOAD), ((UPLOAD, FRAME),), None)
+    )
     assert refused(opener(renewed).open, UPLOAD, bare) is RefusalReason.BAD_SEAL
 
 
 def test_a_fleet_with_an_enrolment_of_before_goes_on_without_seals_until_it_is_renewed(folder):
-    """A device without a key reads what the server signs; nothing is sealed to anybody while there is one."""
+    """A device without a key reads what the server signs; nothing is sealed to anybody while there
+    is one.
+    """
     old = read_enrolment(enroll(folder, "old"))
     enroll(folder, "new")
     registry = read_registry(folder)
-    members = {**registry.members, "old": registry.members["old"].model_copy(update={"sealing": None})}
+    members = {
+        **registry.members,
+        "old": registry.members["old"].model_copy(update={"sealing": None}),
+    }
     registry.model_copy(update={"members": members}).write(folder)
     server = server_of(folder)
     assert read_registry(folder).lacking == ["old"]
@@ -340,9 +405,20 @@ def test_the_formats_are_those_that_are_written_down(folder):
     info = b"shoal-seal-2\0" + data[4:36] + mine.public_key().public_bytes_raw()
     shared = mine.exchange(X25519PublicKey.from_public_bytes(data[4:36]))
     cipher = ChaCha20Poly1305(HKDF(SHA256(), 32, salt=None, info=info).derive(shared))
-    assert cipher.decrypt(bytes(12), data[36:], b"place") == FRAME == unseal(data, [new_key(), KEY], "place")
-    for wrong in (FRAME, b"", b"SHS2", b"SHS2" + bytes(32) + bytes(40), data[:-1] + bytes([data[-1] ^ 1])):
-        # The neutral element of the curve would make a cipher that everybody knows (RFC 7748, section 6.1).
+    assert (
+        cipher.decrypt(bytes(12), data[36:], b"place")
+        == FRAME
+        == unseal(data, [new_key(), KEY], "place")
+    )
+    for wrong in (
+        FRAME,
+        b"",
+        b"SHS2",
+        b"SHS2" + bytes(32) + bytes(40),
+        data[:-1] + bytes([data[-1] ^ 1]),
+    ):
+        # The neutral element of the curve would make a cipher that everybody knows (RFC 7748,
+        # section 6.1).
         assert refused(unseal, wrong, [KEY], "place") is RefusalReason.BAD_SEAL
     server = server_of(folder)
     envelope = listed(server, group=False)[0]
@@ -352,9 +428,15 @@ def test_the_formats_are_those_that_are_written_down(folder):
     assert envelope.endswith(FRAME)
 
 
-@pytest.mark.parametrize(("aes", "what", "cipher_of"), [(False, b"\x02", ChaCha20Poly1305), (True, b"\x03", AESGCM)])
-def test_the_format_of_an_update_is_that_which_is_written_down(folder, aes, what, cipher_of, monkeypatch):
-    """Whichever cipher the board's processor is quick with, opened from the RFCs and NIST's SP 800-38D alone."""
+@pytest.mark.parametrize(
+    ("aes", "what", "cipher_of"), [(False, b"\x02", ChaCha20Poly1305), (True, b"\x03", AESGCM)]
+)
+def test_the_format_of_an_update_is_that_which_is_written_down(
+    folder, aes, what, cipher_of, monkeypatch
+):
+    """Whichever cipher the board's processor is quick with, opened from the RFCs and NIST's SP
+    800-38D alone.
+    """
     monkeypatch.setattr(chunks, "fast_aes", lambda: aes)
     enrolment = read_enrolment(enroll(folder, "pi-1"))
     server = server_of(folder).enrolment
@@ -370,12 +452,15 @@ def test_the_format_of_an_update_is_that_which_is_written_down(folder, aes, what
     assert cipher.decrypt(bytes(11) + b"\1", body, UPLOAD.encode()) == FRAME
     # That it is the other cipher is signed.
     assert (
-        refused(opener(server).open, UPLOAD, envelope[:4] + bytes([5 - what[0]]) + envelope[5:]) is RefusalReason.FORGED
+        refused(opener(server).open, UPLOAD, envelope[:4] + bytes([5 - what[0]]) + envelope[5:])
+        is RefusalReason.FORGED
     )
 
 
 def test_a_board_that_is_renewed_within_an_update_goes_on_with_it(folder):
-    """Its new certificate may be of another length; what was signed with the one before still stands there."""
+    """Its new certificate may be of another length; what was signed with the one before still
+    stands there.
+    """
     board = Board(read_enrolment(enroll(folder, "pi-1", days=1)), server_of(folder).enrolment)
     sent = [board.signer.to_server(UPLOAD, FRAME)]
     assert renew(folder, ["pi-1"], days=0) == ["pi-1"]
@@ -392,7 +477,10 @@ def test_a_board_that_is_renewed_within_an_update_goes_on_with_it(folder):
     [
         ("processor\t: 0\nflags\t\t: fpu sse2 aes avx\n", True),
         ("processor\t: 0\nFeatures\t: fp asimd evtstrm aes pmull\n", True),
-        ("processor\t: 0\nFeatures\t: fp asimd evtstrm crc32 cpuid\nModel\t: Raspberry Pi 4 aes\n", False),
+        (
+            "processor\t: 0\nFeatures\t: fp asimd evtstrm crc32 cpuid\nModel\t: Raspberry Pi 4 aes\n",
+            False,
+        ),
         (None, False),
     ],
 )

@@ -1,4 +1,6 @@
-"""A server learns the sum of those whose vectors came, whoever drops out; a member takes no step that shows its own."""
+"""A server learns the sum of those whose vectors came, whoever drops out; a member takes no step
+that shows its own.
+"""
 
 import numpy as np
 import pytest
@@ -41,7 +43,9 @@ def met(names, never_dealt=(), least=3):
         for name, member in members.items()
         if name not in never_dealt
     }
-    told = {name: said(dealt={of: shares[name] for of, shares in sealed.items()}) for name in sealed}
+    told = {
+        name: said(dealt={of: shares[name] for of, shares in sealed.items()}) for name in sealed
+    }
     for name, message in told.items():
         assert not members[name].dealt
         assert members[name].answer(message) == {}
@@ -55,9 +59,13 @@ def sent_by(member, words):
 def summed(values, never_dealt=(), never_sent=(), never_revealed=()):
     """The whole exchange; the sum, and what the server saw."""
     members, cohort, told = met(values, never_dealt)
-    vectors = {name: sent_by(members[name], values[name]) for name in told if name not in never_sent}
+    vectors = {
+        name: sent_by(members[name], values[name]) for name in told if name not in never_sent
+    }
     revealed = {
-        name: Shares(**HEAD, device=name, **members[name].answer(said(sent=tuple(vectors)))).revealed
+        name: Shares(
+            **HEAD, device=name, **members[name].answer(said(sent=tuple(vectors)))
+        ).revealed
         for name in vectors
         if name not in never_revealed
     }
@@ -68,33 +76,46 @@ def drawn(count, size=50, seed=0):
     """Differences of norms around the bound, and their whole numbers."""
     rng = np.random.default_rng(seed)
     real = {f"d{i}": rng.normal(0, CLIP / size**0.5, size).astype(np.float32) for i in range(count)}
-    return real, {name: whole_numbers({"w": value}, {"w": np.zeros_like(value)}, CLIP) for name, value in real.items()}
+    return real, {
+        name: whole_numbers({"w": value}, {"w": np.zeros_like(value)}, CLIP)
+        for name, value in real.items()
+    }
 
 
 @settings(max_examples=10)
 @given(seed=st.integers(0, 999), out=st.sets(st.integers(0, 9), max_size=4), at=st.integers(0, 4))
 def test_whoever_drops_out_the_sum_is_that_of_the_others(seed, out, at):
-    """Up to four of ten, before or after their shares: the sum of the others' whole numbers, and of what they say."""
+    """Up to four of ten, before or after their shares: the sum of the others' whole numbers, and of
+    what they say.
+    """
     real, whole = drawn(10, seed=seed)
     gone = sorted(f"d{i}" for i in out)
     found, _ = summed(whole, never_dealt=gone[:at], never_sent=gone[at:])
     left = [name for name in real if name not in gone]
     assert (found == sum((whole[name] for name in left), np.zeros(50, np.uint32))).all()
-    plain = np.sum([real[name] * min(1.0, CLIP / np.linalg.norm(real[name])) for name in left], axis=0)
-    np.testing.assert_allclose(restored(found, CLIP), plain, atol=(0.5 * CLIP / STEPS + 4e-6) * len(left))
+    plain = np.sum(
+        [real[name] * min(1.0, CLIP / np.linalg.norm(real[name])) for name in left], axis=0
+    )
+    np.testing.assert_allclose(
+        restored(found, CLIP), plain, atol=(0.5 * CLIP / STEPS + 4e-6) * len(left)
+    )
 
 
 def test_two_of_ten_never_reveal():
     """As many as are needed reveal; with fewer there is no sum."""
     _, whole = drawn(10)
     found, _ = summed(whole, never_sent={"d0", "d7"}, never_revealed={"d3", "d4"})
-    assert (found == sum((whole[n] for n in whole if n not in {"d0", "d7"}), np.zeros(50, np.uint32))).all()
+    assert (
+        found == sum((whole[n] for n in whole if n not in {"d0", "d7"}), np.zeros(50, np.uint32))
+    ).all()
     with pytest.raises(RefusedError, match="are needed"):
         summed(whole, never_sent={"d0", "d7"}, never_revealed={"d1", "d2", "d3"})
 
 
 def test_what_the_server_sees_is_noise():
-    """Vectors of zeros look uniform, differ in every exchange, and the sum of some of them is no sum."""
+    """Vectors of zeros look uniform, differ in every exchange, and the sum of some of them is no
+    sum.
+    """
     zeros = {f"d{i}": np.zeros(4096, np.uint32) for i in range(4)}
     found, vectors = summed(zeros)
     assert not found.any()
@@ -119,7 +140,9 @@ def test_shares_make_a_secret(secret, needed, more):
 def test_the_largest_values_of_all_fit():
     """Both ends, from as many as a sum may have."""
     for sign in (1, -1):
-        one = whole_numbers({"w": np.array([sign * 9], np.float32)}, {"w": np.zeros(1, np.float32)}, 7.0)
+        one = whole_numbers(
+            {"w": np.array([sign * 9], np.float32)}, {"w": np.zeros(1, np.float32)}, 7.0
+        )
         total = np.sum([one] * SUM_LIMIT, axis=0, dtype=np.uint32)
         np.testing.assert_allclose(restored(total, 7.0), sign * 7 * SUM_LIMIT, rtol=2e-6)
 
@@ -143,7 +166,8 @@ def test_keys_on_which_nobody_can_agree_are_refused():
 def test_a_step_that_comes_again_is_answered_alike():
     """A message may have been lost: the same shares go out, not others."""
     members, cohort, told = met([f"d{at}" for at in range(5)])
-    one, sent = members["d0"], said(sent=("d0", "d1", "d3"))
+    one = members["d0"]
+    sent = said(sent=("d0", "d1", "d3"))
     assert one.answer(said(keys=cohort)) == one.answer(said(keys=cohort))
     assert one.answer(told["d0"]) == {}
     assert one.answer(sent) == one.answer(sent)
@@ -153,7 +177,10 @@ def test_a_step_that_comes_again_is_answered_alike():
 def test_of_nobody_both_secrets_are_revealed():
     """Of who sent the share of its own mask, of who did not that of its mask key."""
     members, cohort, _ = met([f"d{at}" for at in range(5)])
-    revealed = {name: members[name].answer(said(sent=("d0", "d1", "d3")))["revealed"] for name in ("d0", "d1", "d3")}
+    revealed = {
+        name: members[name].answer(said(sent=("d0", "d1", "d3")))["revealed"]
+        for name in ("d0", "d1", "d3")
+    }
     places = {name: at for at, name in enumerate(sorted(cohort), 1)}
     for of in cohort:
         secret = joined({places[by]: int(shares[of], 16) for by, shares in revealed.items()})
@@ -168,7 +195,10 @@ def test_of_nobody_both_secrets_are_revealed():
         (lambda cohort, told: {"sent": ("d0", "d1", "stranger")}, "one is no member"),
         (lambda cohort, told: {"keys": dict(list(cohort.items())[:4])}, "another cohort"),
         (lambda cohort, told: {"keys": {**cohort, "d1": cohort["d2"]}}, "another key"),
-        (lambda cohort, told: {"dealt": dict(list(told["d0"].dealt.items())[:4])}, "others that dealt"),
+        (
+            lambda cohort, told: {"dealt": dict(list(told["d0"].dealt.items())[:4])},
+            "others that dealt",
+        ),
     ],
     ids=lambda item: item if isinstance(item, str) else "",
 )
@@ -209,4 +239,6 @@ def test_a_small_sum_is_refused(count):
     assert majority(count) == 2
     stranger = Member("d0", PLACE, 2)
     with pytest.raises(RefusedError, match="does not fit"):
-        stranger.answer(said(keys={name: Member(name, PLACE, 2).keys for name in ("d0", "d1", "d2")}))
+        stranger.answer(
+            said(keys={name: Member(name, PLACE, 2).keys for name in ("d0", "d1", "d2")})
+        )

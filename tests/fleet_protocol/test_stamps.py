@@ -1,4 +1,6 @@
-"""Files of data that change are noticed, whatever they are of and however they change; half of one is not taken."""
+"""Files of data that change are noticed, whatever they are of and however they change; half of one
+is not taken.
+"""
 
 import os
 from collections.abc import Callable
@@ -44,7 +46,8 @@ EACH_FILE = [(kind, name) for kind, names in FILES.items() for name in names]
 @pytest.fixture
 def folder(tmp_path) -> Path:
     """Every kind of source, with four samples of two values."""
-    x, y = np.arange(8, dtype=np.float32).reshape(4, 2), np.array([0, 1, 0, 1])
+    x = np.arange(8, dtype=np.float32).reshape(4, 2)
+    y = np.array([0, 1, 0, 1])
     np.savez(tmp_path / "d.npz", x=x, y=y)
     np.save(tmp_path / "x.npy", x)
     np.save(tmp_path / "y.npy", y)
@@ -62,7 +65,9 @@ def folder(tmp_path) -> Path:
 
 
 def load(folder: Path, kind: str, **changes: object) -> DataSet:
-    return load_data(TypeAdapter(DataConfig).validate_python(TABLES[kind] | changes).resolved(folder))
+    return load_data(
+        TypeAdapter(DataConfig).validate_python(TABLES[kind] | changes).resolved(folder)
+    )
 
 
 def rewrite(path: Path) -> None:
@@ -89,13 +94,21 @@ def cut(path: Path) -> None:
 
 def put_another(path: Path) -> None:
     """Another file of the same size and time takes its name."""
-    before, other = path.stat(), path.with_name("other")
+    before = path.stat()
+    other = path.with_name("other")
     other.write_bytes(path.read_bytes())
     os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns))
     other.rename(path)
 
 
-CHANGES: list[Callable[[Path], None]] = [rewrite, rewrite_at_its_old_time, append, cut, put_another, Path.unlink]
+CHANGES: list[Callable[[Path], None]] = [
+    rewrite,
+    rewrite_at_its_old_time,
+    append,
+    cut,
+    put_another,
+    Path.unlink,
+]
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
@@ -107,14 +120,19 @@ def test_each_file_of_a_source_counts(folder, kind, name, change):
     change(folder / name)
     shown = "images" if name.startswith("images/") else name
     assert str(folder / shown) in data.changes()
-    # Of an image its folder is named, and if it was new the image; without the table it lists no image.
+    # Of an image its folder is named, and if it was new the image; without the table it lists no
+    # image.
     assert {*data.changes()} <= {str(folder / shown), str(folder / name), str(folder / "images")}
-    with pytest.raises(DataChangedError, match=f"{shown}.* changed after it was read; write new data beside"):
+    with pytest.raises(
+        DataChangedError, match=f"{shown}.* changed after it was read; write new data beside"
+    ):
         data.check_unchanged()
 
 
 def test_images_and_folders_that_come_and_go_count(folder):
-    """One more, one less, one that moved to another label, an empty folder, one image in a folder below."""
+    """One more, one less, one that moved to another label, an empty folder, one image in a folder
+    below.
+    """
     images = folder / "images"
     moves = [
         lambda: Image.new("L", (2, 2)).save(images / "a" / "9.png"),
@@ -181,7 +199,9 @@ def tear(x):
 def test_labels_that_are_replaced_after_the_samples_were_read_are_read_with_them(folder):
     """What a job writes between the two files is no pair; the pair that it leaves is taken."""
     (folder / "tear.py").write_text(
-        TEARING.format(act="import numpy as np; np.save(folder / 'y.npy', np.array([2, 2, 2, left]))")
+        TEARING.format(
+            act="import numpy as np; np.save(folder / 'y.npy', np.array([2, 2, 2, left]))"
+        )
     )
     (folder / "left").write_text("2")
     data = load(folder, "npy", transforms=["tear.py:tear"])
@@ -196,7 +216,9 @@ def test_a_source_that_does_not_come_to_rest_is_refused(folder, kind):
     (folder / "tear.py").write_text(TEARING.format(act=f"(folder / '{name}').touch()"))
     (folder / "left").write_text("100")
     shown = "images" if kind == "images" else name
-    with pytest.raises(DataChangedError, match=rf"{shown}.* changed during each of 3 .* still being written; write"):
+    with pytest.raises(
+        DataChangedError, match=rf"{shown}.* changed during each of 3 .* still being written; write"
+    ):
         load(folder, kind, transforms=["tear.py:tear"])
     assert (folder / "left").read_text() == "97"
 

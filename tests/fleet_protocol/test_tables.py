@@ -34,8 +34,16 @@ def test_labels_may_be_texts(tmp_path):
         (["0", "1", ""], None, "line 4 of .*d.csv has no label"),
         (["0", "nan"], None, "line 3 of .*d.csv has no label"),
         (["0", "1", "yes"], None, "line 4 of .*d.csv has the label 'yes', expected numbers"),
-        (["yes", "1"], None, r"line 3 of .*d.csv has the label '1', a number, but.*'yes'.*labels = \[\.\.\.\]"),
-        (["yes", "no"], ["yes"], "line 3 of .*d.csv has the label 'no', which `labels` in .* does not list"),
+        (
+            ["yes", "1"],
+            None,
+            r"line 3 of .*d.csv has the label '1', a number, but.*'yes'.*labels = \[\.\.\.\]",
+        ),
+        (
+            ["yes", "no"],
+            ["yes"],
+            "line 3 of .*d.csv has the label 'no', which `labels` in .* does not list",
+        ),
     ],
 )
 def test_labels_that_are_no_names_are_refused(tmp_path, labels, said, message):
@@ -49,7 +57,9 @@ def test_labels_that_are_no_names_are_refused(tmp_path, labels, said, message):
 def test_missing_values_have_a_rule_or_are_refused(tmp_path, gap):
     """The line, the column and the remedy are said; with a rule its number stands there."""
     text = f"a,age,label\n1,2,0\n3,{gap},1\n"
-    with pytest.raises(DataError, match=r"line 3 of .*d\.csv has no value in column 'age' \(1 such.*set `missing`"):
+    with pytest.raises(
+        DataError, match=r"line 3 of .*d\.csv has no value in column 'age' \(1 such.*set `missing`"
+    ):
         load(tmp_path, text)
     data = load(tmp_path, text, missing=-1.5)
     assert (data.x.tolist(), data.facts.filled) == ([[1, 2], [3, -1.5]], -1.5)
@@ -60,7 +70,8 @@ def test_missing_values_have_a_rule_or_are_refused(tmp_path, gap):
 def test_a_text_among_numbers_is_named(tmp_path):
     """Line, column, what is there, and what to do."""
     with pytest.raises(
-        DataError, match=r"line 3 of .*: column 'b' holds 'red', expected numbers; leave the column out"
+        DataError,
+        match=r"line 3 of .*: column 'b' holds 'red', expected numbers; leave the column out",
     ):
         load(tmp_path, "a,b,label\n1,2,0\n1,red,0\n")
     with pytest.raises(DataError, match=r"line 1 of .*: column 0 holds 'a'.*set header = true"):
@@ -105,8 +116,12 @@ def test_a_header_of_numbers_may_be_one(tmp_path, text, keys):
 
 
 def test_two_columns_of_one_name_are_refused(tmp_path):
-    """Which of them is meant cannot be known; the label a second time is the answer among the inputs."""
-    with pytest.raises(DataError, match=r"has 2 columns with the name 'label': rename or remove all but one"):
+    """Which of them is meant cannot be known; the label a second time is the answer among the
+    inputs.
+    """
+    with pytest.raises(
+        DataError, match=r"has 2 columns with the name 'label': rename or remove all but one"
+    ):
         load(tmp_path, "label,a,label\n0,1,0\n")
     with pytest.raises(DataError, match="has 2 columns with the name 'a'"):
         load(tmp_path, "a,b,a,label\n0,1,0,1\n")
@@ -131,15 +146,23 @@ def test_names_are_kept_in_the_order_of_the_samples(tmp_path):
 
 
 def test_labels_name_numbers_too(tmp_path):
-    """Number i is the name i; names that are numbers stay names, and a number beyond the names is refused."""
+    """Number i is the name i; names that are numbers stay names, and a number beyond the names is
+    refused.
+    """
     text = "a,label\n1,0\n2,1.0\n3,1\n"
     data = load(tmp_path, text, labels=["malignant", "benign"])
     assert (data.label_names, data.y.tolist()) == (("malignant", "benign"), [0, 1, 1])
     assert data.facts.labels_said
     for cell in ("2", "-1", "0.5"):
-        with pytest.raises(DataError, match=rf"line 3 of .*d\.csv has the label {cell}, .*the numbers 0 to 1; name"):
+        with pytest.raises(
+            DataError, match=rf"line 3 of .*d\.csv has the label {cell}, .*the numbers 0 to 1; name"
+        ):
             load(tmp_path, f"a,label\n1,0\n2,{cell}\n", labels=["malignant", "benign"])
-    with pytest.raises(DataError, match=r"line 3 of .*d\.csv has the label 'benign', expected numbers"):
+    with pytest.raises(
+        DataError, match=r"line 3 of .*d\.csv has the label 'benign', expected numbers"
+    ):
         load(tmp_path, "a,label\n1,0\n2,benign\n", labels=["malignant", "benign"])
-    with pytest.raises(DataError, match=r"line 2 of .*d\.csv has the label '0', which `labels` in .* does not list"):
+    with pytest.raises(
+        DataError, match=r"line 2 of .*d\.csv has the label '0', which `labels` in .* does not list"
+    ):
         load(tmp_path, "a,label\n1,0\n2,1\n", labels=["1", "2"])

@@ -15,7 +15,9 @@ from fleet_protocol.weights import encode_weights
 
 names = st.text("abcdefgh.0123_", min_size=1, max_size=12)
 arrays = hnp.arrays(
-    st.sampled_from([np.float32, np.int64]), hnp.array_shapes(min_dims=0, max_dims=3, max_side=4), elements=st.just(3)
+    st.sampled_from([np.float32, np.int64]),
+    hnp.array_shapes(min_dims=0, max_dims=3, max_side=4),
+    elements=st.just(3),
 )
 
 
@@ -40,7 +42,9 @@ def test_tensors_lie_in_the_order_given():
 def test_strided_views_are_written_as_seen():
     """A slice of a larger array is stored by value."""
     big = np.arange(12, dtype=np.float32).reshape(3, 4)
-    np.testing.assert_array_equal(tensors_in(encode_weights({"w": big[:2, 1:3]}))["w"], big[:2, 1:3])
+    np.testing.assert_array_equal(
+        tensors_in(encode_weights({"w": big[:2, 1:3]}))["w"], big[:2, 1:3]
+    )
 
 
 @pytest.mark.parametrize("cut", [0, 4, 8, 20, -1])
@@ -64,9 +68,13 @@ def test_unsupported_types_are_refused_with_the_tensor_named():
         encode_weights({"w": np.ones(2, np.complex64)})
 
 
-@pytest.mark.parametrize("header", [b"[" * 5000, b'{"__metadata__":' * 5000, b'{"__metadata__":[1]}', b"7", b"{"])
+@pytest.mark.parametrize(
+    "header", [b"[" * 5000, b'{"__metadata__":' * 5000, b'{"__metadata__":[1]}', b"7", b"{"]
+)
 def test_a_header_that_says_nothing_is_refused(header):
-    """One that is nested ten thousand times raised RecursionError, one whose metadata are a list AttributeError."""
+    """One that is nested ten thousand times raised RecursionError, one whose metadata are a list
+    AttributeError.
+    """
     with pytest.raises(BlobError, match="cannot read the tensors in"):
         blob_in(struct.pack("<Q", len(header)) + header + bytes(8))
 
@@ -89,7 +97,9 @@ def test_a_header_that_says_nothing_is_refused(header):
     ],
 )
 def test_a_blob_is_damaged_and_the_board_says_so(text):
-    """A board reads its own files without the library: what is no header, or says what is not there, is refused."""
+    """A board reads its own files without the library: what is no header, or says what is not
+    there, is refused.
+    """
     with pytest.raises(BlobError, match="in kept"):
         tensors_in(struct.pack("<Q", len(text)) + text + bytes(4), "kept.safetensors")
 

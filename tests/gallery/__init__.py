@@ -1,8 +1,9 @@
 """Small models of the kinds that users bring, each with its source; some are to be refused.
 
-A file has one architecture, written as its users write it. `ALONE = False` says that its units are coupled by a norm
-or a scale, so that a narrow model is not the whole one with units of zeros; `CONVERT = True` that it is exported with
-`--convert`; `LOSS` is its own, where no other will do; `REFUSED` is what the message of a refusal must match.
+A file has one architecture, written as its users write it. `ALONE = False` says that its units are
+coupled by a norm or a scale, so that a narrow model is not the whole one with units of zeros;
+`CONVERT = True` that it is exported with `--convert`; `LOSS` is its own, where no other will do;
+`REFUSED` is what the message of a refusal must match.
 """
 
 import importlib

@@ -12,8 +12,10 @@ from models import Cut, architecture
 class Net(nn.Module):
     def __init__(self, channels: int, classes: int) -> None:
         super().__init__()
-        self.conv, self.act = nn.Conv2d(3, channels, 3), nn.PReLU(channels)
-        self.most, self.mean = nn.AdaptiveMaxPool2d((3, 2)), nn.AdaptiveAvgPool2d(2)
+        self.conv = nn.Conv2d(3, channels, 3)
+        self.act = nn.PReLU(channels)
+        self.most = nn.AdaptiveMaxPool2d((3, 2))
+        self.mean = nn.AdaptiveAvgPool2d(2)
         self.fc = nn.Linear(channels * 10, classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -23,6 +25,8 @@ class Net(nn.Module):
 
 
 @architecture()
-def adaptive_pools(cut: Cut, *, input_shape: tuple[int, ...] = (3, 9, 9), classes: int = 4) -> nn.Module:
+def adaptive_pools(
+    cut: Cut, *, input_shape: tuple[int, ...] = (3, 9, 9), classes: int = 4
+) -> nn.Module:
     """Build the model."""
     return Net(cut.width("channels", 6), cut.classes(classes))

@@ -1,4 +1,5 @@
-"""Attention whose scores fall with the distance, at a fixed rate for each head: refused, heads are not alike.
+"""Attention whose scores fall with the distance, at a fixed rate for each head: refused, heads are
+not alike.
 
 Source: Press, Smith, Lewis, "Train short, test long", ICLR 2022.
 """
@@ -26,10 +27,13 @@ class Net(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         batch, length, _ = x.shape
         query, key, value = (
-            layer(x).view(batch, length, self.heads, 4).transpose(1, 2) for layer in (self.query, self.key, self.value)
+            layer(x).view(batch, length, self.heads, 4).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
         )
         distance = torch.arange(length)[None] - torch.arange(length)[:, None]
-        weights = (query @ key.transpose(2, 3) / 2 + distance * self.slopes[:, None, None]).softmax(-1)
+        weights = (query @ key.transpose(2, 3) / 2 + distance * self.slopes[:, None, None]).softmax(
+            -1
+        )
         out: Tensor = self.out((weights @ value).transpose(1, 2).flatten(2).mean(1))
         return out
 

@@ -1,4 +1,5 @@
-"""The same heads declared two by two: refused as well, though in the whole model halves of heads could change places.
+"""The same heads declared two by two: refused as well, though in the whole model halves of heads
+could change places.
 
 Source: Press, Smith, Lewis, "Train short, test long", ICLR 2022.
 """

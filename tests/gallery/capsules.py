@@ -16,12 +16,15 @@ def squashed(x: Tensor) -> Tensor:
 
 
 class Net(nn.Module):
-    """Two convolutions, capsules of four numbers, and two rounds of routing to one capsule for each label."""
+    """Two convolutions, capsules of four numbers, and two rounds of routing to one capsule for each
+    label.
+    """
 
     def __init__(self, channels: int, capsules: int, classes: int) -> None:
         super().__init__()
         self.capsules = capsules
-        self.first, self.second = nn.Conv2d(1, channels, 3), nn.Conv2d(channels, capsules * 4, 3, stride=2)
+        self.first = nn.Conv2d(1, channels, 3)
+        self.second = nn.Conv2d(channels, capsules * 4, 3, stride=2)
         self.votes = nn.Parameter(0.3 * torch.randn(classes, capsules, 3, 4))
 
     def forward(self, x: Tensor) -> Tensor:

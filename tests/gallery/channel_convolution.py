@@ -1,6 +1,8 @@
-"""Channels weighted by a convolution over their neighbours: refused, channels that have neighbours are not alike.
+"""Channels weighted by a convolution over their neighbours: refused, channels that have neighbours
+are not alike.
 
-Source: Wang et al., "ECA-Net: efficient channel attention for deep convolutional neural networks", CVPR 2020.
+Source: Wang et al., "ECA-Net: efficient channel attention for deep convolutional neural networks",
+CVPR 2020.
 """
 
 import torch
@@ -16,7 +18,8 @@ class Net(nn.Module):
 
     def __init__(self, channels: int, classes: int) -> None:
         super().__init__()
-        self.first, self.weigh = nn.Conv2d(3, channels, 3), nn.Conv1d(1, 1, 3, padding=1, bias=False)
+        self.first = nn.Conv2d(3, channels, 3)
+        self.weigh = nn.Conv1d(1, 1, 3, padding=1, bias=False)
         self.head = nn.Linear(channels, classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -26,6 +29,8 @@ class Net(nn.Module):
 
 
 @architecture()
-def channel_convolution(cut: Cut, *, input_shape: tuple[int, ...] = (3, 6, 6), classes: int = 4) -> nn.Module:
+def channel_convolution(
+    cut: Cut, *, input_shape: tuple[int, ...] = (3, 6, 6), classes: int = 4
+) -> nn.Module:
     """Build the model."""
     return Net(cut.width("channels", 8), cut.classes(classes))

@@ -13,7 +13,8 @@ class Net(nn.Module):
 
     def __init__(self, channels: int, classes: int) -> None:
         super().__init__()
-        self.conv, self.head = nn.Conv2d(1, channels, 3, padding=1), nn.Linear(channels * 16, classes)
+        self.conv = nn.Conv2d(1, channels, 3, padding=1)
+        self.head = nn.Linear(channels * 16, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.head(self.conv(x).relu().permute(0, 2, 3, 1).flatten(1))
@@ -21,6 +22,8 @@ class Net(nn.Module):
 
 
 @architecture()
-def channel_last_flatten(cut: Cut, *, input_shape: tuple[int, ...] = (1, 4, 4), classes: int = 4) -> nn.Module:
+def channel_last_flatten(
+    cut: Cut, *, input_shape: tuple[int, ...] = (1, 4, 4), classes: int = 4
+) -> nn.Module:
     """Build the model."""
     return Net(cut.width("conv", 12), cut.classes(classes))

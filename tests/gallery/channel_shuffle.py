@@ -16,7 +16,8 @@ class Net(nn.Module):
 
     def __init__(self, channels: int, classes: int) -> None:
         super().__init__()
-        self.first, self.second = nn.Conv2d(3, channels, 3), nn.Conv2d(channels, channels, 1)
+        self.first = nn.Conv2d(3, channels, 3)
+        self.second = nn.Conv2d(channels, channels, 1)
         self.head = nn.Linear(channels, classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -26,6 +27,8 @@ class Net(nn.Module):
 
 
 @architecture()
-def channel_shuffle(cut: Cut, *, input_shape: tuple[int, ...] = (3, 6, 6), classes: int = 4) -> nn.Module:
+def channel_shuffle(
+    cut: Cut, *, input_shape: tuple[int, ...] = (3, 6, 6), classes: int = 4
+) -> nn.Module:
     """Build the model."""
     return Net(cut.width("conv", 16), cut.classes(classes))

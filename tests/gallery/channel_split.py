@@ -13,7 +13,8 @@ class Net(nn.Module):
 
     def __init__(self, half: int, classes: int) -> None:
         super().__init__()
-        self.first, self.second = nn.Conv2d(3, 2 * half, 3), nn.Conv2d(half, half, 1)
+        self.first = nn.Conv2d(3, 2 * half, 3)
+        self.second = nn.Conv2d(half, half, 1)
         self.head = nn.Linear(half, classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -23,6 +24,8 @@ class Net(nn.Module):
 
 
 @architecture()
-def channel_split(cut: Cut, *, input_shape: tuple[int, ...] = (3, 6, 6), classes: int = 4) -> nn.Module:
+def channel_split(
+    cut: Cut, *, input_shape: tuple[int, ...] = (3, 6, 6), classes: int = 4
+) -> nn.Module:
     """Build the model."""
     return Net(cut.width("half", 12), cut.classes(classes))

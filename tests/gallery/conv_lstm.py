@@ -13,11 +13,14 @@ class Net(nn.Module):
     def __init__(self, hidden: int, classes: int) -> None:
         super().__init__()
         self.hidden_dim = hidden
-        self.conv, self.fc = nn.Conv2d(2 + hidden, 4 * hidden, 3, padding=1), nn.Linear(hidden, classes)
+        self.conv = nn.Conv2d(2 + hidden, 4 * hidden, 3, padding=1)
+        self.fc = nn.Linear(hidden, classes)
 
     def forward(self, frames: Tensor) -> Tensor:
         b, t, _, h, w = frames.shape
-        state, cell = (torch.zeros(b, self.hidden_dim, h, w, device=frames.device) for _ in range(2))
+        state, cell = (
+            torch.zeros(b, self.hidden_dim, h, w, device=frames.device) for _ in range(2)
+        )
         for step in range(t):
             combined = self.conv(torch.cat([frames[:, step], state], dim=1))
             cc_i, cc_f, cc_o, cc_g = torch.split(combined, self.hidden_dim, dim=1)
@@ -28,6 +31,8 @@ class Net(nn.Module):
 
 
 @architecture()
-def conv_lstm(cut: Cut, *, input_shape: tuple[int, ...] = (3, 2, 4, 4), classes: int = 4) -> nn.Module:
+def conv_lstm(
+    cut: Cut, *, input_shape: tuple[int, ...] = (3, 2, 4, 4), classes: int = 4
+) -> nn.Module:
     """Build the model."""
     return Net(cut.width("hidden", 6), cut.classes(classes))

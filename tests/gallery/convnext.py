@@ -1,4 +1,5 @@
-"""A depthwise convolution, a norm over the channels and two layers with the channels last, scaled per channel.
+"""A depthwise convolution, a norm over the channels and two layers with the channels last, scaled
+per channel.
 
 Source: Liu et al., "A ConvNet for the 2020s", CVPR 2022, as in torchvision (models/convnext.py).
 """
@@ -14,8 +15,11 @@ ALONE = False
 class Block(nn.Module):
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.dwconv, self.norm = nn.Conv2d(dim, dim, 7, padding=3, groups=dim), nn.LayerNorm(dim, eps=1e-6)
-        self.pwconv1, self.act, self.pwconv2 = nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim)
+        self.dwconv = nn.Conv2d(dim, dim, 7, padding=3, groups=dim)
+        self.norm = nn.LayerNorm(dim, eps=1e-6)
+        self.pwconv1 = nn.Linear(dim, 4 * dim)
+        self.act = nn.GELU()
+        self.pwconv2 = nn.Linear(4 * dim, dim)
         self.gamma = nn.Parameter(0.1 * torch.ones(dim))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -27,8 +31,10 @@ class Block(nn.Module):
 class Net(nn.Module):
     def __init__(self, dim: int, classes: int) -> None:
         super().__init__()
-        self.stem, self.block = nn.Conv2d(3, dim, 2, 2), Block(dim)
-        self.norm, self.head = nn.LayerNorm(dim), nn.Linear(dim, classes)
+        self.stem = nn.Conv2d(3, dim, 2, 2)
+        self.block = Block(dim)
+        self.norm = nn.LayerNorm(dim)
+        self.head = nn.Linear(dim, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.head(self.norm(self.block(self.stem(x)).mean([-2, -1])))

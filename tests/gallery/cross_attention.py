@@ -15,8 +15,11 @@ CONVERT = True
 class Net(nn.Module):
     def __init__(self, dim: int, hidden: int, classes: int) -> None:
         super().__init__()
-        self.backbone, self.queries = nn.Conv2d(3, dim, 3, 3), nn.Parameter(torch.rand(2, dim))
-        self.decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(dim, 2, hidden, batch_first=True), 1)
+        self.backbone = nn.Conv2d(3, dim, 3, 3)
+        self.queries = nn.Parameter(torch.rand(2, dim))
+        self.decoder = nn.TransformerDecoder(
+            nn.TransformerDecoderLayer(dim, 2, hidden, batch_first=True), 1
+        )
         self.linear_class = nn.Linear(dim, classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -27,6 +30,8 @@ class Net(nn.Module):
 
 
 @architecture()
-def cross_attention(cut: Cut, *, input_shape: tuple[int, ...] = (3, 6, 6), classes: int = 4) -> nn.Module:
+def cross_attention(
+    cut: Cut, *, input_shape: tuple[int, ...] = (3, 6, 6), classes: int = 4
+) -> nn.Module:
     """Build the model."""
     return Net(cut.heads("stream", 2, 4) * 2, cut.width("hidden", 12), cut.classes(classes))

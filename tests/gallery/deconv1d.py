@@ -1,6 +1,7 @@
 """A signal made shorter by strides and longer again by transposed convolutions.
 
-Source: Stoller, Ewert, Dixon, "Wave-U-Net", ISMIR 2018; the decoder of many one-dimensional autoencoders.
+Source: Stoller, Ewert, Dixon, "Wave-U-Net", ISMIR 2018; the decoder of many one-dimensional
+autoencoders.
 """
 
 from torch import Tensor, nn
@@ -12,10 +13,16 @@ class Net(nn.Module):
     def __init__(self, first: int, second: int, classes: int) -> None:
         super().__init__()
         self.encoder = nn.Sequential(
-            nn.Conv1d(2, first, 4, 2, 1), nn.LeakyReLU(0.2), nn.Conv1d(first, second, 4, 2, 1), nn.LeakyReLU(0.2)
+            nn.Conv1d(2, first, 4, 2, 1),
+            nn.LeakyReLU(0.2),
+            nn.Conv1d(first, second, 4, 2, 1),
+            nn.LeakyReLU(0.2),
         )
         self.decoder = nn.Sequential(
-            nn.ConvTranspose1d(second, first, 4, 2, 1), nn.ReLU(), nn.ConvTranspose1d(first, 3, 4, 2, 1), nn.Tanh()
+            nn.ConvTranspose1d(second, first, 4, 2, 1),
+            nn.ReLU(),
+            nn.ConvTranspose1d(first, 3, 4, 2, 1),
+            nn.Tanh(),
         )
         self.fc = nn.Linear(3 * 12, classes)
 

@@ -15,7 +15,8 @@ class Net(nn.Module):
     def __init__(self, growth: tuple[int, ...], classes: int) -> None:
         super().__init__()
         self.layers = nn.ModuleList(
-            nn.Conv2d(3 + sum(growth[:number]), channels, 3, padding=1) for number, channels in enumerate(growth)
+            nn.Conv2d(3 + sum(growth[:number]), channels, 3, padding=1)
+            for number, channels in enumerate(growth)
         )
         self.head = nn.Linear(3 + sum(growth), classes)
 

@@ -1,6 +1,8 @@
-"""An inverted residual with SiLU and weighted channels, and whole samples of it dropped while it trains.
+"""An inverted residual with SiLU and weighted channels, and whole samples of it dropped while it
+trains.
 
-Source: Tan and Le, "EfficientNet", ICML 2019, as in torchvision (models/efficientnet.py, ops/stochastic_depth.py).
+Source: Tan and Le, "EfficientNet", ICML 2019, as in torchvision (models/efficientnet.py,
+ops/stochastic_depth.py).
 """
 
 import torch
@@ -29,22 +31,30 @@ class StochasticDepth(nn.Module):
 class MBConv(nn.Module):
     def __init__(self, channels: int, wide: int, squeezed: int) -> None:
         super().__init__()
-        self.expand, self.bn1 = nn.Conv2d(channels, wide, 1, bias=False), nn.BatchNorm2d(wide)
+        self.expand = nn.Conv2d(channels, wide, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(wide)
         self.depthwise = nn.Conv2d(wide, wide, 3, padding=1, groups=wide, bias=False)
-        self.bn2, self.act = nn.BatchNorm2d(wide), nn.SiLU(inplace=True)
-        self.squeeze, self.excite = nn.Conv2d(wide, squeezed, 1), nn.Conv2d(squeezed, wide, 1)
-        self.project, self.bn3 = nn.Conv2d(wide, channels, 1, bias=False), nn.BatchNorm2d(channels)
+        self.bn2 = nn.BatchNorm2d(wide)
+        self.act = nn.SiLU(inplace=True)
+        self.squeeze = nn.Conv2d(wide, squeezed, 1)
+        self.excite = nn.Conv2d(squeezed, wide, 1)
+        self.project = nn.Conv2d(wide, channels, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(channels)
         self.stochastic_depth = StochasticDepth(0.2)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.act(self.bn2(self.depthwise(self.act(self.bn1(self.expand(x))))))
-        weights = torch.sigmoid(self.excite(self.act(self.squeeze(functional.adaptive_avg_pool2d(y, 1)))))
+        weights = torch.sigmoid(
+            self.excite(self.act(self.squeeze(functional.adaptive_avg_pool2d(y, 1))))
+        )
         out: Tensor = x + self.stochastic_depth(self.bn3(self.project(weights * y)))
         return out
 
 
 @architecture()
-def efficientnet(cut: Cut, *, input_shape: tuple[int, ...] = (3, 8, 8), classes: int = 4) -> nn.Module:
+def efficientnet(
+    cut: Cut, *, input_shape: tuple[int, ...] = (3, 8, 8), classes: int = 4
+) -> nn.Module:
     """Build the model."""
     stem = cut.width("stem", 6)
     return nn.Sequential(

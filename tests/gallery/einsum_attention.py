@@ -1,6 +1,7 @@
 """Attention in Einstein's notation, heads in an axis of their own.
 
-Source: the x-transformers and lucidrains style (lucidrains/x-transformers); Vaswani et al., NeurIPS 2017.
+Source: the x-transformers and lucidrains style (lucidrains/x-transformers); Vaswani et al., NeurIPS
+2017.
 """
 
 import torch
@@ -13,7 +14,8 @@ class Net(nn.Module):
     def __init__(self, dim: int, classes: int) -> None:
         super().__init__()
         self.wq, self.wk, self.wv = (nn.Parameter(torch.randn(8, 2, dim) * 0.3) for _ in range(3))
-        self.wo, self.head = nn.Parameter(torch.randn(2, dim, 8) * 0.3), nn.Linear(8, classes)
+        self.wo = nn.Parameter(torch.randn(2, dim, 8) * 0.3)
+        self.head = nn.Linear(8, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (torch.einsum("btc,chd->bhtd", x, w) for w in (self.wq, self.wk, self.wv))
@@ -25,6 +27,8 @@ class Net(nn.Module):
 
 
 @architecture()
-def einsum_attention(cut: Cut, *, input_shape: tuple[int, ...] = (5, 8), classes: int = 4) -> nn.Module:
+def einsum_attention(
+    cut: Cut, *, input_shape: tuple[int, ...] = (5, 8), classes: int = 4
+) -> nn.Module:
     """Build the model."""
     return Net(cut.width("dim", 6), cut.classes(classes))

@@ -11,7 +11,8 @@ from models import Cut, architecture
 class Net(nn.Module):
     def __init__(self, dim: int, classes: int) -> None:
         super().__init__()
-        self.embedding, self.fc = nn.EmbeddingBag(20, dim, mode="mean"), nn.Linear(dim, classes)
+        self.embedding = nn.EmbeddingBag(20, dim, mode="mean")
+        self.fc = nn.Linear(dim, classes)
 
     def forward(self, tokens: Tensor) -> Tensor:
         out: Tensor = self.fc(self.embedding(tokens))

@@ -14,7 +14,8 @@ class Net(nn.Module):
 
     def __init__(self, dim: int, classes: int) -> None:
         super().__init__()
-        self.qkv, self.out = nn.Linear(8, 3 * dim), nn.Linear(dim, classes)
+        self.qkv = nn.Linear(8, 3 * dim)
+        self.out = nn.Linear(dim, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         query, key, value = self.qkv(x).chunk(3, -1)

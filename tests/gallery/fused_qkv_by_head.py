@@ -15,7 +15,8 @@ class Net(nn.Module):
     def __init__(self, dim: int, classes: int) -> None:
         super().__init__()
         self.dim = dim
-        self.qkv, self.out = nn.Linear(8, 3 * 4 * dim), nn.Linear(4 * dim, classes)
+        self.qkv = nn.Linear(8, 3 * 4 * dim)
+        self.out = nn.Linear(4 * dim, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         parts = self.qkv(x).view(-1, x.shape[1], 4, 3, self.dim).permute(3, 0, 2, 1, 4)
@@ -25,6 +26,8 @@ class Net(nn.Module):
 
 
 @architecture()
-def fused_qkv_by_head(cut: Cut, *, input_shape: tuple[int, ...] = (5, 8), classes: int = 4) -> nn.Module:
+def fused_qkv_by_head(
+    cut: Cut, *, input_shape: tuple[int, ...] = (5, 8), classes: int = 4
+) -> nn.Module:
     """Build the model."""
     return Net(cut.heads("attention", 4, 4), cut.classes(classes))

@@ -14,7 +14,8 @@ class Net(nn.Module):
 
     def __init__(self, hidden: int, classes: int) -> None:
         super().__init__()
-        self.up, self.down = nn.Linear(8, 2 * hidden), nn.Linear(hidden, classes)
+        self.up = nn.Linear(8, 2 * hidden)
+        self.down = nn.Linear(hidden, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         gate, value = self.up(x).chunk(2, -1)
@@ -23,6 +24,8 @@ class Net(nn.Module):
 
 
 @architecture()
-def gated_linear_unit(cut: Cut, *, input_shape: tuple[int, ...] = (8,), classes: int = 4) -> nn.Module:
+def gated_linear_unit(
+    cut: Cut, *, input_shape: tuple[int, ...] = (8,), classes: int = 4
+) -> nn.Module:
     """Build the model."""
     return Net(cut.width("hidden", 12), cut.classes(classes))

@@ -15,7 +15,8 @@ class Net(nn.Module):
 
     def __init__(self, channels: int, classes: int) -> None:
         super().__init__()
-        self.conv, self.norm = nn.Conv2d(3, channels, 3), nn.GroupNorm(4, channels)
+        self.conv = nn.Conv2d(3, channels, 3)
+        self.norm = nn.GroupNorm(4, channels)
         self.head = nn.Linear(channels, classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -24,6 +25,8 @@ class Net(nn.Module):
 
 
 @architecture()
-def group_norm_inside(cut: Cut, *, input_shape: tuple[int, ...] = (3, 6, 6), classes: int = 4) -> nn.Module:
+def group_norm_inside(
+    cut: Cut, *, input_shape: tuple[int, ...] = (3, 6, 6), classes: int = 4
+) -> nn.Module:
     """Build the model."""
     return Net(cut.heads("conv", 4, 8) * 4, cut.classes(classes))

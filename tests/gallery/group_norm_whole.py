@@ -13,7 +13,8 @@ class Net(nn.Module):
 
     def __init__(self, groups: int, classes: int) -> None:
         super().__init__()
-        self.conv, self.norm = nn.Conv2d(3, groups * 8, 3), nn.GroupNorm(groups, groups * 8)
+        self.conv = nn.Conv2d(3, groups * 8, 3)
+        self.norm = nn.GroupNorm(groups, groups * 8)
         self.head = nn.Linear(groups * 8, classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -22,6 +23,8 @@ class Net(nn.Module):
 
 
 @architecture()
-def group_norm_whole(cut: Cut, *, input_shape: tuple[int, ...] = (3, 6, 6), classes: int = 4) -> nn.Module:
+def group_norm_whole(
+    cut: Cut, *, input_shape: tuple[int, ...] = (3, 6, 6), classes: int = 4
+) -> nn.Module:
     """Build the model."""
     return Net(cut.groups("conv", 4), cut.classes(classes))

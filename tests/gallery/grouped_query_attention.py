@@ -30,6 +30,8 @@ class Net(nn.Module):
 
 
 @architecture()
-def grouped_query_attention(cut: Cut, *, input_shape: tuple[int, ...] = (5, 8), classes: int = 4) -> nn.Module:
+def grouped_query_attention(
+    cut: Cut, *, input_shape: tuple[int, ...] = (5, 8), classes: int = 4
+) -> nn.Module:
     """Build the model."""
     return Net(cut.heads("attention", 4, 4), cut.classes(classes))

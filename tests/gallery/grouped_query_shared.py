@@ -1,7 +1,8 @@
-"""Keys and values from one projection, one behind the other, for pairs of query heads; whole groups are cut.
+"""Keys and values from one projection, one behind the other, for pairs of query heads; whole groups
+are cut.
 
-Source: Ainslie et al., "GQA: training generalized multi-query transformer models", EMNLP 2023, with `to_kv` as in
-lucidrains/x-transformers.
+Source: Ainslie et al., "GQA: training generalized multi-query transformer models", EMNLP 2023, with
+`to_kv` as in lucidrains/x-transformers.
 """
 
 import torch
@@ -9,7 +10,8 @@ from torch import Tensor, nn
 
 from models import Cut, architecture
 
-_PER_GROUP, _DIM = 2, 3
+_PER_GROUP = 2
+_DIM = 3
 
 
 class Net(nn.Module):
@@ -33,6 +35,8 @@ class Net(nn.Module):
 
 
 @architecture()
-def grouped_query_shared(cut: Cut, *, input_shape: tuple[int, ...] = (5, 6), classes: int = 4) -> nn.Module:
+def grouped_query_shared(
+    cut: Cut, *, input_shape: tuple[int, ...] = (5, 6), classes: int = 4
+) -> nn.Module:
     """Build the model."""
     return Net(input_shape[-1], cut.width("group", 4), cut.classes(classes))

@@ -1,7 +1,7 @@
 """Two layers of PyTorch's GRU in both directions over words, their last states joined.
 
-Source: Cho et al., "Learning phrase representations using RNN encoder-decoder", EMNLP 2014; text classifiers of
-many tutorials.
+Source: Cho et al., "Learning phrase representations using RNN encoder-decoder", EMNLP 2014; text
+classifiers of many tutorials.
 """
 
 import torch
@@ -16,8 +16,11 @@ class Net(nn.Module):
     def __init__(self, dim: int, hidden: int, classes: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(15, dim, padding_idx=0)
-        self.gru = nn.GRU(dim, hidden, num_layers=2, bidirectional=True, batch_first=True, dropout=0.2)
-        self.fc, self.dropout = nn.Linear(hidden * 2, classes), nn.Dropout(0.3)
+        self.gru = nn.GRU(
+            dim, hidden, num_layers=2, bidirectional=True, batch_first=True, dropout=0.2
+        )
+        self.fc = nn.Linear(hidden * 2, classes)
+        self.dropout = nn.Dropout(0.3)
 
     def forward(self, text: Tensor) -> Tensor:
         _, hidden = self.gru(self.dropout(self.embedding(text)))

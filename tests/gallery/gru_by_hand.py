@@ -1,7 +1,7 @@
 """A gated recurrent unit written out, its three gates one behind the other.
 
-Source: Cho et al., "Learning phrase representations using RNN encoder-decoder", EMNLP 2014, ordered as in
-torch.nn.GRU.
+Source: Cho et al., "Learning phrase representations using RNN encoder-decoder", EMNLP 2014, ordered
+as in torch.nn.GRU.
 """
 
 import torch
@@ -15,7 +15,8 @@ class Net(nn.Module):
 
     def __init__(self, hidden: int, classes: int) -> None:
         super().__init__()
-        self.inputs, self.states = nn.Linear(8, 3 * hidden), nn.Linear(hidden, 3 * hidden)
+        self.inputs = nn.Linear(8, 3 * hidden)
+        self.states = nn.Linear(hidden, 3 * hidden)
         self.head = nn.Linear(hidden, classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -24,7 +25,9 @@ class Net(nn.Module):
             reset, update, new = self.inputs(x[:, step]).chunk(3, -1)
             old_reset, old_update, old_new = self.states(state).chunk(3, -1)
             gate = torch.sigmoid(update + old_update)
-            state = (1 - gate) * torch.tanh(new + torch.sigmoid(reset + old_reset) * old_new) + gate * state
+            state = (1 - gate) * torch.tanh(
+                new + torch.sigmoid(reset + old_reset) * old_new
+            ) + gate * state
         out: Tensor = self.head(state)
         return out
 

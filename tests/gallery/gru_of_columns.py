@@ -1,6 +1,7 @@
 """PyTorch's GRU over the columns of a feature map.
 
-Source: Shi, Bai, Yao, "An end-to-end trainable neural network for image-based sequence recognition", TPAMI 39, 2017.
+Source: Shi, Bai, Yao, "An end-to-end trainable neural network for image-based sequence
+recognition", TPAMI 39, 2017.
 """
 
 import torch
@@ -15,7 +16,8 @@ class Net(nn.Module):
     def __init__(self, channels: int, hidden: int, classes: int) -> None:
         super().__init__()
         self.conv = nn.Conv2d(2, channels, 3, padding=1)
-        self.layer, self.head = nn.GRU(2 * channels, hidden, batch_first=True), nn.Linear(hidden, classes)
+        self.layer = nn.GRU(2 * channels, hidden, batch_first=True)
+        self.head = nn.Linear(hidden, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         maps = torch.max_pool2d(self.conv(x).relu(), (2, 1))
@@ -24,6 +26,8 @@ class Net(nn.Module):
 
 
 @architecture()
-def gru_of_columns(cut: Cut, *, input_shape: tuple[int, ...] = (2, 4, 6), classes: int = 4) -> nn.Module:
+def gru_of_columns(
+    cut: Cut, *, input_shape: tuple[int, ...] = (2, 4, 6), classes: int = 4
+) -> nn.Module:
     """Build the model."""
     return Net(cut.width("channels", 8), cut.width("hidden", 12), cut.classes(classes))

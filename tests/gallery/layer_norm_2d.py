@@ -15,7 +15,8 @@ ALONE = False
 class LayerNorm2d(nn.Module):
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
 
     def forward(self, x: Tensor) -> Tensor:
         u = x.mean(1, keepdim=True)
@@ -38,7 +39,9 @@ class GRN(nn.Module):
 class Net(nn.Module):
     def __init__(self, channels: int, classes: int) -> None:
         super().__init__()
-        self.conv, self.norm, self.grn = nn.Conv2d(3, channels, 3), LayerNorm2d(channels), GRN(channels)
+        self.conv = nn.Conv2d(3, channels, 3)
+        self.norm = LayerNorm2d(channels)
+        self.grn = GRN(channels)
         self.head = nn.Linear(channels, classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -48,6 +51,8 @@ class Net(nn.Module):
 
 
 @architecture()
-def layer_norm_2d(cut: Cut, *, input_shape: tuple[int, ...] = (3, 6, 6), classes: int = 4) -> nn.Module:
+def layer_norm_2d(
+    cut: Cut, *, input_shape: tuple[int, ...] = (3, 6, 6), classes: int = 4
+) -> nn.Module:
     """Build the model."""
     return Net(cut.width("conv", 8), cut.classes(classes))

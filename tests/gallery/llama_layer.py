@@ -18,16 +18,22 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(dim))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.weight * (x.float() * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)).type_as(x)
+        return self.weight * (
+            x.float() * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+        ).type_as(x)
 
 
 class Net(nn.Module):
     def __init__(self, dim: int, hidden: int, classes: int) -> None:
         super().__init__()
-        self.embed, self.input_norm, self.norm = nn.Embedding(13, dim), RMSNorm(dim), nn.RMSNorm(dim)
+        self.embed = nn.Embedding(13, dim)
+        self.input_norm = RMSNorm(dim)
+        self.norm = nn.RMSNorm(dim)
         self.q, self.k, self.v, self.o = (nn.Linear(dim, dim, bias=False) for _ in range(4))
-        self.gate, self.up = nn.Linear(dim, hidden, bias=False), nn.Linear(dim, hidden, bias=False)
-        self.down, self.head = nn.Linear(hidden, dim, bias=False), nn.Linear(dim, classes, bias=False)
+        self.gate = nn.Linear(dim, hidden, bias=False)
+        self.up = nn.Linear(dim, hidden, bias=False)
+        self.down = nn.Linear(hidden, dim, bias=False)
+        self.head = nn.Linear(dim, classes, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.embed(tokens)

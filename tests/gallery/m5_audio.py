@@ -1,7 +1,7 @@
 """Convolutions over raw sound, log-softmax at the end.
 
-Source: Dai et al., "Very deep convolutional neural networks for raw waveforms", ICASSP 2017, as in PyTorch's tutorial
-on speech commands.
+Source: Dai et al., "Very deep convolutional neural networks for raw waveforms", ICASSP 2017, as in
+PyTorch's tutorial on speech commands.
 """
 
 from torch import Tensor, nn
@@ -15,8 +15,12 @@ CONVERT = True
 class Net(nn.Module):
     def __init__(self, channels: int, double: int, classes: int) -> None:
         super().__init__()
-        self.conv1, self.bn1, self.pool1 = nn.Conv1d(1, channels, 16, 4), nn.BatchNorm1d(channels), nn.MaxPool1d(2)
-        self.conv2, self.bn2, self.pool2 = nn.Conv1d(channels, double, 3), nn.BatchNorm1d(double), nn.MaxPool1d(2)
+        self.conv1 = nn.Conv1d(1, channels, 16, 4)
+        self.bn1 = nn.BatchNorm1d(channels)
+        self.pool1 = nn.MaxPool1d(2)
+        self.conv2 = nn.Conv1d(channels, double, 3)
+        self.bn2 = nn.BatchNorm1d(double)
+        self.pool2 = nn.MaxPool1d(2)
         self.fc1 = nn.Linear(double, classes)
 
     def forward(self, x: Tensor) -> Tensor:

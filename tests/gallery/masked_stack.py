@@ -1,6 +1,8 @@
-"""A causal stack of PyTorch's encoder layers, words before samples, with one dropout for two places.
+"""A causal stack of PyTorch's encoder layers, words before samples, with one dropout for two
+places.
 
-Source: the tutorial "Language modeling with nn.Transformer and torchtext" of PyTorch, its depth rates as in timm.
+Source: the tutorial "Language modeling with nn.Transformer and torchtext" of PyTorch, its depth
+rates as in timm.
 """
 
 import math
@@ -29,7 +31,8 @@ class DropPath(nn.Module):
 class Net(nn.Module):
     def __init__(self, embed: int, hidden: int, classes: int, words: int) -> None:
         super().__init__()
-        self.tokens, self.places = nn.Embedding(11, embed), nn.Parameter(torch.randn(words, 1, embed) * 0.1)
+        self.tokens = nn.Embedding(11, embed)
+        self.places = nn.Parameter(torch.randn(words, 1, embed) * 0.1)
         self.dropout = nn.Dropout(0.1)
         layer = nn.TransformerEncoderLayer(embed, 2, hidden, dropout=0.1)
         self.stack = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
@@ -48,4 +51,6 @@ class Net(nn.Module):
 @architecture(input_dtype="int64")
 def masked_stack(cut: Cut, *, input_shape: tuple[int, ...] = (5,), classes: int = 11) -> nn.Module:
     """Build the model."""
-    return Net(cut.heads("embed", 2, 4) * 2, cut.width("hidden", 6), cut.classes(classes), input_shape[0])
+    return Net(
+        cut.heads("embed", 2, 4) * 2, cut.width("hidden", 6), cut.classes(classes), input_shape[0]
+    )

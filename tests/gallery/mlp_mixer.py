@@ -13,8 +13,11 @@ ALONE = False
 class Mixer(nn.Module):
     def __init__(self, patches: int, dim: int, tokens: int, channels: int) -> None:
         super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
-        self.tokens = nn.Sequential(nn.Linear(patches, tokens), nn.GELU(), nn.Linear(tokens, patches))
+        self.norm1 = nn.LayerNorm(dim)
+        self.norm2 = nn.LayerNorm(dim)
+        self.tokens = nn.Sequential(
+            nn.Linear(patches, tokens), nn.GELU(), nn.Linear(tokens, patches)
+        )
         self.channels = nn.Sequential(nn.Linear(dim, channels), nn.GELU(), nn.Linear(channels, dim))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -26,8 +29,10 @@ class Mixer(nn.Module):
 class Net(nn.Module):
     def __init__(self, sizes: tuple[int, ...], classes: int) -> None:
         super().__init__()
-        self.patches, self.mixer = nn.Conv2d(3, sizes[0], 2, 2), Mixer(16, *sizes)
-        self.norm, self.head = nn.LayerNorm(sizes[0]), nn.Linear(sizes[0], classes)
+        self.patches = nn.Conv2d(3, sizes[0], 2, 2)
+        self.mixer = Mixer(16, *sizes)
+        self.norm = nn.LayerNorm(sizes[0])
+        self.head = nn.Linear(sizes[0], classes)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.patches(x).flatten(2).transpose(1, 2)
@@ -38,4 +43,7 @@ class Net(nn.Module):
 @architecture()
 def mlp_mixer(cut: Cut, *, input_shape: tuple[int, ...] = (3, 8, 8), classes: int = 4) -> nn.Module:
     """Build the model."""
-    return Net((cut.width("dim", 12), cut.width("tokens", 10), cut.width("channels", 16)), cut.classes(classes))
+    return Net(
+        (cut.width("dim", 12), cut.width("tokens", 10), cut.width("channels", 16)),
+        cut.classes(classes),
+    )

@@ -1,6 +1,8 @@
-"""Inverted residuals: a layer that widens by six, a depthwise one and a narrow one, with batch norm.
+"""Inverted residuals: a layer that widens by six, a depthwise one and a narrow one, with batch
+norm.
 
-Source: Sandler et al., "MobileNetV2", CVPR 2018, as in torchvision (pytorch/vision, models/mobilenetv2.py).
+Source: Sandler et al., "MobileNetV2", CVPR 2018, as in torchvision (pytorch/vision,
+models/mobilenetv2.py).
 """
 
 from torch import Tensor, nn
@@ -10,7 +12,9 @@ from models import Cut, architecture
 CONVERT = True
 
 
-def conv(inputs: int, outputs: int, size: int = 1, stride: int = 1, groups: int = 1) -> list[nn.Module]:
+def conv(
+    inputs: int, outputs: int, size: int = 1, stride: int = 1, groups: int = 1
+) -> list[nn.Module]:
     return [
         nn.Conv2d(inputs, outputs, size, stride, size // 2, groups=groups, bias=False),
         nn.BatchNorm2d(outputs),
@@ -38,9 +42,13 @@ class Block(nn.Module):
 
 
 @architecture()
-def mobilenet_v2(cut: Cut, *, input_shape: tuple[int, ...] = (3, 8, 8), classes: int = 4) -> nn.Module:
+def mobilenet_v2(
+    cut: Cut, *, input_shape: tuple[int, ...] = (3, 8, 8), classes: int = 4
+) -> nn.Module:
     """Build the model."""
-    first, second, last = cut.width("first", 4), cut.width("second", 6), cut.width("last", 16)
+    first = cut.width("first", 4)
+    second = cut.width("second", 6)
+    last = cut.width("last", 16)
     return nn.Sequential(
         *conv(3, first, 3, 2),
         Block(first, first, 1),

@@ -17,19 +17,26 @@ class Net(nn.Module):
         super().__init__()
         self.conv = nn.Conv2d(3, channels, 3, padding=1)
         self.pools = nn.ModuleList(
-            nn.Sequential(nn.AdaptiveAvgPool2d(size), nn.Conv2d(channels, narrow, 1), nn.GELU("tanh"))
+            nn.Sequential(
+                nn.AdaptiveAvgPool2d(size), nn.Conv2d(channels, narrow, 1), nn.GELU("tanh")
+            )
             for size in (1, 2, 3)
         )
-        self.join, self.head = nn.Conv2d(channels + 3 * narrow, narrow, 1), nn.Linear(narrow, classes)
+        self.join = nn.Conv2d(channels + 3 * narrow, narrow, 1)
+        self.head = nn.Linear(narrow, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.conv(x).relu()
-        pooled = [functional.interpolate(pool(x), x.shape[2:], mode="bilinear") for pool in self.pools]
+        pooled = [
+            functional.interpolate(pool(x), x.shape[2:], mode="bilinear") for pool in self.pools
+        ]
         out: Tensor = self.head(self.join(torch.cat([x, *pooled], 1)).relu().mean((2, 3)))
         return out
 
 
 @architecture()
-def pyramid_of_pools(cut: Cut, *, input_shape: tuple[int, ...] = (3, 8, 8), classes: int = 4) -> nn.Module:
+def pyramid_of_pools(
+    cut: Cut, *, input_shape: tuple[int, ...] = (3, 8, 8), classes: int = 4
+) -> nn.Module:
     """Build the model."""
     return Net(cut.width("channels", 8), cut.width("narrow", 12), cut.classes(classes))

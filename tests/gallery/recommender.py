@@ -1,6 +1,7 @@
 """Categories as vectors, numbers through a network, and the products of all pairs beside them.
 
-Source: Naumov et al., "Deep learning recommendation model for personalization and recommendation systems", 2019.
+Source: Naumov et al., "Deep learning recommendation model for personalization and recommendation
+systems", 2019.
 """
 
 import torch
@@ -18,8 +19,11 @@ class Net(nn.Module):
         self.pairs = torch.triu_indices(4, 4, 1)  # no buffer, as many write it
 
     def forward(self, x: Tensor) -> Tensor:
-        numbers, tokens = self.bottom(x[:, :4]), x[:, 4:].long()
-        found = [table(tokens[:, place] % len(table.weight)) for place, table in enumerate(self.tables)]
+        numbers = self.bottom(x[:, :4])
+        tokens = x[:, 4:].long()
+        found = [
+            table(tokens[:, place] % len(table.weight)) for place, table in enumerate(self.tables)
+        ]
         vectors = torch.stack([numbers, *found], 1)
         products = (vectors @ vectors.transpose(1, 2))[:, self.pairs[0], self.pairs[1]]
         out: Tensor = self.top(torch.cat([products, numbers], 1))

@@ -1,7 +1,7 @@
 """A sequence read into one vector that is repeated and written out again.
 
-Source: Srivastava, Mansimov, Salakhutdinov, "Unsupervised learning of video representations using LSTMs", ICML 2015;
-the RepeatVector of Keras.
+Source: Srivastava, Mansimov, Salakhutdinov, "Unsupervised learning of video representations using
+LSTMs", ICML 2015; the RepeatVector of Keras.
 """
 
 from torch import Tensor, nn
@@ -12,7 +12,8 @@ from models import Cut, architecture
 class Net(nn.Module):
     def __init__(self, hidden: int, code: int, classes: int) -> None:
         super().__init__()
-        self.encoder, self.decoder = nn.LSTM(4, code, batch_first=True), nn.LSTM(code, hidden, batch_first=True)
+        self.encoder = nn.LSTM(4, code, batch_first=True)
+        self.decoder = nn.LSTM(code, hidden, batch_first=True)
         self.output_layer = nn.Linear(hidden, classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -23,6 +24,8 @@ class Net(nn.Module):
 
 
 @architecture()
-def repeat_vector(cut: Cut, *, input_shape: tuple[int, ...] = (4, 4), classes: int = 4) -> nn.Module:
+def repeat_vector(
+    cut: Cut, *, input_shape: tuple[int, ...] = (4, 4), classes: int = 4
+) -> nn.Module:
     """Build the model."""
     return Net(cut.width("hidden", 6), cut.width("code", 4), cut.classes(classes))

@@ -1,6 +1,7 @@
 """A residual block with a narrow middle and a strided shortcut.
 
-Source: He et al., "Deep residual learning for image recognition", CVPR 2016, as in torchvision (models/resnet.py).
+Source: He et al., "Deep residual learning for image recognition", CVPR 2016, as in torchvision
+(models/resnet.py).
 """
 
 from torch import Tensor, nn
@@ -13,12 +14,17 @@ CONVERT = True
 class Bottleneck(nn.Module):
     expansion = 4
 
-    def __init__(self, inplanes: int, planes: int, stride: int, downsample: nn.Module | None) -> None:
+    def __init__(
+        self, inplanes: int, planes: int, stride: int, downsample: nn.Module | None
+    ) -> None:
         super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(inplanes, planes, 1, bias=False), nn.BatchNorm2d(planes)
-        self.conv2, self.bn2 = nn.Conv2d(planes, planes, 3, stride, 1, bias=False), nn.BatchNorm2d(planes)
+        self.conv1 = nn.Conv2d(inplanes, planes, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(planes)
+        self.conv2 = nn.Conv2d(planes, planes, 3, stride, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(planes)
         self.conv3 = nn.Conv2d(planes, planes * self.expansion, 1, bias=False)
-        self.bn3, self.relu = nn.BatchNorm2d(planes * self.expansion), nn.ReLU(inplace=True)
+        self.bn3 = nn.BatchNorm2d(planes * self.expansion)
+        self.relu = nn.ReLU(inplace=True)
         self.downsample = downsample
 
     def forward(self, x: Tensor) -> Tensor:
@@ -34,10 +40,15 @@ class Bottleneck(nn.Module):
 
 
 @architecture()
-def resnet_bottleneck(cut: Cut, *, input_shape: tuple[int, ...] = (3, 8, 8), classes: int = 4) -> nn.Module:
+def resnet_bottleneck(
+    cut: Cut, *, input_shape: tuple[int, ...] = (3, 8, 8), classes: int = 4
+) -> nn.Module:
     """Build the model."""
-    stem, planes = cut.width("stem", 6), cut.width("planes", 4)
-    downsample = nn.Sequential(nn.Conv2d(stem, planes * 4, 1, 2, bias=False), nn.BatchNorm2d(planes * 4))
+    stem = cut.width("stem", 6)
+    planes = cut.width("planes", 4)
+    downsample = nn.Sequential(
+        nn.Conv2d(stem, planes * 4, 1, 2, bias=False), nn.BatchNorm2d(planes * 4)
+    )
     return nn.Sequential(
         nn.Conv2d(3, stem, 3, padding=1, bias=False),
         nn.BatchNorm2d(stem),

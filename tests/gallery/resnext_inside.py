@@ -13,7 +13,8 @@ class Net(nn.Module):
 
     def __init__(self, channels: int, classes: int) -> None:
         super().__init__()
-        self.first, self.grouped = nn.Conv2d(3, channels, 1), nn.Conv2d(channels, channels, 3, groups=4)
+        self.first = nn.Conv2d(3, channels, 1)
+        self.grouped = nn.Conv2d(channels, channels, 3, groups=4)
         self.head = nn.Linear(channels, classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -22,6 +23,8 @@ class Net(nn.Module):
 
 
 @architecture()
-def resnext_inside(cut: Cut, *, input_shape: tuple[int, ...] = (3, 6, 6), classes: int = 4) -> nn.Module:
+def resnext_inside(
+    cut: Cut, *, input_shape: tuple[int, ...] = (3, 6, 6), classes: int = 4
+) -> nn.Module:
     """Build the model."""
     return Net(cut.heads("path", 4, 4) * 4, cut.classes(classes))

@@ -14,7 +14,8 @@ class Net(nn.Module):
     def __init__(self, paths: int, classes: int) -> None:
         super().__init__()
         width = paths * 4
-        self.first, self.grouped = nn.Conv2d(3, width, 1), nn.Conv2d(width, width, 3, groups=paths)
+        self.first = nn.Conv2d(3, width, 1)
+        self.grouped = nn.Conv2d(width, width, 3, groups=paths)
         self.head = nn.Linear(width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -23,6 +24,8 @@ class Net(nn.Module):
 
 
 @architecture()
-def resnext_whole(cut: Cut, *, input_shape: tuple[int, ...] = (3, 6, 6), classes: int = 4) -> nn.Module:
+def resnext_whole(
+    cut: Cut, *, input_shape: tuple[int, ...] = (3, 6, 6), classes: int = 4
+) -> nn.Module:
     """Build the model."""
     return Net(cut.groups("path", 4), cut.classes(classes))

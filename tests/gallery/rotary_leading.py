@@ -1,6 +1,8 @@
-"""Rotary attention, its heads cut to leading dimensions because their author says so: static plans alone.
+"""Rotary attention, its heads cut to leading dimensions because their author says so: static plans
+alone.
 
-Source: Su et al., "RoFormer: enhanced transformer with rotary position embedding", Neurocomputing 2024.
+Source: Su et al., "RoFormer: enhanced transformer with rotary position embedding", Neurocomputing
+2024.
 """
 
 import torch
@@ -15,7 +17,9 @@ def rotated(x: Tensor) -> Tensor:
     """Turn pairs of the first and second half of each head by an angle that grows with the place."""
     angle = torch.arange(x.shape[2])[:, None] * 10.0 ** -(torch.arange(x.shape[3] // 2) / 2)
     first, second = x.chunk(2, -1)
-    return torch.cat([first * angle.cos() - second * angle.sin(), first * angle.sin() + second * angle.cos()], -1)
+    return torch.cat(
+        [first * angle.cos() - second * angle.sin(), first * angle.sin() + second * angle.cos()], -1
+    )
 
 
 class Net(nn.Module):
@@ -23,7 +27,8 @@ class Net(nn.Module):
 
     def __init__(self, heads: int, dim: int, classes: int) -> None:
         super().__init__()
-        self.heads, self.dim = heads, dim
+        self.heads = heads
+        self.dim = dim
         self.query, self.key, self.value = (nn.Linear(8, heads * dim) for _ in range(3))
         self.out = nn.Linear(heads * dim, classes)
 
@@ -38,6 +43,8 @@ class Net(nn.Module):
 
 
 @architecture()
-def rotary_leading(cut: Cut, *, input_shape: tuple[int, ...] = (5, 8), classes: int = 4) -> nn.Module:
+def rotary_leading(
+    cut: Cut, *, input_shape: tuple[int, ...] = (5, 8), classes: int = 4
+) -> nn.Module:
     """Build the model."""
     return Net(4, cut.heads("attention", 4, 8, leading=True), cut.classes(classes))

@@ -1,6 +1,8 @@
-"""Rotary attention, its heads cut to fewer dimensions: refused, each dimension has an angle of its own.
+"""Rotary attention, its heads cut to fewer dimensions: refused, each dimension has an angle of its
+own.
 
-Source: Su et al., "RoFormer: enhanced transformer with rotary position embedding", Neurocomputing 2024.
+Source: Su et al., "RoFormer: enhanced transformer with rotary position embedding", Neurocomputing
+2024.
 """
 
 import torch
@@ -8,14 +10,18 @@ from torch import Tensor, nn
 
 from models import Cut, architecture
 
-REFUSED = r"units of axis attention are not .*out\.weight.*module out.*cut\.groups\('attention', 4\) \* 8"
+REFUSED = (
+    r"units of axis attention are not .*out\.weight.*module out.*cut\.groups\('attention', 4\) \* 8"
+)
 
 
 def rotated(x: Tensor) -> Tensor:
     """Turn pairs of the first and second half of each head by an angle that grows with the place."""
     angle = torch.arange(x.shape[2])[:, None] * 10.0 ** -(torch.arange(x.shape[3] // 2) / 2)
     first, second = x.chunk(2, -1)
-    return torch.cat([first * angle.cos() - second * angle.sin(), first * angle.sin() + second * angle.cos()], -1)
+    return torch.cat(
+        [first * angle.cos() - second * angle.sin(), first * angle.sin() + second * angle.cos()], -1
+    )
 
 
 class Net(nn.Module):
@@ -23,7 +29,8 @@ class Net(nn.Module):
 
     def __init__(self, heads: int, dim: int, classes: int) -> None:
         super().__init__()
-        self.heads, self.dim = heads, dim
+        self.heads = heads
+        self.dim = dim
         self.query, self.key, self.value = (nn.Linear(8, heads * dim) for _ in range(3))
         self.out = nn.Linear(heads * dim, classes)
 
@@ -38,6 +45,8 @@ class Net(nn.Module):
 
 
 @architecture()
-def rotary_thin_heads(cut: Cut, *, input_shape: tuple[int, ...] = (5, 8), classes: int = 4) -> nn.Module:
+def rotary_thin_heads(
+    cut: Cut, *, input_shape: tuple[int, ...] = (5, 8), classes: int = 4
+) -> nn.Module:
     """Build the model."""
     return Net(4, cut.heads("attention", 4, 8), cut.classes(classes))

@@ -1,6 +1,7 @@
 """Rotary attention, its heads cut as a whole.
 
-Source: Su et al., "RoFormer: enhanced transformer with rotary position embedding", Neurocomputing 2024.
+Source: Su et al., "RoFormer: enhanced transformer with rotary position embedding", Neurocomputing
+2024.
 """
 
 import torch
@@ -13,7 +14,9 @@ def rotated(x: Tensor) -> Tensor:
     """Turn pairs of the first and second half of each head by an angle that grows with the place."""
     angle = torch.arange(x.shape[2])[:, None] * 10.0 ** -(torch.arange(x.shape[3] // 2) / 2)
     first, second = x.chunk(2, -1)
-    return torch.cat([first * angle.cos() - second * angle.sin(), first * angle.sin() + second * angle.cos()], -1)
+    return torch.cat(
+        [first * angle.cos() - second * angle.sin(), first * angle.sin() + second * angle.cos()], -1
+    )
 
 
 class Net(nn.Module):
@@ -21,7 +24,8 @@ class Net(nn.Module):
 
     def __init__(self, heads: int, dim: int, classes: int) -> None:
         super().__init__()
-        self.heads, self.dim = heads, dim
+        self.heads = heads
+        self.dim = dim
         self.query, self.key, self.value = (nn.Linear(8, heads * dim) for _ in range(3))
         self.out = nn.Linear(heads * dim, classes)
 
@@ -36,6 +40,8 @@ class Net(nn.Module):
 
 
 @architecture()
-def rotary_whole_heads(cut: Cut, *, input_shape: tuple[int, ...] = (5, 8), classes: int = 4) -> nn.Module:
+def rotary_whole_heads(
+    cut: Cut, *, input_shape: tuple[int, ...] = (5, 8), classes: int = 4
+) -> nn.Module:
     """Build the model."""
     return Net(cut.groups("head", 4), 8, cut.classes(classes))

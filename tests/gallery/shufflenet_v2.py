@@ -26,7 +26,9 @@ class Block(nn.Module):
 
 
 @architecture()
-def shufflenet_v2(cut: Cut, *, input_shape: tuple[int, ...] = (3, 6, 6), classes: int = 4) -> nn.Module:
+def shufflenet_v2(
+    cut: Cut, *, input_shape: tuple[int, ...] = (3, 6, 6), classes: int = 4
+) -> nn.Module:
     """Build the model."""
     half = cut.width("half", 4)
     return nn.Sequential(

@@ -1,6 +1,7 @@
 """One encoder for two images that come as one sample, compared by the distance of what it finds.
 
-Source: Koch, Zemel, Salakhutdinov, "Siamese neural networks for one-shot image recognition", ICML workshop 2015.
+Source: Koch, Zemel, Salakhutdinov, "Siamese neural networks for one-shot image recognition", ICML
+workshop 2015.
 """
 
 import torch
@@ -13,12 +14,17 @@ class Net(nn.Module):
     def __init__(self, channels: int, dim: int, classes: int) -> None:
         super().__init__()
         self.encoder = nn.Sequential(
-            nn.Conv2d(1, channels, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(channels * 4, dim)
+            nn.Conv2d(1, channels, 3),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(channels * 4, dim),
         )
         self.fc = nn.Linear(dim, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        left, right = self.encoder(x[:, :1]), self.encoder(x[:, 1:])
+        left = self.encoder(x[:, :1])
+        right = self.encoder(x[:, 1:])
         out: Tensor = self.fc(torch.abs(left.sigmoid() - right.sigmoid()))
         return out
 

@@ -18,8 +18,12 @@ class Net(nn.Module):
 
     def __init__(self, dim: int, classes: int) -> None:
         super().__init__()
-        self.embed, self.layer, self.head = nn.Linear(8, dim), nn.Linear(dim, dim), nn.Linear(dim, classes)
-        self.register_buffer("table", torch.sin(torch.arange(5)[:, None] * torch.arange(dim)[None] / 3.0))
+        self.embed = nn.Linear(8, dim)
+        self.layer = nn.Linear(dim, dim)
+        self.head = nn.Linear(dim, classes)
+        self.register_buffer(
+            "table", torch.sin(torch.arange(5)[:, None] * torch.arange(dim)[None] / 3.0)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.head(self.layer(self.embed(x) + self.table).relu().mean(1))
@@ -27,6 +31,8 @@ class Net(nn.Module):
 
 
 @architecture()
-def sinusoid_table(cut: Cut, *, input_shape: tuple[int, ...] = (5, 8), classes: int = 4) -> nn.Module:
+def sinusoid_table(
+    cut: Cut, *, input_shape: tuple[int, ...] = (5, 8), classes: int = 4
+) -> nn.Module:
     """Build the model."""
     return Net(cut.width("stream", 12), cut.classes(classes))

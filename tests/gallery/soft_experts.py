@@ -1,6 +1,7 @@
 """Experts weighed by a router, all of them in one tensor: their width is cut, not their number.
 
-Source: Jacobs et al., "Adaptive mixtures of local experts", Neural Computation 3, 1991; Puigcerver et al., ICLR 2024.
+Source: Jacobs et al., "Adaptive mixtures of local experts", Neural Computation 3, 1991; Puigcerver
+et al., ICLR 2024.
 """
 
 import torch
@@ -14,7 +15,9 @@ class Net(nn.Module):
 
     def __init__(self, stream: int, hidden: int, classes: int) -> None:
         super().__init__()
-        self.enter, self.router, self.head = nn.Linear(6, stream), nn.Linear(stream, 3), nn.Linear(stream, classes)
+        self.enter = nn.Linear(6, stream)
+        self.router = nn.Linear(stream, 3)
+        self.head = nn.Linear(stream, classes)
         self.up = nn.Parameter(0.4 * torch.randn(3, stream, hidden))
         self.down = nn.Parameter(0.4 * torch.randn(3, hidden, stream))
 

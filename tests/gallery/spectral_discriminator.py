@@ -1,6 +1,7 @@
 """A critic whose layers are divided by their largest singular values.
 
-Source: Miyato, Kataoka, Koyama, Yoshida, "Spectral normalization for generative adversarial networks", ICLR 2018.
+Source: Miyato, Kataoka, Koyama, Yoshida, "Spectral normalization for generative adversarial
+networks", ICLR 2018.
 """
 
 from torch import nn
@@ -13,9 +14,12 @@ CONVERT = True
 
 
 @architecture()
-def spectral_discriminator(cut: Cut, *, input_shape: tuple[int, ...] = (2, 6, 6), classes: int = 3) -> nn.Module:
+def spectral_discriminator(
+    cut: Cut, *, input_shape: tuple[int, ...] = (2, 6, 6), classes: int = 3
+) -> nn.Module:
     """Build the model."""
-    first, second = cut.width("first", 6), cut.width("second", 4)
+    first = cut.width("first", 6)
+    second = cut.width("second", 4)
     return nn.Sequential(
         spectral_norm(nn.Conv2d(2, first, 3)),
         nn.LeakyReLU(0.1),

@@ -1,6 +1,7 @@
 """A learned function on every edge: bumps over a grid, mixed for each pair of units.
 
-Source: Liu et al., "KAN: Kolmogorov-Arnold networks", ICLR 2025, with Gaussian bumps in the place of splines.
+Source: Liu et al., "KAN: Kolmogorov-Arnold networks", ICLR 2025, with Gaussian bumps in the place
+of splines.
 """
 
 import torch

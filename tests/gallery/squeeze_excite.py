@@ -14,8 +14,10 @@ class Net(nn.Module):
 
     def __init__(self, channels: int, squeezed: int, classes: int) -> None:
         super().__init__()
-        self.expand, self.depthwise = nn.Conv2d(3, channels, 1), nn.Conv2d(channels, channels, 3, groups=channels)
-        self.squeeze, self.excite = nn.Linear(channels, squeezed), nn.Linear(squeezed, channels)
+        self.expand = nn.Conv2d(3, channels, 1)
+        self.depthwise = nn.Conv2d(channels, channels, 3, groups=channels)
+        self.squeeze = nn.Linear(channels, squeezed)
+        self.excite = nn.Linear(squeezed, channels)
         self.head = nn.Linear(channels, classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -26,6 +28,8 @@ class Net(nn.Module):
 
 
 @architecture()
-def squeeze_excite(cut: Cut, *, input_shape: tuple[int, ...] = (3, 6, 6), classes: int = 4) -> nn.Module:
+def squeeze_excite(
+    cut: Cut, *, input_shape: tuple[int, ...] = (3, 6, 6), classes: int = 4
+) -> nn.Module:
     """Build the model."""
     return Net(cut.width("channels", 16), cut.width("squeezed", 4), cut.classes(classes))

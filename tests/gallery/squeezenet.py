@@ -14,22 +14,32 @@ CONVERT = True
 class Fire(nn.Module):
     def __init__(self, inputs: int, squeezed: int, expanded: int) -> None:
         super().__init__()
-        self.squeeze, self.squeeze_activation = nn.Conv2d(inputs, squeezed, 1), nn.ReLU(inplace=True)
-        self.expand1x1, self.expand1x1_activation = nn.Conv2d(squeezed, expanded, 1), nn.ReLU(inplace=True)
+        self.squeeze = nn.Conv2d(inputs, squeezed, 1)
+        self.squeeze_activation = nn.ReLU(inplace=True)
+        self.expand1x1 = nn.Conv2d(squeezed, expanded, 1)
+        self.expand1x1_activation = nn.ReLU(inplace=True)
         self.expand3x3 = nn.Conv2d(squeezed, expanded, 3, padding=1)
         self.expand3x3_activation = nn.ReLU(inplace=True)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.squeeze_activation(self.squeeze(x))
         return torch.cat(
-            [self.expand1x1_activation(self.expand1x1(x)), self.expand3x3_activation(self.expand3x3(x))], 1
+            [
+                self.expand1x1_activation(self.expand1x1(x)),
+                self.expand3x3_activation(self.expand3x3(x)),
+            ],
+            1,
         )
 
 
 @architecture()
-def squeezenet(cut: Cut, *, input_shape: tuple[int, ...] = (3, 9, 9), classes: int = 4) -> nn.Module:
+def squeezenet(
+    cut: Cut, *, input_shape: tuple[int, ...] = (3, 9, 9), classes: int = 4
+) -> nn.Module:
     """Build the model."""
-    stem, first, second = cut.width("stem", 6), cut.width("expand1", 6), cut.width("expand2", 8)
+    stem = cut.width("stem", 6)
+    first = cut.width("expand1", 6)
+    second = cut.width("expand2", 8)
     return nn.Sequential(
         nn.Conv2d(3, stem, 3, 2),
         nn.ReLU(inplace=True),

@@ -1,6 +1,7 @@
 """A layer of diagonal state spaces, written as the convolution over time that it is.
 
-Source: Gu et al., "On the parameterization and initialization of diagonal state space models", NeurIPS 2022.
+Source: Gu et al., "On the parameterization and initialization of diagonal state space models",
+NeurIPS 2022.
 """
 
 import torch
@@ -17,8 +18,10 @@ class Net(nn.Module):
 
     def __init__(self, channels: int, classes: int) -> None:
         super().__init__()
-        self.enter, self.head = nn.Linear(3, channels), nn.Linear(channels, classes)
-        self.decay, self.taken = nn.Parameter(torch.rand(channels, 4)), nn.Parameter(torch.randn(channels, 4))
+        self.enter = nn.Linear(3, channels)
+        self.head = nn.Linear(channels, classes)
+        self.decay = nn.Parameter(torch.rand(channels, 4))
+        self.taken = nn.Parameter(torch.randn(channels, 4))
         self.past = nn.Parameter(torch.randn(channels))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -31,6 +34,8 @@ class Net(nn.Module):
 
 
 @architecture()
-def state_space(cut: Cut, *, input_shape: tuple[int, ...] = (LENGTH, 3), classes: int = 4) -> nn.Module:
+def state_space(
+    cut: Cut, *, input_shape: tuple[int, ...] = (LENGTH, 3), classes: int = 4
+) -> nn.Module:
     """Build the model."""
     return Net(cut.width("channels", 8), cut.classes(classes))

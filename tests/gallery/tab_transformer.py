@@ -1,4 +1,5 @@
-"""Categories as tokens of a transformer, flattened beside numbers: heads cut inside, joined with what is not cut.
+"""Categories as tokens of a transformer, flattened beside numbers: heads cut inside, joined with
+what is not cut.
 
 Source: Huang et al., "TabTransformer: tabular data modeling using contextual embeddings", 2020.
 """
@@ -21,7 +22,8 @@ class Net(nn.Module):
         super().__init__()
         self.columns = nn.ModuleList([nn.Embedding(7, width) for _ in range(3)])
         self.block = nn.TransformerEncoderLayer(width, 2, hidden, dropout=0.0, batch_first=True)
-        self.norm, self.head = nn.LayerNorm(4), nn.Linear(3 * width + 4, classes)
+        self.norm = nn.LayerNorm(4)
+        self.head = nn.Linear(3 * width + 4, classes)
 
     def forward(self, categories: Tensor, numbers: Tensor) -> Tensor:
         tokens = torch.stack([column(categories[:, i]) for i, column in enumerate(self.columns)], 1)
@@ -30,6 +32,8 @@ class Net(nn.Module):
 
 
 @architecture(input_dtype={"categories": "int64"})
-def tab_transformer(cut: Cut, *, input_shape: Mapping[str, tuple[int, ...]] = SHAPES, classes: int = 4) -> nn.Module:
+def tab_transformer(
+    cut: Cut, *, input_shape: Mapping[str, tuple[int, ...]] = SHAPES, classes: int = 4
+) -> nn.Module:
     """Build the model."""
     return Net(cut.heads("stream", 2, 4) * 2, cut.width("hidden", 16), cut.classes(classes))

@@ -25,7 +25,12 @@ def _orders(model: Model) -> str:
         layout = infer_layout(model.arch)
     except ConfigError as error:
         return f"refused: {str(error).partition(': ')[2].partition(':')[0]}"
-    found = {str(dim): None for item in layout.parameters for dim in item.dims if str(dim) not in layout.axes}
+    found = {
+        str(dim): None
+        for item in layout.parameters
+        for dim in item.dims
+        if str(dim) not in layout.axes
+    }
     if any(axis.leading for axis in layout.axes.values()):
         return "cut to leading units as declared, which nobody proves"
     return "cut" + (f": {', '.join(f'`{order}`' for order in found)}" if found else "")
@@ -33,7 +38,10 @@ def _orders(model: Model) -> str:
 
 def page() -> str:
     """The whole page."""
-    rows = [f"| `{name}` | {model.kind} | {_orders(model)} | {model.source} |" for name, model in GALLERY.items()]
+    rows = [
+        f"| `{name}` | {model.kind} | {_orders(model)} | {model.source} |"
+        for name, model in GALLERY.items()
+    ]
     return HEAD + "\n".join(rows) + "\n"
 
 

@@ -1,7 +1,7 @@
 """Causal dilated convolutions with weight norm and what is cut off behind them.
 
-Source: Bai, Kolter, Koltun, "An empirical evaluation of generic convolutional and recurrent networks for sequence
-modeling", arXiv 1803.01271 (locuslab/TCN, tcn.py).
+Source: Bai, Kolter, Koltun, "An empirical evaluation of generic convolutional and recurrent
+networks for sequence modeling", arXiv 1803.01271 (locuslab/TCN, tcn.py).
 """
 
 from torch import Tensor, nn
@@ -38,7 +38,8 @@ class Block(nn.Module):
             nn.ReLU(),
             nn.Dropout(0.2),
         )
-        self.downsample, self.relu = nn.Conv1d(inputs, outputs, 1), nn.ReLU()
+        self.downsample = nn.Conv1d(inputs, outputs, 1)
+        self.relu = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.relu(self.net(x) + self.downsample(x))
@@ -48,7 +49,8 @@ class Block(nn.Module):
 class Net(nn.Module):
     def __init__(self, first: int, second: int, classes: int) -> None:
         super().__init__()
-        self.tcn, self.linear = nn.Sequential(Block(2, first, 1), Block(first, second, 2)), nn.Linear(second, classes)
+        self.tcn = nn.Sequential(Block(2, first, 1), Block(first, second, 2))
+        self.linear = nn.Linear(second, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.linear(self.tcn(x)[:, :, -1])

@@ -45,10 +45,16 @@ def weights_of(layout: Layout) -> dict[str, np.ndarray]:
     return {item.name: generator.standard_normal(item.shape) * 0.4 for item in layout.parameters}
 
 
-def computed(arch: Architecture, width: float, weights: dict[str, np.ndarray], x: torch.Tensor) -> torch.Tensor:
-    """Outputs of a model of some width in double precision, and the gradient of their squares' sum in the inputs."""
+def computed(
+    arch: Architecture, width: float, weights: dict[str, np.ndarray], x: torch.Tensor
+) -> torch.Tensor:
+    """Outputs of a model of some width in double precision, and the gradient of their squares' sum
+    in the inputs.
+    """
     module: nn.Module = build(arch, width).double().eval()
-    module.load_state_dict({name: torch.from_numpy(value) for name, value in weights.items()}, strict=False)
+    module.load_state_dict(
+        {name: torch.from_numpy(value) for name, value in weights.items()}, strict=False
+    )
     given = x.clone().requires_grad_(x.is_floating_point())
     outputs = torch.cat([head.flatten() for head in heads_of(module(given)).values()])
     gradients = torch.autograd.grad(outputs.square().sum(), [given]) if given.requires_grad else ()
@@ -56,7 +62,8 @@ def computed(arch: Architecture, width: float, weights: dict[str, np.ndarray], x
 
 
 def inputs(layout: Layout) -> torch.Tensor:
-    generator, shape = torch.Generator().manual_seed(1), (3, *layout.input_shape)
+    generator = torch.Generator().manual_seed(1)
+    shape = (3, *layout.input_shape)
     if layout.input_dtype == "int64":
         return torch.randint(0, 11, shape, generator=generator)
     drawn = torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -78,37 +85,52 @@ def test_a_tier_has_the_shapes_of_its_layout(model: Model) -> None:
 @pytest.mark.parametrize("kind", ["static", "rolling", "random"])
 @pytest.mark.parametrize("model", [case for case in SLICED if case.values[0].alone])
 def test_a_sub_model_is_the_whole_with_the_other_units_zero(model: Model, kind: str) -> None:
-    """Whatever the order of the entries: a slice computes what the whole computes with zeros for what it lacks."""
+    """Whatever the order of the entries: a slice computes what the whole computes with zeros for
+    what it lacks.
+    """
     layout = layout_of(model.arch)
-    weights, x = weights_of(layout), inputs(layout)
+    weights = weights_of(layout)
+    x = inputs(layout)
     for width in (0.25, 0.5, 0.7):
         plan = make_plan(layout, layout.tier(width), kind, round_index=3, seed=2)
         cut = slice_weights(layout, plan, weights)
-        zeroed = scatter(layout, plan, cut, {name: np.zeros_like(value) for name, value in weights.items()})
-        torch.testing.assert_close(computed(model.arch, width, cut, x), computed(model.arch, 1.0, zeroed, x))
+        zeroed = scatter(
+            layout, plan, cut, {name: np.zeros_like(value) for name, value in weights.items()}
+        )
+        torch.testing.assert_close(
+            computed(model.arch, width, cut, x), computed(model.arch, 1.0, zeroed, x)
+        )
 
 
 @pytest.mark.parametrize("kind", ["rolling", "static"])
 @pytest.mark.parametrize("model", SLICED)
 def test_units_in_another_order_are_the_same_model(model: Model, kind: str) -> None:
-    """A window over the whole axis only changes places, so outputs and gradients stay, norms or not."""
+    """A window over the whole axis only changes places, so outputs and gradients stay, norms or
+    not.
+    """
     layout = layout_of(model.arch)
-    weights, x = weights_of(layout), inputs(layout)
+    weights = weights_of(layout)
+    x = inputs(layout)
     if any(axis.leading for axis in layout.axes.values()) and kind != "static":
         with pytest.raises(PlanError, match="was declared leading"):
             make_plan(layout, layout.tier(1.0), kind)
         return
-    turned = slice_weights(layout, make_plan(layout, layout.tier(1.0), kind, round_index=3), weights)
+    turned = slice_weights(
+        layout, make_plan(layout, layout.tier(1.0), kind, round_index=3), weights
+    )
     moved = [name for name, value in turned.items() if not np.array_equal(value, weights[name])]
     assert bool(moved) == (kind == "rolling")
-    torch.testing.assert_close(computed(model.arch, 1.0, turned, x), computed(model.arch, 1.0, weights, x))
+    torch.testing.assert_close(
+        computed(model.arch, 1.0, turned, x), computed(model.arch, 1.0, weights, x)
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", SLICED)
 def test_half_of_it_trains_in_a_graph(model: Model) -> None:
     """As in PyTorch, over two steps; with `--convert`, which leaves alone what needs none."""
-    layout, arch = layout_of(model.arch), converted(model.arch)
+    layout = layout_of(model.arch)
+    arch = converted(model.arch)
     torch.manual_seed(3)
     module = shaken(build(arch, 0.5))
     row = arch.row(layout.settings)
@@ -132,4 +154,6 @@ def test_the_page_of_models_lists_them_all() -> None:
 def test_the_gallery_names_its_sources() -> None:
     """Each file says what it shows and where it comes from."""
     assert len(GALLERY) - len(REFUSED) >= 42
-    assert all(model.kind.endswith(".") and model.source.endswith(".") for model in GALLERY.values())
+    assert all(
+        model.kind.endswith(".") and model.source.endswith(".") for model in GALLERY.values()
+    )

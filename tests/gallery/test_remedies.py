@@ -40,13 +40,18 @@ def advised(arch: Architecture) -> list[Axis]:
     """The forms of the axis that the message names."""
     with pytest.raises(ConfigError) as refused:
         infer_layout(arch)
-    message, cut = str(refused.value), Cut()
+    message = str(refused.value)
+    cut = Cut()
     arch.build(cut, **arch.settings())
     axis = next(item for name, item in cut.axes.items() if f"axis {name} " in message)
     found = [replace(axis, leading=True)] if "leading=True" in message else []
     for kind, number in re.findall(r"cut\.(heads|groups)\('\w+', (\d+)", message):
         if axis.groups == 1:
-            found.append(replace(axis, groups=int(number)) if kind == "heads" else Axis(axis.name, int(number)))
+            found.append(
+                replace(axis, groups=int(number))
+                if kind == "heads"
+                else Axis(axis.name, int(number))
+            )
     return found
 
 
@@ -69,7 +74,9 @@ def test_what_is_advised_trains_in_a_graph(name: str) -> None:
         torch.manual_seed(3)
         layout = infer_layout(declared(arch, axis))
         module = shaken(build(declared(arch, axis), 0.5))
-        signature = Signature(layout.input_shape, layout.input_dtype, layout.classes).with_places_of(module)
+        signature = Signature(
+            layout.input_shape, layout.input_dtype, layout.classes
+        ).with_places_of(module)
         assert train_report(module, signature, sizes=(3, 2)).worst_absolute <= 1e-5
 
 

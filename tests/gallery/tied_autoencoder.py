@@ -13,8 +13,10 @@ from models import Cut, architecture
 class Net(nn.Module):
     def __init__(self, outputs: int, hidden: int, code: int) -> None:
         super().__init__()
-        self.first, self.second = nn.Linear(outputs, hidden), nn.Linear(hidden, code)
-        self.back, self.out = nn.Parameter(torch.zeros(hidden)), nn.Parameter(torch.zeros(outputs))
+        self.first = nn.Linear(outputs, hidden)
+        self.second = nn.Linear(hidden, code)
+        self.back = nn.Parameter(torch.zeros(hidden))
+        self.out = nn.Parameter(torch.zeros(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         code = torch.sigmoid(self.second(torch.sigmoid(self.first(x))))
@@ -23,6 +25,8 @@ class Net(nn.Module):
 
 
 @architecture()
-def tied_autoencoder(cut: Cut, *, input_shape: tuple[int, ...] = (9,), classes: int = 9) -> nn.Module:
+def tied_autoencoder(
+    cut: Cut, *, input_shape: tuple[int, ...] = (9,), classes: int = 9
+) -> nn.Module:
     """Build the model."""
     return Net(cut.classes(classes), cut.width("hidden", 8), cut.width("code", 4))

@@ -15,7 +15,8 @@ class Net(nn.Module):
 
     def __init__(self, dim: int, hidden: int, classes: int) -> None:
         super().__init__()
-        self.embed, self.head = nn.Linear(8, dim), nn.Linear(dim, classes)
+        self.embed = nn.Linear(8, dim)
+        self.head = nn.Linear(dim, classes)
         self.layer = nn.TransformerEncoderLayer(dim, 4, hidden, dropout=0.0, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -24,6 +25,8 @@ class Net(nn.Module):
 
 
 @architecture()
-def torch_encoder_layer(cut: Cut, *, input_shape: tuple[int, ...] = (5, 8), classes: int = 4) -> nn.Module:
+def torch_encoder_layer(
+    cut: Cut, *, input_shape: tuple[int, ...] = (5, 8), classes: int = 4
+) -> nn.Module:
     """Build the model."""
     return Net(cut.heads("stream", 4, 4) * 4, cut.width("hidden", 24), cut.classes(classes))

@@ -1,6 +1,7 @@
 """An encoder by strides and a decoder by transposed convolutions.
 
-Source: Radford, Metz, Chintala, "Unsupervised representation learning with deep convolutional GANs", ICLR 2016.
+Source: Radford, Metz, Chintala, "Unsupervised representation learning with deep convolutional
+GANs", ICLR 2016.
 """
 
 import torch
@@ -14,8 +15,10 @@ class Net(nn.Module):
 
     def __init__(self, first: int, second: int, classes: int) -> None:
         super().__init__()
-        self.down1, self.down2 = nn.Conv2d(3, first, 3, 2, 1), nn.Conv2d(first, second, 3, 2, 1)
-        self.up1, self.up2 = nn.ConvTranspose2d(second, first, 4, 2, 1), nn.ConvTranspose2d(first, first, 2, 2)
+        self.down1 = nn.Conv2d(3, first, 3, 2, 1)
+        self.down2 = nn.Conv2d(first, second, 3, 2, 1)
+        self.up1 = nn.ConvTranspose2d(second, first, 4, 2, 1)
+        self.up2 = nn.ConvTranspose2d(first, first, 2, 2)
         self.head = nn.Linear(first, classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -25,6 +28,8 @@ class Net(nn.Module):
 
 
 @architecture()
-def transposed_decoder(cut: Cut, *, input_shape: tuple[int, ...] = (3, 8, 8), classes: int = 4) -> nn.Module:
+def transposed_decoder(
+    cut: Cut, *, input_shape: tuple[int, ...] = (3, 8, 8), classes: int = 4
+) -> nn.Module:
     """Build the model."""
     return Net(cut.width("first", 8), cut.width("second", 12), cut.classes(classes))

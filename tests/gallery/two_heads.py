@@ -17,7 +17,9 @@ class Net(nn.Module):
 
     def __init__(self, hidden: int, classes: int) -> None:
         super().__init__()
-        self.body, self.label, self.box = nn.Linear(9, hidden), nn.Linear(hidden, classes), nn.Linear(hidden, 4)
+        self.body = nn.Linear(9, hidden)
+        self.label = nn.Linear(hidden, classes)
+        self.box = nn.Linear(hidden, 4)
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         x = self.body(x).tanh()

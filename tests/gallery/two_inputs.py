@@ -18,7 +18,8 @@ class Net(nn.Module):
 
     def __init__(self, hidden: int, classes: int) -> None:
         super().__init__()
-        self.deep, self.head = nn.Linear(16, hidden), nn.Linear(6 + hidden, classes)
+        self.deep = nn.Linear(16, hidden)
+        self.head = nn.Linear(6 + hidden, classes)
 
     def forward(self, crossed: Tensor, pixels: Tensor) -> Tensor:
         out: Tensor = self.head(torch.cat([crossed, self.deep(pixels.flatten(1)).relu()], 1))
@@ -26,6 +27,8 @@ class Net(nn.Module):
 
 
 @architecture()
-def two_inputs(cut: Cut, *, input_shape: Mapping[str, tuple[int, ...]] = SHAPES, classes: int = 4) -> nn.Module:
+def two_inputs(
+    cut: Cut, *, input_shape: Mapping[str, tuple[int, ...]] = SHAPES, classes: int = 4
+) -> nn.Module:
     """Build the model."""
     return Net(cut.width("hidden", 12), cut.classes(classes))

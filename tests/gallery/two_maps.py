@@ -14,7 +14,8 @@ class Net(nn.Module):
 
     def __init__(self, channels: int, classes: int) -> None:
         super().__init__()
-        self.conv, self.head = nn.Conv2d(3, channels, 3), nn.Linear(2 * channels, classes)
+        self.conv = nn.Conv2d(3, channels, 3)
+        self.head = nn.Linear(2 * channels, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.conv(x).relu()

@@ -1,6 +1,7 @@
 """Skips of an encoder beside what comes from below: concatenations of two axes.
 
-Source: Ronneberger et al., "U-Net: convolutional networks for biomedical image segmentation", MICCAI 2015.
+Source: Ronneberger et al., "U-Net: convolutional networks for biomedical image segmentation",
+MICCAI 2015.
 """
 
 import torch
@@ -15,13 +16,16 @@ class Net(nn.Module):
 
     def __init__(self, first: int, second: int, classes: int) -> None:
         super().__init__()
-        self.down1, self.down2 = nn.Conv2d(3, first, 3, padding=1), nn.Conv2d(first, second, 3, padding=1)
+        self.down1 = nn.Conv2d(3, first, 3, padding=1)
+        self.down2 = nn.Conv2d(first, second, 3, padding=1)
         self.up = nn.Conv2d(second + first, first, 3, padding=1)
         self.head = nn.Linear(first, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.down1(x).relu()
-        below = functional.interpolate(self.down2(functional.avg_pool2d(x, 2)).relu(), scale_factor=2.0)
+        below = functional.interpolate(
+            self.down2(functional.avg_pool2d(x, 2)).relu(), scale_factor=2.0
+        )
         out: Tensor = self.head(self.up(torch.cat([below, x], 1)).relu().mean((2, 3)))
         return out
 

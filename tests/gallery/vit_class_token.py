@@ -1,6 +1,8 @@
-"""A vision transformer with a class token, learned places and one projection for queries, keys and values.
+"""A vision transformer with a class token, learned places and one projection for queries, keys and
+values.
 
-Source: timm (huggingface/pytorch-image-models, timm/models/vision_transformer.py), VisionTransformer.
+Source: timm (huggingface/pytorch-image-models, timm/models/vision_transformer.py),
+VisionTransformer.
 """
 
 import torch
@@ -15,14 +17,22 @@ CONVERT = True
 class Attention(nn.Module):
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
-        self.num_heads, self.head_dim = heads, dim // heads
+        self.num_heads = heads
+        self.head_dim = dim // heads
         self.scale = self.head_dim**-0.5
-        self.qkv, self.proj = nn.Linear(dim, dim * 3), nn.Linear(dim, dim)
-        self.attn_drop, self.proj_drop = nn.Dropout(0.1), nn.Dropout(0.1)
+        self.qkv = nn.Linear(dim, dim * 3)
+        self.proj = nn.Linear(dim, dim)
+        self.attn_drop = nn.Dropout(0.1)
+        self.proj_drop = nn.Dropout(0.1)
 
     def forward(self, x: Tensor) -> Tensor:
         B, N, C = x.shape
-        q, k, v = self.qkv(x).reshape(B, N, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, v = (
+            self.qkv(x)
+            .reshape(B, N, 3, self.num_heads, self.head_dim)
+            .permute(2, 0, 3, 1, 4)
+            .unbind(0)
+        )
         attn = self.attn_drop((q * self.scale @ k.transpose(-2, -1)).softmax(dim=-1))
         x = (attn @ v).transpose(1, 2).reshape(B, N, C)
         out: Tensor = self.proj_drop(self.proj(x))
@@ -33,10 +43,16 @@ class Net(nn.Module):
     def __init__(self, dim: int, hidden: int, classes: int) -> None:
         super().__init__()
         self.patch_embed = nn.Conv2d(3, dim, 4, 4)
-        self.cls_token, self.pos_embed = nn.Parameter(torch.zeros(1, 1, dim)), nn.Parameter(torch.randn(1, 5, dim))
-        self.norm1, self.attn, self.norm2 = nn.LayerNorm(dim), Attention(dim, 4), nn.LayerNorm(dim)
-        self.mlp = nn.Sequential(nn.Linear(dim, hidden), nn.GELU(), nn.Dropout(0.1), nn.Linear(hidden, dim))
-        self.norm, self.head = nn.LayerNorm(dim), nn.Linear(dim, classes)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, dim))
+        self.pos_embed = nn.Parameter(torch.randn(1, 5, dim))
+        self.norm1 = nn.LayerNorm(dim)
+        self.attn = Attention(dim, 4)
+        self.norm2 = nn.LayerNorm(dim)
+        self.mlp = nn.Sequential(
+            nn.Linear(dim, hidden), nn.GELU(), nn.Dropout(0.1), nn.Linear(hidden, dim)
+        )
+        self.norm = nn.LayerNorm(dim)
+        self.head = nn.Linear(dim, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.patch_embed(x).flatten(2).transpose(1, 2)
@@ -48,6 +64,8 @@ class Net(nn.Module):
 
 
 @architecture()
-def vit_class_token(cut: Cut, *, input_shape: tuple[int, ...] = (3, 8, 8), classes: int = 4) -> nn.Module:
+def vit_class_token(
+    cut: Cut, *, input_shape: tuple[int, ...] = (3, 8, 8), classes: int = 4
+) -> nn.Module:
     """Build the model."""
     return Net(cut.heads("stream", 4, 4) * 4, cut.width("hidden", 24), cut.classes(classes))

@@ -6,7 +6,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from models import Axis, AxisKind, CompiledPlan, Dim, Layout, Parameter, Plan, Statistic, compile_plan
+from models import (
+    Axis,
+    AxisKind,
+    CompiledPlan,
+    Dim,
+    Layout,
+    Parameter,
+    Plan,
+    Statistic,
+    compile_plan,
+)
 from models.slicing import tensor_regions
 
 
@@ -22,7 +32,12 @@ def make_layout(
     """Make a layout of the given tensors, all in the head unless `blocks` says otherwise."""
     by_name = {axis.name: axis for axis in axes}
     parameters = tuple(
-        Parameter(name, tuple(dim.length(by_name, 1.0) for dim in dims), dims, (blocks or {}).get(name, "head"))
+        Parameter(
+            name,
+            tuple(dim.length(by_name, 1.0) for dim in dims),
+            dims,
+            (blocks or {}).get(name, "head"),
+        )
         for name, dims in tensors.items()
     )
     return Layout(
@@ -50,11 +65,15 @@ def entries(layout: Layout, plan: Plan, parameter: Parameter) -> tuple[NDArray[A
     """Kept entries of each dimension, one by one, as the definition says."""
     mesh = []
     for position, dim in enumerate(parameter.dims):
-        listed, start = [], 0
+        listed = []
+        start = 0
         for part in dim.segments:
             axis = layout.axes[part.axis]
             units = range(axis.size) if axis.kind is AxisKind.FIXED else plan.indices[part.axis]
-            units = [int(unit) for unit in plan.overrides.get((parameter.name, position, part.axis), units)]
+            units = [
+                int(unit)
+                for unit in plan.overrides.get((parameter.name, position, part.axis), units)
+            ]
             listed += [start + entry for entry in _loops(axis, part, units)]
             start += len(_loops(axis, part, list(range(axis.size))))
         mesh.append(np.array(listed))
@@ -81,7 +100,10 @@ def zeros(layout: Layout, dtype: Any = np.float64) -> dict[str, NDArray[Any]]:
 def noise(layout: Layout, seed: int = 0) -> dict[str, NDArray[Any]]:
     """Normal random numbers of the global shapes, float32."""
     generator = np.random.default_rng(seed)
-    return {item.name: generator.standard_normal(item.shape).astype(np.float32) for item in layout.parameters}
+    return {
+        item.name: generator.standard_normal(item.shape).astype(np.float32)
+        for item in layout.parameters
+    }
 
 
 def _compiled(layout: Layout, plan: Plan | CompiledPlan) -> CompiledPlan:
@@ -93,7 +115,9 @@ def regions(layout: Layout, plan: Plan, parameter: Parameter) -> tuple[Any, ...]
     return compile_plan(layout, plan).tensors[parameter.name].regions
 
 
-def scatter(layout: Layout, plan: Plan | CompiledPlan, sub: Any, onto: Any) -> dict[str, NDArray[Any]]:
+def scatter(
+    layout: Layout, plan: Plan | CompiledPlan, sub: Any, onto: Any
+) -> dict[str, NDArray[Any]]:
     """A sub-model's tensors in copies of global ones."""
     merged = {name: np.array(value) for name, value in onto.items()}
     for name, tensor in _compiled(layout, plan).tensors.items():
@@ -102,7 +126,9 @@ def scatter(layout: Layout, plan: Plan | CompiledPlan, sub: Any, onto: Any) -> d
     return merged
 
 
-def scatter_add(layout: Layout, plan: Plan | CompiledPlan, target: Any, update: Any, rows: Any = None) -> None:
+def scatter_add(
+    layout: Layout, plan: Plan | CompiledPlan, target: Any, update: Any, rows: Any = None
+) -> None:
     """A sub-model's tensors, added to global sums in place; of label axes some rows alone."""
     rule = {axis: np.unique(units) for axis, units in (rows or {}).items()}
     for name, tensor in _compiled(layout, plan).tensors.items():

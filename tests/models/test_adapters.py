@@ -1,4 +1,6 @@
-"""Adapters: what trains, what a tier keeps of them, and that a unit of the rank means the same in every tier."""
+"""Adapters: what trains, what a tier keeps of them, and that a unit of the rank means the same in
+every tier.
+"""
 
 from collections import OrderedDict
 from dataclasses import replace
@@ -15,7 +17,9 @@ from tests.adapted import BASE, adapted, half_frozen
 
 
 def test_what_is_frozen_and_whole_is_the_base_and_in_no_tiers_weights():
-    """Frozen tensors are no parameters of the fleet; the layout says so, also after it was written and read."""
+    """Frozen tensors are no parameters of the fleet; the layout says so, also after it was written
+    and read.
+    """
     layout = infer_layout(adapted)
     names = ["1.down", "1.up", "3.down", "3.up", "5.weight", "5.bias"]
     assert [item.name for item in layout.parameters] == names
@@ -29,20 +33,27 @@ def test_a_layer_computes_the_frozen_product_and_the_scaled_one():
     layer = LoraLinear(nn.Linear(5, 3), 2, 1.5)
     nn.init.normal_(layer.up)
     x = torch.randn(4, 5)
-    w, b, down, up = (value.detach().double().numpy() for value in (layer.weight, layer.bias, layer.down, layer.up))
+    w, b, down, up = (
+        value.detach().double().numpy()
+        for value in (layer.weight, layer.bias, layer.down, layer.up)
+    )
     expected = x.double().numpy() @ (w + 1.5 * up @ down).T + b
     np.testing.assert_allclose(layer(x).detach().numpy(), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("width", [0.5, 0.25])
 def test_a_narrow_tier_is_the_whole_model_without_the_other_units(width):
-    """The scale is that of the whole rank in every tier: a sub-model computes what the zeroed whole one computes."""
+    """The scale is that of the whole rank in every tier: a sub-model computes what the zeroed whole
+    one computes.
+    """
     layout = infer_layout(adapted)
     whole, small = (build(adapted, value) for value in (1.0, width))
     for parameter in whole.parameters():
         nn.init.normal_(parameter, std=0.1)
     state = {name: value.detach().numpy() for name, value in whole.named_parameters()}
-    cut = slice_weights(layout, make_plan(layout, layout.tier(width)), {k: state[k] for k in state if k not in BASE})
+    cut = slice_weights(
+        layout, make_plan(layout, layout.tier(width)), {k: state[k] for k in state if k not in BASE}
+    )
     small.load_state_dict({name: torch.tensor(value) for name, value in {**state, **cut}.items()})
     kept = round(8 * width)
     with torch.no_grad():
@@ -60,7 +71,10 @@ def test_a_frozen_tensor_that_a_width_cuts_has_the_leading_units_in_a_tiers_base
     assert layout.base_of(tier) == {"1.weight": (24, 64), "1.bias": (24,)}
     make_plan(layout, tier)
     for kind in ("rolling", "random"):
-        with pytest.raises(PlanError, match=r"1\.weight is frozen and a width cuts it.*cut\.whole\(\), let it train"):
+        with pytest.raises(
+            PlanError,
+            match=r"1\.weight is frozen and a width cuts it.*cut\.whole\(\), let it train",
+        ):
             make_plan(layout, tier, kind)
         for remedy in ({"whole": True}, {"frozen": False}):
             other = infer_layout(half_frozen, remedy)
@@ -72,23 +86,32 @@ def test_patterns_that_match_nothing_are_refused_and_list_what_there_is():
     model = nn.Sequential(nn.Linear(4, 4))
     with pytest.raises(ConfigError, match=r"no linear layer is called 'query'; there are 0"):
         with_adapters(model, Adapters(2, 4, ("query",)), Cut())
-    with pytest.raises(ConfigError, match=r"no parameter is called 'head\.\*'; there are 0\.weight, 0\.bias"):
+    with pytest.raises(
+        ConfigError, match=r"no parameter is called 'head\.\*'; there are 0\.weight, 0\.bias"
+    ):
         with_adapters(model, Adapters(2, 4, ("0",), ("head.*",)), Cut())
     attention = nn.MultiheadAttention(4, 2)
     with pytest.raises(ConfigError, match=r"no linear layer is called 'out_proj'; there are $"):
         with_adapters(attention, Adapters(2, 4, ("out_proj",)), Cut())
     own = type("Own", (nn.Linear,), {"forward": lambda self, x: 2 * nn.Linear.forward(self, x)})
-    with pytest.raises(ConfigError, match=r"no linear layer is called '0'; there are 1$"):  # what it adds would be lost
+    with pytest.raises(
+        ConfigError, match=r"no linear layer is called '0'; there are 1$"
+    ):  # what it adds would be lost
         with_adapters(nn.Sequential(own(4, 4), nn.Linear(4, 4)), Adapters(2, 4, ("0",)), Cut())
     with pytest.raises(ConfigError, match="both must be positive"):
         Adapters(0, 4, ("0",))
 
 
 def test_pytorchs_own_encoder_is_judged_with_its_adapters():
-    """Its fast path reads the frozen weights alone where nothing is trained, and never calls the adapted layers."""
+    """Its fast path reads the frozen weights alone where nothing is trained, and never calls the
+    adapted layers.
+    """
     layer = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True)
     with_adapters(layer, Adapters(2, 4, ("linear*",), ("norm*",)), Cut())
-    assert [name for name, item in layer.named_modules() if isinstance(item, LoraLinear)] == ["linear1", "linear2"]
+    assert [name for name, item in layer.named_modules() if isinstance(item, LoraLinear)] == [
+        "linear1",
+        "linear2",
+    ]
     for name in ("linear1", "linear2"):
         nn.init.normal_(layer.get_submodule(name).up)
     x = torch.randn(3, 5, 8)
@@ -107,5 +130,7 @@ def test_a_frozen_head_cannot_be_a_tiers_own():
         return nn.Sequential(OrderedDict({**layers, "head": head}))
 
     layout = infer_layout(frozen_head)
-    with pytest.raises(PlanError, match=r"head\.weight goes with the labels but is not part of a head that trains"):
+    with pytest.raises(
+        PlanError, match=r"head\.weight goes with the labels but is not part of a head that trains"
+    ):
         replace(layout, heads={"w1.00-d1": 5})

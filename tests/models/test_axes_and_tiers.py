@@ -9,7 +9,8 @@ from models import Axis, AxisKind, Tier
 
 
 @pytest.mark.parametrize(
-    ("size", "width", "kept"), [(64, 0.5, 32), (5, 0.5, 3), (3, 0.0625, 1), (100, 0.07, 7), (10, 1.0, 10)]
+    ("size", "width", "kept"),
+    [(64, 0.5, 32), (5, 0.5, 3), (3, 0.0625, 1), (100, 0.07, 7), (10, 1.0, 10)],
 )
 def test_a_width_keeps_the_ceiling_of_its_share(size, width, kept):
     """Sizes round up, never below one, and not up because of the last bit of a product."""
@@ -57,7 +58,18 @@ def test_every_tier_survives_its_id(width, depth):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "w0.5-d4", "w0.500-d4", "w0.50", "w0.50-d0", "w0.00-d1", "w1.50-d1", "w0.50-d4/..", "w0.50-d٤"]
+    "text",
+    [
+        "",
+        "w0.5-d4",
+        "w0.500-d4",
+        "w0.50",
+        "w0.50-d0",
+        "w0.00-d1",
+        "w1.50-d1",
+        "w0.50-d4/..",
+        "w0.50-d٤",
+    ],
 )
 def test_only_the_written_form_of_an_id_is_read(text):
     """One tier has one id, so that an id can be a folder and a key."""

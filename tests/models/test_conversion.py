@@ -20,9 +20,15 @@ class Image(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Dropout2d(0.3), nn.Flatten()
+            nn.Conv2d(2, 4, 3),
+            nn.BatchNorm2d(4),
+            nn.ReLU(inplace=True),
+            nn.Dropout2d(0.3),
+            nn.Flatten(),
         )
-        self.head = nn.Sequential(nn.Linear(64, 6), nn.BatchNorm1d(6, affine=False), nn.Dropout(0.2), nn.Linear(6, 3))
+        self.head = nn.Sequential(
+            nn.Linear(64, 6), nn.BatchNorm1d(6, affine=False), nn.Dropout(0.2), nn.Linear(6, 3)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.body(x))
@@ -34,7 +40,9 @@ class Text(nn.Module):
     def __init__(self, **settings: object) -> None:
         super().__init__()
         layer = nn.TransformerEncoderLayer(8, 2, 12, batch_first=True, **settings)
-        self.embed, self.encoder, self.head = nn.Embedding(20, 8), nn.TransformerEncoder(layer, 2), nn.Linear(8, 3)
+        self.embed = nn.Embedding(20, 8)
+        self.encoder = nn.TransformerEncoder(layer, 2)
+        self.head = nn.Linear(8, 3)
 
     def forward(self, tokens: Tensor) -> Tensor:
         padding = (tokens == 0) & (torch.arange(tokens.shape[1]) > 0)
@@ -58,7 +66,10 @@ class Series(nn.Module):
 MODELS: Mapping[str, tuple[Callable[[], nn.Module], Signature]] = {
     "image": (Image, Signature((2, 6, 6), "float32", 3)),
     "encoder": (Text, Signature((7,), "int64", 3)),
-    "encoder, norm first": (lambda: Text(norm_first=True, activation="gelu"), Signature((7,), "int64", 3)),
+    "encoder, norm first": (
+        lambda: Text(norm_first=True, activation="gelu"),
+        Signature((7,), "int64", 3),
+    ),
     "lstm": (lambda: Series(nn.LSTM, bidirectional=True), Signature((6, 5), "float32", 3)),
     "gru": (lambda: Series(nn.GRU, bias=False), Signature((6, 5), "float32", 3)),
 }
@@ -72,7 +83,9 @@ def example(signature: Signature) -> Tensor:
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")
 @pytest.mark.parametrize("name", MODELS)
 def test_a_converted_model_predicts_the_same(name: str) -> None:
-    """In evaluation, with the same weights and statistics, and without a shortcut that skips the parts."""
+    """In evaluation, with the same weights and statistics, and without a shortcut that skips the
+    parts.
+    """
     make, signature = MODELS[name]
     torch.manual_seed(3)
     module = shaken(make())
@@ -129,7 +142,9 @@ def test_attention_in_parts(first: bool, settings: dict[str, object]) -> None:
     torch.manual_seed(3)
     whole = nn.MultiheadAttention(8, 2, batch_first=first, **settings).eval()
     parts, _ = convert(copy.deepcopy(whole))
-    q, k, v = (torch.randn(3, 4, size) for size in (8, settings.get("kdim", 8), settings.get("vdim", 8)))
+    q, k, v = (
+        torch.randn(3, 4, size) for size in (8, settings.get("kdim", 8), settings.get("vdim", 8))
+    )
     if not first:
         q, k, v = (x.transpose(0, 1) for x in (q, k, v))
     masks = [
@@ -149,7 +164,9 @@ def test_attention_in_parts(first: bool, settings: dict[str, object]) -> None:
 def test_recurrent_layers_in_parts(kind: type[nn.RNNBase], shown: int) -> None:
     """With states to start with, and projected, all that the whole layer returns."""
     torch.manual_seed(3)
-    whole = kind(5, 4, 3, bidirectional=True, dropout=0.2, **({"proj_size": shown} if shown else {})).eval()
+    whole = kind(
+        5, 4, 3, bidirectional=True, dropout=0.2, **({"proj_size": shown} if shown else {})
+    ).eval()
     parts, _ = convert(copy.deepcopy(whole))
     start = torch.randn(6, 2, 4)
     given = (start[..., : shown or 4], start * 2) if kind is nn.LSTM else start
@@ -179,7 +196,9 @@ class DropPath(nn.Module):
 def test_stochastic_depth_drops_whole_samples() -> None:
     """Of timm's and torchvision's name; a branch with it trains in a graph."""
     layer, done = convert(DropPath(0.25))
-    assert [(item.old, item.new.partition(":")[0]) for item in done] == [("DropPath", "SampleDropout")]
+    assert [(item.old, item.new.partition(":")[0]) for item in done] == [
+        ("DropPath", "SampleDropout")
+    ]
     torch.manual_seed(3)
     kept = layer(torch.ones(400, 3, 2)).flatten(1)
     assert ((kept == 0).all(1) | torch.isclose(kept, torch.tensor(4 / 3)).all(1)).all()
@@ -194,7 +213,8 @@ def test_stochastic_depth_that_holds_its_branch_stays() -> None:
     class StochasticDepth(nn.Module):
         def __init__(self, module: nn.Module, p: float) -> None:
             super().__init__()
-            self.module, self.p = module, p
+            self.module = module
+            self.p = p
 
     scaled = DropPath(0.25)
     scaled.scale_by_keep = False  # type: ignore[assignment]
@@ -204,7 +224,9 @@ def test_stochastic_depth_that_holds_its_branch_stays() -> None:
     assert (done, [name for name, _ in found.named_parameters()]) == ((), names)
 
 
-@pytest.mark.parametrize("layer", [nn.LazyBatchNorm2d(), nn.MultiheadAttention(4, 2, add_zero_attn=True)])
+@pytest.mark.parametrize(
+    "layer", [nn.LazyBatchNorm2d(), nn.MultiheadAttention(4, 2, add_zero_attn=True)]
+)
 def test_what_has_no_counterpart_is_refused(layer: nn.Module) -> None:
     with pytest.raises(ConfigError, match="cannot be converted"):
         convert(nn.Sequential(layer))
@@ -233,6 +255,10 @@ class LouderAttention(nn.MultiheadAttention):
 
 @pytest.mark.parametrize("layer", [NormAndActivation(4), TokenDropout(0.5), LouderAttention(4, 2)])
 def test_what_a_subclass_adds_is_not_dropped_without_a_word(layer: nn.Module) -> None:
-    """The check of an export compares with the converted model, so another one had been trained, and nobody told."""
-    with pytest.raises(ConfigError, match=f"{type(layer).__name__} has a forward of its own, which .* would drop"):
+    """The check of an export compares with the converted model, so another one had been trained,
+    and nobody told.
+    """
+    with pytest.raises(
+        ConfigError, match=f"{type(layer).__name__} has a forward of its own, which .* would drop"
+    ):
         convert(nn.Sequential(layer))

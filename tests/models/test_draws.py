@@ -1,4 +1,6 @@
-"""Which units a plan keeps: balance of rolling windows, distinct random draws, heads that stay whole."""
+"""Which units a plan keeps: balance of rolling windows, distinct random draws, heads that stay
+whole.
+"""
 
 import numpy as np
 import pytest
@@ -55,7 +57,9 @@ def test_random_units_are_distinct_sorted_and_alike_in_every_group(axis, width, 
 
 
 def test_random_draws_are_reproducible_and_differ_by_seed_round_and_label():
-    """A draw is a function of its arguments alone; the numbers are fixed so that runs can be repeated."""
+    """A draw is a function of its arguments alone; the numbers are fixed so that runs can be
+    repeated.
+    """
     axis = Axis("a", 64)
     base = {"seed": 1, "round_index": 2, "label": "a"}
     first = random_units(axis, 0.25, **base)
@@ -66,11 +70,13 @@ def test_random_draws_are_reproducible_and_differ_by_seed_round_and_label():
 
 def test_random_units_are_uniform():
     """Each unit is kept with probability n/K: 400 draws of 2 in 8 stay within five deviations."""
-    axis, rounds = Axis("a", 8), 400
+    axis = Axis("a", 8)
+    rounds = 400
     counts = np.zeros(8)
     for round_index in range(rounds):
         counts[random_units(axis, 0.25, seed=0, round_index=round_index, label="a")] += 1
-    expected, deviation = rounds * 0.25, np.sqrt(rounds * 0.25 * 0.75)
+    expected = rounds * 0.25
+    deviation = np.sqrt(rounds * 0.25 * 0.75)
     assert counts.sum() == 2 * rounds
     assert np.abs(counts - expected).max() < 5 * deviation
 

@@ -1,4 +1,6 @@
-"""Layers that need noise: exact for noise that is fed, of the right statistics without, and off in evaluation."""
+"""Layers that need noise: exact for noise that is fed, of the right statistics without, and off in
+evaluation.
+"""
 
 import pytest
 import torch
@@ -14,7 +16,9 @@ SMALL = {"classes": 19, "embed": 16, "heads": 2, "ffn": 20, "blocks": 2, "input_
 
 
 def test_dropout_keeps_what_its_noise_says():
-    """Entries whose noise is at least the rate stay, scaled by 1 / (1 - rate); so do their gradients."""
+    """Entries whose noise is at least the rate stay, scaled by 1 / (1 - rate); so do their
+    gradients.
+    """
     layer = Dropout(0.25)
     x = torch.tensor([[1.0, 2.0, 3.0, -4.0]], requires_grad=True)
     feed_noise(layer, {"": torch.tensor([[0.0, 0.2499, 0.25, 0.9]])})
@@ -26,7 +30,9 @@ def test_dropout_keeps_what_its_noise_says():
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
 def test_dropout_drops_its_share_and_keeps_the_mean(rate):
-    """Of many ones: the share of zeros, the mean and independence of neighbours, within 5 standard errors."""
+    """Of many ones: the share of zeros, the mean and independence of neighbours, within 5 standard
+    errors.
+    """
     torch.manual_seed(0)
     n = 200_000
     out = Dropout(rate)(torch.ones(n))
@@ -70,7 +76,9 @@ def test_a_rate_of_zero_needs_no_noise():
 
 @pytest.mark.parametrize(("width", "embed", "ffn"), [(1.0, 16, 20), (0.3, 5, 6)])
 def test_fed_noise_decides_a_training_step(width, embed, ffn):
-    """The shapes name every random layer, narrow ones too; equal noise gives equal logits, other noise others."""
+    """The shapes name every random layer, narrow ones too; equal noise gives equal logits, other
+    noise others.
+    """
     model = set_mode(build(ZOO.get("transformer_mlm"), width, settings=SMALL), "train")
     x = torch.randint(0, 19, (3, 7))
     state = torch.get_rng_state()
@@ -85,7 +93,10 @@ def test_fed_noise_decides_a_training_step(width, embed, ffn):
 
     def logits(seed):
         generator = torch.Generator().manual_seed(seed)
-        feed_noise(model, {name: torch.rand(3, *shape, generator=generator) for name, shape in shapes.items()})
+        feed_noise(
+            model,
+            {name: torch.rand(3, *shape, generator=generator) for name, shape in shapes.items()},
+        )
         with torch.no_grad():
             return model(x)
 
@@ -97,19 +108,25 @@ def test_fed_noise_decides_a_training_step(width, embed, ffn):
 
 
 class Twice(nn.Module):
-    """One layer on words, on windows of them with the words first, and another that is never called."""
+    """One layer on words, on windows of them with the words first, and another that is never
+    called.
+    """
 
     def __init__(self):
         super().__init__()
-        self.dropout, self.idle = Dropout(0.5), Dropout(0.5)
+        self.dropout = Dropout(0.5)
+        self.idle = Dropout(0.5)
 
     def forward(self, x):
         return self.dropout(self.dropout(x).reshape(-1, 2, 3).transpose(0, 1))
 
 
 def test_a_random_layer_used_twice_takes_its_noise_in_a_row():
-    """Each use has numbers of its own, wherever the batch is, and one that is never called needs none."""
-    model, x = Twice(), torch.ones(2, 4, 3)
+    """Each use has numbers of its own, wherever the batch is, and one that is never called needs
+    none.
+    """
+    model = Twice()
+    x = torch.ones(2, 4, 3)
     assert noise_shapes(model, x) == {"dropout": (24,)}
     noise = torch.rand(2, 24)
     for _ in range(2):
@@ -122,13 +139,17 @@ def test_a_random_layer_used_twice_takes_its_noise_in_a_row():
 
 
 def test_noise_that_no_sample_has_is_refused():
-    """Of a tensor without a batch there is no share for each sample; nor has a layer noise that is not there."""
+    """Of a tensor without a batch there is no share for each sample; nor has a layer noise that is
+    not there.
+    """
 
     class Places(Twice):
         def forward(self, x):
             return x + self.dropout(torch.ones(4, 3))
 
-    with pytest.raises(ExportError, match=r"dropout draws noise for .* which is not so much for each sample"):
+    with pytest.raises(
+        ExportError, match=r"dropout draws noise for .* which is not so much for each sample"
+    ):
         noise_shapes(Places(), torch.ones(2, 4, 3))
     with pytest.raises(ExportError, match="no layer 'drop' that takes noise; it has dropout"):
         feed_noise(Twice(), {"drop": torch.ones(1)})

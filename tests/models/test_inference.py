@@ -26,12 +26,19 @@ def test_a_flattened_convolution_carries_its_channels(zoo):
     layout = infer_layout(zoo.get("lenet5"))
     by_name = {item.name: item for item in layout.parameters}
     assert by_name["fc1.weight"].dims == (Dim("fc1"), Dim("conv2", 25))
-    assert by_name["conv2.weight"].dims == (Dim("conv2"), Dim("conv1"), Dim("fixed.5"), Dim("fixed.5"))
+    assert by_name["conv2.weight"].dims == (
+        Dim("conv2"),
+        Dim("conv1"),
+        Dim("fixed.5"),
+        Dim("fixed.5"),
+    )
     assert layout.shapes(layout.tier(0.5))["fc1.weight"] == (60, 8 * 25)
 
 
 def test_the_text_encoder_has_heads_blocks_and_one_stream(zoo):
-    """Every layer adds to the axis embed; attention is grouped by head; each block has parameters of its own."""
+    """Every layer adds to the axis embed; attention is grouped by head; each block has parameters
+    of its own.
+    """
     layout = infer_layout(zoo.get("text_encoder"))
     assert layout.depths == (1, 2, 3, 4)
     assert layout.axes["block2.attention"].groups == 4
@@ -39,7 +46,10 @@ def test_the_text_encoder_has_heads_blocks_and_one_stream(zoo):
     assert layout.label_axes == ("classes",)
     assert (layout.input_shape, layout.input_dtype, layout.classes) == ((32,), "int64", 4)
     by_name = {item.name: item for item in layout.parameters}
-    assert by_name["blocks.1.attention.output.weight"].dims == (Dim("embed"), Dim("block2.attention"))
+    assert by_name["blocks.1.attention.output.weight"].dims == (
+        Dim("embed"),
+        Dim("block2.attention"),
+    )
     assert by_name["blocks.1.attention.output.weight"].block == "block2"
     assert (by_name["tokens.weight"].block, by_name["head.bias"].block) == ("stem", "head")
 
@@ -48,7 +58,10 @@ def test_a_model_without_a_depth_unit_has_a_stem_and_a_head(zoo):
     """Its depth is 1; the classifier is its head; static norms are listed with their axis."""
     layout = infer_layout(zoo.get("conv"), {"channels": (32, 64), "input_shape": (1, 8, 8)})
     assert layout.depths == (1,)
-    assert [item.name for item in layout.parameters if item.block == "head"] == ["head.weight", "head.bias"]
+    assert [item.name for item in layout.parameters if item.block == "head"] == [
+        "head.weight",
+        "head.bias",
+    ]
     assert [(item.name, item.dims) for item in layout.statistics] == [
         ("units.0.norm", (Dim("conv1"),)),
         ("units.1.norm", (Dim("conv2"),)),
@@ -80,7 +93,9 @@ def _batch_norm(cut):
 
 def _divided(cut):
     kept = cut.width("a", 16)
-    return nn.Sequential(nn.Conv1d(4, kept, 1), nn.Conv1d(kept, kept, 1, groups=2), nn.Linear(4, cut.classes(3)))
+    return nn.Sequential(
+        nn.Conv1d(4, kept, 1), nn.Conv1d(kept, kept, 1, groups=2), nn.Linear(4, cut.classes(3))
+    )
 
 
 def _halved(cut):
@@ -122,13 +137,22 @@ def _empty_blocks(cut):
             _batch_norm,
             "0 is a BatchNorm1d, whose running averages .* `shoal export --convert` replaces it by StaticBatchNorm",
         ),
-        (_divided, r"dimension 1 of 1.weight has 8 entries and 9 with 2 more units of a .*cut.heads\('a', 2, 8\) \* 2"),
+        (
+            _divided,
+            r"dimension 1 of 1.weight has 8 entries and 9 with 2 more units of a .*cut.heads\('a', 2, 8\) \* 2",
+        ),
         (
             _halved,
             "dimension 0 of 0.weight has 16 entries and 15 with 1 more units of a .*by multiplication and addition",
         ),
-        (_among_labels, "5 entries, 3 of them for the labels classes; keep what is joined to it in a parameter"),
-        (_fails, r"the model fails on a batch of samples of shape \[4\].*forward must take one tensor"),
+        (
+            _among_labels,
+            "5 entries, 3 of them for the labels classes; keep what is joined to it in a parameter",
+        ),
+        (
+            _fails,
+            r"the model fails on a batch of samples of shape \[4\].*forward must take one tensor",
+        ),
         (_lazy, "parameter 0.weight has no shape yet"),
         (_counted, "its parameters change with the size of a"),
         (_renamed, "parameter body.weight of depth 0 is not the same in a deeper model"),
@@ -147,9 +171,13 @@ def test_a_dimension_moved_by_two_axes_is_refused():
     """A dimension that is the product of two axes, each a clean multiple, still has no single axis."""
 
     def outer(cut):
-        return nn.Sequential(nn.Linear(4, cut.width("a", 4) * cut.width("b", 5)), nn.Linear(4, cut.classes(3)))
+        return nn.Sequential(
+            nn.Linear(4, cut.width("a", 4) * cut.width("b", 5)), nn.Linear(4, cut.classes(3))
+        )
 
-    with pytest.raises(ConfigError, match=r"dimension 0 of 0.weight has 20 entries and grows with both a and b"):
+    with pytest.raises(
+        ConfigError, match=r"dimension 0 of 0.weight has 20 entries and grows with both a and b"
+    ):
         infer_layout(arch_of(outer))
 
 
@@ -178,7 +206,9 @@ def test_linear_biases_and_norms_start_as_in_heterofl(zoo):
 def test_parameters_must_be_float32():
     """Graphs hold float32 parameters alone."""
     double = arch_of(lambda cut: nn.Linear(4, cut.classes(3)).double())
-    with pytest.raises(ConfigError, match=r"parameter weight is torch\.float64; parameters must be"):
+    with pytest.raises(
+        ConfigError, match=r"parameter weight is torch\.float64; parameters must be"
+    ):
         infer_layout(double)
 
 

@@ -1,4 +1,6 @@
-"""Static batch norm and Scaler in their three modes, against torch's own layers and the worked examples."""
+"""Static batch norm and Scaler in their three modes, against torch's own layers and the worked
+examples.
+"""
 
 import numpy as np
 import pytest
@@ -25,10 +27,15 @@ def test_training_equals_torch_batch_norm_and_so_does_its_gradient(shape):
     norm = random_norm(5)
     x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
     ours = norm(x)
-    reference = functional.batch_norm(x, None, None, norm.weight, norm.bias, training=True, eps=1e-5)
+    reference = functional.batch_norm(
+        x, None, None, norm.weight, norm.bias, training=True, eps=1e-5
+    )
     torch.testing.assert_close(ours, reference, rtol=1e-12, atol=1e-12)
     cotangent = torch.randn_like(ours)
-    grads = [torch.autograd.grad(out, (x, norm.weight, norm.bias), cotangent) for out in (ours, reference)]
+    grads = [
+        torch.autograd.grad(out, (x, norm.weight, norm.bias), cotangent)
+        for out in (ours, reference)
+    ]
     torch.testing.assert_close(grads[0], grads[1], rtol=1e-10, atol=1e-10)
     assert norm.last_mean is None
 
@@ -49,7 +56,9 @@ def test_evaluation_uses_the_buffers():
     norm.running_mean.normal_()
     norm.running_var.uniform_(0.5, 2.0)
     x = torch.randn(6, 5, 3, dtype=torch.float64)
-    reference = functional.batch_norm(x, norm.running_mean, norm.running_var, norm.weight, norm.bias, eps=1e-5)
+    reference = functional.batch_norm(
+        x, norm.running_mean, norm.running_var, norm.weight, norm.bias, eps=1e-5
+    )
     torch.testing.assert_close(norm(x), reference, rtol=1e-12, atol=1e-12)
 
 
@@ -61,7 +70,9 @@ def test_the_statistics_are_no_weights_but_part_of_the_state():
 
 @pytest.mark.parametrize("layer", [StaticBatchNorm(3), Scaler(0.5)])
 def test_eval_of_pytorch_is_mode_eval(layer):
-    """A model that was loaded needs no function of Shoal to be evaluated, and trains again after `train()`."""
+    """A model that was loaded needs no function of Shoal to be evaluated, and trains again after
+    `train()`.
+    """
     model = torch.nn.Sequential(layer)
     assert layer.mode == "train"
     model.eval()
@@ -72,19 +83,24 @@ def test_eval_of_pytorch_is_mode_eval(layer):
 
 def test_h7_scaler(vectors):
     """Training divides by the width, evaluation does not, and a norm after it cancels it up to eps."""
-    inputs, expected = vectors["H7-scaler"]["inputs"], vectors["H7-scaler"]["expected"]
+    inputs = vectors["H7-scaler"]["inputs"]
+    expected = vectors["H7-scaler"]["expected"]
     x = torch.tensor(inputs["x"], dtype=torch.float64)
     scaler = Scaler(inputs["s"])
     norm = StaticBatchNorm(1).double()
     np.testing.assert_allclose(scaler(x), expected["train"])
     np.testing.assert_allclose(norm(x[:, None])[:, 0].detach(), expected["bn_of_x"], atol=1e-9)
-    np.testing.assert_allclose(norm(scaler(x)[:, None])[:, 0].detach(), expected["bn_of_scaled"], atol=1e-9)
+    np.testing.assert_allclose(
+        norm(scaler(x)[:, None])[:, 0].detach(), expected["bn_of_scaled"], atol=1e-9
+    )
     for mode in ("eval", "statistics"):
         np.testing.assert_allclose(set_mode(scaler, mode)(x), expected["eval"])
 
 
 def test_h8_static_norm_statistics(vectors):
-    """Each batch gives its mean and unbiased variance; the server averages batches with equal weight."""
+    """Each batch gives its mean and unbiased variance; the server averages batches with equal
+    weight.
+    """
     example = vectors["H8-sbn"]
     norm = set_mode(StaticBatchNorm(1).double(), "statistics")
     mean = var = 0.0

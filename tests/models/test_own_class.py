@@ -1,4 +1,6 @@
-"""The description of a user's class as somebody else may have written it: refused by file and entry, in time."""
+"""The description of a user's class as somebody else may have written it: refused by file and
+entry, in time.
+"""
 
 import json
 import os
@@ -52,7 +54,9 @@ DAMAGED = {
 
 @pytest.mark.parametrize("case", DAMAGED)
 def test_an_entry_that_does_not_fit_its_kind_is_refused(case, tmp_path):
-    """When the file is read; the message names the file and the entry, on one line that moves no cursor."""
+    """When the file is read; the message names the file and the entry, on one line that moves no
+    cursor.
+    """
     sound = {"name": "w", "kind": "parameter", "sources": ["a.weight"]}
     with pytest.raises(BlobError) as caught:
         read_own_class(written(tmp_path, [sound, DAMAGED[case]]))
@@ -89,7 +93,9 @@ def test_an_entry_that_does_not_fit_the_run_is_refused(case):
 
 @pytest.mark.parametrize("kind", ["parameter", "left"])
 def test_a_state_is_not_far_larger_than_the_run(kind):
-    """A few bytes of description make no gigabytes, and no hours of work; weights that layers share are no bomb."""
+    """A few bytes of description make no gigabytes, and no hours of work; weights that layers share
+    are no bomb.
+    """
     shared = [Entry(name=f"e{number}", kind=kind, sources=("big",)) for number in range(20_000)]
     tensors = {"big": np.ones((1000, 1000), np.float32)}
     began = time.monotonic()
@@ -140,7 +146,9 @@ def test_the_file_lies_in_the_set(way, tmp_path):
 
 
 def test_constants_of_every_type_come_back(tmp_path):
-    """What PyTorch has as buffers, masks among them; a count goes on from its constant, in its type."""
+    """What PyTorch has as buffers, masks among them; a count goes on from its constant, in its
+    type.
+    """
     constants = {
         "mask": np.array([True, False]),
         "small": np.arange(3, dtype=np.int16),

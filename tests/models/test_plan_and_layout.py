@@ -12,7 +12,9 @@ from tests.models.layouts import make_layout, noise, scatter, square, zeros
 
 
 def encoder(depth: int = 3) -> Layout:
-    """A residual stream through blocks of two layers, with an embedding below and a classifier on top."""
+    """A residual stream through blocks of two layers, with an embedding below and a classifier on
+    top.
+    """
     axes = [
         Axis("vocab", 5, AxisKind.FIXED),
         Axis("embed", 16),
@@ -47,16 +49,27 @@ def test_a_depth_keeps_the_lowest_blocks_the_stem_and_the_head():
 
 
 def test_width_and_depth_are_cut_together():
-    """A tier of half width and one block has the halves of the first block alone; the rest is left as it was."""
+    """A tier of half width and one block has the halves of the first block alone; the rest is left
+    as it was.
+    """
     layout = encoder()
     tier = layout.tier(0.5, 1)
-    shapes = {"embedding": (5, 8), "1.up": (10, 8), "1.up_bias": (10,), "1.down": (8, 10), "1.norm": (8,)}
+    shapes = {
+        "embedding": (5, 8),
+        "1.up": (10, 8),
+        "1.up_bias": (10,),
+        "1.down": (8, 10),
+        "1.norm": (8,),
+    }
     assert layout.shapes(tier) == {**shapes, "head": (3, 8)}
     assert layout.parameter_count(tier) == 5 * 8 + 2 * 80 + 10 + 8 + 24
     plan = make_plan(layout, tier, "rolling", round_index=9)
     weights = noise(layout)
     merged = scatter(
-        layout, plan, {name: value * 0 for name, value in slice_weights(layout, plan, weights).items()}, weights
+        layout,
+        plan,
+        {name: value * 0 for name, value in slice_weights(layout, plan, weights).items()},
+        weights,
     )
     np.testing.assert_array_equal(merged["2.up"], weights["2.up"])
     assert (merged["1.norm"] == 0).sum() == 8
@@ -71,7 +84,9 @@ def test_a_tied_draw_lines_the_residual_stream_up():
 
 
 def test_a_draw_per_layer_chains_outputs_into_inputs():
-    """Each layer draws its outputs; its bias, and the inputs of the next, follow the last draw on that axis."""
+    """Each layer draws its outputs; its bias, and the inputs of the next, follow the last draw on
+    that axis.
+    """
     layout = encoder()
     plan = make_plan(layout, layout.tier(0.5), Window("random", draw="per_layer"), seed=4)
     units = {key[:2]: list(value) for key, value in plan.overrides.items()}
@@ -79,12 +94,17 @@ def test_a_draw_per_layer_chains_outputs_into_inputs():
     assert units["1.up", 0] == units["1.up_bias", 0] == units["1.down", 1]
     assert units["1.down", 0] == units["1.norm", 0] == units["2.up", 1]
     assert units["3.down", 0] == units["head", 1]
-    streams = {tuple(units[name, at]) for name, at in [("embedding", 1), *((f"{n}.down", 0) for n in (1, 2, 3))]}
+    streams = {
+        tuple(units[name, at])
+        for name, at in [("embedding", 1), *((f"{n}.down", 0) for n in (1, 2, 3))]
+    }
     assert len(streams) == 4
 
 
 def test_statistics_follow_the_draw_of_their_layer():
-    """The running mean of a norm keeps the units that the norm's weight keeps, not those of the axis."""
+    """The running mean of a norm keeps the units that the norm's weight keeps, not those of the
+    axis.
+    """
     layout = make_layout(
         [Axis("in", 2, AxisKind.FIXED), Axis("a", 32)],
         {"layer": (Dim("a"), Dim("in")), "norm.weight": (Dim("a"),)},
@@ -101,13 +121,19 @@ def test_statistics_follow_the_draw_of_their_layer():
 
 
 def test_a_draw_per_layer_draws_each_embedding_but_never_in_front_of_the_classifier():
-    """Token and position tables keep different columns, as released; a classifier takes what flows into it."""
+    """Token and position tables keep different columns, as released; a classifier takes what flows
+    into it.
+    """
     axes = [Axis("rows", 5, AxisKind.FIXED), Axis("embed", 16)]
     table = (Dim("rows"), Dim("embed"))
     layout = make_layout(
-        axes, {"tokens": table, "positions": table, "head": table}, blocks={"tokens": "stem", "positions": "stem"}
+        axes,
+        {"tokens": table, "positions": table, "head": table},
+        blocks={"tokens": "stem", "positions": "stem"},
     )
-    units = make_plan(layout, layout.tier(0.5), Window("random", draw="per_layer"), seed=4).overrides
+    units = make_plan(
+        layout, layout.tier(0.5), Window("random", draw="per_layer"), seed=4
+    ).overrides
     assert list(units["tokens", 1, "embed"]) != list(units["positions", 1, "embed"])
     assert list(units["positions", 1, "embed"]) == list(units["head", 1, "embed"])
 
@@ -127,31 +153,48 @@ def test_a_plan_is_frozen():
 
 
 def test_a_plan_of_nothing_else_is_that_of_the_first_round_and_seed_0():
-    """What is left out is round 0, seed 0, a step of 1 upwards, a tied draw, whole heads; the plan tells its kind."""
+    """What is left out is round 0, seed 0, a step of 1 upwards, a tied draw, whole heads; the plan
+    tells its kind.
+    """
     rolled = make_plan(attention(), Tier(0.5, 1), "rolling")
     assert list(rolled.indices["heads"]) == [0, 1, 4, 5]
     assert list(make_plan(square(4), Tier(0.5), "rolling", round_index=1).indices["k"]) == [1, 2]
-    drawn, first = (make_plan(square(64), Tier(0.5), "random", **seed) for seed in ({}, {"seed": 0}))
+    drawn, first = (
+        make_plan(square(64), Tier(0.5), "random", **seed) for seed in ({}, {"seed": 0})
+    )
     assert list(drawn.indices["k"]) == list(first.indices["k"])
     assert not drawn.overrides
-    assert (make_plan(square(4), Tier(0.5)).kind, rolled.kind, drawn.kind) == ("static", "rolling", "random")
+    assert (make_plan(square(4), Tier(0.5)).kind, rolled.kind, drawn.kind) == (
+        "static",
+        "rolling",
+        "random",
+    )
 
 
 def test_units_that_are_not_interchangeable_are_not_exchanged():
-    """A leading axis has static plans alone; the message names it and what to do; the file keeps the word."""
+    """A leading axis has static plans alone; the message names it and what to do; the file keeps
+    the word.
+    """
     layout = make_layout([Axis("k", 4, leading=True)], {"w": (Dim("k"),)})
     assert list(make_plan(layout, Tier(0.5)).indices["k"]) == [0, 1]
     for kind in ("rolling", "random"):
-        with pytest.raises(PlanError, match=rf"axis k was declared leading.*as {kind} plans do; choose .*heterofl"):
+        with pytest.raises(
+            PlanError, match=rf"axis k was declared leading.*as {kind} plans do; choose .*heterofl"
+        ):
             make_plan(layout, Tier(0.5), kind)
     assert Layout.from_json(layout.to_json()) == layout
 
 
 def test_groups_that_share_entries_keep_the_same_places():
-    """A window that rolls across groups, as released code does, has no meaning for the inputs of a grouped layer."""
+    """A window that rolls across groups, as released code does, has no meaning for the inputs of a
+    grouped layer.
+    """
     layout = make_layout([Axis("k", 4, groups=2)], {"w": (Dim("k"), Dim("k", shared=True))})
     shapes = {
-        name: value.shape for name, value in slice_weights(layout, make_plan(layout, Tier(0.5)), zeros(layout)).items()
+        name: value.shape
+        for name, value in slice_weights(
+            layout, make_plan(layout, Tier(0.5)), zeros(layout)
+        ).items()
     }
     assert shapes == {"w": (2, 1)}
     plan = make_plan(layout, Tier(0.5), Window(heads="as_released"), round_index=2)
@@ -166,14 +209,19 @@ def test_an_arranged_dimension_survives_its_file_and_says_what_it_is():
     layout = make_layout(axes, {"w": (arranged, Dim("a", 5))})
     assert layout.parameters[0].shape == (3 * 2 * 3 + 3 * 4 + 2 + 2, 15)
     assert Layout.from_json(layout.to_json()) == layout
-    assert [str(dim) for dim in layout.parameters[0].dims] == ["3*a*2 + 3*k + k/group + fixed.2", "a*5"]
+    assert [str(dim) for dim in layout.parameters[0].dims] == [
+        "3*a*2 + 3*k + k/group + fixed.2",
+        "a*5",
+    ]
     assert Dim("a", 5).to_json() == ["a", 5]
 
 
 def test_rows_of_labels_stand_alone():
     """The label rule chooses rows of a whole dimension."""
     axes = [Axis("labels", 3, AxisKind.FIXED), Axis("a", 2)]
-    with pytest.raises(PlanError, match="w has rows of labels among others; give them a tensor alone"):
+    with pytest.raises(
+        PlanError, match="w has rows of labels among others; give them a tensor alone"
+    ):
         make_layout(axes, {"w": (Dim("a", more=(Dim("labels"),)),)}, label_axes=("labels",))
 
 
@@ -184,9 +232,13 @@ def test_a_rolling_step_is_a_multiple_of_the_round():
 
 
 def attention() -> Layout:
-    """Two heads of four units: a projection into them, one out of them that holds two entries for each unit."""
+    """Two heads of four units: a projection into them, one out of them that holds two entries for
+    each unit.
+    """
     axes = [Axis("embed", 4), Axis("heads", 8, groups=2)]
-    return make_layout(axes, {"query": (Dim("heads"), Dim("embed")), "out": (Dim("embed"), Dim("heads", 2))})
+    return make_layout(
+        axes, {"query": (Dim("heads"), Dim("embed")), "out": (Dim("embed"), Dim("heads", 2))}
+    )
 
 
 @pytest.mark.parametrize(
@@ -199,16 +251,22 @@ def attention() -> Layout:
     ],
 )
 def test_a_rolling_plan_moves_the_units_of_each_head_in_their_order(options, units):
-    """In round 3 the window starts at unit 3 of each head; what is cut, and written back, comes in that order."""
+    """In round 3 the window starts at unit 3 of each head; what is cut, and written back, comes in
+    that order.
+    """
     layout = attention()
     plan = make_plan(layout, layout.tier(0.5), Window("rolling", **options), round_index=3)
     assert list(plan.indices["heads"]) == units
-    weights, embed = noise(layout), plan.indices["embed"]
+    weights = noise(layout)
+    embed = plan.indices["embed"]
     entries = [2 * unit + spot for unit in units for spot in range(2)]
     cut = slice_weights(layout, plan, weights)
     np.testing.assert_array_equal(cut["query"], weights["query"][np.ix_(units, embed)])
     np.testing.assert_array_equal(cut["out"], weights["out"][np.ix_(embed, entries)])
-    numbered = {name: np.arange(value.size, dtype=np.float32).reshape(value.shape) for name, value in cut.items()}
+    numbered = {
+        name: np.arange(value.size, dtype=np.float32).reshape(value.shape)
+        for name, value in cut.items()
+    }
     merged = scatter(layout, plan, numbered, weights)
     np.testing.assert_array_equal(merged["query"][np.ix_(units, embed)], numbered["query"])
     np.testing.assert_array_equal(merged["out"][np.ix_(embed, entries)], numbered["out"])
@@ -217,7 +275,9 @@ def test_a_rolling_plan_moves_the_units_of_each_head_in_their_order(options, uni
 @pytest.mark.parametrize("depth", [0, 4, -1])
 def test_an_unknown_depth_is_refused_by_name(depth):
     """The message lists the depths there are."""
-    with pytest.raises(PlanError, match=rf"by_hand has no sub-model of depth {depth}; its depths are 1, 2, 3"):
+    with pytest.raises(
+        PlanError, match=rf"by_hand has no sub-model of depth {depth}; its depths are 1, 2, 3"
+    ):
         encoder().tier(0.5, depth)
 
 
@@ -232,7 +292,10 @@ def test_a_tier_of_another_model_is_refused():
     [
         ({"round_index": -1}, "round_index >= 0"),
         ({"seed": -1}, "seed >= 0"),
-        ({"window": "spiral"}, "unknown kind of plan 'spiral'; choose one of static, rolling, random"),
+        (
+            {"window": "spiral"},
+            "unknown kind of plan 'spiral'; choose one of static, rolling, random",
+        ),
     ],
 )
 def test_bad_options_of_a_plan_are_refused(options, message):
@@ -251,8 +314,12 @@ def test_a_layout_survives_its_file():
 
 
 def test_a_tier_may_have_a_head_of_its_own():
-    """Its head has a row for each of its own labels; all else, and every other tier, is as it was; a file keeps it."""
-    plain, small, middle = encoder(), Tier(1.0, 1), Tier(1.0, 2)
+    """Its head has a row for each of its own labels; all else, and every other tier, is as it was;
+    a file keeps it.
+    """
+    plain = encoder()
+    small = Tier(1.0, 1)
+    middle = Tier(1.0, 2)
     layout = replace(plain, heads={small.id: 7})
     assert layout.shapes(small) == {**plain.shapes(small), "head": (7, 16)}
     assert layout.shapes(middle) == plain.shapes(middle)
@@ -317,7 +384,9 @@ def test_a_layout_of_nested_brackets_is_refused(opening):
 
 
 @pytest.mark.parametrize(
-    "name", ["\x1b[2J", "a\nb", "\u202egpj", "a" * 30_000], ids=["an escape", "a line end", "a mark", "endless"]
+    "name",
+    ["\x1b[2J", "a\nb", "\u202egpj", "a" * 30_000],
+    ids=["an escape", "a line end", "a mark", "endless"],
 )
 @pytest.mark.parametrize(
     "rename",
@@ -329,7 +398,9 @@ def test_a_layout_of_nested_brackets_is_refused(opening):
     ids=["architecture", "parameter", "axis"],
 )
 def test_a_layout_has_plain_names(rename, name):
-    """What a stranger calls an architecture or a tensor is short, and moves no cursor; the refusal shows it safely."""
+    """What a stranger calls an architecture or a tensor is short, and moves no cursor; the refusal
+    shows it safely.
+    """
     document = json.loads(encoder().to_json())
     rename(document, name)
     with pytest.raises(ConfigError, match=r"control characters|too long") as caught:

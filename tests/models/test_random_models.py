@@ -1,4 +1,6 @@
-"""A model that draws random numbers is refused for that, and what the message advises is done and holds."""
+"""A model that draws random numbers is refused for that, and what the message advises is done and
+holds.
+"""
 
 import pytest
 import torch
@@ -26,7 +28,8 @@ class Variational(nn.Module):
 
     def __init__(self, code: int, classes: int, *, as_advised: bool) -> None:
         super().__init__()
-        self.encoder, self.decoder = nn.Linear(5, 2 * code), nn.Linear(code, classes)
+        self.encoder = nn.Linear(5, 2 * code)
+        self.decoder = nn.Linear(code, classes)
         self.noise = Logistic(0.5) if as_advised else torch.randn_like
 
     def forward(self, x: Tensor) -> Tensor:
@@ -43,9 +46,12 @@ def variational(
 
 
 def test_a_model_that_draws_random_numbers() -> None:
-    """The message says what it is, and with a layer for the numbers the model is cut and trains as in PyTorch."""
+    """The message says what it is, and with a layer for the numbers the model is cut and trains as
+    in PyTorch.
+    """
     with pytest.raises(
-        ConfigError, match=r"numbers \(randn_like in line \d+ of test_random_models.py\); let a NoiseLayer"
+        ConfigError,
+        match=r"numbers \(randn_like in line \d+ of test_random_models.py\); let a NoiseLayer",
     ):
         infer_layout(variational)
     advised = {"as_advised": True}
@@ -60,7 +66,8 @@ class FixedFeatures(nn.Module):
 
     def __init__(self, units: int, classes: int, *, as_advised: bool) -> None:
         super().__init__()
-        self.encoder, self.decoder = nn.Linear(5, units), nn.Linear(units, classes)
+        self.encoder = nn.Linear(5, units)
+        self.decoder = nn.Linear(units, classes)
         drawn = torch.linspace(0.5, 2, units)
         if as_advised:
             self.scale = nn.Parameter(drawn, requires_grad=False)
@@ -72,13 +79,17 @@ class FixedFeatures(nn.Module):
 
 
 @architecture()
-def fixed(cut: Cut, *, input_shape: tuple[int, ...] = (5,), classes: int = 3, as_advised: bool = False) -> nn.Module:
+def fixed(
+    cut: Cut, *, input_shape: tuple[int, ...] = (5,), classes: int = 3, as_advised: bool = False
+) -> nn.Module:
     """Build the model."""
     return FixedFeatures(cut.width("units", 8), cut.classes(classes), as_advised=as_advised)
 
 
 def test_a_buffer_with_a_place_for_each_unit() -> None:
     """As a frozen parameter it is cut with them."""
-    with pytest.raises(ConfigError, match="make buffer scale a parameter, with requires_grad=False"):
+    with pytest.raises(
+        ConfigError, match="make buffer scale a parameter, with requires_grad=False"
+    ):
         infer_layout(fixed)
     assert infer_layout(fixed, {"as_advised": True}).axes["units"].size == 8

@@ -1,4 +1,6 @@
-"""Units must be interchangeable on values, too, that few samples have: large activations, shifted images, padding."""
+"""Units must be interchangeable on values, too, that few samples have: large activations, shifted
+images, padding.
+"""
 
 import pytest
 import torch
@@ -20,7 +22,8 @@ def arch_of(kind, shape, dtype="float32"):
 class Layered(nn.Module):
     def __init__(self, hidden, classes):
         super().__init__()
-        self.first, self.last = nn.Linear(4, hidden), nn.Linear(hidden, classes)
+        self.first = nn.Linear(4, hidden)
+        self.last = nn.Linear(hidden, classes)
 
     def placed(self, y):
         return y * torch.linspace(0.5, 1.5, y.shape[-1])
@@ -48,7 +51,9 @@ class LargeNormed(nn.Module):
 
     def __init__(self, hidden, classes):
         super().__init__()
-        self.table, self.norm, self.last = nn.Embedding(50, hidden), nn.LayerNorm(hidden), nn.Linear(hidden, classes)
+        self.table = nn.Embedding(50, hidden)
+        self.norm = nn.LayerNorm(hidden)
+        self.last = nn.Linear(hidden, classes)
 
     def forward(self, x):
         y = self.norm(self.table(x)).mean(1)
@@ -60,7 +65,8 @@ class Padded(nn.Module):
 
     def __init__(self, hidden, classes):
         super().__init__()
-        self.table, self.last = nn.Embedding(5000, hidden), nn.Linear(hidden, classes)
+        self.table = nn.Embedding(5000, hidden)
+        self.last = nn.Linear(hidden, classes)
 
     def forward(self, x):
         y = self.table(x)
@@ -120,16 +126,23 @@ def test_units_that_have_places_on_rare_values_alone(kind):
     """They would be sliced wrongly as soon as such a value comes."""
     is_layered = issubclass(kind, Layered)
     arch = arch_of(kind, (4,)) if is_layered else arch_of(kind, (6,), "int64")
-    with pytest.raises(ConfigError, match=r"axis hidden are not interch.*module last \(Linear\), with .*that are rare"):
+    with pytest.raises(
+        ConfigError,
+        match=r"axis hidden are not interch.*module last \(Linear\), with .*that are rare",
+    ):
         infer_layout(arch)
 
 
 class Neighbours(nn.Module):
-    """AlexNet's norm over channels and their neighbours, which hardly does anything to small activations."""
+    """AlexNet's norm over channels and their neighbours, which hardly does anything to small
+    activations.
+    """
 
     def __init__(self, hidden, classes):
         super().__init__()
-        self.first, self.norm, self.last = nn.Conv2d(1, hidden, 3), nn.LocalResponseNorm(3), nn.Linear(hidden, classes)
+        self.first = nn.Conv2d(1, hidden, 3)
+        self.norm = nn.LocalResponseNorm(3)
+        self.last = nn.Linear(hidden, classes)
 
     def forward(self, x):
         return self.last(self.norm(self.first(x)).mean((2, 3)))
@@ -137,7 +150,9 @@ class Neighbours(nn.Module):
 
 def test_a_norm_over_neighbours_is_refused():
     """Who takes the leading channels all the same may say so."""
-    with pytest.raises(ConfigError, match=r"by \d\.\d+%.*norm \(LocalResponseNorm\), with .*rare; .*leading=True"):
+    with pytest.raises(
+        ConfigError, match=r"by \d\.\d+%.*norm \(LocalResponseNorm\), with .*rare; .*leading=True"
+    ):
         infer_layout(arch_of(Neighbours, (1, 6, 6)))
 
     @architecture()
@@ -148,7 +163,9 @@ def test_a_norm_over_neighbours_is_refused():
 
 
 class Waves(Layered):
-    """Of large numbers: the last bit of what goes into the sine decides on the third of what comes out."""
+    """Of large numbers: the last bit of what goes into the sine decides on the third of what comes
+    out.
+    """
 
     def forward(self, x):
         return torch.sin(300 * self.last(self.first(x)))
@@ -161,5 +178,7 @@ class Overflowing(Layered):
 
 @pytest.mark.parametrize("kind", [Waves, Overflowing])
 def test_waves_and_overflow_are_no_doubt(kind):
-    """No rounding error of large numbers looks like a place, and what overflows there proves nothing."""
+    """No rounding error of large numbers looks like a place, and what overflows there proves
+    nothing.
+    """
     assert infer_layout(arch_of(kind, (4,))).axes["hidden"].size == 8

@@ -8,7 +8,17 @@ import pytest
 import torch
 
 from fleet_protocol.errors import ConfigError, PlanError
-from models import Architecture, Cut, Registry, Tier, architecture, build, infer_layout, make_plan, slice_weights
+from models import (
+    Architecture,
+    Cut,
+    Registry,
+    Tier,
+    architecture,
+    build,
+    infer_layout,
+    make_plan,
+    slice_weights,
+)
 from models.zoo.inference import initial_weights
 
 USER_FILE = '''
@@ -51,13 +61,20 @@ def user_file(folder: Path, body: str) -> Path:
 def test_a_file_imports_what_lies_beside_it(tmp_path):
     """As a script does; what ends the process instead of the import is an error of the file."""
     (tmp_path / "sizes_of_mine.py").write_text("HIDDEN = 10\n")
-    path = user_file(tmp_path, "from sizes_of_mine import HIDDEN\n" + USER_FILE.replace("hidden=10", "hidden=HIDDEN"))
+    path = user_file(
+        tmp_path,
+        "from sizes_of_mine import HIDDEN\n" + USER_FILE.replace("hidden=10", "hidden=HIDDEN"),
+    )
     code = (
         "import sys\nfrom pathlib import Path\nfrom models import Registry\n"
         "print(Registry.of([]).with_file(Path(sys.argv[1])).get('branches').defaults['hidden'])\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code, str(path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.stdout == "10\n", done.stderr
     with pytest.raises(ConfigError, match=r"line 2 failed: SystemExit\(3\)"):
@@ -71,7 +88,9 @@ def test_a_size_is_a_whole_number():
     def halved(cut, *, input_shape=(4,), classes=3):
         return torch.nn.Linear(4, cut.width("hidden", 8 / 2))
 
-    with pytest.raises(PlanError, match=r"axis hidden: 4\.0 is no whole number of units; divide with //"):
+    with pytest.raises(
+        PlanError, match=r"axis hidden: 4\.0 is no whole number of units; divide with //"
+    ):
         infer_layout(halved)
 
 
@@ -109,7 +128,9 @@ def test_the_zoo_holds_its_families(zoo):
 
 
 def test_a_user_registers_a_model_from_a_file(zoo, tmp_path):
-    """A plain module with a cut is enough: its layout is inferred, it builds and slices at every width."""
+    """A plain module with a cut is enough: its layout is inferred, it builds and slices at every
+    width.
+    """
     registry = zoo.with_file(user_file(tmp_path, USER_FILE))
     assert "branches" in registry.names
     assert "branches" not in zoo
@@ -138,12 +159,24 @@ def test_a_file_may_import_a_zoo_model(zoo, tmp_path):
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (USER_FILE.replace("def branches", "def conv"), "architecture conv of .*my_models.py has the name of another"),
+        (
+            USER_FILE.replace("def branches", "def conv"),
+            "architecture conv of .*my_models.py has the name of another",
+        ),
         ("x = 1\n", "defines no architecture; decorate a builder"),
-        ("x = 1\nimport nothing_of_this_name\n", r"my_models.py, line 2 failed: ModuleNotFoundError"),
+        (
+            "x = 1\nimport nothing_of_this_name\n",
+            r"my_models.py, line 2 failed: ModuleNotFoundError",
+        ),
         ("def broken(:\n", "failed: SyntaxError"),
-        (USER_FILE.replace("classes=3", "classes"), "branches must take a cut, then .* but classes has none"),
-        (USER_FILE.replace("input_shape=(6,)", "shape=(6,)"), "branches lacks the setting input_shape"),
+        (
+            USER_FILE.replace("classes=3", "classes"),
+            "branches must take a cut, then .* but classes has none",
+        ),
+        (
+            USER_FILE.replace("input_shape=(6,)", "shape=(6,)"),
+            "branches lacks the setting input_shape",
+        ),
     ],
 )
 def test_a_bad_file_is_refused_with_its_name_and_line(zoo, tmp_path, body, message):
@@ -161,13 +194,18 @@ def test_a_missing_file_is_refused(zoo, tmp_path):
 @pytest.mark.parametrize(("name", "hint"), [("cnov", "'conv'"), ("textencoder", "'text_encoder'")])
 def test_an_unknown_architecture_is_refused_with_the_closest_name(zoo, name, hint):
     """A typo is answered with what was probably meant, and the list."""
-    with pytest.raises(ConfigError, match=rf"unknown architecture '{name}' \(did you mean {hint}\?\); there are cnn1,"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"unknown architecture '{name}' \(did you mean {hint}\?\); there are cnn1,",
+    ):
         zoo.get(name)
 
 
 def test_an_unknown_setting_is_refused_with_the_closest_name(zoo):
     """A setting that nothing reads is an error, not silence."""
-    with pytest.raises(ConfigError, match=r"conv has no setting 'chanels' .did you mean 'channels'"):
+    with pytest.raises(
+        ConfigError, match=r"conv has no setting 'chanels' .did you mean 'channels'"
+    ):
         build(zoo.get("conv"), settings={"chanels": [4, 8]})
 
 
@@ -214,7 +252,10 @@ def test_a_tier_and_a_width_build_the_same(zoo):
     arch = zoo.get("text_encoder")
     first = build(arch, Tier(0.5, 2))
     second = build(arch, 0.5, 2)
-    shapes = [{name: value.shape for name, value in module.named_parameters()} for module in (first, second)]
+    shapes = [
+        {name: value.shape for name, value in module.named_parameters()}
+        for module in (first, second)
+    ]
     assert shapes[0] == shapes[1]
 
 
@@ -222,9 +263,13 @@ def test_a_cut_refuses_one_name_for_two_axes():
     """Two layers of different size cannot share an axis; layers of a residual stream can."""
     cut = Cut(0.5)
     assert cut.width("stream", 8) == cut.width("stream", 8) == 4
-    with pytest.raises(ConfigError, match="axis stream was named twice, as 8 units in 1 groups and as 10 in 1"):
+    with pytest.raises(
+        ConfigError, match="axis stream was named twice, as 8 units in 1 groups and as 10 in 1"
+    ):
         cut.width("stream", 10)
-    with pytest.raises(ConfigError, match="axis stream was named twice, as 8 units in 1 groups and as 8 in 2"):
+    with pytest.raises(
+        ConfigError, match="axis stream was named twice, as 8 units in 1 groups and as 8 in 2"
+    ):
         cut.heads("stream", 2, 4)
     with pytest.raises(ConfigError, match=r"start with 'fixed\.'"):
         cut.width("fixed.3", 3)
@@ -255,7 +300,9 @@ def test_only_a_named_builder_with_a_cut_is_an_architecture(builder):
 
 def test_a_default_that_cannot_be_stored_is_refused():
     """At once, with the setting, and not where the layout is written."""
-    with pytest.raises(ConfigError, match=r"custom: the default of act cannot be stored: .* and choose by that"):
+    with pytest.raises(
+        ConfigError, match=r"custom: the default of act cannot be stored: .* and choose by that"
+    ):
 
         @architecture()
         def custom(cut, *, input_shape=(8,), classes=3, act=len):
@@ -274,7 +321,9 @@ def test_a_dtype_that_no_input_has_is_refused(dtype):
 @pytest.mark.parametrize("shape", [(8.5,), (-1,), "a", (True,), {"x": 8}])
 def test_a_shape_that_is_none_is_named(zoo, shape):
     """Where the settings come from the command line as where they are the defaults."""
-    with pytest.raises(ConfigError, match=r"mlp: input_shape = .* is no list of whole numbers above 0"):
+    with pytest.raises(
+        ConfigError, match=r"mlp: input_shape = .* is no list of whole numbers above 0"
+    ):
         zoo.get("mlp").row({"input_shape": shape})
 
 

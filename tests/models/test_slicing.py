@@ -23,7 +23,8 @@ def layouts(draw):
         Axis("heads", groups * draw(st.integers(1, 5)), groups=groups),
         Axis("labels", draw(st.integers(1, 5)), AxisKind.FIXED),
     ]
-    inner, outer = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    inner = draw(st.integers(1, 3))
+    outer = draw(st.integers(1, 3))
     joined = (Dim("heads", inner, outer), Dim("in"), Dim("a", outer=2))
     tensors = {
         "first.weight": (Dim("a"), Dim("in"), Dim("in")),
@@ -63,7 +64,9 @@ def test_a_slice_is_the_outer_product_of_the_kept_lists(case):
     assert {name: value.shape for name, value in cut.items()} == layout.shapes(plan.tier)
     assert [*cut] == [item.name for item in layout.kept(plan.tier)]
     for item in layout.parameters:
-        np.testing.assert_array_equal(cut[item.name], weights[item.name][entries(layout, plan, item)])
+        np.testing.assert_array_equal(
+            cut[item.name], weights[item.name][entries(layout, plan, item)]
+        )
         assert cut[item.name].dtype == np.float32
         assert cut[item.name].flags.c_contiguous
         assert not np.shares_memory(cut[item.name], weights[item.name])
@@ -71,7 +74,9 @@ def test_a_slice_is_the_outer_product_of_the_kept_lists(case):
 
 @given(planned())
 def test_what_nobody_may_write_to_is_not_copied_where_it_is_one_piece(case):
-    """A mapped version is handed on as it lies, and as safe from writing; the entries are those of a copy."""
+    """A mapped version is handed on as it lies, and as safe from writing; the entries are those of
+    a copy.
+    """
     layout, plan = case
     weights = noise(layout)
     copied = slice_weights(layout, plan, weights)
@@ -90,7 +95,8 @@ def test_what_nobody_may_write_to_is_not_copied_where_it_is_one_piece(case):
 def test_scatter_undoes_slice(case):
     """What was cut out and written back elsewhere is cut out again unchanged, and the rest stays."""
     layout, plan = case
-    weights, other = noise(layout), noise(layout, seed=1)
+    weights = noise(layout)
+    other = noise(layout, seed=1)
     cut = slice_weights(layout, plan, weights)
     merged = scatter(layout, plan, cut, other)
     for name, value in slice_weights(layout, plan, merged).items():
@@ -147,7 +153,9 @@ def test_boxes_are_boxes_up_to_their_limit():
 
 
 def test_a_label_rule_holds_on_any_dimension():
-    """A table with a column for each label keeps the columns of the given ones; a mesh of scattered units as well."""
+    """A table with a column for each label keeps the columns of the given ones; a mesh of scattered
+    units as well.
+    """
     axes = [Axis("a", 640), Axis("labels", 3, AxisKind.FIXED)]
     layout = make_layout(axes, {"table": (Dim("a"), Dim("labels"))}, label_axes=("labels",))
     for kind in ("static", "random"):
@@ -162,9 +170,12 @@ def test_a_label_rule_holds_on_any_dimension():
 
 @pytest.mark.parametrize("kind", ["static", "rolling", "random"])
 def test_regions_meet_each_entry_once(kind):
-    """Static plans need one box, rolling ones four at most, scattered ones a mesh; the entries are the same."""
+    """Static plans need one box, rolling ones four at most, scattered ones a mesh; the entries are
+    the same.
+    """
     layout = make_layout(
-        [Axis("o", 64), Axis("i", 48), Axis("k", 3, AxisKind.FIXED)], {"w": (Dim("o"), Dim("i"), Dim("k"))}
+        [Axis("o", 64), Axis("i", 48), Axis("k", 3, AxisKind.FIXED)],
+        {"w": (Dim("o"), Dim("i"), Dim("k"))},
     )
     plan = make_plan(layout, layout.tier(0.5), kind, round_index=40, seed=3)
     found = regions(layout, plan, layout.parameters[0])
@@ -180,7 +191,8 @@ def test_regions_meet_each_entry_once(kind):
 def test_a_mesh_leaves_trailing_whole_dimensions_together():
     """Kernels of a scattered convolution are copied as blocks: the mesh spans the channels alone."""
     layout = make_layout(
-        [Axis("o", 64), Axis("i", 64), Axis("k", 3, AxisKind.FIXED)], {"w": (Dim("o"), Dim("i"), Dim("k"), Dim("k"))}
+        [Axis("o", 64), Axis("i", 64), Axis("k", 3, AxisKind.FIXED)],
+        {"w": (Dim("o"), Dim("i"), Dim("k"), Dim("k"))},
     )
     plan = make_plan(layout, layout.tier(0.5), "random", seed=1)
     (region,) = regions(layout, plan, layout.parameters[0])
@@ -189,14 +201,21 @@ def test_a_mesh_leaves_trailing_whole_dimensions_together():
 
 
 def test_statistics_travel_with_the_parameters_when_given():
-    """The statistics of a static batch norm are cut and merged by its axis; they may also be absent."""
+    """The statistics of a static batch norm are cut and merged by its axis; they may also be
+    absent.
+    """
     layout = make_layout(
-        [Axis("a", 4)], {"norm.weight": (Dim("a"),)}, statistics=(Statistic("norm", (Dim("a"),), "head"),)
+        [Axis("a", 4)],
+        {"norm.weight": (Dim("a"),)},
+        statistics=(Statistic("norm", (Dim("a"),), "head"),),
     )
     plan = make_plan(layout, layout.tier(0.5), "rolling", round_index=3)
     weights = {"norm.weight": np.arange(4.0), "stat.norm.mean": np.arange(4.0) + 10}
     cut = slice_weights(layout, plan, weights)
-    assert {name: list(value) for name, value in cut.items()} == {"norm.weight": [3, 0], "stat.norm.mean": [13, 10]}
+    assert {name: list(value) for name, value in cut.items()} == {
+        "norm.weight": [3, 0],
+        "stat.norm.mean": [13, 10],
+    }
 
 
 def _small():
@@ -219,12 +238,16 @@ def test_rows_outside_the_label_axis_are_refused(rows):
 def test_global_weights_of_another_shape_are_refused():
     """Slicing checks what it cuts from."""
     layout, plan = _small()
-    with pytest.raises(PlanError, match=r"tensor w of the global weights should be \(4, 4\) but is \(2, 2\)"):
+    with pytest.raises(
+        PlanError, match=r"tensor w of the global weights should be \(4, 4\) but is \(2, 2\)"
+    ):
         slice_weights(layout, plan, {**noise(layout), "w": np.ones((2, 2))})
 
 
 def test_global_weights_that_lack_a_tensor_are_refused():
     """The message names the model, the tier and the tensor."""
     layout, plan = _small()
-    with pytest.raises(PlanError, match=r"by_hand w0.50-d1: tensor head is missing \(1 missing in all\)"):
+    with pytest.raises(
+        PlanError, match=r"by_hand w0.50-d1: tensor head is missing \(1 missing in all\)"
+    ):
         slice_weights(layout, plan, {"w": noise(layout)["w"]})

@@ -1,4 +1,6 @@
-"""What a model does only in training counts: units with places, buffers that move, rates that a builder computes."""
+"""What a model does only in training counts: units with places, buffers that move, rates that a
+builder computes.
+"""
 
 import pytest
 import torch
@@ -35,7 +37,9 @@ class Scaled(nn.Sequential):
 
 
 def test_units_that_have_places_in_training_alone():
-    """In evaluation they are alike, so only the training pass can tell; other inputs for it do no harm."""
+    """In evaluation they are alike, so only the training pass can tell; other inputs for it do no
+    harm.
+    """
     assert infer_layout(arch_of(lambda *sizes: Scaled(*sizes, inside=False)))
     with pytest.raises(ConfigError, match="units of axis hidden are not interchangeable"):
         infer_layout(arch_of(lambda *sizes: Scaled(*sizes, inside=True)))
@@ -87,14 +91,18 @@ def test_a_buffer_that_training_moves(layer, where):
 def test_spectral_norm_is_converted():
     """Of any start it is the largest singular value: that of numpy, in training and evaluation."""
     arch = arch_of(
-        lambda hidden, classes: nn.Sequential(spectral_norm(nn.Linear(4, hidden)), nn.Linear(hidden, classes))
+        lambda hidden, classes: nn.Sequential(
+            spectral_norm(nn.Linear(4, hidden)), nn.Linear(hidden, classes)
+        )
     )
     assert infer_layout(converted(arch))
     weight = torch.randn(6, 3, 5, generator=torch.Generator().manual_seed(3))
     rows = weight.movedim(1, 0).reshape(3, -1)
     for mode in ("train", "eval"):
         found = set_mode(SpectralNorm(1), mode)(weight)
-        torch.testing.assert_close(found, weight / torch.linalg.matrix_norm(rows, 2), rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(
+            found, weight / torch.linalg.matrix_norm(rows, 2), rtol=1e-3, atol=1e-4
+        )
 
 
 class Between(nn.Sequential):
@@ -102,7 +110,8 @@ class Between(nn.Sequential):
 
     def __init__(self, hidden, classes, function):
         super().__init__(nn.Linear(4, hidden), nn.Linear(hidden, classes))
-        self.function, self.calls = function, 0
+        self.function = function
+        self.calls = 0
 
     def forward(self, x):
         self.calls += 1
@@ -122,7 +131,11 @@ class Between(nn.Sequential):
             r"NaN arises .* in the gradient of 0\.weight; .*clamp",
             lambda y, _: y.clamp(min=1e-6).sqrt(),
         ),
-        (lambda y, calls: y * calls, r"calls of module the model \(Between\) changes", lambda y, _: y * y.mean()),
+        (
+            lambda y, calls: y * calls,
+            r"calls of module the model \(Between\) changes",
+            lambda y, _: y * y.mean(),
+        ),
         (lambda y, _: y + torch.rand_like(y), "draws random numbers", lambda y, _: y + 1),
     ],
 )
@@ -136,17 +149,24 @@ def test_a_model_that_computes_no_numbers_or_others_each_time(function, message,
 @pytest.mark.filterwarnings("ignore:.*weight_norm")
 def test_the_older_weight_norm_is_refused_or_converted():
     """By what the message names, which computes the same."""
-    for norm, is_old in ((nn.utils.parametrizations.weight_norm, False), (nn.utils.weight_norm, True)):
+    for norm, is_old in (
+        (nn.utils.parametrizations.weight_norm, False),
+        (nn.utils.weight_norm, True),
+    ):
         arch = arch_of(
-            lambda hidden, classes, norm=norm: nn.Sequential(norm(nn.Linear(4, hidden)), nn.Linear(hidden, classes))
+            lambda hidden, classes, norm=norm: nn.Sequential(
+                norm(nn.Linear(4, hidden)), nn.Linear(hidden, classes)
+            )
         )
         if is_old:
             with pytest.raises(
-                ConfigError, match=r"0 \(Linear\) has .*parametrizations\.weight_norm, which .*--convert"
+                ConfigError,
+                match=r"0 \(Linear\) has .*parametrizations\.weight_norm, which .*--convert",
             ):
                 infer_layout(arch)
         assert infer_layout(converted(arch) if is_old else arch)
-    layer, x = nn.utils.weight_norm(nn.Linear(4, 6), dim=1), torch.randn(5, 4)
+    layer = nn.utils.weight_norm(nn.Linear(4, 6), dim=1)
+    x = torch.randn(5, 4)
     expected = layer(x)
     made, done = convert(layer)
     assert [item.old for item in done] == ["weight_norm"]
@@ -159,7 +179,10 @@ def test_the_older_weight_norm_is_refused_or_converted():
     ("wrap", "kind"),
     [
         (nn.DataParallel, "DataParallel"),
-        (lambda module: nn.Sequential(torch.jit.script(module)), r"custom: 0 is a RecursiveScriptModule"),
+        (
+            lambda module: nn.Sequential(torch.jit.script(module)),
+            r"custom: 0 is a RecursiveScriptModule",
+        ),
         pytest.param(torch.compile, "OptimizedModule", marks=pytest.mark.slow),
     ],
 )
@@ -169,7 +192,9 @@ def test_a_wrapper_is_refused(wrap, kind):
     def bare(hidden, classes):
         return nn.Sequential(nn.Linear(4, hidden), nn.Linear(hidden, classes))
 
-    with pytest.raises(ConfigError, match=rf"{kind} .*return that one, without DataParallel, torch\.compile or"):
+    with pytest.raises(
+        ConfigError, match=rf"{kind} .*return that one, without DataParallel, torch\.compile or"
+    ):
         infer_layout(arch_of(lambda *sizes: wrap(bare(*sizes))))
     assert infer_layout(arch_of(bare))
 
@@ -179,10 +204,14 @@ class Listening(nn.Module):
 
     def __init__(self, hidden, classes, how):
         super().__init__()
-        self.first, self.last, self.gate = nn.Linear(4, hidden), nn.Linear(hidden, classes), nn.Linear(4, hidden)
+        self.first = nn.Linear(4, hidden)
+        self.last = nn.Linear(hidden, classes)
+        self.gate = nn.Linear(4, hidden)
         self.kept = {}
         if how == "hook":
-            self.first.register_forward_hook(lambda _, given, result: result * self.gate(given[0]).sigmoid())
+            self.first.register_forward_hook(
+                lambda _, given, result: result * self.gate(given[0]).sigmoid()
+            )
         elif how == "dictionary":
             kept = self.kept
             self.first.register_forward_hook(lambda _, given, result: kept.update(x=result))
@@ -201,9 +230,12 @@ class Listening(nn.Module):
 
 @pytest.mark.parametrize("how", ["hook", "dictionary", "attribute"])
 def test_functions_that_hold_the_model_they_were_made_for(how):
-    """A copy would compute with what the original has; the method that the message asks for goes with it."""
+    """A copy would compute with what the original has; the method that the message asks for goes
+    with it.
+    """
     with pytest.raises(
-        ConfigError, match=r"line \d+ of test_training_mode.py, holds .* make it a method of the module"
+        ConfigError,
+        match=r"line \d+ of test_training_mode.py, holds .* make it a method of the module",
     ):
         infer_layout(arch_of(lambda *sizes: Listening(*sizes, how)))
     assert infer_layout(arch_of(lambda *sizes: Listening(*sizes, "method")))

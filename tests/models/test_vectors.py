@@ -10,7 +10,8 @@ from tests.models.layouts import make_layout, scatter_add, square
 
 
 def selective_average(layout, weights, clients):
-    """Average each entry over the clients that hold it; entries nobody holds stay (specification, shared notation).
+    """Average each entry over the clients that hold it; entries nobody holds stay (specification,
+    shared notation).
 
     Args:
         layout: the global model.
@@ -25,7 +26,13 @@ def selective_average(layout, weights, clients):
     for plan, returned, labels in clients:
         rows = None if labels is None else {"labels": np.array(labels)}
         scatter_add(layout, plan, sums, returned, rows)
-        scatter_add(layout, plan, counts, {name: np.ones_like(value, int) for name, value in returned.items()}, rows)
+        scatter_add(
+            layout,
+            plan,
+            counts,
+            {name: np.ones_like(value, int) for name, value in returned.items()},
+            rows,
+        )
     new = {
         name: np.where(counts[name] > 0, sums[name] / np.maximum(counts[name], 1), value)
         for name, value in weights.items()
@@ -36,10 +43,12 @@ def selective_average(layout, weights, clients):
 def test_h1_sizes(vectors):
     """Channels kept at each level, odd sizes included, and relative to a smaller global model."""
     example = vectors["H1-sizes"]
-    inputs, expected = example["inputs"], example["expected"]
+    inputs = example["inputs"]
+    expected = example["expected"]
     for level, rate in inputs["rates"].items():
         assert [Axis("k", size).kept(rate) for size in inputs["K"]] == expected["levels"][level]
-    # The example notes that plain ceil keeps 8 of 100 at 0.07, an artefact of floats, and advises 7.
+    # The example notes that plain ceil keeps 8 of 100 at 0.07, an artefact of floats, and advises
+    # 7.
     decided = [*expected["odd"][:3], 7]
     assert [kept_units(size, rate) for size, rate in inputs["odd"]] == decided
     half = inputs["rates"]["b"]
@@ -78,7 +87,10 @@ def test_h3_classifier(vectors):
         )
         for client in example["inputs"]["clients"]
     ]
-    weights = {"W": np.array(example["inputs"]["W_global"]), "b": np.array(example["inputs"]["b_global"])}
+    weights = {
+        "W": np.array(example["inputs"]["W_global"]),
+        "b": np.array(example["inputs"]["b_global"]),
+    }
     new, counts = selective_average(layout, weights, clients)
     for name in ("W", "b"):
         np.testing.assert_array_equal(new[name], example["expected"][f"{name}_new"])
@@ -104,7 +116,10 @@ def test_h4_tiny_net(vectors):
     clients = []
     for client in example["inputs"]["clients"]:
         plan = make_plan(layout, layout.tier(client["s"]))
-        returned = {name: value + client["delta"] for name, value in slice_weights(layout, plan, weights).items()}
+        returned = {
+            name: value + client["delta"]
+            for name, value in slice_weights(layout, plan, weights).items()
+        }
         clients.append((plan, returned, client["labels"]))
     new, counts = selective_average(layout, weights, clients)
     for name in example["inputs"]["order"]:
@@ -114,12 +129,22 @@ def test_h4_tiny_net(vectors):
 
 @pytest.mark.parametrize("width", [1.0, 0.5, 0.25])
 def test_h5_heads(vectors, zoo: Registry, width):
-    """The text encoder is cut like the Transformer of HeteroFL: by hand from the published lists, and by plan."""
+    """The text encoder is cut like the Transformer of HeteroFL: by hand from the published lists,
+    and by plan.
+    """
     example = vectors["H5-heads"]
-    sizes, lists = example["inputs"], example["expected"][str(width)]
+    sizes = example["inputs"]
+    lists = example["expected"][str(width)]
     layout = infer_layout(
         zoo.get("text_encoder"),
-        {"embed": sizes["E"], "heads": sizes["H"], "ffn": sizes["FFN"], "blocks": 1, "vocab": 7, "input_shape": (5,)},
+        {
+            "embed": sizes["E"],
+            "heads": sizes["H"],
+            "ffn": sizes["FFN"],
+            "blocks": 1,
+            "vocab": 7,
+            "input_shape": (5,),
+        },
     )
     generator = np.random.default_rng(0)
     weights = {item.name: generator.standard_normal(item.shape) for item in layout.parameters}
@@ -139,7 +164,9 @@ def test_h5_heads(vectors, zoo: Registry, width):
         "head.weight": (range(4), lists["emb_cols"]),
     }
     for name, rows in by_hand.items():
-        np.testing.assert_array_equal(cut[name], weights[name][np.ix_(*map(list, rows))], err_msg=name)
+        np.testing.assert_array_equal(
+            cut[name], weights[name][np.ix_(*map(list, rows))], err_msg=name
+        )
 
 
 def test_h12_parameter_counts(vectors, zoo: Registry):
@@ -147,13 +174,18 @@ def test_h12_parameter_counts(vectors, zoo: Registry):
     layout = infer_layout(zoo.get("conv"))
     rates = vectors["H1-sizes"]["inputs"]["rates"]
     counts = {level: layout.parameter_count(layout.tier(rate)) for level, rate in rates.items()}
-    assert counts == {level: row["conv"] for level, row in vectors["H12-params"]["expected"].items()}
+    assert counts == {
+        level: row["conv"] for level, row in vectors["H12-params"]["expected"].items()
+    }
 
 
-@pytest.mark.parametrize(("example", "direction"), [("R1-window", "up"), ("R2-window-code", "down")])
+@pytest.mark.parametrize(
+    ("example", "direction"), [("R1-window", "up"), ("R2-window-code", "down")]
+)
 def test_r1_r2_windows(vectors, example, direction):
     """The window moves by one unit a round and wraps around; the order is the rolled one."""
-    inputs, expected = vectors[example]["inputs"], vectors[example]["expected"]
+    inputs = vectors[example]["inputs"]
+    expected = vectors[example]["expected"]
     axis = Axis("k", inputs["K"])
     for kept in inputs["n"]:
         for round_index, units in zip(inputs["rounds"], expected[f"n{kept}"], strict=True):
@@ -163,12 +195,19 @@ def test_r1_r2_windows(vectors, example, direction):
 
 def test_r3_layers(vectors):
     """Every layer starts at the round modulo its own size."""
-    inputs, expected = vectors["R3-layers"]["inputs"], vectors["R3-layers"]["expected"]
+    inputs = vectors["R3-layers"]["inputs"]
+    expected = vectors["R3-layers"]["expected"]
     layout = make_layout(
-        [Axis(f"k{size}", size) for size in inputs["K"]], {f"w{size}": (Dim(f"k{size}"),) for size in inputs["K"]}
+        [Axis(f"k{size}", size) for size in inputs["K"]],
+        {f"w{size}": (Dim(f"k{size}"),) for size in inputs["K"]},
     )
     for direction, key in (("up", "paper"), ("down", "code")):
-        plan = make_plan(layout, layout.tier(inputs["beta"]), Window(direction=direction), round_index=inputs["j"])
+        plan = make_plan(
+            layout,
+            layout.tier(inputs["beta"]),
+            Window(direction=direction),
+            round_index=inputs["j"],
+        )
         assert [list(units) for units in plan.indices.values()] == expected[key]
 
 
@@ -194,12 +233,16 @@ def test_r4_coverage(vectors):
 def test_r6_aggregate(vectors, key, direction):
     """Two windows that wrap around are averaged where both lie."""
     example = vectors["R6-aggregate"]
-    layout, expected = square(4), example["expected"][key]
+    layout = square(4)
+    expected = example["expected"][key]
     weights = {"W": np.array(example["inputs"]["W_global"])}
     clients = []
     for client in expected["clients"]:
         plan = make_plan(
-            layout, layout.tier(client["s"]), Window(direction=direction), round_index=example["inputs"]["j"]
+            layout,
+            layout.tier(client["s"]),
+            Window(direction=direction),
+            round_index=example["inputs"]["j"],
         )
         assert list(plan.indices["k"]) == client["out_idx"] == client["in_idx"]
         returned = {"W": slice_weights(layout, plan, weights)["W"] + client["delta"]}
@@ -210,7 +253,8 @@ def test_r6_aggregate(vectors, key, direction):
 
 
 @pytest.mark.parametrize(
-    ("key", "options"), [("head_preserving", {}), ("code", {"heads": "as_released", "direction": "down"})]
+    ("key", "options"),
+    [("head_preserving", {}), ("code", {"heads": "as_released", "direction": "down"})],
 )
 def test_r7_heads(vectors, key, options):
     """Rows of q, k and v in a rolling round, by our default and as released."""
@@ -227,7 +271,10 @@ def test_r7_embedding_columns_as_released(vectors):
     example = vectors["R7-heads"]
     axis = Axis("embed", example["inputs"]["E"])
     for width in example["inputs"]["s"]:
-        assert list(rolling_units(axis, width, shift=0)) == example["expected"]["emb_cols_code"][f"s{width}_j0"]
+        assert (
+            list(rolling_units(axis, width, shift=0))
+            == example["expected"]["emb_cols_code"][f"s{width}_j0"]
+        )
         for round_index in example["inputs"]["rounds"]:
             units = rolling_units(axis, width, shift=round_index, direction="down")
             assert list(units) == example["expected"]["emb_cols_code"][f"s{width}_j{round_index}"]

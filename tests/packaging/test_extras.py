@@ -36,7 +36,8 @@ def requirements(extra):
 @pytest.mark.parametrize("extra", TWINS)
 def test_twins_differ_in_the_runtime_alone(extra):
     """What is said of an extra holds for its twin, except for what onnxruntime-training adds."""
-    stock, training = requirements(extra), requirements(f"{extra}-training")
+    stock = requirements(extra)
+    training = requirements(f"{extra}-training")
     assert {name: spec for name, spec in stock.items() if name not in STOCK} == {
         name: spec for name, spec in training.items() if name not in TRAINING
     }
@@ -68,12 +69,20 @@ def test_every_message_that_names_an_extra_names_one_that_there_is():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.version_info >= (3, 13), reason="onnxruntime-training has no wheel for this Python")
-@pytest.mark.parametrize(("stock", "training"), [("device", "server-training"), ("server", "device-training")])
+@pytest.mark.skipif(
+    sys.version_info >= (3, 13), reason="onnxruntime-training has no wheel for this Python"
+)
+@pytest.mark.parametrize(
+    ("stock", "training"), [("device", "server-training"), ("server", "device-training")]
+)
 def test_pip_refuses_both_runtimes(wheel, stock, training):
-    """Asked for an extra of either kind, pip finds no solution, where it would have mixed two packages."""
+    """Asked for an extra of either kind, pip finds no solution, where it would have mixed two
+    packages.
+    """
     alone = pip("install", "--dry-run", "--quiet", "--ignore-installed", f"{wheel}[{training}]")
     assert alone.returncode == 0, alone.stderr
-    both = pip("install", "--dry-run", "--quiet", "--ignore-installed", f"{wheel}[{stock},{training}]")
+    both = pip(
+        "install", "--dry-run", "--quiet", "--ignore-installed", f"{wheel}[{stock},{training}]"
+    )
     assert both.returncode == 1
     assert "conflicting dependencies" in both.stderr

@@ -1,4 +1,6 @@
-"""Each extra alone, from the wheel, in an empty environment: what it promises is run, and what it lacks is named."""
+"""Each extra alone, from the wheel, in an empty environment: what it promises is run, and what it
+lacks is named.
+"""
 
 import json
 import re
@@ -61,8 +63,8 @@ state_dir = "state"
 kind = "npz"
 path = "data.npz"
 """
-# Commands that need packages, and the extra they name; `shoal device run` needs a configuration to get so far. Keys and
-# certificates need cryptography alone, which a device has, too.
+# Commands that need packages, and the extra they name; `shoal device run` needs a configuration to
+# get so far. Keys and certificates need cryptography alone, which a device has, too.
 LACKING = {
     "device run --config device.toml": "device",
     "device predict --config device.toml --data data.npz": "device",
@@ -107,10 +109,16 @@ LACKING = {
     "demo": "demo",
     "view store": "view",
 }
-ON_DEVICES_TOO = {command for command in LACKING if command.startswith(("init", "enroll", "renew", "revoke", "flash"))}
+ON_DEVICES_TOO = {
+    command
+    for command in LACKING
+    if command.startswith(("init", "enroll", "renew", "revoke", "flash"))
+}
 # Interpreters other than this one, where the machine has them.
 PYTHONS = [f"3.{minor}" for minor in range(10, 15) if (3, minor) != sys.version_info[:2]]
-TRAINING = pytest.mark.skipif(sys.version_info >= (3, 13), reason="onnxruntime-training has no wheel for this Python")
+TRAINING = pytest.mark.skipif(
+    sys.version_info >= (3, 13), reason="onnxruntime-training has no wheel for this Python"
+)
 
 
 @pytest.fixture
@@ -120,7 +128,9 @@ def folder(tmp_path):
     np.savez(tmp_path / "data.npz", x=draw.random((60, 1, 4, 4), np.float32), y=np.arange(60) % 10)
     (tmp_path / "device.toml").write_text(DEVICE.format(url="mqtt://127.0.0.1:1"))
     (tmp_path / "sim.toml").write_text(SIMULATION)
-    (tmp_path / "flash.toml").write_text('board = "rpi4"\n[data]\nkind = "npz"\npath = "data.npz"\n')
+    (tmp_path / "flash.toml").write_text(
+        'board = "rpi4"\n[data]\nkind = "npz"\npath = "data.npz"\n'
+    )
     (tmp_path / "cards.csv").write_text("device\nd\n")
     return tmp_path
 
@@ -137,7 +147,9 @@ def lacks(environment, folder, extras):
         done = environment.tried("shoal", *command.split(), cwd=folder)
         assert done.returncode == 2, f"{command}: {done.stdout}{done.stderr}"
         last = done.stderr.splitlines()[-1]  # after what an agent has logged
-        assert re.fullmatch(rf"error: .* is not installed .*pip install 'shoal\[{extra}\]'.*", last), command
+        assert re.fullmatch(
+            rf"error: .* is not installed .*pip install 'shoal\[{extra}\]'.*", last
+        ), command
 
 
 def says_its_version(environment, folder):
@@ -171,11 +183,28 @@ def test_a_type_checker_sees_the_names(install, folder):
         "Tier('wide', 1)\n"
     )
     user = install().program("python")
-    command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--python-executable", user, "use.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--strict",
+        "--no-error-summary",
+        "--python-executable",
+        user,
+        "use.py",
+    ]
     done = subprocess.run(
-        command, cwd=folder, env=surroundings(), capture_output=True, text=True, timeout=280, check=False
+        command,
+        cwd=folder,
+        env=surroundings(),
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
     )
-    assert [line.partition(" error: ")[0] for line in done.stdout.splitlines()] == ["use.py:4:"], done.stdout
+    assert [line.partition(" error: ")[0] for line in done.stdout.splitlines()] == ["use.py:4:"], (
+        done.stdout
+    )
     assert '"str"; expected "float"' in done.stdout
 
 
@@ -185,18 +214,25 @@ def a_round(install, folder, device_extra, server_extra, python):
     settings = arch.settings({"input_shape": (1, 4, 4), "hidden": (8,)})
     tier = infer_layout(arch, settings).tier(1.0)
     export_architecture(arch, settings, [tier], Recipe(), folder / "artifacts", formats=("onnx",))
-    board, server = install(device_extra, python), install(server_extra, python)
+    board = install(device_extra, python)
+    server = install(server_extra, python)
     for environment, extra in ((board, "device"), (server, "server")):
         says_its_version(environment, folder)
         if device_extra == "device" and python == sys.executable:  # once is enough
             lacks(environment, folder, {extra, "device"})  # the server has all that a device needs
-            assert "| tiny w1.00-d1 | 10 | " in environment.run("shoal", "device", "bench", cwd=folder)
+            assert "| tiny w1.00-d1 | 10 | " in environment.run(
+                "shoal", "device", "bench", cwd=folder
+            )
     with mosquitto_broker(folder) as broker:
         for name, text in (("fleet", FLEET), ("device", DEVICE)):
             (folder / f"{name}.toml").write_text(text.format(url=broker.url))
         with (folder / "device.log").open("w") as log:
-            agent = board.start("shoal", "device", "run", "--config", "device.toml", cwd=folder, stderr=log)
-            up = server.start("shoal", "up", "--config", "fleet.toml", cwd=folder, stderr=subprocess.PIPE)
+            agent = board.start(
+                "shoal", "device", "run", "--config", "device.toml", cwd=folder, stderr=log
+            )
+            up = server.start(
+                "shoal", "up", "--config", "fleet.toml", cwd=folder, stderr=subprocess.PIPE
+            )
             try:
                 greeting = up.stderr.readline()  # a run before it would make a server of its own
                 done = server.tried("shoal", "run", "--config", "fleet.toml", "--json", cwd=folder)
@@ -205,16 +241,25 @@ def a_round(install, folder, device_extra, server_extra, python):
                 up.terminate()
                 rest = up.communicate(timeout=60)[1]
                 codes = agent.wait(60), up.returncode
-                print((folder / "device.log").read_text(), greeting, rest)  # shown where anything fails
+                print(
+                    (folder / "device.log").read_text(), greeting, rest
+                )  # shown where anything fails
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(done.stdout)["status"] == "finished"
     assert codes == (0, 0)
-    assert json.loads(server.run("shoal", "status", "--store", "store", "--json", cwd=folder))["closed"] == 1
+    assert (
+        json.loads(server.run("shoal", "status", "--store", "store", "--json", cwd=folder))[
+            "closed"
+        ]
+        == 1
+    )
     (seen,) = json.loads(server.run("shoal", "devices", "--store", "store", "--json", cwd=folder))
     assert seen["merged"] == 1
     assert "1 " in server.run("shoal", "rounds", "--store", "store", cwd=folder)
     assert server.run("shoal", "log", "--store", "store", cwd=folder)
-    server.run("shoal", "export-weights", "--store", "store", "--out", "weights.safetensors", cwd=folder)
+    server.run(
+        "shoal", "export-weights", "--store", "store", "--out", "weights.safetensors", cwd=folder
+    )
     assert (folder / "weights.safetensors").is_file()
 
 
@@ -239,7 +284,9 @@ def test_device_and_server_on_another_python(install, folder, version):
 
 
 def interpreter(version):
-    """A Python of this version that runs and can make environments; a name on the path may be an empty promise."""
+    """A Python of this version that runs and can make environments; a name on the path may be an
+    empty promise.
+    """
     homes = Path.home().glob(f".pyenv/versions/{version}.*/bin/python")
     for found in (*homes, shutil.which(f"python{version}")):
         if found is not None:
@@ -256,13 +303,23 @@ def test_export(install, folder, extra):
         lacks(environment, folder, {"export"})
     shutil.copy(TUTORIAL / "my_models.py", folder)
     environment.run(
-        "shoal", "export", "--models", "my_models.py", "--arch", "small_cnn", "--widths", "0.25", cwd=folder
+        "shoal",
+        "export",
+        "--models",
+        "my_models.py",
+        "--arch",
+        "small_cnn",
+        "--widths",
+        "0.25",
+        cwd=folder,
     )
     (found,) = (folder / "artifacts" / "small_cnn").glob("w*")
     assert (found / "train.onnx").is_file()
     assert bool(list(found.rglob("*training*"))) == (extra == "export-training")
     small = ["--set", "input_shape=1,4,4", "--set", "hidden=4"]
-    environment.run("shoal", "export-mutual", "--meme", "mlp", "--personal", "mlp", *small, cwd=folder)
+    environment.run(
+        "shoal", "export-mutual", "--meme", "mlp", "--personal", "mlp", *small, cwd=folder
+    )
     if extra == "export":
         asked = ["export", "--arch", "mlp", "--formats", "ort-training"]
         refused = environment.tried("shoal", *asked, cwd=folder)
@@ -276,7 +333,12 @@ def test_simulate(install, folder, extra):
     environment = install(extra)
     says_its_version(environment, folder)
     environment.run("shoal", "simulate", "--config", "sim.toml", cwd=folder)
-    assert json.loads(environment.run("shoal", "status", "--store", "runs/store", "--json", cwd=folder))["closed"] == 2
+    assert (
+        json.loads(
+            environment.run("shoal", "status", "--store", "runs/store", "--json", cwd=folder)
+        )["closed"]
+        == 2
+    )
     assert "heterofl-1" in environment.run("shoal", "reproduce", "--list", cwd=folder)
 
 
@@ -340,7 +402,9 @@ def test_what_adds_to_the_others(install, folder, extra):
     """The package comes, and our side of it works with it alone."""
     environment = install(extra)
     says_its_version(environment, folder)
-    assert environment.run("python", "-c", ADDED[extra].format(port=free_port()), cwd=folder).endswith("True\n")
+    assert environment.run(
+        "python", "-c", ADDED[extra].format(port=free_port()), cwd=folder
+    ).endswith("True\n")
 
 
 def test_view(install, folder):
@@ -348,7 +412,9 @@ def test_view(install, folder):
     environment = install("view")
     says_its_version(environment, folder)
     restore(3, folder / "store")
-    with environment.start("shoal", "view", "store", "--port", "0", cwd=folder, stderr=subprocess.PIPE) as process:
+    with environment.start(
+        "shoal", "view", "store", "--port", "0", cwd=folder, stderr=subprocess.PIPE
+    ) as process:
         try:
             address = re.search(r"http://\S+/", process.stderr.readline())[0]
             for path, there in (
@@ -366,7 +432,9 @@ def test_view(install, folder):
 @pytest.mark.parametrize("extra", ["dev", "mutants"])
 def test_tools(install, folder, extra):
     """What contributors get runs."""
-    (folder / "pyproject.toml").write_text('[tool.mutmut]\nsource_paths = ["."]\n')  # mutmut reads it first of all
+    (folder / "pyproject.toml").write_text(
+        '[tool.mutmut]\nsource_paths = ["."]\n'
+    )  # mutmut reads it first of all
     tools = {"dev": ["ruff", "mypy", "pytest"], "mutants": ["mutmut"]}[extra]
     environment = install(extra)
     for tool in tools:

@@ -11,7 +11,9 @@ PACKAGES = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests",
 
 
 def test_the_wheel_has_every_package_file_and_no_test(wheel):
-    """`models` is a hazardous top-level name and `tests` a worse one; data files are easily forgotten."""
+    """`models` is a hazardous top-level name and `tests` a worse one; data files are easily
+    forgotten.
+    """
     names = [name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name]
     assert {name.split("/")[0] for name in names} == PACKAGES
     ours = {

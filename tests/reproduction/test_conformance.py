@@ -1,4 +1,6 @@
-"""The conformance run: published examples pass, other numbers pass, and a wrong expectation never does."""
+"""The conformance run: published examples pass, other numbers pass, and a wrong expectation never
+does.
+"""
 
 import copy
 import json
@@ -16,7 +18,8 @@ from tests.reproduction.worked_examples import other_numbers
 
 VECTORS = Path(__file__).parents[3] / "shared" / "vectors" / "vectors.json"
 SLOW = {"H5", "H10", "H12", "R5", "R9"}
-# Rows of the published file that are there to recognise a deviation, which the product does not compute.
+# Rows of the published file that are there to recognise a deviation, which the product does not
+# compute.
 FOR_RECOGNITION = (
     "loss_if_minus_inf",
     "argmax_if_minus_inf",
@@ -72,7 +75,9 @@ def tampered(raw: dict[str, Any], path: tuple[Any, ...]) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not VECTORS.is_file(), reason=f"the published examples are not beside this checkout ({VECTORS})")
+@pytest.mark.skipif(
+    not VECTORS.is_file(), reason=f"the published examples are not beside this checkout ({VECTORS})"
+)
 def test_published_examples_pass(capsys):
     """All 33 entries pass, each on its own line, and the command ends with 0."""
     assert main([str(VECTORS)]) == 0
@@ -91,11 +96,17 @@ def test_other_numbers_pass(raw):
 
 @pytest.mark.parametrize(
     ("raw", "siblings"),
-    [pytest.param(raw, group, id=raw["id"]) for group in (published(), other_numbers()) for raw in group],
+    [
+        pytest.param(raw, group, id=raw["id"])
+        for group in (published(), other_numbers())
+        for raw in group
+    ],
 )
 @pytest.mark.slow
 def test_wrong_expectations_fail(raw, siblings):
-    """Whichever number an entry expects: if it is wrong, the entry fails and says what it expected and got."""
+    """Whichever number an entry expects: if it is wrong, the entry fails and says what it expected
+    and got.
+    """
     every = leaves(raw["expected"])
     step = max(1, len(every) // (3 if raw["id"].split("-")[0] in SLOW else 25))
     for path in every[::step]:
@@ -108,7 +119,9 @@ def test_wrong_expectations_fail(raw, siblings):
 
 
 def test_only_a_rounding_error_of_floats_is_excused():
-    """100 x 0.07 keeps 7: an entry may say 8, which is plain ceil, but neither 6 nor 9, nor 8 of 100 x 0.075."""
+    """100 x 0.07 keeps 7: an entry may say 8, which is plain ceil, but neither 6 nor 9, nor 8 of
+    100 x 0.075.
+    """
     raw = {
         "id": "H1-sizes",
         "inputs": {"K": [64], "rates": {"a": 1.0}, "odd": [[100, 0.07]]},
@@ -123,7 +136,9 @@ def test_only_a_rounding_error_of_floats_is_excused():
 
 
 def test_unknown_entries_are_explained_and_incomplete_ones_fail(tmp_path, capsys):
-    """An id nobody knows is not applicable; an entry that lacks something fails, and the run goes on."""
+    """An id nobody knows is not applicable; an entry that lacks something fails, and the run goes
+    on.
+    """
     path = written(
         tmp_path,
         [
@@ -132,7 +147,11 @@ def test_unknown_entries_are_explained_and_incomplete_ones_fail(tmp_path, capsys
             {"id": "H9-fix", "inputs": {"cases": []}, "expected": {}},
             {"id": "F2-limits", "inputs": {"same": "F1"}, "expected": {}},
             {"id": "W2-quantise"},
-            {"id": "R3-layers", "inputs": {"K": [4], "beta": 1.5, "j": 0}, "expected": {"paper": [[0]], "code": [[0]]}},
+            {
+                "id": "R3-layers",
+                "inputs": {"K": [4], "beta": 1.5, "j": 0},
+                "expected": {"paper": [[0]], "code": [[0]]},
+            },
             other_numbers()[0],
         ],
     )
@@ -147,7 +166,9 @@ def test_unknown_entries_are_explained_and_incomplete_ones_fail(tmp_path, capsys
     assert lines[-1] == "7 entries: 1 pass, 4 FAIL, 2 not applicable"
 
 
-@pytest.mark.parametrize("text", [None, "", "{", "[]", '{"vectors": 3}', '{"vectors": [{"inputs": 1}]}'])
+@pytest.mark.parametrize(
+    "text", [None, "", "{", "[]", '{"vectors": 3}', '{"vectors": [{"inputs": 1}]}']
+)
 def test_a_file_that_cannot_be_read_is_told_from_a_failure(tmp_path, capsys, text):
     """No file, no JSON, or another form: exit 2, with the file named."""
     path = tmp_path / "examples.json"
@@ -161,7 +182,14 @@ def test_a_file_that_cannot_be_read_is_told_from_a_failure(tmp_path, capsys, tex
 def test_the_command_runs_as_a_module(tmp_path):
     """``python -m tests.conformance FILE.json`` prints lines and ends with the verdict."""
     path = written(
-        tmp_path, [{"id": "W2", "inputs": {"U": [4.5], "theta": 9.0}, "expected": {"Un": [0.5], "rate": [0.5]}}]
+        tmp_path,
+        [
+            {
+                "id": "W2",
+                "inputs": {"U": [4.5], "theta": 9.0},
+                "expected": {"Un": [0.5], "rate": [0.5]},
+            }
+        ],
     )
     done = subprocess.run(
         [sys.executable, "-m", "tests.conformance", str(path)],

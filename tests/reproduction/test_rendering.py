@@ -11,7 +11,15 @@ from matplotlib.image import imread
 
 from fleet_protocol.errors import ConfigError, DataError
 from reproduction.figures import figures, judged, mean_and_spread, plain
-from reproduction.measures import GLOBAL, LOCAL, OWN, PERPLEXITY, ROUNDS_TO_BEST, Reading, measure_named
+from reproduction.measures import (
+    GLOBAL,
+    LOCAL,
+    OWN,
+    PERPLEXITY,
+    ROUNDS_TO_BEST,
+    Reading,
+    measure_named,
+)
 from reproduction.report.cells import claim_cells
 from reproduction.report.markdown import as_markdown
 from reproduction.report.writing import draw, write_index, write_rows, write_table
@@ -41,7 +49,13 @@ def row(number, accuracy=None, *, local=None, perplexity=None, total=0.0):
 
 def result(table, arm, seed, rows, scale="small"):
     found = find_experiment(table).arm(arm)
-    return ArmResult(found, found.config(scale, seed), tuple(rows), {"python": "3.11", "shoal": "0"}, "test, 2 cores")
+    return ArmResult(
+        found,
+        found.config(scale, seed),
+        tuple(rows),
+        {"python": "3.11", "shoal": "0"},
+        "test, 2 cores",
+    )
 
 
 def test_the_best_round_is_read_and_the_last_beside_it():
@@ -59,9 +73,14 @@ def test_the_best_round_is_read_and_the_last_beside_it():
     assert GLOBAL.read(rows, 9) == Reading(70.0, 3, 60.0, pytest.approx(62.5))
     assert LOCAL.read(rows, 1) == Reading(60.0, 3, 70.0, 70.0)  # at the best global round
     assert OWN.read(rows, 1) == Reading(90.0, 2, 70.0, 70.0)  # at its own
-    own = [*rows[:5], row(6, local=0.95)]  # personal models are judged in every round, FedAvg's where that is due
+    own = [
+        *rows[:5],
+        row(6, local=0.95),
+    ]  # personal models are judged in every round, FedAvg's where that is due
     assert OWN.read(own, 2) == Reading(90.0, 2, 70.0, pytest.approx(75.0))
-    assert OWN.read([row(1, local=0.2), row(2, local=0.3)], 1) == Reading(30.0, 2, 30.0, 30.0)  # nothing else is judged
+    assert OWN.read([row(1, local=0.2), row(2, local=0.3)], 1) == Reading(
+        30.0, 2, 30.0, 30.0
+    )  # nothing else is judged
     assert ROUNDS_TO_BEST.read(rows, 2) == Reading(3.0, 3, None)
     assert measure_named("global-by-2").read(rows, 2) == Reading(50.0, 2, None)
     assert GLOBAL.read([row(1)], 1) is None
@@ -99,14 +118,23 @@ def test_the_time_to_a_target():
 
 
 def test_accuracy_for_what_was_spent():
-    """At the last evaluations within so many bytes or simulated seconds; none where the run ended before."""
+    """At the last evaluations within so many bytes or simulated seconds; none where the run ended
+    before.
+    """
     rows = [
-        replace(row(number, 0.1 * number), payload_bytes=1_000_000, simulated_seconds=60.0) for number in range(1, 6)
+        replace(row(number, 0.1 * number), payload_bytes=1_000_000, simulated_seconds=60.0)
+        for number in range(1, 6)
     ]
     found = measure_named("global-mb-3.5").read(rows, 2)
     assert found is not None
-    assert (found.best_round, found.last, found.decides) == (3, pytest.approx(30.0), pytest.approx(25.0))
-    assert measure_named("global-seconds-120").read(rows, 2) == Reading(20.0, 2, 20.0, pytest.approx(15.0))
+    assert (found.best_round, found.last, found.decides) == (
+        3,
+        pytest.approx(30.0),
+        pytest.approx(25.0),
+    )
+    assert measure_named("global-seconds-120").read(rows, 2) == Reading(
+        20.0, 2, 20.0, pytest.approx(15.0)
+    )
     assert measure_named("global-seconds-301").read(rows, 2) == Reading(None, None, None)
     assert measure_named("global-mb-0.5").read(rows, 2) is None
 
@@ -154,7 +182,9 @@ def test_arms_are_compared_on_the_seeds_they_share(rolex):
 
 
 def test_who_stops_at_the_seed_that_suits_has_decided_nothing():
-    """Two of three stated seeds would do for the interval; what is missing is said where the seeds are."""
+    """Two of three stated seeds would do for the interval; what is missing is said where the seeds
+    are.
+    """
     runs = [
         result("fedrolex-3", f"{arm}/cifar10-high", seed, [row(150, accuracy)])
         for arm, accuracies in (("federated-dropout", (0.20, 0.22)), ("fedrolex", (0.300, 0.321)))
@@ -178,7 +208,8 @@ def test_what_is_stated_after_a_run_is_said_to_be_so(rolex):
     assert "changed after" not in as_markdown(experiment, rows)
     now = stated(experiment, "small")
     _, rows = found_in(
-        "fedrolex-3", [replace(rolex[0], stated="0dd00dd0"), *(replace(r, stated=now) for r in rolex[1:])]
+        "fedrolex-3",
+        [replace(rolex[0], stated="0dd00dd0"), *(replace(r, stated=now) for r in rolex[1:])],
     )
     text = f"What is stated was changed after 1 of the 5 runs: it was 0dd00dd0, and is {now}."
     assert text in as_markdown(experiment, rows)
@@ -192,9 +223,13 @@ def test_a_model_that_diverged_has_no_figure_at_its_end():
         replace(row(3), perplexity=math.nan),
     ]
     assert PERPLEXITY.read(rows[:2], 2) == PERPLEXITY.read(rows, 1) == Reading(None, None, None)
-    assert PERPLEXITY.read([*rows, replace(row(4), perplexity=70.0)], 1) == Reading(70.0, 4, 70.0, 70.0)
+    assert PERPLEXITY.read([*rows, replace(row(4), perplexity=70.0)], 1) == Reading(
+        70.0, 4, 70.0, 70.0
+    )
     _, stored = found_in("heterofl-3", [result("heterofl-3", "e/iid", 1, rows)])
-    assert [(item.best, item.decides) for item in stored if item.figure == "perplexity"] == [(None, None)]
+    assert [(item.best, item.decides) for item in stored if item.figure == "perplexity"] == [
+        (None, None)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -226,14 +261,21 @@ def test_what_was_not_run_is_said_to_be_so():
 
 
 def test_a_table_has_what_was_run_and_names_the_rest(rolex):
-    """Arms, every seed, mean and spread, published figures, differences, command; and no row of what was not run."""
+    """Arms, every seed, mean and spread, published figures, differences, command; and no row of
+    what was not run.
+    """
     experiment, rows = found_in("fedrolex-3", rolex)
     text = as_markdown(experiment, rows, plots=["p.png"])
     assert "2 of 24 arms run" in text
     lines = [line for line in text.splitlines() if line.startswith("| fedrolex/cifar10-high |")]
     # Of each run the mean of the last evaluations is 5 points below the best.
-    assert "69.44 ± 1.50 | 27.00 ± 2.83 | 1: 25.00, 2: 29.00 | 32.00 ± 2.83 | 27.00 ± 2.83" in lines[0]
-    assert "FedRolex is above Federated Dropout, cifar10, high heterogeneity | undecided | > 0 |" in text
+    assert (
+        "69.44 ± 1.50 | 27.00 ± 2.83 | 1: 25.00, 2: 29.00 | 32.00 ± 2.83 | 27.00 ± 2.83" in lines[0]
+    )
+    assert (
+        "FedRolex is above Federated Dropout, cifar10, high heterogeneity | undecided | > 0 |"
+        in text
+    )
     assert not any(line.startswith("| heterofl/") for line in text.splitlines())
     assert "| `round.rounds` | 3200 |" in text
     assert "![p.png](p.png)" in text
@@ -262,16 +304,26 @@ def test_other_data_than_the_papers_is_said_to_be_other_data():
 def test_a_target_that_was_not_reached_is_said_to_be_so():
     """Ratios are tested by their logarithms: 0.5 and 0.5 * 1.2 make sqrt(0.3)."""
     runs = [
-        result("whalefl-1", f"{arm}/non-iid-2", seed, [row(1, accuracy, total=total * (1.2 if seed == 4 else 1))])
+        result(
+            "whalefl-1",
+            f"{arm}/non-iid-2",
+            seed,
+            [row(1, accuracy, total=total * (1.2 if seed == 4 else 1))],
+        )
         for seed in (3, 4)
         for arm, accuracy, total in (("whalefl", 0.91, 900.0), ("fedavg", 0.5, 3600.0))
     ]
-    runs += [result("whalefl-1", "heterofl/non-iid-2", seed, [row(1, 0.92, total=1800.0)]) for seed in (3, 4)]
+    runs += [
+        result("whalefl-1", "heterofl/non-iid-2", seed, [row(1, 0.92, total=1800.0)])
+        for seed in (3, 4)
+    ]
     found = verdicts("whalefl-1", runs)
     shared = found["whalefl/non-iid-2", "heterofl/non-iid-2", "hours-90"]
     assert shared.by_seed == {3: pytest.approx(0.5), 4: pytest.approx(0.6)}
     half = 12.7062 * math.log(1.2) / 2
-    assert shared.interval == pytest.approx([math.sqrt(0.3) * math.exp(x) for x in (0, -half, half)])
+    assert shared.interval == pytest.approx(
+        [math.sqrt(0.3) * math.exp(x) for x in (0, -half, half)]
+    )
     assert shared.published == pytest.approx(0.82 / 0.98)
     assert claim_cells(shared)["best round"] == claim_cells(shared)["ours, 95 %"][:4] == "0.55"
     missed = found["whalefl/non-iid-2", "fedavg/non-iid-2", "hours-90"]
@@ -283,7 +335,9 @@ def test_a_target_that_was_not_reached_is_said_to_be_so():
 
 def test_seeds_that_were_not_stated_decide_nothing(rolex):
     """Who adds seeds until a claim holds has not tested it; they stand in the table alone."""
-    more = [replace(run, config=run.config.model_copy(update={"seed": 3 + run.seed})) for run in rolex]
+    more = [
+        replace(run, config=run.config.model_copy(update={"seed": 3 + run.seed})) for run in rolex
+    ]
     experiment, rows = found_in("fedrolex-3", [*rolex, *more])
     assert {row.seed for row in rows} == {1, 2, 3, 4, 5, 6}
     assert judged(experiment, rows) == judged(*found_in("fedrolex-3", rolex))
@@ -293,16 +347,27 @@ def test_seeds_that_were_not_stated_decide_nothing(rolex):
 def test_a_figure_of_one_arm_is_held_against_a_number():
     """Five levels by rounds 10 and 40."""
     runs = [
-        result("heterofl-1", "a-b-c-d-e/iid", seed, [row(5, 0.98), row(10, best), row(15, 0.992), row(40, 0.9905)])
+        result(
+            "heterofl-1",
+            "a-b-c-d-e/iid",
+            seed,
+            [row(5, 0.98), row(10, best), row(15, 0.992), row(40, 0.9905)],
+        )
         for seed, best in ((1, 0.986), (2, 0.9861), (3, 0.9862))
     ]
     found = verdicts("heterofl-1", runs)
     early, late = (found["a-b-c-d-e/iid", "", f"global-by-{number}"] for number in (10, 40))
-    assert early.by_seed == {1: pytest.approx(98.6), 2: pytest.approx(98.61), 3: pytest.approx(98.62)}
+    assert early.by_seed == {
+        1: pytest.approx(98.6),
+        2: pytest.approx(98.61),
+        3: pytest.approx(98.62),
+    }
     assert (early.verdict, late.verdict) == ("holds", "holds")
     assert late.by_seed[1] == pytest.approx(99.2)
     early_end = [result("heterofl-1", "a-b-c-d-e/iid", 1, [row(10, 0.986), row(15, 0.992)])]
-    assert verdicts("heterofl-1", early_end)["a-b-c-d-e/iid", "", "global-by-40"].by_seed == {1: None}
+    assert verdicts("heterofl-1", early_end)["a-b-c-d-e/iid", "", "global-by-40"].by_seed == {
+        1: None
+    }
 
 
 def test_comma_separated_values_can_be_read_back(rolex, tmp_path):
@@ -311,7 +376,12 @@ def test_comma_separated_values_can_be_read_back(rolex, tmp_path):
     (tmp_path / "t.csv").write_text(as_csv(rows))
     assert read_rows(tmp_path / "t.csv") == rows
     assert len(rows) == 5
-    assert (rows[-1].best, rows[-1].best_round, rows[-1].decides, rows[-1].published) == (34.0, 20, 29.0, 69.44)
+    assert (rows[-1].best, rows[-1].best_round, rows[-1].decides, rows[-1].published) == (
+        34.0,
+        20,
+        29.0,
+        69.44,
+    )
     (tmp_path / "old.csv").write_text(
         "table,scale,arm,figure,unit,seed,best,rounds,simulated_seconds,seconds\n"
         "fedrolex-3,small,fedrolex/cifar10-high,global,%,1,,3,1,2\n"
@@ -319,7 +389,9 @@ def test_comma_separated_values_can_be_read_back(rolex, tmp_path):
     (old,) = read_rows(tmp_path / "old.csv")
     assert (old.best, old.decides, old.stated) == (None, None, "")
     assert read_rows(tmp_path / "none.csv") == ()
-    (tmp_path / "t.csv").write_text(as_csv(rows)[:-40])  # what is left of the last figure is no figure
+    (tmp_path / "t.csv").write_text(
+        as_csv(rows)[:-40]
+    )  # what is left of the last figure is no figure
     with pytest.raises(DataError, match=r"t\.csv"):
         read_rows(tmp_path / "t.csv")
     (tmp_path / "t.csv").write_text("table\nx\n")
@@ -337,17 +409,33 @@ def test_files_are_written(rolex, tmp_path):
     """Markdown, figures, curves and a plot; one more plot where a table is about time."""
     written = write_table(find_experiment("fedrolex-3"), "small", rolex, tmp_path / "new")
     names = [path.name for path in written.paths]
-    assert names == ["fedrolex-3.md", "fedrolex-3.csv", "fedrolex-3.curves.csv", "fedrolex-3-accuracy.png"]
+    assert names == [
+        "fedrolex-3.md",
+        "fedrolex-3.csv",
+        "fedrolex-3.curves.csv",
+        "fedrolex-3-accuracy.png",
+    ]
     assert all(path.stat().st_size for path in written.paths)
-    run = result("whalefl-1", "fedavg/non-iid-2", 1, [row(1, 0.5, total=36.0), row(2, 0.6, total=72.0)])
+    run = result(
+        "whalefl-1", "fedavg/non-iid-2", 1, [row(1, 0.5, total=36.0), row(2, 0.6, total=72.0)]
+    )
     written = write_table(find_experiment("whalefl-1"), "small", [run], tmp_path)
-    assert [path.name for path in written.paths[3:]] == ["whalefl-1-accuracy.png", "whalefl-1-time.png"]
+    assert [path.name for path in written.paths[3:]] == [
+        "whalefl-1-accuracy.png",
+        "whalefl-1-time.png",
+    ]
 
 
 def test_curves_are_stored_and_plots_made_of_them_alone(rolex, tmp_path):
-    """Evaluated rounds with all bytes since the one before; those of arms that are not there any more stay."""
-    experiment, folder = find_experiment("fedrolex-3"), tmp_path / "fedrolex-3"
-    late = replace(rolex[3], rows=(row(1), row(2, 0.4, total=8.0), row(3), row(4), row(5, 0.123456789, total=9.5)))
+    """Evaluated rounds with all bytes since the one before; those of arms that are not there any
+    more stay.
+    """
+    experiment = find_experiment("fedrolex-3")
+    folder = tmp_path / "fedrolex-3"
+    late = replace(
+        rolex[3],
+        rows=(row(1), row(2, 0.4, total=8.0), row(3), row(4), row(5, 0.123456789, total=9.5)),
+    )
     write_table(experiment, "small", rolex[:3], folder)
     write_table(experiment, "small", [late], folder)
     points = read_points(folder / "fedrolex-3.curves.csv")
@@ -358,7 +446,11 @@ def test_curves_are_stored_and_plots_made_of_them_alone(rolex, tmp_path):
     ]
     assert [point.round for point in points if point.arm == "fedrolex/cifar10-high"] == [2, 5]
     assert points[-1].payload_bytes == 30
-    assert (points[-1].accuracy, points[-1].simulated_total, points[-1].widths) == (0.123457, 9.5, "")
+    assert (points[-1].accuracy, points[-1].simulated_total, points[-1].widths) == (
+        0.123457,
+        9.5,
+        "",
+    )
     assert len(points) == 3 * 3 + 2
     plot = folder / "fedrolex-3-accuracy.png"
     before = plot.read_bytes()
@@ -372,14 +464,22 @@ def test_curves_are_stored_and_plots_made_of_them_alone(rolex, tmp_path):
 def test_a_table_of_no_paper_speaks_of_none(tmp_path):
     """And is plotted over the bytes and the time that its figures are for."""
     rows = [
-        replace(row(number, 0.5, total=400.0 * number), payload_bytes=2_000_000, simulated_seconds=400.0)
+        replace(
+            row(number, 0.5, total=400.0 * number), payload_bytes=2_000_000, simulated_seconds=400.0
+        )
         for number in range(1, 4)
     ]
-    written = write_table(find_experiment("beyond-1"), "small", [result("beyond-1", "heterofl", 1, rows)], tmp_path)
+    written = write_table(
+        find_experiment("beyond-1"), "small", [result("beyond-1", "heterofl", 1, rows)], tmp_path
+    )
     text = (tmp_path / "beyond-1.md").read_text()
     assert "Paper: <" not in text
     assert "published protocol" not in text
-    assert [path.name.partition("1-")[2] for path in written.paths[3:]] == ["accuracy.png", "bytes.png", "time.png"]
+    assert [path.name.partition("1-")[2] for path in written.paths[3:]] == [
+        "accuracy.png",
+        "bytes.png",
+        "time.png",
+    ]
 
 
 def test_a_page_says_which_runs_its_plots_lack(rolex):
@@ -392,12 +492,19 @@ def test_a_page_says_which_runs_its_plots_lack(rolex):
 
 
 def test_widths_that_devices_choose_are_stored_and_drawn(tmp_path):
-    """All rounds of them, judged or not, of all seeds; the picture is of the first. Others choose none."""
+    """All rounds of them, judged or not, of all seeds; the picture is of the first. Others choose
+    none.
+    """
     experiment = find_experiment("whalefl-strong")
     widths = {1: (1.0, None, *[0.0625] * 18), 2: (0.5,) * 20}
     rows = [row(1), row(2, 0.5, total=36.0)]
-    runs = [replace(result(experiment.table, "whalefl/iid", seed, rows), widths=widths) for seed in (3, 4)]
-    write_table(experiment, "small", [*runs, result(experiment.table, "heterofl/iid", 3, rows)], tmp_path)
+    runs = [
+        replace(result(experiment.table, "whalefl/iid", seed, rows), widths=widths)
+        for seed in (3, 4)
+    ]
+    write_table(
+        experiment, "small", [*runs, result(experiment.table, "heterofl/iid", 3, rows)], tmp_path
+    )
     first, second, *_, other = read_points(tmp_path / "whalefl-strong.curves.csv")
     assert first.widths.startswith("1 - 0.0625 ")
     assert (first.accuracy, first.by_device, second.by_device) == (None, widths[1], widths[2])
@@ -411,7 +518,9 @@ def test_widths_that_devices_choose_are_stored_and_drawn(tmp_path):
 
 
 def test_a_table_that_states_something_else_keeps_what_was_written(rolex, tmp_path):
-    """Of the same statement arms and seeds are joined; another one starts anew, with the earlier beside it."""
+    """Of the same statement arms and seeds are joined; another one starts anew, with the earlier
+    beside it.
+    """
     experiment = find_experiment("fedrolex-3")
     write_table(experiment, "small", rolex[:3], tmp_path / "fedrolex-3")
     both = write_table(experiment, "small", rolex[3:], tmp_path / "fedrolex-3")
@@ -423,13 +532,19 @@ def test_a_table_that_states_something_else_keeps_what_was_written(rolex, tmp_pa
     kept = tmp_path / "fedrolex-3" / f"stated-{stated(experiment, 'small')}"
     assert read_rows(kept / "fedrolex-3.csv") == both.rows
     page = write_index(tmp_path, {"fedrolex-3": other}).read_text()
-    assert f"Earlier, when something else was stated: [{kept.name}](fedrolex-3/{kept.name}/fedrolex-3.md)." in page
+    assert (
+        f"Earlier, when something else was stated: [{kept.name}](fedrolex-3/{kept.name}/fedrolex-3.md)."
+        in page
+    )
     assert page.count("| not run | > 0 |") == 8
     assert "fedrolex-3.md): scale small, 1 of 24 arms, 2 runs." in page
     again = replace(other, decides={**experiment.decides, "small": 2})
     page = write_index(tmp_path, {"fedrolex-3": again}).read_text()
     assert "`fedrolex-3`: not run. Earlier, when something else was stated: [" in page
-    assert read_rows(kept.with_name(f"stated-{stated(other, 'small')}") / "fedrolex-3.csv") == written.rows
+    assert (
+        read_rows(kept.with_name(f"stated-{stated(other, 'small')}") / "fedrolex-3.csv")
+        == written.rows
+    )
     write_table(experiment, "small", rolex[:1], tmp_path / "fedrolex-3")
     write_index(tmp_path, {"fedrolex-3": again})
     assert read_rows(kept / "fedrolex-3.csv") == both.rows
@@ -438,11 +553,14 @@ def test_a_table_that_states_something_else_keeps_what_was_written(rolex, tmp_pa
 
 def test_a_report_of_another_scale_leaves_what_was_written(rolex, tmp_path):
     """A smoke run into the folder of the published results had set them aside."""
-    experiment, folder = find_experiment("fedrolex-3"), tmp_path / "fedrolex-3"
+    experiment = find_experiment("fedrolex-3")
+    folder = tmp_path / "fedrolex-3"
     written = write_table(experiment, "small", rolex, folder)
     before = {path: path.read_bytes() for path in folder.rglob("*")}
     smoke = result("fedrolex-3", "fedrolex/cifar10-high", 1, [row(10, 0.1)], "smoke")
-    with pytest.raises(ConfigError, match="has this table at scale small; name another folder for smoke"):
+    with pytest.raises(
+        ConfigError, match="has this table at scale small; name another folder for smoke"
+    ):
         write_table(experiment, "smoke", [smoke], folder)
     assert {path: path.read_bytes() for path in folder.rglob("*")} == before
     assert read_rows(folder / "fedrolex-3.csv") == written.rows
@@ -452,11 +570,16 @@ def test_runs_that_are_older_than_any_statement_stay_and_are_named(rolex, tmp_pa
     """They are judged by the last evaluation, all that they have."""
     experiment = find_experiment("fedrolex-3")
     folder = tmp_path / "fedrolex-3"
-    old = [item.model_copy(update={"stated": "", "decides": None}) for item in found_in("fedrolex-3", rolex[:3])[1]]
+    old = [
+        item.model_copy(update={"stated": "", "decides": None})
+        for item in found_in("fedrolex-3", rolex[:3])[1]
+    ]
     write_rows(experiment, old, folder)
     written = write_table(experiment, "small", rolex[3:], folder)
     assert [item.stated for item in written.rows] == [*[""] * 3, *[stated(experiment, "small")] * 2]
-    assert read_rows(folder / "stated-nothing" / "fedrolex-3.csv") == tuple(old)  # with the plots of then
+    assert read_rows(folder / "stated-nothing" / "fedrolex-3.csv") == tuple(
+        old
+    )  # with the plots of then
     write_table(experiment, "small", rolex[3:], folder)
     assert [path.name for path in folder.glob("stated-*")] == ["stated-nothing"]
     (older,) = {item.arm for item in old}
@@ -469,7 +592,11 @@ def test_only_what_is_claimed_of_an_older_run_goes_by_the_last_evaluation():
     """One old run had all claims of its table judged by another figure than was stated."""
     runs = [
         result("fedrolex-3", f"{arm}/cifar10-high", seed, [row(10, first), row(20, last)])
-        for arm, first, last in (("fedrolex", 0.2, 0.4), ("heterofl", 0.1, 0.1), ("federated-dropout", 0.2, 0.3))
+        for arm, first, last in (
+            ("fedrolex", 0.2, 0.4),
+            ("heterofl", 0.1, 0.1),
+            ("federated-dropout", 0.2, 0.3),
+        )
         for seed in (1, 2, 3)
     ]
     experiment, rows = found_in("fedrolex-3", runs)
@@ -477,9 +604,14 @@ def test_only_what_is_claimed_of_an_older_run_goes_by_the_last_evaluation():
     def by_seed(*old):
         """Of FedRolex above these two, where some runs have no mean of the last evaluations."""
         known = [
-            r.model_copy(update={"decides": None}) if (r.arm.partition("/")[0], r.seed) in old else r for r in rows
+            r.model_copy(update={"decides": None})
+            if (r.arm.partition("/")[0], r.seed) in old
+            else r
+            for r in rows
         ]
-        shown = {figure.arm.name: figure.by_seed("deciding")[1] for figure in figures(experiment, known)}
+        shown = {
+            figure.arm.name: figure.by_seed("deciding")[1] for figure in figures(experiment, known)
+        }
         found = {item.claim.right: item for item in judged(experiment, known) if item.by_seed}
         right = [f"{arm}/cifar10-high" for arm in ("heterofl", "federated-dropout")]
         return [found[arm].by_seed for arm in right], shown["federated-dropout/cifar10-high"]
@@ -488,8 +620,12 @@ def test_only_what_is_claimed_of_an_older_run_goes_by_the_last_evaluation():
         return pytest.approx(dict.fromkeys((1, 2, 3), difference))
 
     assert by_seed() == ([everywhere(20.0), everywhere(5.0)], pytest.approx(25.0))
-    # 40 - 30, the last of both arms, although FedRolex has its means, and so do the other two seeds.
-    assert by_seed(("federated-dropout", 2)) == ([everywhere(20.0), everywhere(10.0)], pytest.approx(30.0))
+    # 40 - 30, the last of both arms, although FedRolex has its means, and so do the other two
+    # seeds.
+    assert by_seed(("federated-dropout", 2)) == (
+        [everywhere(20.0), everywhere(10.0)],
+        pytest.approx(30.0),
+    )
     assert by_seed(("heterofl", 2)) == ([everywhere(30.0), everywhere(5.0)], pytest.approx(25.0))
 
 
@@ -508,12 +644,17 @@ def test_the_page_of_results_is_what_the_command_makes(tmp_path):
 
 
 def test_each_quantity_has_a_plot_of_its_own(tmp_path):
-    """A table is plotted by what it prints: CoLA by its correlation, SST-2 by accuracy; nothing else is."""
+    """A table is plotted by what it prints: CoLA by its correlation, SST-2 by accuracy; nothing
+    else is.
+    """
     cola = result("inclusivefl-2", "inclusivefl/cola", 1, [replace(row(1, 0.69), matthews=0.1)])
     sst2 = result("inclusivefl-2", "inclusivefl/sst2", 1, [row(1, 0.8)])
     experiment = find_experiment("inclusivefl-2")
     both = write_table(experiment, "small", [cola, sst2], tmp_path / "both").paths[3:]
-    assert [path.name for path in both] == ["inclusivefl-2-accuracy.png", "inclusivefl-2-matthews.png"]
+    assert [path.name for path in both] == [
+        "inclusivefl-2-accuracy.png",
+        "inclusivefl-2-matthews.png",
+    ]
     one = write_table(experiment, "small", [sst2], tmp_path / "one").paths[3:]
     assert [path.read_bytes() for path in one] == [both[0].read_bytes()]
     assert "![inclusivefl-2-matthews.png]" in (tmp_path / "both" / "inclusivefl-2.md").read_text()

@@ -13,7 +13,10 @@ ARM = "fedrolex/cifar10-high"
 
 
 def stored(*accuracies, arm=ARM):
-    runs = [result("fedrolex-3", arm, seed, [row(10, value)]) for seed, value in enumerate(accuracies, 1)]
+    runs = [
+        result("fedrolex-3", arm, seed, [row(10, value)])
+        for seed, value in enumerate(accuracies, 1)
+    ]
     return rows_of(find_experiment("fedrolex-3"), "small", runs)
 
 
@@ -33,9 +36,14 @@ def test_an_arm_is_chosen_that_has_a_spread(tmp_path):
 
 
 def test_a_new_seed_is_compared_with_the_stored_ones():
-    """20, 30 and 40 say 30 +- 4.303 * 10 * sqrt(4/3); a figure that earlier versions did not store is passed over."""
+    """20, 30 and 40 say 30 +- 4.303 * 10 * sqrt(4/3); a figure that earlier versions did not store
+    is passed over.
+    """
     (found,) = compared(stored(0.2, 0.3, 0.4), stored(0.79))
-    assert (found.low, found.high) == (pytest.approx(30 - 49.687, abs=1e-2), pytest.approx(30 + 49.687, abs=1e-2))
+    assert (found.low, found.high) == (
+        pytest.approx(30 - 49.687, abs=1e-2),
+        pytest.approx(30 + 49.687, abs=1e-2),
+    )
     assert found.inside
     assert "as stored" in str(found)
     (found,) = compared(stored(0.2, 0.3, 0.4), stored(0.8))
@@ -51,9 +59,14 @@ def test_the_check_ends_with_what_it_found(tmp_path, monkeypatch, capsys, accura
     """A seed that is not stored is run, and its place among the others decides."""
     ran = []
     monkeypatch.setattr(
-        results_check, "run_job", lambda job, **_: ran.append(job.config.seed) or complete(job, [row(10, accuracy)])
+        results_check,
+        "run_job",
+        lambda job, **_: ran.append(job.config.seed) or complete(job, [row(10, accuracy)]),
     )
     folder = written(tmp_path, *stored(0.2, 0.3, 0.4))
     assert results_check.main(["--results", str(folder)]) == status
     assert not {1, 2, 3} & set(ran)
-    assert f"fedrolex-3, arm {ARM}, scale small, seed {ran[0]}; stored: 1, 2, 3" in capsys.readouterr().out
+    assert (
+        f"fedrolex-3, arm {ARM}, scale small, seed {ran[0]}; stored: 1, 2, 3"
+        in capsys.readouterr().out
+    )

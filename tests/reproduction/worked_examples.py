@@ -1,6 +1,8 @@
-"""Worked examples with other numbers than the published ones, computed here in plain Python from the definitions.
+"""Worked examples with other numbers than the published ones, computed here in plain Python from
+the definitions.
 
-Nothing of the product is imported: each function makes an entry of the same form as those of the shared file.
+Nothing of the product is imported: each function makes an entry of the same form as those of the
+shared file.
 """
 
 import math
@@ -13,8 +15,13 @@ def _matrix(rng: random.Random, rows: int, columns: int) -> list[list[float]]:
 
 
 def h1() -> dict[str, Any]:
-    sizes, rates = [10, 7, 48], {"a": 1.0, "b": 0.4, "c": 0.2}
-    keep = {"a": [10, 7, 48], "b": [4, 3, 20], "c": [2, 2, 10]}  # 2.8 -> 3, 19.2 -> 20, 1.4 -> 2, 9.6 -> 10
+    sizes = [10, 7, 48]
+    rates = {"a": 1.0, "b": 0.4, "c": 0.2}
+    keep = {
+        "a": [10, 7, 48],
+        "b": [4, 3, 20],
+        "c": [2, 2, 10],
+    }  # 2.8 -> 3, 19.2 -> 20, 1.4 -> 2, 9.6 -> 10
     # Relative to b, with 4, 3 and 20 channels: a half of them for c.
     relative = {"b": [4, 3, 20], "c": [2, 2, 10]}
     return {
@@ -25,8 +32,11 @@ def h1() -> dict[str, Any]:
     }
 
 
-def _nested_average(old: list[list[float]], clients: list[tuple[list[int], list[int], list[list[float]]]]) -> Any:
-    new, counts = [list(row) for row in old], [[0] * len(row) for row in old]
+def _nested_average(
+    old: list[list[float]], clients: list[tuple[list[int], list[int], list[list[float]]]]
+) -> Any:
+    new = [list(row) for row in old]
+    counts = [[0] * len(row) for row in old]
     for i in range(len(old)):
         for j in range(len(old[0])):
             held = [
@@ -44,7 +54,8 @@ def h2(seed: int = 0) -> dict[str, Any]:
     rng = random.Random(seed)
     size = 6
     old = _matrix(rng, size, size)
-    clients, given = [], {}
+    clients = []
+    given = {}
     for name, share, kept in (("A", 1.0, 6), ("B", 0.5, 3), ("C", 0.3, 2), ("D", 0.5, 3)):
         units = list(range(kept))
         returned = _matrix(rng, kept, kept)
@@ -60,11 +71,20 @@ def h2(seed: int = 0) -> dict[str, Any]:
 
 def h3(seed: int = 1) -> dict[str, Any]:
     rng = random.Random(seed)
-    rows, columns = 3, 5
-    old, bias = _matrix(rng, rows, columns), [1.0, -2.0, 0.5]
-    given, clients, bias_clients = [], [], []
-    for name, share, kept, labels in (("A", 1.0, 5, [0]), ("B", 0.4, 2, [0, 1]), ("C", 0.2, 1, [1])):
-        returned, returned_bias = _matrix(rng, rows, kept), [rng.random() for _ in range(rows)]
+    rows = 3
+    columns = 5
+    old = _matrix(rng, rows, columns)
+    bias = [1.0, -2.0, 0.5]
+    given = []
+    clients = []
+    bias_clients = []
+    for name, share, kept, labels in (
+        ("A", 1.0, 5, [0]),
+        ("B", 0.4, 2, [0, 1]),
+        ("C", 0.2, 1, [1]),
+    ):
+        returned = _matrix(rng, rows, kept)
+        returned_bias = [rng.random() for _ in range(rows)]
         given.append(
             {
                 "name": name,
@@ -93,7 +113,9 @@ def h3(seed: int = 1) -> dict[str, Any]:
 
 
 def h6() -> dict[str, Any]:
-    logits, present, target = [0.3, 2.0, -1.5, 0.7, 0.1], [1, 2, 4], 4
+    logits = [0.3, 2.0, -1.5, 0.7, 0.1]
+    present = [1, 2, 4]
+    target = 4
     masked = [value if label in present else 0.0 for label, value in enumerate(logits)]
     total = sum(math.exp(value) for value in masked)
     probs = [math.exp(value) / total for value in masked]
@@ -104,7 +126,9 @@ def h6() -> dict[str, Any]:
             "masked_logits": masked,
             "probs": probs,
             "loss": -math.log(probs[target]),
-            "grad_logits": [(p - (label == target)) * (label in present) for label, p in enumerate(probs)],
+            "grad_logits": [
+                (p - (label == target)) * (label in present) for label, p in enumerate(probs)
+            ],
             "loss_unmasked": math.log(sum(math.exp(value) for value in logits)) - logits[target],
         },
     }
@@ -112,7 +136,9 @@ def h6() -> dict[str, Any]:
 
 def h8() -> dict[str, Any]:
     batches = [[0.5, -1.0, 2.0], [4.0, 4.5], [9.0, -9.0, 1.0, 2.0]]
-    trace, mean, variance = [], 0.0, 0.0
+    trace = []
+    mean = 0.0
+    variance = 0.0
     for number, batch in enumerate(batches, 1):
         centre = sum(batch) / len(batch)
         spread = sum((value - centre) ** 2 for value in batch) / (len(batch) - 1)
@@ -129,7 +155,8 @@ def h8() -> dict[str, Any]:
             "running_mean": mean,
             "running_var": variance,
             "pooled_mean": centre,
-            "pooled_var_unbiased": sum((value - centre) ** 2 for value in values) / (len(values) - 1),
+            "pooled_var_unbiased": sum((value - centre) ** 2 for value in values)
+            / (len(values) - 1),
         },
     }
 
@@ -138,12 +165,17 @@ def h9() -> dict[str, Any]:
     return {
         "id": "H9-fix",
         "inputs": {"cases": [["b3-d1", 9], ["a0-e5", 7], ["a1-c2", 100]]},
-        "expected": {"b3_d1": [0.5] * 6 + [0.125] * 3, "a0_e5": [0.0625] * 7, "counted": {"1": 33, "0.25": 67}},
+        "expected": {
+            "b3_d1": [0.5] * 6 + [0.125] * 3,
+            "a0_e5": [0.0625] * 7,
+            "counted": {"1": 33, "0.25": 67},
+        },
     }
 
 
 def h10() -> dict[str, Any]:
-    # 12 devices x 3 shards over 6 classes: 6 shards each; 50 samples: 9 9 8 8 8 8; all three alike: 5/35 * 4/34.
+    # 12 devices x 3 shards over 6 classes: 6 shards each; 50 samples: 9 9 8 8 8 8; all three alike:
+    # 5/35 * 4/34.
     return {
         "id": "H10-shards",
         "inputs": {"users": [12], "shards_per_user": 3, "classes": [6], "class_sizes": [50]},
@@ -170,7 +202,8 @@ def h12() -> dict[str, Any]:
     """A smaller CNN: 3x3 kernels and a bias, norm scale and shift, a linear layer with 10 labels."""
 
     def count(widths: list[int]) -> int:
-        total, inputs = 0, 1
+        total = 0
+        inputs = 1
         for width in widths:
             total += 9 * inputs * width + width + 2 * width
             inputs = width
@@ -188,7 +221,8 @@ def h12() -> dict[str, Any]:
 
 
 def r_windows(down: bool) -> dict[str, Any]:
-    size, rounds = 7, [0, 3, 6, 7, 20]
+    size = 7
+    rounds = [0, 3, 6, 7, 20]
     sign = -1 if down else 1
 
     def window(kept: int) -> list[list[int]]:
@@ -205,13 +239,16 @@ def r4() -> dict[str, Any]:
     return {
         "id": "R4-coverage",
         "inputs": {"cases": [[4, 3, 2], [3, 1, 5]]},
-        "expected": {"counts": {"K4_n3_R2": [1, 2, 2, 1], "K3_n1_R5": [2, 2, 1]}, "rounds_to_cover": {"K9_n4": 6}},
+        "expected": {
+            "counts": {"K4_n3_R2": [1, 2, 2, 1], "K3_n1_R5": [2, 2, 1]},
+            "rounds_to_cover": {"K9_n4": 6},
+        },
     }
 
 
 def r5() -> dict[str, Any]:
-    # Two of three units: the first draw misses one; each later one hits it with probability 2/3: 1 + 3/2 rounds.
-    # One of two: 1 + 2 rounds.
+    # Two of three units: the first draw misses one; each later one hits it with probability 2/3: 1
+    # + 3/2 rounds. One of two: 1 + 2 rounds.
     return {
         "id": "R5-dropout",
         "inputs": {"cases": [[3, 2], [2, 1]]},
@@ -226,11 +263,13 @@ def r5() -> dict[str, Any]:
 
 def r6(seed: int = 2) -> dict[str, Any]:
     rng = random.Random(seed)
-    size, start = 5, 8
+    size = 5
+    start = 8
     old = _matrix(rng, size, size)
     expected = {}
     for key, sign in (("paper", 1), ("code", -1)):
-        given, clients = [], []
+        given = []
+        clients = []
         for share, kept, delta in ((0.6, 3, 0.5), (0.8, 4, -1.25), (0.2, 1, 3.0)):
             units = [(sign * start + step) % size for step in range(kept)]
             given.append({"s": share, "out_idx": units, "in_idx": units, "delta": delta})
@@ -241,7 +280,8 @@ def r6(seed: int = 2) -> dict[str, Any]:
 
 
 def r8() -> dict[str, Any]:
-    values, widths = [0.5, -2.0, 3.25], [8, 4, 1]
+    values = [0.5, -2.0, 3.25]
+    widths = [8, 4, 1]
     mean = sum(values) / 3
     by_width = sum(v * w for v, w in zip(values, widths, strict=True)) / sum(widths)
     return {
@@ -258,7 +298,9 @@ def _fedadam(weight: float, moments: list[float], update: float, given: dict[str
 
 
 def i1(seed: int = 3, rounds: int = 4) -> dict[str, Any]:
-    """Depths 1, 3 and 4; in one round nobody of the middle group takes part, in another nobody of the deepest."""
+    """Depths 1, 3 and 4; in one round nobody of the middle group takes part, in another nobody of
+    the deepest.
+    """
     rng = random.Random(seed)
     depths = {"a": 1, "b": 3, "c": 4}
     adam = {"beta1": 0.8, "beta2": 0.95, "eta": 0.05, "tau": 0.01}
@@ -272,17 +314,29 @@ def i1(seed: int = 3, rounds: int = 4) -> dict[str, Any]:
     init = {group: dict(model) for group, model in models.items()}
     moments = {group: {name: [0.0, 0.0] for name in model} for group, model in models.items()}
     taught = {"b": 0.0, "c": 0.0}
-    sampled = [{"a": 2, "b": 1, "c": 1}, {"a": 1, "b": 0, "c": 3}, {"a": 2, "b": 2, "c": 0}, {"a": 1, "b": 1, "c": 1}]
-    given, expected = [], []
+    sampled = [
+        {"a": 2, "b": 1, "c": 1},
+        {"a": 1, "b": 0, "c": 3},
+        {"a": 2, "b": 2, "c": 0},
+        {"a": 1, "b": 1, "c": 1},
+    ]
+    given = []
+    expected = []
     for number in range(rounds):
         counts = sampled[number]
         updates = {
-            group: [{name: round(rng.uniform(-1, 1), 2) for name in models[group]} for _ in range(counts[group])]
+            group: [
+                {name: round(rng.uniform(-1, 1), 2) for name in models[group]}
+                for _ in range(counts[group])
+            ]
             for group in depths
         }
         given.append(updates)
         present = [group for group in depths if counts[group]]
-        mean = {g: {name: sum(u[name] for u in updates[g]) / counts[g] for name in models[g]} for g in present}
+        mean = {
+            g: {name: sum(u[name] for u in updates[g]) / counts[g] for name in models[g]}
+            for g in present
+        }
         changed = {group: dict(update) for group, update in mean.items()}
         used = dict(taught)
         for group, teacher, layer in (("a", "b", "l1"), ("b", "c", "l3")):
@@ -290,7 +344,9 @@ def i1(seed: int = 3, rounds: int = 4) -> dict[str, Any]:
                 changed[group][layer] = beta * used[teacher] + (1 - beta) * mean[group][layer]
         for group in present:
             for name, update in changed[group].items():
-                models[group][name] = _fedadam(models[group][name], moments[group][name], update, adam)
+                models[group][name] = _fedadam(
+                    models[group][name], moments[group][name], update, adam
+                )
         after = {group: dict(models[group]) for group in present}
         if "b" in changed:
             taught["b"] = sum(changed["b"][f"l{n}"] for n in (1, 2, 3)) / 3
@@ -314,7 +370,13 @@ def i1(seed: int = 3, rounds: int = 4) -> dict[str, Any]:
                 "after_aggregation": {group: dict(model) for group, model in models.items()},
             }
         )
-    inputs = {"depths": depths, "beta": beta, "fedadam": adam, "init": init, "client_updates": given}
+    inputs = {
+        "depths": depths,
+        "beta": beta,
+        "fedadam": adam,
+        "init": init,
+        "client_updates": given,
+    }
     return {"id": "I1-round", "inputs": inputs, "expected": expected}
 
 
@@ -336,8 +398,17 @@ def i2() -> dict[str, Any]:
 
 
 def i3() -> dict[str, Any]:
-    given = {"g": [-2.0, 0.0, 3.0, 0.125], "beta1": 0.5, "beta2": 0.75, "eta": 0.2, "tau": 0.1, "w0": 1.0}
-    rows, weight, moments = [], 1.0, [0.0, 0.0]
+    given = {
+        "g": [-2.0, 0.0, 3.0, 0.125],
+        "beta1": 0.5,
+        "beta2": 0.75,
+        "eta": 0.2,
+        "tau": 0.1,
+        "w0": 1.0,
+    }
+    rows = []
+    weight = 1.0
+    moments = [0.0, 0.0]
     for update in given["g"]:
         weight = _fedadam(weight, moments, update, given)
         rows.append([*moments, weight])
@@ -348,27 +419,50 @@ def i4() -> dict[str, Any]:
     return {
         "id": "I4-absent",
         "inputs": {"n": {"a": 0, "b": 5, "c": 3}},
-        "expected": {"layers_shared_by_abc": [0.0, 0.625, 0.375], "layers_shared_by_bc": [None, 0.625, 0.375]},
+        "expected": {
+            "layers_shared_by_abc": [0.0, 0.625, 0.375],
+            "layers_shared_by_bc": [None, 0.625, 0.375],
+        },
     }
 
 
 def w1(form: str = "reciprocal_of_sum", seed: int = 4, rounds: int = 30) -> dict[str, Any]:
     rng = random.Random(seed)
-    given = {"alpha": 3.0, "target_loss": 0.1, "delta_th": 0.1, "beta": 0.25, "gamma": 1.5, "theta": 2.0, "TE0": 1.0}
-    devices, expected = {}, {}
+    given = {
+        "alpha": 3.0,
+        "target_loss": 0.1,
+        "delta_th": 0.1,
+        "beta": 0.25,
+        "gamma": 1.5,
+        "theta": 2.0,
+        "TE0": 1.0,
+    }
+    devices = {}
+    expected = {}
     for name, cap in (("A", 1.0), ("B", 0.25), ("C", 0.0625)):
         compute = rng.uniform(0.2, 1)
         transmit = [rng.uniform(0.1, 1) for _ in range(rounds)]
         loss = [2.0 * 0.9**number + rng.uniform(0, 0.05) for number in range(rounds)]
         devices[name] = {"Tcp": compute, "Tcm": transmit, "smax": cap, "loss": loss}
-        progress, rows = given["TE0"], []
+        progress = given["TE0"]
+        rows = []
         for r in range(rounds):
             if r >= 2 and abs(loss[r - 1] - loss[r - 2]) <= given["delta_th"]:
-                progress += given["beta"] if loss[r - 1] >= given["alpha"] * given["target_loss"] else -given["beta"]
-            speed = 1 / transmit[r] + 1 / compute if form == "sum_of_reciprocals" else 1 / (transmit[r] + compute)
+                progress += (
+                    given["beta"]
+                    if loss[r - 1] >= given["alpha"] * given["target_loss"]
+                    else -given["beta"]
+                )
+            speed = (
+                1 / transmit[r] + 1 / compute
+                if form == "sum_of_reciprocals"
+                else 1 / (transmit[r] + compute)
+            )
             value = speed * math.copysign(abs(progress) ** given["gamma"], progress)
             share = min(max(value / given["theta"], 0.0), 1.0)
-            wanted = 1.0 if share >= 0.8 else 0.5 if share >= 0.6 else 0.25 if share >= 0.4 else 0.125
+            wanted = (
+                1.0 if share >= 0.8 else 0.5 if share >= 0.6 else 0.25 if share >= 0.4 else 0.125
+            )
             wanted = 0.0625 if share < 0.2 else wanted
             rows.append(
                 {
@@ -382,7 +476,11 @@ def w1(form: str = "reciprocal_of_sum", seed: int = 4, rounds: int = 30) -> dict
                 }
             )
         expected[name] = rows
-    return {"id": f"W1-trace-{form}", "inputs": {"devices": devices, **given, "SE": form}, "expected": expected}
+    return {
+        "id": f"W1-trace-{form}",
+        "inputs": {"devices": devices, **given, "SE": form},
+        "expected": expected,
+    }
 
 
 def w3() -> dict[str, Any]:
@@ -410,24 +508,53 @@ def _softmax(logits: list[float]) -> list[float]:
     return [math.exp(value) / top for value in logits]
 
 
-def _mutual(own: list[list[float]], other: list[list[float]], labels: list[int], trust: float) -> dict[str, Any]:
-    p, q, size = [_softmax(row) for row in own], [_softmax(row) for row in other], len(own)
+def _mutual(
+    own: list[list[float]], other: list[list[float]], labels: list[int], trust: float
+) -> dict[str, Any]:
+    p = [_softmax(row) for row in own]
+    q = [_softmax(row) for row in other]
+    size = len(own)
     entropy = -sum(math.log(row[label]) for row, label in zip(p, labels, strict=True)) / size
-    divergence = sum(b * math.log(b / a) for x, y in zip(p, q, strict=True) for a, b in zip(x, y, strict=True)) / size
+    divergence = (
+        sum(
+            b * math.log(b / a)
+            for x, y in zip(p, q, strict=True)
+            for a, b in zip(x, y, strict=True)
+        )
+        / size
+    )
     slope = [
-        [(trust * (a - (j == label)) + (1 - trust) * (a - b)) / size for j, (a, b) in enumerate(zip(x, y, strict=True))]
+        [
+            (trust * (a - (j == label)) + (1 - trust) * (a - b)) / size
+            for j, (a, b) in enumerate(zip(x, y, strict=True))
+        ]
         for x, y, label in zip(p, q, labels, strict=True)
     ]
-    return {"p": p, "ce": entropy, "kl": divergence, "loss": trust * entropy + (1 - trust) * divergence, "grad": slope}
+    return {
+        "p": p,
+        "ce": entropy,
+        "kl": divergence,
+        "loss": trust * entropy + (1 - trust) * divergence,
+        "grad": slope,
+    }
 
 
 def f1(seed: int = 5) -> dict[str, Any]:
     rng = random.Random(seed)
-    personal, meme, labels = _matrix(rng, 3, 4), _matrix(rng, 3, 4), [3, 0, 1]
-    one, two = _mutual(personal, meme, labels, 0.2), _mutual(meme, personal, labels, 0.9)
+    personal = _matrix(rng, 3, 4)
+    meme = _matrix(rng, 3, 4)
+    labels = [3, 0, 1]
+    one = _mutual(personal, meme, labels, 0.2)
+    two = _mutual(meme, personal, labels, 0.9)
     return {
         "id": "F1-loss",
-        "inputs": {"logits_personal": personal, "logits_meme": meme, "labels": labels, "alpha": 0.2, "beta": 0.9},
+        "inputs": {
+            "logits_personal": personal,
+            "logits_meme": meme,
+            "labels": labels,
+            "alpha": 0.2,
+            "beta": 0.9,
+        },
         "expected": {
             "p_personal": one["p"],
             "p_meme": two["p"],
@@ -445,7 +572,9 @@ def f1(seed: int = 5) -> dict[str, Any]:
 
 def f2() -> dict[str, Any]:
     given = f1()["inputs"]
-    personal, meme, labels = given["logits_personal"], given["logits_meme"], given["labels"]
+    personal = given["logits_personal"]
+    meme = given["logits_meme"]
+    labels = given["labels"]
     return {
         "id": "F2-limits",
         "inputs": {"same": "F1"},
@@ -458,38 +587,65 @@ def f2() -> dict[str, Any]:
 
 def f3(seed: int = 6) -> dict[str, Any]:
     rng = random.Random(seed)
-    rows, columns, lr, alpha, beta = 4, 3, 0.3, 0.4, 0.6
+    rows = 4
+    columns = 3
+    lr = 0.3
+    alpha = 0.4
+    beta = 0.6
     old = _matrix(rng, rows, columns)
     personals = [_matrix(rng, rows, columns) for _ in range(3)]
     data = [
-        {"X": _matrix(rng, count, columns), "y": [rng.randrange(rows) for _ in range(count)]} for count in (2, 5, 1)
+        {"X": _matrix(rng, count, columns), "y": [rng.randrange(rows) for _ in range(count)]}
+        for count in (2, 5, 1)
     ]
 
     def logits(weights: list[list[float]], x: list[list[float]]) -> list[list[float]]:
-        return [[sum(a * b for a, b in zip(row, sample, strict=True)) for row in weights] for sample in x]
-
-    def stepped(weights: list[list[float]], slope: list[list[float]], x: list[list[float]]) -> list[list[float]]:
         return [
-            [weights[i][j] - lr * sum(slope[k][i] * x[k][j] for k in range(len(x))) for j in range(columns)]
+            [sum(a * b for a, b in zip(row, sample, strict=True)) for row in weights]
+            for sample in x
+        ]
+
+    def stepped(
+        weights: list[list[float]], slope: list[list[float]], x: list[list[float]]
+    ) -> list[list[float]]:
+        return [
+            [
+                weights[i][j] - lr * sum(slope[k][i] * x[k][j] for k in range(len(x)))
+                for j in range(columns)
+            ]
             for i in range(rows)
         ]
 
-    new_personals, memes = [], []
+    new_personals = []
+    memes = []
     for personal, batch in zip(personals, data, strict=True):
-        z, m = logits(personal, batch["X"]), logits(old, batch["X"])
-        new_personals.append(stepped(personal, _mutual(z, m, batch["y"], alpha)["grad"], batch["X"]))
+        z = logits(personal, batch["X"])
+        m = logits(old, batch["X"])
+        new_personals.append(
+            stepped(personal, _mutual(z, m, batch["y"], alpha)["grad"], batch["X"])
+        )
         memes.append(stepped(old, _mutual(m, z, batch["y"], beta)["grad"], batch["X"]))
 
     def mean(weights: list[float]) -> list[list[float]]:
         total = sum(weights)
         return [
-            [sum(w * meme[i][j] for w, meme in zip(weights, memes, strict=True)) / total for j in range(columns)]
+            [
+                sum(w * meme[i][j] for w, meme in zip(weights, memes, strict=True)) / total
+                for j in range(columns)
+            ]
             for i in range(rows)
         ]
 
     return {
         "id": "F3-round",
-        "inputs": {"global_": old, "personal": personals, "data": data, "alpha": alpha, "beta": beta, "lr": lr},
+        "inputs": {
+            "global_": old,
+            "personal": personals,
+            "data": data,
+            "alpha": alpha,
+            "beta": beta,
+            "lr": lr,
+        },
         "expected": {
             "simultaneous": {
                 "personal": new_personals,

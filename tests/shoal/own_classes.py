@@ -1,8 +1,9 @@
-"""Models as their authors write them, one for each kind of layer that a conversion knows, and plain ones.
+"""Models as their authors write them, one for each kind of layer that a conversion knows, and plain
+ones.
 
-Each class is built from sizes alone and takes images [batch, 1, 8, 8]; `CLASSES` has them by name. As a file of
-``--models`` it defines two architectures of each: ``<name>`` returns the class as it is, ``<name>_converted`` what
-`convert` makes of it.
+Each class is built from sizes alone and takes images [batch, 1, 8, 8]; `CLASSES` has them by name.
+As a file of ``--models`` it defines two architectures of each: ``<name>`` returns the class as it
+is, ``<name>_converted`` what `convert` makes of it.
 """
 
 from collections.abc import Callable
@@ -32,13 +33,17 @@ class Flat(nn.Module):
 class Image(nn.Module):
     """A convolution of one to three dimensions with a norm, activations in place and dropout."""
 
-    def __init__(self, hidden: int, classes: int, places: int, norm: Callable[[int], nn.Module]) -> None:
+    def __init__(
+        self, hidden: int, classes: int, places: int, norm: Callable[[int], nn.Module]
+    ) -> None:
         super().__init__()
         self.shape = {1: (8, 8), 2: (1, 8, 8), 3: (1, 1, 8, 8)}[places]
         kind = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}[places]
         window = {1: 3, 2: 3, 3: (1, 3, 3)}[places]
         dropout = {1: nn.Dropout1d, 2: nn.Dropout2d, 3: nn.Dropout3d}[places](0.05)
-        self.body = nn.Sequential(kind(self.shape[0], hidden, window), norm(hidden), nn.ReLU(inplace=True), dropout)
+        self.body = nn.Sequential(
+            kind(self.shape[0], hidden, window), norm(hidden), nn.ReLU(inplace=True), dropout
+        )
         entries = {1: 6, 2: 36, 3: 36}[places]
         self.head = nn.Sequential(nn.Flatten(), nn.Linear(hidden * entries, classes))
 
@@ -195,8 +200,12 @@ CLASSES: dict[str, Callable[[int, int], nn.Module]] = {
     "bn2d": lambda hidden, classes: Image(hidden, classes, 2, nn.BatchNorm2d),
     "bn3d": lambda hidden, classes: Image(hidden, classes, 3, nn.BatchNorm3d),
     "bn_sync": lambda hidden, classes: Image(hidden, classes, 2, nn.SyncBatchNorm),
-    "bn_cumulative": lambda hidden, classes: Flat(hidden, classes, lambda n: nn.BatchNorm1d(n, 1e-3, None)),
-    "bn_plain": lambda hidden, classes: Flat(hidden, classes, lambda n: nn.BatchNorm1d(n, affine=False)),
+    "bn_cumulative": lambda hidden, classes: Flat(
+        hidden, classes, lambda n: nn.BatchNorm1d(n, 1e-3, None)
+    ),
+    "bn_plain": lambda hidden, classes: Flat(
+        hidden, classes, lambda n: nn.BatchNorm1d(n, affine=False)
+    ),
     "two_names": TwoNames,
     "buffers": Buffers,
     "attending": Attending,
@@ -205,11 +214,15 @@ CLASSES: dict[str, Callable[[int, int], nn.Module]] = {
     "divided": Divided,
     "dropping": Dropping,
     "of_shoal": OfShoal,
-    "instance_norm": lambda hidden, classes: Image(hidden, classes, 2, lambda n: nn.InstanceNorm2d(n, affine=True)),
+    "instance_norm": lambda hidden, classes: Image(
+        hidden, classes, 2, lambda n: nn.InstanceNorm2d(n, affine=True)
+    ),
     "group_norm": lambda hidden, classes: Image(hidden, classes, 2, lambda n: nn.GroupNorm(n, n)),
     "layer_norm": lambda hidden, classes: Flat(hidden, classes, nn.LayerNorm),
     "no_norm": lambda hidden, classes: Flat(hidden, classes, lambda _: nn.Identity()),
-    "untracked": lambda hidden, classes: Flat(hidden, classes, lambda n: nn.BatchNorm1d(n, track_running_stats=False)),
+    "untracked": lambda hidden, classes: Flat(
+        hidden, classes, lambda n: nn.BatchNorm1d(n, track_running_stats=False)
+    ),
     "two_faced": lambda hidden, classes: TwoFaced(hidden, classes, nn.BatchNorm1d),
 }
 FAITHFUL = [name for name in CLASSES if name not in {"untracked", "two_faced"}]
@@ -217,7 +230,9 @@ FAITHFUL = [name for name in CLASSES if name not in {"untracked", "two_faced"}]
 
 
 def _architecture(name: str, *, converts: bool) -> Architecture:
-    def build(cut: Cut, *, input_shape: tuple[int, ...] = (1, 8, 8), classes: int = 10) -> nn.Module:
+    def build(
+        cut: Cut, *, input_shape: tuple[int, ...] = (1, 8, 8), classes: int = 10
+    ) -> nn.Module:
         del input_shape
         module = CLASSES[name](cut.width("hidden", 12), cut.classes(classes))
         return convert(module)[0] if converts else module

@@ -1,4 +1,6 @@
-"""What users import from ``shoal``: few names, each documented, typed, with an example that runs, and loaded late."""
+"""What users import from ``shoal``: few names, each documented, typed, with an example that runs,
+and loaded late.
+"""
 
 import ast
 import re
@@ -24,7 +26,11 @@ TABLE = {
 def test_the_names_are_few_and_stated_once_for_python_and_once_for_type_checkers():
     """Ten to twenty; what runs and what mypy reads are the same objects from the same modules."""
     assert 10 <= len(shoal.__all__) <= 20
-    (typed,) = (node for node in ast.parse(Path(shoal.__file__).read_text()).body if isinstance(node, ast.If))
+    (typed,) = (
+        node
+        for node in ast.parse(Path(shoal.__file__).read_text()).body
+        if isinstance(node, ast.If)
+    )
     seen = {
         alias.asname or alias.name: f"{node.module}:{alias.name}" if alias.asname else node.module
         for node in typed.body
@@ -54,7 +60,9 @@ def test_a_name_that_there_is_not_is_an_attribute_error():
 def test_the_examples_run(tmp_path):
     """In an empty folder, one after the other, with the results that the page shows."""
     command = [sys.executable, "-m", "doctest", ROOT / "docs" / "api.md"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert PAGE.count(">>>") > 25
 
@@ -64,10 +72,10 @@ def test_importing_shoal_and_what_needs_no_extra_loads_nothing_heavy(tmp_path):
     light = sorted(name for name, extra in TABLE.items() if extra == "none")
     assert len(light) > 5
     for names in ([], light):
-        code = (
-            f"import shoal, sys; [getattr(shoal, name) for name in {names}]; print(sorted({HEAVY} & set(sys.modules)))"
+        code = f"import shoal, sys; [getattr(shoal, name) for name in {names}]; print(sorted({HEAVY} & set(sys.modules)))"
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
         )
-        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
         assert done.stdout.strip() == "[]", names
 
 
@@ -82,5 +90,10 @@ def test_importing_shoal_and_what_needs_no_extra_loads_nothing_heavy(tmp_path):
 def test_a_name_without_its_extra_says_which_to_install(tmp_path, name, absent, extra):
     """As the command does."""
     code = f"import sys; sys.modules['{absent}'] = None; from shoal import {name}"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert f"shoal.{name} needs {absent}, which is not installed: pip install 'shoal[{extra}]'" in done.stderr
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (
+        f"shoal.{name} needs {absent}, which is not installed: pip install 'shoal[{extra}]'"
+        in done.stderr
+    )

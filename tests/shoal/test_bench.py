@@ -31,14 +31,18 @@ def test_light_devices_close_their_rounds(tmp_path):
 
 @pytest.mark.parametrize("chunk_bytes", [1024, 50_000])
 def test_devices_of_one_process_send_the_update_that_they_announce(chunk_bytes, monkeypatch):
-    """Chunks that devices share, and those that are sent again, make up an update of each device's own."""
+    """Chunks that devices share, and those that are sent again, make up an update of each device's
+    own.
+    """
     weights = encode_weights({"w": np.arange(3000, dtype=np.float32)})
     ref = blob_ref(weights, chunk_bytes)
     whole: dict[str, bytes] = {}
     for name in ("a", "b"):
         member = light_member(Topics("lab"), name, whole)
         sent: list[tuple[str, bytes]] = []
-        monkeypatch.setattr(member, "publish", lambda topic, payload, sent=sent, **_: sent.append((topic, payload)))
+        monkeypatch.setattr(
+            member, "publish", lambda topic, payload, sent=sent, **_: sent.append((topic, payload))
+        )
         offer = messages.Offer(
             fleet="lab",
             run="r",

@@ -1,4 +1,6 @@
-"""The client gives back what the store holds, as the very types of the server, and says what the server refuses."""
+"""The client gives back what the store holds, as the very types of the server, and says what the
+server refuses.
+"""
 
 import http.server
 import json
@@ -54,7 +56,9 @@ def test_every_answer_is_what_the_store_holds(store, address):
             replace(view, seconds=0) for view in queries.runs(opened)
         ]
         assert client.rounds() == queries.rounds(opened)
-        assert client.rounds(RUN, first=2, last=3, tasks=0) == queries.rounds(opened, first=2, last=3, tasks=False)
+        assert client.rounds(RUN, first=2, last=3, tasks=0) == queries.rounds(
+            opened, first=2, last=3, tasks=False
+        )
         assert client.explained(2) == client.explained(2, RUN[:10]) == explain_round(opened, 2, RUN)
         assert client.devices() == queries.devices(opened)
         asked = client.ask(list[TaskRecord], f"/runs/{RUN}/devices/pi-0000")
@@ -65,25 +69,37 @@ def test_every_answer_is_what_the_store_holds(store, address):
         asked = client.ask(Coverage, f"/runs/{RUN}/coverage", last=2, tier=TIERS[1])
         assert asked == coverage(opened, context, upto=2, tier=TIERS[1])
         assert client.compare(RUN, RUN[:10]) == queries.compare(opened, RUN, RUN)
-        assert client.compare("newest", RUN) == queries.compare(opened, queries.find_run(opened).id, RUN)
+        assert client.compare("newest", RUN) == queries.compare(
+            opened, queries.find_run(opened).id, RUN
+        )
         assert client.runs("newest")[0].run == queries.find_run(opened)
-        lines, following = queries.log(opened), client.events(PATIENCE)
-        assert [next(following) for _ in lines] == client.log() == client.log(run=RUN) == lines != []
+        lines = queries.log(opened)
+        following = client.events(PATIENCE)
+        assert (
+            [next(following) for _ in lines] == client.log() == client.log(run=RUN) == lines != []
+        )
         assert client.log(last=1) == lines[-1:]
 
 
 def test_every_method_is_on_the_page():
     """With its name, as a program writes it."""
-    assert [name for name in vars(Client) if name[0] != "_" and f"{name}`" not in PAGE.read_text()] == []
+    assert [
+        name for name in vars(Client) if name[0] != "_" and f"{name}`" not in PAGE.read_text()
+    ] == []
 
 
 def commands(group, *before):
     """Every command that does something, by what is typed."""
-    context, found = group.context_class(group), []
+    context = group.context_class(group)
+    found = []
     for name in group.list_commands(context):
         _, command, _ = group.resolve_command(context, [name])
         inner = commands(command, *before, name) if hasattr(command, "list_commands") else []
-        found += inner if inner and not command.invoke_without_command else [" ".join([*before, name]), *inner]
+        found += (
+            inner
+            if inner and not command.invoke_without_command
+            else [" ".join([*before, name]), *inner]
+        )
     return found
 
 
@@ -102,7 +118,9 @@ def test_every_command_has_a_path_and_a_method_or_a_reason_for_none():
 
 
 def test_what_is_refused_is_an_error_with_the_words_of_the_server(address, tmp_path):
-    """An unknown run, a wrong token, a store that went away, nobody who listens, and what is no address."""
+    """An unknown run, a wrong token, a store that went away, nobody who listens, and what is no
+    address.
+    """
     with pytest.raises(ConfigError, match="has no run nothing; its runs: "):
         Client(address).rounds("nothing")
     with pytest.raises(ConfigError, match="this needs the operator's token"):
@@ -122,7 +140,9 @@ def test_what_is_refused_is_an_error_with_the_words_of_the_server(address, tmp_p
         (tmp_path / "store" / "shoal.db").unlink()
         with pytest.raises(StorageError, match="there is no store"):
             client.runs()
-    with pytest.raises(TransportError, match="is `shoal view` or `up --view` of this version running there"):
+    with pytest.raises(
+        TransportError, match="is `shoal view` or `up --view` of this version running there"
+    ):
         client.runs()
 
 
@@ -177,7 +197,9 @@ def test_a_field_that_lacks_is_named_and_a_proxy_may_put_the_page_anywhere():
 
 
 def test_events_come_until_the_deadline_or_the_end_of_the_server(tmp_path):
-    """Lines after the known one, None for the rest; an ended stream is an error, a deadline is none."""
+    """Lines after the known one, None for the rest; an ended stream is an error, a deadline is
+    none.
+    """
     store = tmp_path / "store"
     with closing(Store(store)) as written:
         for said in ("one", "two"):
@@ -197,7 +219,8 @@ def test_events_come_until_the_deadline_or_the_end_of_the_server(tmp_path):
 
 def test_an_operator_acts(tmp_path):
     """Verbs are done once, on the run that is meant; what cannot be done now is an error."""
-    store, asked = made(tmp_path), []
+    store = made(tmp_path)
+    asked = []
 
     def steer(wish, run):
         asked.append((wish, run))
@@ -205,7 +228,11 @@ def test_an_operator_acts(tmp_path):
 
     with serving(store, ViewConfig(port=0, actions=True), steer=steer) as address:
         client = Client(address, (store / "operator.token").read_text().strip())
-        assert [client.act("pause"), client.act("stop", RUN[:10]), client.act("start")] == [RUN, RUN, "another"]
+        assert [client.act("pause"), client.act("stop", RUN[:10]), client.act("start")] == [
+            RUN,
+            RUN,
+            "another",
+        ]
         assert asked == [("pause", RUN), ("stop", RUN), ("start", RUN)]
         with pytest.raises(ConfigError, match="which version"):
             client.act("promote")
@@ -215,21 +242,26 @@ def test_it_needs_neither_torch_nor_a_runtime(tmp_path):
     """Whoever only asks installs little."""
     names = {"torch", "onnx", "onnxruntime", "fastapi", "uvicorn"}
     code = f"import sys, shoal.client; print(sorted({names} & {{*sys.modules}}))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"
 
 
 def test_the_example_of_the_page_runs(tmp_path):
     """Word for word, but for the address; it follows until a line has come that the store holds."""
     (example,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    store, said = made(tmp_path), []
+    store = made(tmp_path)
+    said = []
 
     def note(*words):
         said.append(words)
         if words[0] == "round-started":
             raise KeyboardInterrupt
 
-    with serving(store, ViewConfig(port=0, actions=True), steer=lambda *wanted: f"{wanted[0]}ed") as address:
+    with serving(
+        store, ViewConfig(port=0, actions=True), steer=lambda *wanted: f"{wanted[0]}ed"
+    ) as address:
         names = {"token": (store / "operator.token").read_text().strip(), "print": note}
         with pytest.raises(KeyboardInterrupt):
             exec(example.replace("http://127.0.0.1:8420", address), names)

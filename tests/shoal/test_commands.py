@@ -28,7 +28,12 @@ SHOAL = Path(sys.executable).with_name("shoal")
 
 def shoal(*arguments, cwd, timeout=120):
     return subprocess.run(
-        [SHOAL, *map(str, arguments)], cwd=cwd, capture_output=True, text=True, timeout=timeout, check=False
+        [SHOAL, *map(str, arguments)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
     )
 
 
@@ -70,7 +75,18 @@ def test_version_and_help(tmp_path):
     """The command says what it is, and lists its commands."""
     assert shoal("--version", cwd=tmp_path).stdout.startswith("shoal 0.")
     listed = shoal("--help", cwd=tmp_path).stdout
-    for command in ("export", "up", "run", "device", "status", "devices", "rounds", "log", "export-weights", "demo"):
+    for command in (
+        "export",
+        "up",
+        "run",
+        "device",
+        "status",
+        "devices",
+        "rounds",
+        "log",
+        "export-weights",
+        "demo",
+    ):
         assert command in listed
 
 
@@ -85,17 +101,37 @@ def test_version_and_help(tmp_path):
 )
 def test_a_shell_completes_commands_and_options(tmp_path, typed, offered):
     """What `shoal --install-completion` lets bash ask; only the command that is typed is imported."""
-    asked = {"_SHOAL_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
+    asked = {
+        "_SHOAL_COMPLETE": "complete_bash",
+        "COMP_WORDS": typed,
+        "COMP_CWORD": str(len(typed.split()) - 1),
+    }
     environment = os.environ | asked
     done = subprocess.run(
-        [SHOAL], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+        [SHOAL],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.stdout.split() == offered
 
 
 def test_export_prints_a_table_and_json(tmp_path, typed):
     """One row per tier, and the same as JSON; the set is on disk under its names."""
-    command = ["export", "--arch", "mlp", "--widths", "1,1/4", "--set", "input_shape=1,4,4", "--formats", "onnx"]
+    command = [
+        "export",
+        "--arch",
+        "mlp",
+        "--widths",
+        "1,1/4",
+        "--set",
+        "input_shape=1,4,4",
+        "--formats",
+        "onnx",
+    ]
     table = typed(*command)
     assert table.returncode == 0, table.stderr
     assert "w0.25-d1" in table.stdout
@@ -107,23 +143,44 @@ def test_export_prints_a_table_and_json(tmp_path, typed):
 
 @pytest.mark.slow
 def test_export_starts_from_a_file_and_from_the_store_of_a_run(tmp_path):
-    """Renamed tensors of a file of torch, then the newest version of a store; a bad mapping says how it is written."""
-    command = ["export", "--arch", "mlp", "--set", "input_shape=1,4,4", "--set", "hidden=6,6", "--formats", "onnx"]
+    """Renamed tensors of a file of torch, then the newest version of a store; a bad mapping says
+    how it is written.
+    """
+    command = [
+        "export",
+        "--arch",
+        "mlp",
+        "--set",
+        "input_shape=1,4,4",
+        "--set",
+        "hidden=6,6",
+        "--formats",
+        "onnx",
+    ]
     initial = tmp_path / "artifacts" / "mlp" / "init.safetensors"
     drawn = initial_weights(Registry.zoo().get("mlp"), {"input_shape": (1, 4, 4), "hidden": (6, 6)})
-    torch.save({f"net.{name}": torch.tensor(value + 1) for name, value in drawn.items()}, tmp_path / "there.pt")
+    torch.save(
+        {f"net.{name}": torch.tensor(value + 1) for name, value in drawn.items()},
+        tmp_path / "there.pt",
+    )
     wrong = shoal(*command, "--start", "there.pt", "--start-name", "net.*", cwd=tmp_path)
     assert (wrong.returncode, "give THEIRS=OURS" in wrong.stderr) == (2, True), wrong.stderr
     renamed = shoal(*command, "--start", "there.pt", "--start-name", "net.*=*", cwd=tmp_path)
     assert renamed.returncode == 0, renamed.stderr
-    np.testing.assert_array_equal(open_tensors(initial)[next(iter(drawn))], drawn[next(iter(drawn))] + 1)
+    np.testing.assert_array_equal(
+        open_tensors(initial)[next(iter(drawn))], drawn[next(iter(drawn))] + 1
+    )
     with closing(Store(tmp_path / "store")) as store:
-        digest = BlobStore(tmp_path / "store" / "blobs").put(encode_weights({k: v + 2 for k, v in drawn.items()}))
+        digest = BlobStore(tmp_path / "store" / "blobs").put(
+            encode_weights({k: v + 2 for k, v in drawn.items()})
+        )
         record = RunRecord("run", "t", "mlp", "{}", "finished", None, 0.0, 0.0, 0, 0)
         store.add_run(record, VersionRecord("run", 0, 0, digest, None, None, 0.0, None))
     stored = shoal(*command, "--start", "store", cwd=tmp_path)
     assert stored.returncode == 0, stored.stderr
-    np.testing.assert_array_equal(open_tensors(initial)[next(iter(drawn))], drawn[next(iter(drawn))] + 2)
+    np.testing.assert_array_equal(
+        open_tensors(initial)[next(iter(drawn))], drawn[next(iter(drawn))] + 2
+    )
 
 
 OWN = """
@@ -145,7 +202,9 @@ def test_export_explains_how_it_cuts(tmp_path):
     """Each tensor with the axes it is cut along and its shape in each tier; nothing is written."""
     command = ["export", "--arch", "lenet5", "--widths", "1,0.5", "--explain"]
     assert "fc1 x conv2*25" in shoal(*command, cwd=tmp_path).stdout
-    rows = {row["tensor"]: row for row in json.loads(shoal(*command, "--json", cwd=tmp_path).stdout)}
+    rows = {
+        row["tensor"]: row for row in json.loads(shoal(*command, "--json", cwd=tmp_path).stdout)
+    }
     assert rows["fc1.weight"]["cut along"] == ["fc1", "conv2*25"]
     assert rows["fc1.weight"]["w0.50-d1"] == [60, 200]
     assert rows["head.bias"]["cut along"] == ["-"]
@@ -154,15 +213,31 @@ def test_export_explains_how_it_cuts(tmp_path):
 
 @pytest.mark.slow
 def test_export_converts_a_module_as_it_is(tmp_path):
-    """What cannot be exported is replaced when it is asked for, and the table says what; else the refusal names it."""
+    """What cannot be exported is replaced when it is asked for, and the table says what; else the
+    refusal names it.
+    """
     (tmp_path / "own.py").write_text(OWN)
-    command = ["export", "--arch", "own", "--models", "own.py", "--widths", "1,0.5", "--formats", "onnx"]
+    command = [
+        "export",
+        "--arch",
+        "own",
+        "--models",
+        "own.py",
+        "--widths",
+        "1,0.5",
+        "--formats",
+        "onnx",
+    ]
     refused = shoal(*command, cwd=tmp_path)
     assert refused.returncode == 2
     assert "--convert" in refused.stderr
     done = shoal(*command, "--convert", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    for old, new in (("BatchNorm2d", "StaticBatchNorm"), ("ReLU(inplace=True)", "the same"), ("Dropout", "an input")):
+    for old, new in (
+        ("BatchNorm2d", "StaticBatchNorm"),
+        ("ReLU(inplace=True)", "the same"),
+        ("Dropout", "an input"),
+    ):
         assert old in done.stdout
         assert new in done.stdout
     assert (tmp_path / "artifacts" / "own" / "w0.50-d1" / "stats.onnx").is_file()
@@ -170,19 +245,38 @@ def test_export_converts_a_module_as_it_is(tmp_path):
 
 @pytest.mark.slow
 def test_export_reads_the_recipe_of_a_configuration(tmp_path):
-    """The file's table, with what the options say instead; the server then takes no other artifacts."""
+    """The file's table, with what the options say instead; the server then takes no other
+    artifacts.
+    """
     text = """[fleet]
 [model.recipe]
 optimizer = { name = "adamw", beta1 = 0.8 }
 clip_norm = 0.5
 """
     (tmp_path / "fleet.toml").write_text(text)
-    command = ["export", "--arch", "mlp", "--set", "input_shape=1,4,4", "--formats", "onnx", "--recipe", "fleet.toml"]
+    command = [
+        "export",
+        "--arch",
+        "mlp",
+        "--set",
+        "input_shape=1,4,4",
+        "--formats",
+        "onnx",
+        "--recipe",
+        "fleet.toml",
+    ]
     done = shoal(*command, "--weight-decay", "0.25", "--optimizer-set", "beta2=0.9", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    recipe = parse_manifest((tmp_path / "artifacts" / "mlp" / "w1.00-d1" / "manifest.json").read_bytes()).recipe
+    recipe = parse_manifest(
+        (tmp_path / "artifacts" / "mlp" / "w1.00-d1" / "manifest.json").read_bytes()
+    ).recipe
     assert recipe.optimizer.name == "adamw"
-    assert recipe.optimizer.settings == {"beta1": 0.8, "beta2": 0.9, "eps": 1e-8, "weight_decay": 0.25}
+    assert recipe.optimizer.settings == {
+        "beta1": 0.8,
+        "beta2": 0.9,
+        "eps": 1e-8,
+        "weight_decay": 0.25,
+    }
     assert recipe.clip_norm == 0.5
     table = read_recipe(tmp_path / "fleet.toml")
     assert not table.difference(recipe)
@@ -190,16 +284,33 @@ clip_norm = 0.5
     assert said == table
     assert said.model_fields_set == table.model_fields_set
     assert RecipeTable(optimizer="sgd").difference(recipe) == "optimizer is adamw, not sgd"
-    assert RecipeTable(weight_decay=0.5).difference(recipe) == "optimizer's weight_decay is 0.25, not 0.5"
+    assert (
+        RecipeTable(weight_decay=0.5).difference(recipe)
+        == "optimizer's weight_decay is 0.25, not 0.5"
+    )
     assert RecipeTable(proximal=True).difference(recipe) == "proximal is False, not True"
 
 
 def test_export_takes_several_numbers_of_a_loss(tmp_path):
-    """Weights of classes, a number for each: on the command line they had always ended in a traceback."""
-    command = ["export", "--arch", "mlp", "--set", "input_shape=1,4,4", "--set", "classes=3", "--set", "hidden=4"]
+    """Weights of classes, a number for each: on the command line they had always ended in a
+    traceback.
+    """
+    command = [
+        "export",
+        "--arch",
+        "mlp",
+        "--set",
+        "input_shape=1,4,4",
+        "--set",
+        "classes=3",
+        "--set",
+        "hidden=4",
+    ]
     done = shoal(*command, "--formats", "onnx", "--loss-set", "class_weights=1,2,0.5", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    recipe = parse_manifest((tmp_path / "artifacts" / "mlp" / "w1.00-d1" / "manifest.json").read_bytes()).recipe
+    recipe = parse_manifest(
+        (tmp_path / "artifacts" / "mlp" / "w1.00-d1" / "manifest.json").read_bytes()
+    ).recipe
     assert recipe.loss.settings["class_weights"] == [1, 2, 0.5]
 
 
@@ -213,9 +324,21 @@ def test_export_takes_several_numbers_of_a_loss(tmp_path):
         (["export", "--arch", "mlp", "--formats", "onxx"], 2, "no format 'onxx'"),
         (["export", "--arch", "mlp", "--head", "d2=5"], 2, "tier=labels, for example w1.00-d2=5"),
         (["export", "--arch", "mlp", "--models", "none.py"], 2, "none.py"),
-        (["export", "--arch", "mlp", "--optimizer", "adamv"], 2, "no optimizer 'adamv' (did you mean 'adam'?)"),
-        (["export", "--arch", "mlp", "--optimizer-set", "beta1=1"], 2, "the optimizer sgd has no 'beta1'"),
-        (["export", "--arch", "mlp", "--optimizer", "adam", "--momentum", "0.5"], 2, "has no 'momentum'"),
+        (
+            ["export", "--arch", "mlp", "--optimizer", "adamv"],
+            2,
+            "no optimizer 'adamv' (did you mean 'adam'?)",
+        ),
+        (
+            ["export", "--arch", "mlp", "--optimizer-set", "beta1=1"],
+            2,
+            "the optimizer sgd has no 'beta1'",
+        ),
+        (
+            ["export", "--arch", "mlp", "--optimizer", "adam", "--momentum", "0.5"],
+            2,
+            "has no 'momentum'",
+        ),
         (["export", "--arch", "mlp", "--loss", "hubber"], 2, "no loss 'hubber'"),
         (["export", "--arch", "mlp", "--clip-norm", "-1"], 2, "clip_norm"),
         (["export", "--arch", "mlp", "--recipe", "none.toml"], 2, "none.toml"),
@@ -272,7 +395,9 @@ def test_a_typo_in_a_table_of_data_is_named(folder, typed):
     """Among the keys of its kind of source."""
     edit(folder / "device.toml", 'kind = "npz"', 'kind = "npz"\nxkey = "x"')
     done = typed("device", "run", "--config", "device.toml")
-    assert (done.returncode, "xkey'; did you mean 'x_key'?" in done.stderr) == (2, True), done.stderr
+    assert (done.returncode, "xkey'; did you mean 'x_key'?" in done.stderr) == (2, True), (
+        done.stderr
+    )
 
 
 def test_missing_data_folder_is_named(folder, typed):

@@ -24,7 +24,13 @@ def test_what_a_device_says_is_shown_as_it_is():
     file = io.StringIO()
     display = RunDisplay(Console(file=file, width=200), "run")
     refused = control.UpdateRefused(
-        run="r", seconds=1.0, round=1, device="d", by="device", reason=RefusalReason.UNSUPPORTED, detail=DETAIL
+        run="r",
+        seconds=1.0,
+        round=1,
+        device="d",
+        by="device",
+        reason=RefusalReason.UNSUPPORTED,
+        detail=DETAIL,
     )
     display.show(refused)
     display.show(control.RoundAbandoned(run="r", seconds=1.0, round=1, reason=DETAIL, again=True))
@@ -36,7 +42,11 @@ def test_where_nobody_watches_a_terminal_the_wait_for_devices_is_a_line():
     file = io.StringIO()
     display = RunDisplay(Console(file=file, width=200), "run")
     for online in ((), ("attic",)):
-        display.show(control.FleetChanged(run="r", seconds=1.0, online=online, eligible=len(online), needed=3))
+        display.show(
+            control.FleetChanged(
+                run="r", seconds=1.0, online=online, eligible=len(online), needed=3
+            )
+        )
     assert file.getvalue().splitlines() == [
         f"waiting for devices: {count} of 3 ready, {count} online" for count in range(2)
     ]
@@ -48,8 +58,12 @@ def test_cells_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]):
     assert DETAIL in capsys.readouterr().out
 
 
-def test_a_table_that_is_too_wide_is_a_list(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    """No cell is without its words on a terminal of 40 columns; one that fits, folded, stays a table."""
+def test_a_table_that_is_too_wide_is_a_list(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """No cell is without its words on a terminal of 40 columns; one that fits, folded, stays a
+    table.
+    """
     monkeypatch.setattr(console, "PIPE_WIDTH", 40)
     wide = {f"column {at}": f"value{at} and-more" for at in range(14)}
     print_rows("devices", [wide, wide], empty="none")
@@ -61,14 +75,23 @@ def test_a_table_that_is_too_wide_is_a_list(capsys: pytest.CaptureFixture[str], 
 
 
 def test_output_that_nobody_takes_is_no_bug(monkeypatch):
-    """Closed it is not missed, on a full disk it is said with the code of one; and Ctrl-C may come while it loads."""
+    """Closed it is not missed, on a full disk it is said with the code of one; and Ctrl-C may come
+    while it loads.
+    """
     command = f"{sys.executable} -m shoal --version"
     closed = subprocess.run(["sh", "-c", f"{command} >&- 2>&-"], timeout=120, check=False)
     full = subprocess.run(
-        ["sh", "-c", f"{command} >/dev/full"], capture_output=True, text=True, timeout=120, check=False
+        ["sh", "-c", f"{command} >/dev/full"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert closed.returncode == 0
-    assert (full.returncode, full.stderr) == (7, "error: what this prints cannot be written: No space left on device\n")
+    assert (full.returncode, full.stderr) == (
+        7,
+        "error: what this prints cannot be written: No space left on device\n",
+    )
 
     def interrupted():
         raise KeyboardInterrupt
@@ -85,7 +108,10 @@ def test_a_release_is_told_with_why_it_failed():
     assert release_text("0.1.0", "failed 7 3 0 its self-test failed: no numpy") == (
         "0.1.0, failed 7: its self-test failed: no numpy"
     )
-    assert release_text("0.1.0", "running 7 0 0", "running 8 0 0") == "0.1.0, running 7, sets running 8"
+    assert (
+        release_text("0.1.0", "running 7 0 0", "running 8 0 0")
+        == "0.1.0, running 7, sets running 8"
+    )
 
 
 def test_a_file_that_cannot_be_used_is_named(tmp_path):
@@ -94,7 +120,9 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path):
         'out = "sim.toml/below"\n[model]\narch = "conv"\n[data]\nname = "digits"\n[devices]\ncount = 2\n'
     )
     command = [sys.executable, "-m", "shoal", "simulate", "--config", "sim.toml"]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=100)
+    ended = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=100
+    )
     said = f"error: cannot use {tmp_path}/sim.toml/below: Not a directory"
     assert (ended.returncode, " ".join(ended.stderr.split())) == (7, said)
 
@@ -118,7 +146,9 @@ start()
 
 def test_a_command_that_is_terminated_tidies_up():
     """What it had started, as the processes of a simulation, went on without it."""
-    with subprocess.Popen([sys.executable, "-c", WAITS], stdout=subprocess.PIPE, text=True) as command:
+    with subprocess.Popen(
+        [sys.executable, "-c", WAITS], stdout=subprocess.PIPE, text=True
+    ) as command:
         assert command.stdout.readline() == "begun\n"
         command.send_signal(signal.SIGTERM)
         assert command.communicate(timeout=20)[0] == "tidied up\n"

@@ -1,4 +1,6 @@
-"""``shoal export-mutual`` as a user types it: the table, the JSON, and errors before anything is traced."""
+"""``shoal export-mutual`` as a user types it: the table, the JSON, and errors before anything is
+traced.
+"""
 
 import json
 
@@ -14,10 +16,23 @@ COMMAND = ["export-mutual", "--meme", "mlp", "--personal", "mlp", "--set", "inpu
 
 @pytest.mark.slow
 def test_it_prints_both_models_and_publishes_one_set(tmp_path):
-    """A row for each model and one for their step; the JSON has the same figures, and the set is where it says."""
-    own = ["--set", "hidden=12,8", "--personal-set", "hidden=6", "--set", "classes=7", "--adaptor", "head"]
+    """A row for each model and one for their step; the JSON has the same figures, and the set is
+    where it says.
+    """
+    own = [
+        "--set",
+        "hidden=12,8",
+        "--personal-set",
+        "hidden=6",
+        "--set",
+        "classes=7",
+        "--adaptor",
+        "head",
+    ]
     own += ["--name", "mine", "--seed", "5", "--out", str(tmp_path)]
-    found = json.loads(CliRunner().invoke(app, [*COMMAND, *own, "--json"], catch_exceptions=False).stdout)
+    found = json.loads(
+        CliRunner().invoke(app, [*COMMAND, *own, "--json"], catch_exceptions=False).stdout
+    )
     assert found["meme.parameters"] == 12 * 17 + 8 * 13 + 7 * 9
     assert found["personal.parameters"] == 6 * 17 + 7 * 7
     assert found["step.parameters"] == found["meme.parameters"] + found["personal.parameters"]
@@ -32,8 +47,14 @@ def test_it_prints_both_models_and_publishes_one_set(tmp_path):
 
 def test_the_table_says_what_is_sent_and_what_stays(tmp_path):
     """And the line below it says what to do with the set."""
-    done = CliRunner().invoke(app, [*COMMAND, "--set", "hidden=4", "--out", str(tmp_path)], catch_exceptions=False)
-    rows = {line.split("│")[1].strip(): line.split("│")[2:-1] for line in done.stdout.splitlines() if "│" in line}
+    done = CliRunner().invoke(
+        app, [*COMMAND, "--set", "hidden=4", "--out", str(tmp_path)], catch_exceptions=False
+    )
+    rows = {
+        line.split("│")[1].strip(): line.split("│")[2:-1]
+        for line in done.stdout.splitlines()
+        if "│" in line
+    }
     assert list(rows) == ["meme, sent and averaged", "personal, stays", "the step of both"]
     assert [cell.strip() for cell in rows["personal, stays"][:3]] == ["mlp", "w1.00-d1", "118"]
     assert f'[own_model] set = "{tmp_path}/mlp+mlp/w1.00-d1+w1.00-d1"' in done.stdout
@@ -45,7 +66,10 @@ def test_the_table_says_what_is_sent_and_what_stays(tmp_path):
         (["--meme", "lenet"], "did you mean 'lenet5'"),
         (["--personal", "mpl"], "did you mean 'mlp'"),
         (["--personal-set", "input_shape=1,5,5"], "float32 [1, 4, 4] for 10 labels"),
-        (["--meme-set", "classes=20"], "for 20 labels, the device's own, mlp, float32 [1, 4, 4] for 10 labels"),
+        (
+            ["--meme-set", "classes=20"],
+            "for 20 labels, the device's own, mlp, float32 [1, 4, 4] for 10 labels",
+        ),
         (["--personal-set", "hiden=3"], "'hiden' (did you mean 'hidden'?)"),
         (["--personal-width", "2"], "not in (0, 1]"),
         (["--meme-depth", "3"], "mlp has no sub-model of depth 3"),
@@ -57,7 +81,9 @@ def test_the_table_says_what_is_sent_and_what_stays(tmp_path):
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_wrong_input_is_one_message(tmp_path, arguments, says):
-    """What is wrong and what there is instead, with the exit code of a wrong setting, and nothing published."""
+    """What is wrong and what there is instead, with the exit code of a wrong setting, and nothing
+    published.
+    """
     done = CliRunner().invoke(app, [*COMMAND, *arguments, "--out", str(tmp_path)])
     assert isinstance(done.exception, ShoalError), done.output
     assert done.exception.exit_code == 2

@@ -1,4 +1,6 @@
-"""Versions of a store as files that other programs take: ONNX, PyTorch, safetensors; whole and as one of the tiers."""
+"""Versions of a store as files that other programs take: ONNX, PyTorch, safetensors; whole and as
+one of the tiers.
+"""
 
 import copy
 import json
@@ -41,7 +43,9 @@ SAMPLES = 35  # so that the last of the batches of 16 has fewer
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three versions of a convolutional model with static batch norm; the second was judged best, the last not."""
+    """Three versions of a convolutional model with static batch norm; the second was judged best,
+    the last not.
+    """
     folder = tmp_path_factory.mktemp("weights")
     export_architecture(ARCH, SETTINGS, TIERS, Recipe(), folder / "artifacts", formats=("onnx",))
     config = FleetConfig.model_validate(
@@ -50,15 +54,22 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "store": folder / "store",
             "broker": {"url": "mqtt://127.0.0.1:1"},
             "model": {"artifacts": folder / "artifacts", "arch": "conv"},
-            "evaluation": {"data": {"kind": "npz", "path": folder / "test.npz", "scale": 0.5, "mean": 0.25}},
+            "evaluation": {
+                "data": {"kind": "npz", "path": folder / "test.npz", "scale": 0.5, "mean": 0.25}
+            },
         }
     )
-    opened, blobs = Store(folder / "store"), BlobStore(folder / "store" / "blobs")
+    opened = Store(folder / "store")
+    blobs = BlobStore(folder / "store" / "blobs")
     rng = np.random.default_rng(3)
     samples = rng.standard_normal((SAMPLES, 1, 8, 8)).astype(np.float32)
     np.savez(folder / "test.npz", x=samples, y=np.arange(SAMPLES) % 5)
     module = build(ARCH, 1.0, settings=SETTINGS)
-    norms = {name: item.weight.shape for name, item in module.named_modules() if isinstance(item, StaticBatchNorm)}
+    norms = {
+        name: item.weight.shape
+        for name, item in module.named_modules()
+        if isinstance(item, StaticBatchNorm)
+    }
     kinds = {"mean": rng.standard_normal, "var": lambda shape: rng.random(shape) + 0.5}
     statistics = {
         f"stat.{name}.{kind}": draw(shape).astype(np.float32)
@@ -67,13 +78,26 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     for number, accuracy in enumerate((0.5, 0.75, None)):
         small = {"w0.50-d1": Evaluation(loss=2.0, accuracy=0.25, examples=10)} if number else {}
-        judged = None if accuracy is None else VersionEvaluation(loss=1.0, accuracy=accuracy, examples=10, tiers=small)
+        judged = (
+            None
+            if accuracy is None
+            else VersionEvaluation(loss=1.0, accuracy=accuracy, examples=10, tiers=small)
+        )
         digest = blobs.put(encode_weights(initial_weights(ARCH, SETTINGS, number)))
         record = VersionRecord(
-            "r1", number, number, digest, None, blobs.put(encode_weights(statistics)), float(number), judged
+            "r1",
+            number,
+            number,
+            digest,
+            None,
+            blobs.put(encode_weights(statistics)),
+            float(number),
+            judged,
         )
         if number == 0:
-            run = RunRecord("r1", "f", "conv", config.model_dump_json(), "running", None, 0.0, None, 0, 0)
+            run = RunRecord(
+                "r1", "f", "conv", config.model_dump_json(), "running", None, 0.0, None, 0, 0
+            )
             opened.add_run(run, record)
         else:
             opened.add_version(record, {})
@@ -84,7 +108,11 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def ended(store: Path, out: Path, *options: str) -> object:
     """The exit code of a command in this process."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["shoal", "export-weights", "--store", str(store), "--out", str(out), *options])
+        patch.setattr(
+            sys,
+            "argv",
+            ["shoal", "export-weights", "--store", str(store), "--out", str(out), *options],
+        )
         with pytest.raises(SystemExit) as caught:
             main()
     return caught.value.code
@@ -98,13 +126,18 @@ def exported(store: Path, out: Path, *options: str) -> Path:
 def module_of(tensors: dict[str, np.ndarray], width: float) -> torch.nn.Module:
     module = build(ARCH, width, settings=SETTINGS)
     module.load_state_dict(
-        {**module.state_dict(), **{name: torch.from_numpy(value) for name, value in tensors.items()}}
+        {
+            **module.state_dict(),
+            **{name: torch.from_numpy(value) for name, value in tensors.items()},
+        }
     )
     return set_mode(module, "eval")
 
 
 def test_an_onnx_file_runs_alone_as_pytorch_does(store: Path, tmp_path: Path) -> None:
-    """Weights and statistics are inside; what it is and how a sample is prepared stands in its metadata."""
+    """Weights and statistics are inside; what it is and how a sample is prepared stands in its
+    metadata.
+    """
     path = exported(store, tmp_path / "m.onnx", "--best", "--format", "onnx")
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     assert [item.name for item in session.get_inputs()] == ["x"]
@@ -117,9 +150,16 @@ def test_an_onnx_file_runs_alone_as_pytorch_does(store: Path, tmp_path: Path) ->
     x = np.random.default_rng(0).standard_normal((3, 1, 8, 8), np.float32)
     with torch.no_grad():
         wanted = module(torch.from_numpy(x)).numpy()
-    np.testing.assert_allclose(session.run(None, {"x": x})[0], wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
+    np.testing.assert_allclose(
+        session.run(None, {"x": x})[0], wanted, rtol=0, atol=1e-5 * np.abs(wanted).max()
+    )
     metadata = session.get_modelmeta().custom_metadata_map
-    assert (metadata["run"], metadata["version"], metadata["tier"], metadata["classes"]) == ("r1", "1", "w1.00-d1", "5")
+    assert (metadata["run"], metadata["version"], metadata["tier"], metadata["classes"]) == (
+        "r1",
+        "1",
+        "w1.00-d1",
+        "5",
+    )
     assert json.loads(metadata["preprocessing"])["scale"] == 0.5
     assert json.loads(metadata["preprocessing"])["mean"] == 0.25
 
@@ -144,7 +184,9 @@ def changed(store: Path, to: Path, **tables: dict[str, object]) -> Path:
 
 
 def test_a_torch_file_is_a_state_dict(store: Path, tmp_path: Path) -> None:
-    """Of the tier, by the module's names, without anything else; the newest version if none is said."""
+    """Of the tier, by the module's names, without anything else; the newest version if none is
+    said.
+    """
     path = exported(store, tmp_path / "m.pt", "--tier", "w0.50-d1", "--format", "torch")
     module = build(ARCH, 0.5, settings=SETTINGS)
     module.load_state_dict(torch.load(path, weights_only=True))
@@ -166,7 +208,9 @@ def test_statistics_of_a_tier_that_is_not_judged_are_of_the_servers_test_set(
 
     ONNX of such a tier was refused, as the store had no statistics that fit it.
     """
-    path = exported(store, tmp_path / "m.pt", "--tier", "w0.50-d1", "--format", "torch", "--version", "1")
+    path = exported(
+        store, tmp_path / "m.pt", "--tier", "w0.50-d1", "--format", "torch", "--version", "1"
+    )
     assert "statistics from the server's test set" in capsys.readouterr().err
     module = build(ARCH, 0.5, settings=SETTINGS)
     module.load_state_dict(torch.load(path, weights_only=True))
@@ -174,10 +218,13 @@ def test_statistics_of_a_tier_that_is_not_judged_are_of_the_servers_test_set(
     for name, norm in list(own.named_modules()):
         if isinstance(norm, StaticBatchNorm):
             theirs = torch.nn.BatchNorm2d(len(norm.weight), norm.eps, momentum=None)
-            theirs.weight, theirs.bias = norm.weight, norm.bias
+            theirs.weight = norm.weight
+            theirs.bias = norm.bias
             own.set_submodule(name, theirs)
     x = torch.from_numpy(np.load(store.parent / "test.npz")["x"]) * 0.5 - 0.25
-    size = FleetConfig.model_validate_json(Store(store, read_only=True).runs()[0].config).train.batch_size
+    size = FleetConfig.model_validate_json(
+        Store(store, read_only=True).runs()[0].config
+    ).train.batch_size
     assert SAMPLES % size > 1
     set_mode(own, "statistics")
     for layer in own.modules():
@@ -186,10 +233,13 @@ def test_statistics_of_a_tier_that_is_not_judged_are_of_the_servers_test_set(
     with torch.no_grad():
         for batch in x.split(size):
             own(batch)
-        found, wanted = set_mode(module, "eval")(x), set_mode(own, "eval")(x)
+        found = set_mode(module, "eval")(x)
+        wanted = set_mode(own, "eval")(x)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
     session = onnxruntime.InferenceSession(
-        exported(store, tmp_path / "m.onnx", "--tier", "w0.50-d1", "--format", "onnx", "--version", "1"),
+        exported(
+            store, tmp_path / "m.onnx", "--tier", "w0.50-d1", "--format", "onnx", "--version", "1"
+        ),
         providers=["CPUExecutionProvider"],
     )
     np.testing.assert_allclose(session.run(None, {"x": x.numpy()})[0], wanted, rtol=1e-4, atol=1e-5)
@@ -215,10 +265,14 @@ def test_without_statistics_no_file_is_written(
 def test_artifacts_of_an_older_exporter_are_exported_again(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They do not say what a class calls its statistics; the refusal says what to do, and the other formats work."""
+    """They do not say what a class calls its statistics; the refusal says what to do, and the other
+    formats work.
+    """
     other = without_artifacts_of_today(store, tmp_path)
     assert ended(other, tmp_path / "m.pt", "--format", "torch") == 2
-    assert re.search(r"older `shoal export`.*run the same `shoal export` again", capsys.readouterr().err)
+    assert re.search(
+        r"older `shoal export`.*run the same `shoal export` again", capsys.readouterr().err
+    )
     assert not (tmp_path / "m.pt").exists()
     exported(other, tmp_path / "m.onnx", "--format", "onnx")
     exported(other, tmp_path / "m.safetensors")
@@ -227,7 +281,9 @@ def test_artifacts_of_an_older_exporter_are_exported_again(
 
 
 def described_by_another(store: Path, to: Path, **fields: object) -> Path:
-    """A copy of a store whose artifact set somebody else wrote, who described the class in another way."""
+    """A copy of a store whose artifact set somebody else wrote, who described the class in another
+    way.
+    """
     artifacts = shutil.copytree(store.parent / "artifacts", to / "artifacts")
     for path in artifacts.glob(f"*/*/{OWN_CLASS}"):
         with safe_open(path, "numpy") as file:
@@ -242,16 +298,25 @@ def described_by_another(store: Path, to: Path, **fields: object) -> Path:
     ("entry", "said"),
     [
         ({"name": "m", "kind": "mean"}, "'m', a mean, has 0 sources"),
-        ({"name": "p", "kind": "parameter", "sources": ["head.weight", "head.bias"]}, "entry 'p', a parameter"),
+        (
+            {"name": "p", "kind": "parameter", "sources": ["head.weight", "head.bias"]},
+            "entry 'p', a parameter",
+        ),
         ({"name": "u", "kind": "left", "sources": ["head.bias"], "dim": 1}, "entry 'u', a left"),
         ({"name": "c", "kind": "count"}, "entry 'c'"),
     ],
     ids=lambda value: value["kind"] if isinstance(value, dict) else "",
 )
 def test_a_description_that_another_damaged_is_refused(
-    store: Path, tmp_path: Path, entry: dict[str, object], said: str, capsys: pytest.CaptureFixture[str]
+    store: Path,
+    tmp_path: Path,
+    entry: dict[str, object],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """By the names of its file and its entry; nothing is written, and the formats that need no class work."""
+    """By the names of its file and its entry; nothing is written, and the formats that need no
+    class work.
+    """
     other = described_by_another(store, tmp_path, entries=[entry])
     assert ended(other, tmp_path / "m.pt", "--format", "torch") == 6
     told = " ".join(capsys.readouterr().err.split())
@@ -278,11 +343,19 @@ def printed_lines(printed: str) -> list[str]:
     return [line.strip() for line in printed.splitlines() if line.startswith("  ")]
 
 
-@pytest.mark.parametrize("way", ["a file", "a link to a file", "a file in a linked folder", "a module", "its folder"])
+@pytest.mark.parametrize(
+    "way", ["a file", "a link to a file", "a file in a linked folder", "a module", "its folder"]
+)
 def test_no_printed_line_runs_a_file_of_the_set(
-    store: Path, tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    store: Path,
+    tmp_path: Path,
+    way: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Whoever wrote the set may have put Python into it; the lines that load the weights say where it lies."""
+    """Whoever wrote the set may have put Python into it; the lines that load the weights say where
+    it lies.
+    """
     evil = tmp_path / "artifacts" / "conv" / "evil.py"
     monkeypatch.chdir(tmp_path)
     builder = {"module": "evil", "name": "net", "file": str(evil)}
@@ -303,7 +376,9 @@ def test_no_printed_line_runs_a_file_of_the_set(
     lines = printed_lines(capsys.readouterr().out)
     assert any("lies in the artifact set" in line for line in lines)
     assert not any("sys.path" in line for line in lines)
-    assert not any(line.startswith(("from evil", "from artifacts", "import evil")) for line in lines)
+    assert not any(
+        line.startswith(("from evil", "from artifacts", "import evil")) for line in lines
+    )
 
 
 def test_a_file_beside_the_set_is_imported_from_there(
@@ -314,7 +389,9 @@ def test_a_file_beside_the_set_is_imported_from_there(
     own.parent.mkdir()
     own.write_text("")
     monkeypatch.chdir(tmp_path)
-    other = described_by_another(store, tmp_path, builder={"module": "my_models", "name": "net", "file": str(own)})
+    other = described_by_another(
+        store, tmp_path, builder={"module": "my_models", "name": "net", "file": str(own)}
+    )
     capsys.readouterr()
     exported(other, tmp_path / "m.pt", "--format", "torch")
     lines = printed_lines(capsys.readouterr().out)
@@ -344,12 +421,20 @@ def test_a_tier_has_its_own_evaluation_or_none(store: Path, tmp_path: Path) -> N
         with safe_open(path, "numpy") as file:
             return file.metadata().get("accuracy")
 
-    assert (told("0"), told("0", "--tier", "w1.00-d1"), told("0", "--tier", "w0.50-d1")) == ("0.5", "0.5", None)
+    assert (told("0"), told("0", "--tier", "w1.00-d1"), told("0", "--tier", "w0.50-d1")) == (
+        "0.5",
+        "0.5",
+        None,
+    )
     assert (told("1"), told("1", "--tier", "w0.50-d1")) == ("0.75", "0.25")
 
 
-def test_what_is_printed_is_of_the_file(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It was the number of what the run judges: of the whole model for a tier, of a tier for the whole model."""
+def test_what_is_printed_is_of_the_file(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was the number of what the run judges: of the whole model for a tier, of a tier for the
+    whole model.
+    """
 
     def printed(where: Path, *options: str) -> str:
         exported(where, tmp_path / "m.safetensors", "--version", "1", *options)
@@ -374,7 +459,11 @@ def test_what_is_printed_is_of_the_file(store: Path, tmp_path: Path, capsys: pyt
     ],
 )
 def test_what_is_not_there_is_said(
-    store: Path, tmp_path: Path, options: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+    store: Path,
+    tmp_path: Path,
+    options: tuple[str, ...],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """With what is there instead; no file is written."""
     out = tmp_path / "out"
@@ -383,8 +472,12 @@ def test_what_is_not_there_is_said(
     assert not out.exists()
 
 
-def test_artifact_sets_of_a_restored_store_are_named_by_whoever_exports(store: Path, tmp_path: Path, capsys) -> None:
-    """The database's word for a folder is not taken: another's backup could have named any; an option says it."""
+def test_artifact_sets_of_a_restored_store_are_named_by_whoever_exports(
+    store: Path, tmp_path: Path, capsys
+) -> None:
+    """The database's word for a folder is not taken: another's backup could have named any; an
+    option says it.
+    """
     restored = Path(shutil.copytree(store, tmp_path / "restored"))
     shutil.rmtree(restored / "configurations")
     options = ("--tier", "w0.50-d1")
@@ -396,7 +489,8 @@ def test_artifact_sets_of_a_restored_store_are_named_by_whoever_exports(store: P
     found = exported(restored, tmp_path / "m.safetensors", *options, *sets)
     kept = load_file(exported(store, tmp_path / "same.safetensors", *options))
     restored_tensors = load_file(found)
-    # The test set that statistics could be taken over is named by the database alone, so there are none.
+    # The test set that statistics could be taken over is named by the database alone, so there are
+    # none.
     assert restored_tensors.keys() == {name for name in kept if not name.startswith("stat.")}
     for name, tensor in restored_tensors.items():
         np.testing.assert_array_equal(tensor, kept[name])
@@ -408,7 +502,9 @@ def test_an_architecture_in_the_database_is_no_path(store: Path, tmp_path: Path,
     shutil.rmtree(restored / "configurations")
     with closing(sqlite3.connect(restored / "shoal.db")) as database, database:
         (config,) = database.execute("SELECT config FROM runs").fetchone()
-        database.execute("UPDATE runs SET config = ?", (config.replace('"arch":"conv"', '"arch":"../../conv"'),))
+        database.execute(
+            "UPDATE runs SET config = ?", (config.replace('"arch":"conv"', '"arch":"../../conv"'),)
+        )
     sets = ("--artifacts", str(store.parent / "artifacts"))
     assert ended(restored, tmp_path / "m.safetensors", "--tier", "w0.50-d1", *sets) == 2
     assert "is not a valid file name" in " ".join(capsys.readouterr().err.split())

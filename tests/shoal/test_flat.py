@@ -1,4 +1,6 @@
-"""What every command prints with ``--json``: flat, with the names that the reference says, of all records the same."""
+"""What every command prints with ``--json``: flat, with the names that the reference says, of all
+records the same.
+"""
 
 import ast
 import itertools
@@ -21,7 +23,10 @@ from tests.documents.reference import PRINTED, commands, printed
 from tests.shoal.view.stores import RUN, made
 
 OTHER = "20260102-000000-efgh"
-TYPED = {name: name for name in PRINTED} | {"compare": f"compare {RUN} {OTHER}", "rounds show": "rounds show 2"}
+TYPED = {name: name for name in PRINTED} | {
+    "compare": f"compare {RUN} {OTHER}",
+    "rounds show": "rounds show 2",
+}
 OF_ONE_THING = {  # what they did
     "backup", "bench fleet", "device bench", "device doctor", "device predict",
     "devices predict", "export", "export-mutual", "export-weights", "promote",
@@ -35,23 +40,35 @@ def store(tmp_path_factory):
     folder = made(tmp_path_factory.mktemp("fleet"), hostile=True)
     with closing(Store(folder)) as opened:
         run = opened.run(RUN)
-        config = FleetConfig.model_validate_json(run.config).model_copy(update={"seed": 9}).model_dump_json()
-        opened.add_run(replace(run, id=OTHER, config=config), replace(opened.versions(RUN)[0], run=OTHER))
+        config = (
+            FleetConfig.model_validate_json(run.config)
+            .model_copy(update={"seed": 9})
+            .model_dump_json()
+        )
+        opened.add_run(
+            replace(run, id=OTHER, config=config), replace(opened.versions(RUN)[0], run=OTHER)
+        )
     return folder
 
 
 @pytest.mark.parametrize("name", PRINTED)
 def test_no_value_holds_another_and_every_name_is_in_the_reference(store, name):
-    """Text, numbers, true, false and null, or a list of them; JSON in no text; each record has the same names."""
+    """Text, numbers, true, false and null, or a list of them; JSON in no text; each record has the
+    same names.
+    """
     with redirect_stdout(StringIO()) as out:
         of = ["--folder", str(store.parent)] if name == "rollout show" else []
-        of += [] if name in {"runs", "compare"} else ["--run", RUN] if name != "rollout show" else []
+        of += (
+            [] if name in {"runs", "compare"} else ["--run", RUN] if name != "rollout show" else []
+        )
         command([*TYPED[name].split(), *of, "--store", str(store), "--json"], standalone_mode=False)
     found = json.loads(out.getvalue())
     records = found if isinstance(found, list) else [found]
     assert records
     assert len({tuple(record) for record in records}) == 1
-    known = re.compile("|".join(re.sub("<[^<>]*>", ".+", re.escape(each)) for each in printed(name)))
+    known = re.compile(
+        "|".join(re.sub("<[^<>]*>", ".+", re.escape(each)) for each in printed(name))
+    )
     for key, value in itertools.chain.from_iterable(record.items() for record in records):
         assert all(
             item is None or isinstance(item, str | int | float)
@@ -64,21 +81,31 @@ def test_no_value_holds_another_and_every_name_is_in_the_reference(store, name):
 
 def test_every_command_with_json_is_one_of_these():
     """A new listing gets its names into the reference."""
-    typed = {path.removeprefix("shoal ") for path, _, options in commands() if "--json" in dict(options)}
+    typed = {
+        path.removeprefix("shoal ") for path, _, options in commands() if "--json" in dict(options)
+    }
     assert typed == set(PRINTED) | OF_ONE_THING
 
 
 def test_nothing_else_of_the_command_line_prints_json():
     """One function prints all of it, flat; the report of the demo is a file."""
     for path in Path(shoal.cli.__file__).parent.rglob("*.py"):
-        names = [node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)]
+        names = [
+            node.attr
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Attribute)
+        ]
         assert path.name in {"console.py", "report.py"} or not {"dumps", "dump"} & set(names), path
 
 
 def test_two_runs_that_differ_in_a_list_of_records_keep_what_else_differs():
     """The list is text, as in the table."""
-    view = queries.Comparison(("a", "b"), {"model.recipe.metrics": ([{"name": "f1"}], []), "seed": (7, 1)}, {})
-    values = [(row["name"], row["value"], row["other_value"]) for row in flat(comparison("b").plain(view))]
+    view = queries.Comparison(
+        ("a", "b"), {"model.recipe.metrics": ([{"name": "f1"}], []), "seed": (7, 1)}, {}
+    )
+    values = [
+        (row["name"], row["value"], row["other_value"]) for row in flat(comparison("b").plain(view))
+    ]
     assert values == [("model.recipe.metrics", "[{'name': 'f1'}]", []), ("seed", 7, 1)]
 
 

@@ -1,4 +1,6 @@
-"""From `shoal init` to a board's configuration: what a user types, and what is refused without identities."""
+"""From `shoal init` to a board's configuration: what a user types, and what is refused without
+identities.
+"""
 
 import time
 
@@ -16,7 +18,9 @@ BOARD = 'state_dir = "state"\n[data]\nkind = "npz"\npath = "train.npz"\n'
 
 
 def test_a_fleet_is_founded_and_a_board_needs_one_file(tmp_path, typed, monkeypatch):
-    """`init` writes a configuration that loads, `enroll` a file with fleet, device and broker; `revoke` ends it."""
+    """`init` writes a configuration that loads, `enroll` a file with fleet, device and broker;
+    `revoke` ends it.
+    """
     done = typed("init", "lab", "--host", "192.168.1.10")
     assert done.returncode == 0, done.stderr
     assert "shoal up --config lab/fleet.toml" in done.stdout
@@ -31,13 +35,17 @@ def test_a_fleet_is_founded_and_a_board_needs_one_file(tmp_path, typed, monkeypa
     address = board.address()
     assert (address.username, address.tls) == ("pi-1", True)
     assert address.ca_file.read_text() == (tmp_path / "lab" / "ca.pem").read_text()
-    (tmp_path / "device.toml").write_text(BOARD + '[identity]\nfile = "lab/devices/pi-1.enrolment"\n')
+    (tmp_path / "device.toml").write_text(
+        BOARD + '[identity]\nfile = "lab/devices/pi-1.enrolment"\n'
+    )
     board = load_device_config(tmp_path / "device.toml")
     assert board.member().enrolment.name == "pi-1"
     assert board.ended() == ""
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + 31 * 24 * 3600)
-    said = next(finding for finding in examine(tmp_path / "device.toml") if finding.check == "configuration")
+    said = next(
+        finding for finding in examine(tmp_path / "device.toml") if finding.check == "configuration"
+    )
     assert (said.level, said.detail) == ("warning", board.ended())
     assert "`shoal renew pi-1`" in said.detail
     monkeypatch.undo()
@@ -49,17 +57,23 @@ def test_a_fleet_is_founded_and_a_board_needs_one_file(tmp_path, typed, monkeypa
 
 
 def test_a_board_is_not_given_another_ones_enrolment(tmp_path, typed):
-    """A device.toml that names another device or fleet than the enrolment is an error that says both."""
+    """A device.toml that names another device or fleet than the enrolment is an error that says
+    both.
+    """
     for arguments in (("init", "lab", "--host", "h"), ("enroll", "pi-1", "--folder", "lab")):
         assert typed(*arguments).returncode == 0
     (tmp_path / "device.toml").write_text('device = "pi-2"\n' + BOARD)
     with pytest.raises(ConfigError, match=r"device is 'pi-2', and in the enrolment .* 'pi-1'"):
-        load_device_config(tmp_path / "device.toml", tmp_path / "lab" / "devices" / "pi-1.enrolment")
+        load_device_config(
+            tmp_path / "device.toml", tmp_path / "lab" / "devices" / "pi-1.enrolment"
+        )
 
 
 @pytest.mark.parametrize("url", ["mqtt://192.168.1.10:1883", "mqtt://broker.local"])
 def test_a_network_without_identities_is_only_for_whoever_says_so(tmp_path, url):
-    """Server and board refuse a plain broker that others reach, unless it is called insecure; loopback is free."""
+    """Server and board refuse a plain broker that others reach, unless it is called insecure;
+    loopback is free.
+    """
     with pytest.raises(ConfigError, match="insecure = true"):
         broker_address(BrokerConfig(url=url))
     with pytest.raises(ConfigError, match="insecure = true"):

@@ -1,4 +1,6 @@
-"""The command is light: it lists what there is from docstrings, and loads a command's packages when it is used."""
+"""The command is light: it lists what there is from docstrings, and loads a command's packages when
+it is used.
+"""
 
 import ast
 import os
@@ -14,7 +16,9 @@ import shoal.cli.commands
 from tests.marking import mostly_slow
 
 FOLDER = Path(shoal.cli.commands.__file__).parent
-COMMANDS = {path.stem.replace("_", "-"): path for path in FOLDER.glob("*.py") if path.stem != "__init__"}
+COMMANDS = {
+    path.stem.replace("_", "-"): path for path in FOLDER.glob("*.py") if path.stem != "__init__"
+}
 HEAVY = {
     "torch",
     "onnx",
@@ -64,7 +68,11 @@ def python(code, *, cwd):
 def test_help_lists_every_module_of_the_folder_with_its_docstring(tmp_path):
     """A command is a file in the folder and nothing else: name and help are the module's."""
     done = python(LOADED.format(calls=[["--help"]], heavy=HEAVY), cwd=tmp_path)
-    rows = {line.split()[1]: " ".join(line.split()[2:-1]) for line in done.stdout.splitlines() if line.count("│") == 2}
+    rows = {
+        line.split()[1]: " ".join(line.split()[2:-1])
+        for line in done.stdout.splitlines()
+        if line.count("│") == 2
+    }
     assert len(COMMANDS) > 10
     for name, path in COMMANDS.items():
         paragraph = ast.get_docstring(ast.parse(path.read_text())).split("\n\n")[0]
@@ -73,7 +81,12 @@ def test_help_lists_every_module_of_the_folder_with_its_docstring(tmp_path):
 
 @pytest.mark.parametrize(
     "calls",
-    [[["--version"]], [["--help"]], [["device", "--help"]], [[name, "--help"] for name in COMMANDS]],
+    [
+        [["--version"]],
+        [["--help"]],
+        [["device", "--help"]],
+        [[name, "--help"] for name in COMMANDS],
+    ],
     ids=["version", "help", "device", "help of each"],
 )
 def test_looking_loads_nothing_heavy(tmp_path, calls):
@@ -89,7 +102,12 @@ def test_version_costs_half_a_second_of_cpu_at_most(tmp_path):
 
     def spent():
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, "-m", "shoal", "--version"], cwd=tmp_path, check=True, capture_output=True)
+        subprocess.run(
+            [sys.executable, "-m", "shoal", "--version"],
+            cwd=tmp_path,
+            check=True,
+            capture_output=True,
+        )
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
@@ -123,13 +141,18 @@ def test_a_command_without_its_extra_says_which_to_install(tmp_path, absent, arg
 
 
 def test_a_board_without_its_extra_says_which_to_install(tmp_path):
-    """What carries messages is found by the broker's address, so this is said when the agent connects."""
+    """What carries messages is found by the broker's address, so this is said when the agent
+    connects.
+    """
     np.savez(tmp_path / "data.npz", x=np.zeros((8, 4), np.float32), y=np.arange(8) % 2)
     (tmp_path / "device.toml").write_text(
         'fleet = "t"\ndevice = "d"\nbroker = "mqtt://127.0.0.1:1"\nstate_dir = "state"\n'
         '[data]\nkind = "npz"\npath = "data.npz"\n'
     )
-    done = python(MISSING.format(absent={"paho"}, arguments=["device", "run", "--config", "device.toml"]), cwd=tmp_path)
+    done = python(
+        MISSING.format(absent={"paho"}, arguments=["device", "run", "--config", "device.toml"]),
+        cwd=tmp_path,
+    )
     assert done.returncode == 2, done.stderr
     assert "paho is not installed here" in done.stderr
     assert "pip install 'shoal[device]'" in done.stderr

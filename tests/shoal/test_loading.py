@@ -1,4 +1,5 @@
-"""What `export-weights` writes loads into the class as its author wrote it, and scores there what the run says.
+"""What `export-weights` writes loads into the class as its author wrote it, and scores there what
+the run says.
 
 The oracle is plain PyTorch, or plain onnxruntime, over the test set of the run.
 """
@@ -38,20 +39,24 @@ from tests.shoal.own_classes import CLASSES, FAITHFUL
 from tests.simulation.simulations import settings
 
 FILE = Path(__file__).with_name("own_classes.py")
-WHOLE, SMALL = Tier(1.0, 1), Tier(0.5, 1)
+WHOLE = Tier(1.0, 1)
+SMALL = Tier(0.5, 1)
 FORMATS: tuple[FileFormat, ...] = ("torch", "safetensors", "onnx")
 HIDDEN = 12
 QUICK = {"bn2d", "attending", "no_norm"}
 DIGITS = {"name": "digits", "train_limit": 160, "test_limit": 90}
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*torch.nn.utils.weight_norm.*:FutureWarning", "ignore:.*weight_norm.* is deprecated:FutureWarning"
+    "ignore:.*torch.nn.utils.weight_norm.*:FutureWarning",
+    "ignore:.*weight_norm.* is deprecated:FutureWarning",
 )
 
 
 @dataclass(frozen=True)
 class Run:
-    """A simulation that judged a tier: its store, what it says of the tier in its last version, and its test set."""
+    """A simulation that judged a tier: its store, what it says of the tier in its last version, and
+    its test set.
+    """
 
     store: Path
     said: Evaluation
@@ -61,7 +66,9 @@ class Run:
 
 
 def simulated(kind: str, folder: Path, judged: Tier, **tables: Any) -> Run:
-    """Train one of the classes for a round or two; what is exported is kept in the folder for another run."""
+    """Train one of the classes for a round or two; what is exported is kept in the folder for
+    another run.
+    """
     config = settings(
         folder / f"{judged.id}-{len([*folder.iterdir()])}",
         folder / "cache",
@@ -85,7 +92,9 @@ def simulated(kind: str, folder: Path, judged: Tier, **tables: Any) -> Run:
 
 def saved(run: Run, tier: Tier, file_format: FileFormat, path: Path) -> Download:
     with closing(Store(run.store, read_only=True)) as store:
-        return save_version(store, None, run.version, None if tier == WHOLE else tier.id, file_format, path)
+        return save_version(
+            store, None, run.version, None if tier == WHOLE else tier.id, file_format, path
+        )
 
 
 def scored(logits: torch.Tensor, y: np.ndarray) -> dict[str, float]:
@@ -109,7 +118,9 @@ def dtypes(state: Mapping[str, torch.Tensor]) -> dict[str, torch.dtype]:
 
 
 def written(kind: str, tier: Tier) -> nn.Module:
-    """A fresh model of the class as it was written, at a tier's width, in no mode but PyTorch's own."""
+    """A fresh model of the class as it was written, at a tier's width, in no mode but PyTorch's
+    own.
+    """
     return CLASSES[kind](round(HIDDEN * tier.width), 10)
 
 
@@ -123,14 +134,20 @@ def loaded_by(lines: tuple[str, ...]) -> Mapping[str, Any]:
 
 
 @pytest.mark.parametrize("kind", mostly_slow(FAITHFUL, lambda kind: kind in QUICK))
-def test_every_file_scores_in_the_untouched_class_what_the_run_says(kind: str, tmp_path: Path) -> None:
-    """Whole and as a tier, for torch and from safetensors strictly; ONNX and the printed lines likewise.
+def test_every_file_scores_in_the_untouched_class_what_the_run_says(
+    kind: str, tmp_path: Path
+) -> None:
+    """Whole and as a tier, for torch and from safetensors strictly; ONNX and the printed lines
+    likewise.
 
-    Statistics were missing in files for torch: they failed to load, and scored 0.333 with strict=False.
+    Statistics were missing in files for torch: they failed to load, and scored 0.333 with
+    strict=False.
     """
     for judged in (WHOLE, SMALL):
         run = simulated(f"{kind}_converted", tmp_path, judged)
-        said = pytest.approx({"accuracy": run.said.accuracy, "loss": run.said.loss}, rel=2e-4, abs=1e-5)
+        said = pytest.approx(
+            {"accuracy": run.said.accuracy, "loss": run.said.loss}, rel=2e-4, abs=1e-5
+        )
         paths = {name: tmp_path / f"{judged.id}.{name}" for name in FORMATS}
         lines = {name: saved(run, judged, name, path).lines for name, path in paths.items()}
 
@@ -149,12 +166,30 @@ def test_every_file_scores_in_the_untouched_class_what_the_run_says(kind: str, t
 
 
 def exported_by_hand(kind: str, folder: Path, *options: str) -> Path:
-    """A store with one judged version of a class as it was written, exported by the command with ``--convert``."""
-    typed("export", "--arch", kind, "--models", FILE, "--convert", "--widths", "1,0.5", "--formats", "onnx", *options)
+    """A store with one judged version of a class as it was written, exported by the command with
+    ``--convert``.
+    """
+    typed(
+        "export",
+        "--arch",
+        kind,
+        "--models",
+        FILE,
+        "--convert",
+        "--widths",
+        "1,0.5",
+        "--formats",
+        "onnx",
+        *options,
+    )
     artifacts = load_artifacts(folder / "artifacts", kind, chunk_bytes=2**18)
     rng = np.random.default_rng(1)
     data = {"kind": "npz", "path": str(folder / "test.npz")}
-    np.savez(folder / "test.npz", x=rng.standard_normal((40, 1, 8, 8)).astype(np.float32), y=np.arange(40) % 10)
+    np.savez(
+        folder / "test.npz",
+        x=rng.standard_normal((40, 1, 8, 8)).astype(np.float32),
+        y=np.arange(40) % 10,
+    )
     config = FleetConfig.model_validate(
         {
             "fleet": "f",
@@ -165,11 +200,15 @@ def exported_by_hand(kind: str, folder: Path, *options: str) -> Path:
         }
     )
     channels = {spec.name: spec.channels for spec in artifacts.full.manifest.statistics}
-    statistics = {f"stat.{name}.mean": rng.standard_normal(count) for name, count in channels.items()}
+    statistics = {
+        f"stat.{name}.mean": rng.standard_normal(count) for name, count in channels.items()
+    }
     statistics |= {f"stat.{name}.var": rng.random(count) + 0.5 for name, count in channels.items()}
     blobs = BlobStore(folder / "store" / "blobs")
     digests = [
-        blobs.put(encode_weights({name: np.asarray(value, np.float32) for name, value in tensors.items()}))
+        blobs.put(
+            encode_weights({name: np.asarray(value, np.float32) for name, value in tensors.items()})
+        )
         for tensors in (artifacts.initial_weights(), statistics)
     ]
     version = VersionRecord("r1", 0, 0, digests[0], None, digests[1], 0.0, None)
@@ -192,14 +231,25 @@ def typed(*words: object) -> None:
 def test_the_printed_lines_run_as_they_are(
     tier: Tier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In a process of their own, for each format, of a model that `export --convert` took; the outputs are the same."""
+    """In a process of their own, for each format, of a model that `export --convert` took; the
+    outputs are the same.
+    """
     monkeypatch.chdir(tmp_path)
     exported_by_hand("two_names", tmp_path)
     capsys.readouterr()
     program = ["import numpy, torch", "given = numpy.load('test.npz')['x']"]
     for file_format in FORMATS:
         which = [] if tier == WHOLE else ["--tier", tier.id]
-        typed("export-weights", "--store", "store", "--format", file_format, "--out", f"w.{file_format}", *which)
+        typed(
+            "export-weights",
+            "--store",
+            "store",
+            "--format",
+            file_format,
+            "--out",
+            f"w.{file_format}",
+            *which,
+        )
         told = capsys.readouterr().out.splitlines()
         lines = [line.strip() for line in told if line.startswith("  ")]
         assert lines
@@ -207,7 +257,10 @@ def test_the_printed_lines_run_as_they_are(
         if file_format == "onnx":
             program += ["outputs_of_onnx = session.run(None, {'x': given})[0]"]
         else:
-            program += ["with torch.no_grad():", f"    outputs_of_{file_format} = model(torch.from_numpy(given))"]
+            program += [
+                "with torch.no_grad():",
+                f"    outputs_of_{file_format} = model(torch.from_numpy(given))",
+            ]
     program += [
         "assert numpy.abs(outputs_of_onnx).max() > 0.1",
         "numpy.testing.assert_allclose(outputs_of_torch, outputs_of_onnx, rtol=1e-3, atol=1e-4)",
@@ -229,14 +282,21 @@ def test_the_printed_lines_run_as_they_are(
 def test_a_class_without_a_place_for_statistics_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`track_running_stats=False`: a file for torch would score by what else is in a batch; ONNX has the statistics."""
+    """`track_running_stats=False`: a file for torch would score by what else is in a batch; ONNX
+    has the statistics.
+    """
     monkeypatch.chdir(tmp_path)
     store = exported_by_hand("untracked", tmp_path)
     capsys.readouterr()
     with closing(Store(store, read_only=True)) as opened:
-        with pytest.raises(ConfigError, match=r"norm is a BatchNorm1d with track_running_stats=False.*running_mean"):
+        with pytest.raises(
+            ConfigError, match=r"norm is a BatchNorm1d with track_running_stats=False.*running_mean"
+        ):
             save_version(opened, None, 0, None, "torch", tmp_path / "w.pt")
-        assert save_version(opened, None, 0, None, "safetensors", tmp_path / "w.safetensors").lines == ()
+        assert (
+            save_version(opened, None, 0, None, "safetensors", tmp_path / "w.safetensors").lines
+            == ()
+        )
         save_version(opened, None, 0, None, "onnx", tmp_path / "w.onnx")
     assert not (tmp_path / "w.pt").exists()
     with pytest.raises(ConfigError, match="track_running_stats=False"):
@@ -267,4 +327,7 @@ def test_files_of_a_page_come_with_the_lines(
         lines = save_version(opened, None, 0, None, "torch", tmp_path / "w.pt", ELSEWHERE).lines
     assert any(repr(str(ELSEWHERE)) in line for line in lines)
     assert not any(str(FILE.parent) in line for line in lines)
-    assert any(line.startswith("from own_classes import two_names  # of 'own_classes.py'") for line in lines)
+    assert any(
+        line.startswith("from own_classes import two_names  # of 'own_classes.py'")
+        for line in lines
+    )

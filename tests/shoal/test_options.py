@@ -56,7 +56,9 @@ def test_a_setting_may_be_a_table():
 
     assert chosen('{"crossed": [2], "pixels": [1, 8, 8]}') == {"crossed": (2,), "pixels": (1, 8, 8)}
     for wrong in ("{crossed: 2, pixels: 1x8x8}", "1,8,8"):
-        with pytest.raises(ConfigError, match=r"two_inputs: input_shape = .* names no inputs") as refused:
+        with pytest.raises(
+            ConfigError, match=r"two_inputs: input_shape = .* names no inputs"
+        ) as refused:
             chosen(wrong)
         assert chosen(str(refused.value).partition("for example, ")[2]) == two_inputs.row().shapes
 

@@ -31,7 +31,9 @@ MODELS = {
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_key_is_there_once_with_what_it_is(name):
-    """Its values, its default, and a sentence; also in tables within tables and for every kind of data."""
+    """Its values, its default, and a sentence; also in tables within tables and for every kind of
+    data.
+    """
     keys = list(keys_of(MODELS[name]))
     places = [(key.table, key.name) for key in keys]
     assert len(places) == len(set(places)) > (25 if name in KNOWN else 1)
@@ -52,7 +54,9 @@ def test_values_and_defaults_are_those_of_the_file():
 def test_every_message_has_a_heading_and_a_topic():
     """Those of bytes too: each that docs/asyncapi.json has."""
     text = page("messages")
-    assert re.findall(r"^## (\w+)$", text, re.MULTILINE) == list(asyncapi.document()["components"]["messages"])
+    assert re.findall(r"^## (\w+)$", text, re.MULTILINE) == list(
+        asyncapi.document()["components"]["messages"]
+    )
     assert text.count("Topic: `shoal/") == text.count("\n## ")
 
 
@@ -65,15 +69,27 @@ def test_every_exit_code_is_there():
         for name in ("fleet_protocol", "simulation", "reproduction", "shoal")
         for path in (root / name).rglob("*.py")
     ]
-    given = {int(code) for path in files for code in re.findall(r"exit_code = (\d+)", path.read_text())}
+    given = {
+        int(code) for path in files for code in re.findall(r"exit_code = (\d+)", path.read_text())
+    }
     assert said >= given | {0, RESTART, 130} > {9}
 
 
 def test_every_command_says_what_it_is_and_what_each_option_means():
-    """Each module of commands is there, with what stands below it; hidden options alone say nothing."""
+    """Each module of commands is there, with what stands below it; hidden options alone say
+    nothing.
+    """
     found = {path: (about, options) for path, about, options in commands()}
-    modules = {f"shoal {each.name.replace('_', '-')}" for each in pkgutil.iter_modules(shoal.cli.commands.__path__)}
+    modules = {
+        f"shoal {each.name.replace('_', '-')}"
+        for each in pkgutil.iter_modules(shoal.cli.commands.__path__)
+    }
     assert modules < set(found)
     assert {"shoal flash image", "shoal rounds show", "shoal device doctor"} < set(found)
     assert [path for path, (about, _) in found.items() if not about] == []
-    assert [(path, option) for path, (_, options) in found.items() for option in options if not all(option)] == []
+    assert [
+        (path, option)
+        for path, (_, options) in found.items()
+        for option in options
+        if not all(option)
+    ] == []

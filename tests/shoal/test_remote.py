@@ -69,18 +69,25 @@ def test_a_page_is_shown_as_its_store_is(store, address, words, how):
 @pytest.mark.parametrize("of", [[], ["--run", RUN[:9]]], ids=["all", "one"])
 def test_runs_are_those_of_the_store(store, address, of):
     """But for how long the one in progress has taken by now."""
-    shown = [json.loads(typed("runs", "--json", *of, *more)) for more in (["--store", store], ["--url", address])]
+    shown = [
+        json.loads(typed("runs", "--json", *of, *more))
+        for more in (["--store", store], ["--url", address])
+    ]
     for each in shown[0] + shown[1]:
         each["seconds"] = 0
     assert shown[0] == shown[1] != []
 
 
-@pytest.mark.parametrize("words", ["status", "devices", "rounds", "versions", "advice", "log", "runs"])
+@pytest.mark.parametrize(
+    "words", ["status", "devices", "rounds", "versions", "advice", "log", "runs"]
+)
 def test_a_store_without_a_run_is_one_over_the_page_too(tmp_path, words):
     """Nothing, and no error; but what is asked of a run has none."""
     Store(tmp_path / "store").close()
     with serving(tmp_path / "store", ViewConfig(port=0)) as address:
-        assert typed(words, "--json", "--store", tmp_path / "store") == typed(words, "--json", "--url", address)
+        assert typed(words, "--json", "--store", tmp_path / "store") == typed(
+            words, "--json", "--url", address
+        )
         for what in ("rounds show 1", "export-weights"):
             with pytest.raises(ConfigError, match=r"no run yet; `shoal run` begins one"):
                 typed(what, "--url", address)
@@ -102,7 +109,8 @@ def test_what_is_typed_counts_before_what_is_set(store, address, monkeypatch, tm
 @pytest.mark.parametrize("words", ["status", "log"])
 def test_a_page_is_watched(tmp_path, words):
     """A line at first, one after each write, and the end with the run that is named."""
-    store, seen = held.__wrapped__(tmp_path), []
+    store = held.__wrapped__(tmp_path)
+    seen = []
 
     class Out(StringIO):
         def write(self, text):
@@ -117,7 +125,9 @@ def test_a_page_is_watched(tmp_path, words):
     with closing(Store(store)) as opened:
         opened.log("said", "at first", run=RUN)
     with serving(store, ViewConfig(port=0)) as address, redirect_stdout(Out()):
-        command([words, "--url", address, "--run", RUN[:8], "--watch", "--json"], standalone_mode=False)
+        command(
+            [words, "--url", address, "--run", RUN[:8], "--watch", "--json"], standalone_mode=False
+        )
     lines = [json.loads(line) for line in "".join(seen).splitlines()]
     assert len(lines) >= 2
     if words == "status":
@@ -129,9 +139,13 @@ def test_a_page_is_watched(tmp_path, words):
 def test_a_watch_is_interrupted(address, tmp_path, request):
     """While it waits for the network: what was printed stays, and nothing is said of a bug."""
     words = [sys.executable, "-m", "shoal", "status", "--watch", "--json", "--url", address]
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # which the tests' shell may have had ignored
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # which the tests' shell may have had ignored
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
-    with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
+    with subprocess.Popen(
+        words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as watching:
         try:
             assert json.loads(watching.stdout.readline())["run.id"] == RUN
             watching.send_signal(signal.SIGINT)
@@ -171,10 +185,16 @@ def test_versions_are_chosen_and_devices_released(acting):
 def test_weights_are_the_very_bytes(acting, tmp_path, words):
     """By default of the version that is promoted; and JSON says which."""
     one, _, address = acting
-    said, out = [], tmp_path / "file"
+    said = []
+    out = tmp_path / "file"
     for more in (["--store", one], ["--url", address]):
         typed("promote 0", *more)
-        said.append((json.loads(typed(f"export-weights {words} --json", "--out", out, *more)), out.read_bytes()))
+        said.append(
+            (
+                json.loads(typed(f"export-weights {words} --json", "--out", out, *more)),
+                out.read_bytes(),
+            )
+        )
     assert said[0] == said[1]
     assert said[0][0]["number"] == 0
     for more in (["--store", one], ["--url", address]):
@@ -215,7 +235,9 @@ def test_whoever_has_no_token_or_a_wrong_one_is_told(tmp_path, monkeypatch):
         for token in (None, "wrong"):
             if token:
                 monkeypatch.setenv("SHOAL_TOKEN", token)
-            with pytest.raises(ConfigError, match=r"needs the token of the server \(SHOAL_TOKEN\)") as refused:
+            with pytest.raises(
+                ConfigError, match=r"needs the token of the server \(SHOAL_TOKEN\)"
+            ) as refused:
                 typed("status", "--url", address)
             assert "wrong" not in str(refused.value)
         for bad in ("two\nlines", "sch\u00f6n"):
@@ -225,7 +247,9 @@ def test_whoever_has_no_token_or_a_wrong_one_is_told(tmp_path, monkeypatch):
             assert bad not in str(refused.value)
         monkeypatch.delenv("SHOAL_TOKEN")
         monkeypatch.setenv("SHOAL_TOKEN_FILE", str(tmp_path / "nothing"))
-        with pytest.raises(ConfigError, match=r"SHOAL_TOKEN_FILE: no token can be read from .*nothing"):
+        with pytest.raises(
+            ConfigError, match=r"SHOAL_TOKEN_FILE: no token can be read from .*nothing"
+        ):
             typed("status", "--url", address)
         monkeypatch.setenv("SHOAL_TOKEN_FILE", str(tmp_path / "token"))
         assert "no run yet" in typed("status", "--url", address)
@@ -235,10 +259,14 @@ def test_what_is_no_page_is_told(store, address):
     """An unknown run, nobody who listens, no address, no TLS."""
     with pytest.raises(ConfigError, match="has no run nothing; its runs: "):
         typed("rounds --run nothing", "--url", address)
-    with pytest.raises(TransportError, match="is `shoal view` or `up --view` of this version running there"):
+    with pytest.raises(
+        TransportError, match="is `shoal view` or `up --view` of this version running there"
+    ):
         typed("status", "--url", f"http://127.0.0.1:{free_port()}")
     for wrong in ("localhost:8420", "http://127.0.0.1:eight", "http://[::1", "http://"):
         with pytest.raises(ConfigError, match="is no address of a page; give one as http://"):
             typed("status", "--url", wrong)
-    with pytest.raises(TransportError, match=r"cannot be asked over TLS.*SSL_CERT_FILE.*take http://"):
+    with pytest.raises(
+        TransportError, match=r"cannot be asked over TLS.*SSL_CERT_FILE.*take http://"
+    ):
         typed("status", "--url", address.replace("http", "https"))

@@ -40,7 +40,10 @@ def test_json_has_what_programs_read(report, tmp_path):
     _, numbers = write_report(report, tmp_path)
     found = json.loads(numbers.read_text())
     assert found["accuracy"] == {"global": 0.75, "all_small": 0.4, "exclusive": None}
-    assert {key: found[key] for key in ("rounds", "devices", "wire_bytes", "payload_bytes", "seconds", "seed")} == {
+    assert {
+        key: found[key]
+        for key in ("rounds", "devices", "wire_bytes", "payload_bytes", "seconds", "seed")
+    } == {
         "rounds": 2,
         "devices": 2,
         "wire_bytes": 2_000_000,

@@ -1,4 +1,6 @@
-"""In a folder whose files have the names of Shoal's packages, everything runs; what cannot is told which file it is."""
+"""In a folder whose files have the names of Shoal's packages, everything runs; what cannot is told
+which file it is.
+"""
 
 import os
 import re
@@ -17,7 +19,15 @@ from tests.brokers import free_port
 ROOT = Path(__file__).parents[2]
 SHOAL = Path(sys.executable).with_name("shoal")
 PYTHON = sys.executable
-NAMES = ["broker_server", "device_runtime", "fleet_protocol", "models", "reproduction", "simulation", "trainer_export"]
+NAMES = [
+    "broker_server",
+    "device_runtime",
+    "fleet_protocol",
+    "models",
+    "reproduction",
+    "simulation",
+    "trainer_export",
+]
 SIMULATION = """
 out = "runs"
 [model]
@@ -48,7 +58,9 @@ arch = "mlp"
 def folder(tmp_path):
     """A user's folder: each file is innocent, and none of Shoal's business."""
     for name in [*NAMES, "random", "numpy", "ray"]:
-        (tmp_path / f"{name}.py").write_text("raise SystemExit('a file of the user was imported')\n")
+        (tmp_path / f"{name}.py").write_text(
+            "raise SystemExit('a file of the user was imported')\n"
+        )
     (tmp_path / "fleet.toml").write_text(FLEET.format(port=free_port()))
     return tmp_path
 
@@ -60,13 +72,24 @@ def run(*command, cwd, path=()):
     if places:
         env["PYTHONPATH"] = os.pathsep.join(places)
     return subprocess.run(
-        [*map(str, command)], cwd=cwd, capture_output=True, text=True, timeout=200, check=False, env=env
+        [*map(str, command)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        env=env,
     )
 
 
 def test_the_list_of_packages_is_that_of_the_wheel():
     """What is looked for beside `shoal` is what is installed beside it."""
-    listed = (ROOT / "pyproject.toml").read_text().split("[tool.setuptools.packages.find]")[1].split("]")[0]
+    listed = (
+        (ROOT / "pyproject.toml")
+        .read_text()
+        .split("[tool.setuptools.packages.find]")[1]
+        .split("]")[0]
+    )
     assert set(re.findall(r'"(\w+)\*"', listed)) == {*OWN_PACKAGES, "shoal"}
 
 
@@ -108,7 +131,9 @@ def test_actors_of_ray_run_there_too(folder):
 @pytest.mark.slow
 def test_the_embedded_broker_starts_there(folder):
     """`shoal up` has a child process; it listens, and ends when it is told to."""
-    process = subprocess.Popen([SHOAL, "up", "--config", "fleet.toml"], cwd=folder, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [SHOAL, "up", "--config", "fleet.toml"], cwd=folder, stderr=subprocess.PIPE, text=True
+    )
     watchdog = threading.Timer(60, process.kill)
     watchdog.start()
     try:
@@ -129,24 +154,30 @@ def test_a_device_of_a_local_fleet_starts_there(folder):
 
 
 def test_a_child_finds_the_code_of_its_parent(tmp_path):
-    """Also where that lies in a folder of its own, as in a checkout that is not installed: there the parent found it
-    because it was the working folder, which the child does not look into.
+    """Also where that lies in a folder of its own, as in a checkout that is not installed: there
+    the parent found it because it was the working folder, which the child does not look into.
     """
     shutil.copytree(ROOT / "fleet_protocol", tmp_path / "fleet_protocol")
-    (tmp_path / "fleet_protocol" / "where.py").write_text("import sys; print(__file__, sys.argv[1:])")
-    command = (
-        "from fleet_protocol.child_process import python_module; print(python_module('fleet_protocol.where', 'a'))"
+    (tmp_path / "fleet_protocol" / "where.py").write_text(
+        "import sys; print(__file__, sys.argv[1:])"
     )
+    command = "from fleet_protocol.child_process import python_module; print(python_module('fleet_protocol.where', 'a'))"
     bare = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    made = subprocess.run([PYTHON, "-c", command], cwd=tmp_path, capture_output=True, text=True, check=True, env=bare)
-    child = subprocess.run(eval(made.stdout), cwd="/", capture_output=True, text=True, check=False, env=bare)
+    made = subprocess.run(
+        [PYTHON, "-c", command], cwd=tmp_path, capture_output=True, text=True, check=True, env=bare
+    )
+    child = subprocess.run(
+        eval(made.stdout), cwd="/", capture_output=True, text=True, check=False, env=bare
+    )
     assert child.stdout == f"{tmp_path}/fleet_protocol/where.py ['a']\n", child.stderr
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kind", ["file", "package"])
 def test_a_hidden_package_is_named_with_the_file_that_hides_it(tmp_path, name, kind):
-    """Python puts a script's folder first; then Shoal cannot import what it needs, and says whose fault that is."""
+    """Python puts a script's folder first; then Shoal cannot import what it needs, and says whose
+    fault that is.
+    """
     culprit = tmp_path / (f"{name}.py" if kind == "file" else f"{name}/__init__.py")
     culprit.parent.mkdir(exist_ok=True)
     culprit.write_text("")
@@ -163,7 +194,9 @@ def test_the_command_says_it_in_one_line(tmp_path):
     (tmp_path / "models.py").write_text("")
     done = run(PYTHON, "-m", "shoal", "status", cwd="/", path=[tmp_path])
     assert done.returncode == 2
-    assert done.stderr.startswith(f"error: {tmp_path}/models.py hides the package `models` of Shoal")
+    assert done.stderr.startswith(
+        f"error: {tmp_path}/models.py hides the package `models` of Shoal"
+    )
     assert len(done.stderr.splitlines()) == 1
 
 

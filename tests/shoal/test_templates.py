@@ -27,7 +27,9 @@ MINILM = pytest.mark.skipif(
 
 def commands(text):
     """The indented commands of a document, in order."""
-    return [line.split() for line in re.findall(r"^    ((?:shoal|python|cd) .*)$", text, re.MULTILINE)]
+    return [
+        line.split() for line in re.findall(r"^    ((?:shoal|python|cd) .*)$", text, re.MULTILINE)
+    ]
 
 
 def run(words, folder):
@@ -53,7 +55,9 @@ def rewrite(folder, old, new):
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_every_template_has_the_same_files(tmp_path, template):
     """With the fleet's name in them, and every file that the README names."""
-    done = CliRunner().invoke(app, ["init", "lab", "--template", template, "--folder", str(tmp_path / "p")])
+    done = CliRunner().invoke(
+        app, ["init", "lab", "--template", template, "--folder", str(tmp_path / "p")]
+    )
     assert done.exit_code == 0, done.output
     made = {path.name: path.read_text() for path in (tmp_path / "p").iterdir()}
     named = set(re.findall(r"`(\w+\.(?:toml|py))`", made["README.md"]))
@@ -88,7 +92,13 @@ def test_templates_are_clean(tmp_path):
     run(["ruff", "format", "--diff", *config], tmp_path)
     run(["ruff", "check", "--extend-ignore", "INP001,I001", *config], tmp_path)
     # With the settings of `make check`, and the cache that it leaves, which knows torch.
-    checked = ["mypy", "--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", str(ROOT / ".mypy_cache")]
+    checked = [
+        "mypy",
+        "--config-file",
+        str(ROOT / "pyproject.toml"),
+        "--cache-dir",
+        str(ROOT / ".mypy_cache"),
+    ]
     for template in TEMPLATES:
         run([*checked, "model.py", "make_data.py"], tmp_path / template)
 
@@ -96,7 +106,8 @@ def test_templates_are_clean(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    "template", [pytest.param(name, marks=[MINILM] if name == "finetune" else []) for name in TEMPLATES]
+    "template",
+    [pytest.param(name, marks=[MINILM] if name == "finetune" else []) for name in TEMPLATES],
 )
 def test_a_template_is_exported_and_simulated(tmp_path, template):
     """A few rounds, by the commands that need no second terminal; the tutorial exports by itself."""
@@ -107,7 +118,9 @@ def test_a_template_is_exported_and_simulated(tmp_path, template):
     assert export[:2] == ["shoal", "export"]
     run(data, folder)
     run([*simulate, "--rounds", "2" if template == "finetune" else "5"], folder)
-    status = json.loads(run(["shoal", "status", "--store", "runs/simulation/store", "--json"], folder))
+    status = json.loads(
+        run(["shoal", "status", "--store", "runs/simulation/store", "--json"], folder)
+    )
     assert status["run.status"] == "finished"
     assert status["evaluation.accuracy"] > 0.5
     assert not [name for name in status if name.startswith("refusals")]
@@ -116,16 +129,23 @@ def test_a_template_is_exported_and_simulated(tmp_path, template):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_tutorial_ends_with_a_model(tmp_path):
-    """Word for word, but for the port; who runs this has done the first three of its twelve commands."""
+    """Word for word, but for the port; who runs this has done the first three of its twelve
+    commands.
+    """
     typed = [
-        line.split() for line in re.findall(r"^    (\S.*)$", (ROOT / "docs" / "tutorial.md").read_text(), re.MULTILINE)
+        line.split()
+        for line in re.findall(
+            r"^    (\S.*)$", (ROOT / "docs" / "tutorial.md").read_text(), re.MULTILINE
+        )
     ]
     assert len(typed) == 12
     assert [words[0] for words in typed[:3]] == ["git", "make", "source"]
     run(typed[3], tmp_path)
     assert typed[4] == ["cd", "my-project"]
     folder = tmp_path / "my-project"
-    assert typed[5:] == [words for words in commands((folder / "README.md").read_text()) if words[1] != "simulate"]
+    assert typed[5:] == [
+        words for words in commands((folder / "README.md").read_text()) if words[1] != "simulate"
+    ]
     rewrite(folder, "18830", str(free_port()))
     background = []
     try:
@@ -133,7 +153,9 @@ def test_the_tutorial_ends_with_a_model(tmp_path):
             if words[1] in {"run", "device"}:
                 with (folder / f"{len(background)}.log").open("wb") as log:
                     background.append(
-                        subprocess.Popen([*PROGRAMS[words[0]], *words[1:]], cwd=folder, stdout=log, stderr=log)
+                        subprocess.Popen(
+                            [*PROGRAMS[words[0]], *words[1:]], cwd=folder, stdout=log, stderr=log
+                        )
                     )
                 continue
             if background:

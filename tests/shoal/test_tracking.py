@@ -1,4 +1,6 @@
-"""The rounds of a run in the files of TensorBoard and MLflow, each once, and as traces at a collector."""
+"""The rounds of a run in the files of TensorBoard and MLflow, each once, and as traces at a
+collector.
+"""
 
 import gzip
 import json
@@ -34,7 +36,9 @@ def store(tmp_path):
 
 def finish(store, at=None):
     with closing(Store(store)) as opened, opened._begin() as connection:
-        connection.execute(update(schema.runs).values(status="finished", ended_at=at or time.time()))
+        connection.execute(
+            update(schema.runs).values(status="finished", ended_at=at or time.time())
+        )
         closed = schema.rounds.update().where(schema.rounds.c.number == 4)
         connection.execute(closed.values(state="closed", ended_at=time.time()))
 
@@ -44,7 +48,9 @@ def events_of(folder):
     from tensorboardX.proto.event_pb2 import Event  # noqa: PLC0415
 
     (path,) = folder.glob("events.out.tfevents.*")
-    data, at, found = path.read_bytes(), 0, []
+    data = path.read_bytes()
+    at = 0
+    found = []
     while at < len(data):
         (length,) = struct.unpack_from("<Q", data, at)
         found.append(Event.FromString(data[at + 12 : at + 12 + length]))
@@ -62,24 +68,36 @@ def scalars_of(folder):
 
 
 def test_tensorboard_has_every_round_that_has_ended(store, typed, tmp_path):
-    """By name and round, once however often it is asked for; the folder is the run's, others are left alone."""
+    """By name and round, once however often it is asked for; the folder is the run's, others are
+    left alone.
+    """
     board = tmp_path / "board"
     board.mkdir()
     (board / "other").write_text("mine")
     for count in (3, 4):
         done = typed("track", f"tensorboard:{board}", "--store", store, "--json")
-        assert json.loads(done.stdout) == {"run": RUN, "target": f"tensorboard:{board}", "rounds": count}, done.stderr
+        assert json.loads(done.stdout) == {
+            "run": RUN,
+            "target": f"tensorboard:{board}",
+            "rounds": count,
+        }, done.stderr
         found = scalars_of(board / RUN)
         assert {step for step, _ in found} == set(range(1, count + 1))
         if count == 3:
             finish(store)
     with closing(Store(store, read_only=True)) as opened:
         views = rounds(opened)
-    expected = {(view.round.number, name): value for view in views for name, value in values_of(view)}
-    assert found == pytest.approx(expected)
-    assert {"model/accuracy", "model/f1", "tier/w0.50-d1/loss", "devices/accuracy", "round/merged"} <= {
-        name for _, name in found
+    expected = {
+        (view.round.number, name): value for view in views for name, value in values_of(view)
     }
+    assert found == pytest.approx(expected)
+    assert {
+        "model/accuracy",
+        "model/f1",
+        "tier/w0.50-d1/loss",
+        "devices/accuracy",
+        "round/merged",
+    } <= {name for _, name in found}
     assert (board / "other").read_text() == "mine"
 
 
@@ -94,15 +112,25 @@ def test_mlflow_has_every_round_once(store, typed, tmp_path, monkeypatch):
     client = mlflow.MlflowClient(tracking_uri=address)
     (experiment,) = [item for item in client.search_experiments() if item.name == "shoal/lab"]
     (found,) = client.search_runs([experiment.experiment_id])
-    assert (found.info.run_name, found.info.status, found.info.end_time) == (RUN, "FINISHED", 1_790_000_000_250)
+    assert (found.info.run_name, found.info.status, found.info.end_time) == (
+        RUN,
+        "FINISHED",
+        1_790_000_000_250,
+    )
     assert found.data.params["strategy.name"] == "fedrolex"
     history = client.get_metric_history(found.info.run_id, "model/accuracy")
-    assert [(item.step, round(item.value, 4)) for item in history] == [(1, 0.6), (2, 0.7), (3, 0.75)]
+    assert [(item.step, round(item.value, 4)) for item in history] == [
+        (1, 0.6),
+        (2, 0.7),
+        (3, 0.75),
+    ]
     assert len(client.get_metric_history(found.info.run_id, "round/merged")) == 4
 
 
 def test_a_collector_has_a_trace_of_each_round(store, typed):
-    """The round, in it the part of each device with its outcome, in it what the board measured, none outside of it."""
+    """The round, in it the part of each device with its outcome, in it what the board measured,
+    none outside of it.
+    """
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest  # noqa: PLC0415
 
     taken = []
@@ -118,8 +146,13 @@ def test_a_collector_has_a_trace_of_each_round(store, typed):
         def log_message(self, *_):
             pass
 
-    with closing(Store(store)) as opened, opened._begin() as connection:  # a simulation's answers go by its own clock
-        late = update(schema.tasks).where(schema.tasks.c.round == 1, schema.tasks.c.phase == "merged")
+    with (
+        closing(Store(store)) as opened,
+        opened._begin() as connection,
+    ):  # a simulation's answers go by its own clock
+        late = update(schema.tasks).where(
+            schema.tasks.c.round == 1, schema.tasks.c.phase == "merged"
+        )
         assert connection.execute(late.values(timing='{"answered": 900}')).rowcount
     with HTTPServer(("127.0.0.1", 0), Collector) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
@@ -139,14 +172,20 @@ def test_a_collector_has_a_trace_of_each_round(store, typed):
         assert whole.name == names[view.round.number]
         parts = {span.name: span for span in spans.values() if span.parent_span_id == whole.span_id}
         collected, merged = parts.pop("collect"), parts.pop("merge")  # the server's own part
-        assert whole.start_time_unix_nano == collected.start_time_unix_nano < collected.end_time_unix_nano
+        assert (
+            whole.start_time_unix_nano
+            == collected.start_time_unix_nano
+            < collected.end_time_unix_nano
+        )
         assert collected.end_time_unix_nano == merged.start_time_unix_nano
         assert merged.end_time_unix_nano == pytest.approx(whole.end_time_unix_nano, abs=1000)
         assert sorted(parts) == [task.device for task in view.tasks]
         for task in view.tasks:
             told = {item.key: item.value.string_value for item in parts[task.device].attributes}
             assert told["shoal.outcome"] == task.phase.value
-            inner = [span for span in spans.values() if span.parent_span_id == parts[task.device].span_id]
+            inner = [
+                span for span in spans.values() if span.parent_span_id == parts[task.device].span_id
+            ]
             assert [span.name for span in inner] == (["fetch", "train"] if task.metrics else [])
         assert len({span.trace_id for span in spans.values()}) == 1
         assert all(
@@ -154,17 +193,28 @@ def test_a_collector_has_a_trace_of_each_round(store, typed):
             and span.end_time_unix_nano <= whole.end_time_unix_nano + 1000
             for span in spans.values()
         )
-    assert len({request.resource_spans[0].scope_spans[0].spans[0].trace_id for _, request in taken}) == 3
+    assert (
+        len({request.resource_spans[0].scope_spans[0].spans[0].trace_id for _, request in taken})
+        == 3
+    )
 
 
 def test_every_outcome_of_a_task_is_a_value_of_its_round(store):
-    """Those that a device declined or a merge left out were in no value, and the counts did not add up."""
+    """Those that a device declined or a merge left out were in no value, and the counts did not add
+    up.
+    """
     phases = ("merged", "missed", "refused", "declined", "left-out")
     with closing(Store(store)) as opened:
         with opened._begin() as connection:
-            asked = connection.execute(select(schema.tasks.c.id).where(schema.tasks.c.round == 1)).scalars().all()
+            asked = (
+                connection.execute(select(schema.tasks.c.id).where(schema.tasks.c.round == 1))
+                .scalars()
+                .all()
+            )
             for task, phase in zip(asked, ("declined", "left-out", "left-out"), strict=False):
-                connection.execute(update(schema.tasks).where(schema.tasks.c.id == task).values(phase=phase))
+                connection.execute(
+                    update(schema.tasks).where(schema.tasks.c.id == task).values(phase=phase)
+                )
         view = rounds(opened)[0]
     found = dict(values_of(view))
     assert (view.round.number, found["round/declined"], found["round/left-out"]) == (1, 1, 2)
@@ -172,9 +222,13 @@ def test_every_outcome_of_a_task_is_a_value_of_its_round(store):
 
 
 def test_a_home_finds_the_fleet_and_its_boards(store, typed, tmp_path):
-    """Configurations and states are retained, a state has what its components read, and names are legal in topics."""
+    """Configurations and states are retained, a state has what its components read, and names are
+    legal in topics.
+    """
     with mosquitto_broker(tmp_path) as broker:
-        done = typed("track", f"homeassistant:{broker.url.replace('//', '//me:secret@')}", "--store", store)
+        done = typed(
+            "track", f"homeassistant:{broker.url.replace('//', '//me:secret@')}", "--store", store
+        )
         assert "3 rounds of run" in done.stdout, done.stderr
         assert "secret" not in done.stdout + done.stderr
         with closing(Store(store, read_only=True)) as opened:
@@ -183,13 +237,18 @@ def test_a_home_finds_the_fleet_and_its_boards(store, typed, tmp_path):
         said = simple(topics, msg_count=2 + 2 * len(known), port=broker.port, hostname="127.0.0.1")
         heard = {item.topic: item for item in said}
     assert all(item.retain for item in heard.values())
-    configs = {topic: json.loads(item.payload) for topic, item in heard.items() if topic.startswith("homeassistant/")}
+    configs = {
+        topic: json.loads(item.payload)
+        for topic, item in heard.items()
+        if topic.startswith("homeassistant/")
+    }
     assert len(configs) == 1 + len(known)
     uniques = []
     about = {"identifiers", "name", "manufacturer", "via_device"}
     shown = {"platform", "unique_id", "value_template", "name", "state_class", "device_class"}
     for topic, found in configs.items():
-        # The keys that Home Assistant knows of a device discovery; it refuses a message with another.
+        # The keys that Home Assistant knows of a device discovery; it refuses a message with
+        # another.
         assert found.keys() == {"device", "origin", "state_topic", "components"}
         assert {"identifiers", "name"} <= found["device"].keys() <= about
         assert isinstance(found["device"]["identifiers"], list)
@@ -218,7 +277,9 @@ def test_a_home_that_is_watched_sees_the_next_run(store, tmp_path):
     finish(store)
     with mosquitto_broker(tmp_path) as broker:
         words = ("track", f"homeassistant:{broker.url}", "--store", store, "--watch")
-        with subprocess.Popen([sys.executable, "-m", "shoal", *words], stderr=subprocess.DEVNULL) as watching:
+        with subprocess.Popen(
+            [sys.executable, "-m", "shoal", *words], stderr=subprocess.DEVNULL
+        ) as watching:
             try:
                 told = "shoal-state/lab/run"
                 first = simple([told], port=broker.port, hostname="127.0.0.1")
@@ -227,7 +288,9 @@ def test_a_home_that_is_watched_sees_the_next_run(store, tmp_path):
                     connection.execute(update(schema.devices).values(online=False))
                     connection.execute(update(schema.runs).values(status="running", ended_at=None))
                 give_up = time.monotonic() + 60
-                while json.loads(simple([told], port=broker.port, hostname="127.0.0.1").payload)["online"]:
+                while json.loads(simple([told], port=broker.port, hostname="127.0.0.1").payload)[
+                    "online"
+                ]:
                     assert time.monotonic() < give_up
                 assert watching.poll() is None
             finally:

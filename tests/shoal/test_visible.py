@@ -1,4 +1,6 @@
-"""Nothing that is printed moves the cursor of a terminal: not what a store says, a device, a file or its name."""
+"""Nothing that is printed moves the cursor of a terminal: not what a store says, a device, a file
+or its name.
+"""
 
 import contextlib
 import io
@@ -33,7 +35,9 @@ SHOWN = r"a\x1b[2Jb\x1b]8;;http://evil\x07c\x9b31md\u202ee\rf\x08g\x7fh"
 
 def harmless(text: str) -> bool:
     """Whether a text has no control character, but for the ends of lines."""
-    return all(unicodedata.category(letter) not in {"Cc", "Cf", "Cs"} for letter in text.replace("\n", ""))
+    return all(
+        unicodedata.category(letter) not in {"Cc", "Cf", "Cs"} for letter in text.replace("\n", "")
+    )
 
 
 @pytest.mark.parametrize(
@@ -71,7 +75,9 @@ def test_what_rich_itself_needs_for_colours_is_left(monkeypatch):
 
 
 def test_sentences_tables_and_json_are_visible(capsys):
-    """Cells stay beneath each other, since their widths are those of what is shown; JSON has escapes of its own."""
+    """Cells stay beneath each other, since their widths are those of what is shown; JSON has
+    escapes of its own.
+    """
     say(EVIL)
     print_rows(EVIL, [{"name": EVIL, "other": "x"}, {"name": "plain", "other": "x"}], empty="none")
     print_json({"name": EVIL})
@@ -87,10 +93,18 @@ def test_sentences_tables_and_json_are_visible(capsys):
 def test_the_live_display_is_visible():
     """Of what devices say, also where their names come from another server."""
     file = io.StringIO()
-    display = RunDisplay(ShoalConsole(file=file, width=200, force_terminal=True, color_system=None), EVIL)
+    display = RunDisplay(
+        ShoalConsole(file=file, width=200, force_terminal=True, color_system=None), EVIL
+    )
     with display:
         refused = control.UpdateRefused(
-            run="r", seconds=1.0, round=1, device="d", by="device", reason=RefusalReason.FAILED, detail=EVIL
+            run="r",
+            seconds=1.0,
+            round=1,
+            device="d",
+            by="device",
+            reason=RefusalReason.FAILED,
+            detail=EVIL,
         )
         display.show(refused)
         display.show(control.RoundAbandoned(run="r", seconds=1.0, round=1, reason=EVIL, again=True))
@@ -109,13 +123,26 @@ def foreign(tmp_path):
         store.add_run(run, VersionRecord("r1", 0, 0, "b" * 64, None, None, 1.0, None))
         store.log("said", "detail", run="r1", device="d")
     with contextlib.closing(sqlite3.connect(tmp_path / "store" / "shoal.db")) as opened:
-        opened.execute("UPDATE events SET kind = ?, detail = ?, device = ?", (EVIL, f"{EVIL}\nanother line", EVIL))
+        opened.execute(
+            "UPDATE events SET kind = ?, detail = ?, device = ?",
+            (EVIL, f"{EVIL}\nanother line", EVIL),
+        )
         opened.commit()
     return tmp_path / "store"
 
 
 @pytest.mark.parametrize(
-    "command", [["log"], ["runs"], ["status"], ["rounds"], ["devices"], ["advice"], ["versions"], ["log", "--json"]]
+    "command",
+    [
+        ["log"],
+        ["runs"],
+        ["status"],
+        ["rounds"],
+        ["devices"],
+        ["advice"],
+        ["versions"],
+        ["log", "--json"],
+    ],
 )
 def test_commands_show_a_foreign_store(command, foreign, monkeypatch, capsys):
     """Each prints what the store says, and nothing that a terminal obeys; an event is a line."""
@@ -145,11 +172,21 @@ def test_a_board_prints_what_is_visible(tmp_path):
     """Its doctor and its errors, where no rich is: names of arrays, of files and of columns."""
     np.savez(tmp_path / "data.npz", **{EVIL.replace("/", ""): np.zeros(3)})
     (tmp_path / "data.csv").write_text(f"{EVIL},label\n1,x\n")
-    for data in ('kind = "npz"\npath = "data.npz"', 'kind = "csv"\npath = "data.csv"\nlabel_column = "none"'):
+    for data in (
+        'kind = "npz"\npath = "data.npz"',
+        'kind = "csv"\npath = "data.csv"\nlabel_column = "none"',
+    ):
         config = f'fleet = "lab"\ndevice = "d"\nstate_dir = "state"\nbroker = "mqtt://127.0.0.1:1"\n[data]\n{data}\n'
         (tmp_path / "device.toml").write_text(config)
         done = subprocess.run(
-            [sys.executable, "-m", "device_runtime", "doctor", "--config", str(tmp_path / "device.toml")],
+            [
+                sys.executable,
+                "-m",
+                "device_runtime",
+                "doctor",
+                "--config",
+                str(tmp_path / "device.toml"),
+            ],
             capture_output=True,
             text=True,
             timeout=120,
@@ -195,5 +232,9 @@ def test_every_console_of_the_command_line_is_such_a_one():
     """No module makes a plain one of its own."""
     assert isinstance(console.output_console(), ShoalConsole)
     assert isinstance(console.error_console(), ShoalConsole)
-    made = [path for path in (ROOT / "shoal").rglob("*.py") if re.search(r"(?<!Shoal)\bConsole\(", path.read_text())]
+    made = [
+        path
+        for path in (ROOT / "shoal").rglob("*.py")
+        if re.search(r"(?<!Shoal)\bConsole\(", path.read_text())
+    ]
     assert made == []

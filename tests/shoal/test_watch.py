@@ -1,4 +1,6 @@
-"""Lists that are watched: shown again when the store is written, never in between, until the operator interrupts."""
+"""Lists that are watched: shown again when the store is written, never in between, until the
+operator interrupts.
+"""
 
 import io
 import json
@@ -23,7 +25,9 @@ RUN = "20260101-000000-abcd"
 def store(tmp_path, monkeypatch):
     """A run without rounds, and files that are looked at often."""
     monkeypatch.setattr(following, "LOOK_SECONDS", 0.01)
-    config = FleetConfig.model_validate({"fleet": "lab", "model": {"arch": "mlp"}}).model_dump_json()
+    config = FleetConfig.model_validate(
+        {"fleet": "lab", "model": {"arch": "mlp"}}
+    ).model_dump_json()
     run = RunRecord(RUN, "lab", "mlp", config, "running", None, time.time(), None, 0, 0)
     with closing(Store(tmp_path)) as opened:
         opened.add_run(run, VersionRecord(RUN, 0, 0, "0" * 64, None, None, time.time(), None))
@@ -31,11 +35,15 @@ def store(tmp_path, monkeypatch):
 
 
 class Terminal(io.StringIO):
-    """What is printed; after each of the given marks the next thing happens, and a signal after the last."""
+    """What is printed; after each of the given marks the next thing happens, and a signal after the
+    last.
+    """
 
     def __init__(self, mark, happens, *, tty=False):
         super().__init__()
-        self.mark, self.happens, self.tty = mark, list(happens), tty
+        self.mark = mark
+        self.happens = list(happens)
+        self.tty = tty
 
     def isatty(self):
         return self.tty
@@ -56,7 +64,17 @@ def noted(store):
 
 
 @pytest.mark.parametrize(
-    "typed", ["status", "devices", "runs", "rounds", "versions", "advice", "log", "rollout show --folder FOLDER"]
+    "typed",
+    [
+        "status",
+        "devices",
+        "runs",
+        "rounds",
+        "versions",
+        "advice",
+        "log",
+        "rollout show --folder FOLDER",
+    ],
 )
 def test_a_line_of_json_each_time_it_is_written(store, typed):
     """One at first, one after the write, and Ctrl-C ends it without an error."""
@@ -69,7 +87,9 @@ def test_a_line_of_json_each_time_it_is_written(store, typed):
 
 
 def test_a_terminal_is_drawn_again(store):
-    """Cleared before each look, so that the newest stands alone; nothing is drawn while nothing is written."""
+    """Cleared before each look, so that the newest stands alone; nothing is drawn while nothing is
+    written.
+    """
     with redirect_stdout(Terminal("refused:", [noted(store)], tty=True)) as out:
         command(["status", "--store", str(store), "--watch"], standalone_mode=False)
     assert out.getvalue().count("\x1b[2J") == out.getvalue().count("0 of 20 rounds closed") == 2
@@ -77,7 +97,8 @@ def test_a_terminal_is_drawn_again(store):
 
 def test_a_store_that_is_not_written_is_not_looked_into(store):
     """Once at first, and never again while a hundred looks at its files find nothing new."""
-    over, looks = threading.Event(), iter(range(100))
+    over = threading.Event()
+    looks = iter(range(100))
     over.wait = lambda _seconds: next(looks, None) is None and over.set()
     assert len(list(following.changes(store, over))) == 1
 
@@ -90,9 +111,17 @@ def test_it_ends_with_the_run_that_is_named(store):
             opened.end_run(RUN, "finished", None)
 
     with redirect_stdout(Terminal("\n", [end, lambda: None])) as out:
-        command(["status", "--store", str(store), "--run", RUN[:8], "--watch", "--json"], standalone_mode=False)
-    assert [json.loads(line)["run.status"] for line in out.getvalue().splitlines()] == ["running", "finished"]
+        command(
+            ["status", "--store", str(store), "--run", RUN[:8], "--watch", "--json"],
+            standalone_mode=False,
+        )
+    assert [json.loads(line)["run.status"] for line in out.getvalue().splitlines()] == [
+        "running",
+        "finished",
+    ]
     with pytest.raises(ConfigError, match="has no run nope"):
-        command(["rounds", "--store", str(store), "--run", "nope", "--watch"], standalone_mode=False)
+        command(
+            ["rounds", "--store", str(store), "--run", "nope", "--watch"], standalone_mode=False
+        )
     with pytest.raises(StorageError, match="no store in"):
         command(["runs", "--store", str(store / "none"), "--watch"], standalone_mode=False)

@@ -1,8 +1,10 @@
-"""Writes docs/robust-merging.json: MNIST with ten devices of which some lie, under several settings of ``[robust]``.
+"""Writes docs/robust-merging.json: MNIST with ten devices of which some lie, under several settings
+of ``[robust]``.
 
     SHOAL_DATA=/path/to/data python -m tests.simulation.attack_figures
 
-Takes some minutes. The table in docs/rounds.md is compared with the file by tests/documents/stored_tables.py.
+Takes some minutes. The table in docs/rounds.md is compared with the file by
+tests/documents/stored_tables.py.
 """
 
 import json
@@ -49,8 +51,13 @@ def accuracy(folder: Path, liars: int, factor: float, robust: dict[str, Any]) ->
     def opened(table: Any, setup: Any) -> LyingEngine:
         return LyingEngine(open_engine(table, setup), setup.updates.parent, attacks)
 
-    with mock.patch.object(runner, "open_engine", opened), tempfile.TemporaryDirectory(dir=folder) as out:
-        finished = runner.simulate(settings(Path(out) / "run", folder / "cache", **TABLES, robust=robust)).finished
+    with (
+        mock.patch.object(runner, "open_engine", opened),
+        tempfile.TemporaryDirectory(dir=folder) as out,
+    ):
+        finished = runner.simulate(
+            settings(Path(out) / "run", folder / "cache", **TABLES, robust=robust)
+        ).finished
     return 0.1 if finished.evaluation is None else finished.evaluation.accuracy
 
 
@@ -64,7 +71,10 @@ def main() -> None:
                 runs.append({"robust": robust, "liars": liars, "factor": factor, "accuracy": found})
                 print(runs[-1], flush=True)
     date = datetime.now(timezone.utc).date().isoformat()
-    FILE.write_text(json.dumps({"date": date, "test_images": 10_000, "tables": TABLES, "runs": runs}, indent=1) + "\n")
+    FILE.write_text(
+        json.dumps({"date": date, "test_images": 10_000, "tables": TABLES, "runs": runs}, indent=1)
+        + "\n"
+    )
 
 
 if __name__ == "__main__":

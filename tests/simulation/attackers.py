@@ -56,7 +56,13 @@ class LyingEngine:
         data = self._updates.path(result.update.digest).read_bytes()
         sent = tensors_in(self._blobs.path(item.weights.digest).read_bytes())
         learnt = tensors_in(data)
-        lies = {name: attack(sent[name], value).astype(np.float32) for name, value in learnt.items()}
+        lies = {
+            name: attack(sent[name], value).astype(np.float32) for name, value in learnt.items()
+        }
         changed = encode_weights(lies, blob_in(data)[0])
-        update = BlobRef(digest=self._updates.put(changed), size=len(changed), chunk_bytes=result.update.chunk_bytes)
+        update = BlobRef(
+            digest=self._updates.put(changed),
+            size=len(changed),
+            chunk_bytes=result.update.chunk_bytes,
+        )
         return result.model_copy(update={"update": update})

@@ -12,7 +12,9 @@ FOLDER = Path(os.environ.get("SHOAL_DATA", SHARED))
 
 def needs(name: str) -> pytest.MarkDecorator:
     """Skip a test where a data set is missing."""
-    return pytest.mark.skipif(not (FOLDER / name).is_dir(), reason=f"{name} is not here; set SHOAL_DATA")
+    return pytest.mark.skipif(
+        not (FOLDER / name).is_dir(), reason=f"{name} is not here; set SHOAL_DATA"
+    )
 
 
 needs_minilm = pytest.mark.skipif(

@@ -1,8 +1,10 @@
-"""Writes docs/privacy.json: MNIST with five hundred devices and noise of several sizes, by three seeds.
+"""Writes docs/privacy.json: MNIST with five hundred devices and noise of several sizes, by three
+seeds.
 
     SHOAL_DATA=/path/to/data python -m tests.simulation.privacy_figures
 
-Takes half an hour. The table in docs/privacy.md is compared with the file by tests/documents/stored_tables.py.
+Takes half an hour. The table in docs/privacy.md is compared with the file by
+tests/documents/stored_tables.py.
 """
 
 import json
@@ -39,9 +41,16 @@ def run(folder: Path, seed: int, noise: float | None) -> dict[str, Any]:
     if noise is not None:
         hidden = {"privacy": {"clip": CLIP, "noise_multiplier": noise}, "robust": {"norm_bound": 0}}
     with tempfile.TemporaryDirectory(dir=folder) as out:
-        last = simulate(settings(Path(out) / "run", folder / "cache", **TABLES, seed=seed, **hidden)).rounds[-1]
+        last = simulate(
+            settings(Path(out) / "run", folder / "cache", **TABLES, seed=seed, **hidden)
+        ).rounds[-1]
     epsilon = None if last.epsilon is None else round(last.epsilon, 2)
-    return {"seed": seed, "noise_multiplier": noise, "accuracy": round(last.accuracy or 0, 4), "epsilon": epsilon}
+    return {
+        "seed": seed,
+        "noise_multiplier": noise,
+        "accuracy": round(last.accuracy or 0, 4),
+        "epsilon": epsilon,
+    }
 
 
 def main() -> None:

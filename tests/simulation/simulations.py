@@ -65,20 +65,33 @@ def tensors(folder: Path, run: str) -> list[dict[str, Any]]:
 
 
 def as_a_fleet(config: SimulationConfig, folder: Path, holdout: float = 0.0) -> control.RunFinished:
-    """What a simulation does, by agents and a server over a real broker; the store is in ``<folder>/fleet``."""
+    """What a simulation does, by agents and a server over a real broker; the store is in
+    ``<folder>/fleet``.
+    """
     prepared = prepare(config)
-    x, y = np.load(prepared.data / "train_x.npy"), np.load(prepared.data / "train_y.npy")
+    x = np.load(prepared.data / "train_x.npy")
+    y = np.load(prepared.data / "train_y.npy")
     devices = []
     for name, held in zip(config.devices.ids, Parts.load(prepared.parts).train, strict=True):
         path = folder / f"{name}.npz"
         np.savez(path, x=x[held], y=y[held])
         devices.append(LocalDevice(name, path, 1.0))
-    fleet = config.fleet(artifacts=prepared.artifacts, weights=prepared.weights, test_set=prepared.test_set)
+    fleet = config.fleet(
+        artifacts=prepared.artifacts, weights=prepared.weights, test_set=prepared.test_set
+    )
     with embedded_broker(folder / "broker") as broker:
         at = BrokerConfig(url=broker.url)
         rounds = fleet.round.model_copy(update={"deadline_seconds": 240.0})
-        fleet = fleet.model_copy(update={"store": folder / "fleet" / "store", "broker": at, "round": rounds})
-        agents = LocalFleet(folder / "devices", fleet=fleet.fleet, broker=broker.url, devices=devices, holdout=holdout)
+        fleet = fleet.model_copy(
+            update={"store": folder / "fleet" / "store", "broker": at, "round": rounds}
+        )
+        agents = LocalFleet(
+            folder / "devices",
+            fleet=fleet.fleet,
+            broker=broker.url,
+            devices=devices,
+            holdout=holdout,
+        )
         with Server(fleet.fleet, fleet.store, at) as server, agents:
             up = threading.Thread(target=server.serve)
             up.start()
@@ -92,7 +105,8 @@ def as_a_fleet(config: SimulationConfig, folder: Path, holdout: float = 0.0) -> 
 
 def wait_until_online(store: Path, count: int) -> None:
     """Wait until the server has heard of all devices, so that it samples among all of them."""
-    deadline, pause = time.monotonic() + 200, threading.Event()
+    deadline = time.monotonic() + 200
+    pause = threading.Event()
     reading = Store(store, read_only=True)
     try:
         while sum(device.online for device in reading.devices()) < count:

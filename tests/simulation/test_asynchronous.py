@@ -1,4 +1,6 @@
-"""Simulated rounds that do not wait: by the emulated clock, the same whoever computes, and the same after a kill."""
+"""Simulated rounds that do not wait: by the emulated clock, the same whoever computes, and the same
+after a kill.
+"""
 
 import contextlib
 import signal
@@ -18,7 +20,10 @@ pytestmark = pytest.mark.slow
 TABLES = {
     "devices": {
         "count": 6,
-        "types": [{"type": "RaspberryPi4", "link": "wifi", "count": 1}, {"type": "MacBookPro2018", "link": "wifi"}],
+        "types": [
+            {"type": "RaspberryPi4", "link": "wifi", "count": 1},
+            {"type": "MacBookPro2018", "link": "wifi"},
+        ],
     },
     "round": {"rounds": 14, "fraction": 1.0, "buffer": 3},
     "tiers": {"assign": "capacity", "levels": None},
@@ -33,11 +38,15 @@ def straight(tmp_path_factory, cache):
 def stored(result):
     with contextlib.closing(Store(result.folder / "store", read_only=True)) as store:
         rounds = store.rounds(result.run)
-        return rounds, [task for item in rounds for task in store.tasks(result.run, item.number, "train")]
+        return rounds, [
+            task for item in rounds for task in store.tasks(result.run, item.number, "train")
+        ]
 
 
 def test_a_slow_device_answers_after_its_own_time(straight):
-    """However many versions were made meanwhile: the rounds in which it was at work add up to what it takes."""
+    """However many versions were made meanwhile: the rounds in which it was at work add up to what
+    it takes.
+    """
     rounds, tasks = stored(straight)
     took = {item.number: item.collect_seconds for item in rounds}
     merged = [task for task in tasks if task.phase is TaskPhase.MERGED]
@@ -47,9 +56,14 @@ def test_a_slow_device_answers_after_its_own_time(straight):
     assert len(slow) < len(late) < len(merged)
     alone = {}  # a device takes the same time whenever it is asked
     for task in merged:
-        whole = sum(took[number] for number in range(task.round, task.screening.round)) + task.timing.answered
+        whole = (
+            sum(took[number] for number in range(task.round, task.screening.round))
+            + task.timing.answered
+        )
         assert alone.setdefault(task.device, whole) == pytest.approx(whole)
-    assert alone[tasks[0].device] > 4 * max(seconds for name, seconds in alone.items() if name != tasks[0].device)
+    assert alone[tasks[0].device] > 4 * max(
+        seconds for name, seconds in alone.items() if name != tasks[0].device
+    )
     assert [row.devices for row in straight.rounds] == [
         sum(task.screening.round == item.number for task in merged) for item in rounds
     ]
@@ -81,30 +95,48 @@ def test_workers_change_nothing(straight, cache, tmp_path):
 
 @pytest.mark.parametrize(
     ("kind", "number", "count"),
-    [("round-started", 3, 1), ("update-received", 4, 1), ("round-closed", 5, 1), ("update-received", 6, 2)],
+    [
+        ("round-started", 3, 1),
+        ("update-received", 4, 1),
+        ("round-closed", 5, 1),
+        ("update-received", 6, 2),
+    ],
 )
-def test_a_killed_simulation_goes_on_to_the_same_bits(kind, number, count, straight, cache, tmp_path):
-    """What devices at work would have answered is computed again, and comes when it would have come."""
+def test_a_killed_simulation_goes_on_to_the_same_bits(
+    kind, number, count, straight, cache, tmp_path
+):
+    """What devices at work would have answered is computed again, and comes when it would have
+    come.
+    """
     config = settings(tmp_path / "out", cache, **TABLES)
     script = [sys.executable, "-c", KILLED, config.model_dump_json(), kind, str(number), str(count)]
     killed = subprocess.run(script, timeout=300, check=False, capture_output=True, text=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     result = simulate(config)
     same(tensors(result.folder, result.run), tensors(straight.folder, straight.run))
-    assert [row.simulated_total for row in result.rounds] == [row.simulated_total for row in straight.rounds]
+    assert [row.simulated_total for row in result.rounds] == [
+        row.simulated_total for row in straight.rounds
+    ]
 
 
 def test_devices_that_drop_out_come_back_to_their_task(cache, tmp_path):
-    """They are not asked anew, nothing of what they did is dropped before the run ends, and no time away is work."""
+    """They are not asked anew, nothing of what they did is dropped before the run ends, and no time
+    away is work.
+    """
     tables = {**TABLES, "devices": {"count": 6, "types": [{"dropout": 0.4}]}}
     config = settings(tmp_path / "out", cache, **tables)
     result = simulate(config)
     assert result.finished.status == "finished"
     rounds, tasks = stored(result)
-    took, alone, left = {item.number: item.collect_seconds for item in rounds}, {}, []
+    took = {item.number: item.collect_seconds for item in rounds}
+    alone = {}
+    left = []
     for task in (task for task in tasks if task.phase is TaskPhase.MERGED):
         share = VirtualBoard(task.device, 0, 0, 1.0, None, 0.4).leaves(config.seed, task.round)
-        later = sum(took[number] for number in range(task.round + 1, task.screening.round)) + task.timing.answered
+        later = (
+            sum(took[number] for number in range(task.round + 1, task.screening.round))
+            + task.timing.answered
+        )
         if share is None:
             first = took[task.round] if task.screening.round > task.round else 0.0
             assert alone.setdefault(task.device, first + later) == pytest.approx(first + later)
@@ -119,7 +151,9 @@ def test_devices_that_drop_out_come_back_to_their_task(cache, tmp_path):
 
 
 def test_agents_go_on_beyond_a_round_and_all_count(cache, tmp_path):
-    """With a server, a broker and a process for each device: what comes while a version is judged is not lost."""
+    """With a server, a broker and a process for each device: what comes while a version is judged
+    is not lost.
+    """
     plain = {"assign": "capacity", "levels": None}
     config = settings(
         tmp_path / "out",
@@ -132,7 +166,9 @@ def test_agents_go_on_beyond_a_round_and_all_count(cache, tmp_path):
     assert (finished.status, finished.rounds) == ("finished", 12)
     with contextlib.closing(Store(tmp_path / "fleet" / "store", read_only=True)) as store:
         tasks = [
-            task for item in store.rounds(finished.run) for task in store.tasks(finished.run, item.number, "train")
+            task
+            for item in store.rounds(finished.run)
+            for task in store.tasks(finished.run, item.number, "train")
         ]
     merged = [task for task in tasks if task.phase is TaskPhase.MERGED]
     assert {task.device for task in merged} == {f"device-{number}" for number in range(6)}

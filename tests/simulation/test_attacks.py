@@ -1,4 +1,6 @@
-"""Three of ten devices lie: the plain mean is lost, robust settings stay within a point of the run without liars."""
+"""Three of ten devices lie: the plain mean is lost, robust settings stay within a point of the run
+without liars.
+"""
 
 import pytest
 
@@ -37,9 +39,13 @@ def simulated(tmp_path_factory, cache):
             patch.setattr(
                 runner,
                 "open_engine",
-                lambda table, setup: LyingEngine(honest_engine(table, setup), setup.updates.parent, attacks),
+                lambda table, setup: LyingEngine(
+                    honest_engine(table, setup), setup.updates.parent, attacks
+                ),
             )
-            config = settings(tmp_path_factory.mktemp("out") / "run", cache, **TABLES, robust=robust)
+            config = settings(
+                tmp_path_factory.mktemp("out") / "run", cache, **TABLES, robust=robust
+            )
             known[key] = runner.simulate(config)
         return known[key]
 
@@ -54,16 +60,30 @@ def accuracy(result):
 @pytest.mark.parametrize(
     ("factor", "robust"),
     [
-        pytest.param(-10, {**UNBOUND, "merge": "krum", "faulty": 0.3}, id="flipped, krum", marks=pytest.mark.slow),
+        pytest.param(
+            -10,
+            {**UNBOUND, "merge": "krum", "faulty": 0.3},
+            id="flipped, krum",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(-10, {}, id="flipped, default", marks=pytest.mark.slow),
         pytest.param(50, {}, id="scaled, default", marks=pytest.mark.slow),
-        pytest.param(50, {"norm_bound": 2, "beyond_norm": "clip"}, id="scaled, clipped", marks=pytest.mark.slow),
+        pytest.param(
+            50,
+            {"norm_bound": 2, "beyond_norm": "clip"},
+            id="scaled, clipped",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(50, TRIMMED, id="scaled, trimmed mean", marks=pytest.mark.slow),
-        pytest.param(50, {**UNBOUND, "merge": "median"}, id="scaled, median", marks=pytest.mark.slow),
+        pytest.param(
+            50, {**UNBOUND, "merge": "median"}, id="scaled, median", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_three_liars_of_ten_cost_less_than_a_point(factor, robust, simulated):
-    """Digits, ten rounds: the mean falls below one in three, the robust run stays with the clean one."""
+    """Digits, ten rounds: the mean falls below one in three, the robust run stays with the clean
+    one.
+    """
     clean = accuracy(simulated(1, UNBOUND))
     assert clean > 0.9
     assert accuracy(simulated(factor, UNBOUND)) < 1 / 3
@@ -71,9 +91,13 @@ def test_three_liars_of_ten_cost_less_than_a_point(factor, robust, simulated):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("robust", [{**UNBOUND, "merge": "median"}, TRIMMED], ids=["median", "trimmed_mean"])
+@pytest.mark.parametrize(
+    "robust", [{**UNBOUND, "merge": "median"}, TRIMMED], ids=["median", "trimmed_mean"]
+)
 def test_statistics_of_entries_learn_more_slowly_than_without_liars(robust, simulated):
-    """Flipped values push what is trimmed to one side: the model learns all the same, behind the run without liars."""
+    """Flipped values push what is trimmed to one side: the model learns all the same, behind the
+    run without liars.
+    """
     assert accuracy(simulated(-10, robust)) > 0.85
 
 

@@ -35,7 +35,9 @@ def test_records_become_normalised_images_with_their_fine_labels(folder):
     assert data.input_shape == (3, 32, 32)
     raw = records([3, 99, 0, 41], 1)
     pixel = raw[1, 2 + 1024 + 5 * 32 + 7]  # sample 1, green, row 5, column 7
-    assert data.train_x[1, 1, 5, 7] == pytest.approx((pixel / 255 - CIFAR.mean[1]) / CIFAR.std[1], rel=1e-5)
+    assert data.train_x[1, 1, 5, 7] == pytest.approx(
+        (pixel / 255 - CIFAR.mean[1]) / CIFAR.std[1], rel=1e-5
+    )
     assert data.train_x.dtype == np.float32
 
 
@@ -44,7 +46,8 @@ def test_a_limit_spreads_over_the_set(folder):
 
 
 @pytest.mark.parametrize(
-    ("content", "words"), [(b"", "0 bytes"), (b"x" * 3000, "3000 bytes"), (b"\0\xff" + bytes(3072), "label above 99")]
+    ("content", "words"),
+    [(b"", "0 bytes"), (b"x" * 3000, "3000 bytes"), (b"\0\xff" + bytes(3072), "label above 99")],
 )
 def test_other_files_are_refused(folder, content, words):
     (folder / "cifar100" / "train.bin").write_bytes(content)

@@ -38,7 +38,8 @@ def test_mnist_is_read_and_normalised():
 
 
 @pytest.mark.parametrize(
-    ("name", "error", "says"), [("mnsit", ConfigError, "digits, mnist"), ("mnist", DataError, "does not exist")]
+    ("name", "error", "says"),
+    [("mnsit", ConfigError, "digits, mnist"), ("mnist", DataError, "does not exist")],
 )
 def test_missing_sets_are_named(tmp_path, name, error, says):
     """An unknown name lists the known ones; a missing file is named."""
@@ -77,7 +78,9 @@ def test_iid_parts_are_equal_and_disjoint(samples, devices, seed):
 @settings(max_examples=25)
 @given(st.integers(2, 6), st.sampled_from([0.5, 1.0, 100.0]), st.integers(0, 3))
 def test_dirichlet_parts_make_up_the_set(devices, alpha, seed):
-    """Nothing is lost or given twice; the same seed gives the same split; every part is large enough."""
+    """Nothing is lost or given twice; the same seed gives the same split; every part is large
+    enough.
+    """
     labels = np.repeat(np.arange(10), 40)
     parts = dirichlet(labels, devices, alpha, seed, at_least=5)
     assert sorted(np.concatenate(parts)) == list(range(400))
@@ -91,7 +94,9 @@ def test_small_concentration_is_less_even():
     labels = np.repeat(np.arange(10), 100)
 
     def labels_held(alpha):
-        return np.mean([len(set(labels[part])) for part in dirichlet(labels, 5, alpha, 0, at_least=1)])
+        return np.mean(
+            [len(set(labels[part])) for part in dirichlet(labels, 5, alpha, 0, at_least=1)]
+        )
 
     assert labels_held(100.0) == 10
     assert labels_held(0.1) < 10

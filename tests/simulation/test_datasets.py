@@ -1,4 +1,6 @@
-"""Every data set arrives with the sizes it is known for, and damaged files are errors that name the file."""
+"""Every data set arrives with the sizes it is known for, and damaged files are errors that name the
+file.
+"""
 
 import io
 
@@ -27,7 +29,8 @@ def test_cifar10_is_decoded_and_normalised():
 @needs("mnist")
 def test_a_limit_takes_samples_from_the_whole_set():
     """The last sample asked for comes from the end of the file, not from its start."""
-    whole, some = load_dataset("mnist", FOLDER), load_dataset("mnist", FOLDER, limit=100)
+    whole = load_dataset("mnist", FOLDER)
+    some = load_dataset("mnist", FOLDER, limit=100)
     np.testing.assert_array_equal(some.train_x, whole.train_x[::600])
     np.testing.assert_array_equal(some.test_y, whole.test_y[::100])
     assert whole.train_x.min() == np.float32(whole.black)
@@ -117,7 +120,9 @@ def test_damaged_images_are_refused(tmp_path):
 def test_pickled_arrays_are_not_opened(tmp_path):
     """An npz file of Python objects could run code; it is refused."""
     (tmp_path / "watch").mkdir()
-    arrays = dict.fromkeys(("signal", "length", "label", "subject"), np.array([{}, 1], dtype=object))
+    arrays = dict.fromkeys(
+        ("signal", "length", "label", "subject"), np.array([{}, 1], dtype=object)
+    )
     np.savez(tmp_path / "watch" / "watch.npz", **arrays)
     with pytest.raises(DataError, match="allow_pickle"):
         load_dataset("watch", tmp_path)

@@ -1,4 +1,6 @@
-"""Weights that are rounded on their way to devices: fewer bytes, and a global model that loses nothing by it."""
+"""Weights that are rounded on their way to devices: fewer bytes, and a global model that loses
+nothing by it.
+"""
 
 import numpy as np
 import pytest
@@ -31,23 +33,34 @@ def sent(folder, run):
 @pytest.mark.parametrize(
     ("encoding", "share", "upload"),
     mostly_slow(
-        [("fp16", 0.55, "fp32"), ("fp16", 0.55, "int8"), ("int8", 0.32, "fp32"), ("int8", 0.32, "int8")],
+        [
+            ("fp16", 0.55, "fp32"),
+            ("fp16", 0.55, "int8"),
+            ("int8", 0.32, "fp32"),
+            ("int8", 0.32, "int8"),
+        ],
         lambda case: case == ("int8", 0.32, "int8"),
     ),
 )
 def test_what_rounding_takes_is_given_back(tmp_path, encoding, share, upload, cache):
-    """Devices that learn almost nothing leave the global model where it was, however coarse what they were sent."""
+    """Devices that learn almost nothing leave the global model where it was, however coarse what
+    they were sent.
+    """
     still = TINY | {"train": {"learning_rate": 1e-12}, "upload": {"encoding": upload}}
     runs = {}
     for name in ("fp32", encoding):
-        runs[name] = simulate(settings(tmp_path / name, cache, **still, download={"encoding": name}))
+        runs[name] = simulate(
+            settings(tmp_path / name, cache, **still, download={"encoding": name})
+        )
     first, *_, last = tensors(tmp_path / encoding, runs[encoding].run)
     for name, value in first.items():
         np.testing.assert_allclose(last[name], value, rtol=0, atol=1e-7)
     (whole, untold), (size, told) = (sent(tmp_path / name, run.run) for name, run in runs.items())
     assert size < share * whole
     assert not untold
-    assert [line.partition(",")[0] for line in told] == [f"weights travel in {encoding}"] * 2  # one a round
+    assert [line.partition(",")[0] for line in told] == [
+        f"weights travel in {encoding}"
+    ] * 2  # one a round
 
 
 def test_methods_that_do_not_average_changes_refuse(tmp_path, cache):

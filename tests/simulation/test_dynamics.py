@@ -1,4 +1,6 @@
-"""Conditions that change: chains as specification 4.6 has them, the same for every method, known before a choice."""
+"""Conditions that change: chains as specification 4.6 has them, the same for every method, known
+before a choice.
+"""
 
 from collections import Counter
 from itertools import pairwise
@@ -29,7 +31,9 @@ def test_nothing_changes_by_default():
     """The times of a simulation without the table are those of before."""
     static = conditions()
     clock = load_clock(ClockConfig())
-    assert {static.of(index, number) for index in range(3) for number in range(1, 50)} == {clock.device("Nano", LINK)}
+    assert {static.of(index, number) for index in range(3) for number in range(1, 50)} == {
+        clock.device("Nano", LINK)
+    }
 
 
 @pytest.mark.parametrize("stay", [0.8, 0.25, 1.0])
@@ -42,18 +46,24 @@ def test_a_chain_stays_as_often_as_it_says_and_moves_to_each_other_value_alike(s
         assert kept == pytest.approx(stay, abs=0.03)
         moves = Counter((now, after) for now, after in pairwise(values) if now != after)
         assert len(moves) == (6 if stay < 1 else 0)
-        assert all(count == pytest.approx(5999 * (1 - stay) / 6, rel=0.3) for count in moves.values())
+        assert all(
+            count == pytest.approx(5999 * (1 - stay) / 6, rel=0.3) for count in moves.values()
+        )
     many = conditions(devices=3000, **STRONG)
     for values in zip(
-        *((each.slowdown, each.mbps) for each in (many.of(index, 1) for index in range(3000))), strict=True
+        *((each.slowdown, each.mbps) for each in (many.of(index, 1) for index in range(3000))),
+        strict=True,
     ):
         assert all(count == pytest.approx(1000, rel=0.1) for count in Counter(values).values())
 
 
 def test_a_device_meets_the_same_whoever_asks_and_in_whatever_order():
     """The seed and the number of the device decide; changing links do not change the loads."""
-    forward, backward = conditions(**STRONG), conditions(**STRONG)
-    met = {(index, number): forward.of(index, number) for index in range(3) for number in range(1, 40)}
+    forward = conditions(**STRONG)
+    backward = conditions(**STRONG)
+    met = {
+        (index, number): forward.of(index, number) for index in range(3) for number in range(1, 40)
+    }
     assert {key: backward.of(*key) for key in reversed(met)} == met
     loads = conditions(loads=STRONG["loads"])
     assert all(loads.of(*key).slowdown == moment.slowdown for key, moment in met.items())
@@ -67,7 +77,8 @@ def test_a_device_meets_the_same_whoever_asks_and_in_whatever_order():
 
 
 @pytest.mark.parametrize(
-    ("dynamics", "named"), [({"links": ("wify",)}, "wify"), ({"links": (-1.0,)}, "-1"), ({"links": (0,)}, "0")]
+    ("dynamics", "named"),
+    [({"links": ("wify",)}, "wify"), ({"links": (-1.0,)}, "-1"), ({"links": (0,)}, "0")],
 )
 def test_a_link_that_there_is_not_is_refused(dynamics, named):
     """Before anything is simulated, with what there is."""
@@ -87,7 +98,9 @@ def simulated(tmp_path_factory, cache):
             "devices": {"count": 6, "types": [{"type": "RaspberryPi4", "link": "bluetooth"}]},
             "clock": {"dynamics": RESTLESS},
         }
-        result = simulate(settings(tmp_path_factory.mktemp("run") / "out", cache, strategy=strategy, **tables))
+        result = simulate(
+            settings(tmp_path_factory.mktemp("run") / "out", cache, strategy=strategy, **tables)
+        )
         return result, read_devices(result.folder)
 
     return run
@@ -95,7 +108,9 @@ def simulated(tmp_path_factory, cache):
 
 @pytest.mark.slow
 def test_devices_choose_by_the_conditions_of_the_round_and_need_the_time_of_the_round(simulated):
-    """Width and seconds of every device and round are those of the chains; a round lasts as long as its slowest."""
+    """Width and seconds of every device and round are those of the chains; a round lasts as long as
+    its slowest.
+    """
     result, rows = simulated({"name": "whalefl", "whalefl": CONSTANTS})
     clock = load_clock(ClockConfig(dynamics=DynamicsConfig(**RESTLESS)))
     chain = Conditions(clock, [clock.device("RaspberryPi4", "bluetooth")] * 6, seed=3)
@@ -113,15 +128,21 @@ def test_devices_choose_by_the_conditions_of_the_round_and_need_the_time_of_the_
         )
         width = max(0.25, choice.width)
         assert row.tier.startswith(f"w{width:.2f}"), row
-        assert row.simulated_seconds == pytest.approx(clock.device_seconds(moment, Load(width, 8, 2)))
+        assert row.simulated_seconds == pytest.approx(
+            clock.device_seconds(moment, Load(width, 8, 2))
+        )
     assert len({row.tier for row in rows}) == 3
     for round_row in result.rounds:
-        assert round_row.simulated_seconds == max(row.simulated_seconds for row in rows if row.round == round_row.round)
+        assert round_row.simulated_seconds == max(
+            row.simulated_seconds for row in rows if row.round == round_row.round
+        )
 
 
 @pytest.mark.slow
 def test_every_method_meets_the_same_conditions(simulated):
-    """Common random numbers: where another method trains the same width in the same round, it takes as long."""
+    """Common random numbers: where another method trains the same width in the same round, it takes
+    as long.
+    """
     _, chosen = simulated({"name": "whalefl", "whalefl": CONSTANTS})
     _, fixed = simulated({"name": "heterofl"})
     times = {(row.round, row.device): row.simulated_seconds for row in fixed}

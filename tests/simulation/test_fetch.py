@@ -42,7 +42,9 @@ def source(url: str, content: bytes = CONTENT) -> dict[str, tuple[RemoteFile, ..
 
 
 def test_a_file_is_downloaded_once(server, tmp_path):
-    """It is checked, readable, and not asked for again; a damaged one is replaced, whatever its compression."""
+    """It is checked, readable, and not asked for again; a damaged one is replaced, whatever its
+    compression.
+    """
     folder, url = server
     (folder / "x.gz").write_bytes(gzip.compress(CONTENT))
     paths = fetch("tiny", tmp_path, sources=source(url))
@@ -112,5 +114,7 @@ def test_every_set_can_be_fetched_or_says_where_it_is(tmp_path):
 @needs("mnist")
 def test_the_checksums_are_those_of_mnist(monkeypatch):
     """The files the loader reads are the files `fetch` would accept: nothing is downloaded."""
-    monkeypatch.setattr("urllib.request.urlopen", lambda *_, **__: pytest.fail("a file was asked for"))
+    monkeypatch.setattr(
+        "urllib.request.urlopen", lambda *_, **__: pytest.fail("a file was asked for")
+    )
     assert len(fetch("mnist", FOLDER)) == 4

@@ -1,4 +1,6 @@
-"""The history of a simulation: what is written is read back, a kill leaves whole rounds, and going on continues it."""
+"""The history of a simulation: what is written is read back, a kill leaves whole rounds, and going
+on continues it.
+"""
 
 import math
 from dataclasses import replace
@@ -83,24 +85,32 @@ def test_devices_come_back_as_one_table(tmp_path, monkeypatch):
     expected = [row for number in range(1, 9) for row in its_devices(number)]
     assert list(read_devices(tmp_path)) == expected
     assert len(list((tmp_path / DEVICES).iterdir())) == 3
-    assert pq.read_table(tmp_path / DEVICES).column("device").to_pylist() == [row.device for row in expected]
+    assert pq.read_table(tmp_path / DEVICES).column("device").to_pylist() == [
+        row.device for row in expected
+    ]
     assert read_history(tmp_path) == writer.rows
 
 
 def test_a_killed_run_leaves_whole_rounds_and_goes_on(tmp_path):
-    """Without the last write, what is there is rounds with all of their devices; the next writer goes on from it."""
+    """Without the last write, what is there is rounds with all of their devices; the next writer
+    goes on from it.
+    """
     clock = Clock()
     killed = HistoryWriter(tmp_path, clock=clock)
     killed.add(a_round(1), its_devices(1))  # nothing was written yet, so this is
     clock.cost = 0.001
-    killed.add(a_round(2), its_devices(2))  # the last write took no time: written; this one takes 1 ms
+    killed.add(
+        a_round(2), its_devices(2)
+    )  # the last write took no time: written; this one takes 1 ms
     killed.add(a_round(3), its_devices(3))
     assert [row.round for row in read_history(tmp_path)] == [1, 2]
     with HistoryWriter(tmp_path) as writer:
         assert [row.round for row in writer.rows] == [1, 2]
         writer.add(a_round(3), its_devices(3))
     assert [row.round for row in read_history(tmp_path)] == [1, 2, 3]
-    assert list(read_devices(tmp_path)) == [row for number in (1, 2, 3) for row in its_devices(number)]
+    assert list(read_devices(tmp_path)) == [
+        row for number in (1, 2, 3) for row in its_devices(number)
+    ]
 
 
 def test_writing_takes_a_small_share_of_the_time(tmp_path):
@@ -119,7 +129,9 @@ def test_writing_takes_a_small_share_of_the_time(tmp_path):
 
 
 def test_going_on_from_an_earlier_round_drops_the_later_ones(tmp_path, monkeypatch):
-    """Rounds after `until` leave both files, also where a part of the devices' rows has some of each."""
+    """Rounds after `until` leave both files, also where a part of the devices' rows has some of
+    each.
+    """
     monkeypatch.setattr("simulation.results.history._PART_ROWS", 6)
     with HistoryWriter(tmp_path) as writer:
         for number in range(1, 9):
@@ -127,11 +139,15 @@ def test_going_on_from_an_earlier_round_drops_the_later_ones(tmp_path, monkeypat
     with HistoryWriter(tmp_path, until=2) as writer:
         writer.add(a_round(3, 0.25), its_devices(3))
     assert read_history(tmp_path) == (a_round(1), a_round(2), a_round(3, 0.25))
-    assert list(read_devices(tmp_path)) == [row for number in (1, 2, 3) for row in its_devices(number)]
+    assert list(read_devices(tmp_path)) == [
+        row for number in (1, 2, 3) for row in its_devices(number)
+    ]
 
 
 def test_rows_of_devices_without_their_round_are_dropped(tmp_path):
-    """A kill between the two files leaves devices ahead of the rounds; they are written anew with their round."""
+    """A kill between the two files leaves devices ahead of the rounds; they are written anew with
+    their round.
+    """
     with HistoryWriter(tmp_path) as writer:
         writer.add(a_round(1), its_devices(1))
         writer.add(a_round(2), its_devices(2))
@@ -168,7 +184,9 @@ def test_what_cannot_be_read_is_explained(tmp_path):
 
 
 def test_time_to_accuracy():
-    """The first round that reaches it counts, later drops do not; rounds without an evaluation cannot reach it."""
+    """The first round that reaches it counts, later drops do not; rounds without an evaluation
+    cannot reach it.
+    """
     rows = [a_round(1, 0.2), a_round(2), a_round(3, 0.9), a_round(4, 0.7), a_round(5, 0.95)]
     reached = {target: first_reaching(rows, target) for target in (0.9, 0.1, 0.96)}
     assert (reached[0.9].round, reached[0.9].simulated_total) == (3, 7.5)

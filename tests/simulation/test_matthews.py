@@ -18,7 +18,9 @@ def test_it_is_the_correlation_of_two_binary_variables(pairs):
     labels, guesses = np.array(pairs, float).T
     present = (int((labels == 0).sum()), int((labels == 1).sum()))
     found = tuple(int(((labels == label) & (guesses == label)).sum()) for label in (0, 1))
-    expected = 0.0 if labels.std() == 0 or guesses.std() == 0 else np.corrcoef(labels, guesses)[0, 1]
+    expected = (
+        0.0 if labels.std() == 0 or guesses.std() == 0 else np.corrcoef(labels, guesses)[0, 1]
+    )
     assert matthews((found[0], found[1]), present) == pytest.approx(expected, abs=1e-12)
 
 

@@ -1,4 +1,6 @@
-"""A user's own files in a simulation: what its devices train on is what boards with these files would."""
+"""A user's own files in a simulation: what its devices train on is what boards with these files
+would.
+"""
 
 from contextlib import closing
 from dataclasses import replace
@@ -46,7 +48,9 @@ def own(folder, train, test, **tables):
         "tiers": {"assign": "capacity", "levels": None},
         "engine": {"workers": 1},
     }
-    return settings(folder / "out", folder / "cache", data=data, **{**wanted, **tables}).resolved(folder)
+    return settings(folder / "out", folder / "cache", data=data, **{**wanted, **tables}).resolved(
+        folder
+    )
 
 
 @pytest.fixture
@@ -62,7 +66,12 @@ def boards(tmp_path):
     return tmp_path
 
 
-REGRESSION = {"arch": "mlp", "settings": {"hidden": (4,)}, "widths": (1.0,), "recipe": {"loss": "mean-squared-error"}}
+REGRESSION = {
+    "arch": "mlp",
+    "settings": {"hidden": (4,)},
+    "widths": (1.0,),
+    "recipe": {"loss": "mean-squared-error"},
+}
 TABLE = {
     "kind": "csv",
     "path": "boards/*.csv",
@@ -75,14 +84,17 @@ TABLE = {
 
 
 def test_devices_have_the_batches_of_boards(boards):
-    """Files, transforms and random changes give each virtual device the bits that a board with its file trains on."""
+    """Files, transforms and random changes give each virtual device the bits that a board with its
+    file trains on.
+    """
     simulation = own(boards, TABLE, {**TABLE, "path": "test.csv"}, model=REGRESSION)
     prepared = prepare(simulation)
     devices = VirtualData(prepared.data, prepared.parts, simulation.data.changes)
     for index, name in enumerate("ab"):
         board = load_data(config(boards, **TABLE | {"path": f"boards/{name}.csv"}))
         mine = devices.of(index)
-        moment, chosen = Moment(3, 1, 0, 2), np.array([5, 0, 11])
+        moment = Moment(3, 1, 0, 2)
+        chosen = np.array([5, 0, 11])
         found, wanted = (training_batch(data, chosen, "float32", moment) for data in (mine, board))
         np.testing.assert_array_equal(found[0], wanted[0])
         np.testing.assert_array_equal(found[1], wanted[1])
@@ -99,18 +111,28 @@ def test_devices_have_the_batches_of_boards(boards):
 
 
 def test_columns_in_another_order_are_matched_by_name(boards):
-    """As in a fleet: the test set says which columns and in what order; further ones of a board are left out."""
+    """As in a fleet: the test set says which columns and in what order; further ones of a board are
+    left out.
+    """
     lines = (boards / "boards/b.csv").read_text().splitlines()
     rows = [line.split(",") for line in lines]
-    moved = [",".join([str(number), row[1], row[0], row[2], row[3]]) for number, row in enumerate(rows[1:])]
+    moved = [
+        ",".join([str(number), row[1], row[0], row[2], row[3]])
+        for number, row in enumerate(rows[1:])
+    ]
     (boards / "boards/b.csv").write_text("\n".join([",b,a,c,label", *moved]))
     plain = {"kind": "csv", "path": "boards/*.csv"}
-    x = np.load(prepare(own(boards, plain, {**plain, "path": "test.csv"}, model=REGRESSION)).data / "train_x.npy")
+    x = np.load(
+        prepare(own(boards, plain, {**plain, "path": "test.csv"}, model=REGRESSION)).data
+        / "train_x.npy"
+    )
     assert x[12].tolist() == [float(rows[1][place]) for place in range(3)]
 
 
 def test_numbers_are_learnt_and_a_changed_file_is_refused(boards):
-    """A simulation of a regression on CSV files runs; with other content in them it is not gone on with."""
+    """A simulation of a regression on CSV files runs; with other content in them it is not gone on
+    with.
+    """
     plain = {"kind": "csv", "path": "boards/*.csv"}
     ending = {
         "round": {"rounds": 9, "fraction": 1.0},
@@ -121,9 +143,14 @@ def test_numbers_are_learnt_and_a_changed_file_is_refused(boards):
     assert result.finished.status == "finished", result.finished.error
     dealt = wanted.partition.model_copy(update={"kind": "iid"})
     local = {"evaluation": wanted.evaluation.model_copy(update={"local": True}), "partition": dealt}
-    with pytest.raises(ConfigError, match=r"counts right answers, and the loss mean-squared-error has none"):
+    with pytest.raises(
+        ConfigError, match=r"counts right answers, and the loss mean-squared-error has none"
+    ):
         simulate(wanted.model_copy(update={**local, "out": boards / "local"}))
-    assert (result.finished.rounds, result.rounds[-1].round) == (2, 2)  # patience ends a simulation as a run of a fleet
+    assert (result.finished.rounds, result.rounds[-1].round) == (
+        2,
+        2,
+    )  # patience ends a simulation as a run of a fleet
     assert "loss did not get better" in result.finished.early
     assert result.rounds[-1].loss is not None
     rows = (boards / "boards/a.csv").read_text().replace(",label", ",label\n1,1,1,1.5")
@@ -133,12 +160,16 @@ def test_numbers_are_learnt_and_a_changed_file_is_refused(boards):
 
 
 def test_folders_of_images_share_their_labels(tmp_path):
-    """A device that lacks a folder numbers its labels as the others do; each folder of folders is a group."""
+    """A device that lacks a folder numbers its labels as the others do; each folder of folders is a
+    group.
+    """
     for place in ("boards/a/cat", "boards/a/dog", "boards/b/dog", "test/cat", "test/dog"):
         (tmp_path / place).mkdir(parents=True)
         Image.new("L", (3, 2), 51).save(tmp_path / place / "1.png")
     table = {"kind": "images", "channels": 1}
-    data = own_data(config(tmp_path, path="boards/*", **table), config(tmp_path, path="test", **table))
+    data = own_data(
+        config(tmp_path, path="boards/*", **table), config(tmp_path, path="test", **table)
+    )
     assert data.train_y.tolist() == [0, 1, 1]
     assert data.train_group.tolist() == [0, 0, 1]
     assert data.test_y.tolist() == [0, 1]
@@ -154,7 +185,8 @@ def test_a_simulation_has_the_labels_of_a_fleet(tmp_path):
     for place in ("a/.ipynb_checkpoints", "a/ant", "test/@eaDir"):
         (tmp_path / place).mkdir()
     table = {"kind": "images", "channels": 1}
-    train, test = config(tmp_path, path="a", **table), config(tmp_path, path="test", **table)
+    train = config(tmp_path, path="a", **table)
+    test = config(tmp_path, path="test", **table)
     data = own_data(train, test)
     contract = contract_of(load_data(test))
     assert (data.train_y.tolist(), data.test_y.tolist(), data.classes) == ([0, 1], [0, 1, 2], 3)
@@ -163,16 +195,23 @@ def test_a_simulation_has_the_labels_of_a_fleet(tmp_path):
 
 def write_table(path, labels, values="12"):
     """A table of one column."""
-    path.write_text("\n".join(["a,label", *(f"{value},{label}" for value, label in zip(values, labels, strict=True))]))
+    path.write_text(
+        "\n".join(
+            ["a,label", *(f"{value},{label}" for value, label in zip(values, labels, strict=True))]
+        )
+    )
 
 
 def test_a_label_that_the_test_set_lacks_is_refused(tmp_path):
-    """A folder that was renamed on one device had made a class of its own; a fleet refuses it as well."""
+    """A folder that was renamed on one device had made a class of its own; a fleet refuses it as
+    well.
+    """
     for place in ("boards/a/six", "boards/a/seven", "boards/b/Seven", "test/six", "test/seven"):
         (tmp_path / place).mkdir(parents=True)
         Image.new("L", (3, 2), 51).save(tmp_path / place / "1.png")
     table = {"kind": "images", "channels": 1}
-    train, test = config(tmp_path, path="boards/*", **table), config(tmp_path, path="test", **table)
+    train = config(tmp_path, path="boards/*", **table)
+    test = config(tmp_path, path="test", **table)
     with pytest.raises(
         MismatchError, match=r"/boards/b has the label 'Seven', which is none .*\(seven, six\)"
     ) as refusal:
@@ -189,10 +228,13 @@ def test_names_and_numbers_do_not_mix_unless_labels_names_them(tmp_path):
     write_table(tmp_path / "numbers.csv", [1, 0])
     names, numbers = ({"kind": "csv", "path": f"{name}.csv"} for name in ("names", "numbers"))
     with pytest.raises(
-        MismatchError, match=r"/names\.csv has the labels benign, malignant, and .*numbers\.csv numbers"
+        MismatchError,
+        match=r"/names\.csv has the labels benign, malignant, and .*numbers\.csv numbers",
     ):
         own_data(config(tmp_path, **names), config(tmp_path, **numbers))
-    with pytest.raises(MismatchError, match=r"numbers as labels.* in \[data\.train\] of sim\.toml, labels = \["):
+    with pytest.raises(
+        MismatchError, match=r"numbers as labels.* in \[data\.train\] of sim\.toml, labels = \["
+    ):
         own_data(config(tmp_path, **numbers), config(tmp_path, **names))
     numbers["labels"] = ["malignant", "benign"]
     for sides in ((names, numbers), (numbers, names)):
@@ -206,7 +248,10 @@ def test_several_files_share_one_order(tmp_path):
     write_table(tmp_path / "test.csv", ["cat", "ant", "bee"], "123")
 
     def labels(train, test):
-        tables = ({"kind": "csv", "path": f"{name}.csv", **keys} for name, keys in (("train", train), ("test", test)))
+        tables = (
+            {"kind": "csv", "path": f"{name}.csv", **keys}
+            for name, keys in (("train", train), ("test", test))
+        )
         return own_data(*(config(tmp_path, **table) for table in tables)).train_y.tolist()
 
     assert labels({}, {}) == [2, 1]
@@ -220,45 +265,69 @@ def test_what_stands_for_missing_values_is_one_number(tmp_path):
     """A rule of either table holds; messages name the table in which it is to be changed."""
     for name in ("train", "test"):
         (tmp_path / f"{name}.csv").write_text("a,b,label\n1,,0\n2,3,1\n")
-    train, test = ({"kind": "csv", "path": f"{name}.csv", "missing": -1} for name in ("train", "test"))
-    assert own_data(config(tmp_path, **train), config(tmp_path, **test)).train_x.tolist() == [[1, -1], [2, 3]]
+    train, test = (
+        {"kind": "csv", "path": f"{name}.csv", "missing": -1} for name in ("train", "test")
+    )
+    assert own_data(config(tmp_path, **train), config(tmp_path, **test)).train_x.tolist() == [
+        [1, -1],
+        [2, 3],
+    ]
     with pytest.raises(MismatchError, match=r"set missing = -1 in \[data\.train\] of sim\.toml"):
         own_data(config(tmp_path, **{**train, "missing": 0}), config(tmp_path, **test))
     del train["missing"]
-    with pytest.raises(DataError, match=r"set `missing` in \[data\.train\] of sim\.toml to the number"):
+    with pytest.raises(
+        DataError, match=r"set `missing` in \[data\.train\] of sim\.toml to the number"
+    ):
         own_data(config(tmp_path, **train), config(tmp_path, **test))
     del test["missing"]
     (tmp_path / "train.csv").write_text("a,b,label\n1,1,0\n2,3,1\n")
-    with pytest.raises(DataError, match=r"set `missing` in \[data\.test\] of sim\.toml to the number"):
+    with pytest.raises(
+        DataError, match=r"set `missing` in \[data\.test\] of sim\.toml to the number"
+    ):
         own_data(config(tmp_path, **train), config(tmp_path, **test))
 
 
 def test_any_split_of_one_file(tmp_path):
-    """One file for all devices is dealt as the sets by name are; integers stay as they are, for tokens."""
+    """One file for all devices is dealt as the sets by name are; integers stay as they are, for
+    tokens.
+    """
     np.savez(tmp_path / "d.npz", x=np.arange(80).reshape(40, 2), y=np.arange(40) % 4)
     table = {"kind": "npz", "path": "d.npz"}
     kinds = {"kind": "shards", "per_device": 2}
     prepared = prepare(own(tmp_path, table, table, partition=kinds))
     parts = Parts.load(prepared.parts)
     assert [len(np.unique(np.arange(40)[part] % 4)) for part in parts.train] == [2, 2]
-    assert not any(map(len, parts.test))  # of which none would be judged, and a small set has too few for shards
+    assert not any(
+        map(len, parts.test)
+    )  # of which none would be judged, and a small set has too few for shards
     data = own_data(*2 * [config(tmp_path, **table)])
     assert (data.train_x.dtype.kind, data.tokens, data.classes) == ("i", 80, 4)
 
 
 @pytest.fixture
 def ignoring(tmp_path):
-    """A simulation whose loss ignores the label 255, of samples that have it, judged on the devices' own ones."""
+    """A simulation whose loss ignores the label 255, of samples that have it, judged on the
+    devices' own ones.
+    """
     draw = np.random.default_rng(0)
     y = draw.choice([0, 1, 2, 255], 40)
     np.savez(tmp_path / "d.npz", x=draw.normal(size=(40, 3)).astype(np.float32), y=y)
     table = {"kind": "npz", "path": "d.npz"}
     model = {**REGRESSION, "recipe": {"loss": {"name": "cross-entropy", "ignore_label": 255}}}
-    return own(tmp_path, table, table, model=model, partition={"kind": "dirichlet"}, evaluation={"local": True})
+    return own(
+        tmp_path,
+        table,
+        table,
+        model=model,
+        partition={"kind": "dirichlet"},
+        evaluation={"local": True},
+    )
 
 
 def test_a_label_that_the_loss_ignores_is_no_class(ignoring):
-    """The 255 of a map of labels had made a model of 256 classes; what it marks is dealt as all else is."""
+    """The 255 of a map of labels had made a model of 256 classes; what it marks is dealt as all
+    else is.
+    """
     prepared = prepare(ignoring)
     assert prepared.settings["classes"] == 3
     assert sorted(np.concatenate(Parts.load(prepared.parts).train)) == list(range(40))
@@ -278,7 +347,9 @@ def test_devices_are_judged_where_the_loss_ignores_a_label(ignoring, tmp_path):
 
 @pytest.mark.slow
 def test_a_device_of_one_sample_ends_no_simulation(tmp_path):
-    """It has no variance to tell, and was asked for one after the round; a fleet goes on without it."""
+    """It has no variance to tell, and was asked for one after the round; a fleet goes on without
+    it.
+    """
     draw = np.random.default_rng(0)
     for name, count in (("a", 8), ("b", 8), ("c", 1)):
         x = draw.normal(size=(count, 1, 8, 8)).astype(np.float32)
@@ -291,13 +362,20 @@ def test_a_device_of_one_sample_ends_no_simulation(tmp_path):
 
 
 def test_text_may_have_a_part_of_a_vocabulary(tmp_path):
-    """A pre-trained model has all of its own, and so no text that lacks the last of its words could be simulated."""
+    """A pre-trained model has all of its own, and so no text that lacks the last of its words could
+    be simulated.
+    """
     np.savez(tmp_path / "d.npz", x=np.arange(80).reshape(40, 2), y=np.arange(40) % 4)
     data = own_data(*2 * [config(tmp_path, kind="npz", path="d.npz")])
     minilm = Registry.zoo().get("minilm_encoder")
     sizes = [
         Chosen.of(minilm, given, replace(data, **changes)).settings["vocab"]
-        for given, changes in (({}, {}), ({}, {"tokens": 40_000}), ({}, {"own": False}), ({"vocab": 99}, {}))
+        for given, changes in (
+            ({}, {}),
+            ({}, {"tokens": 40_000}),
+            ({}, {"own": False}),
+            ({"vocab": 99}, {}),
+        )
     ]
     assert sizes == [MINILM_VOCAB, 40_000, 80, 99]
 
@@ -315,16 +393,26 @@ def test_files_that_do_not_go_together_are_named(boards, changes, words):
     """No match, other columns, a function that is not there or takes something else."""
     train = config(boards, **{**TABLE, "shape": None, "augment": [], **changes})
     with pytest.raises(DataError, match=words):
-        own_data(train, config(boards, **{**TABLE, "shape": None, "augment": [], "path": "test.csv"}))
+        own_data(
+            train, config(boards, **{**TABLE, "shape": None, "augment": [], "path": "test.csv"})
+        )
 
 
 def test_a_set_has_a_name_or_files(tmp_path):
     """Neither both nor none, and random changes belong to the samples."""
     table = {"kind": "npz", "path": "d.npz"}
-    for data in ({"name": ""}, {"name": "digits", "train": table, "test": table}, {"name": "", "train": table}):
+    for data in (
+        {"name": ""},
+        {"name": "digits", "train": table, "test": table},
+        {"name": "", "train": table},
+    ):
         with pytest.raises(ValidationError, match="name one of the data sets"):
             settings(tmp_path, tmp_path, data=data)
     with pytest.raises(ValidationError, match=r'evaluation.holdout is for engine.backend = "onnx"'):
         settings(tmp_path, tmp_path, engine={"backend": "torch"}, evaluation={"holdout": 0.2})
     with pytest.raises(ValidationError, match="say what you need in"):
-        settings(tmp_path, tmp_path, data={"name": "", "train": table, "test": table, "augment": "crop-flip"})
+        settings(
+            tmp_path,
+            tmp_path,
+            data={"name": "", "train": table, "test": table, "augment": "crop-flip"},
+        )

@@ -1,4 +1,6 @@
-"""Parcels: a worker elsewhere finds every file that the setup names, and devices' memories move with their tasks."""
+"""Parcels: a worker elsewhere finds every file that the setup names, and devices' memories move
+with their tasks.
+"""
 
 import tracemalloc
 from itertools import pairwise
@@ -64,14 +66,18 @@ def named(setup: WorkerSetup) -> list[Path]:
 
 
 def test_every_file_is_where_the_relocated_setup_says(setup, tmp_path):
-    """Unpacking the list makes the relocated setup name the same contents; the test set stays with the server."""
+    """Unpacking the list makes the relocated setup name the same contents; the test set stays with
+    the server.
+    """
     listed = packing_list(setup)
     for place, path in listed.items():
         target = tmp_path / "elsewhere" / place
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(path.read_bytes())
     moved = relocated(setup, tmp_path / "elsewhere", tmp_path / "own")
-    assert [path.read_text() for path in named(moved)] == [path.read_text() for path in named(setup)]
+    assert [path.read_text() for path in named(moved)] == [
+        path.read_text() for path in named(setup)
+    ]
     assert len(listed) == len(named(setup))
     for folder in (moved.blobs, moved.updates, moved.devices):
         assert folder.is_relative_to(tmp_path / "own")
@@ -97,7 +103,9 @@ def test_the_test_set_travels_to_workers_that_judge_by_it(setup):
 def test_who_holds_what_is_in_memory_once(tmp_path):
     """Every device's part was a view of a copy of its own of all indices, 200 of them here."""
     ends = np.linspace(0, 100_000, 200).astype(int)
-    held = Parts(tuple(np.arange(*pair) for pair in pairwise([0, 0, *ends])), (np.zeros(0, np.int64),) * 201)
+    held = Parts(
+        tuple(np.arange(*pair) for pair in pairwise([0, 0, *ends])), (np.zeros(0, np.int64),) * 201
+    )
     held.save(tmp_path / "parts.npz")
     tracemalloc.start()
     found = Parts.load(tmp_path / "parts.npz")

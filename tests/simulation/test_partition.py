@@ -18,7 +18,9 @@ VECTORS = Path(__file__).parents[3] / "shared" / "vectors" / "vectors.json"
 
 @given(st.integers(2, 12), st.integers(1, 12), st.integers(1, 4), st.integers(0, 3))
 def test_shards_are_balanced_and_go_to_one_device(classes, devices, per_device, seed):
-    """Every device has as many shards as the others, few labels, and no sample that another one has."""
+    """Every device has as many shards as the others, few labels, and no sample that another one
+    has.
+    """
     labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(classes), 50))
     if devices * per_device < classes:
         with pytest.raises(ConfigError, match="cannot cover"):
@@ -26,7 +28,9 @@ def test_shards_are_balanced_and_go_to_one_device(classes, devices, per_device, 
         return
     dealt = deal_shards(classes, devices, per_device, seed)
     assert {len(held) for held in dealt.labels} == {per_device}
-    assert Counter(label for held in dealt.labels for label in held) == dict(enumerate(dealt.counts))
+    assert Counter(label for held in dealt.labels for label in held) == dict(
+        enumerate(dealt.counts)
+    )
     assert max(dealt.counts) - min(dealt.counts) <= 1
     parts = dealt.split(labels, seed)
     assert sorted(np.concatenate(parts)) == list(range(len(labels)))
@@ -38,12 +42,15 @@ def test_shards_are_balanced_and_go_to_one_device(classes, devices, per_device, 
 
 
 def test_shards_have_the_published_sizes():
-    """Vector H10: remainders go to the first shards; 100 devices with two of 200 shards of 250 samples."""
+    """Vector H10: remainders go to the first shards; 100 devices with two of 200 shards of 250
+    samples.
+    """
     if not VECTORS.is_file():
         pytest.skip("worked examples are not beside this checkout")
     entries = json.loads(VECTORS.read_text())["vectors"]
     entry = next(item for item in entries if item["id"].startswith("H10"))
-    given_, expected = entry["inputs"], entry["expected"]
+    given_ = entry["inputs"]
+    expected = entry["expected"]
     for case, devices, classes, size in zip(
         ("tiny", "cifar"), given_["users"], given_["classes"], given_["class_sizes"], strict=True
     ):
@@ -56,14 +63,17 @@ def test_shards_have_the_published_sizes():
 
 
 def test_the_released_split_leaves_shards_unused():
-    """A device whose draws coincide has one label and half the data; that happens to 19/199 of them."""
+    """A device whose draws coincide has one label and half the data; that happens to 19/199 of
+    them.
+    """
     labels = np.repeat(np.arange(10), 5000)
     single = 0
     for seed in range(100):
         dealt = deal_shards(10, 100, 2, seed, as_released=True)
         assert all(len(set(held)) == len(held) for held in dealt.labels)
         single += sum(len(held) == 1 for held in dealt.labels)
-    share, expected = single / 10_000, 19 / 199
+    share = single / 10_000
+    expected = 19 / 199
     assert abs(share - expected) < 5 * (expected * (1 - expected) / 10_000) ** 0.5
     parts = dealt.split(labels, seed=0)
     assert {len(part) for part in parts} == {250, 500}
@@ -75,16 +85,25 @@ def test_the_released_split_leaves_shards_unused():
 def test_a_test_set_is_split_with_the_same_labels():
     """One deal serves training and test; a device is tested on what it has seen."""
     dealt = deal_shards(10, 6, 2, seed=4)
-    train, test = np.repeat(np.arange(10), 30), np.tile(np.arange(10), 12)
+    train = np.repeat(np.arange(10), 30)
+    test = np.tile(np.arange(10), 12)
     for a, b in zip(dealt.split(train, 0), dealt.split(test, 1), strict=True):
         assert set(train[a]) == set(test[b])
 
 
-@given(devices=st.integers(1, 7), classes=st.integers(1, 5), more=st.integers(0, 60), seed=st.integers(0, 2**16))
+@given(
+    devices=st.integers(1, 7),
+    classes=st.integers(1, 5),
+    more=st.integers(0, 60),
+    seed=st.integers(0, 2**16),
+)
 def test_further_samples_are_dealt_like_the_first(devices, classes, more, seed):
-    """Every device gets its share of every class to within a sample; what nobody holds the like of goes to nobody."""
+    """Every device gets its share of every class to within a sample; what nobody holds the like of
+    goes to nobody.
+    """
     rng = np.random.default_rng(seed)
-    labels, others = rng.integers(classes, size=40), rng.integers(classes + 1, size=more)
+    labels = rng.integers(classes, size=40)
+    others = rng.integers(classes + 1, size=more)
     order = rng.permutation(40)
     parts = np.split(order, np.sort(rng.integers(41, size=devices - 1)))
     dealt = in_proportion(parts, labels, others, seed)
@@ -96,8 +115,14 @@ def test_further_samples_are_dealt_like_the_first(devices, classes, more, seed):
             for part in parts
             if len(part)
         ]
-        got = [np.count_nonzero(others[mine] == label) for part, mine in zip(parts, dealt, strict=True) if len(part)]
-        np.testing.assert_allclose(got, np.array(wanted) * np.count_nonzero(others == label), atol=1)
+        got = [
+            np.count_nonzero(others[mine] == label)
+            for part, mine in zip(parts, dealt, strict=True)
+            if len(part)
+        ]
+        np.testing.assert_allclose(
+            got, np.array(wanted) * np.count_nonzero(others == label), atol=1
+        )
     for part, mine in zip(parts, dealt, strict=True):
         assert (np.diff(mine) > 0).all()
         assert set(others[mine]) <= set(labels[part])
@@ -115,7 +140,9 @@ def test_impossible_deals_are_errors():
 
 
 def test_subjects_keep_their_samples():
-    """A device for each subject, or a few subjects for each device; never more devices than subjects."""
+    """A device for each subject, or a few subjects for each device; never more devices than
+    subjects.
+    """
     groups = np.array([3, 1, 1, 7, 3, 9])
     assert [part.tolist() for part in by_subject(groups)] == [[1, 2], [0, 4], [3], [5]]
     assert [part.tolist() for part in by_subject(groups, 2)] == [[0, 1, 2, 4], [3, 5]]
@@ -125,7 +152,10 @@ def test_subjects_keep_their_samples():
 
 @pytest.mark.parametrize(
     ("table", "key", "kind"),
-    [({"alpha": 0.1}, "alpha", "dirichlet"), ({"kind": "dirichlet", "per_device": 3}, "per_device", "shards")],
+    [
+        ({"alpha": 0.1}, "alpha", "dirichlet"),
+        ({"kind": "dirichlet", "per_device": 3}, "per_device", "shards"),
+    ],
 )
 def test_a_key_of_another_kind_of_split_is_refused(table, key, kind):
     """Whoever sets alpha alone would publish an IID split as a Dirichlet one."""

@@ -1,4 +1,6 @@
-"""Plots: the lines are where the numbers say, the legend says what they are, and files are written whole."""
+"""Plots: the lines are where the numbers say, the legend says what they are, and files are written
+whole.
+"""
 
 import itertools
 from dataclasses import replace
@@ -61,7 +63,9 @@ def test_curves_of_several_panels_are_drawn_apart():
     """Each panel has its name, its own curves, and the targets of these; colours begin anew."""
     targets = {"iid": [0.6], "skewed": [0.4]}
     curves = [
-        Curve(name, [a_run([0.5, 0.75])], panel=panel, targets=own) for panel, own in targets.items() for name in "ab"
+        Curve(name, [a_run([0.5, 0.75])], panel=panel, targets=own)
+        for panel, own in targets.items()
+        for name in "ab"
     ]
     for draw in (over_rounds, partial(accuracy_over, "time"), partial(accuracy_over, "bytes")):
         panels = draw(curves).axes
@@ -82,7 +86,9 @@ def test_rounds_without_an_evaluation_are_left_out():
 
 
 def test_seeds_are_a_mean_and_a_band():
-    """The line is the seeds' mean in the rounds they share, the band goes from the lowest to the highest."""
+    """The line is the seeds' mean in the rounds they share, the band goes from the lowest to the
+    highest.
+    """
     ours = Curve("ours", [a_run([0.25, 0.5, 0.9]), a_run([0.75, 1.0])], targets=[0.9])
     figure = over_rounds([ours, Curve("theirs", [a_run([0.125, 0.25])])])
     drawn = lines(figure)
@@ -94,8 +100,13 @@ def test_seeds_are_a_mean_and_a_band():
 
 
 def test_published_values_stand_at_the_edge_and_lines_differ_without_colour():
-    """The value is in the legend, too; of as many lines as there are colours none has the style of the one before."""
-    curves = [Curve(f"arm {number}", [a_run([0.25, 0.5])], 0.875 if number else None) for number in range(7)]
+    """The value is in the legend, too; of as many lines as there are colours none has the style of
+    the one before.
+    """
+    curves = [
+        Curve(f"arm {number}", [a_run([0.25, 0.5])], 0.875 if number else None)
+        for number in range(7)
+    ]
     figure = over_rounds(curves)
     assert legend(figure)[:2] == ["arm 0", "arm 1, published 87.5%"]
     drawn = figure.axes[0].get_lines()
@@ -107,7 +118,10 @@ def test_published_values_stand_at_the_edge_and_lines_differ_without_colour():
 
 def test_other_quantities_have_their_own_axis():
     """What was not evaluated for them is left out; only shares are in %."""
-    rows = [replace(row, perplexity=value) for row, value in zip(a_run([0.1, 0.2]), (None, 42.0), strict=True)]
+    rows = [
+        replace(row, perplexity=value)
+        for row, value in zip(a_run([0.1, 0.2]), (None, 42.0), strict=True)
+    ]
     quantity = Quantity("perplexity", "perplexity", lambda row: row.perplexity)
     figure = over_rounds([Curve("ours", [rows], targets=[40.0])], quantity=quantity)
     assert lines(figure)["ours"] == [[2, 42.0]]
@@ -127,7 +141,8 @@ def test_time_is_shown_in_a_unit_that_fits():
 
 def test_seeds_with_different_times_meet_in_between():
     """Each seed is interpolated over its own time; the mean is drawn where every seed has a value."""
-    fast, slow = a_run([0.0, 0.4, 0.8], seconds=10), a_run([0.0, 1.0], seconds=20)
+    fast = a_run([0.0, 0.4, 0.8], seconds=10)
+    slow = a_run([0.0, 1.0], seconds=20)
     figure = accuracy_over("time", [Curve("ours", [fast, slow])])
     points = np.array(lines(figure)["ours (2 seeds)"])
     assert points[0].tolist() == pytest.approx([20, (0.4 + 0.0) / 2])
@@ -149,11 +164,15 @@ def test_a_curve_without_values_does_not_hide_the_others():
 def test_bytes_add_up_over_all_rounds():
     """Also those of rounds that were not judged."""
     rows = [replace(item, payload_bytes=2_000_000) for item in a_run([0.25, None, 0.5])]
-    assert lines(accuracy_over("bytes", [Curve("ours", [rows])])) == {"ours": [[2.0, 0.25], [6.0, 0.5]]}
+    assert lines(accuracy_over("bytes", [Curve("ours", [rows])])) == {
+        "ours": [[2.0, 0.25], [6.0, 0.5]]
+    }
 
 
 def test_widths_are_a_picture_of_devices_by_rounds():
-    """Wide is darker than narrow, also in grey; who did not take part has no colour; equal devices share a label."""
+    """Wide is darker than narrow, also in grey; who did not take part has no colour; equal devices
+    share a label.
+    """
     run = Widths("ours", ["fast", "fast", "slow"], {3: (1.0, 0.5, None), 4: (1.0, 1.0, 0.25)})
     figure = widths_by_device([run, Widths("theirs", ["slow"], {3: (0.5,)})], title="widths")
     figure.draw_without_rendering()
@@ -171,7 +190,9 @@ def test_widths_are_a_picture_of_devices_by_rounds():
 
 
 def test_tiers_are_stacked_from_the_largest():
-    """Each tier's bars lie on those of the larger ones, and the highest reach the number of devices."""
+    """Each tier's bars lie on those of the larger ones, and the highest reach the number of
+    devices.
+    """
     rows = a_run([None, None])
     rows[1] = replace(rows[1], tiers={"w1.00-d1": 3, "w0.50-d1": 1})
     figure = tier_counts(rows)
@@ -179,14 +200,21 @@ def test_tiers_are_stacked_from_the_largest():
     drawn = {patch.get_label(): patch.get_data() for patch in axes.patches}
     assert list(drawn) == ["width 1", "width 0.5", "width 0.25"]
     assert [stairs.values.tolist() for stairs in drawn.values()] == [[1, 3], [1, 4], [4, 4]]
-    assert [np.asarray(stairs.baseline).tolist() for stairs in drawn.values()] == [[0, 0], [1, 3], [1, 4]]
+    assert [np.asarray(stairs.baseline).tolist() for stairs in drawn.values()] == [
+        [0, 0],
+        [1, 3],
+        [1, 4],
+    ]
     assert drawn["width 1"].edges.tolist() == [0.5, 1.5, 2.5]
     assert legend(figure) == ["width 0.25", "width 0.5", "width 1"]
 
 
 def test_many_rounds_are_averaged():
     """A bar stands for several rounds, the last one for the rest, and the axis says so."""
-    rows = [replace(row, tiers={"w1.00-d2": 2 * (row.round % 2), "w1.00-d1": 1}) for row in a_run([None] * 401)]
+    rows = [
+        replace(row, tiers={"w1.00-d2": 2 * (row.round % 2), "w1.00-d1": 1})
+        for row in a_run([None] * 401)
+    ]
     (axes,) = tier_counts(rows).axes
     deep = axes.patches[0].get_data()
     assert axes.patches[0].get_label() == "width 1, depth 2"
@@ -214,12 +242,15 @@ def test_the_plots_of_a_run_are_files(tmp_path):
 def test_long_words_lie_within_the_picture():
     """A title longer than the figure is wide, and more arms than beside it would find room."""
     runs = [a_run([0.1, 0.5])] * 2
-    arms = [Curve(f"federated-dropout/cifar10-high-{at}", runs, 0.7, targets=[0.7]) for at in range(24)]
+    arms = [
+        Curve(f"federated-dropout/cifar10-high-{at}", runs, 0.7, targets=[0.7]) for at in range(24)
+    ]
     figure = over_rounds(arms, title="the simulated hours to a target accuracy, " * 4)
     figure.draw_without_rendering()
     (axes,) = figure.axes
     assert axes.bbox.width > figure.bbox.width / 3
     for text in (*figure.texts, *axes.get_legend().get_texts(), axes.xaxis.label, axes.yaxis.label):
-        box, whole = text.get_window_extent(), figure.bbox
+        box = text.get_window_extent()
+        whole = figure.bbox
         assert whole.x0 <= box.x0 < box.x1 <= whole.x1, text
         assert whole.y0 <= box.y0 < box.y1 <= whole.y1, text

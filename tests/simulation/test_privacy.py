@@ -1,4 +1,6 @@
-"""Noise in a simulation follows from the seed, hides what it does in a fleet, and its epsilon is in the history."""
+"""Noise in a simulation follows from the seed, hides what it does in a fleet, and its epsilon is in
+the history.
+"""
 
 from dataclasses import replace
 
@@ -26,7 +28,9 @@ TABLES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["central", "local"])
 def test_noise_follows_from_the_seed(where, tmp_path, cache):
-    """Twice the same bits, others without noise; a device that was asked twice has spent what the history says."""
+    """Twice the same bits, others without noise; a device that was asked twice has spent what the
+    history says.
+    """
     hidden = {"privacy": {"clip": 0.5, "noise_multiplier": 0.01, "where": where}}
     less = {"privacy": {**hidden["privacy"], "noise_multiplier": 1e-6}}
     runs = {

@@ -1,4 +1,6 @@
-"""The Ray engine: equal to the local one to the bit, on a cluster that is there or not, with actors that die."""
+"""The Ray engine: equal to the local one to the bit, on a cluster that is there or not, with actors
+that die.
+"""
 
 import json
 import os
@@ -60,7 +62,9 @@ CONFIG = {
     ],
 )
 def test_workers_share_what_there_is(table, resources, expected):
-    """One worker per CPU, or per GPU where training is there; more workers than GPUs share them evenly."""
+    """One worker per CPU, or per GPU where training is there; more workers than GPUs share them
+    evenly.
+    """
     backend = {"backend": "torch"} if "device" in table else {}
     assert shares_of(EngineTable(kind="ray", **table, **backend), resources) == expected
 
@@ -85,23 +89,31 @@ def test_an_address_where_nothing_listens():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     for address in (f"127.0.0.1:{port}", f"ray://127.0.0.1:{port}"):
-        with pytest.raises(TransportError, match=rf"no Ray cluster at {address}: .*`ray start --head") as caught:
+        with pytest.raises(
+            TransportError, match=rf"no Ray cluster at {address}: .*`ray start --head"
+        ) as caught:
             connect(address, workers=1)
         assert caught.value.exit_code == 5
     assert not ray.is_initialized()
 
 
 def test_an_address_where_something_else_listens():
-    """What takes the connection and says nothing is given up at the deadline, though Ray would go on for minutes."""
+    """What takes the connection and says nothing is given up at the deadline, though Ray would go
+    on for minutes.
+    """
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        with pytest.raises(TransportError, match=rf"no Ray cluster answers at {address} within 1 s"):
+        with pytest.raises(
+            TransportError, match=rf"no Ray cluster answers at {address} within 1 s"
+        ):
             connect(address, workers=1, deadline_seconds=1.0)
 
 
 def test_an_address_that_is_none():
     """Ray's own word for it is passed on."""
-    with pytest.raises(TransportError, match=r"cluster at nonsense cannot be used: .*Invalid address format"):
+    with pytest.raises(
+        TransportError, match=r"cluster at nonsense cannot be used: .*Invalid address format"
+    ):
         connect("nonsense", workers=1)
 
 
@@ -120,11 +132,18 @@ class KeepsARound:
 
 
 def test_an_actor_elsewhere_has_what_it_is_sent(tmp_path, monkeypatch):
-    """Files, weights and devices' memories come with the calls; what a device keeps goes back and leaves nothing."""
-    monkeypatch.setattr("simulation.engines.ray_worker.ray.get", lambda reference, timeout: reference)
+    """Files, weights and devices' memories come with the calls; what a device keeps goes back and
+    leaves nothing.
+    """
+    monkeypatch.setattr(
+        "simulation.engines.ray_worker.ray.get", lambda reference, timeout: reference
+    )
     monkeypatch.setattr("simulation.engines.ray_worker.VirtualDevices", KeepsARound)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "there"))
-    here = {name: tmp_path / "here" / name for name in ("artifacts", "data", "parts", "blobs", "updates", "devices")}
+    here = {
+        name: tmp_path / "here" / name
+        for name in ("artifacts", "data", "parts", "blobs", "updates", "devices")
+    }
     setup = WorkerSetup(arch="mlp", **here).model_dump_json().encode()
     actor = RayWorker("session")
     assert json.loads(actor.greet(setup, str(tmp_path / "nowhere")))["shares"] is False
@@ -139,11 +158,17 @@ def test_an_actor_elsewhere_has_what_it_is_sent(tmp_path, monkeypatch):
         order = WorkOrder(
             items=(
                 an_item(
-                    "t", number, weights, weights, TrainSettings(learning_rate=0.1, epochs=1, batch_size=2, seed=1)
+                    "t",
+                    number,
+                    weights,
+                    weights,
+                    TrainSettings(learning_rate=0.1, epochs=1, batch_size=2, seed=1),
                 ),
             )
         )
-        answer = actor.work(order.model_dump_json().encode(), {weights.digest: content}, {"device-0": kept})
+        answer = actor.work(
+            order.model_dump_json().encode(), {weights.digest: content}, {"device-0": kept}
+        )
         assert [json.loads(result)["detail"] for result in answer.results] == ["seen"]
         assert answer.states["device-0"] == kept | {f"round-{number}": b"one+"}
     own = [path for path in shared.parent.iterdir() if path != shared]
@@ -156,7 +181,9 @@ def test_an_actor_elsewhere_has_what_it_is_sent(tmp_path, monkeypatch):
 # With Ray.
 
 
-def an_item(task: str, number: int, manifest: BlobRef, weights: BlobRef, train: TrainSettings, index=0) -> WorkItem:
+def an_item(
+    task: str, number: int, manifest: BlobRef, weights: BlobRef, train: TrainSettings, index=0
+) -> WorkItem:
     return WorkItem(
         task=task,
         run="run",
@@ -200,8 +227,14 @@ class Small:
 
     def orders(self, epochs: int = 2) -> list[WorkOrder]:
         train = TrainSettings(learning_rate=0.1, epochs=epochs, batch_size=16, seed=5)
-        items = [an_item(f"task-{index}", 1, self.manifest, self.weights, train, index) for index in range(6)]
-        return [WorkOrder(items=tuple(items[:2])), *(WorkOrder(items=(item,)) for item in items[2:])]
+        items = [
+            an_item(f"task-{index}", 1, self.manifest, self.weights, train, index)
+            for index in range(6)
+        ]
+        return [
+            WorkOrder(items=tuple(items[:2])),
+            *(WorkOrder(items=(item,)) for item in items[2:]),
+        ]
 
 
 @pytest.fixture(scope="module")
@@ -223,7 +256,12 @@ def what_counts(found: dict[str, Finished | Failed]) -> dict[str, tuple[object, 
     """Everything of the results that does not depend on time: updates by digest, so to the bit."""
     assert all(isinstance(result, Finished) for result in found.values()), found
     return {
-        task: (result.update, result.metrics.train_loss, result.metrics.evaluation, result.metrics.labels)
+        task: (
+            result.update,
+            result.metrics.train_loss,
+            result.metrics.evaluation,
+            result.metrics.labels,
+        )
         for task, result in found.items()
     }
 
@@ -244,7 +282,15 @@ def cluster(small):
     assert small
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={port}"]
+    command = [
+        sys.executable,
+        "-m",
+        "ray.scripts.scripts",
+        "start",
+        "--head",
+        "--block",
+        f"--port={port}",
+    ]
     command += [
         "--node-ip-address=127.0.0.1",
         "--num-cpus=3",
@@ -277,7 +323,9 @@ def connect_when_there(address: str) -> None:
 
 @pytest.mark.slow
 def test_ray_here_computes_what_the_local_engine_computes(small, expected):
-    """Ray is started for the engine and ends with it; a second order of the same kind gives the same again."""
+    """Ray is started for the engine and ends with it; a second order of the same kind gives the
+    same again.
+    """
     handler = signal.getsignal(signal.SIGTERM)
     setup = small.setup("ray")
     engine = RayEngine(TABLE, setup)
@@ -297,7 +345,9 @@ def test_ray_here_computes_what_the_local_engine_computes(small, expected):
 
 @pytest.mark.slow
 def test_actors_that_do_not_see_the_folder(small, expected, cluster):
-    """On a cluster by address: all that is needed travels, updates come back, and nothing is left on the machine."""
+    """On a cluster by address: all that is needed travels, updates come back, and nothing is left
+    on the machine.
+    """
     setup = small.setup("apart")
     config = TABLE.model_copy(update={"address": cluster})
     engine = RayEngine(config, setup, shared=False)
@@ -306,7 +356,11 @@ def test_actors_that_do_not_see_the_folder(small, expected, cluster):
         assert what_counts(answers(engine)) == expected
         updates = BlobStore(setup.updates)
         assert all(updates.has(result[0].digest) for result in expected.values())
-        left = [path for path in Path(tempfile.gettempdir()).glob("shoal-*") if path.name == f"shoal-{engine._session}"]
+        left = [
+            path
+            for path in Path(tempfile.gettempdir()).glob("shoal-*")
+            if path.name == f"shoal-{engine._session}"
+        ]
         assert left
     finally:
         engine.close()
@@ -315,23 +369,32 @@ def test_actors_that_do_not_see_the_folder(small, expected, cluster):
 
 @pytest.mark.slow
 def test_what_encodings_lose_travels_with_the_devices(small):
-    """Residuals stayed with the actor that had the device's round, and the next one began without, or with old ones."""
+    """Residuals stayed with the actor that had the device's round, and the next one began without,
+    or with old ones.
+    """
     rounds = []
     for number in (1, 2, 3):
         items = [item for order in small.orders(epochs=1) for item in order.items]
         keeping = items[0].instructions.model_copy(update={"upload": Upload(encoding="int8")})
         of_round = {"round": number, "instructions": keeping}
-        items = [item.model_copy(update={**of_round, "task": f"{item.task}-{number}"}) for item in items]
+        items = [
+            item.model_copy(update={**of_round, "task": f"{item.task}-{number}"}) for item in items
+        ]
         rounds.append([WorkOrder(items=(item,)) for item in items])
     found = []
-    for name, begin in (("near", partial(LocalEngine, 1)), ("far", partial(RayEngine, TABLE, shared=False))):
+    for name, begin in (
+        ("near", partial(LocalEngine, 1)),
+        ("far", partial(RayEngine, TABLE, shared=False)),
+    ):
         setup = small.setup(name)
         engine = begin(setup)
         try:
             for orders in rounds:
                 engine.submit(orders)
                 kept = what_counts(answers(engine))
-                found.append((kept, [read_state(setup.devices / order.items[0].device) for order in orders]))
+                found.append(
+                    (kept, [read_state(setup.devices / order.items[0].device) for order in orders])
+                )
         finally:
             engine.close()
     assert all(found[0][1])
@@ -341,8 +404,12 @@ def test_what_encodings_lose_travels_with_the_devices(small):
 
 @pytest.mark.slow
 def test_an_actor_that_dies_is_replaced_once(small, expected, cluster):
-    """Its orders are computed by another one with the same result; a second death over the same order is an error."""
-    engine = RayEngine(TABLE.model_copy(update={"address": cluster, "workers": 1}), small.setup("dying"))
+    """Its orders are computed by another one with the same result; a second death over the same
+    order is an error.
+    """
+    engine = RayEngine(
+        TABLE.model_copy(update={"address": cluster, "workers": 1}), small.setup("dying")
+    )
     try:
         (first,) = engine._actors
         ray.kill(first.handle)
@@ -353,7 +420,9 @@ def test_an_actor_that_dies_is_replaced_once(small, expected, cluster):
 
         endless = small.orders(epochs=10_000_000)[0]
         endless = WorkOrder(
-            items=tuple(item.model_copy(update={"task": f"endless-{item.task}"}) for item in endless.items)
+            items=tuple(
+                item.model_copy(update={"task": f"endless-{item.task}"}) for item in endless.items
+            )
         )
         engine.submit([endless])
         ray.kill(second.handle)
@@ -361,7 +430,9 @@ def test_an_actor_that_dies_is_replaced_once(small, expected, cluster):
         (third,) = engine._actors
         assert [order for order, _ in third.orders] == [endless]
         ray.kill(third.handle)
-        with pytest.raises(WorkerDiedError, match=r"died twice over round 1, device-0, device-1 \(w1\.00-d1\)"):
+        with pytest.raises(
+            WorkerDiedError, match=r"died twice over round 1, device-0, device-1 \(w1\.00-d1\)"
+        ):
             engine.take(WAIT_SECONDS)
     finally:
         engine.close()
@@ -369,13 +440,19 @@ def test_an_actor_that_dies_is_replaced_once(small, expected, cluster):
 
 @pytest.mark.slow
 def test_a_cluster_without_room_or_with_other_versions(small, cluster, monkeypatch):
-    """More workers than CPUs never start, and other versions would give other results: both are said at once."""
+    """More workers than CPUs never start, and other versions would give other results: both are
+    said at once.
+    """
     config = TABLE.model_copy(update={"address": cluster, "workers": 7})
-    with pytest.raises(TransportError, match=r"7 workers were not ready within 5 s; the Ray cluster has 3 CPUs"):
+    with pytest.raises(
+        TransportError, match=r"7 workers were not ready within 5 s; the Ray cluster has 3 CPUs"
+    ):
         RayEngine(config, small.setup("crowded"), start_seconds=5.0)
     assert not ray.is_initialized()
     monkeypatch.setattr("simulation.engines.ray.versions", lambda: "Shoal 0.0.0, onnxruntime 0")
-    with pytest.raises(ConfigError, match=f"has {versions()}, this machine has Shoal 0.0.0, onnxruntime 0"):
+    with pytest.raises(
+        ConfigError, match=f"has {versions()}, this machine has Shoal 0.0.0, onnxruntime 0"
+    ):
         RayEngine(config.model_copy(update={"workers": 1}), small.setup("other"))
     assert not ray.is_initialized()
 
@@ -394,10 +471,13 @@ def final_weights(folder: Path, run: str) -> dict[str, bytes]:
 
 @pytest.mark.slow
 def test_a_simulation_does_not_depend_on_the_engine(tmp_path):
-    """Two rounds with sub-models: the same history but for real time, and the same global weights to the bit."""
+    """Two rounds with sub-models: the same history but for real time, and the same global weights
+    to the bit.
+    """
     from simulation.runner import simulate  # noqa: PLC0415  (torch)
 
-    histories, weights = [], []
+    histories = []
+    weights = []
     for kind in ("local", "ray"):
         settings = {
             **CONFIG,

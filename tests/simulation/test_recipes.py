@@ -1,4 +1,6 @@
-"""Recipes by name: optimizers, losses and what is kept, the same in a fleet, in a simulation and on both backends."""
+"""Recipes by name: optimizers, losses and what is kept, the same in a fleet, in a simulation and on
+both backends.
+"""
 
 import json
 from contextlib import closing
@@ -12,7 +14,12 @@ from shoal.cli.stored import ROUNDS
 from simulation.runner import simulate
 from tests.simulation.simulations import as_a_fleet, settings, tensors
 
-MLP = {"arch": "mlp", "settings": {"hidden": (16,)}, "widths": (1.0, 0.5), "recipe": {"optimizer": "adamw"}}
+MLP = {
+    "arch": "mlp",
+    "settings": {"hidden": (16,)},
+    "widths": (1.0, 0.5),
+    "recipe": {"optimizer": "adamw"},
+}
 TINY = {
     "model": MLP,
     "devices": {"count": 2},
@@ -62,12 +69,17 @@ def apart(one, other):
 
 @pytest.mark.slow
 def test_a_fleet_keeps_the_states_of_adamw_as_a_simulation_does(cache, tmp_path):
-    """Agents over a broker and virtual devices end alike, and otherwise than where every round begins anew."""
+    """Agents over a broker and virtual devices end alike, and otherwise than where every round
+    begins anew.
+    """
     ramp = {"kind": "cosine", "warmup": 0.5, "per": "step"}
     kept = settings(
-        tmp_path / "sim", cache, **TINY | {"train": TINY["train"] | {"optimizer_state": "keep", "rate": ramp}}
+        tmp_path / "sim",
+        cache,
+        **TINY | {"train": TINY["train"] | {"optimizer_state": "keep", "rate": ramp}},
     )
-    simulated, finished = simulate(kept), as_a_fleet(kept, tmp_path)
+    simulated = simulate(kept)
+    finished = as_a_fleet(kept, tmp_path)
     assert finished.status == "finished"
     ours = final(tmp_path / "sim", simulated.run)
     assert apart(ours, final(tmp_path / "fleet", finished.run)) <= 1e-6
@@ -92,7 +104,9 @@ def test_both_backends_do_the_same_arithmetic(cache, tmp_path, recipe):
     tables = TINY | {"model": model, "round": {"rounds": 1, "fraction": 1.0}}
     found = []
     for number, engine in enumerate(({}, {"backend": "torch"}, {"backend": "torch", "group": 2})):
-        config = settings(tmp_path / str(number), cache, **tables | {"engine": {"workers": 1, **engine}})
+        config = settings(
+            tmp_path / str(number), cache, **tables | {"engine": {"workers": 1, **engine}}
+        )
         found.append(final(config.out, done(config)))
     assert apart(found[0], found[1]) <= 1e-5
     assert apart(found[0], found[2]) <= 1e-5
@@ -104,7 +118,10 @@ def test_both_backends_do_the_same_arithmetic(cache, tmp_path, recipe):
         ({"optimizer": "adamvv"}, "no optimizer 'adamvv' .did you mean"),
         ({"optimizer": {"name": "adam", "beta3": 0.5}}, "has no 'beta3' .did you mean 'beta"),
         ({"optimizer": "adam", "momentum": 0.5}, "the optimizer adam has no 'momentum'"),
-        ({"optimizer": {"name": "sgd", "momentum": 0, "nesterov": True}}, "nesterov needs a momentum"),
+        (
+            {"optimizer": {"name": "sgd", "momentum": 0, "nesterov": True}},
+            "nesterov needs a momentum",
+        ),
         ({"loss": "hubber"}, "no loss 'hubber'"),
     ],
 )
@@ -126,20 +143,34 @@ def test_states_do_not_follow_a_moving_window(cache, tmp_path):
     ("recipe", "metric"),
     [
         ({"loss": "huber", "metrics": ["mae", "rmse"], "optimizer": "adam"}, "mae"),
-        ({"loss": {"name": "cross-entropy", "label_smoothing": 0.1}, "metrics": ["f1", "matthews"]}, "f1"),
+        (
+            {
+                "loss": {"name": "cross-entropy", "label_smoothing": 0.1},
+                "metrics": ["f1", "matthews"],
+            },
+            "f1",
+        ),
         ({"loss": {"name": "focal", "gamma": 1.0}, "metrics": ["top_two"]}, "top_two"),
     ],
     ids=["numbers", "labels", "own"],
 )
 def test_a_fleet_judges_by_metrics_as_a_simulation_does(cache, tmp_path, capsys, recipe, metric):
-    """Boards and server, on held-out samples and on the test set; the store tells it as a table and as JSON."""
+    """Boards and server, on held-out samples and on the test set; the store tells it as a table and
+    as JSON.
+    """
     model = MLP | {"recipe": recipe, "models": own_file(tmp_path)}
     if "huber" in str(recipe):
         model |= {"settings": {"hidden": (16,), "classes": 1}}
-    config = settings(tmp_path / "sim", cache, **TINY | {"model": model, "evaluation": {"holdout": 0.2}})
-    simulated, finished = simulate(config), as_a_fleet(config, tmp_path, holdout=0.2)
+    config = settings(
+        tmp_path / "sim", cache, **TINY | {"model": model, "evaluation": {"holdout": 0.2}}
+    )
+    simulated = simulate(config)
+    finished = as_a_fleet(config, tmp_path, holdout=0.2)
     assert finished.status == "finished", finished.error
-    assert apart(final(tmp_path / "sim", simulated.run), final(tmp_path / "fleet", finished.run)) <= 1e-6
+    assert (
+        apart(final(tmp_path / "sim", simulated.run), final(tmp_path / "fleet", finished.run))
+        <= 1e-6
+    )
     for folder in ("sim", "fleet"):
         ROUNDS.show(tmp_path / folder / "store", None, as_json=False)
         assert f"{metric} on devices" in " ".join(capsys.readouterr().out.split())
@@ -170,14 +201,19 @@ def test_a_fleet_judges_by_metrics_as_a_simulation_does(cache, tmp_path, capsys,
 def test_both_backends_have_the_same_losses(cache, tmp_path, loss):
     """The torch backend, alone and in groups, ends where the graphs do."""
     one = {"settings": {"hidden": (16,), "classes": 1}} if isinstance(loss, str) else {}
-    tables = TINY | {"model": MLP | one | {"recipe": {"loss": loss}}, "round": {"rounds": 1, "fraction": 1.0}}
+    tables = TINY | {
+        "model": MLP | one | {"recipe": {"loss": loss}},
+        "round": {"rounds": 1, "fraction": 1.0},
+    }
     if loss == "binary-cross-entropy":
         with pytest.raises(DataError, match="lie in 0 to 9; binary-cross-entropy takes 0 to 1"):
             simulate(settings(tmp_path, cache, **tables))
         return
     found = []
     for number, engine in enumerate(({}, {"backend": "torch"}, {"backend": "torch", "group": 2})):
-        config = settings(tmp_path / str(number), cache, **tables | {"engine": {"workers": 1, **engine}})
+        config = settings(
+            tmp_path / str(number), cache, **tables | {"engine": {"workers": 1, **engine}}
+        )
         found.append(final(config.out, done(config)))
     assert apart(found[0], found[1]) <= 1e-5
     assert apart(found[0], found[2]) <= 1e-5

@@ -67,7 +67,9 @@ def test_history_and_learning(straight):
 
 @pytest.mark.parametrize("seconds", [-1.0, math.inf])
 def test_what_has_been_computed_is_committed_now_and_then(cache, tmp_path, monkeypatch, seconds):
-    """Answers wait for a moment, so that a round of small tasks is no row of commits, and never for a long one."""
+    """Answers wait for a moment, so that a round of small tasks is no row of commits, and never for
+    a long one.
+    """
     monkeypatch.setattr(virtual_dispatcher, "_COMMIT_SECONDS", seconds)
     config = settings(tmp_path / "out", cache, round={"rounds": 3}, engine={"workers": 1})
     found = []
@@ -84,20 +86,29 @@ def test_what_has_been_computed_is_committed_now_and_then(cache, tmp_path, monke
 
 
 def test_a_round_costs_the_same_however_many_were_before(cache, tmp_path, monkeypatch):
-    """What is read of the store does not grow with the run, or thousands of rounds would take longer and longer."""
-    read, by_round = [], []
+    """What is read of the store does not grow with the run, or thousands of rounds would take
+    longer and longer.
+    """
+    read = []
+    by_round = []
 
     def counted(kind, row, made=task_table.from_row):
         read.append(kind)
         return made(kind, row)
 
     monkeypatch.setattr(task_table, "from_row", counted)
-    monkeypatch.setattr(new_version, "_BACK", 3)  # of 20 rounds at most, where a tier has too few norms
-    config = settings(tmp_path / "out", cache, round={"rounds": 8}, evaluation={"every": 1, "statistics": "query"})
+    monkeypatch.setattr(
+        new_version, "_BACK", 3
+    )  # of 20 rounds at most, where a tier has too few norms
+    config = settings(
+        tmp_path / "out", cache, round={"rounds": 8}, evaluation={"every": 1, "statistics": "query"}
+    )
     simulate(config, watch=lambda _row: by_round.append(len(read)))
     rounds = np.diff(by_round)
     assert len(rounds) == 7
-    assert max(rounds[4:]) <= max(rounds[1:4]), rounds  # by who takes part, norms are compared with more rounds or less
+    assert max(rounds[4:]) <= max(rounds[1:4]), (
+        rounds
+    )  # by who takes part, norms are compared with more rounds or less
 
 
 def test_virtual_devices_change_their_images_as_boards_do(cache, tmp_path):
@@ -115,13 +126,16 @@ def test_virtual_devices_change_their_images_as_boards_do(cache, tmp_path):
 
 @pytest.mark.slow
 def test_a_fleet_and_a_simulation_agree(cache, tmp_path):
-    """Six agents and a server over a real broker sample, plan and train as six virtual devices do, to the bit."""
+    """Six agents and a server over a real broker sample, plan and train as six virtual devices do,
+    to the bit.
+    """
     config = settings(tmp_path / "sim", cache, round={"rounds": 5})
     simulated = simulate(config)
     finished = as_a_fleet(config, tmp_path)
     assert finished.status == "finished"
     assert asked(tmp_path / "fleet", finished.run) == asked(tmp_path / "sim", simulated.run)
-    trained, virtual = tensors(tmp_path / "fleet", finished.run), tensors(tmp_path / "sim", simulated.run)
+    trained = tensors(tmp_path / "fleet", finished.run)
+    virtual = tensors(tmp_path / "sim", simulated.run)
     assert len(trained) == len(virtual) == 6
     for mine, theirs in zip(trained, virtual, strict=True):
         assert max(float(np.abs(mine[name] - theirs[name]).max()) for name in mine) <= 1e-5
@@ -134,7 +148,10 @@ def asked(folder: Path, run: str) -> list[list[tuple]]:
     try:
         rounds = store.rounds(run)
         return [
-            [(task.kind, task.device, task.tier, task.plan_key) for task in store.tasks(run, item.number)]
+            [
+                (task.kind, task.device, task.tier, task.plan_key)
+                for task in store.tasks(run, item.number)
+            ]
             for item in rounds
         ]
     finally:
@@ -170,8 +187,12 @@ simulate(config, listener=told)
         ("round-closed", 3, 1),
     ],
 )
-def test_a_killed_simulation_goes_on_to_the_same_bits(cache, tmp_path, straight, kind, number, count):
-    """Killed in any state of a round, a simulation started again ends with the weights of an undisturbed one."""
+def test_a_killed_simulation_goes_on_to_the_same_bits(
+    cache, tmp_path, straight, kind, number, count
+):
+    """Killed in any state of a round, a simulation started again ends with the weights of an
+    undisturbed one.
+    """
     config = settings(tmp_path / "out", cache)
     script = [sys.executable, "-c", KILLED, config.model_dump_json(), kind, str(number), str(count)]
     killed = subprocess.run(script, timeout=120, check=False, capture_output=True, text=True)
@@ -182,7 +203,9 @@ def test_a_killed_simulation_goes_on_to_the_same_bits(cache, tmp_path, straight,
     assert max(row.seconds for row in result.rounds) < 3600  # a day passed while nothing ran
     same(tensors(result.folder, result.run), tensors(straight.folder, straight.run))
     assert [row.accuracy for row in result.rounds] == [row.accuracy for row in straight.rounds]
-    assert [row.simulated_total for row in result.rounds] == [row.simulated_total for row in straight.rounds]
+    assert [row.simulated_total for row in result.rounds] == [
+        row.simulated_total for row in straight.rounds
+    ]
     assert read_history(result.folder) == result.rounds
 
 
@@ -199,13 +222,19 @@ def test_more_rounds_go_on_from_the_last(cache, tmp_path, straight):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "tables", [{"train": {"rate": {"kind": "cosine"}}}, {"round": {"buffer": 1}}], ids=["cosine", "buffer"]
+    "tables",
+    [{"train": {"rate": {"kind": "cosine"}}}, {"round": {"buffer": 1}}],
+    ids=["cosine", "buffer"],
 )
 def test_more_rounds_of_which_earlier_ones_would_be_others_are_refused(cache, tmp_path, tables):
     """The folder had said that it is the run of more rounds, and its weights were of neither."""
 
     def asked(rounds):
-        return settings(tmp_path / "out", cache, **{**tables, "round": {**tables.get("round", {}), "rounds": rounds}})
+        return settings(
+            tmp_path / "out",
+            cache,
+            **{**tables, "round": {**tables.get("round", {}), "rounds": rounds}},
+        )
 
     assert simulate(asked(1)).finished.status == "finished"
     with pytest.raises(ConfigError, match=r"another \[round\]"):
@@ -214,7 +243,9 @@ def test_more_rounds_of_which_earlier_ones_would_be_others_are_refused(cache, tm
 
 @pytest.mark.slow
 def test_old_versions_need_not_be_kept(cache, tmp_path, straight):
-    """With keep_versions the figures are the same, a folder goes on although others were dropped, and few remain."""
+    """With keep_versions the figures are the same, a folder goes on although others were dropped,
+    and few remain.
+    """
     two = simulate(settings(tmp_path / "out", cache, round={"rounds": 2}))
     config = settings(tmp_path / "out", cache, keep_versions=1)
     four = simulate(config)
@@ -225,7 +256,9 @@ def test_old_versions_need_not_be_kept(cache, tmp_path, straight):
     last = load_version(store).weights
     store.close()
     blobs = BlobStore(config.out / "store" / "blobs")
-    best = max((item.evaluation.accuracy, item.number) for item in versions if item.evaluation is not None)[1]
+    best = max(
+        (item.evaluation.accuracy, item.number) for item in versions if item.evaluation is not None
+    )[1]
     assert [item.number for item in versions if blobs.has(item.digest)] == sorted({best, 4})
     same([last], tensors(straight.folder, straight.run)[-1:])
 
@@ -242,7 +275,11 @@ def test_perplexity_is_a_mean_over_chunks(cache, tmp_path):
     """One chunk of all samples: exp of the loss; more chunks: no less, by Jensen's inequality."""
     found = {}
     for samples in (60, 10):
-        tables = {"data": {"test_limit": 60}, "round": {"rounds": 1}, "evaluation": {"perplexity": samples}}
+        tables = {
+            "data": {"test_limit": 60},
+            "round": {"rounds": 1},
+            "evaluation": {"perplexity": samples},
+        }
         (found[samples],) = simulate(settings(tmp_path / f"of-{samples}", cache, **tables)).rounds
     assert found[60].loss == found[10].loss
     assert found[60].perplexity == pytest.approx(np.exp(found[60].loss), rel=1e-5)
@@ -250,12 +287,18 @@ def test_perplexity_is_a_mean_over_chunks(cache, tmp_path):
 
 
 def workers_of_this_process() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children() if "simulation.worker" in " ".join(child.cmdline())]
+    return [
+        child
+        for child in psutil.Process().children()
+        if "simulation.worker" in " ".join(child.cmdline())
+    ]
 
 
 @pytest.mark.slow
 def test_a_dead_worker_is_replaced(cache, tmp_path, straight):
-    """A worker that is killed in mid-round is started again, and its device's work is repeated once."""
+    """A worker that is killed in mid-round is started again, and its device's work is repeated
+    once.
+    """
     dead = []
 
     def told(event):
@@ -270,7 +313,9 @@ def test_a_dead_worker_is_replaced(cache, tmp_path, straight):
 
 
 def test_a_worker_that_dies_twice_over_the_same_work_ends_the_simulation(cache, tmp_path):
-    """The error names the devices, the round, how the worker died and what to do; the folder can go on."""
+    """The error names the devices, the round, how the worker died and what to do; the folder can go
+    on.
+    """
     config = settings(tmp_path / "out", cache)
 
     class Deadly(LocalEngine):
@@ -308,7 +353,9 @@ def test_a_worker_that_dies_twice_over_the_same_work_ends_the_simulation(cache, 
             "tier": "w0.50-d1",
             "artifact_set": blob,
             "weights": blob,
-            "instructions": {"train": {"learning_rate": 0.1, "epochs": 1, "batch_size": 8, "seed": 0}},
+            "instructions": {
+                "train": {"learning_rate": 0.1, "epochs": 1, "batch_size": 8, "seed": 0}
+            },
         }
     )
     engine = Deadly(1, setup)
@@ -324,7 +371,9 @@ def until_it_ends(engine: LocalEngine, order: WorkOrder) -> None:
 
 
 def test_refusals_of_a_device_do_not_end_the_simulation(cache, tmp_path):
-    """A learning rate that makes losses infinite declines every task; the run fails with that reason."""
+    """A learning rate that makes losses infinite declines every task; the run fails with that
+    reason.
+    """
     result = simulate(settings(tmp_path / "out", cache, train={"learning_rate": 1e15}))
     assert result.finished.status == "failed"
     assert result.finished.exit_code != 0
@@ -343,8 +392,14 @@ def test_a_cache_has_the_samples_of_what_is_there(cache, tmp_path, monkeypatch):
     held = []
     for shift in (0.0, 1.0):
         shifted = replace(found, train_x=found.train_x + shift)
-        monkeypatch.setattr("simulation.preparing.load_dataset", lambda *_, shifted=shifted, **__: shifted)
-        held.append(np.load(prepare(settings(tmp_path / str(shift), tmp_path / "cache")).data / "train_x.npy"))
+        monkeypatch.setattr(
+            "simulation.preparing.load_dataset", lambda *_, shifted=shifted, **__: shifted
+        )
+        held.append(
+            np.load(
+                prepare(settings(tmp_path / str(shift), tmp_path / "cache")).data / "train_x.npy"
+            )
+        )
     np.testing.assert_array_equal(held[0] + 1, held[1])
     with pytest.raises(ConfigError, match="changed since"):
         prepare(settings(tmp_path / "0.0", tmp_path / "cache"))
@@ -354,10 +409,14 @@ def test_another_content_of_a_function_is_refused(cache, tmp_path):
     """One that changes samples, as one that makes the model."""
     path = tmp_path / "own.py"
     path.write_text("def same(x, generator):\n    return x\n")
-    config = settings(tmp_path / "out", cache, data={"augment": [f"{path}:same"]}, round={"rounds": 1})
+    config = settings(
+        tmp_path / "out", cache, data={"augment": [f"{path}:same"]}, round={"rounds": 1}
+    )
     assert simulate(config).finished.status == "finished"
     path.write_text(path.read_text() + "\n")
-    with pytest.raises(ConfigError, match=r"holds a simulation with another .*own\.py; take another `out`"):
+    with pytest.raises(
+        ConfigError, match=r"holds a simulation with another .*own\.py; take another `out`"
+    ):
         simulate(config)
 
 
@@ -372,10 +431,15 @@ def test_a_short_batch_of_so_many_steps_takes_less_time():
 
 @pytest.mark.parametrize("which", ["models", "clock"])
 def test_another_content_of_a_file_it_names_is_refused(cache, tmp_path, which):
-    """The model file had been traced anew, and trained on the weights of the old one, without a word."""
+    """The model file had been traced anew, and trained on the weights of the old one, without a
+    word.
+    """
     path = tmp_path / {"models": "own.py", "clock": "own.toml"}[which]
     path.write_text(
-        (ROOT / {"models": "examples/tutorial/my_models.py", "clock": "simulation/clock.toml"}[which]).read_text()
+        (
+            ROOT
+            / {"models": "examples/tutorial/my_models.py", "clock": "simulation/clock.toml"}[which]
+        ).read_text()
     )
     own = {"arch": "small_cnn", "settings": {}, "models": path}
     keys = {"models": {"model": own}, "clock": {"clock": {"table": str(path)}}}[which]
@@ -383,7 +447,9 @@ def test_another_content_of_a_file_it_names_is_refused(cache, tmp_path, which):
     assert simulate(config).finished.status == "finished"
     assert len(simulate(config).rounds) == 1
     path.write_text(path.read_text() + "\n")
-    with pytest.raises(ConfigError, match=rf"holds a simulation with another .*{path.name}; take another `out`"):
+    with pytest.raises(
+        ConfigError, match=rf"holds a simulation with another .*{path.name}; take another `out`"
+    ):
         simulate(config.model_copy(update={"round": config.round.model_copy(update={"rounds": 2})}))
 
 
@@ -401,7 +467,8 @@ def sloped(cut, *, input_shape=(1, 8, 8), classes=10):
 
 def test_what_a_model_file_imports_is_exported_anew_when_it_changes(tmp_path, monkeypatch):
     """The cache went by the model file alone, and a simulation trained the model of the old import."""
-    own, part = tmp_path / "own.py", tmp_path / "part_of_own.py"
+    own = tmp_path / "own.py"
+    part = tmp_path / "part_of_own.py"
     own.write_text(SLOPED)
     monkeypatch.syspath_prepend(str(tmp_path))
     found = []
@@ -409,13 +476,19 @@ def test_what_a_model_file_imports_is_exported_anew_when_it_changes(tmp_path, mo
         part.write_text(f"SLOPE = {number}\n")
         monkeypatch.delitem(sys.modules, "part_of_own", raising=False)
         model = {"arch": "sloped", "settings": {}, "models": own, "widths": (1.0,)}
-        found.append(prepare(settings(tmp_path / f"out-{len(found)}", tmp_path / "cache", model=model)).artifacts)
+        found.append(
+            prepare(
+                settings(tmp_path / f"out-{len(found)}", tmp_path / "cache", model=model)
+            ).artifacts
+        )
     assert found[0] == found[1] != found[2]
     monkeypatch.delitem(sys.modules, "part_of_own")
 
 
 def test_a_start_that_failed_claims_no_folder(cache, tmp_path):
-    """To correct what the message named had been refused, and what the first had dealt would have been taken."""
+    """To correct what the message named had been refused, and what the first had dealt would have
+    been taken.
+    """
     out = tmp_path / "out"
     with pytest.raises(PlanError):
         simulate(settings(out, cache, model={"widths": (1.0, 0.01)}))
@@ -429,33 +502,56 @@ def test_a_start_that_failed_claims_no_folder(cache, tmp_path):
 
 
 def test_what_looks_at_a_version_is_written_before_the_next(cache, tmp_path):
-    """Versions are not kept for long: after a kill the row of one that is gone could not be made again."""
-    out, found = tmp_path / "out", []
-    keys = {"partition": {"kind": "shards", "per_device": 2}, "evaluation": {"local": True}, "keep_versions": 1}
-    simulate(settings(out, cache, **keys), watch=lambda row: found.append((row.round, read_history(out)[-1].round)))
+    """Versions are not kept for long: after a kill the row of one that is gone could not be made
+    again.
+    """
+    out = tmp_path / "out"
+    found = []
+    keys = {
+        "partition": {"kind": "shards", "per_device": 2},
+        "evaluation": {"local": True},
+        "keep_versions": 1,
+    }
+    simulate(
+        settings(out, cache, **keys),
+        watch=lambda row: found.append((row.round, read_history(out)[-1].round)),
+    )
     assert found == [(number, number) for number in range(1, 5)]
 
 
 def test_devices_of_a_dirichlet_split_are_judged_on_their_own_samples(cache, tmp_path):
-    """Test samples are dealt in the proportions of the training samples; a device answers with its labels alone."""
-    keys = {"partition": {"kind": "dirichlet", "alpha": 0.1, "seed": 1}, "evaluation": {"local": True}}
+    """Test samples are dealt in the proportions of the training samples; a device answers with its
+    labels alone.
+    """
+    keys = {
+        "partition": {"kind": "dirichlet", "alpha": 0.1, "seed": 1},
+        "evaluation": {"local": True},
+    }
     out = tmp_path / "out"
     result = simulate(settings(out, cache, **keys, round={"rounds": 2}))
     row = read_history(out)[-1]
     assert row.round == len(result.rounds) == 2
-    # of ten labels a device holds few, so that the same weights answer far more often rightly with its mask
+    # of ten labels a device holds few, so that the same weights answer far more often rightly with
+    # its mask
     assert row.local_accuracy > row.accuracy + 0.1
     unmasked = simulate(
-        settings(tmp_path / "unmasked", cache, **keys, round={"rounds": 2}, train={"mask_labels": False})
+        settings(
+            tmp_path / "unmasked", cache, **keys, round={"rounds": 2}, train={"mask_labels": False}
+        )
     )
     again = read_history(unmasked.folder)[-1]
     assert again.local_accuracy == pytest.approx(again.accuracy, abs=0.005)
 
 
 def test_two_do_not_work_in_one_folder(cache, straight):
-    """Two of them would write each other's rounds; the error names the folder, and nothing there is touched."""
+    """Two of them would write each other's rounds; the error names the folder, and nothing there is
+    touched.
+    """
     before = (straight.folder / "config.json").stat().st_mtime_ns
-    with held(straight.folder, "busy"), pytest.raises(ConfigError, match="another simulation works in"):
+    with (
+        held(straight.folder, "busy"),
+        pytest.raises(ConfigError, match="another simulation works in"),
+    ):
         simulate(settings(straight.folder, cache))
     assert (straight.folder / "config.json").stat().st_mtime_ns == before
     assert simulate(settings(straight.folder, cache)).rounds == straight.rounds
@@ -470,7 +566,11 @@ def test_two_do_not_work_in_one_folder(cache, straight):
         ({"tiers": {"levels": "a1-e1"}}, PlanError, "level e"),
         ({"devices": {"types": [{"type": "Pi9"}]}}, ConfigError, "Pi9"),
         (
-            {"evaluation": {"local": True}, "partition": {"kind": "iid"}, "data": {"test_limit": 3}},
+            {
+                "evaluation": {"local": True},
+                "partition": {"kind": "iid"},
+                "data": {"test_limit": 3},
+            },
             ConfigError,
             "evaluation.local: of 3 test samples",
         ),
@@ -485,9 +585,17 @@ def test_two_do_not_work_in_one_folder(cache, straight):
             "class 0 has 2 test samples for 6 shards",
         ),
         ({"evaluation": {"perplexity": 7}}, ConfigError, "do not make chunks of 7"),
-        ({"strategy": {"name": "fml"}, "tiers": {"levels": "a1"}}, ConfigError, r"strategy fml needs \[own_models\]"),
         (
-            {"own_models": {"models": [{"arch": "mlp"}]}, "model": {"widths": [1.0]}, "tiers": {"levels": "a1"}},
+            {"strategy": {"name": "fml"}, "tiers": {"levels": "a1"}},
+            ConfigError,
+            r"strategy fml needs \[own_models\]",
+        ),
+        (
+            {
+                "own_models": {"models": [{"arch": "mlp"}]},
+                "model": {"widths": [1.0]},
+                "tiers": {"levels": "a1"},
+            },
             ConfigError,
             r"strategy heterofl has no use for \[own_models\]",
         ),
@@ -501,7 +609,9 @@ def test_what_cannot_begin_says_why(cache, tmp_path, tables, error, match):
 
 @pytest.mark.slow
 def test_devices_choose_their_tiers(cache, tmp_path):
-    """WHALE-FL: slow devices start narrow, the server merges what they chose, and a continued run chooses alike."""
+    """WHALE-FL: slow devices start narrow, the server merges what they chose, and a continued run
+    chooses alike.
+    """
     tables = {
         "model": {"widths": (1.0, 0.5, 0.25, 0.125, 0.0625), "settings": {"channels": (16, 32)}},
         "strategy": {"name": "whalefl"},
@@ -518,11 +628,16 @@ def test_devices_choose_their_tiers(cache, tmp_path):
     }
     whole = simulate(settings(tmp_path / "whole", cache, **tables))
     rows = read_devices(whole.folder)
-    widths = {name: [row.tier for row in rows if row.device == name] for name in ("device-0", "device-5")}
-    # SE = 1/0.154 + 1/0.631 = 8.06 and 1/0.823 + 1/1.644 = 1.82, of theta 9 (specification 4.2 and 4.4).
+    widths = {
+        name: [row.tier for row in rows if row.device == name] for name in ("device-0", "device-5")
+    }
+    # SE = 1/0.154 + 1/0.631 = 8.06 and 1/0.823 + 1/1.644 = 1.82, of theta 9 (specification 4.2 and
+    # 4.4).
     assert widths["device-0"][0] == "w1.00-d1"
     assert widths["device-5"][0] == "w0.125-d1"
-    simulate(settings(tmp_path / "parts", cache, **{**tables, "round": {"rounds": 2, "fraction": 1.0}}))
+    simulate(
+        settings(tmp_path / "parts", cache, **{**tables, "round": {"rounds": 2, "fraction": 1.0}})
+    )
     parts = simulate(settings(tmp_path / "parts", cache, **tables))
     assert [(row.round, row.device, row.tier) for row in read_devices(parts.folder)] == [
         (row.round, row.device, row.tier) for row in rows
@@ -532,8 +647,14 @@ def test_devices_choose_their_tiers(cache, tmp_path):
 
 def test_local_accuracy_is_of_the_devices_own_labels(cache, tmp_path):
     """With two labels a device and the mask, local accuracy is above the global one."""
-    tables = {"partition": {"kind": "shards", "per_device": 2}, "evaluation": {"local": True}, "devices": {"count": 10}}
+    tables = {
+        "partition": {"kind": "shards", "per_device": 2},
+        "evaluation": {"local": True},
+        "devices": {"count": 10},
+    }
     result = simulate(settings(tmp_path / "out", cache, **tables))
     last = result.rounds[-1]
     assert last.local_accuracy > last.accuracy
-    assert json.loads((tmp_path / "out" / "config.json").read_bytes())["evaluation"]["local"] is True
+    assert (
+        json.loads((tmp_path / "out" / "config.json").read_bytes())["evaluation"]["local"] is True
+    )

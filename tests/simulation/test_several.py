@@ -1,4 +1,6 @@
-"""Models of several inputs and heads: the same on both backends and in a fleet, from files with named arrays."""
+"""Models of several inputs and heads: the same on both backends and in a fleet, from files with
+named arrays.
+"""
 
 import numpy as np
 import pytest
@@ -43,8 +45,10 @@ def right(outputs, targets):
 def write_halves(path, first, last, **changes):
     """Digits as tokens and pixels, with their label and the mean of their halves."""
     x, y = load_digits(return_X_y=True)
-    x, y = x[first:last], y[first:last]
-    top, bottom = x[:, :32].reshape(-1, 1, 4, 8) / 16, x[:, 32:].astype(np.uint8)
+    x = x[first:last]
+    y = y[first:last]
+    top = x[:, :32].reshape(-1, 1, 4, 8) / 16
+    bottom = x[:, 32:].astype(np.uint8)
     ink = np.stack([x[:, :32].mean(1), x[:, 32:].mean(1)], 1) / 16
     np.savez(path, **{"top": top, "bottom": bottom, "label": y, "ink": ink} | changes)
     return {"kind": "npz", "path": path, "x_key": ("top", "bottom"), "y_key": ("label", "ink")}
@@ -81,7 +85,9 @@ def tables(tmp_path):
 
 @pytest.mark.slow
 def test_backends_and_fleet_end_alike_and_learn(tables, tmp_path):
-    """Both heads: accuracy beyond chance on the server's test set, and a loss that falls; torch holds nothing back."""
+    """Both heads: accuracy beyond chance on the server's test set, and a loss that falls; torch
+    holds nothing back.
+    """
 
     def ends(name, holdout=0.0, **engine):
         changes = {"engine": {"workers": 1, **engine}, "evaluation": {"holdout": holdout}}
@@ -96,7 +102,9 @@ def test_backends_and_fleet_end_alike_and_learn(tables, tmp_path):
     onnx = ends("onnx")
     assert apart(ends("torch", backend="torch"), onnx) <= 1e-5
     assert apart(ends("grouped", backend="torch", group=2), onnx) <= 1e-5
-    finished = as_a_fleet(settings(tmp_path / "as", tmp_path / "cache", **tables), tmp_path, holdout=0.2)
+    finished = as_a_fleet(
+        settings(tmp_path / "as", tmp_path / "cache", **tables), tmp_path, holdout=0.2
+    )
     assert finished.status == "finished", finished.error
     held = tensors(tmp_path / "fleet", finished.run)[-1]
     assert apart(ends("held", holdout=0.2), held) <= 1e-5 < apart(onnx, held)
@@ -107,9 +115,12 @@ def test_backends_and_fleet_end_alike_and_learn(tables, tmp_path):
 
 def test_arrays_in_another_order_are_refused(tables, tmp_path):
     """Both orders have as many numbers, so only the names tell."""
-    data, model = tables["data"], tables["model"] | {"widths": (1.0,)}
+    data = tables["data"]
+    model = tables["model"] | {"widths": (1.0,)}
     swapped = data | {side: data[side] | {"x_key": ("bottom", "top")} for side in ("train", "test")}
-    with pytest.raises(DataError, match=r"has the inputs bottom \(32\), top \(32\); name top .*in this order"):
+    with pytest.raises(
+        DataError, match=r"has the inputs bottom \(32\), top \(32\); name top .*in this order"
+    ):
         simulate(
             settings(
                 tmp_path / "out",

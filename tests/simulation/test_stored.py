@@ -8,7 +8,12 @@ from fleet_protocol.errors import ConfigError
 from simulation.runner import simulate
 from simulation.settings import SimulationConfig
 
-TABLES = {"model": {"arch": "mlp"}, "data": {"name": "digits"}, "devices": {"count": 2}, "strategy": {"name": "fml"}}
+TABLES = {
+    "model": {"arch": "mlp"},
+    "data": {"name": "digits"},
+    "devices": {"count": 2},
+    "strategy": {"name": "fml"},
+}
 
 
 def test_a_folder_whose_configuration_cannot_be_read_is_refused(tmp_path):

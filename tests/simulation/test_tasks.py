@@ -33,7 +33,9 @@ def joint(tmp_path):
             offset=np.arange(5) * size,
             label=np.array([9, 0, 3, 3], np.uint8),
         )
-        (tmp_path / "cifar100" / f"{stem}.bin").write_bytes(records([99, 0, 3, 3, 50, 7], 1).tobytes())
+        (tmp_path / "cifar100" / f"{stem}.bin").write_bytes(
+            records([99, 0, 3, 3, 50, 7], 1).tobytes()
+        )
     return load_dataset("cifar_tasks", tmp_path, devices=3)
 
 
@@ -66,7 +68,12 @@ def test_a_task_turns_the_labels_of_its_devices_into_its_own(joint, tmp_path):
     data = VirtualData(tmp_path, tmp_path / "parts.npz", tasks=CIFAR_TASKS)
     assert data.of(0).y.tolist() == [9, 3]
     assert data.of(1).y.tolist() == [99, 0, 3, 3, 50, 7]
-    assert data.with_test(2)[0].y.tolist() == [0, 3, 0, 3]  # the third device has the first task again
+    assert data.with_test(2)[0].y.tolist() == [
+        0,
+        3,
+        0,
+        3,
+    ]  # the third device has the first task again
     wrong = VirtualData(tmp_path, tmp_path / "parts.npz", tasks=CIFAR_TASKS[::-1])
     with pytest.raises(DataError, match="its task leaves out"):
         wrong.of(0)
@@ -93,7 +100,12 @@ def test_without_groups_of_test_samples_devices_have_none():
         test_group=np.array([2, 2]),
     )
     config = SimulationConfig.model_validate(
-        {"model": {"arch": "mlp"}, "data": {"name": "watch"}, "devices": {"count": 2}, "partition": {"kind": "subject"}}
+        {
+            "model": {"arch": "mlp"},
+            "data": {"name": "watch"},
+            "devices": {"count": 2},
+            "partition": {"kind": "subject"},
+        }
     )
     parts = split_data(config, data)
     assert isinstance(parts, Parts)

@@ -20,7 +20,11 @@ def test_frequent_words_come_first():
     words = Vocabulary.of(["b a b", "A, c!"], size=5)
     assert dict(words.ids) == {"a": 2, "b": 3, "!": 4}
     assert len(words) == 5
-    assert words.encode(["B  c a", "", "a a a a a"], length=4).tolist() == [[3, 1, 2, 0], [0] * 4, [2] * 4]
+    assert words.encode(["B  c a", "", "a a a a a"], length=4).tolist() == [
+        [3, 1, 2, 0],
+        [0] * 4,
+        [2] * 4,
+    ]
     with pytest.raises(ConfigError, match="no room"):
         Vocabulary.of(["a"], size=2)
 
@@ -42,7 +46,9 @@ def test_sentences_have_their_published_sizes(name, sizes):
 def test_other_parts_can_be_tested_on():
     """The development parts; an unknown one is an error."""
     assert len(load_dataset("sst2", FOLDER, test="dev").test_y) == 872
-    inside, outside, both = (load_dataset("cola", FOLDER, test=part) for part in ("in_domain", "out_of_domain", "dev"))
+    inside, outside, both = (
+        load_dataset("cola", FOLDER, test=part) for part in ("in_domain", "out_of_domain", "dev")
+    )
     assert len(outside.test_y) == 516
     np.testing.assert_array_equal(both.test_x, np.concatenate([inside.test_x, outside.test_x]))
     np.testing.assert_array_equal(both.test_y, np.concatenate([inside.test_y, outside.test_y]))
@@ -68,7 +74,10 @@ def test_malformed_sentences_are_refused(tmp_path, content):
 def test_word_pieces_are_those_of_bert():
     """Start and end symbols, lower case, pieces of rare words; cut and padded to the length."""
     ids = encode_pieces(["Hello embeddings", "a b c d e f g h i j"], length=7)
-    assert ids.tolist() == [[101, 7592, 7861, 8270, 4667, 2015, 102], [101, 1037, 1038, 1039, 1040, 1041, 102]]
+    assert ids.tolist() == [
+        [101, 7592, 7861, 8270, 4667, 2015, 102],
+        [101, 1037, 1038, 1039, 1040, 1041, 102],
+    ]
     assert encode_pieces(["hello"], length=5).tolist() == [[101, 7592, 102, 0, 0]]
 
 
@@ -97,7 +106,9 @@ def test_lines_are_read_packed_or_not(tmp_path):
 
 @given(st.integers(1, 60), st.integers(1, 5), st.integers(1, 9))
 def test_chunks_are_consecutive_text(tokens, rows, length):
-    """A row is a run of the stream, a chunk a run of its row; only what is short of a chunk is lost."""
+    """A row is a run of the stream, a chunk a run of its row; only what is short of a chunk is
+    lost.
+    """
     stream = np.arange(tokens)
     if tokens // rows < length:
         with pytest.raises(ConfigError, match="choose fewer rows"):
@@ -116,7 +127,9 @@ def test_chunks_are_consecutive_text(tokens, rows, length):
 
 @needs("wikitext2")
 def test_wikitext_validation_can_stand_for_training():
-    """217,646 tokens in 100 rows of 34 chunks; a vocabulary of the text; test tokens hidden, labels not."""
+    """217,646 tokens in 100 rows of 34 chunks; a vocabulary of the text; test tokens hidden, labels
+    not.
+    """
     with pytest.raises(DataError, match="train='validation' trains on the validation text"):
         load_dataset("wikitext2", FOLDER)
     data = load_dataset("wikitext2", FOLDER, train="validation")
@@ -133,7 +146,9 @@ def test_wikitext_validation_can_stand_for_training():
 
 
 def test_a_vocabulary_is_that_of_the_training_text(tmp_path):
-    """Ids in order of appearance after the unknown token and the end of a line; test words may be unknown."""
+    """Ids in order of appearance after the unknown token and the end of a line; test words may be
+    unknown.
+    """
     folder = tmp_path / "wikitext2"
     folder.mkdir()
     (folder / "wiki.train.tokens").write_text(" = a = \n \n b <unk> a\n")
@@ -152,9 +167,16 @@ def test_test_samples_stand_chunk_by_chunk(tmp_path):
     (folder / "wiki.train.tokens").write_text(" ".join("abcdefgh"))
     (folder / "wiki.test.tokens").write_text(" ".join("abcdefgh"))
     data = load_dataset("wikitext2", tmp_path, rows=1, test_rows=2, length=2, mask_rate=0.0)
-    assert data.test_y.tolist() == [[2, 3], [6, 7], [4, 5], [8, 9]]  # rows of the text: a to d, e to h
+    assert data.test_y.tolist() == [
+        [2, 3],
+        [6, 7],
+        [4, 5],
+        [8, 9],
+    ]  # rows of the text: a to d, e to h
     assert data.test_group.tolist() == [0, 1, 0, 1]
-    short = load_dataset("wikitext2", tmp_path, rows=1, test_rows=2, length=2, mask_rate=0.0, test_chunks=1)
+    short = load_dataset(
+        "wikitext2", tmp_path, rows=1, test_rows=2, length=2, mask_rate=0.0, test_chunks=1
+    )
     assert short.test_y.tolist() == [[2, 3], [6, 7]]
 
 

@@ -1,4 +1,6 @@
-"""Virtual devices trained by PyTorch end where boards end that run the exported graphs on onnxruntime."""
+"""Virtual devices trained by PyTorch end where boards end that run the exported graphs on
+onnxruntime.
+"""
 
 import subprocess
 import sys
@@ -61,12 +63,16 @@ class Exported:
         x = draw.standard_normal(shape).astype(np.float32)
         if self.manifest.input_dtype == "int64":
             x = draw.integers(0, self.settings.get("vocab", self.settings["classes"]), shape)
-        y = draw.integers(0, labels or self.settings["classes"], (count, *self.manifest.label_shape))
+        y = draw.integers(
+            0, labels or self.settings["classes"], (count, *self.manifest.label_shape)
+        )
         if self.manifest.label_shape:
             y[draw.random(y.shape) < 0.3] = -1
             y[0] = -1
         torch.manual_seed(seed)
-        module = shaken(build(self.arch, Tier(self.manifest.width, self.manifest.depth), settings=self.settings))
+        module = shaken(
+            build(self.arch, Tier(self.manifest.width, self.manifest.depth), settings=self.settings)
+        )
         weights = {name: value.detach().numpy() for name, value in module.named_parameters()}
         data = make_dataset(f"device{seed}", x, y, scale=0.9, mean=0.1, std=1.1)
         chosen = np.flatnonzero(np.arange(count) % 9 != 8)
@@ -78,7 +84,9 @@ class Exported:
         session = TrainSession(self.manifest, self.graph("onnx/train"))
         session.load(job.weights, job.course.settings.proximal_mu)
         result = train(session, self.manifest, job.course, Hooks())
-        return TorchResult({name: value.copy() for name, value in session.parameters().items()}, result)
+        return TorchResult(
+            {name: value.copy() for name, value in session.parameters().items()}, result
+        )
 
     def statistics_on_a_board(self, job: TorchJob) -> tuple[Statistics, int]:
         """What a device measures."""
@@ -87,9 +95,12 @@ class Exported:
 
 
 def export(name: str, folder: Path, *, recipe: Recipe | None = None, **settings) -> Exported:
-    arch, depth = Registry.zoo().get(name), 2 if "blocks" in TINY[name] and name != "preresnet18" else 1
+    arch = Registry.zoo().get(name)
+    depth = 2 if "blocks" in TINY[name] and name != "preresnet18" else 1
     settings = {**TINY[name], **settings}
-    export_architecture(arch, settings, [Tier(0.5, depth)], recipe or Recipe(), folder, formats=("onnx",))
+    export_architecture(
+        arch, settings, [Tier(0.5, depth)], recipe or Recipe(), folder, formats=("onnx",)
+    )
     path = next((folder / name).glob("*/manifest.json"))
     return Exported(arch, settings, parse_manifest(path.read_bytes()), path.parent)
 
@@ -133,15 +144,22 @@ def assert_alike(found: TorchResult, expected: TorchResult, tolerance: float = T
 
 
 def moved(job: TorchJob, result: TorchResult) -> float:
-    return max(float(np.abs(value - job.weights[name]).max()) for name, value in result.tensors.items())
+    return max(
+        float(np.abs(value - job.weights[name]).max()) for name, value in result.tensors.items()
+    )
 
 
 @pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("name", ["conv", "mlp", pytest.param("next_word", marks=pytest.mark.slow)])
 def test_devices_end_where_boards_end(request, name, together):
-    """Two epochs with short last batches, one of a single sample: parameters, steps and losses agree."""
+    """Two epochs with short last batches, one of a single sample: parameters, steps and losses
+    agree.
+    """
     exported: Exported = request.getfixturevalue(name)
-    jobs = [exported.job(seed, count) for seed, count in ((1, 18), (2, 27), (3, 15), (4, 14), (5, 18), (6, 3))]
+    jobs = [
+        exported.job(seed, count)
+        for seed, count in ((1, 18), (2, 27), (3, 15), (4, 14), (5, 18), (6, 3))
+    ]
     assert {len(job.course.chosen) % SETTINGS.batch_size for job in jobs} == {0, 1, 2, 3}
     results = exported.trainer(together=together).train(jobs)
     for job, result in zip(jobs, results, strict=True):
@@ -152,22 +170,29 @@ def test_devices_end_where_boards_end(request, name, together):
 
 @pytest.mark.slow
 def test_devices_with_a_frozen_base_end_where_boards_end(tmp_path):
-    """Adapters beside frozen layers: the same file of frozen tensors, which neither changes nor returns."""
+    """Adapters beside frozen layers: the same file of frozen tensors, which neither changes nor
+    returns.
+    """
     export_architecture(adapted, None, [Tier(0.5, 1)], Recipe(), tmp_path, formats=("onnx",))
     folder = next((tmp_path / "adapted").glob("*/manifest.json")).parent
     manifest = parse_manifest((folder / "manifest.json").read_bytes())
     exported = Exported(adapted, dict(adapted.settings()), manifest, folder)
-    base, jobs = open_tensors(folder / "base.safetensors"), [exported.job(seed, 18 + seed) for seed in (1, 2, 3)]
+    base = open_tensors(folder / "base.safetensors")
+    jobs = [exported.job(seed, 18 + seed) for seed in (1, 2, 3)]
     before = {name: value.copy() for name, value in base.items()}
     assert before
     own = {spec.name for spec in manifest.parameters}
     jobs = [replace(job, weights={name: job.weights[name] for name in own}) for job in jobs]
     for together in (False, True):
-        for job, result in zip(jobs, exported.trainer(together=together, base=base).train(jobs), strict=True):
+        for job, result in zip(
+            jobs, exported.trainer(together=together, base=base).train(jobs), strict=True
+        ):
             session = TrainSession(manifest, exported.graph("onnx/train"), base=base)
             session.load(job.weights, 0.0)
             expected = TorchResult({}, train(session, manifest, job.course, Hooks()))
-            expected.tensors.update({name: value.copy() for name, value in session.parameters().items()})
+            expected.tensors.update(
+                {name: value.copy() for name, value in session.parameters().items()}
+            )
             assert moved(job, expected) > 100 * TOLERANCE
             assert_alike(result, expected)
     assert all(np.array_equal(value, before[name]) for name, value in base.items())
@@ -175,21 +200,32 @@ def test_devices_with_a_frozen_base_end_where_boards_end(tmp_path):
 
 @pytest.mark.parametrize("together", [False, True])
 def test_images_change_as_on_a_board(conv, together):
-    """Random crops and mirror images are those of the same step of the same device, in statistics too."""
+    """Random crops and mirror images are those of the same step of the same device, in statistics
+    too.
+    """
     jobs = [conv.job(1), conv.job(2, 14)]
-    images = [replace(job.course.data, augment=("crop", "flip"), black=np.float32(-0.5)) for job in jobs]
-    changed = [replace(job, course=replace(job.course, data=data)) for job, data in zip(jobs, images, strict=True)]
+    images = [
+        replace(job.course.data, augment=("crop", "flip"), black=np.float32(-0.5)) for job in jobs
+    ]
+    changed = [
+        replace(job, course=replace(job.course, data=data))
+        for job, data in zip(jobs, images, strict=True)
+    ]
     trainer = conv.trainer(together=together)
     plain = trainer.train(jobs)
     for job, result, without in zip(changed, trainer.train(changed), plain, strict=True):
         assert_alike(result, conv.on_a_board(job))
         assert abs(result.result.loss - without.result.loss) > 100 * TOLERANCE
         for name, value in conv.statistics_on_a_board(job)[0].items():
-            np.testing.assert_allclose(trainer.measure(job)[0][name], value, rtol=0, atol=TOLERANCE, err_msg=name)
+            np.testing.assert_allclose(
+                trainer.measure(job)[0][name], value, rtol=0, atol=TOLERANCE, err_msg=name
+            )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["preresnet18", "transformer_mlm", "text_encoder", "har_cnn", "lenet5"])
+@pytest.mark.parametrize(
+    "name", ["preresnet18", "transformer_mlm", "text_encoder", "har_cnn", "lenet5"]
+)
 def test_the_rest_of_the_zoo_ends_where_boards_end(tmp_path, name):
     """Residual streams, token masks, convolutions over time."""
     exported = export(name, tmp_path)
@@ -201,7 +237,9 @@ def test_the_rest_of_the_zoo_ends_where_boards_end(tmp_path, name):
 
 @pytest.mark.parametrize("together", [False, True])
 def test_every_device_has_its_own_settings(conv, mlp, together):
-    """Learning rates, seeds, batch sizes, epochs, masks, proximal terms, and passes cut off after some steps."""
+    """Learning rates, seeds, batch sizes, epochs, masks, proximal terms, and passes cut off after
+    some steps.
+    """
     jobs = [
         mlp.job(1, proximal_mu=3.0, learning_rate=0.05),
         mlp.job(2, proximal_mu=0.0, labels=2),
@@ -217,7 +255,12 @@ def test_every_device_has_its_own_settings(conv, mlp, together):
     without = mlp.trainer(together=together).train(
         [replace(jobs[0], course=replace(jobs[0].course, settings=jobs[1].course.settings))]
     )[0]
-    assert np.abs(without.tensors["head.weight"] - mlp.on_a_board(jobs[0]).tensors["head.weight"]).max() > 1e-3
+    assert (
+        np.abs(
+            without.tensors["head.weight"] - mlp.on_a_board(jobs[0]).tensors["head.weight"]
+        ).max()
+        > 1e-3
+    )
     masked = [conv.job(5, labels=3), conv.job(6, labels=2, mask_labels=False)]
     for job, result in zip(masked, conv.trainer(together=together).train(masked), strict=True):
         assert_alike(result, conv.on_a_board(job))
@@ -225,7 +268,9 @@ def test_every_device_has_its_own_settings(conv, mlp, together):
 
 @pytest.mark.parametrize("together", [False, True])
 def test_a_bad_device_spoils_nobody(conv, together):
-    """A loss or data that is no good costs one device its update; the others' are those they would have had alone."""
+    """A loss or data that is no good costs one device its update; the others' are those they would
+    have had alone.
+    """
     good = [conv.job(1), conv.job(2, 27)]
     exploding = conv.job(3, learning_rate=1e30)
     flat = make_dataset("elsewhere", np.zeros((18, 7), np.float32), np.zeros(18))
@@ -249,15 +294,20 @@ def test_a_bad_device_spoils_nobody(conv, together):
 def test_parameters_that_are_not_finite_are_refused(conv):
     """A last step may leave finite losses behind and parameters that are not."""
     job = conv.job(1, batch_size=18, epochs=1, learning_rate=3e38)
-    # A shift of all logits leaves the loss alone, while weight decay times the learning rate is too large a number.
+    # A shift of all logits leaves the loss alone, while weight decay times the learning rate is too
+    # large a number.
     weights = {**job.weights, "head.bias": job.weights["head.bias"] + np.float32(1e4)}
     result = conv.trainer().train([replace(job, weights=weights)])[0]
-    assert str(result) == "parameter head.bias is not finite after round 3, step 1; lower the learning rate"
+    assert (
+        str(result)
+        == "parameter head.bias is not finite after round 3, step 1; lower the learning rate"
+    )
 
 
 def test_the_same_job_gives_the_same_bits(conv):
     """A trainer keeps nothing of what it did before, and leaves weights and data as they were."""
-    job, other = conv.job(1), conv.job(2)
+    job = conv.job(1)
+    other = conv.job(2)
     before = {name: value.copy() for name, value in job.weights.items()}
     trainer = conv.trainer()
     first = trainer.train([job])[0]
@@ -271,7 +321,9 @@ def test_the_same_job_gives_the_same_bits(conv):
 
 
 def test_batch_norm_statistics_are_those_of_a_board(conv):
-    """Means over the batches, a last batch of one sample left out; training afterwards is as before."""
+    """Means over the batches, a last batch of one sample left out; training afterwards is as
+    before.
+    """
     job = conv.job(1, 27 + 1, batch_size=6)
     assert len(job.course.chosen) % 6 == 1
     trainer = conv.trainer()
@@ -289,10 +341,14 @@ def test_batch_norm_statistics_are_those_of_a_board(conv):
 
 
 def test_small_steps_are_done_together(conv, monkeypatch):
-    """Several jobs of small steps are mapped over one module; one job, or larger steps, run eagerly."""
+    """Several jobs of small steps are mapped over one module; one job, or larger steps, run
+    eagerly.
+    """
     used = []
     for kind in (Alone, Together):
-        monkeypatch.setattr(torch_backend, kind.__name__, lambda *a, kind=kind: used.append(kind) or kind(*a))
+        monkeypatch.setattr(
+            torch_backend, kind.__name__, lambda *a, kind=kind: used.append(kind) or kind(*a)
+        )
     jobs = [conv.job(1), conv.job(2, 27), conv.job(3, epochs=1)]
     conv.trainer().train(jobs)
     assert used == [Together, Alone]
@@ -320,13 +376,16 @@ def test_a_missing_gpu_is_an_error(conv):
 def test_a_gpu_ends_where_boards_end(conv, together):
     """The same numbers on a GPU, which sums in another order."""
     jobs = [conv.job(1), conv.job(2, 27)]
-    for job, result in zip(jobs, conv.trainer(device="cuda", together=together).train(jobs), strict=True):
+    for job, result in zip(
+        jobs, conv.trainer(device="cuda", together=together).train(jobs), strict=True
+    ):
         assert_alike(result, conv.on_a_board(job), 1e-4)
 
 
 def test_torch_is_left_as_it_was(conv):
     """Threads and random state of the process are not the trainer's."""
-    threads, state = torch.get_num_threads(), torch.get_rng_state()
+    threads = torch.get_num_threads()
+    state = torch.get_rng_state()
     torch.set_num_threads(2)
     try:
         conv.trainer(threads=1).train([conv.job(1)])
@@ -340,9 +399,15 @@ def test_torch_is_left_as_it_was(conv):
     assert torch.equal(state, torch.get_rng_state())
 
 
-@given(counts=st.lists(st.integers(0, 40), min_size=1, max_size=6), size=st.integers(1, 9), most=st.integers(1, 9))
+@given(
+    counts=st.lists(st.integers(0, 40), min_size=1, max_size=6),
+    size=st.integers(1, 9),
+    most=st.integers(1, 9),
+)
 def test_stretches_hold_every_batch_once(counts, size, most):
-    """Each device's steps come in order with the sizes of its batches, though some devices stop early or not start."""
+    """Each device's steps come in order with the sizes of its batches, though some devices stop
+    early or not start.
+    """
     plans = [[len(piece) for piece in batches(np.arange(count), size)][:most] for count in counts]
     seen: list[list[tuple[int, int]]] = [[] for _ in plans]
     for stretch in stretches(plans, size):
@@ -353,7 +418,9 @@ def test_stretches_hold_every_batch_once(counts, size, most):
 
 
 def test_sorted_devices_share_their_steps():
-    """With the largest first there is one stretch for each number of full batches, and one for each short batch."""
+    """With the largest first there is one stretch for each number of full batches, and one for each
+    short batch.
+    """
     plans = [[4, 4, 4, 1], [4, 4, 4, 1], [4, 3], [2]]
     assert stretches(plans, 4) == [
         (slice(0, 3), 0, 1, 4),
@@ -378,7 +445,9 @@ def test_rows_hold_every_parameter_once(channels_last):
     shapes = {"idle": (3,), "conv": (4, 2, 3, 3), "bias": (4,), "scale": ()}
     layout = Layout.of(shapes, frozenset(shapes) - {"idle"}, channels_last=channels_last)
     draw = np.random.default_rng(0)
-    weights = [{name: draw.random(shape, np.float32) for name, shape in shapes.items()} for _ in range(2)]
+    weights = [
+        {name: draw.random(shape, np.float32) for name, shape in shapes.items()} for _ in range(2)
+    ]
     rows = layout.filled(weights)
     assert layout.trained == layout.entries - 3
     np.testing.assert_array_equal(rows[1, -3:].numpy(), weights[1]["idle"])
@@ -389,11 +458,15 @@ def test_rows_hold_every_parameter_once(channels_last):
         for name, value in expected.items():
             np.testing.assert_array_equal(found[name], value)
     for place in layout.places:
-        np.testing.assert_array_equal(place.row(place.view(rows)), rows[:, place.start : place.stop])
+        np.testing.assert_array_equal(
+            place.row(place.view(rows)), rows[:, place.start : place.stop]
+        )
 
 
 def test_partitions_need_no_torch():
     """A simulation on another backend does not pay for this one."""
     code = "import sys, simulation.data.partition, simulation.data.datasets; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     assert done.stdout.strip() == "False"

@@ -1,4 +1,6 @@
-"""Small models and the comparison every graph test makes; PyTorch's autograd is the oracle throughout."""
+"""Small models and the comparison every graph test makes; PyTorch's autograd is the oracle
+throughout.
+"""
 
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
@@ -28,7 +30,15 @@ TINY: Mapping[str, Mapping[str, Any]] = {
     "mlp": {"input_shape": (1, 4, 4), "classes": 3, "hidden": (8, 6)},
     "lenet5": {"input_shape": (1, 16, 16), "classes": 4, "channels": (4, 6), "hidden": (12, 8)},
     "conv": {"input_shape": (1, 14, 14), "classes": 5, "channels": (8, 12, 16)},
-    "text_encoder": {"input_shape": (6,), "classes": 3, "vocab": 20, "embed": 8, "heads": 2, "ffn": 12, "blocks": 2},
+    "text_encoder": {
+        "input_shape": (6,),
+        "classes": 3,
+        "vocab": 20,
+        "embed": 8,
+        "heads": 2,
+        "ffn": 12,
+        "blocks": 2,
+    },
     "cnn1": {"input_shape": (3, 16, 16), "classes": 4, "channels": (4, 6), "hidden": (10,)},
     "cnn2": {"input_shape": (3, 16, 16), "classes": 4, "channels": (4, 6, 8)},
     "har_cnn": {"input_shape": (3, 32), "classes": 4, "channels": (4, 8, 8)},
@@ -36,7 +46,8 @@ TINY: Mapping[str, Mapping[str, Any]] = {
     "minilm_adapters": _TEXT | {"classes": 3, "vocab": 30, "pretrained": False, "rank": 4},
     "minilm_encoder": _TEXT | {"classes": 3, "vocab": 30, "pretrained": False},
     "token_classifier": _TEXT | {"classes": 3, "vocab": 30, "pretrained": False},
-    # The runtime's LayerNormalization subtracts squares, which costs digits where four nearly equal numbers are normed.
+    # The runtime's LayerNormalization subtracts squares, which costs digits where four nearly equal
+    # numbers are normed.
     "smollm": {
         "input_shape": (6,),
         "classes": 20,
@@ -71,41 +82,58 @@ def shaken(module: nn.Module) -> nn.Module:
 
 
 def batches_for(
-    module: nn.Module, signature: Signature, sizes: tuple[int, ...] = (5, 1, 8), recipe: Recipe | None = None
+    module: nn.Module,
+    signature: Signature,
+    sizes: tuple[int, ...] = (5, 1, 8),
+    recipe: Recipe | None = None,
 ) -> SizedBatches:
     return SizedBatches(signature, vocabulary_of(module), sizes, loss=(recipe or Recipe()).loss)
 
 
 def train_report(
-    module: nn.Module, signature: Signature, recipe: Recipe | None = None, sizes: tuple[int, ...] = (5, 1, 8)
+    module: nn.Module,
+    signature: Signature,
+    recipe: Recipe | None = None,
+    sizes: tuple[int, ...] = (5, 1, 8),
 ) -> CheckSpec:
     """Export the train graph alone and compare it with PyTorch over six steps."""
     recipe = recipe or Recipe()
     graph = write_train_graph(module, signature, recipe)
     check_structure(memoryview(graph.data))  # as a board does
     with calm_torch():
-        return check_train(graph.data, module, recipe, batches_for(module, signature, sizes, recipe))
+        return check_train(
+            graph.data, module, recipe, batches_for(module, signature, sizes, recipe)
+        )
 
 
 @lru_cache
 def graphs_of(name: str, width: float = 1.0, depth: int | None = None) -> tuple[GraphFile, ...]:
-    """The graphs of a `tiny` model under the default recipe, written once for all tests: to be read, not changed."""
+    """The graphs of a `tiny` model under the default recipe, written once for all tests: to be
+    read, not changed.
+    """
     return write_graphs(*tiny(name, width, depth), Recipe())
 
 
 def all_reports(
-    module: nn.Module, signature: Signature, recipe: Recipe | None = None, graphs: tuple[GraphFile, ...] | None = None
+    module: nn.Module,
+    signature: Signature,
+    recipe: Recipe | None = None,
+    graphs: tuple[GraphFile, ...] | None = None,
 ) -> dict[str, CheckSpec]:
     """Compare every graph with PyTorch; they are written first unless they are given."""
     recipe = recipe or Recipe()
     graphs = graphs or write_graphs(module, signature, recipe)
     with calm_torch():
-        reports = check_graphs(graphs, module, recipe, batches_for(module, signature, recipe=recipe))
+        reports = check_graphs(
+            graphs, module, recipe, batches_for(module, signature, recipe=recipe)
+        )
     return {report.graph: report for report in reports}
 
 
 def deviation(reports: Iterable[CheckSpec]) -> float:
-    """The worst of some reports: absolute, or relative where the numbers are large (a sum of losses)."""
+    """The worst of some reports: absolute, or relative where the numbers are large (a sum of
+    losses).
+    """
     return max(min(report.worst_absolute, report.worst_relative) for report in reports)
 
 

@@ -1,4 +1,6 @@
-"""Parameters and states written over themselves: only where no order of execution can read one after it was written."""
+"""Parameters and states written over themselves: only where no order of execution can read one
+after it was written.
+"""
 
 import numpy as np
 import onnxruntime
@@ -16,9 +18,17 @@ from trainer_export.recipe import Recipe
 
 def step(*nodes):
     """A graph with one parameter, one state and the gradient ``g``."""
-    tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in ("param.w", "state.w", "g")]
-    outputs = [helper.make_tensor_value_info(f"next.{name}", TensorProto.FLOAT, [2]) for name in ("param.w", "state.w")]
-    return helper.make_model(helper.make_graph([helper.make_node(*node) for node in nodes], "step", tensors, outputs))
+    tensors = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [2])
+        for name in ("param.w", "state.w", "g")
+    ]
+    outputs = [
+        helper.make_tensor_value_info(f"next.{name}", TensorProto.FLOAT, [2])
+        for name in ("param.w", "state.w")
+    ]
+    return helper.make_model(
+        helper.make_graph([helper.make_node(*node) for node in nodes], "step", tensors, outputs)
+    )
 
 
 UPDATE = ("Sub", ["param.w", "next.state.w"], ["next.param.w"])
@@ -58,7 +68,10 @@ def test_a_state_may_be_overwritten_only_after_its_last_reader(nodes, safe):
 @pytest.mark.parametrize(
     ("nodes", "safe"),
     [
-        ([("Mul", ["param.w", "g"], ["decay"]), ("Sub", ["param.w", "decay"], ["next.param.w"])], True),
+        (
+            [("Mul", ["param.w", "g"], ["decay"]), ("Sub", ["param.w", "decay"], ["next.param.w"])],
+            True,
+        ),
         ([("Sub", ["param.w", "g"], ["next.param.w"]), ("Mul", ["param.w", "g"], ["late"])], False),
         ([("Where", ["last", "g", "param.w"], ["next.param.w"])], False),
         ([("Identity", ["param.w"], ["next.param.w"])], False),
@@ -66,18 +79,28 @@ def test_a_state_may_be_overwritten_only_after_its_last_reader(nodes, safe):
     ids=["read-before", "read-after", "not-entry-by-entry", "handed-on"],
 )
 def test_a_parameter_may_be_overwritten_only_after_its_last_reader(nodes, safe):
-    """A gradient that still needs the old weights may come after their update where nothing else orders the two."""
+    """A gradient that still needs the old weights may come after their update where nothing else
+    orders the two.
+    """
     kept = ("Add", ["state.w", "g"], ["next.state.w"])
     assert in_place(step(kept, *nodes), "param.") is safe
 
 
 @pytest.mark.parametrize("name", mostly_slow(["conv", "text_encoder"], lambda name: name == "conv"))
 def test_a_device_with_one_buffer_for_old_and_new_computes_the_same(tmp_path, name):
-    """Real step graphs allow it, and a session that does it equals one that keeps every array apart."""
+    """Real step graphs allow it, and a session that does it equals one that keeps every array
+    apart.
+    """
     arch = Registry.zoo().get(name)
-    settings = {"channels": (8, 16), "input_shape": (1, 8, 8)} if name == "conv" else {"blocks": 1, "vocab": 50}
+    settings = (
+        {"channels": (8, 16), "input_shape": (1, 8, 8)}
+        if name == "conv"
+        else {"blocks": 1, "vocab": 50}
+    )
     tier = infer_layout(arch, arch.settings(settings)).tier(0.5)
-    export_architecture(arch, arch.settings(settings), (tier,), Recipe(), tmp_path, formats=("onnx",))
+    export_architecture(
+        arch, arch.settings(settings), (tier,), Recipe(), tmp_path, formats=("onnx",)
+    )
     folder = tmp_path / name / tier.id
     manifest = parse_manifest((folder / "manifest.json").read_bytes())
     assert manifest.states_in_place
@@ -86,16 +109,28 @@ def test_a_device_with_one_buffer_for_old_and_new_computes_the_same(tmp_path, na
     weights = {p.name: draw.normal(0, 0.1, p.shape).astype(np.float32) for p in manifest.parameters}
     device = TrainSession(manifest, folder / "train.onnx")
     device.load(weights)
-    apart = TrainSession(manifest.model_copy(update={"parameters_in_place": False}), folder / "train.onnx")
+    apart = TrainSession(
+        manifest.model_copy(update={"parameters_in_place": False}), folder / "train.onnx"
+    )
     apart.load(weights)
     places = device.addresses()
-    plain = onnxruntime.InferenceSession(str(folder / "train.onnx"), providers=["CPUExecutionProvider"])
+    plain = onnxruntime.InferenceSession(
+        str(folder / "train.onnx"), providers=["CPUExecutionProvider"]
+    )
     values = {parameter_input(key): value for key, value in weights.items()}
-    values |= {state_input(spec.name): np.full(spec.shape, spec.initial, spec.dtype) for spec in manifest.states}
+    values |= {
+        state_input(spec.name): np.full(spec.shape, spec.initial, spec.dtype)
+        for spec in manifest.states
+    }
     for batch in (4, 4, 3):
         shape = (batch, *manifest.input_shape)
-        x = draw.integers(1, 50, shape) if name == "text_encoder" else draw.normal(size=shape).astype(np.float32)
-        y, mask = draw.integers(0, manifest.classes, batch), np.ones(manifest.classes, np.float32)
+        x = (
+            draw.integers(1, 50, shape)
+            if name == "text_encoder"
+            else draw.normal(size=shape).astype(np.float32)
+        )
+        y = draw.integers(0, manifest.classes, batch)
+        mask = np.ones(manifest.classes, np.float32)
         assert device.step(x, y, mask, 0.1) == apart.step(x, y, mask, 0.1)
         assert device.addresses() == places
         names = [next_name(key) for key in values]

@@ -26,11 +26,15 @@ OTHER_STEPS = ("ort-training/step",) if "ort-training" in installed_formats() el
 
 
 @pytest.fixture(scope="module")
-def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[TierReport, ...], list[Progress]]:
+def published(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[Path, tuple[TierReport, ...], list[Progress]]:
     """A small `conv` exported once for all tests that only look."""
     out = tmp_path_factory.mktemp("artifacts")
     seen: list[Progress] = []
-    reports = export_architecture(ZOO.get("conv"), TINY["conv"], TIERS, Recipe(), out, progress=seen.append)
+    reports = export_architecture(
+        ZOO.get("conv"), TINY["conv"], TIERS, Recipe(), out, progress=seen.append
+    )
     return out, reports, seen
 
 
@@ -39,11 +43,15 @@ def manifest_of(out: Path, tier: Tier, arch: str = "conv") -> Manifest:
 
 
 def files_under(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+    return {
+        str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()
+    }
 
 
 def test_every_file_is_an_object_of_its_digest(published: tuple[Path, object, object]) -> None:
-    """Each file is a hard link to the object named by its sha256, and each object holds what its name says."""
+    """Each file is a hard link to the object named by its sha256, and each object holds what its
+    name says.
+    """
     out = published[0]
     for path in (out / "conv").rglob("*"):
         if path.is_file():
@@ -59,21 +67,37 @@ def test_the_manifest_describes_the_files(published: tuple[Path, object, object]
     out = published[0]
     for tier in TIERS:
         manifest = manifest_of(out, tier)
-        assert set(manifest.graphs) >= {"onnx/train", "onnx/eval", "onnx/stats", "onnx/infer", *OTHER_STEPS}
+        assert set(manifest.graphs) >= {
+            "onnx/train",
+            "onnx/eval",
+            "onnx/stats",
+            "onnx/infer",
+            *OTHER_STEPS,
+        }
         for spec in (*manifest.graphs.values(), *manifest.files.values()):
             data = (out / "conv" / tier.id / spec.path).read_bytes()
             assert (len(data), hashlib.sha256(data).hexdigest()) == (spec.size, spec.digest)
         for key in ("onnx/train", "onnx/eval", "onnx/stats", "onnx/infer", *OTHER_STEPS):
-            session = open_session((out / "conv" / tier.id / manifest.graphs[key].path).read_bytes())
-            assert [i.name for i in session.get_inputs()] == [i.name for i in manifest.graphs[key].inputs]
-            assert [o.name for o in session.get_outputs()] == [o.name for o in manifest.graphs[key].outputs]
+            session = open_session(
+                (out / "conv" / tier.id / manifest.graphs[key].path).read_bytes()
+            )
+            assert [i.name for i in session.get_inputs()] == [
+                i.name for i in manifest.graphs[key].inputs
+            ]
+            assert [o.name for o in session.get_outputs()] == [
+                o.name for o in manifest.graphs[key].outputs
+            ]
         for key in OTHER_STEPS:
             assert manifest.graphs[key].inputs == manifest.graphs["onnx/train"].inputs
             assert manifest.graphs[key].outputs == manifest.graphs["onnx/train"].outputs
 
 
-def test_the_manifest_describes_the_model(published: tuple[Path, tuple[TierReport, ...], object]) -> None:
-    """Parameters, states, statistics, settings, footprint and checks are there and agree with layout and report."""
+def test_the_manifest_describes_the_model(
+    published: tuple[Path, tuple[TierReport, ...], object],
+) -> None:
+    """Parameters, states, statistics, settings, footprint and checks are there and agree with
+    layout and report.
+    """
     out, reports, _ = published
     layout = Layout.from_json((out / "conv" / "layout.json").read_bytes())
     for tier, report in zip(TIERS, reports, strict=True):
@@ -85,16 +109,33 @@ def test_the_manifest_describes_the_model(published: tuple[Path, tuple[TierRepor
             (s.name, layout.local_shape(s.dims, tier.width)[0]) for s in layout.statistics
         ]
         assert manifest.settings["channels"] == [8, 12, 16]
-        assert manifest.flops_per_step_sample > manifest.flops_per_sample == report.flops_per_sample > 0
-        assert manifest.peak_memory_bytes == report.peak_memory_bytes > 4 * 4 * manifest.parameter_count
-        assert {check.graph for check in manifest.checks} >= {"onnx/train", "onnx/stats", *OTHER_STEPS}
-        assert max(check.worst_relative for check in manifest.checks) == report.worst_deviation <= 1e-4
+        assert (
+            manifest.flops_per_step_sample
+            > manifest.flops_per_sample
+            == report.flops_per_sample
+            > 0
+        )
+        assert (
+            manifest.peak_memory_bytes
+            == report.peak_memory_bytes
+            > 4 * 4 * manifest.parameter_count
+        )
+        assert {check.graph for check in manifest.checks} >= {
+            "onnx/train",
+            "onnx/stats",
+            *OTHER_STEPS,
+        }
+        assert (
+            max(check.worst_relative for check in manifest.checks) == report.worst_deviation <= 1e-4
+        )
         assert manifest.recipe == Recipe().spec((manifest.classes,))
         assert {"torch", "onnx", "numpy", "python"} <= set(manifest.versions)
 
 
 def test_offsets_lead_into_the_weights_blob(published: tuple[Path, object, object]) -> None:
-    """The initial weights cut to a tier and encoded in manifest order have each parameter at its offset."""
+    """The initial weights cut to a tier and encoded in manifest order have each parameter at its
+    offset.
+    """
     out = published[0]
     layout = Layout.from_json((out / "conv" / "layout.json").read_bytes())
     weights = tensors_in((out / "conv" / "init.safetensors").read_bytes())
@@ -103,7 +144,9 @@ def test_offsets_lead_into_the_weights_blob(published: tuple[Path, object, objec
     blob = encode_weights({p.name: local[p.name] for p in manifest.parameters})
     data = blob[len(blob) - sum(spec.nbytes for spec in manifest.parameters) :]
     for spec in manifest.parameters:
-        value = np.frombuffer(data, np.float32, count=spec.nbytes // 4, offset=spec.offset).reshape(spec.shape)
+        value = np.frombuffer(data, np.float32, count=spec.nbytes // 4, offset=spec.offset).reshape(
+            spec.shape
+        )
         np.testing.assert_array_equal(value, local[spec.name])
 
 
@@ -115,7 +158,10 @@ def test_published_graphs_train(published: tuple[Path, object, object]) -> None:
     rng = np.random.default_rng(0)
     weights = tensors_in((out / "conv" / "init.safetensors").read_bytes())
     feed = {f"param.{name}": value for name, value in weights.items()}
-    feed |= {f"state.{spec.name}": np.full(spec.shape, spec.initial, spec.dtype) for spec in manifest.states}
+    feed |= {
+        f"state.{spec.name}": np.full(spec.shape, spec.initial, spec.dtype)
+        for spec in manifest.states
+    }
     feed |= {
         "x": rng.standard_normal((16, *manifest.input_shape), np.float32),
         "y": rng.integers(0, manifest.classes, 16),
@@ -126,7 +172,9 @@ def test_published_graphs_train(published: tuple[Path, object, object]) -> None:
     for _ in range(30):
         outputs = run_session(session, feed)
         losses.append(float(outputs["loss"]))
-        feed |= {name.removeprefix("next."): value for name, value in outputs.items() if name != "loss"}
+        feed |= {
+            name.removeprefix("next."): value for name, value in outputs.items() if name != "loss"
+        }
     assert losses[-1] < 0.5 * losses[0]
 
 
@@ -140,19 +188,27 @@ def test_progress_counts_up_to_its_total(published: tuple[Path, object, list[Pro
 
 def test_the_portable_format_alone(tmp_path: Path) -> None:
     """Without ort-training there is no such folder, and the manifest lists none of it."""
-    export_architecture(ZOO.get("mlp"), TINY["mlp"], [Tier(0.5, 1)], Recipe(), tmp_path, formats=("onnx",))
+    export_architecture(
+        ZOO.get("mlp"), TINY["mlp"], [Tier(0.5, 1)], Recipe(), tmp_path, formats=("onnx",)
+    )
     manifest = manifest_of(tmp_path, Tier(0.5, 1), "mlp")
     assert set(manifest.graphs) == {"onnx/train", "onnx/eval", "onnx/infer"}
     assert not (tmp_path / "mlp" / "w0.50-d1" / "ort-training").exists()
     assert not manifest.statistics
 
 
-def test_a_format_whose_runtime_is_not_installed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside stock onnxruntime the default is the portable format; a wish for the other says what to install."""
+def test_a_format_whose_runtime_is_not_installed_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside stock onnxruntime the default is the portable format; a wish for the other says what
+    to install.
+    """
     monkeypatch.setattr(ort_training, "is_installed", lambda: False)
     assert installed_formats() == ("onnx",)
     arch = ZOO.get("mlp")
-    with pytest.raises(ConfigError, match=r"needs onnxruntime-training-cpu .* or export --formats onnx only"):
+    with pytest.raises(
+        ConfigError, match=r"needs onnxruntime-training-cpu .* or export --formats onnx only"
+    ):
         export_architecture(arch, TINY["mlp"], TIERS[:1], Recipe(), tmp_path, formats=FORMATS)
     with pytest.raises(ExportError, match="needs onnxruntime-training-cpu"):
         ort_training.write_artifacts(*tiny("mlp"), Recipe())
@@ -166,13 +222,21 @@ def test_exporting_again_gives_the_same_bytes(tmp_path: Path) -> None:
     """A set is a function of model, settings, recipe and seed."""
     for folder in ("a", "b"):
         export_architecture(
-            ZOO.get("mlp"), TINY["mlp"], [Tier(1.0, 1)], Recipe(), tmp_path / folder, formats=("onnx",), seed=3
+            ZOO.get("mlp"),
+            TINY["mlp"],
+            [Tier(1.0, 1)],
+            Recipe(),
+            tmp_path / folder,
+            formats=("onnx",),
+            seed=3,
         )
     assert files_under(tmp_path / "a") == files_under(tmp_path / "b")
 
 
 @architecture()
-def mlp(cut: Cut, *, input_shape: tuple[int, ...] = (4,), classes: int = 3, broken: bool = False) -> nn.Module:
+def mlp(
+    cut: Cut, *, input_shape: tuple[int, ...] = (4,), classes: int = 3, broken: bool = False
+) -> nn.Module:
     """A model of a user that can be broken by a setting."""
 
     class Body(nn.Module):
@@ -193,7 +257,14 @@ def test_a_failed_export_leaves_the_old_set(tmp_path: Path) -> None:
     export_architecture(mlp, None, [Tier(1.0, 1)], Recipe(), tmp_path, formats=("onnx",))
     before = files_under(tmp_path)
     with pytest.raises(ExportError, match="lgamma"):
-        export_architecture(mlp, {"broken": True}, [Tier(1.0, 1), Tier(0.5, 1)], Recipe(), tmp_path, formats=("onnx",))
+        export_architecture(
+            mlp,
+            {"broken": True},
+            [Tier(1.0, 1), Tier(0.5, 1)],
+            Recipe(),
+            tmp_path,
+            formats=("onnx",),
+        )
     assert files_under(tmp_path) == before
     assert sorted(p.name for p in tmp_path.iterdir()) == ["mlp", "objects"]
 
@@ -205,8 +276,13 @@ def test_a_tier_in_which_nothing_is_cut_is_refused(tmp_path: Path) -> None:
     def uncut(cut: Cut, *, input_shape: tuple[int, ...] = (4,), classes: int = 3) -> nn.Module:
         return nn.Linear(input_shape[0], cut.classes(classes))
 
-    with pytest.raises(ConfigError, match=r"nothing is cut in w0.50-d1.*cut\.width\(name, size\), or export width 1"):
-        export_architecture(uncut, None, [Tier(1.0, 1), Tier(0.5, 1)], Recipe(), tmp_path, formats=("onnx",))
+    with pytest.raises(
+        ConfigError,
+        match=r"nothing is cut in w0.50-d1.*cut\.width\(name, size\), or export width 1",
+    ):
+        export_architecture(
+            uncut, None, [Tier(1.0, 1), Tier(0.5, 1)], Recipe(), tmp_path, formats=("onnx",)
+        )
     assert not [*tmp_path.iterdir()]
 
 
@@ -216,7 +292,9 @@ def test_an_export_killed_between_two_renames_is_mended(tmp_path: Path) -> None:
     before = files_under(tmp_path / "mlp")
     (tmp_path / "mlp").rename(tmp_path / ".mlp.old")
     with pytest.raises(ExportError):
-        export_architecture(mlp, {"broken": True}, [Tier(1.0, 1)], Recipe(), tmp_path, formats=("onnx",))
+        export_architecture(
+            mlp, {"broken": True}, [Tier(1.0, 1)], Recipe(), tmp_path, formats=("onnx",)
+        )
     assert files_under(tmp_path / "mlp") == before
 
 
@@ -236,14 +314,20 @@ def test_a_folder_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> N
     """A file where the folder should be is reported with its path."""
     (tmp_path / "taken").write_text("in the way")
     with pytest.raises(StorageError, match="taken"):
-        export_architecture(mlp, None, [Tier(1.0, 1)], Recipe(), tmp_path / "taken", formats=("onnx",))
+        export_architecture(
+            mlp, None, [Tier(1.0, 1)], Recipe(), tmp_path / "taken", formats=("onnx",)
+        )
 
 
 @pytest.mark.slow
 def test_depth_tiers_have_their_own_sets(tmp_path: Path) -> None:
-    """A shallower Transformer has fewer parameters, all from the stem, the lower blocks and the head."""
+    """A shallower Transformer has fewer parameters, all from the stem, the lower blocks and the
+    head.
+    """
     tiers = [Tier(1.0, 2), Tier(0.5, 1)]
-    export_architecture(ZOO.get("text_encoder"), TINY["text_encoder"], tiers, Recipe(), tmp_path, formats=("onnx",))
+    export_architecture(
+        ZOO.get("text_encoder"), TINY["text_encoder"], tiers, Recipe(), tmp_path, formats=("onnx",)
+    )
     shallow = manifest_of(tmp_path, tiers[1], "text_encoder")
     assert {p.block for p in shallow.parameters} == {"stem", "block1", "head"}
     assert (shallow.width, shallow.depth, shallow.input_dtype) == (0.5, 1, "int64")
@@ -252,10 +336,16 @@ def test_depth_tiers_have_their_own_sets(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_tier_is_exported_with_a_head_of_its_own(tmp_path: Path) -> None:
-    """Its graphs and manifest have its labels, and its first weights lie beside them; the rest is the model's."""
-    settings, small, whole = TINY["text_encoder"], Tier(1.0, 1), Tier(1.0, 2)
+    """Its graphs and manifest have its labels, and its first weights lie beside them; the rest is
+    the model's.
+    """
+    settings = TINY["text_encoder"]
+    small = Tier(1.0, 1)
+    whole = Tier(1.0, 2)
     arch = ZOO.get("text_encoder")
-    export_architecture(arch, settings, [whole, small], Recipe(), tmp_path, formats=("onnx",), heads={small: 7})
+    export_architecture(
+        arch, settings, [whole, small], Recipe(), tmp_path, formats=("onnx",), heads={small: 7}
+    )
     folder = tmp_path / "text_encoder"
     layout = Layout.from_json((folder / "layout.json").read_bytes())
     own, other = (manifest_of(tmp_path, tier, "text_encoder") for tier in (small, whole))
@@ -272,20 +362,35 @@ def test_a_tier_is_exported_with_a_head_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_head_needs_its_tier_and_a_model_that_can_have_one(tmp_path: Path) -> None:
-    """A tier that is not exported, a model whose labels reach below its head, a builder with labels of its own mind."""
+    """A tier that is not exported, a model whose labels reach below its head, a builder with labels
+    of its own mind.
+    """
     arch = ZOO.get("text_encoder")
-    with pytest.raises(ConfigError, match=r"w1\.00-d1 shall have a head of its own but is not exported"):
-        export_architecture(arch, TINY["text_encoder"], [Tier(1.0, 2)], Recipe(), tmp_path, heads={Tier(1.0, 1): 7})
+    with pytest.raises(
+        ConfigError, match=r"w1\.00-d1 shall have a head of its own but is not exported"
+    ):
+        export_architecture(
+            arch, TINY["text_encoder"], [Tier(1.0, 2)], Recipe(), tmp_path, heads={Tier(1.0, 1): 7}
+        )
     with pytest.raises(PlanError, match="goes with the labels"):
         export_architecture(
-            ZOO.get("transformer_mlm"), TINY["transformer_mlm"], TIERS[:1], Recipe(), tmp_path, heads={TIERS[0]: 7}
+            ZOO.get("transformer_mlm"),
+            TINY["transformer_mlm"],
+            TIERS[:1],
+            Recipe(),
+            tmp_path,
+            heads={TIERS[0]: 7},
         )
 
     @architecture()
     def stubborn(cut: Cut, *, input_shape: tuple[int] = (4,), classes: int = 3) -> nn.Module:
         blocks = nn.Sequential(*(nn.Linear(4, 4) for _ in range(cut.depth(2))))
-        return nn.Sequential(OrderedDict(stem=nn.Linear(4, 4), blocks=blocks, head=nn.Linear(4, cut.classes(3))))
+        return nn.Sequential(
+            OrderedDict(stem=nn.Linear(4, 4), blocks=blocks, head=nn.Linear(4, cut.classes(3)))
+        )
 
     with pytest.raises(ConfigError, match="needs `classes` to be its labels"):
-        export_architecture(stubborn, {}, [Tier(1.0, 1)], Recipe(), tmp_path, heads={Tier(1.0, 1): 7})
+        export_architecture(
+            stubborn, {}, [Tier(1.0, 1)], Recipe(), tmp_path, heads={Tier(1.0, 1): 7}
+        )
     assert not list(tmp_path.glob("*/layout.json"))

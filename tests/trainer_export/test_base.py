@@ -1,4 +1,6 @@
-"""The frozen base: one file for all tiers and graphs, read where it is mapped, and never returned by any graph."""
+"""The frozen base: one file for all tiers and graphs, read where it is mapped, and never returned
+by any graph.
+"""
 
 import numpy as np
 import pytest
@@ -32,13 +34,17 @@ def exported(tmp_path_factory):
     """Three tiers of a model with adapters."""
     out = tmp_path_factory.mktemp("adapted")
     layout = infer_layout(adapted)
-    export_architecture(adapted, None, [layout.tier(width) for width in WIDTHS], Recipe(), out, formats=("onnx",))
+    export_architecture(
+        adapted, None, [layout.tier(width) for width in WIDTHS], Recipe(), out, formats=("onnx",)
+    )
     return load_artifacts(out, "adapted", chunk_bytes=1024), out
 
 
 @pytest.mark.slow
 def test_all_tiers_name_one_file_and_no_graph_returns_it(exported):
-    """One content on disk under every tier's name; frozen tensors go into graphs and come out of none."""
+    """One content on disk under every tier's name; frozen tensors go into graphs and come out of
+    none.
+    """
     artifacts, _ = exported
     sets = artifacts.tiers.values()
     assert len({item.manifest.files[FILE].digest for item in sets}) == 1
@@ -55,7 +61,9 @@ def test_all_tiers_name_one_file_and_no_graph_returns_it(exported):
 
 @pytest.mark.parametrize("width", mostly_slow(WIDTHS, lambda width: width == 0.5))
 def test_a_board_trains_on_the_mapped_file_as_pytorch_does(exported, width):
-    """Steps with the base read where it is mapped, compared with PyTorch; the runtime is given the mapping itself."""
+    """Steps with the base read where it is mapped, compared with PyTorch; the runtime is given the
+    mapping itself.
+    """
     artifacts, _ = exported
     item = artifacts.tiers[artifacts.layout.tier(width).id]
     base = open_tensors(item.folder / "base.safetensors")
@@ -68,13 +76,16 @@ def test_a_board_trains_on_the_mapped_file_as_pytorch_does(exported, width):
     reference = Reference(module, Recipe(), base=BASE)
     session.load(reference.snapshot()[0])
     for seed in range(4):
-        x, y = torch.randn(5, 1, 8, 8, generator=torch.manual_seed(seed)), torch.arange(5) % 10
+        x = torch.randn(5, 1, 8, 8, generator=torch.manual_seed(seed))
+        y = torch.arange(5) % 10
         loss = session.step(x.numpy(), y.numpy(), np.ones(10, np.float32), LEARNING_RATE)
         assert loss == pytest.approx(float(reference.step(x, Answer(y, torch.ones(10)))), rel=1e-5)
     for name, value in reference.snapshot()[0].items():
         np.testing.assert_allclose(session.parameters()[name], value, rtol=1e-4, atol=1e-6)
     addresses = session.addresses()
-    assert {name: addresses[f"param.{name}"] for name in BASE} == {name: base[name].ctypes.data for name in BASE}
+    assert {name: addresses[f"param.{name}"] for name in BASE} == {
+        name: base[name].ctypes.data for name in BASE
+    }
 
 
 def test_adapters_in_pytorchs_encoder_train(tmp_path):
@@ -85,7 +96,8 @@ def test_adapters_in_pytorchs_encoder_train(tmp_path):
     item = artifacts.full
     session = Sessions().train(item.manifest, item.folder / "train.onnx", item.base())
     session.load(artifacts.initial_weights())
-    x, y = np.random.default_rng(0).normal(size=(8, 5, 8)).astype(np.float32), np.arange(8) % 4
+    x = np.random.default_rng(0).normal(size=(8, 5, 8)).astype(np.float32)
+    y = np.arange(8) % 4
     losses = [session.step(x, y, np.ones(4, np.float32), 0.1) for _ in range(9)]
     assert losses[-1] < losses[0]
     assert np.abs(session.parameters()["layer.linear1.up"]).min() > 0
@@ -96,20 +108,29 @@ def cut_exported(tmp_path_factory):
     """Two tiers of a model with a frozen layer that a width cuts."""
     out = tmp_path_factory.mktemp("half_frozen")
     layout = infer_layout(half_frozen)
-    export_architecture(half_frozen, None, [layout.tier(1.0), layout.tier(0.5)], Recipe(), out, formats=("onnx",))
+    export_architecture(
+        half_frozen, None, [layout.tier(1.0), layout.tier(0.5)], Recipe(), out, formats=("onnx",)
+    )
     return load_artifacts(out, "half_frozen", chunk_bytes=1024)
 
 
 def test_a_width_that_cuts_frozen_tensors_leaves_each_tier_its_leading_units(cut_exported):
-    """On disk, once; what travels in a round is what trains, and a narrow board trains as PyTorch with that slice."""
+    """On disk, once; what travels in a round is what trains, and a narrow board trains as PyTorch
+    with that slice.
+    """
     artifacts = cut_exported
-    layout, tier = artifacts.layout, artifacts.layout.tier(0.5)
-    item, whole = artifacts.tiers[tier.id], artifacts.full.base()
+    layout = artifacts.layout
+    tier = artifacts.layout.tier(0.5)
+    item = artifacts.tiers[tier.id]
+    whole = artifacts.full.base()
     base = item.base()
     assert set(base) == {"1.weight", "1.bias"}
     assert all(np.array_equal(value, whole[name][:24]) for name, value in base.items())
     sent = slice_weights(layout, make_plan(layout, tier), artifacts.initial_weights())
-    assert not set(base) & {*sent, *(spec.name for spec in (*item.manifest.parameters, *item.manifest.states))}
+    assert not set(base) & {
+        *sent,
+        *(spec.name for spec in (*item.manifest.parameters, *item.manifest.states)),
+    }
     assert sum(value.nbytes for value in sent.values()) == 4 * (12 * 24 + 12 + 10 * 12 + 10)
     module = build(half_frozen, 0.5)
     module.load_state_dict({name: torch.tensor(value) for name, value in {**base, **sent}.items()})
@@ -117,7 +138,8 @@ def test_a_width_that_cuts_frozen_tensors_leaves_each_tier_its_leading_units(cut
     session.load(sent)
     reference = Reference(module, Recipe(), base=tuple(base))
     for seed in range(3):
-        x, y = torch.randn(5, 1, 8, 8, generator=torch.manual_seed(seed)), torch.arange(5) % 10
+        x = torch.randn(5, 1, 8, 8, generator=torch.manual_seed(seed))
+        y = torch.arange(5) % 10
         loss = session.step(x.numpy(), y.numpy(), np.ones(10, np.float32), LEARNING_RATE)
         assert loss == pytest.approx(float(reference.step(x, Answer(y, torch.ones(10)))), rel=1e-5)
     for name, value in reference.snapshot()[0].items():
@@ -125,16 +147,22 @@ def test_a_width_that_cuts_frozen_tensors_leaves_each_tier_its_leading_units(cut
 
 
 def test_a_server_judges_with_the_base(exported):
-    """The loss of a version is that of PyTorch with the frozen tensors of the export, not of others."""
+    """The loss of a version is that of PyTorch with the frozen tensors of the export, not of
+    others.
+    """
     artifacts, _ = exported
-    weights, full = artifacts.initial_weights(), artifacts.full
-    x, y = torch.randn(20, 1, 8, 8, generator=torch.manual_seed(1)), torch.arange(20) % 10
+    weights = artifacts.initial_weights()
+    full = artifacts.full
+    x = torch.randn(20, 1, 8, 8, generator=torch.manual_seed(1))
+    y = torch.arange(20) % 10
     samples = make_dataset("noise", x.numpy(), y.numpy())
     found = Evaluator(full, samples, batch_size=8, threads=1).evaluate(weights, {})
     module = build(adapted)
     state = {**weights, **open_tensors(full.folder / "base.safetensors")}
     module.load_state_dict({name: torch.tensor(value) for name, value in state.items()})
-    assert found.loss == pytest.approx(float(torch.nn.functional.cross_entropy(module(x), y).detach()), rel=1e-5)
+    assert found.loss == pytest.approx(
+        float(torch.nn.functional.cross_entropy(module(x), y).detach()), rel=1e-5
+    )
 
 
 def test_a_base_that_does_not_fit_is_refused_before_anything_runs(exported, tmp_path):
@@ -146,7 +174,10 @@ def test_a_base_that_does_not_fit_is_refused_before_anything_runs(exported, tmp_
     files = {FILE: manifest.files[FILE].model_copy(update={"digest": other})}
     task = _task(manifest.model_copy(update={"files": files}))
     bench = Bench(None, blobs, "onnx", threads=1, holdout=0.0)  # type: ignore[arg-type]
-    with pytest.raises(RefusedError, match=r"frozen tensor 1\.weight of w1\.00-d1 is not float32 \[48, 64\].*export"):
+    with pytest.raises(
+        RefusedError,
+        match=r"frozen tensor 1\.weight of w1\.00-d1 is not float32 \[48, 64\].*export",
+    ):
         base_tensors(task.manifest, bench.blobs)
     assert base_tensors(manifest.model_copy(update={"base": ()}), bench.blobs) == {}
 

@@ -2,8 +2,9 @@
 
     python -m tests.trainer_export.test_base_memory      a decoder of the sizes of SmolLM-135M, random weights
 
-The export runs here, the training as `shoal device bench` does it, without torch, so that its peak is a board's. The
-base has 513 MB; a copy of it, by the runtime or by us, would show as that much more.
+The export runs here, the training as `shoal device bench` does it, without torch, so that its peak
+is a board's. The base has 513 MB; a copy of it, by the runtime or by us, would show as that much
+more.
 """
 
 import json
@@ -42,7 +43,9 @@ def measured(settings: dict[str, Any]) -> dict[str, Any]:
         export_architecture(architecture, settings, [tier], Recipe(), folder, formats=("onnx",))
         (path,), (cost,) = folder.rglob("manifest.json"), costs(folder, 1)
         manifest = parse_manifest(path.read_bytes())
-        files = {item.stat().st_ino: item.stat().st_size for item in folder.rglob("*") if item.is_file()}
+        files = {
+            item.stat().st_ino: item.stat().st_size for item in folder.rglob("*") if item.is_file()
+        }
     return {
         "peak_mb": cost.peak_mb,
         "base_mb": manifest.files[BASE].size / 1e6,
@@ -55,7 +58,8 @@ def measured(settings: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_wide_decoder_trains_with_its_base_in_memory_and_on_disk_once():
-    """Steps on stock onnxruntime: no copy of the base in memory, none more on disk, and the loss falls below chance.
+    """Steps on stock onnxruntime: no copy of the base in memory, none more on disk, and the loss
+    falls below chance.
 
     On 25 November 2026 the peak was 1.5 times the base; a copy would make it 2.5.
     """

@@ -1,4 +1,6 @@
-"""Programs traced with a number for the batch are those that a symbol gives, or are traced with a symbol."""
+"""Programs traced with a number for the batch are those that a symbol gives, or are traced with a
+symbol.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -37,12 +39,22 @@ PLAIN = Signature((4,), "float32", 3)
 
 
 def graphs(module: nn.Module, signature: Signature, known: Known) -> dict[str, bytes]:
-    given = Signature(signature.input_shape, signature.input_dtype, signature.classes, row=signature.row, known=known)
-    return {file.key: file.data for file in write_graphs(module, given.with_places_of(module), Recipe())}
+    given = Signature(
+        signature.input_shape,
+        signature.input_dtype,
+        signature.classes,
+        row=signature.row,
+        known=known,
+    )
+    return {
+        file.key: file.data for file in write_graphs(module, given.with_places_of(module), Recipe())
+    }
 
 
 @pytest.mark.parametrize("name", ["mlp", pytest.param("minilm_encoder", marks=pytest.mark.slow)])
-def test_a_narrow_tier_takes_the_batch_where_the_whole_does(name: str, marks: list[int | None]) -> None:
+def test_a_narrow_tier_takes_the_batch_where_the_whole_does(
+    name: str, marks: list[int | None]
+) -> None:
     """With scales that the whole has not, and byte for byte as a symbol gives it."""
     known: Known = {}
     graphs(*tiny(name), known)
@@ -58,7 +70,8 @@ class _Last(nn.Module):
 
     def __init__(self, last: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.layer, self.last = nn.Linear(4, 3), last
+        self.layer = nn.Linear(4, 3)
+        self.last = last
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.layer(x))
@@ -73,13 +86,18 @@ class _Last(nn.Module):
         lambda x: x + torch.arange(x.shape[0] + 2)[1:-1].unsqueeze(1),
     ],
 )
-def test_what_uses_the_batch_otherwise_is_traced_with_a_symbol(last: Any, marks: list[int | None]) -> None:
+def test_what_uses_the_batch_otherwise_is_traced_with_a_symbol(
+    last: Any, marks: list[int | None]
+) -> None:
     """The first tier is a plain one, and what it does with the batch says nothing about the other."""
-    signature, module = Signature((4,), "float32", 3, known={}), _Last(last)
+    signature = Signature((4,), "float32", 3, known={})
+    module = _Last(last)
     write_forward_graphs(_Last(lambda x: x), signature, Recipe())
     files = write_forward_graphs(module, signature, Recipe())
     assert marks == [None, 10007, None]
-    assert [f.data for f in files] == [f.data for f in write_forward_graphs(module, PLAIN, Recipe())]
+    assert [f.data for f in files] == [
+        f.data for f in write_forward_graphs(module, PLAIN, Recipe())
+    ]
     check_graphs(files, module, Recipe(), SizedBatches(signature))
 
 
@@ -115,7 +133,8 @@ def test_the_number_divides_no_other_size() -> None:
 def test_tiers_of_the_gallery_are_what_a_symbol_gives(name: str, marks: list[int | None]) -> None:
     """Byte for byte, at every width."""
     model = GALLERY[name]
-    layout, known = infer_layout(model.arch), Known()
+    layout = infer_layout(model.arch)
+    known = Known()
     row = model.arch.row(layout.settings)
     signature = Signature(row.shape, row.dtype, layout.classes, row=row)
     for width in (1.0, 0.5, 0.25):

@@ -1,4 +1,6 @@
-"""Exporting again: what would come out the same is taken, nothing is dropped unasked, and nothing is left over."""
+"""Exporting again: what would come out the same is taken, nothing is dropped unasked, and nothing
+is left over.
+"""
 
 import os
 import select
@@ -33,11 +35,15 @@ class Body(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.hidden(x) * self.scale
-        return self.head(hidden.lgamma() if self.scale == 0 and len(self.head.weight[0]) == 4 else hidden.relu())
+        return self.head(
+            hidden.lgamma() if self.scale == 0 and len(self.head.weight[0]) == 4 else hidden.relu()
+        )
 
 
 @architecture()
-def small(cut: Cut, *, input_shape: tuple[int, ...] = (4,), classes: int = 3, scale: float = 1.0) -> nn.Module:
+def small(
+    cut: Cut, *, input_shape: tuple[int, ...] = (4,), classes: int = 3, scale: float = 1.0
+) -> nn.Module:
     """A model that is quick to export; with scale 0 its tier of width 0.5 is one that cannot be."""
     del input_shape, classes
     return Body(cut, scale)
@@ -64,7 +70,9 @@ def taken(reports: dict[str, TierReport]) -> list[str]:
 
 
 def test_a_new_width_is_exported_alone(tmp_path: Path) -> None:
-    """The other tiers are taken as they are, and the set is that of an export of all of them at once."""
+    """The other tiers are taken as they are, and the set is that of an export of all of them at
+    once.
+    """
     first = export(tmp_path / "a", 1.0, 0.5)
     second = export(tmp_path / "a", *WIDTHS)
     assert taken(first) == []
@@ -91,7 +99,9 @@ def test_what_depends_on_a_change_is_exported(tmp_path: Path) -> None:
 
 
 def test_another_file_of_the_user_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A layer that the models' file imports belongs to what a tier is made from; who imports nothing else does not."""
+    """A layer that the models' file imports belongs to what a tier is made from; who imports
+    nothing else does not.
+    """
     layers = tmp_path / "user_layers_of_a_test.py"
     layers.write_text("import torch\n\n\ndef half(x):\n    return x * 0.5\n")
     (tmp_path / "models.py").write_text(
@@ -105,7 +115,9 @@ def test_another_file_of_the_user_counts(tmp_path: Path, monkeypatch: pytest.Mon
 
     def again() -> bool:
         arch = Registry.of([]).with_file(tmp_path / "models.py").get("net")
-        (report,) = export_architecture(arch, None, [Tier(1.0, 1)], Recipe(), tmp_path / "out", formats=("onnx",))
+        (report,) = export_architecture(
+            arch, None, [Tier(1.0, 1)], Recipe(), tmp_path / "out", formats=("onnx",)
+        )
         return report.taken
 
     try:
@@ -119,42 +131,58 @@ def test_another_file_of_the_user_counts(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.slow
 def test_tiers_in_processes_of_their_own_are_the_same(tmp_path: Path) -> None:
     """Bit for bit, in the same order, and with the same figures."""
-    one, other = export(tmp_path / "a", *WIDTHS), export(tmp_path / "b", *WIDTHS, jobs=2)
+    one = export(tmp_path / "a", *WIDTHS)
+    other = export(tmp_path / "b", *WIDTHS, jobs=2)
     assert files_under(tmp_path / "a") == files_under(tmp_path / "b")
     assert [*one.values()] == [*other.values()]
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_what_fails_leaves_nothing(tmp_path: Path, jobs: int) -> None:
-    """The error of one tier is that of the export, whichever process it came from, and no file of the others stays."""
+    """The error of one tier is that of the export, whichever process it came from, and no file of
+    the others stays.
+    """
     with pytest.raises(ExportError, match="lgamma"):
         export(tmp_path, *WIDTHS, scale=0.0, jobs=jobs)
     assert not [*tmp_path.iterdir()]
 
 
 def test_tiers_are_not_dropped_unasked(tmp_path: Path) -> None:
-    """A fleet may be using them. Both ways that the message names work; what no set has any more is gone."""
+    """A fleet may be using them. Both ways that the message names work; what no set has any more is
+    gone.
+    """
     export(tmp_path, 1.0, 0.5)
     before = files_under(tmp_path)
-    with pytest.raises(ConfigError, match=r"has w0.50-d1, w1.00-d1, too.*--add keeps .*--replace drops"):
+    with pytest.raises(
+        ConfigError, match=r"has w0.50-d1, w1.00-d1, too.*--add keeps .*--replace drops"
+    ):
         export(tmp_path, 0.25)
     assert files_under(tmp_path) == before
     assert taken(export(tmp_path, 0.25, others="add")) == ["w0.50-d1", "w1.00-d1"]
     assert before.items() <= files_under(tmp_path).items()
     export(tmp_path, 0.25, others="replace")
-    assert sorted(path.name for path in (tmp_path / "small").iterdir() if path.is_dir()) == ["w0.25-d1"]
+    assert sorted(path.name for path in (tmp_path / "small").iterdir() if path.is_dir()) == [
+        "w0.25-d1"
+    ]
     assert all(path.stat().st_nlink > 1 for path in tmp_path.rglob("objects/??/*"))
 
 
 @pytest.mark.slow
 def test_tiers_that_stay_are_brought_up_to_date(tmp_path: Path) -> None:
-    """A set whose tiers have different recipes would be of no use to any fleet. Heads of their own stay theirs."""
-    tiers, recipe = [Tier(1.0, 2), Tier(1.0, 1)], Recipe(Sgd(momentum=0.5))
-    arch, settings = Registry.zoo().get("text_encoder"), TINY["text_encoder"]
+    """A set whose tiers have different recipes would be of no use to any fleet. Heads of their own
+    stay theirs.
+    """
+    tiers = [Tier(1.0, 2), Tier(1.0, 1)]
+    recipe = Recipe(Sgd(momentum=0.5))
+    arch = Registry.zoo().get("text_encoder")
+    settings = TINY["text_encoder"]
     kept = {"formats": ("onnx",), "others": "add"}
     export_architecture(arch, settings, tiers, Recipe(), tmp_path, heads={tiers[1]: 5}, **kept)  # type: ignore[arg-type]
     reports = export_architecture(arch, settings, tiers[:1], recipe, tmp_path, **kept)  # type: ignore[arg-type]
-    assert [(report.tier.id, report.taken) for report in reports] == [("w1.00-d2", False), ("w1.00-d1", False)]
+    assert [(report.tier.id, report.taken) for report in reports] == [
+        ("w1.00-d2", False),
+        ("w1.00-d1", False),
+    ]
     assert (tmp_path / "text_encoder" / "w1.00-d1" / "head.safetensors").is_file()
 
 
@@ -176,21 +204,30 @@ export_architecture(small, {}, tiers, Recipe(), Path(sys.argv[1]), ("onnx",), jo
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("number", "jobs"), [(signal.SIGINT, 1), (signal.SIGTERM, 2), (signal.SIGKILL, 1), (signal.SIGKILL, 2)]
+    ("number", "jobs"),
+    [(signal.SIGINT, 1), (signal.SIGTERM, 2), (signal.SIGKILL, 1), (signal.SIGKILL, 2)],
 )
-def test_what_is_interrupted_leaves_nothing(tmp_path: Path, number: signal.Signals, jobs: int) -> None:
-    """In the middle of a tier: an interrupt or an end takes everything away, after a kill the next export does."""
+def test_what_is_interrupted_leaves_nothing(
+    tmp_path: Path, number: signal.Signals, jobs: int
+) -> None:
+    """In the middle of a tier: an interrupt or an end takes everything away, after a kill the next
+    export does.
+    """
     export(tmp_path, 1.0)
     before = files_under(tmp_path)
     command = [sys.executable, "-c", SCRIPT, str(tmp_path), str(jobs)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
         assert process.stdout is not None
         assert select.select([process.stdout], [], [], 300)[0]
         assert process.stdout.readline() == "tracing\n"
         assert [*tmp_path.glob(".small.new-*")]
         process.send_signal(number)
         for _ in process.stdout:  # to the end, so every process that could write is gone
-            if number == signal.SIGINT:  # Python drops one that comes in a finalizer; whoever sees it go on repeats it
+            if (
+                number == signal.SIGINT
+            ):  # Python drops one that comes in a finalizer; whoever sees it go on repeats it
                 process.send_signal(number)
         assert process.wait(60) != 0
     if number == signal.SIGKILL:

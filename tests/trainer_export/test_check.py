@@ -29,7 +29,11 @@ from trainer_export.routines.train import check_train
 def tampered(data: bytes, old: float, new: float) -> bytes:
     """The graph with one number changed where it stands as a constant."""
     model = onnx.load_model_from_string(data)
-    hits = [t for t in model.graph.initializer if not t.dims and np.isclose(numpy_helper.to_array(t), old)]
+    hits = [
+        t
+        for t in model.graph.initializer
+        if not t.dims and np.isclose(numpy_helper.to_array(t), old)
+    ]
     assert len(hits) == 1
     hits[0].CopyFrom(numpy_helper.from_array(np.array(new, np.float32), hits[0].name))
     return model.SerializeToString()
@@ -45,12 +49,20 @@ def rewired(data: bytes, first: str, second: str) -> bytes:
 
 
 def test_a_wrong_momentum_is_found_and_named() -> None:
-    """A graph with another momentum deviates in its states; the message names one and says nothing is published."""
+    """A graph with another momentum deviates in its states; the message names one and says nothing
+    is published.
+    """
     module, signature = tiny("mlp")
     graph = write_train_graph(module, signature, Recipe(Sgd(momentum=0.875)))
-    with calm_torch(), pytest.raises(ExportError, match=r"onnx/train does not agree.*state\.\S+ is off by"):
+    with (
+        calm_torch(),
+        pytest.raises(ExportError, match=r"onnx/train does not agree.*state\.\S+ is off by"),
+    ):
         check_train(
-            tampered(graph.data, 0.875, 0.5), module, Recipe(Sgd(momentum=0.875)), batches_for(module, signature)
+            tampered(graph.data, 0.875, 0.5),
+            module,
+            Recipe(Sgd(momentum=0.875)),
+            batches_for(module, signature),
         )
 
 
@@ -60,7 +72,9 @@ def test_a_small_fault_is_found() -> None:
     recipe = Recipe(Sgd(momentum=0.5, weight_decay=0.25), clip_norm=None)
     graph = write_train_graph(module, signature, recipe)
     with calm_torch(), pytest.raises(ExportError, match="does not agree"):
-        check_train(tampered(graph.data, 0.25, 0.2505), module, recipe, batches_for(module, signature))
+        check_train(
+            tampered(graph.data, 0.25, 0.2505), module, recipe, batches_for(module, signature)
+        )
 
 
 def test_exchanged_outputs_are_found() -> None:
@@ -74,12 +88,19 @@ def test_exchanged_outputs_are_found() -> None:
 
 
 def test_swapped_statistics_are_found() -> None:
-    """Mean and variance of a norm are told apart, in the graph that makes them and in those that take them."""
+    """Mean and variance of a norm are told apart, in the graph that makes them and in those that
+    take them.
+    """
     module, signature = tiny("conv")
     graphs = {g.key: g for g in graphs_of("conv")}
     names = "stat.units.0.norm.mean", "stat.units.0.norm.var"
     with calm_torch(), pytest.raises(ExportError, match=r"onnx/stats.*stat\.units\.0\.norm"):
-        check_statistics(rewired(graphs["onnx/stats"].data, *names), module, Recipe(), batches_for(module, signature))
+        check_statistics(
+            rewired(graphs["onnx/stats"].data, *names),
+            module,
+            Recipe(),
+            batches_for(module, signature),
+        )
     model = onnx.load_model_from_string(graphs["onnx/eval"].data)
     for node in model.graph.node:
         swap = dict(zip(names, names[::-1], strict=True))
@@ -94,7 +115,12 @@ def test_not_a_number_is_a_deviation() -> None:
     recipe = Recipe(Sgd(momentum=0.875))
     graph = write_train_graph(module, signature, recipe)
     with calm_torch(), pytest.raises(ExportError, match="does not agree"):
-        check_train(tampered(graph.data, 0.875, float("nan")), module, recipe, batches_for(module, signature))
+        check_train(
+            tampered(graph.data, 0.875, float("nan")),
+            module,
+            recipe,
+            batches_for(module, signature),
+        )
 
 
 def test_a_broken_graph_is_an_export_error() -> None:
@@ -120,8 +146,17 @@ def test_reports_say_what_was_compared() -> None:
 
 
 def ill_conditioned(momentum: float) -> tuple[bytes, nn.Module, Recipe, SizedBatches]:
-    """HeteroFL's Transformer at its level e of a narrow model: norms over four units behind Scalers of 16."""
-    settings = {"input_shape": (64,), "embed": 64, "heads": 8, "ffn": 64, "blocks": 2, "classes": 50}
+    """HeteroFL's Transformer at its level e of a narrow model: norms over four units behind Scalers
+    of 16.
+    """
+    settings = {
+        "input_shape": (64,),
+        "embed": 64,
+        "heads": 8,
+        "ffn": 64,
+        "blocks": 2,
+        "classes": 50,
+    }
     torch.manual_seed(0)
     module = build(ZOO.get("transformer_mlm"), 0.0625, None, settings)
     signature = Signature((64,), "int64", 50).with_places_of(module)
@@ -132,7 +167,9 @@ def ill_conditioned(momentum: float) -> tuple[bytes, nn.Module, Recipe, SizedBat
 
 
 def test_float64_decides_where_pytorch_itself_rounds_by_more_than_the_limit() -> None:
-    """Such a step is published though it agrees in no run: PyTorch in float32 is as far from float64 as it is."""
+    """Such a step is published though it agrees in no run: PyTorch in float32 is as far from
+    float64 as it is.
+    """
     data, module, recipe, batches = ill_conditioned(0.875)
     runs: list[bool] = []
 
@@ -171,7 +208,10 @@ class Float32Only(nn.Module):
 def test_a_module_that_cannot_be_in_float64_is_judged_by_float32() -> None:
     """It fails by the limit for float32, and not with PyTorch's error about dtypes."""
     inner, signature = tiny("mlp")
-    module, recipe = Float32Only(inner), Recipe(Sgd(momentum=0.875))
+    module = Float32Only(inner)
+    recipe = Recipe(Sgd(momentum=0.875))
     graph = write_train_graph(module, signature, recipe)
     with calm_torch(), pytest.raises(ExportError, match=r"limit 1e-04"):
-        check_train(tampered(graph.data, 0.875, 0.5), module, recipe, batches_for(module, signature))
+        check_train(
+            tampered(graph.data, 0.875, 0.5), module, recipe, batches_for(module, signature)
+        )

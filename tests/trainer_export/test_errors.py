@@ -30,7 +30,8 @@ class Inner(nn.Module):
 class Dropping(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.drop, self.head = nn.Dropout(0.5), nn.Linear(6, 3)
+        self.drop = nn.Dropout(0.5)
+        self.head = nn.Linear(6, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.drop(x))
@@ -48,7 +49,9 @@ class Branching(nn.Module):
 class Masked(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.stack = nn.TransformerEncoder(nn.TransformerEncoderLayer(6, 2, 8, 0.0, batch_first=True), 1)
+        self.stack = nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(6, 2, 8, 0.0, batch_first=True), 1
+        )
         self.head = nn.Linear(6, 3)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -68,7 +71,9 @@ class Resized(nn.Module):
         self.head = nn.Linear(18, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(functional.interpolate(x, (3, 3), mode="bilinear", antialias=True).flatten(1))
+        return self.head(
+            functional.interpolate(x, (3, 3), mode="bilinear", antialias=True).flatten(1)
+        )
 
 
 class TwoInputs(nn.Module):
@@ -85,7 +90,8 @@ class Apart(nn.Module):
     """Two inputs that came as one."""
 
     def forward(self, x: Tensor) -> Tensor:
-        values, mask = x[:, :3], x[:, 3:]
+        values = x[:, :3]
+        mask = x[:, 3:]
         return torch.cat([values * mask.sigmoid(), torch.atan(values / (1 + mask**2))], 1)
 
 
@@ -106,11 +112,14 @@ class FixedBatch(nn.Module):
 
 
 def test_an_unsupported_operator_names_itself_its_module_and_a_way_out() -> None:
-    """The message has the operator, the path and class of the module, its line, and what to use instead."""
+    """The message has the operator, the path and class of the module, its line, and what to use
+    instead.
+    """
     module = nn.Sequential(nn.Linear(6, 6), Inner(), nn.Linear(6, 3))
     place = r"module 1 \(Inner\), line \d+ of test_errors\.py"
     with pytest.raises(
-        ExportError, match=rf"{place}: operator aten\.linalg_matrix_exp.* cannot be exported; use addit"
+        ExportError,
+        match=rf"{place}: operator aten\.linalg_matrix_exp.* cannot be exported; use addit",
     ):
         train_report(module, VECTOR)
 
@@ -119,16 +128,38 @@ def test_an_unsupported_operator_names_itself_its_module_and_a_way_out() -> None
     ("module", "signature", "message"),
     [
         (Dropping(), VECTOR, r"module drop \(Dropout\).*Dropout of models\.zoo\.dropout"),
-        (nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3)), VECTOR, r"module 0 \(BatchNorm1d\).*StaticBatchNorm"),
+        (
+            nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3)),
+            VECTOR,
+            r"module 0 \(BatchNorm1d\).*StaticBatchNorm",
+        ),
         (Frozen(), VECTOR, "every parameter is frozen.*free some"),
-        (Resized(), IMAGE, r"module \(the model itself\) \(Resized\), line \d+ of test_err.*mode='area'"),
-        (Masked(), VECTOR, r"stacks of transformer layers look at the values of their mask: give is_causal=False"),
-        (Branching(), VECTOR, r"at line \d+ of test_errors\.py, in module Branching: .* must not depend on the values"),
-        (FixedBatch(), VECTOR, r"some batch sizes only, module .*\(FixedBatch\), line \d+ of test_errors\.py; "),
+        (
+            Resized(),
+            IMAGE,
+            r"module \(the model itself\) \(Resized\), line \d+ of test_err.*mode='area'",
+        ),
+        (
+            Masked(),
+            VECTOR,
+            r"stacks of transformer layers look at the values of their mask: give is_causal=False",
+        ),
+        (
+            Branching(),
+            VECTOR,
+            r"at line \d+ of test_errors\.py, in module Branching: .* must not depend on the values",
+        ),
+        (
+            FixedBatch(),
+            VECTOR,
+            r"some batch sizes only, module .*\(FixedBatch\), line \d+ of test_errors\.py; ",
+        ),
         (nn.Linear(6, 4), VECTOR, r"must return logits \[batch, 3\], it returned"),
     ],
 )
-def test_models_that_cannot_be_exported(module: nn.Module, signature: Signature, message: str) -> None:
+def test_models_that_cannot_be_exported(
+    module: nn.Module, signature: Signature, message: str
+) -> None:
     """Each is refused with what is wrong and where."""
     with pytest.raises(ExportError, match=message):
         train_report(module, signature)
@@ -137,8 +168,14 @@ def test_models_that_cannot_be_exported(module: nn.Module, signature: Signature,
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        (TwoInputs(), r"module \(the model itself\) \(TwoInputs\) takes 2 inputs \(x, mask\).*\{'x': \(...\), 'm"),
-        (nn.Sequential(nn.Flatten(), nn.Linear(5, 3)), r"cannot be run on float32 samples \[2, 6, 6\]:.*input_shape"),
+        (
+            TwoInputs(),
+            r"module \(the model itself\) \(TwoInputs\) takes 2 inputs \(x, mask\).*\{'x': \(...\), 'm",
+        ),
+        (
+            nn.Sequential(nn.Flatten(), nn.Linear(5, 3)),
+            r"cannot be run on float32 samples \[2, 6, 6\]:.*input_shape",
+        ),
         (nn.Conv2d(2, 4, 1), r"must return logits \[batch, 3, 6, 6\], it returned"),
         (TimeFirst(), r"must return samples first, not \[6, 2, 3\]; transpose"),
         (
@@ -156,12 +193,23 @@ def test_a_model_that_does_not_fit_its_samples(module: nn.Module, message: str) 
 @pytest.mark.parametrize(
     ("module", "signature"),
     [
-        (nn.Sequential(nn.Upsample(scale_factor=2), nn.Conv2d(2, 2, 3), nn.Flatten(), nn.Linear(200, 3)), IMAGE),
+        (
+            nn.Sequential(
+                nn.Upsample(scale_factor=2), nn.Conv2d(2, 2, 3), nn.Flatten(), nn.Linear(200, 3)
+            ),
+            IMAGE,
+        ),
         (nn.Sequential(Apart(), nn.Linear(6, 3)), VECTOR),
         (nn.Sequential(nn.Conv2d(2, 3, 1), Pixels()), IMAGE),
         (nn.Conv2d(2, 3, 1), IMAGE),
-        (nn.Sequential(nn.Upsample(size=(3, 3), mode="area"), nn.Flatten(), nn.Linear(18, 3)), IMAGE),
-        (nn.Sequential(StaticBatchNorm(6), nn.GroupNorm(1, 6), nn.LayerNorm(6), nn.Linear(6, 3)), VECTOR),
+        (
+            nn.Sequential(nn.Upsample(size=(3, 3), mode="area"), nn.Flatten(), nn.Linear(18, 3)),
+            IMAGE,
+        ),
+        (
+            nn.Sequential(StaticBatchNorm(6), nn.GroupNorm(1, 6), nn.LayerNorm(6), nn.Linear(6, 3)),
+            VECTOR,
+        ),
         (nn.Sequential(Dropout(0.5), nn.Linear(6, 6), nn.Dropout(0), nn.Linear(6, 3)), VECTOR),
     ],
 )
@@ -175,7 +223,9 @@ class Between(nn.Module):
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.first, self.function, self.last = nn.Linear(6, 6), function, nn.Linear(6, 3)
+        self.first = nn.Linear(6, 6)
+        self.function = function
+        self.last = nn.Linear(6, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
@@ -187,13 +237,17 @@ def _image(x: Tensor) -> Tensor:
 
 
 def _sampled(x: Tensor, mode: str) -> Tensor:
-    places = torch.stack(torch.meshgrid(torch.linspace(-1, 1, 2), torch.linspace(-1, 1, 3), indexing="ij")[::-1], -1)
+    places = torch.stack(
+        torch.meshgrid(torch.linspace(-1, 1, 2), torch.linspace(-1, 1, 3), indexing="ij")[::-1], -1
+    )
     places = places.expand(x.shape[0], 2, 3, 2)
     return functional.grid_sample(_image(x), places, mode=mode, align_corners=True).flatten(1)
 
 
 def _unpooled(x: Tensor) -> Tensor:
-    return functional.max_unpool2d(*functional.max_pool2d(_image(x), 2, return_indices=True), 2).flatten(1)[:, :6]
+    return functional.max_unpool2d(
+        *functional.max_pool2d(_image(x), 2, return_indices=True), 2
+    ).flatten(1)[:, :6]
 
 
 def _cosines(x: Tensor) -> Tensor:
@@ -202,7 +256,8 @@ def _cosines(x: Tensor) -> Tensor:
 
 
 def _masked(x: Tensor) -> Tensor:
-    y, mask = x.clone(), x > 0
+    y = x.clone()
+    mask = x > 0
     y[mask] = 0.1 * y[mask]
     return y
 
@@ -226,7 +281,13 @@ def _log_gamma(x: Tensor) -> Tensor:
 def _digamma(x: Tensor) -> Tensor:
     x = x.abs() + 1
     y = x + 5
-    return y.log() - 1 / (2 * y) - 1 / (12 * y**2) + 1 / (120 * y**4) - sum(1 / (x + k) for k in range(5))
+    return (
+        y.log()
+        - 1 / (2 * y)
+        - 1 / (12 * y**2)
+        + 1 / (120 * y**4)
+        - sum(1 / (x + k) for k in range(5))
+    )
 
 
 def _inverse_error(x: Tensor) -> Tensor:
@@ -237,14 +298,34 @@ def _inverse_error(x: Tensor) -> Tensor:
 
 
 REMEDIES: Mapping[str, tuple[Callable[[Tensor], Tensor], str, Callable[[Tensor], Tensor]]] = {
-    "norm": (lambda x: x.norm(0, 1, keepdim=True), "use order 1 or 2", lambda x: x.norm(1, 1, keepdim=True)),
-    "lgamma": (lambda x: (x.abs() + 1).lgamma(), r"Stirling's series above 0: .* \(x \+ 4\)\)\.log\(\)", _log_gamma),
-    "digamma": (lambda x: (x.abs() + 1).digamma(), r"its series above 0: .* range\(5\)\)", _digamma),
+    "norm": (
+        lambda x: x.norm(0, 1, keepdim=True),
+        "use order 1 or 2",
+        lambda x: x.norm(1, 1, keepdim=True),
+    ),
+    "lgamma": (
+        lambda x: (x.abs() + 1).lgamma(),
+        r"Stirling's series above 0: .* \(x \+ 4\)\)\.log\(\)",
+        _log_gamma,
+    ),
+    "digamma": (
+        lambda x: (x.abs() + 1).digamma(),
+        r"its series above 0: .* range\(5\)\)",
+        _digamma,
+    ),
     "erfinv": (lambda x: x.tanh().erfinv(), r"Winitzki's formula.*- s\)\.sqrt\(\)", _inverse_error),
     "roll": (lambda x: x.roll(1), "name the dimension", lambda x: x.roll(1, 1)),
     "flip": (lambda x: x.flip(0), "name another dimension", lambda x: x.flip(1)),
-    "mask": (lambda x: x[x > 0].sum(), "multiply by it", lambda x: (x * (x > 0)).sum(1, keepdim=True)),
-    "masked": (_masked, r"write torch\.where\(mask, new, old\)", lambda x: torch.where(x > 0, 0.1 * x, x)),
+    "mask": (
+        lambda x: x[x > 0].sum(),
+        "multiply by it",
+        lambda x: (x * (x > 0)).sum(1, keepdim=True),
+    ),
+    "masked": (
+        _masked,
+        r"write torch\.where\(mask, new, old\)",
+        lambda x: torch.where(x > 0, 0.1 * x, x),
+    ),
     "product": (
         lambda x: x.sigmoid().prod(),
         "prod or cumprod along one dimension",
@@ -271,8 +352,16 @@ REMEDIES: Mapping[str, tuple[Callable[[Tensor], Tensor], str, Callable[[Tensor],
         lambda x: x * x.shape[1] ** 0.5,
     ),
     "fourier": (lambda x: torch.fft.fft(x).real, "tables of cosines and sines", _cosines),
-    "sampled": (lambda x: _sampled(x, "nearest"), "use mode='bilinear'", lambda x: _sampled(x, "bilinear")),
-    "unpooled": (_unpooled, "use Upsample or a transposed", lambda x: nn.Upsample((2, 3))(_image(x)).flatten(1)),
+    "sampled": (
+        lambda x: _sampled(x, "nearest"),
+        "use mode='bilinear'",
+        lambda x: _sampled(x, "bilinear"),
+    ),
+    "unpooled": (
+        _unpooled,
+        "use Upsample or a transposed",
+        lambda x: nn.Upsample((2, 3))(_image(x)).flatten(1),
+    ),
     "one hot": (
         lambda x: functional.one_hot(x.argmax(1)),
         "name the number of classes",
@@ -304,7 +393,9 @@ def test_formulas_that_are_advised_are_right() -> None:
     torch.testing.assert_close(_inverse_error(x), x.tanh().erfinv(), rtol=4e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("numbers", [{"momentum": 1.0}, {"momentum": -0.1}, {"weight_decay": -1.0}, {"clip_norm": 0.0}])
+@pytest.mark.parametrize(
+    "numbers", [{"momentum": 1.0}, {"momentum": -0.1}, {"weight_decay": -1.0}, {"clip_norm": 0.0}]
+)
 def test_a_recipe_out_of_range_is_refused(numbers: dict[str, float]) -> None:
     """The message names the number."""
     with pytest.raises(ConfigError, match=next(iter(numbers))):

@@ -26,7 +26,8 @@ from trainer_export.optimizers.adam import Adam
 from trainer_export.recipe import Recipe
 
 installed = pytest.mark.skipif(not executorch.is_installed(), reason="ExecuTorch is not installed")
-# To lower a model takes ten seconds and more, and several times that while it is watched how far the tests reach.
+# To lower a model takes ten seconds and more, and several times that while it is watched how far
+# the tests reach.
 slow = pytest.mark.slow
 # It says when it is imported what of PyTorch it uses that PyTorch will change.
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(900)]
@@ -67,7 +68,9 @@ def programs_of(name, recipe=Recipe(), width=1.0):  # noqa: B008 - it is frozen
 def worst(name, recipe=Recipe(), width=1.0):  # noqa: B008
     files, module, signature = programs_of(name, recipe, width)
     with calm_torch():
-        return deviation(executorch.check_programs(files, module, recipe, batches_for(module, signature)))
+        return deviation(
+            executorch.check_programs(files, module, recipe, batches_for(module, signature))
+        )
 
 
 def test_without_the_runtime_it_is_said_what_to_install(monkeypatch):
@@ -82,14 +85,24 @@ def test_a_set_holds_three_programs_that_agree_with_pytorch(tmp_path):
     """Only where they are asked for, with their inputs, figures and versions in the manifest."""
     recipe = Recipe(Adam(), clip_norm=0.5, proximal=True)
     formats = ("onnx", "executorch")
-    (report,) = export_architecture(ZOO.get("mlp"), TINY["mlp"], [Tier(0.5, 1)], recipe, tmp_path, formats=formats)
+    (report,) = export_architecture(
+        ZOO.get("mlp"), TINY["mlp"], [Tier(0.5, 1)], recipe, tmp_path, formats=formats
+    )
     folder = tmp_path / "mlp" / "w0.50-d1"
     manifest = parse_manifest((folder / "manifest.json").read_bytes())
-    programs = {key: graph for key, graph in manifest.graphs.items() if key.startswith("executorch/")}
+    programs = {
+        key: graph for key, graph in manifest.graphs.items() if key.startswith("executorch/")
+    }
     assert set(programs) == {"executorch/train", "executorch/eval", "executorch/infer"}
-    assert {spec.shape[0] for spec in programs["executorch/train"].inputs if spec.name in "xy"} == {TRAIN_BATCH}
-    assert {spec.shape[0] for spec in programs["executorch/infer"].inputs if spec.name == "x"} == {1}
-    assert [spec.name for spec in programs["executorch/infer"].inputs if "param" not in spec.name] == ["x"]
+    assert {spec.shape[0] for spec in programs["executorch/train"].inputs if spec.name in "xy"} == {
+        TRAIN_BATCH
+    }
+    assert {spec.shape[0] for spec in programs["executorch/infer"].inputs if spec.name == "x"} == {
+        1
+    }
+    assert [
+        spec.name for spec in programs["executorch/infer"].inputs if "param" not in spec.name
+    ] == ["x"]
     assert (folder / "executorch" / "train.pte").read_bytes()[4:6] == b"ET"
     checks = [check for check in manifest.checks if check.graph in programs]
     assert len(checks) == 3
@@ -115,7 +128,8 @@ def test_a_model_that_it_cannot_hold_is_refused(layer, reason):
         executorch.write_programs(model, signature, Recipe())
 
 
-# `cnn1`, `cnn2`, `preresnet18` have the layers of `lenet5` and `conv`, the others the encoder of `minilm_adapters`.
+# `cnn1`, `cnn2`, `preresnet18` have the layers of `lenet5` and `conv`, the others the encoder of
+# `minilm_adapters`.
 ALIKE = {"cnn1", "cnn2", "preresnet18", "minilm_encoder", "text_encoder", "token_classifier"}
 
 
@@ -136,20 +150,28 @@ def test_a_batch_in_pieces_agrees_with_pytorch():
 @installed
 @slow
 def test_an_application_trains_from_the_program_alone(tmp_path):
-    """Twenty steps by a process that knows only the .pte end at the weights of twenty portable steps."""
+    """Twenty steps by a process that knows only the .pte end at the weights of twenty portable
+    steps.
+    """
     files, module, signature = programs_of("lenet5", Recipe(), 1.0)
     train = files[0]
     batches = batches_for(module, signature, (TRAIN_BATCH,))
     pairs = [(x.numpy(), y.numpy()) for x, y in batches.take(20)]
     values = {f"param.{name}": value.detach().numpy() for name, value in module.named_parameters()}
-    values |= {p.name: np.zeros(p.shape, np.float32) for p in train.inputs if p.name.startswith("state.")}
+    values |= {
+        p.name: np.zeros(p.shape, np.float32) for p in train.inputs if p.name.startswith("state.")
+    }
     values |= {"mask": np.ones(4, np.float32), "lr": np.array(0.01, np.float32)}
     (tmp_path / "train.pte").write_bytes(train.data)
     ports = {"inputs": train.inputs, "outputs": train.outputs}
-    (tmp_path / "signature.json").write_text(json.dumps({k: [p.name for p in v] for k, v in ports.items()}))
+    (tmp_path / "signature.json").write_text(
+        json.dumps({k: [p.name for p in v] for k, v in ports.items()})
+    )
     np.savez(tmp_path / "start.npz", **values)
     np.savez(tmp_path / "batches.npz", x=[x for x, _ in pairs], y=[y for _, y in pairs])
-    subprocess.run([sys.executable, "-c", textwrap.dedent(RUNNER), tmp_path], check=True, timeout=600)
+    subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(RUNNER), tmp_path], check=True, timeout=600
+    )
     session = open_session(write_train_graph(module, signature, Recipe()).data)
     names = [port.name for port in train.outputs]
     for x, y in pairs:

@@ -1,4 +1,6 @@
-"""Graphs of narrow models: what is done so that a few channels, which lie last, take no longer than they must."""
+"""Graphs of narrow models: what is done so that a few channels, which lie last, take no longer than
+they must.
+"""
 
 import functools
 from collections import Counter
@@ -24,7 +26,9 @@ def shapes_of(model: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
 @pytest.mark.parametrize("kind", ["train", "eval"])
 @pytest.mark.parametrize(("name", "width"), [("conv", 0.0625), ("har_cnn", 0.25)])
 def test_no_broadcast_works_on_runs_of_a_few_numbers(name, width, kind):
-    """Whatever meets the last axis alone is repeated along the axis before it, where that is longer than 1."""
+    """Whatever meets the last axis alone is repeated along the axis before it, where that is longer
+    than 1.
+    """
     model = graph_of(name, width, kind)
     shapes = shapes_of(model)
     met = Counter()
@@ -33,7 +37,12 @@ def test_no_broadcast_works_on_runs_of_a_few_numbers(name, width, kind):
             continue
         whole = max((shapes[name] for name in node.input), key=len)
         for small in (shapes[name] for name in node.input):
-            if len(whole) == len(small) > 2 and small != whole and small[-1] == whole[-1] > 1 and whole[-2] > 1:
+            if (
+                len(whole) == len(small) > 2
+                and small != whole
+                and small[-1] == whole[-1] > 1
+                and whole[-2] > 1
+            ):
                 met[small[-2]] += 1
                 assert small[-2] == whole[-2], (node.name, small, whole)
     assert met.total() > 3
@@ -42,7 +51,9 @@ def test_no_broadcast_works_on_runs_of_a_few_numbers(name, width, kind):
 @pytest.mark.parametrize("kind", ["train", "eval", "stats"])
 @pytest.mark.parametrize(("name", "width"), [("conv", 0.0625), ("lenet5", 1), ("har_cnn", 0.125)])
 def test_up_to_eight_channels_lie_in_planes(name, width, kind):
-    """No feature map that is worked on has as few channels last: what runs along them would be as short."""
+    """No feature map that is worked on has as few channels last: what runs along them would be as
+    short.
+    """
     model = graph_of(name, width, kind)
     shapes = shapes_of(model)
     worked_on = {"Add", "Sub", "Mul", "Relu", "ReduceMean", "ReduceSum"}
@@ -55,7 +66,9 @@ def test_up_to_eight_channels_lie_in_planes(name, width, kind):
 
 @pytest.mark.parametrize(("width", "again"), [(0.0625, False), (0.25, True)])
 def test_nothing_is_computed_again_for_memory_that_nobody_misses(width, again):
-    """A step of `conv` at 1/16 stays below 5 MB, of 100 of the process; at 1/4 what is cheap is dropped."""
+    """A step of `conv` at 1/16 stays below 5 MB, of 100 of the process; at 1/4 what is cheap is
+    dropped.
+    """
     fitted = fit_into_memory(graph_of("conv", width, "train"))
     made_again = {node.op_type for node in fitted.graph.node if ".memory." in node.name}
     assert ("Max" in made_again) == again

@@ -35,7 +35,8 @@ class FrozenNorm(nn.Module):
 
     def __init__(self, hidden: int, classes: int) -> None:
         super().__init__()
-        self.first, self.norm = nn.Conv1d(4, hidden, 1), nn.BatchNorm1d(hidden).requires_grad_(False)
+        self.first = nn.Conv1d(4, hidden, 1)
+        self.norm = nn.BatchNorm1d(hidden).requires_grad_(False)
         self.head = nn.Linear(hidden, classes)
 
     def train(self, mode: bool = True) -> "FrozenNorm":
@@ -71,7 +72,9 @@ def normed_weights(hidden: int, classes: int) -> nn.Module:
     )
 
 
-@pytest.mark.parametrize("kind", [Echo, FrozenNorm, plain_norms, normed_weights], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "kind", [Echo, FrozenNorm, plain_norms, normed_weights], ids=lambda kind: kind.__name__
+)
 def test_half_of_it_trains_as_in_pytorch(kind: Callable[[int, int], nn.Module]) -> None:
     """Its layout is proved, and what is frozen stays."""
 
@@ -87,4 +90,6 @@ def test_half_of_it_trains_as_in_pytorch(kind: Callable[[int, int], nn.Module]) 
     torch.manual_seed(3)
     module = shaken(build(arch, 0.5))
     signature = Signature((4, 6), "float32", 3, base=tuple(layout.base_of(layout.tier(0.5))))
-    assert train_report(module, signature.with_places_of(module), sizes=(5, 3)).worst_absolute <= 1e-5
+    assert (
+        train_report(module, signature.with_places_of(module), sizes=(5, 3)).worst_absolute <= 1e-5
+    )

@@ -36,18 +36,18 @@ class Net(nn.Module):
 
     def __init__(self, hidden: int, classes: int, forward: Callable[[Any, Tensor], Any]) -> None:
         super().__init__()
-        self.body, self.first, self.second = (
-            nn.Linear(4, hidden),
-            nn.Linear(hidden, classes),
-            nn.Linear(hidden, classes),
-        )
+        self.body = nn.Linear(4, hidden)
+        self.first = nn.Linear(hidden, classes)
+        self.second = nn.Linear(hidden, classes)
         self.run = forward
 
     def forward(self, x: Tensor) -> Any:
         return self.run(self, self.body(x).relu())
 
 
-def model(forward: Callable[[Any, Tensor], Any], change: Callable[[Any], Any] = lambda net: None) -> Architecture:
+def model(
+    forward: Callable[[Any, Tensor], Any], change: Callable[[Any], Any] = lambda net: None
+) -> Architecture:
     @architecture()
     def heads(cut: Cut, *, input_shape: tuple[int, ...] = (4,), classes: int = 3) -> nn.Module:
         net = Net(cut.width("hidden", 6), cut.classes(classes), forward)
@@ -75,7 +75,10 @@ def of_one(outputs: Any, targets: Tensor) -> Tensor:
 @loss("int64")
 def of_both(outputs: Any, targets: Tensor) -> Tensor:
     """Looks at both."""
-    return sum(functional.cross_entropy(outputs[name], targets, reduction="none") for name in ("first", "second"))
+    return sum(
+        functional.cross_entropy(outputs[name], targets, reduction="none")
+        for name in ("first", "second")
+    )
 
 
 @loss("int64")
@@ -91,7 +94,8 @@ def export(arch: Architecture, recipe: Recipe, folder: Path) -> None:
 def test_a_head_that_is_never_called_is_refused(tmp_path: Path) -> None:
     """And used or deleted it is not, nor one that is frozen."""
     with pytest.raises(
-        ExportError, match=r"does not depend on second\.weight.*let it depend on it, or leave that head out"
+        ExportError,
+        match=r"does not depend on second\.weight.*let it depend on it, or leave that head out",
     ):
         export(model(one), Recipe(), tmp_path)
     used = model(lambda net, x: net.first(x) + net.second(x))
@@ -105,7 +109,8 @@ def test_a_head_that_is_never_called_is_refused(tmp_path: Path) -> None:
 def test_an_output_that_no_loss_depends_on_is_refused(tmp_path: Path) -> None:
     """And read or left out it is not; pieces of one layer are told apart."""
     with pytest.raises(
-        ExportError, match=r"of_one does not depend on logits\.second.*let it depend on it, or leave that head out"
+        ExportError,
+        match=r"of_one does not depend on logits\.second.*let it depend on it, or leave that head out",
     ):
         export(model(both), Recipe(loss=of_one()), tmp_path)
     with pytest.raises(ExportError, match=r"of_pieces does not depend on logits\.1,"):
@@ -122,7 +127,11 @@ def test_an_output_that_no_loss_depends_on_is_refused(tmp_path: Path) -> None:
 
 def test_heads_in_training_alone_are_refused(tmp_path: Path) -> None:
     """In both modes, under a loss of one's own, they are not."""
-    with pytest.raises(ExportError, match=r"returns a dict in training and one tensor.*the same heads in both"):
-        export(model(lambda net, x: both(net, x) if net.training else net.first(x)), Recipe(), tmp_path)
+    with pytest.raises(
+        ExportError, match=r"returns a dict in training and one tensor.*the same heads in both"
+    ):
+        export(
+            model(lambda net, x: both(net, x) if net.training else net.first(x)), Recipe(), tmp_path
+        )
     with pytest.raises(Reached):
         export(model(both), Recipe(loss=of_both()), tmp_path)

@@ -18,7 +18,8 @@ from trainer_export.recipe import Recipe
 class Block(nn.Module):
     def __init__(self, inputs: int, outputs: int, *, kept: bool, projected: bool) -> None:
         super().__init__()
-        self.layer, self.kept = nn.Linear(inputs, outputs), kept
+        self.layer = nn.Linear(inputs, outputs)
+        self.kept = kept
         self.projection = nn.Linear(inputs, outputs) if projected else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -30,33 +31,59 @@ class Block(nn.Module):
 
 def _model(cut: Cut, kind: str, classes: int) -> nn.Module:
     if kind == "stride":
-        count, outputs = cut.width("first", 8), cut.width("second", 12)
+        count = cut.width("first", 8)
+        outputs = cut.width("second", 12)
         inner = nn.Conv1d(count, outputs, 1, 1 if count == 1 else 2)
         parts = nn.Conv1d(1, count, 1), inner, nn.AdaptiveAvgPool1d(1), nn.Flatten()
-        return nn.Sequential(nn.Unflatten(1, (1, 5)), *parts, nn.Linear(outputs, cut.classes(classes)))
-    first, second = cut.width("first", 8), cut.width("second", 12)
-    alike = cut.axes["first"].size == cut.axes["second"].size if kind == "sizes of the whole" else first == second
-    block = Block(first, second, kept=alike and kind != "projection", projected=kind == "projection" and not alike)
+        return nn.Sequential(
+            nn.Unflatten(1, (1, 5)), *parts, nn.Linear(outputs, cut.classes(classes))
+        )
+    first = cut.width("first", 8)
+    second = cut.width("second", 12)
+    alike = (
+        cut.axes["first"].size == cut.axes["second"].size
+        if kind == "sizes of the whole"
+        else first == second
+    )
+    block = Block(
+        first,
+        second,
+        kept=alike and kind != "projection",
+        projected=kind == "projection" and not alike,
+    )
     return nn.Sequential(nn.Linear(5, first), block, nn.Linear(second, cut.classes(classes)))
 
 
 @architecture()
-def shortcut(cut: Cut, *, input_shape: tuple[int, ...] = (5,), classes: int = 3, kind: str = "shortcut") -> nn.Module:
+def shortcut(
+    cut: Cut, *, input_shape: tuple[int, ...] = (5,), classes: int = 3, kind: str = "shortcut"
+) -> nn.Module:
     return _model(cut, kind, classes)
 
 
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("shortcut", r"w0\.0625-d1: module 1 \(Block\), line \d+ of test_likeness\.py calls add alone in this tier"),
-        ("stride", r"w0\.0625-d1: module 2 .*calls conv1d with stride, padding and dilation \(\(1,\), .* alone"),
-        ("projection", r"w0\.0625-d1: parameter 1\.projection\.weight is not there and should be \(1, 1\)"),
+        (
+            "shortcut",
+            r"w0\.0625-d1: module 1 \(Block\), line \d+ of test_likeness\.py calls add alone in this tier",
+        ),
+        (
+            "stride",
+            r"w0\.0625-d1: module 2 .*calls conv1d with stride, padding and dilation \(\(1,\), .* alone",
+        ),
+        (
+            "projection",
+            r"w0\.0625-d1: parameter 1\.projection\.weight is not there and should be \(1, 1\)",
+        ),
     ],
 )
 def test_a_tier_that_is_another_model(kind: str, message: str, tmp_path: Path) -> None:
     """Both layers have one unit there, and 8 and 12 in the whole model."""
     with pytest.raises(ExportError, match=message + r".*cut\.axes\[name\]\.size"):
-        export_architecture(shortcut, {"kind": kind}, [Tier(1 / 16, 1)], Recipe(), tmp_path, ("onnx",))
+        export_architecture(
+            shortcut, {"kind": kind}, [Tier(1 / 16, 1)], Recipe(), tmp_path, ("onnx",)
+        )
 
 
 def test_the_whole_model_is_asked_once() -> None:
@@ -76,7 +103,9 @@ def test_deciding_by_the_whole_sizes(tmp_path: Path) -> None:
 
 
 class Features(nn.Module):
-    """Random features of the inputs, as a buffer, as what nobody knows of, or as a parameter that is not trained."""
+    """Random features of the inputs, as a buffer, as what nobody knows of, or as a parameter that
+    is not trained.
+    """
 
     def __init__(self, hidden: int, classes: int, kind: str) -> None:
         super().__init__()
@@ -85,7 +114,8 @@ class Features(nn.Module):
             self.register_buffer("drawn", drawn)
         else:
             self.drawn = nn.Parameter(drawn, requires_grad=False) if kind == "parameter" else drawn
-        self.layer, self.head = nn.Linear(4, hidden), nn.Linear(hidden, classes)
+        self.layer = nn.Linear(4, hidden)
+        self.head = nn.Linear(hidden, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.head(torch.tanh(self.layer(x @ self.drawn)))
@@ -93,17 +123,27 @@ class Features(nn.Module):
 
 
 @architecture()
-def features(cut: Cut, *, input_shape: tuple[int, ...] = (5,), classes: int = 3, kind: str = "buffer") -> nn.Module:
+def features(
+    cut: Cut, *, input_shape: tuple[int, ...] = (5,), classes: int = 3, kind: str = "buffer"
+) -> nn.Module:
     return Features(cut.width("hidden", 4), cut.classes(classes), kind)
 
 
-@pytest.mark.parametrize(("kind", "named"), [("buffer", "buffer drawn"), ("attribute", "what is no parameter")])
+@pytest.mark.parametrize(
+    ("kind", "named"), [("buffer", "buffer drawn"), ("attribute", "what is no parameter")]
+)
 def test_what_is_drawn_when_a_tier_is_built(kind: str, named: str, tmp_path: Path) -> None:
-    """Each tier would have random features of its own, so that its weights are no part of the whole model's."""
-    with pytest.raises(ExportError, match=rf"w0\.50-d1: built a second time .*: {named} is drawn at random"):
+    """Each tier would have random features of its own, so that its weights are no part of the whole
+    model's.
+    """
+    with pytest.raises(
+        ExportError, match=rf"w0\.50-d1: built a second time .*: {named} is drawn at random"
+    ):
         export_architecture(features, {"kind": kind}, [Tier(0.5, 1)], Recipe(), tmp_path, ("onnx",))
 
 
 def test_drawn_features_as_a_frozen_parameter(tmp_path: Path) -> None:
     """What the refusal advises is exported."""
-    assert export_architecture(features, {"kind": "parameter"}, [Tier(0.5, 1)], Recipe(), tmp_path, ("onnx",))
+    assert export_architecture(
+        features, {"kind": "parameter"}, [Tier(0.5, 1)], Recipe(), tmp_path, ("onnx",)
+    )

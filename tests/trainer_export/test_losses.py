@@ -1,4 +1,6 @@
-"""Every loss, on three small models: graphs and twenty steps as PyTorch's own class, metrics as by hand."""
+"""Every loss, on three small models: graphs and twenty steps as PyTorch's own class, metrics as by
+hand.
+"""
 
 import numpy as np
 import pytest
@@ -27,7 +29,8 @@ from trainer_export.model_inputs import Signature
 from trainer_export.optimizers.sgd import Sgd
 from trainer_export.recipe import Recipe
 
-LEARNING_RATE, STEPS = 0.01, 20
+LEARNING_RATE = 0.01
+STEPS = 20
 
 
 @architecture()
@@ -78,13 +81,17 @@ ALL = ("mlp", "next_word", "pixels")
 
 
 def ignoring(**numbers):
-    """PyTorch's cross entropy over flattened places, to which every negative label or 1 is the one to be ignored."""
+    """PyTorch's cross entropy over flattened places, to which every negative label or 1 is the one
+    to be ignored.
+    """
     ignored = numbers.pop("ignore_label", None)
     loss = nn.CrossEntropyLoss(ignore_index=-100, **numbers)
 
     def of(output, y):
         classes = output.movedim(1, -1) if output.dim() == 4 else output
-        return loss(classes.flatten(0, -2), torch.where((y < 0) | (y == ignored), -100, y).flatten())
+        return loss(
+            classes.flatten(0, -2), torch.where((y < 0) | (y == ignored), -100, y).flatten()
+        )
 
     return of
 
@@ -96,7 +103,9 @@ def whole(loss):
 @own_loss("int64")
 def own_cross_entropy(outputs, targets, *, smoothing=0.0):
     """As a user would write it."""
-    return nn.functional.cross_entropy(outputs, targets, reduction="none", label_smoothing=smoothing)
+    return nn.functional.cross_entropy(
+        outputs, targets, reduction="none", label_smoothing=smoothing
+    )
 
 
 @own_loss(shape=(3,))
@@ -131,7 +140,9 @@ CASES = [
     ("mean-absolute-error", {}, whole(nn.L1Loss()), ("mlp", "one", "pixels")),
     ("huber", {"delta": 0.5}, whole(nn.HuberLoss(delta=0.5)), ("mlp", "one", "pixels")),
 ]
-GRID = [(name, numbers, pytorch, model) for name, numbers, pytorch, models in CASES for model in models]
+GRID = [
+    (name, numbers, pytorch, model) for name, numbers, pytorch, models in CASES for model in models
+]
 
 NAMES = [f"{name}-{'-'.join(numbers) or 'plain'}-{model}" for name, numbers, _, model in GRID]
 
@@ -142,7 +153,9 @@ def made(model):
     settings = arch.settings(settings)
     torch.manual_seed(0)
     module = set_mode(build(arch, Tier(1.0, 1), settings=settings), "train")
-    return module, Signature(settings["input_shape"], arch.input_dtype, settings["classes"]).with_places_of(module)
+    return module, Signature(
+        settings["input_shape"], arch.input_dtype, settings["classes"]
+    ).with_places_of(module)
 
 
 def exported(folder, model, recipe):
@@ -164,12 +177,21 @@ def test_twenty_steps_are_those_of_pytorchs_own_class(loss, numbers, pytorch, mo
     module, signature = made(model)
     recipe = Recipe(Sgd(), loss_named(loss, numbers, OWN), clip_norm=None)
     session = open_session(write_train_graph(module, signature, recipe).data)
-    ignored, optimizer = recipe.loss.ignored, recipe.optimizer
+    ignored = recipe.loss.ignored
+    optimizer = recipe.optimizer
     reference = optimizer.pytorch(list(module.parameters()), LEARNING_RATE)
-    now = {parameter_input(name): p.detach().numpy().copy() for name, p in module.named_parameters()}
+    now = {
+        parameter_input(name): p.detach().numpy().copy() for name, p in module.named_parameters()
+    }
     shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
-    now |= {state_input(s.name): np.full(s.shape, s.initial, np.float32) for s in optimizer.state_specs(shapes)}
-    fixed = {"mask": np.ones(signature.classes, np.float32), "lr": np.array(LEARNING_RATE, np.float32)}
+    now |= {
+        state_input(s.name): np.full(s.shape, s.initial, np.float32)
+        for s in optimizer.state_specs(shapes)
+    }
+    fixed = {
+        "mask": np.ones(signature.classes, np.float32),
+        "lr": np.array(LEARNING_RATE, np.float32),
+    }
     for x, y in SizedBatches(signature, vocabulary_of(module), (7,), loss=recipe.loss).take(STEPS):
         taken = y if ignored is None else torch.where(y == ignored, -1, y)  # as boards hand it over
         found = run_session(session, {**now, **fixed, "x": x.numpy(), "y": taken.numpy()})
@@ -180,7 +202,9 @@ def test_twenty_steps_are_those_of_pytorchs_own_class(loss, numbers, pytorch, mo
         assert found["loss"] == pytest.approx(expected.item(), abs=1e-5)
         now = {name: found[next_name(name)] for name in now}
     for name, parameter in module.named_parameters():
-        np.testing.assert_allclose(now[parameter_input(name)], parameter.detach().numpy(), rtol=0, atol=1e-5)
+        np.testing.assert_allclose(
+            now[parameter_input(name)], parameter.detach().numpy(), rtol=0, atol=1e-5
+        )
 
 
 def evaluating(place, manifest, module):
@@ -190,12 +214,18 @@ def evaluating(place, manifest, module):
 
 
 def test_metrics_of_classes_are_those_by_hand(tmp_path):
-    """F1, intersection over union and correlation over three batches, from the confusion of all of them."""
+    """F1, intersection over union and correlation over three batches, from the confusion of all of
+    them.
+    """
     metrics = tuple(metric_named(name) for name in ("f1", "mean-iou", "matthews", "perplexity"))
     place, manifest, module = exported(tmp_path, "pixels", Recipe(metrics=metrics))
-    signature = Signature(manifest.input_shape, manifest.input_dtype, manifest.classes).with_places_of(module)
+    signature = Signature(
+        manifest.input_shape, manifest.input_dtype, manifest.classes
+    ).with_places_of(module)
     session = evaluating(place, manifest, module)
-    confusion, losses, sums = np.zeros((3, 3)), [], {}
+    confusion = np.zeros((3, 3))
+    losses = []
+    sums = {}
     for x, y in SizedBatches(signature, vocabulary_of(module), (9, 4)).take(3):
         for name, value in session.evaluate(x.numpy(), y.numpy(), np.ones(3, np.float32)).items():
             sums[name] = sums.get(name, 0) + value
@@ -205,7 +235,9 @@ def test_metrics_of_classes_are_those_by_hand(tmp_path):
         np.add.at(confusion, (y[counts].numpy(), logits.argmax(-1)[counts].numpy()), 1)
         losses += nn.functional.cross_entropy(logits[counts], y[counts], reduction="none").tolist()
     found = evaluation_of(sums, int(confusion.sum()), manifest.recipe)
-    hit, present, predicted = np.diag(confusion), confusion.sum(1), confusion.sum(0)
+    hit = np.diag(confusion)
+    present = confusion.sum(1)
+    predicted = confusion.sum(0)
     total = confusion.sum()
     spread = (total**2 - (predicted**2).sum()) * (total**2 - (present**2).sum())
     expected = {
@@ -214,7 +246,9 @@ def test_metrics_of_classes_are_those_by_hand(tmp_path):
         "matthews": (hit.sum() * total - predicted @ present) / np.sqrt(spread),
         "perplexity": np.exp(np.mean(losses)),
     }
-    assert {metric.name: metric.value for metric in found.metrics} == pytest.approx(expected, abs=1e-5)
+    assert {metric.name: metric.value for metric in found.metrics} == pytest.approx(
+        expected, abs=1e-5
+    )
     assert found.accuracy == pytest.approx(hit.sum() / total)
 
 
@@ -223,25 +257,36 @@ def test_metrics_of_numbers_are_those_by_hand(tmp_path):
     recipe = Recipe(loss=loss_named("huber"), metrics=(metric_named("mae"), metric_named("rmse")))
     place, manifest, module = exported(tmp_path, "one", recipe)
     assert manifest.label_shape == ()
-    signature = Signature(manifest.input_shape, manifest.input_dtype, manifest.classes).with_places_of(module)
+    signature = Signature(
+        manifest.input_shape, manifest.input_dtype, manifest.classes
+    ).with_places_of(module)
     session = evaluating(place, manifest, module)
-    sums, errors = {}, []
+    sums = {}
+    errors = []
     for x, y in SizedBatches(signature, sizes=(9, 4), loss=recipe.loss).take(3):
         for name, value in session.evaluate(x.numpy(), y.numpy(), np.ones(1, np.float32)).items():
             sums[name] = sums.get(name, 0) + value
         errors += (module(x)[:, 0] - y).tolist()
     found = evaluation_of(sums, len(errors), manifest.recipe)
     expected = {"mae": np.abs(errors).mean(), "rmse": np.sqrt(np.square(errors).mean())}
-    assert {metric.name: metric.value for metric in found.metrics} == pytest.approx(expected, abs=1e-5)
+    assert {metric.name: metric.value for metric in found.metrics} == pytest.approx(
+        expected, abs=1e-5
+    )
     assert found.accuracy is None
 
 
 def test_what_cannot_be_learnt_is_refused(tmp_path):
-    """A cross entropy of one logit is always 0; weights must be as many as classes; metrics go with their losses."""
-    with pytest.raises(ConfigError, match=r"cross entropy of one logit is always 0.*mean-squared-error"):
+    """A cross entropy of one logit is always 0; weights must be as many as classes; metrics go with
+    their losses.
+    """
+    with pytest.raises(
+        ConfigError, match=r"cross entropy of one logit is always 0.*mean-squared-error"
+    ):
         exported(tmp_path, "one", Recipe())
     with pytest.raises(ConfigError, match="2 numbers, the model 3 classes"):
-        exported(tmp_path, "mlp", Recipe(loss=loss_named("cross-entropy", {"class_weights": [1, 2]})))
+        exported(
+            tmp_path, "mlp", Recipe(loss=loss_named("cross-entropy", {"class_weights": [1, 2]}))
+        )
     with pytest.raises(ConfigError, match="counts classes"):
         Recipe(loss=loss_named("huber"), metrics=(metric_named("f1"),))
     with pytest.raises(ConfigError, match="losses of numbers"):
@@ -253,12 +298,24 @@ def test_what_cannot_be_learnt_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ({"loss": {"name": "cross-entropy", "class_weights": 2.0}}, "class_weights .* is 2.0, not a list of numbers"),
+        (
+            {"loss": {"name": "cross-entropy", "class_weights": 2.0}},
+            "class_weights .* is 2.0, not a list of numbers",
+        ),
         ({"loss": {"name": "cross-entropy", "class_weights": ["1", 2]}}, "not a list of numbers"),
-        ({"loss": {"name": "cross-entropy", "ignore_label": "x"}}, "ignore_label .* is 'x', not a number"),
+        (
+            {"loss": {"name": "cross-entropy", "ignore_label": "x"}},
+            "ignore_label .* is 'x', not a number",
+        ),
         ({"loss": {"name": "cross-entropy", "ignore_label": 1.5}}, "ignore_label 1.5 is no label"),
-        ({"loss": {"name": "own_cross_entropy", "smoothing": "0.1"}}, "smoothing .* is '0.1', not a number"),
-        ({"optimizer": {"name": "sgd", "nesterov": "no"}}, "nesterov of the optimizer sgd is 'no', not true or false"),
+        (
+            {"loss": {"name": "own_cross_entropy", "smoothing": "0.1"}},
+            "smoothing .* is '0.1', not a number",
+        ),
+        (
+            {"optimizer": {"name": "sgd", "nesterov": "no"}},
+            "nesterov of the optimizer sgd is 'no', not true or false",
+        ),
         ({"optimizer": {"name": "adam", "eps": True}}, "eps .* is True, not a number"),
     ],
 )

@@ -24,7 +24,9 @@ def graph_of(name: str, width: float, kind: str) -> onnx.ModelProto:
     layout = infer_layout(arch, None)
     signature = Signature(layout.input_shape, layout.input_dtype, layout.classes)
     module = build(arch, width)
-    return write_graph((trace_train if kind == "train" else trace_eval)(module, signature, Recipe()))
+    return write_graph(
+        (trace_train if kind == "train" else trace_eval)(module, signature, Recipe())
+    )
 
 
 def feeds_of(model: onnx.ModelProto, batch: int) -> dict[str, np.ndarray]:
@@ -47,7 +49,9 @@ def run(model: onnx.ModelProto, batch: int) -> dict[str, np.ndarray]:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
     names = [output.name for output in session.get_outputs()]
     return dict(zip(names, session.run(names, feeds_of(model, batch)), strict=True))
 
@@ -55,10 +59,15 @@ def run(model: onnx.ModelProto, batch: int) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("kind", ["train", "eval"])
 @pytest.mark.parametrize(
     ("name", "width"),
-    mostly_slow([("conv", 1.0), ("conv", 0.25), ("lenet5", 1.0), ("text_encoder", 1.0)], lambda case: case[1] < 1),
+    mostly_slow(
+        [("conv", 1.0), ("conv", 0.25), ("lenet5", 1.0), ("text_encoder", 1.0)],
+        lambda case: case[1] < 1,
+    ),
 )
 def test_the_rewritten_graph_computes_the_same(name, width, kind):
-    """Every output agrees for batches of any size, one sample included, and the interface is unchanged."""
+    """Every output agrees for batches of any size, one sample included, and the interface is
+    unchanged.
+    """
     model = graph_of(name, width, kind)
     before = model.SerializeToString(deterministic=True)
     fitted = fit_into_memory(model)
@@ -67,16 +76,20 @@ def test_the_rewritten_graph_computes_the_same(name, width, kind):
     for attribute in ("input", "output"):
         assert getattr(fitted.graph, attribute) == getattr(model.graph, attribute)
     for batch in (1, 7, 32):
-        expected, found = run(model, batch), run(fitted, batch)
+        expected = run(model, batch)
+        found = run(fitted, batch)
         for output, value in expected.items():
             np.testing.assert_allclose(found[output], value, rtol=1e-4, atol=1e-5, err_msg=output)
 
 
 def test_a_step_of_the_wide_convolutions_needs_less_than_half():
-    """The columns of `conv` at full width no longer lie in memory as a whole, nor from forward to backward."""
+    """The columns of `conv` at full width no longer lie in memory as a whole, nor from forward to
+    backward.
+    """
     model = graph_of("conv", 1.0, "train")
     buffers = 4 * 1_556_874 * 4
-    before, after = peak_memory(model) - buffers, peak_memory(fit_into_memory(model)) - buffers
+    before = peak_memory(model) - buffers
+    after = peak_memory(fit_into_memory(model)) - buffers
     assert after < 0.6 * before
     assert after < 45 * MEGABYTE
 

@@ -23,7 +23,9 @@ def logits():
 def by_autograd(own, other, trust):
     """The definition, with torch's own losses: the other model's distribution is the target."""
     own = own.clone().requires_grad_()
-    divergence = functional.kl_div(torch.log_softmax(own, 1), torch.softmax(other, 1), reduction="batchmean")
+    divergence = functional.kl_div(
+        torch.log_softmax(own, 1), torch.softmax(other, 1), reduction="batchmean"
+    )
     loss = trust * functional.cross_entropy(own, Y) + (1 - trust) * divergence
     (gradient,) = torch.autograd.grad(loss, own)
     return loss.detach(), gradient
@@ -37,7 +39,9 @@ def test_loss_and_gradient_are_those_of_autograd(logits, trust):
     expected, slope = by_autograd(own, other, trust)
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(gradient, slope)
-    traced, _ = mutual_loss_and_logit_gradient(own, other, Y, torch.tensor(trust, dtype=torch.float64))
+    traced, _ = mutual_loss_and_logit_gradient(
+        own, other, Y, torch.tensor(trust, dtype=torch.float64)
+    )
     torch.testing.assert_close(traced, expected)
 
 
@@ -67,16 +71,23 @@ def learner(seed, trust, recipe):
         torch.randn(3, 5, generator=generator, dtype=torch.float64),
         torch.randn(3, generator=generator, dtype=torch.float64),
     ]
-    states = {state.name: [torch.zeros_like(p) for p in parameters] for state in recipe.optimizer.states}
-    return Learner(linear, Trained(parameters, states), trust, torch.tensor(0.1, dtype=torch.float64), recipe)
+    states = {
+        state.name: [torch.zeros_like(p) for p in parameters] for state in recipe.optimizer.states
+    }
+    return Learner(
+        linear, Trained(parameters, states), trust, torch.tensor(0.1, dtype=torch.float64), recipe
+    )
 
 
 def test_the_step_is_simultaneous_and_each_half_is_torch_sgd():
     """Both losses come from the outputs before the step; momentum, decay and clipping are torch's."""
     recipe = Recipe(Sgd(momentum=0.9, weight_decay=0.01), clip_norm=0.5)
-    personal, meme = learner(1, 0.3, recipe), learner(2, 0.8, recipe)
+    personal = learner(1, 0.3, recipe)
+    meme = learner(2, 0.8, recipe)
     generator = torch.Generator().manual_seed(3)
-    copies = [[p.clone().requires_grad_() for p in half.trained.parameters] for half in (personal, meme)]
+    copies = [
+        [p.clone().requires_grad_() for p in half.trained.parameters] for half in (personal, meme)
+    ]
     optimizers = [torch.optim.SGD(copy, lr=0.1, momentum=0.9, weight_decay=0.01) for copy in copies]
     for _ in range(3):
         x = torch.randn(4, 5, generator=generator, dtype=torch.float64)
@@ -109,7 +120,10 @@ def test_alpha_one_ignores_the_meme():
     x = torch.ones(4, 5, dtype=torch.float64)
     one, _ = pair_step(MUTUAL, (learner(1, 1.0, recipe), learner(2, 0.5, recipe)), x, Y)
     two, _ = pair_step(MUTUAL, (learner(1, 1.0, recipe), learner(9, 0.5, recipe)), x, Y)
-    assert all(torch.equal(a, b) for a, b in zip(one.trained.parameters, two.trained.parameters, strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(one.trained.parameters, two.trained.parameters, strict=True)
+    )
 
 
 def test_a_parameter_outside_the_loss_still_decays():
@@ -118,7 +132,9 @@ def test_a_parameter_outside_the_loss_still_decays():
     half = learner(1, 0.5, recipe)
     idle = torch.ones(2, dtype=torch.float64)
     wider = Learner(linear, Trained([*half.trained.parameters, idle], {}), 0.5, half.lr, recipe)
-    learnt, _ = pair_step(MUTUAL, (wider, learner(2, 0.5, recipe)), torch.ones(4, 5, dtype=torch.float64), Y)
+    learnt, _ = pair_step(
+        MUTUAL, (wider, learner(2, 0.5, recipe)), torch.ones(4, 5, dtype=torch.float64), Y
+    )
     torch.testing.assert_close(learnt.trained.parameters[2], idle * 0.95)
 
 

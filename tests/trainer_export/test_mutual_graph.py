@@ -32,9 +32,13 @@ def pair(personal, meme):
     mostly_slow([(one[:2], one[2:]) for one in PAIRS], lambda case: case[0][0] == "mlp"),
     ids=[case[0] for case in PAIRS],
 )
-@pytest.mark.parametrize("recipe", [Recipe(), Recipe(Sgd(momentum=0.0, weight_decay=0.0), clip_norm=None)])
+@pytest.mark.parametrize(
+    "recipe", [Recipe(), Recipe(Sgd(momentum=0.0, weight_decay=0.0), clip_norm=None)]
+)
 def test_graph_agrees_with_pytorch(personal, meme, recipe):
-    """Six steps of both models, their noise and labels per token included, against autograd and torch's KL."""
+    """Six steps of both models, their noise and labels per token included, against autograd and
+    torch's KL.
+    """
     personal, meme, signature = pair(personal, meme)
     model = write_graph(trace_pair(MUTUAL, (personal, meme), signature, recipe))
     assert_portable(model)
@@ -50,21 +54,30 @@ def test_frozen_parameters_are_refused_until_they_are_free():
     personal, meme, signature = pair(("mlp", 1.0), ("mlp", 0.5))
     frozen, layer = next(iter(meme.named_parameters()))
     layer.requires_grad_(False)
-    with pytest.raises(ExportError, match=f"parameter {frozen} of the model sent is frozen.*requires_grad = True, or"):
+    with pytest.raises(
+        ExportError,
+        match=f"parameter {frozen} of the model sent is frozen.*requires_grad = True, or",
+    ):
         trace_pair(MUTUAL, (personal, meme), signature, Recipe())
     layer.requires_grad_(True)
     assert trace_pair(MUTUAL, (personal, meme), signature, Recipe()).outputs
 
 
 def test_names_tell_the_models_apart():
-    """Every tensor of a model has its side before it, also where both have a parameter of the same name."""
+    """Every tensor of a model has its side before it, also where both have a parameter of the same
+    name.
+    """
     personal, meme, signature = pair(("conv", 1.0), ("conv", 0.5))
     trace = trace_pair(MUTUAL, (personal, meme), signature, Recipe())
     inputs, outputs = ({p.name: p.shape for p in ports} for ports in (trace.inputs, trace.outputs))
     for side, module in (("own", personal), ("sent", meme)):
         for name, parameter in module.named_parameters():
             for kind in ("param", "state"):
-                assert inputs[f"{side}.{kind}.{name}"] == outputs[f"next.{side}.{kind}.{name}"] == parameter.shape
+                assert (
+                    inputs[f"{side}.{kind}.{name}"]
+                    == outputs[f"next.{side}.{kind}.{name}"]
+                    == parameter.shape
+                )
     assert list(outputs)[:2] == ["own.loss", "sent.loss"]
     assert [inputs[name] for name in ("alpha", "beta", "lr")] == [(), (), ()]
 

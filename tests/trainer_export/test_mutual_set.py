@@ -30,10 +30,20 @@ from trainer_export.recipe import Recipe
 
 ZOO = Registry.zoo()
 RECIPE = Recipe(Sgd(momentum=0.9, weight_decay=0.01), clip_norm=1.0)
-TEXT = {"input_shape": (6,), "classes": 3, "vocab": 20, "embed": 8, "heads": 2, "ffn": 12, "blocks": 1}
+TEXT = {
+    "input_shape": (6,),
+    "classes": 3,
+    "vocab": 20,
+    "embed": 8,
+    "heads": 2,
+    "ffn": 12,
+    "blocks": 1,
+}
 MEME = PairModel(ZOO.get("text_encoder"), Tier(1.0, 1), TEXT)
 # Another architecture, with dropout.
-PERSONAL = PairModel(ZOO.get("minilm_encoder"), Tier(0.5, 1), TEXT | {"pretrained": False, "dropout": 0.2})
+PERSONAL = PairModel(
+    ZOO.get("minilm_encoder"), Tier(0.5, 1), TEXT | {"pretrained": False, "dropout": 0.2}
+)
 TRAIN = TrainSettings(learning_rate=0.1, epochs=2, batch_size=4, seed=5)
 TRUST = {"alpha": 0.4, "beta": 0.7}
 
@@ -47,7 +57,10 @@ def exported(tmp_path_factory):
 
 def modules():
     torch.manual_seed(1)
-    return {side: build(m.arch, m.tier, settings=m.settings) for side, m in (("own", PERSONAL), ("sent", MEME))}
+    return {
+        side: build(m.arch, m.tier, settings=m.settings)
+        for side, m in (("own", PERSONAL), ("sent", MEME))
+    }
 
 
 def values(module):
@@ -62,16 +75,28 @@ def text(count=11):
 def eager_round(pair, optimizers, data, manifest, round_number):
     """The device's order, its noise, and two backward passes before either step."""
     for epoch in range(TRAIN.epochs):
-        for step, rows in enumerate(batches(sample_order(TRAIN.seed, round_number, epoch, len(data)), 4)):
-            drawn = draw_noise(manifest.noise, Moment(TRAIN.seed, round_number, epoch, step), len(rows))
+        for step, rows in enumerate(
+            batches(sample_order(TRAIN.seed, round_number, epoch, len(data)), 4)
+        ):
+            drawn = draw_noise(
+                manifest.noise, Moment(TRAIN.seed, round_number, epoch, step), len(rows)
+            )
             for side, module in pair.items():
-                own = {n.removeprefix(f"{side}."): torch.tensor(v) for n, v in drawn.items() if n.startswith(side)}
+                own = {
+                    n.removeprefix(f"{side}."): torch.tensor(v)
+                    for n, v in drawn.items()
+                    if n.startswith(side)
+                }
                 feed_noise(module, own)
             logits = {side: module(torch.from_numpy(data.x[rows])) for side, module in pair.items()}
             for side, other, trust in (("own", "sent", 0.4), ("sent", "own", 0.7)):
                 target = torch.softmax(logits[other].detach(), 1)
-                divergence = functional.kl_div(torch.log_softmax(logits[side], 1), target, reduction="batchmean")
-                loss = trust * functional.cross_entropy(logits[side], torch.from_numpy(data.y[rows]))
+                divergence = functional.kl_div(
+                    torch.log_softmax(logits[side], 1), target, reduction="batchmean"
+                )
+                loss = trust * functional.cross_entropy(
+                    logits[side], torch.from_numpy(data.y[rows])
+                )
                 optimizers[side].zero_grad()
                 (loss + (1 - trust) * divergence).backward()
             for side, module in pair.items():
@@ -85,8 +110,11 @@ def sgd(module):
 
 @pytest.mark.slow
 def test_a_device_trains_both_models_as_pytorch_does(exported):
-    """Two rounds: the meme and its optimizer start anew, the personal model goes on with its momentum."""
-    manifest, data = exported.manifest, text()
+    """Two rounds: the meme and its optimizer start anew, the personal model goes on with its
+    momentum.
+    """
+    manifest = exported.manifest
+    data = text()
     session = PairSession(manifest, exported.folder / manifest.graph.path)
     pair = {side: set_mode(module, "train") for side, module in modules().items()}
     start = copy.deepcopy(pair["sent"])
@@ -97,20 +125,29 @@ def test_a_device_trains_both_models_as_pytorch_does(exported):
         optimizers["sent"] = sgd(pair["sent"])
         session.load("sent", values(start))
         if round_number == 2:  # as after a restart: the device kept both on disk
-            kept = [{n: v.copy() for n, v in t.items()} for t in (session.parameters("own"), session.states("own"))]
+            kept = [
+                {n: v.copy() for n, v in t.items()}
+                for t in (session.parameters("own"), session.states("own"))
+            ]
             session = PairSession(manifest, exported.folder / manifest.graph.path)
             session.load("own", *kept)
             session.load("sent", values(start))
-        result = train_pair(session, manifest, Course(data, np.arange(11), TRAIN, round_number), TRUST, Hooks())
+        result = train_pair(
+            session, manifest, Course(data, np.arange(11), TRAIN, round_number), TRUST, Hooks()
+        )
         eager_round(pair, optimizers, data, manifest, round_number)
         assert result.steps == 6
         for side in SIDES:
             for name, value in values(pair[side]).items():
-                np.testing.assert_allclose(session.parameters(side)[name], value, atol=1e-5, err_msg=f"{side} {name}")
+                np.testing.assert_allclose(
+                    session.parameters(side)[name], value, atol=1e-5, err_msg=f"{side} {name}"
+                )
 
 
 def test_the_set_is_whole(exported):
-    """Every file has the digest of the manifest, and the personal model has first weights of its shape."""
+    """Every file has the digest of the manifest, and the personal model has first weights of its
+    shape.
+    """
     manifest = exported.manifest
     assert parse_pair_manifest((exported.folder / "manifest.json").read_bytes()) == manifest
     assert exported.folder.parts[-2:] == ("text_encoder+minilm_encoder", "w1.00-d1+w0.50-d1")
@@ -121,7 +158,9 @@ def test_the_set_is_whole(exported):
     for file in files:
         assert digest_of((exported.folder / file.path).read_bytes()) == file.digest
     weights = tensors_in((exported.folder / manifest.own_init.path).read_bytes())
-    assert {n: w.shape for n, w in weights.items()} == {p.name: p.shape for p in manifest.own.parameters}
+    assert {n: w.shape for n, w in weights.items()} == {
+        p.name: p.shape for p in manifest.own.parameters
+    }
     assert not manifest.sent.noise
     assert {spec.name.split(".")[0] for spec in manifest.noise} == {"own"}
     assert exported.worst_deviation < 1e-4
@@ -129,11 +168,19 @@ def test_the_set_is_whole(exported):
 
 def test_each_model_is_evaluated_by_its_own_graphs(exported):
     """The manifest of a side serves an ordinary evaluation."""
-    manifest, data, module = exported.manifest.own, text(), modules()["own"]
-    session = ForwardSession(manifest, exported.folder / manifest.graphs["onnx/eval"].path, values(module))
-    result = evaluate(session, manifest, HeldOut(data, np.arange(11), 4, np.ones(3, np.float32)), Hooks())
+    manifest = exported.manifest.own
+    data = text()
+    module = modules()["own"]
+    session = ForwardSession(
+        manifest, exported.folder / manifest.graphs["onnx/eval"].path, values(module)
+    )
+    result = evaluate(
+        session, manifest, HeldOut(data, np.arange(11), 4, np.ones(3, np.float32)), Hooks()
+    )
     with torch.no_grad():
-        loss = functional.cross_entropy(set_mode(module, "eval")(torch.from_numpy(data.x)), torch.from_numpy(data.y))
+        loss = functional.cross_entropy(
+            set_mode(module, "eval")(torch.from_numpy(data.x)), torch.from_numpy(data.y)
+        )
     assert result.loss == pytest.approx(float(loss), abs=1e-5)
 
 
@@ -141,9 +188,13 @@ def test_training_can_be_stopped_and_refuses_what_is_not_finite(exported):
     """As ordinary training does."""
     session = PairSession(exported.manifest, exported.folder / "mutual.onnx")
     for side, module in modules().items():
-        session.load(side, {n: v * (np.nan if side == "sent" else 1) for n, v in values(module).items()})
+        session.load(
+            side, {n: v * (np.nan if side == "sent" else 1) for n, v in values(module).items()}
+        )
     args = (session, exported.manifest, Course(text(), np.arange(11), TRAIN, 1), TRUST)
-    with pytest.raises(RefusedError, match=r"the losses .* \(own\), nan \(sent\) in round 1 at step 1"):
+    with pytest.raises(
+        RefusedError, match=r"the losses .* \(own\), nan \(sent\) in round 1 at step 1"
+    ):
         train_pair(*args, Hooks())
     with pytest.raises(TaskStopped):
         train_pair(*args, Hooks(stopped=lambda: True))
@@ -152,7 +203,9 @@ def test_training_can_be_stopped_and_refuses_what_is_not_finite(exported):
 def test_pairs_that_cannot_learn_together_are_refused(tmp_path):
     """Other classes, no pair, the same tiers twice: each before anything is written."""
     other = PairModel(PERSONAL.arch, PERSONAL.tier, dict(PERSONAL.settings) | {"classes": 4})
-    with pytest.raises(ConfigError, match=r"for 3 labels, the device's own, minilm_encoder, .* for 4 labels"):
+    with pytest.raises(
+        ConfigError, match=r"for 3 labels, the device's own, minilm_encoder, .* for 4 labels"
+    ):
         export_pairs([Pair(MEME, other)], RECIPE, tmp_path)
     with pytest.raises(ConfigError, match="no pair"):
         export_pairs([], RECIPE, tmp_path)

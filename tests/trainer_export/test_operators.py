@@ -33,17 +33,23 @@ def test_the_list_is_every_operator_that_a_lowering_rule_names() -> None:
     standard = {schema.name for schema in onnx.defs.get_all_schemas() if not schema.domain}
     sources = " ".join(path.read_text() for path in Path(trainer_export.__path__[0]).rglob("*.py"))
     named = (set(re.findall(r'"([A-Z][A-Za-z0-9]+)"', sources)) | {*UNARY.split()}) & standard
-    assert OPERATORS[""] - DERIVED == named, "a new lowering needs its operators in fleet_protocol/graphs/check.py"
+    assert OPERATORS[""] - DERIVED == named, (
+        "a new lowering needs its operators in fleet_protocol/graphs/check.py"
+    )
     everything = frozenset().union(*OPERATORS.values())
     assert CONTRACTIONS | REDUCTIONS | SIZES | SELECTORS.keys() <= everything
 
 
 @pytest.mark.parametrize("name", mostly_slow(sorted(TINY), lambda name: name in {"mlp", "conv"}))
 def test_every_graph_of_the_zoo_passes_and_gives_no_batch_back(name: str) -> None:
-    """The exporter's graphs have only what a board reads; what a board runs returns sums over the batch."""
+    """The exporter's graphs have only what a board reads; what a board runs returns sums over the
+    batch.
+    """
     for graph in graphs_of(name, 0.5, None):
         found = check_structure(memoryview(graph.data))
-        assert [node.op_type for node in found.nodes] == [node.op_type for node in graph.model.graph.node]
+        assert [node.op_type for node in found.nodes] == [
+            node.op_type for node in graph.model.graph.node
+        ]
         if graph.key == "onnx/infer":
             continue
         assert not bare_outputs(found, ["x", "y", "mask"])
@@ -52,8 +58,15 @@ def test_every_graph_of_the_zoo_passes_and_gives_no_batch_back(name: str) -> Non
 
 def test_an_export_that_boards_would_refuse_fails_and_says_why() -> None:
     """A step that returns its batch is not published."""
-    graph, x = GraphBuilder("train"), Port("x", "float32", (4,))
+    graph = GraphBuilder("train")
+    x = Port("x", "float32", (4,))
     graph.output(Port("next.param.w", "float32", (4,)), graph.node("Neg", graph.input(x)))
     data = graph.model().SerializeToString()
-    with pytest.raises(ExportError, match=r"boards would refuse the graph onnx/train: output 'next\.param\.w'"):
-        graph_spec(SetFile("onnx/train", "train.onnx", data, (x,), (Port("next.param.w", "float32", (4,)),)))
+    with pytest.raises(
+        ExportError, match=r"boards would refuse the graph onnx/train: output 'next\.param\.w'"
+    ):
+        graph_spec(
+            SetFile(
+                "onnx/train", "train.onnx", data, (x,), (Port("next.param.w", "float32", (4,)),)
+            )
+        )

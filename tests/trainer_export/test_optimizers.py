@@ -1,4 +1,6 @@
-"""Every optimizer on three models, bounds of the gradient, and batches in pieces: twenty steps as PyTorch's own."""
+"""Every optimizer on three models, bounds of the gradient, and batches in pieces: twenty steps as
+PyTorch's own.
+"""
 
 import numpy as np
 import pytest
@@ -23,29 +25,48 @@ from trainer_export.recipe import Recipe
 from trainer_export.routines.mutual import MUTUAL
 from trainer_export.routines.train import check_train
 
-BATCH, PIECE = 7, 3
+BATCH = 7
+PIECE = 3
 ALL = ("mlp", "pixels", "words")
 
 
 def distance(model, recipe, optimizer, *, clip=lambda _: None, piece=BATCH):
-    """The largest difference of any parameter after twenty steps of a graph and of PyTorch, both in such pieces."""
+    """The largest difference of any parameter after twenty steps of a graph and of PyTorch, both in
+    such pieces.
+    """
     module, signature = made(model)
     session = open_session(write_train_graph(module, signature, recipe).data)
     shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
-    reference, loss = optimizer(module.parameters()), ignoring()
-    now = {parameter_input(name): p.detach().numpy().copy() for name, p in module.named_parameters()}
-    now |= {state_input(s.name): np.full(s.shape, s.initial, np.float32) for s in recipe.state_specs(shapes)}
-    fixed = {"mask": np.ones(signature.classes, np.float32), "lr": np.array(LEARNING_RATE, np.float32)}
-    for x, y in SizedBatches(signature, vocabulary_of(module), (BATCH,), loss=recipe.loss).take(STEPS):
+    reference = optimizer(module.parameters())
+    loss = ignoring()
+    now = {
+        parameter_input(name): p.detach().numpy().copy() for name, p in module.named_parameters()
+    }
+    now |= {
+        state_input(s.name): np.full(s.shape, s.initial, np.float32)
+        for s in recipe.state_specs(shapes)
+    }
+    fixed = {
+        "mask": np.ones(signature.classes, np.float32),
+        "lr": np.array(LEARNING_RATE, np.float32),
+    }
+    for x, y in SizedBatches(signature, vocabulary_of(module), (BATCH,), loss=recipe.loss).take(
+        STEPS
+    ):
         reference.zero_grad()
         for first in range(0, BATCH, piece):
             part = slice(first, first + piece)
             share = float((y[part] >= 0).sum() / (y >= 0).sum())
             (loss(module(x[part]), y[part]) * share).backward()
-            given = {"x": x[part].numpy(), "y": y[part].numpy(), "share": np.array(share, np.float32)}
+            given = {
+                "x": x[part].numpy(),
+                "y": y[part].numpy(),
+                "share": np.array(share, np.float32),
+            }
             given |= {"last": np.array(part.stop >= BATCH, np.float32)}
             found = run_session(session, {**now, **fixed, **given})
-            before, now = now, {name: found[next_name(name)] for name in now}
+            before = now
+            now = {name: found[next_name(name)] for name in now}
             still = [name for name in now if "gradient_sum" not in name and part.stop < BATCH]
             assert all(np.array_equal(now[name], before[name]) for name in still)
         clip(module.parameters())
@@ -55,7 +76,9 @@ def distance(model, recipe, optimizer, *, clip=lambda _: None, piece=BATCH):
 
 
 @pytest.mark.parametrize("model", mostly_slow(ALL, lambda model: model == "mlp"))
-@pytest.mark.parametrize(("optimizer", "pytorch", "settings"), CASES, ids=lambda case: getattr(case, "name", ""))
+@pytest.mark.parametrize(
+    ("optimizer", "pytorch", "settings"), CASES, ids=lambda case: getattr(case, "name", "")
+)
 def test_twenty_steps_are_those_of_pytorchs_own_class(optimizer, pytorch, settings, model):
     """Within 1e-5, of perceptrons, convolutions, and an embedding with a norm."""
     recipe = Recipe(optimizer, clip_norm=None)
@@ -83,7 +106,9 @@ def test_entries_of_the_gradient_are_bounded_before_their_norm():
 @pytest.mark.parametrize("model", mostly_slow(ALL, lambda model: model == "mlp"))
 @pytest.mark.parametrize("piece", [PIECE, BATCH])
 def test_a_batch_in_pieces_is_pytorchs_accumulated_step(model, piece):
-    """Pieces of 3, 3 and 1 samples, weighted by the labels that count, clipped and stepped once; and whole batches."""
+    """Pieces of 3, 3 and 1 samples, weighted by the labels that count, clipped and stepped once;
+    and whole batches.
+    """
     recipe = Recipe(AdamW(), clip_norm=0.5, accumulate=True)
 
     def adamw(parameters):
@@ -96,7 +121,9 @@ def test_a_batch_in_pieces_is_pytorchs_accumulated_step(model, piece):
 
 
 def test_a_board_takes_a_batch_in_pieces(tmp_path):
-    """Loss and parameters are those of whole batches within 1e-5; a set without sums refuses, and says what to do."""
+    """Loss and parameters are those of whole batches within 1e-5; a set without sums refuses, and
+    says what to do.
+    """
     recipe = Recipe(AdamW(), accumulate=True)
     place, manifest, module = exported(tmp_path, "words", recipe)
     graph = place / manifest.graphs["onnx/train"].path
@@ -105,7 +132,9 @@ def test_a_board_takes_a_batch_in_pieces(tmp_path):
     for session in (whole, pieces):
         session.load({name: p.detach().numpy().copy() for name, p in module.named_parameters()})
     signature = made("words")[1]
-    for x, y in SizedBatches(signature, vocabulary_of(module), (BATCH, 2), loss=recipe.loss).take(STEPS):
+    for x, y in SizedBatches(signature, vocabulary_of(module), (BATCH, 2), loss=recipe.loss).take(
+        STEPS
+    ):
         batch = (x.numpy(), y.numpy(), np.ones(signature.classes, np.float32), LEARNING_RATE)
         assert whole.step(*batch) == pytest.approx(pieces.step(*batch), abs=1e-5)
     for name, value in whole.parameters().items():
@@ -123,15 +152,21 @@ def test_a_pair_takes_whole_batches():
         trace_pair(MUTUAL, (module, module), signature, Recipe(accumulate=True))
 
 
-@pytest.mark.parametrize("recipe", [Recipe(AdamW()), Recipe(Adam(weight_decay=0.1), clip_norm=None)])
+@pytest.mark.parametrize(
+    "recipe", [Recipe(AdamW()), Recipe(Adam(weight_decay=0.1), clip_norm=None)]
+)
 @pytest.mark.slow
 def test_parameters_without_a_slope_do_not_fail_the_comparison(recipe):
-    """A bias of keys has a gradient of zero but for rounding, which Adam would divide by itself in its first steps."""
+    """A bias of keys has a gradient of zero but for rounding, which Adam would divide by itself in
+    its first steps.
+    """
     module, signature = tiny("next_word", 0.5)
     assert train_report(module, signature, recipe).worst_relative <= 1e-5
 
 
-@pytest.mark.parametrize("other", [AdamW(beta1=0.8), AdamW(beta2=0.99), AdamW(eps=1e-3), AdamW(weight_decay=0.1)])
+@pytest.mark.parametrize(
+    "other", [AdamW(beta1=0.8), AdamW(beta2=0.99), AdamW(eps=1e-3), AdamW(weight_decay=0.1)]
+)
 def test_the_comparison_sees_another_rule(other):
     """Also one of which only a number differs, from states of a training that is under way."""
     module, signature = tiny("mlp")

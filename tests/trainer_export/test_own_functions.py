@@ -1,4 +1,6 @@
-"""Losses and metrics of the user's file: as PyTorch computes them, or refused with function, line and what to do."""
+"""Losses and metrics of the user's file: as PyTorch computes them, or refused with function, line
+and what to do.
+"""
 
 import numpy as np
 import pytest
@@ -45,7 +47,9 @@ def above(outputs, targets):
 
 
 def test_a_file_brings_losses_and_metrics_by_name_with_numbers(tmp_path):
-    """Boards' sums over batches of different sizes become what numpy makes of all samples; the manifest says how."""
+    """Boards' sums over batches of different sizes become what numpy makes of all samples; the
+    manifest says how.
+    """
     path = tmp_path / "my_models.py"
     path.write_text(FILE)
     registry = ZOO.with_file(path)
@@ -60,16 +64,24 @@ def test_a_file_brings_losses_and_metrics_by_name_with_numbers(tmp_path):
     place, manifest, module = exported(tmp_path, "mlp", Recipe.of(table, registry.own))
     assert table.difference(manifest.recipe) == ""
     assert manifest.label_shape == (3,)
-    session, signature = evaluating(place, manifest, module), Signature((1, 4, 4), "float32", 3)
-    evaluations, outputs, targets = [], [], []
+    session = evaluating(place, manifest, module)
+    signature = Signature((1, 4, 4), "float32", 3)
+    evaluations = []
+    outputs = []
+    targets = []
     for x, y in SizedBatches(signature, sizes=(9, 4), loss=registry.own["pinball"]()).take(2):
         sums = session.evaluate(x.numpy(), y.numpy(), np.ones(3, np.float32))
         evaluations.append(evaluation_of(sums, len(y), manifest.recipe))
         outputs.append(module(x).detach().numpy())
         targets.append(y.numpy())
-    o, t = np.concatenate(outputs), np.concatenate(targets)
-    over, weight, predicted, present = t - o, t.sum(1), o > 0, t > 0.5
-    hits, either = (predicted & present).sum(0), predicted.sum(0) + present.sum(0)
+    o = np.concatenate(outputs)
+    t = np.concatenate(targets)
+    over = t - o
+    weight = t.sum(1)
+    predicted = o > 0
+    present = t > 0.5
+    hits = (predicted & present).sum(0)
+    either = predicted.sum(0) + present.sum(0)
     expected = {
         "far": np.sqrt((4 * over**2).mean()),
         "weighted": ((o.sum(1) > 0) * weight).sum() / weight.sum(),
@@ -89,7 +101,9 @@ def focal(outputs, targets, *, gamma=2.0):
 
 
 def test_labels_come_as_labels_and_accuracy_may_be_a_metric(tmp_path):
-    """Boards hand over float32; a function that asked for int64 gets it, and a metric what its loss takes."""
+    """Boards hand over float32; a function that asked for int64 gets it, and a metric what its loss
+    takes.
+    """
 
     @metric()
     def hits(outputs, targets):
@@ -98,9 +112,12 @@ def test_labels_come_as_labels_and_accuracy_may_be_a_metric(tmp_path):
 
     for recipe in (Recipe(loss=focal(gamma=1.5), metrics=(hits(),)), Recipe(metrics=(hits(),))):
         place, manifest, module = exported(tmp_path, "mlp", recipe)
-        x, y = torch.randn(6, 1, 4, 4), torch.tensor([0, 1, 2, 2, 1, 0])
+        x = torch.randn(6, 1, 4, 4)
+        y = torch.tensor([0, 1, 2, 2, 1, 0])
         given = y.float().numpy() if manifest.recipe.loss.target == "float32" else y.numpy()
-        sums = evaluating(place, manifest, module).evaluate(x.numpy(), given, np.ones(3, np.float32))
+        sums = evaluating(place, manifest, module).evaluate(
+            x.numpy(), given, np.ones(3, np.float32)
+        )
         found = evaluation_of(sums, 6, manifest.recipe)
         right = (module(x).argmax(1) == y).float().mean().item()
         assert found.metrics[0].value == pytest.approx(right)
@@ -109,24 +126,47 @@ def test_labels_come_as_labels_and_accuracy_may_be_a_metric(tmp_path):
 
 def batch_of(recipe, classes=3):
     """Outputs of a model, and random targets."""
-    module = build(ZOO.get("mlp"), Tier(1.0, 1), settings={"input_shape": (1, 4, 4), "classes": classes})
+    module = build(
+        ZOO.get("mlp"), Tier(1.0, 1), settings={"input_shape": (1, 4, 4), "classes": classes}
+    )
     batches = SizedBatches(Signature((1, 4, 4), "float32", classes), loss=recipe.loss)
     x, y = next(iter(batches.take(1)))
     return module(x).detach(), Answer(y, torch.ones(classes))
 
 
 WRONG = {
-    "one": (lambda o, t: functional.cross_entropy(o, t) * 1, r"one number for the whole batch; .*reduction='none'"),
-    "wide": (lambda o, t: (o - t[:, None]) ** 2, r"returned float32 \[8, 3\]; return one float32 number"),
+    "one": (
+        lambda o, t: functional.cross_entropy(o, t) * 1,
+        r"one number for the whole batch; .*reduction='none'",
+    ),
+    "wide": (
+        lambda o, t: (o - t[:, None]) ** 2,
+        r"returned float32 \[8, 3\]; return one float32 number",
+    ),
     "hard": (lambda o, t: (o.argmax(1) != t).float(), "has no gradient .*use no detach, argmax"),
     "rounds": (lambda o, t: (o.round().mean(1) - t) ** 2, "has no gradient"),
-    "mixes": (lambda o, t: (o - o.mean(0)).pow(2).mean(1) + t, "mixes samples: .*dimensions 1 and later only"),
+    "mixes": (
+        lambda o, t: (o - o.mean(0)).pow(2).mean(1) + t,
+        "mixes samples: .*dimensions 1 and later only",
+    ),
     "spread": (lambda o, t: ((o[:, :1] - t) ** 2).mean(1), r"mixes samples: .*not \[batch, 1\]"),
     "cut": (lambda o, t: (o.sum() * t.sum()).item(), "returned float; return a tensor"),
-    "fails": (lambda o, t: o.view(7, -1) + t, "fails at line .*RuntimeError: .*PyTorch's functions of tensors alone"),
-    "log": (lambda o, t: torch.log(o[:, 0] - 1) * t, "not finite for the model's first outputs.*torch.clamp"),
-    "root": (lambda o, t: torch.sqrt((o - o.detach()).pow(2).sum(1)) + t, "gradient that is not finite; add a small"),
-    "turned": (lambda o, t: o.mean(0) + t[0], r"returned shape \[3\] for 8 samples; its first dimension"),
+    "fails": (
+        lambda o, t: o.view(7, -1) + t,
+        "fails at line .*RuntimeError: .*PyTorch's functions of tensors alone",
+    ),
+    "log": (
+        lambda o, t: torch.log(o[:, 0] - 1) * t,
+        "not finite for the model's first outputs.*torch.clamp",
+    ),
+    "root": (
+        lambda o, t: torch.sqrt((o - o.detach()).pow(2).sum(1)) + t,
+        "gradient that is not finite; add a small",
+    ),
+    "turned": (
+        lambda o, t: o.mean(0) + t[0],
+        r"returned shape \[3\] for 8 samples; its first dimension",
+    ),
 }
 
 
@@ -137,7 +177,8 @@ def test_a_wrong_loss_is_refused_with_function_line_and_remedy(name):
     function.__name__ = name
     recipe = Recipe(loss=loss("int64")(function)())
     with pytest.raises(
-        ExportError, match=rf"loss {name} \(line {function.__code__.co_firstlineno} of test_own_.*{message}"
+        ExportError,
+        match=rf"loss {name} \(line {function.__code__.co_firstlineno} of test_own_.*{message}",
     ):
         recipe.try_out(*batch_of(recipe))
 
@@ -145,7 +186,11 @@ def test_a_wrong_loss_is_refused_with_function_line_and_remedy(name):
 WRONG_METRICS = {
     "total": (lambda o, t: (o.argmax(1) == t).sum(), "ratio", r"whole batch; .*\.sum\(1\)"),
     "few": (lambda o, t: o.argmax(1) == t, "f1", "returned 1 tensors; the rule f1 takes 3"),
-    "column": (lambda o, t: o[:, :1] - t[:, None], "ratio", r"returned \[8, 1\], \[8, 1\]; return numbers of samples"),
+    "column": (
+        lambda o, t: o[:, :1] - t[:, None],
+        "ratio",
+        r"returned \[8, 1\], \[8, 1\]; return numbers of samples",
+    ),
     "centred": (lambda o, t: (o - o.mean(0)).sum(1) * t, "ratio", "mixes samples"),
 }
 
@@ -156,7 +201,9 @@ def test_a_wrong_metric_is_refused_with_function_line_and_remedy(name):
     function, rule, message = WRONG_METRICS[name]
     function.__name__ = name
     recipe = Recipe(metrics=(metric(rule)(function)(),))
-    with pytest.raises(ExportError, match=rf"metric {name} \(line \d+ of test_own_functions.py\) .*{message}"):
+    with pytest.raises(
+        ExportError, match=rf"metric {name} \(line \d+ of test_own_functions.py\) .*{message}"
+    ):
         recipe.try_out(*batch_of(recipe))
 
 
@@ -177,9 +224,14 @@ def test_what_cannot_be_traced_names_function_and_line(tmp_path):
     def mended(outputs, targets):
         return torch.where(targets.sum() > -1, outputs.mean(1).pow(2) + targets, outputs.mean(1))
 
-    with pytest.raises(ExportError, match=r"loss branch .* fails at line \d+ .*torch\.where instead of branches"):
+    with pytest.raises(
+        ExportError, match=r"loss branch .* fails at line \d+ .*torch\.where instead of branches"
+    ):
         exported(tmp_path, "mlp", Recipe(loss=branch()))
-    with pytest.raises(ExportError, match=r"^loss spectrum \(line .*\), line \d+ of test_own.*fft.*cannot be exported"):
+    with pytest.raises(
+        ExportError,
+        match=r"^loss spectrum \(line .*\), line \d+ of test_own.*fft.*cannot be exported",
+    ):
         exported(tmp_path, "mlp", Recipe(loss=spectrum()))
     _, manifest, _ = exported(tmp_path, "mlp", Recipe(loss=mended()))
     assert manifest.recipe.loss.name == "mended"
@@ -187,7 +239,9 @@ def test_what_cannot_be_traced_names_function_and_line(tmp_path):
 
 def test_what_is_no_function_of_outputs_and_targets_is_refused(tmp_path):
     """When the file is read, or the recipe made."""
-    with pytest.raises(ConfigError, match=r"loss bare \(line .*must take outputs, targets.*but it takes 1"):
+    with pytest.raises(
+        ConfigError, match=r"loss bare \(line .*must take outputs, targets.*but it takes 1"
+    ):
 
         @loss()
         def bare(outputs):
@@ -208,16 +262,22 @@ def test_what_is_no_function_of_outputs_and_targets_is_refused(tmp_path):
         "from shoal import loss\n@loss()\ndef huber(outputs, targets):\n    return outputs[:, 0] - targets\n"
     )
     own = Registry.zoo().with_file(path).own
-    with pytest.raises(ConfigError, match="your loss huber has the name of one that comes with Shoal; rename"):
+    with pytest.raises(
+        ConfigError, match="your loss huber has the name of one that comes with Shoal; rename"
+    ):
         Recipe.of(RecipeTable.model_validate({"loss": "huber"}), own)
     with pytest.raises(ConfigError, match=r"the loss focal has no 'gama' .did you mean 'gamma'"):
-        Recipe.of(RecipeTable.model_validate({"loss": {"name": "focal", "gama": 1}}), {"focal": focal})
+        Recipe.of(
+            RecipeTable.model_validate({"loss": {"name": "focal", "gama": 1}}), {"focal": focal}
+        )
 
 
 @loss({"label": "int64", "box": "float32"}, {"box": (2,)})
 def both(outputs, targets, *, ignore=7):
     """Labels that PyTorch's own function takes, and numbers of any size."""
-    named = functional.cross_entropy(outputs["label"], targets["label"], reduction="none", ignore_index=ignore)
+    named = functional.cross_entropy(
+        outputs["label"], targets["label"], reduction="none", ignore_index=ignore
+    )
     return named + (outputs["box"] - targets["box"]).abs().mean(1)
 
 
@@ -266,7 +326,9 @@ def margins(outputs, targets):
 
 
 def test_the_list_of_a_samples_labels_ends_where_pytorch_ends_it(tmp_path):
-    """What PyTorch takes its loss apart into goes on behind the -1; no check draws one, so another loss was trained."""
+    """What PyTorch takes its loss apart into goes on behind the -1; no check draws one, so another
+    loss was trained.
+    """
     path = tmp_path / "my_models.py"
     path.write_text(MARGINS)
     table = RecipeTable.model_validate({"loss": "margins", "clip_norm": 0})
@@ -274,7 +336,8 @@ def test_the_list_of_a_samples_labels_ends_where_pytorch_ends_it(tmp_path):
     session = evaluating(place, manifest, module)
     torch.manual_seed(5)
     for labels in ([0, 1, 0], [0, 2, -1], [1, -1, 0], [-1, 0, 1]):
-        x, y = torch.randn(4, 1, 4, 4), torch.tensor([labels] * 4)
+        x = torch.randn(4, 1, 4, 4)
+        y = torch.tensor([labels] * 4)
         with torch.no_grad():
             wanted = functional.multilabel_margin_loss(module(x), y, reduction="sum")
         found = session.evaluate(x.numpy(), y.float().numpy(), np.ones(3, np.float32))["loss_sum"]

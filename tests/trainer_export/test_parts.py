@@ -24,7 +24,8 @@ def test_equal_nodes_and_constants_exist_once_and_dead_ones_not_at_all() -> None
     """Dispatcher twice gives the same value; what no output needs is not written."""
     g = GraphBuilder("g")
     x = g.input(Port("x", "float32", ("batch", 2)))
-    first, again = g.node("Add", x, g.scalar(1.0)), g.node("Add", x, g.scalar(1.0))
+    first = g.node("Add", x, g.scalar(1.0))
+    again = g.node("Add", x, g.scalar(1.0))
     g.node("Mul", x, g.scalar(5.0))
     assert first == again
     g.output(Port("y", "float32", ("batch", 2)), first)
@@ -42,16 +43,26 @@ def test_outputs_may_share_a_value_or_be_an_input() -> None:
         g.output(Port(name, "float32", (2,)), value)
     model = g.model()
     onnx.checker.check_model(model)
-    outputs = run_session(open_session(model.SerializeToString()), {"x": np.array([1, -2], np.float32)})
-    assert {name: value.tolist() for name, value in outputs.items()} == {"a": [-1, 2], "b": [-1, 2], "c": [1, -2]}
+    outputs = run_session(
+        open_session(model.SerializeToString()), {"x": np.array([1, -2], np.float32)}
+    )
+    assert {name: value.tolist() for name, value in outputs.items()} == {
+        "a": [-1, 2],
+        "b": [-1, 2],
+        "c": [1, -2],
+    }
 
 
 @settings(max_examples=25, deadline=None)
 @given(batch=st.integers(1, 6), classes=st.integers(2, 5), seed=st.integers(0, 1000))
 def test_closed_form_of_the_loss_gradient(batch: int, classes: int, seed: int) -> None:
-    """It is the derivative of cross entropy on masked logits, which zeroes absent labels (specification 1.5)."""
+    """It is the derivative of cross entropy on masked logits, which zeroes absent labels
+    (specification 1.5).
+    """
     generator = torch.Generator().manual_seed(seed)
-    logits = torch.randn(batch, classes, generator=generator, dtype=torch.float64, requires_grad=True)
+    logits = torch.randn(
+        batch, classes, generator=generator, dtype=torch.float64, requires_grad=True
+    )
     y = torch.randint(0, classes, (batch,), generator=generator)
     mask = (torch.rand(classes, generator=generator) > 0.4).double()
     expected = nn.functional.cross_entropy(logits * mask, y)
@@ -68,14 +79,18 @@ def test_closed_form_of_the_loss_gradient(batch: int, classes: int, seed: int) -
     clip=st.sampled_from([None, 0.1, 100.0]),
     count=st.integers(1, 6),
 )
-def test_the_optimizer_is_pytorchs(momentum: float, decay: float, clip: float | None, count: int) -> None:
+def test_the_optimizer_is_pytorchs(
+    momentum: float, decay: float, clip: float | None, count: int
+) -> None:
     """Three steps equal torch.optim.SGD after clip_grad_norm_, whether tensors are joined or not."""
     generator = torch.Generator().manual_seed(count)
     shapes = [(3, i + 1) if i % 2 else (9000,) for i in range(count)]
     parameters = [torch.randn(shape, generator=generator) for shape in shapes]
     reference = [nn.Parameter(p.clone()) for p in parameters]
     optimizer = torch.optim.SGD(reference, lr=0.1, momentum=momentum, weight_decay=decay)
-    zeros = {state.name: [torch.zeros_like(p) for p in parameters] for state in Sgd(momentum).states}
+    zeros = {
+        state.name: [torch.zeros_like(p) for p in parameters] for state in Sgd(momentum).states
+    }
     trained = Trained(parameters, zeros)
     recipe = Recipe(Sgd(momentum=momentum, weight_decay=decay), clip_norm=clip)
     for _ in range(3):
@@ -91,12 +106,16 @@ def test_the_optimizer_is_pytorchs(momentum: float, decay: float, clip: float | 
 
 
 def test_flops_of_a_known_model() -> None:
-    """Two per multiply-add: a layer of 4x3 weights is 24; its step adds the weight gradient, and no input gradient."""
+    """Two per multiply-add: a layer of 4x3 weights is 24; its step adds the weight gradient, and no
+    input gradient.
+    """
     assert count_flops(nn.Linear(4, 3), Signature((4,), "float32", 3)) == (24, 48)
 
 
 def test_flops_of_what_is_one_operator_on_the_cpu() -> None:
-    """An LSTM, whose counter in PyTorch says 0: gates of inputs and units at each step, twice that backwards."""
+    """An LSTM, whose counter in PyTorch says 0: gates of inputs and units at each step, twice that
+    backwards.
+    """
 
     class Last(nn.Module):
         def __init__(self) -> None:
@@ -118,7 +137,9 @@ def test_flops_of_what_is_one_operator_on_the_cpu() -> None:
     forward, step = count_flops(Last(), Signature((100, 8), "float32", 64))
     assert forward == 100 * 2 * 4 * 64 * (8 + 64)
     assert step == 3 * forward
-    assert count_flops(Attends(), Signature((10, 8), "float32", 80))[0] == 2 * 10 * 8 * 8 + 2 * (2 * 10 * 10 * 8)
+    assert count_flops(Attends(), Signature((10, 8), "float32", 80))[0] == 2 * 10 * 8 * 8 + 2 * (
+        2 * 10 * 10 * 8
+    )
 
 
 def test_flops_fall_with_the_square_of_the_width() -> None:
@@ -134,6 +155,7 @@ def test_peak_memory_covers_two_sets_of_weights_and_grows_with_the_batch() -> No
     module, signature = tiny("conv")
     model = write_train_graph(module, signature, Recipe()).model
     weights = sum(p.numel() * 4 for p in module.parameters())
-    small, large = peak_memory(model, 1), peak_memory(model, 64)
+    small = peak_memory(model, 1)
+    large = peak_memory(model, 64)
     assert small > 4 * weights  # parameters and momenta, old and new
     assert large > small + 63 * 4 * 8 * 14 * 14  # at least one feature map of the first layer

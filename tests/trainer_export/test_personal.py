@@ -1,4 +1,6 @@
-"""A task of mutual learning on a device: whole memes, trunks with an adaptor of their own, and what does not fit."""
+"""A task of mutual learning on a device: whole memes, trunks with an adaptor of their own, and what
+does not fit.
+"""
 
 import dataclasses
 import shutil
@@ -16,7 +18,14 @@ from device_runtime.training.task import Bench, Task
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.blobs import blob_ref
 from fleet_protocol.data import make_dataset
-from fleet_protocol.errors import BlobError, ConfigError, DataError, PlanError, RefusalReason, RefusedError
+from fleet_protocol.errors import (
+    BlobError,
+    ConfigError,
+    DataError,
+    PlanError,
+    RefusalReason,
+    RefusedError,
+)
 from fleet_protocol.mapped_tensors import tensors_in
 from fleet_protocol.messages import Instructions, TrainSettings
 from fleet_protocol.weights import encode_weights
@@ -42,8 +51,12 @@ def model(name, **settings):
 
 @pytest.fixture(scope="module")
 def hundred(tmp_path_factory):
-    """A set for a trunk of CNN2 with a head of 100 classes, and a personal model with static batch norm."""
-    pair = Pair(model("cnn2", **TRUNK, classes=100), model("conv", **NORMED, classes=100), ("head",))
+    """A set for a trunk of CNN2 with a head of 100 classes, and a personal model with static batch
+    norm.
+    """
+    pair = Pair(
+        model("cnn2", **TRUNK, classes=100), model("conv", **NORMED, classes=100), ("head",)
+    )
     (report,) = export_pairs([pair], RECIPE, tmp_path_factory.mktemp("sets"), seed=SEED)
     return report.folder
 
@@ -81,7 +94,10 @@ def board(hundred, tmp_path):
             threads=1,
             holdout=0.0,
             own_model=changes.get("own", OwnModel(folder, tmp_path)),
-            parts=(changes.get("chosen", np.arange(30)), changes.get("held_out", np.arange(30, 50))),
+            parts=(
+                changes.get("chosen", np.arange(30)),
+                changes.get("held_out", np.arange(30, 50)),
+            ),
         )
         task = Task(
             run="r",
@@ -100,12 +116,16 @@ def board(hundred, tmp_path):
 
 def sent(classes=10):
     """The fleet's weights."""
-    return initial_weights(ZOO.get("cnn2"), ZOO.get("cnn2").settings(TRUNK | {"classes": classes}), seed=SEED)
+    return initial_weights(
+        ZOO.get("cnn2"), ZOO.get("cnn2").settings(TRUNK | {"classes": classes}), seed=SEED
+    )
 
 
 def changed(manifest, shapes):
     """A manifest with other shapes of some parameters."""
-    specs = tuple(s.model_copy(update={"shape": shapes.get(s.name, s.shape)}) for s in manifest.parameters)
+    specs = tuple(
+        s.model_copy(update={"shape": shapes.get(s.name, s.shape)}) for s in manifest.parameters
+    )
     return manifest.model_copy(update={"parameters": specs})
 
 
@@ -114,7 +134,9 @@ def images(labels, count=50):
     draw = np.random.default_rng(7)
     pictures = draw.normal(size=(100, 1, 8, 8))
     y = draw.integers(*labels, count)
-    return make_dataset("images.npz", (pictures[y] + 0.3 * draw.normal(size=(count, 1, 8, 8))).astype(np.float32), y)
+    return make_dataset(
+        "images.npz", (pictures[y] + 0.3 * draw.normal(size=(count, 1, 8, 8))).astype(np.float32), y
+    )
 
 
 def left_by(tmp_path, number):
@@ -122,18 +144,27 @@ def left_by(tmp_path, number):
 
 
 def test_a_trunk_gets_an_adaptor_of_another_shape(board, hundred, tmp_path):
-    """A board of 100 classes in a fleet of 10 sends the trunk alone; its adaptor starts from its set and stays."""
-    weights, still = sent(), board(1, rate=1e-12)
+    """A board of 100 classes in a fleet of 10 sends the trunk alone; its adaptor starts from its
+    set and stays.
+    """
+    weights = sent()
+    still = board(1, rate=1e-12)
     trunk = {name: value.shape for name, value in weights.items() if name not in HEAD}
     assert {name: value.shape for name, value in still.tensors.items()} == trunk
     for name in trunk:
         np.testing.assert_allclose(still.tensors[name], weights[name], atol=1e-6)
-    first, kept = tensors_in((hundred / "adaptor-init.safetensors").read_bytes()), left_by(tmp_path, 1)
-    assert {name.removeprefix("adaptor/") for name in kept if name.startswith("adaptor/")} == set(HEAD) == set(first)
+    first = tensors_in((hundred / "adaptor-init.safetensors").read_bytes())
+    kept = left_by(tmp_path, 1)
+    assert (
+        {name.removeprefix("adaptor/") for name in kept if name.startswith("adaptor/")}
+        == set(HEAD)
+        == set(first)
+    )
     for name in HEAD:
         assert first[name].shape[0] == 100
         np.testing.assert_allclose(kept[f"adaptor/{name}"], first[name], atol=1e-6)
-    # The next round trains it; the one after that starts from what that left, with the trunk as it is sent.
+    # The next round trains it; the one after that starts from what that left, with the trunk as it
+    # is sent.
     moved = board(2)
     assert all(not np.allclose(moved.tensors[name], weights[name], atol=1e-4) for name in trunk)
     trained = left_by(tmp_path, 2)
@@ -142,13 +173,18 @@ def test_a_trunk_gets_an_adaptor_of_another_shape(board, hundred, tmp_path):
     for name in trunk:
         np.testing.assert_allclose(again.tensors[name], weights[name], atol=1e-6)
     for name in HEAD:
-        np.testing.assert_allclose(left_by(tmp_path, 3)[f"adaptor/{name}"], trained[f"adaptor/{name}"], atol=1e-6)
+        np.testing.assert_allclose(
+            left_by(tmp_path, 3)[f"adaptor/{name}"], trained[f"adaptor/{name}"], atol=1e-6
+        )
 
 
 def test_a_round_that_is_computed_twice_gives_the_same_update(board, tmp_path):
-    """As after a power cut between training and upload: personal model and adaptor start where they did before."""
+    """As after a power cut between training and upload: personal model and adaptor start where they
+    did before.
+    """
     board(1)
-    once, left = board(2), left_by(tmp_path, 2)
+    once = board(2)
+    left = left_by(tmp_path, 2)
     again = board(2)
     for name, value in once.tensors.items():
         np.testing.assert_array_equal(again.tensors[name], value)
@@ -162,14 +198,17 @@ def test_an_adaptor_of_the_same_shape_starts_from_what_is_sent(board, whole, tmp
     weights = sent(100)
     board(1, folder=whole, classes=100, rate=1e-12)
     for name in HEAD:
-        np.testing.assert_allclose(left_by(tmp_path, 1)[f"adaptor/{name}"], weights[name], atol=1e-6)
+        np.testing.assert_allclose(
+            left_by(tmp_path, 1)[f"adaptor/{name}"], weights[name], atol=1e-6
+        )
     assert set(board(2, folder=whole, classes=100, stays=()).tensors) == set(weights)
 
 
 def test_a_personal_model_with_static_batch_norm_is_evaluated(board, tmp_path):
     """Its statistics come from the board's own training samples, as PyTorch finds them."""
     found = board(1).evaluation
-    data, kept = images((20, 40)), left_by(tmp_path, 1)
+    data = images((20, 40))
+    kept = left_by(tmp_path, 1)
     module = build(ZOO.get("conv"), 1.0, settings=NORMED | {"classes": 100})
     weights = {n.removeprefix("model/"): torch.tensor(v) for n, v in kept.items() if "model/" in n}
     module.load_state_dict({**module.state_dict(), **weights})
@@ -192,27 +231,45 @@ def test_a_personal_model_with_static_batch_norm_is_evaluated(board, tmp_path):
 
 
 def test_a_board_that_keeps_nothing_back_reports_no_accuracy(board):
-    """Without held-out samples, or with one training sample, there is nothing to evaluate or no variance."""
+    """Without held-out samples, or with one training sample, there is nothing to evaluate or no
+    variance.
+    """
     assert board(1, held_out=np.arange(0)).evaluation is None
     assert board(2, chosen=np.arange(1)).evaluation is None
 
 
 def test_a_set_that_does_not_go_with_the_run_is_refused(board, whole):
     """The message names both memes and the first parameter that differs."""
-    with pytest.raises(RefusedError, match=r"needs a personal model; name its set in \[own_model\]") as raised:
+    with pytest.raises(
+        RefusedError, match=r"needs a personal model; name its set in \[own_model\]"
+    ) as raised:
         board(own=None)
     assert raised.value.reason is RefusalReason.UNSUPPORTED
-    with pytest.raises(RefusedError, match=r"head\.weight is float32 \[10.* and not shared in the set's.*--adaptor"):
+    with pytest.raises(
+        RefusedError, match=r"head\.weight is float32 \[10.* and not shared in the set's.*--adaptor"
+    ):
         board(stays=())
-    with pytest.raises(RefusedError, match=r"trunk\.0\.weight is not shared in the run's cnn2 w1.00-d1 and float32"):
+    with pytest.raises(
+        RefusedError, match=r"trunk\.0\.weight is not shared in the run's cnn2 w1.00-d1 and float32"
+    ):
         board(stays=("trunk.0.weight", *HEAD))
     wider = changed(OwnModel(whole, whole).manifest().sent, {"trunk.0.weight": (8, 1, 3, 3)})
-    with pytest.raises(RefusedError, match=r"trunk\.0\.weight is float32 \[8, .* and float32 \[4, 1, 3, 3\] in the"):
+    with pytest.raises(
+        RefusedError, match=r"trunk\.0\.weight is float32 \[8, .* and float32 \[4, 1, 3, 3\] in the"
+    ):
         board(manifest=wider)
     turned = [s.model_copy(update={"axes": s.axes[::-1]}) for s in wider.parameters]
-    with pytest.raises(RefusedError, match=r"\[4, 1, 3, 3\] over fixed.3, fixed.3, .* and .* over conv1, "):
-        board(manifest=changed(wider.model_copy(update={"parameters": turned}), {"trunk.0.weight": (4, 1, 3, 3)}))
-    with pytest.raises(RefusedError, match=r"head\.weight is float32 \[10, 16\].* and float32 \[100, 16\]"):
+    with pytest.raises(
+        RefusedError, match=r"\[4, 1, 3, 3\] over fixed.3, fixed.3, .* and .* over conv1, "
+    ):
+        board(
+            manifest=changed(
+                wider.model_copy(update={"parameters": turned}), {"trunk.0.weight": (4, 1, 3, 3)}
+            )
+        )
+    with pytest.raises(
+        RefusedError, match=r"head\.weight is float32 \[10, 16\].* and float32 \[100, 16\]"
+    ):
         board(folder=whole)
 
 
@@ -235,20 +292,30 @@ def test_data_must_fit_the_models_of_the_set(board):
 def test_another_set_in_the_middle_of_a_run_is_refused(board, hundred, tmp_path):
     """What the last round left is neither thrown away nor trained in a model it was not made for."""
     board(1)
-    pair, other = OwnModel(hundred, tmp_path).manifest(), tmp_path / "other"
+    pair = OwnModel(hundred, tmp_path).manifest()
+    other = tmp_path / "other"
     shutil.copytree(hundred, other)
     personal = changed(pair.own, {"head.weight": (100, 5)})
     (other / "manifest.json").write_bytes(pair.model_copy(update={"own": personal}).to_bytes())
-    with pytest.raises(RefusedError, match=r"own-model-r-1.*another pair: model/head\.weight is float32 \[100, 6\]"):
+    with pytest.raises(
+        RefusedError, match=r"own-model-r-1.*another pair: model/head\.weight is float32 \[100, 6\]"
+    ):
         board(2, folder=other)
     assert board(2).batches == 8
 
 
 def test_a_set_that_is_not_whole_is_named(board, hundred, tmp_path):
-    """At the start of the board and in a task: a file that is missing, damaged, or no mutual set at all."""
+    """At the start of the board and in a task: a file that is missing, damaged, or no mutual set at
+    all.
+    """
     OwnModel(hundred, tmp_path).check()
     broken = tmp_path / "set"
-    for name in ("mutual.onnx", "adaptor-init.safetensors", "own-init.safetensors", "own/stats.onnx"):
+    for name in (
+        "mutual.onnx",
+        "adaptor-init.safetensors",
+        "own-init.safetensors",
+        "own/stats.onnx",
+    ):
         shutil.copytree(hundred, broken)
         (broken / name).unlink()
         with pytest.raises(ConfigError, match=rf"set/{name} is missing.*copy all of it"):
@@ -271,7 +338,9 @@ def test_a_set_that_is_not_whole_is_named(board, hundred, tmp_path):
 def test_an_adaptor_is_a_part_of_the_meme_and_not_all_of_it(tmp_path):
     """Both are errors before anything is traced."""
     pair = Pair(model("mlp", **IMAGE), model("mlp", **IMAGE, hidden=(4,)))
-    with pytest.raises(PlanError, match=r"mlp has no block and no module hed; its blocks are head, stem"):
+    with pytest.raises(
+        PlanError, match=r"mlp has no block and no module hed; its blocks are head, stem"
+    ):
         export_pairs([dataclasses.replace(pair, adaptor=("hed",))], RECIPE, tmp_path)
     with pytest.raises(ConfigError, match=r"adaptor stem, head is all of mlp"):
         export_pairs([dataclasses.replace(pair, adaptor=("stem", "head"))], RECIPE, tmp_path)
@@ -279,9 +348,13 @@ def test_an_adaptor_is_a_part_of_the_meme_and_not_all_of_it(tmp_path):
 
 
 def test_a_personal_model_of_the_fleets_own_kind_would_not_be_its_twin(hundred):
-    """The same architecture and seed start apart on the two sides, or they would have nothing to teach each other."""
+    """The same architecture and seed start apart on the two sides, or they would have nothing to
+    teach each other.
+    """
     personal = tensors_in((hundred / "own-init.safetensors").read_bytes())
     settings = ZOO.get("conv").settings(NORMED | {"classes": 100})
     fleet = initial_weights(ZOO.get("conv"), settings, seed=SEED)
-    assert {name: value.shape for name, value in personal.items()} == {n: v.shape for n, v in fleet.items()}
+    assert {name: value.shape for name, value in personal.items()} == {
+        n: v.shape for n, v in fleet.items()
+    }
     assert not np.allclose(personal["head.weight"], fleet["head.weight"])

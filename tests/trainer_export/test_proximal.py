@@ -31,23 +31,32 @@ class WithIdle(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.head, self.idle = nn.Linear(6, 3), nn.Parameter(torch.ones(4))
+        self.head = nn.Linear(6, 3)
+        self.idle = nn.Parameter(torch.ones(4))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(x)
 
 
-@pytest.mark.parametrize("name", mostly_slow(["mlp", "conv", "next_word"], lambda name: name != "next_word"))
-@pytest.mark.parametrize("recipe", [RECIPE, Recipe(Sgd(momentum=0.0, weight_decay=0.0), clip_norm=None, proximal=True)])
+@pytest.mark.parametrize(
+    "name", mostly_slow(["mlp", "conv", "next_word"], lambda name: name != "next_word")
+)
+@pytest.mark.parametrize(
+    "recipe", [RECIPE, Recipe(Sgd(momentum=0.0, weight_decay=0.0), clip_norm=None, proximal=True)]
+)
 def test_train_graph_agrees_with_pytorch(name, recipe):
-    """PyTorch differentiates the loss with `mu / 2` of the squared distance from the first weights, then clips."""
+    """PyTorch differentiates the loss with `mu / 2` of the squared distance from the first weights,
+    then clips.
+    """
     assert deviation([train_report(*tiny(name, 0.5), recipe)]) <= 1e-5
 
 
 def test_the_term_counts():
     """The comparison above would notice a graph without it."""
     module, signature = tiny("mlp")
-    graph = write_train_graph(module, signature, Recipe(Sgd(momentum=0.5, weight_decay=0.01), clip_norm=0.5))
+    graph = write_train_graph(
+        module, signature, Recipe(Sgd(momentum=0.5, weight_decay=0.01), clip_norm=0.5)
+    )
     with calm_torch(), pytest.raises(Exception, match="does not agree with PyTorch"):
         check_train(graph.data, module, RECIPE, batches_for(module, signature))
 
@@ -62,7 +71,9 @@ def test_inputs_are_anchors_and_mu():
     module, signature = tiny("mlp")
     parameters = [name for name, _ in module.named_parameters()]
     ports = {p.name: p.shape for p in write_train_graph(module, signature, RECIPE).inputs}
-    assert [n for n in ports if n.startswith("anchor.")] == [f"anchor.{name}" for name in parameters]
+    assert [n for n in ports if n.startswith("anchor.")] == [
+        f"anchor.{name}" for name in parameters
+    ]
     assert ports["mu"] == ()
     plain = {p.name for p in write_train_graph(module, signature, Recipe()).inputs}
     assert not [n for n in plain if n.startswith("anchor.") or n == "mu"]
@@ -74,14 +85,17 @@ def test_step_of_onnxruntime_training_agrees():
     module, signature = tiny("conv", 0.5)
     files = ort_training.write_artifacts(module, signature, RECIPE)
     with calm_torch():
-        reports = ort_training.check_artifacts(files, module, RECIPE, batches_for(module, signature))
+        reports = ort_training.check_artifacts(
+            files, module, RECIPE, batches_for(module, signature)
+        )
     assert deviation(reports) <= 1e-5
 
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
     out = tmp_path_factory.mktemp("proximal")
-    tier, arch = Tier(1.0, 1), Registry.zoo().get("mlp")
+    tier = Tier(1.0, 1)
+    arch = Registry.zoo().get("mlp")
     sets = {}
     for proximal in (True, False):
         recipe = Recipe(Sgd(momentum=0.9, weight_decay=0.0), clip_norm=1.0, proximal=proximal)
@@ -98,10 +112,13 @@ def batch(step):
 
 
 def test_a_device_is_pulled_towards_what_it_was_sent(exported):
-    """Two tasks in one session: each is pulled towards its own weights, as PyTorch is; mu 0 is plain SGD."""
+    """Two tasks in one session: each is pulled towards its own weights, as PyTorch is; mu 0 is
+    plain SGD.
+    """
     sets, module = exported
     sessions = {
-        proximal: TrainSession(manifest, folder / "train.onnx") for proximal, (folder, manifest) in sets.items()
+        proximal: TrainSession(manifest, folder / "train.onnx")
+        for proximal, (folder, manifest) in sets.items()
     }
     assert sets[True][1].recipe.proximal
     mask = np.ones(3, np.float32)

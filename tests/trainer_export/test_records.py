@@ -1,4 +1,6 @@
-"""Optimizers and losses are records: any number of states and any target train on a device as PyTorch's own do."""
+"""Optimizers and losses are records: any number of states and any target train on a device as
+PyTorch's own do.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -29,19 +31,30 @@ from trainer_export.pair_step import trace_pair
 from trainer_export.recipe import Recipe
 from trainer_export.routines.mutual import MUTUAL
 
-LEARNING_RATE, STEPS = 0.01, 20
+LEARNING_RATE = 0.01
+STEPS = 20
 CASES = [
     (Adam(), torch.optim.Adam, {}),
-    (Adam(0.8, 0.99, 1e-6, 0.1), torch.optim.Adam, {"betas": (0.8, 0.99), "eps": 1e-6, "weight_decay": 0.1}),
+    (
+        Adam(0.8, 0.99, 1e-6, 0.1),
+        torch.optim.Adam,
+        {"betas": (0.8, 0.99), "eps": 1e-6, "weight_decay": 0.1},
+    ),
     (AdamW(weight_decay=0.2), torch.optim.AdamW, {"weight_decay": 0.2}),
     (Sgd(0.9, 0.01), torch.optim.SGD, {"momentum": 0.9, "weight_decay": 0.01}),
-    (Sgd(0.8, 0.01, nesterov=True), torch.optim.SGD, {"momentum": 0.8, "weight_decay": 0.01, "nesterov": True}),
+    (
+        Sgd(0.8, 0.01, nesterov=True),
+        torch.optim.SGD,
+        {"momentum": 0.8, "weight_decay": 0.01, "nesterov": True},
+    ),
 ]
 
 
 @dataclass(frozen=True)
 class MeanSquares(Loss):
-    """The mean squared error of regression: its target is what the model returns, and its gradient is traced."""
+    """The mean squared error of regression: its target is what the model returns, and its gradient
+    is traced.
+    """
 
     name: ClassVar[str] = "mean-squares"
 
@@ -63,7 +76,8 @@ class MeanSquares(Loss):
 
 def published(folder, recipe):
     """A device's session of an exported model, its manifest, and PyTorch's copy of the model."""
-    arch, tier = ZOO.get("mlp"), Tier(1.0, 1)
+    arch = ZOO.get("mlp")
+    tier = Tier(1.0, 1)
     export_architecture(arch, TINY["mlp"], [tier], recipe, folder, formats=("onnx",))
     place = folder / "mlp" / tier.id
     manifest = parse_manifest((place / "manifest.json").read_bytes())
@@ -83,10 +97,14 @@ def trained(session, module, optimizer, batches, loss):
         optimizer.step()
         assert found == pytest.approx(expected.item(), rel=1e-4)
     now = session.parameters()
-    return max(float(np.abs(now[name] - p.detach().numpy()).max()) for name, p in module.named_parameters())
+    return max(
+        float(np.abs(now[name] - p.detach().numpy()).max()) for name, p in module.named_parameters()
+    )
 
 
-@pytest.mark.parametrize(("optimizer", "pytorch", "settings"), CASES, ids=lambda case: getattr(case, "name", ""))
+@pytest.mark.parametrize(
+    ("optimizer", "pytorch", "settings"), CASES, ids=lambda case: getattr(case, "name", "")
+)
 def test_a_device_steps_as_pytorchs_own_optimizer(tmp_path, optimizer, pytorch, settings):
     """Twenty steps of any optimizer, then another task that begins with fresh states: within 1e-5."""
     session, manifest, module = published(tmp_path, Recipe(optimizer, clip_norm=None))
@@ -102,14 +120,20 @@ def test_states_are_named_in_the_manifest(tmp_path):
     """Two tensors like each parameter and one counter; SGD's only state is called as its parameter."""
     _, manifest, module = published(tmp_path, Recipe(Adam()))
     shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
-    expected = {f"{kind}.{name}": shape for kind in ("exp_avg", "exp_avg_sq") for name, shape in shapes.items()}
+    expected = {
+        f"{kind}.{name}": shape
+        for kind in ("exp_avg", "exp_avg_sq")
+        for name, shape in shapes.items()
+    }
     assert {spec.name: spec.shape for spec in manifest.states} == expected | {"step": ()}
     assert [spec.name for spec in Sgd().state_specs(shapes)] == list(shapes)
     assert not Sgd(momentum=0.0).state_specs(shapes)
 
 
 def test_a_loss_with_another_target_and_a_traced_gradient(tmp_path):
-    """Regression: targets are numbers in the shape of the output, the graph takes no mask, Adam trains it."""
+    """Regression: targets are numbers in the shape of the output, the graph takes no mask, Adam
+    trains it.
+    """
     session, manifest, module = published(tmp_path, Recipe(Adam(), MeanSquares(), clip_norm=None))
     assert (manifest.recipe.loss.target, manifest.label_shape, manifest.recipe.loss.metrics) == (
         "float32",
@@ -124,7 +148,9 @@ def test_a_loss_with_another_target_and_a_traced_gradient(tmp_path):
 
 @pytest.mark.ort_training
 def test_the_other_format_takes_any_record():
-    """Adam behind the gradient graph of onnxruntime-training, and a loss that it differentiates itself."""
+    """Adam behind the gradient graph of onnxruntime-training, and a loss that it differentiates
+    itself.
+    """
     module, signature = tiny("mlp")
     for recipe in (Recipe(Adam()), Recipe(AdamW(), MeanSquares())):
         batches = SizedBatches(signature, sizes=(5, 1, 8), loss=recipe.loss)
@@ -136,7 +162,9 @@ def test_the_other_format_takes_any_record():
 
 
 def test_a_wrong_rule_is_not_published():
-    """The check holds a record against PyTorch's own optimizer: a rule that is not the same is refused."""
+    """The check holds a record against PyTorch's own optimizer: a rule that is not the same is
+    refused.
+    """
 
     @dataclass(frozen=True)
     class Halved(Adam):
@@ -159,7 +187,10 @@ def test_a_wrong_loss_is_not_published():
     module, signature = tiny("mlp")
     recipe = Recipe(loss=Doubled())
     graphs = write_graphs(module, signature, recipe)
-    with calm_torch(), pytest.raises(ExportError, match="onnx/eval does not agree with PyTorch: loss_sum"):
+    with (
+        calm_torch(),
+        pytest.raises(ExportError, match="onnx/eval does not agree with PyTorch: loss_sum"),
+    ):
         check_graphs(graphs, module, recipe, SizedBatches(signature, loss=recipe.loss))
 
 
@@ -168,13 +199,20 @@ def test_records_are_found_by_name():
     assert optimizer_named("sgd", {"momentum": 0.5}) == Sgd(momentum=0.5)
     assert optimizer_named("adamw") == AdamW()
     assert loss_named("masked-cross-entropy") == MaskedCrossEntropy()
-    with pytest.raises(ConfigError, match=r"no optimizer 'adm' \(did you mean 'adam'\?\); there are adam, adamw, sgd"):
+    with pytest.raises(
+        ConfigError,
+        match=r"no optimizer 'adm' \(did you mean 'adam'\?\); there are adam, adamw, sgd",
+    ):
         optimizer_named("adm")
-    with pytest.raises(ConfigError, match=r"adam has no 'weigth_decay' \(did you mean 'weight_decay'\?\)"):
+    with pytest.raises(
+        ConfigError, match=r"adam has no 'weigth_decay' \(did you mean 'weight_decay'\?\)"
+    ):
         optimizer_named("adam", {"weigth_decay": 0.9})
     with pytest.raises(ConfigError, match=r"beta2 1 is outside \[0, 1\)"):
         optimizer_named("adam", {"beta2": 1})
-    with pytest.raises(ConfigError, match="no loss 'hinge'; there are binary-cross-entropy, cross-entropy"):
+    with pytest.raises(
+        ConfigError, match="no loss 'hinge'; there are binary-cross-entropy, cross-entropy"
+    ):
         loss_named("hinge")
 
 

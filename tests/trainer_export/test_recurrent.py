@@ -1,4 +1,6 @@
-"""Recurrent layers train as in PyTorch, in a graph whose size does not depend on the number of steps."""
+"""Recurrent layers train as in PyTorch, in a graph whose size does not depend on the number of
+steps.
+"""
 
 import onnx
 import pytest
@@ -8,7 +10,13 @@ from torch import Tensor, nn
 from fleet_protocol.errors import ExportError
 from fleet_protocol.graphs.check import bare_outputs, check_structure
 from tests.marking import mostly_slow
-from tests.trainer_export.helpers import all_reports, assert_portable, deviation, shaken, train_report
+from tests.trainer_export.helpers import (
+    all_reports,
+    assert_portable,
+    deviation,
+    shaken,
+    train_report,
+)
 from trainer_export.formats.onnx import write_train_graph
 from trainer_export.model_inputs import Signature
 from trainer_export.recipe import Recipe
@@ -26,7 +34,8 @@ class Reader(nn.Module):
         super().__init__()
         self.first = first
         self.layer = kind(5, 4, batch_first=first, **settings)
-        ways, shown = 2 if self.layer.bidirectional else 1, self.layer.proj_size or 4
+        ways = 2 if self.layer.bidirectional else 1
+        shown = self.layer.proj_size or 4
         self.head = nn.Linear(shown * (ways + 1) + 4 * isinstance(self.layer, nn.LSTM), 3)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -48,7 +57,9 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "settings"), mostly_slow(KINDS, lambda case: case == (nn.GRU, {})))
+@pytest.mark.parametrize(
+    ("kind", "settings"), mostly_slow(KINDS, lambda case: case == (nn.GRU, {}))
+)
 def test_recurrent_layers(kind: type[nn.RNNBase], settings: dict[str, object]) -> None:
     """Layers, directions, with and without bias: several steps of training against eager PyTorch."""
     torch.manual_seed(3)
@@ -59,7 +70,10 @@ def test_recurrent_layers(kind: type[nn.RNNBase], settings: dict[str, object]) -
 def test_every_graph_of_a_recurrent_model() -> None:
     """Evaluation and inference loop as training does."""
     torch.manual_seed(3)
-    assert deviation(all_reports(shaken(Reader(nn.LSTM, bidirectional=True)), SEQUENCE).values()) <= 1e-5
+    assert (
+        deviation(all_reports(shaken(Reader(nn.LSTM, bidirectional=True)), SEQUENCE).values())
+        <= 1e-5
+    )
 
 
 def test_states_to_start_with() -> None:
@@ -68,7 +82,9 @@ def test_states_to_start_with() -> None:
     class Started(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.start, self.layer, self.head = nn.Linear(5, 4), nn.GRU(5, 4, batch_first=True), nn.Linear(4, 3)
+            self.start = nn.Linear(5, 4)
+            self.layer = nn.GRU(5, 4, batch_first=True)
+            self.head = nn.Linear(4, 3)
             self.cell = nn.LSTM(5, 6, batch_first=True, proj_size=4)
 
         def forward(self, x: Tensor) -> Tensor:
@@ -100,9 +116,12 @@ def test_the_graph_is_that_of_one_step(kind: type[nn.RNNBase]) -> None:
     def nodes(steps: int) -> onnx.ModelProto:
         return write_train_graph(Reader(kind), Signature((steps, 5), "float32", 3), Recipe()).model
 
-    short, long = nodes(5), nodes(50)
+    short = nodes(5)
+    long = nodes(50)
     assert_portable(long)
-    assert not bare_outputs(check_structure(memoryview(long.SerializeToString())), ["x", "y", "mask"])
+    assert not bare_outputs(
+        check_structure(memoryview(long.SerializeToString())), ["x", "y", "mask"]
+    )
     assert len(short.graph.node) == len(long.graph.node)
     assert [node.op_type for node in long.graph.node].count("Scan") == 2
 
@@ -113,7 +132,9 @@ def test_the_gradient_of_a_step_is_autograds(kind: str) -> None:
     cell = CELLS[kind]
     torch.manual_seed(4)
     shapes = [(2, 4 * cell.gates), (4 * cell.gates, 4), (4 * cell.gates,), *[(2, 4)] * cell.states]
-    z, weight, bias, *states = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes)
+    z, weight, bias, *states = (
+        torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes
+    )
     made = forth(cell, z, weight, bias, states)
     slopes = [torch.randn_like(state) for state in made]
     *expected, to_bias = torch.autograd.grad(made, [*states, z, bias], slopes)
@@ -123,7 +144,8 @@ def test_the_gradient_of_a_step_is_autograds(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("layer", "message"), [(nn.GRU(5, 4, 2, dropout=0.1), "dropout between its layers.*Dropout of models.zoo.dropout")]
+    ("layer", "message"),
+    [(nn.GRU(5, 4, 2, dropout=0.1), "dropout between its layers.*Dropout of models.zoo.dropout")],
 )
 def test_what_a_loop_does_not_know(layer: nn.Module, message: str) -> None:
     """Dropout inside is refused with what to do."""
@@ -136,5 +158,7 @@ def test_what_a_loop_does_not_know(layer: nn.Module, message: str) -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.layer(x)[0][:, 0]
 
-    with pytest.raises(ExportError, match=rf"module layer \((LSTM|GRU)\), line \d+ of test_recurrent.py.*{message}"):
+    with pytest.raises(
+        ExportError, match=rf"module layer \((LSTM|GRU)\), line \d+ of test_recurrent.py.*{message}"
+    ):
         train_report(Only(), SEQUENCE)

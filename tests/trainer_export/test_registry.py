@@ -1,4 +1,6 @@
-"""Every architecture of the zoo, in several tiers, recipes and formats, against PyTorch; small settings."""
+"""Every architecture of the zoo, in several tiers, recipes and formats, against PyTorch; small
+settings.
+"""
 
 import pytest
 from torch import Tensor, nn
@@ -7,7 +9,15 @@ from fleet_protocol.manifest import parse_manifest
 from models import architecture
 from models.cut import Cut
 from models.tier import Tier
-from tests.trainer_export.helpers import TINY, ZOO, all_reports, batches_for, deviation, tiny, train_report
+from tests.trainer_export.helpers import (
+    TINY,
+    ZOO,
+    all_reports,
+    batches_for,
+    deviation,
+    tiny,
+    train_report,
+)
 from trainer_export.artifact_set import export_architecture
 from trainer_export.check import calm_torch
 from trainer_export.formats import ort_training
@@ -21,7 +31,8 @@ from trainer_export.recipe import Recipe
 from trainer_export.routines.mutual import MUTUAL
 
 LIMIT = 1e-5
-SGD, PROXIMAL = Recipe(), Recipe(Sgd(momentum=0.5), proximal=True)
+SGD = Recipe()
+PROXIMAL = Recipe(Sgd(momentum=0.5), proximal=True)
 TIERS = [(1.0, None), (0.5, 1)]
 
 
@@ -31,9 +42,13 @@ def depth_of(name: str, depth: int | None) -> int | None:
 
 
 def ort_deviation(module: nn.Module, signature: Signature, recipe: Recipe) -> float:
-    files = ort_training.write_artifacts(module, signature, recipe)  # every model of the zoo has its gradients
+    files = ort_training.write_artifacts(
+        module, signature, recipe
+    )  # every model of the zoo has its gradients
     with calm_torch():
-        return deviation(ort_training.check_artifacts(files, module, recipe, batches_for(module, signature)))
+        return deviation(
+            ort_training.check_artifacts(files, module, recipe, batches_for(module, signature))
+        )
 
 
 FROZEN = {"minilm_adapters"}
@@ -49,7 +64,9 @@ def test_every_architecture_has_small_settings():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ZOO.names)
 def test_every_graph_agrees_with_pytorch(name):
-    """All graphs of a tier, training in a smaller one, also proximal, and the mutual step: 1e-5 after six steps."""
+    """All graphs of a tier, training in a smaller one, also proximal, and the mutual step: 1e-5
+    after six steps.
+    """
     (width, depth), smaller = TIERS
     reports = all_reports(*tiny(name, width, depth_of(name, depth)), SGD)
     assert reports["onnx/train"].steps >= 5
@@ -62,7 +79,12 @@ def test_every_graph_agrees_with_pytorch(name):
     meme, _ = tiny(name)
     graph = write_graph(trace_pair(MUTUAL, (module, meme), signature, SGD)).SerializeToString()
     with calm_torch():
-        assert deviation([check_pair(graph, MUTUAL, (module, meme), SGD, batches_for(module, signature))]) <= LIMIT
+        assert (
+            deviation(
+                [check_pair(graph, MUTUAL, (module, meme), SGD, batches_for(module, signature))]
+            )
+            <= LIMIT
+        )
 
 
 @pytest.mark.slow
@@ -81,7 +103,8 @@ class Largest(nn.Module):
 
     def __init__(self, hidden: int, classes: int) -> None:
         super().__init__()
-        self.first, self.head = nn.Linear(6, hidden), nn.Linear(hidden, classes)
+        self.first = nn.Linear(6, hidden)
+        self.head = nn.Linear(hidden, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x).exp()
@@ -89,14 +112,18 @@ class Largest(nn.Module):
 
 
 @architecture()
-def largest(cut: Cut, *, input_shape: tuple[int] = (6,), classes: int = 3, hidden: int = 8) -> Largest:
+def largest(
+    cut: Cut, *, input_shape: tuple[int] = (6,), classes: int = 3, hidden: int = 8
+) -> Largest:
     """Build the module."""
     return Largest(cut.width("hidden", hidden), cut.classes(classes))
 
 
 @pytest.mark.ort_training
 def test_a_model_without_a_gradient_in_the_runtime_keeps_the_portable_format(tmp_path):
-    """The format is skipped, report and manifest say which operator it lacks, and all else is checked and there."""
+    """The format is skipped, report and manifest say which operator it lacks, and all else is
+    checked and there.
+    """
     (report,) = export_architecture(largest, None, [Tier(1.0, 1)], SGD, tmp_path)
     reason = "format ort-training not available for this model: no gradient for op ReduceMax; the portable format works"
     assert report.skipped == {"ort-training": reason}
@@ -118,8 +145,12 @@ def test_a_model_with_all_gradients_skips_nothing(tmp_path):
 
 def test_the_recipe_is_in_the_manifest(tmp_path):
     """What a strategy asks before it offers a proximal task."""
-    export_architecture(ZOO.get("mlp"), TINY["mlp"], [Tier(1.0, 1)], PROXIMAL, tmp_path, formats=("onnx",))
+    export_architecture(
+        ZOO.get("mlp"), TINY["mlp"], [Tier(1.0, 1)], PROXIMAL, tmp_path, formats=("onnx",)
+    )
     manifest = parse_manifest((tmp_path / "mlp" / "w1.00-d1" / "manifest.json").read_bytes())
     assert manifest.recipe.proximal
-    anchors = [spec for spec in manifest.graphs["onnx/train"].inputs if spec.name.startswith("anchor.")]
+    anchors = [
+        spec for spec in manifest.graphs["onnx/train"].inputs if spec.name.startswith("anchor.")
+    ]
     assert [spec.shape for spec in anchors] == [spec.shape for spec in manifest.parameters]

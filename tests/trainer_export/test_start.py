@@ -1,4 +1,6 @@
-"""Starting from a file: exact, renamed and partial names, every kind of file, and what is said of those that misfit."""
+"""Starting from a file: exact, renamed and partial names, every kind of file, and what is said of
+those that misfit.
+"""
 
 import numpy as np
 import pytest
@@ -45,11 +47,11 @@ def test_names_are_mapped_by_patterns_and_the_first_that_matches_counts():
 
 
 def test_what_does_not_fit_is_said_and_partly_taken_if_asked():
-    """Without partial everything must fit; with it the rest keeps what was drawn, and something must fit."""
+    """Without partial everything must fit; with it the rest keeps what was drawn, and something
+    must fit.
+    """
     there = {"a.weight": np.ones((2, 3), np.float32), "b.weights": np.ones(4, np.float32)}
-    said = (
-        r"file: 1 tensors of the model are not there \(b\.weight\); 1 are not the model's \(b\.weights\).*did you mean"
-    )
+    said = r"file: 1 tensors of the model are not there \(b\.weight\); 1 are not the model's \(b\.weights\).*did you mean"
     with pytest.raises(ConfigError, match=said):
         Start(there, "file").put_into(DRAWN)
     found = Start(there, "file", partial=True).put_into(DRAWN)
@@ -66,7 +68,8 @@ class Tied(nn.Module):
 
     def __init__(self, dim, classes):
         super().__init__()
-        self.embed, self.head = nn.Embedding(classes, dim), nn.Linear(dim, classes, bias=False)
+        self.embed = nn.Embedding(classes, dim)
+        self.head = nn.Linear(dim, classes, bias=False)
         self.head.weight = self.embed.weight
         self.one = nn.Linear(dim, dim)
         self.again = self.one
@@ -80,20 +83,34 @@ def test_a_state_with_a_tensor_under_two_names_or_a_buffer_is_the_model_s():
     def arch(cut, *, input_shape=(6,), classes=3):
         return Tied(cut.width("dim", 4), cut.classes(classes))
 
-    drawn, further = initial_weights(arch), further_names(arch)
+    drawn = initial_weights(arch)
+    further = further_names(arch)
     places = further.pop("places")
-    assert further == {"head.weight": "embed.weight", "again.weight": "one.weight", "again.bias": "one.bias"}
+    assert further == {
+        "head.weight": "embed.weight",
+        "again.weight": "one.weight",
+        "again.bias": "one.bias",
+    }
     assert (places == np.arange(6)).all()
     further["places"] = places
     there = {name: value.numpy() for name, value in Tied(4, 3).state_dict().items()}
     found = Start(there, "file").put_into(drawn, further)
-    assert {name: (value == there[name]).all() for name, value in found.items()} == dict.fromkeys(drawn, True)
+    assert {name: (value == there[name]).all() for name, value in found.items()} == dict.fromkeys(
+        drawn, True
+    )
     alone = {name: value for name, value in there.items() if name != "embed.weight"}
-    assert (Start(alone, "file").put_into(drawn, further)["embed.weight"] == there["embed.weight"]).all()
+    assert (
+        Start(alone, "file").put_into(drawn, further)["embed.weight"] == there["embed.weight"]
+    ).all()
     with pytest.raises(ConfigError, match=r"file: head\.weight is not embed\.weight there"):
         Start({**there, "head.weight": there["head.weight"] + 1}, "file").put_into(drawn, further)
-    with pytest.raises(ConfigError, match=r"file: the buffer places is another than the model's.*requires_grad=False"):
-        Start({**there, "places": there["places"] + 1}, "file", partial=True).put_into(drawn, further)
+    with pytest.raises(
+        ConfigError,
+        match=r"file: the buffer places is another than the model's.*requires_grad=False",
+    ):
+        Start({**there, "places": there["places"] + 1}, "file", partial=True).put_into(
+            drawn, further
+        )
     nearly = {**there, "places": there["places"] * (1 + 1e-6)}  # as another machine computes it
     assert Start(nearly, "file").put_into(drawn, further).keys() == drawn.keys()
     longer = {**there, "places": np.arange(7.0)}
@@ -107,7 +124,9 @@ def test_files_of_anything_else_are_refused_and_run_nothing(tmp_path):
     torch.save(nn.Linear(2, 2), tmp_path / "module.pt")
     torch.save({"epoch": 3}, tmp_path / "empty.pt")
     for name in ("module.pt", "missing.bin", "missing.safetensors"):
-        with pytest.raises(ConfigError, match=r"cannot read the tensors in .*give a \.safetensors file"):
+        with pytest.raises(
+            ConfigError, match=r"cannot read the tensors in .*give a \.safetensors file"
+        ):
             read_start(tmp_path / name)
     with pytest.raises(ConfigError, match="no float tensors by name"):
         read_start(tmp_path / "empty.pt")
@@ -119,10 +138,13 @@ def test_an_export_starts_from_it_with_its_frozen_tensors(tmp_path):
     there = {name: drawn[name] + 1 for name in (*BASE, "5.weight")}
     layout = infer_layout(adapted)
     start = Start(there, "file", partial=True)
-    export_architecture(adapted, None, [layout.tier(0.25)], Recipe(), tmp_path, formats=("onnx",), start=start)
+    export_architecture(
+        adapted, None, [layout.tier(0.25)], Recipe(), tmp_path, formats=("onnx",), start=start
+    )
     artifacts = load_artifacts(tmp_path, "adapted", chunk_bytes=1024)
     (only,) = artifacts.tiers.values()
-    base, weights = open_tensors(only.folder / "base.safetensors"), artifacts.initial_weights()
+    base = open_tensors(only.folder / "base.safetensors")
+    weights = artifacts.initial_weights()
     for name in BASE:
         np.testing.assert_array_equal(base[name], there[name])
     np.testing.assert_array_equal(weights["5.weight"], there["5.weight"])

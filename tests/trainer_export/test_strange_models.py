@@ -1,4 +1,6 @@
-"""Models as strangers write them: exported and equal to PyTorch, or refused with a remedy, which then exports."""
+"""Models as strangers write them: exported and equal to PyTorch, or refused with a remedy, which
+then exports.
+"""
 
 import random
 
@@ -30,7 +32,8 @@ class Layers(nn.Module):
 
     def __init__(self, hidden=8, classes=3):
         super().__init__()
-        self.first, self.last = nn.Linear(6, hidden), nn.Linear(hidden, classes)
+        self.first = nn.Linear(6, hidden)
+        self.last = nn.Linear(hidden, classes)
         self.more(hidden)
 
     def more(self, hidden):
@@ -227,9 +230,24 @@ class HookedClone(Layers):
 REFUSED = [
     (TiedByData, "parameters first.weight and decoder.weight share their memory", TiedByUse, None),
     (TiedByData, "let both layers have one nn.Parameter", TiedByName, None),
-    (HookedParameter, "parameter first.weight has a hook on its gradient.*on a clone", HookedClone, None),
-    (HookedParameterOfValues, "parameter first.weight has a hook on its gradient", HookedClone, None),
-    (Counting, "the number steps of the model changes .* 100 steps later .* leave that out", Layers, None),
+    (
+        HookedParameter,
+        "parameter first.weight has a hook on its gradient.*on a clone",
+        HookedClone,
+        None,
+    ),
+    (
+        HookedParameterOfValues,
+        "parameter first.weight has a hook on its gradient",
+        HookedClone,
+        None,
+    ),
+    (
+        Counting,
+        "the number steps of the model changes .* 100 steps later .* leave that out",
+        Layers,
+        None,
+    ),
     (WritesInput, r"writes into its input.*x = x\.clone\(\)", WritesCopy, None),
     (
         PlainList,
@@ -246,10 +264,25 @@ REFUSED = [
         None,
     ),
     (Half, r"first.weight is torch.float16; .*leave \.half\(\)", Layers, None),
-    (Squared, "inner.weight has 64 entries.*each factor of a product a dimension of its own", Factors, None),
-    (Gated, r"cut\.width\('hidden', 4\) \* 2 is a size of 8", Gated, lambda cut: cut.width("hidden", 4) * 2),
+    (
+        Squared,
+        "inner.weight has 64 entries.*each factor of a product a dimension of its own",
+        Factors,
+        None,
+    ),
+    (
+        Gated,
+        r"cut\.width\('hidden', 4\) \* 2 is a size of 8",
+        Gated,
+        lambda cut: cut.width("hidden", 4) * 2,
+    ),
     (Nothing, "not NoneType; leave out what is none", Layers, None),
-    (Fails, r"the model fails at line \d+ of test_strange_models.py, in module Fails", Layers, None),
+    (
+        Fails,
+        r"the model fails at line \d+ of test_strange_models.py, in module Fails",
+        Layers,
+        None,
+    ),
     (
         Observing,
         r"buffer quantise.scale of module quantise \(FakeQuantize\) changes while the model runs",
@@ -259,7 +292,9 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "message", "remedy", "ask"), REFUSED, ids=[row[0].__name__ for row in REFUSED])
+@pytest.mark.parametrize(
+    ("kind", "message", "remedy", "ask"), REFUSED, ids=[row[0].__name__ for row in REFUSED]
+)
 def test_what_cannot_be_cut(kind, message, remedy, ask):
     """The message says what to do, and what it says is enough."""
     with pytest.raises(ConfigError, match=message):
@@ -294,20 +329,38 @@ def _scatters(y):
     ("inner", "message"),
     [
         (lambda y: y + y.kthvalue(2, 1).values[:, None], r"line \d+ .*kthvalue.*use topk"),
-        (lambda y: y / y.max(), r"line \d+ .*aten.max.default.*use amax or amin along dimensions behind the batch"),
-        (lambda y: y + torch.bucketize(y, torch.tensor([0.0, 1.0])), r"line \d+ .*\(x.unsqueeze\(-1\) > edges\)"),
-        (_scatters, r"line \d+ .*scatter_reduce.*use index_add, or amax over torch.where with a mask"),
+        (
+            lambda y: y / y.max(),
+            r"line \d+ .*aten.max.default.*use amax or amin along dimensions behind the batch",
+        ),
+        (
+            lambda y: y + torch.bucketize(y, torch.tensor([0.0, 1.0])),
+            r"line \d+ .*\(x.unsqueeze\(-1\) > edges\)",
+        ),
+        (
+            _scatters,
+            r"line \d+ .*scatter_reduce.*use index_add, or amax over torch.where with a mask",
+        ),
         (
             lambda y: y + torch.stft(y, 4, return_complex=True).abs().sum((1, 2))[:, None],
             r"line \d+ .*tables of cosines and sines",
         ),
-        (lambda y: y.half().float(), r"line \d+ .*torch.float16 cannot be exported; use \.float\(\), or \.long\(\)"),
+        (
+            lambda y: y.half().float(),
+            r"line \d+ .*torch.float16 cannot be exported; use \.float\(\), or \.long\(\)",
+        ),
         (
             lambda y: y + torch.from_numpy(y.detach().numpy()),
             r"at line \d+ of .*use PyTorch's functions instead of Num",
         ),
-        (lambda y: torch.fake_quantize_per_tensor_affine(y, 0.1, 0, -9, 9), "at line .*write it in simpler operators"),
-        (_counts, r"at line \d+ of .*, in module Tracing: .* must not depend on the values of its input"),
+        (
+            lambda y: torch.fake_quantize_per_tensor_affine(y, 0.1, 0, -9, 9),
+            "at line .*write it in simpler operators",
+        ),
+        (
+            _counts,
+            r"at line \d+ of .*, in module Tracing: .* must not depend on the values of its input",
+        ),
     ],
 )
 def test_what_cannot_be_traced(inner, message):
@@ -334,13 +387,17 @@ def test_what_is_scripted_knows_one_batch_size():
 
 @pytest.mark.parametrize("size", [1, 32])
 def test_a_way_that_is_taken_by_the_size_of_the_batch_is_refused(size):
-    """A board's last batch is smaller, and the graph knows one way alone; conditions that always hold are none."""
+    """A board's last batch is smaller, and the graph knows one way alone; conditions that always
+    hold are none.
+    """
 
     def doubled(y):
         assert y.shape[0] > 0
         return y * 2 if y.shape[0] > size else y
 
-    with pytest.raises(ExportError, match=r"for some batch sizes only, .*, line \d+ of test_strange_models\.py; "):
+    with pytest.raises(
+        ExportError, match=r"for some batch sizes only, .*, line \d+ of test_strange_models\.py; "
+    ):
         train_report(Tracing(doubled), VECTOR)
 
 
@@ -352,7 +409,9 @@ def test_chance_that_pytorch_does_not_draw_is_refused(draw):
         def between(self, y):
             return y if self.training and draw() < 0.01 else torch.relu(y)
 
-    with pytest.raises(ExportError, match=r"draws random numbers of Python or NumPy in training, .* NoiseLayer"):
+    with pytest.raises(
+        ExportError, match=r"draws random numbers of Python or NumPy in training, .* NoiseLayer"
+    ):
         train_report(LayerDrop(), VECTOR)
 
 
@@ -361,7 +420,12 @@ class Tails(Layers):
 
     def between(self, y):
         y = torch.log(functional.softplus(20 * y - 40)) + 1e8 * torch.log1p(y.abs() * 1e-9)
-        return y + 1e8 * torch.expm1(y * 1e-9) + functional.softplus(y, 2.0, 1.0) + functional.logsigmoid(9 * y)
+        return (
+            y
+            + 1e8 * torch.expm1(y * 1e-9)
+            + functional.softplus(y, 2.0, 1.0)
+            + functional.logsigmoid(9 * y)
+        )
 
 
 def test_what_is_next_to_nothing_keeps_its_digits():
@@ -374,7 +438,8 @@ class Remedied(Layers):
 
     def more(self, hidden):
         self.mask = nn.Parameter(torch.tensor([1.0, 0.0] * (hidden // 2)), requires_grad=False)
-        places, rows = torch.arange(hidden), torch.arange(5)[:, None]
+        places = torch.arange(hidden)
+        rows = torch.arange(5)[:, None]
         self.cosines = torch.cos(2 * torch.pi * rows * places / hidden)
 
     def between(self, y):
@@ -391,7 +456,8 @@ class WritesPlaces(Layers):
     """Writes columns, adds to some and fills one, in place."""
 
     def forward(self, x):
-        x, places = x.clone(), torch.tensor([0, 2, 4])
+        x = x.clone()
+        places = torch.tensor([0, 2, 4])
         x[:, places] = x[:, places] * 2
         x.index_add_(1, places, torch.ones(x.shape[0], 3)).index_fill_(1, torch.tensor([1]), 0.5)
         return super().forward(x)
@@ -401,7 +467,9 @@ class Standardised(Layers):
     """Its weights are standardised by a batch norm of one sample, as timm does."""
 
     def between(self, y):
-        rows = functional.batch_norm(self.last.weight[None], None, None, training=True, momentum=0.0)[0]
+        rows = functional.batch_norm(
+            self.last.weight[None], None, None, training=True, momentum=0.0
+        )[0]
         return y + functional.linear(y, rows) @ self.last.weight
 
 
@@ -416,16 +484,22 @@ class Adapting(Layers):
     """Takes a step of its own before it answers, as meta-learning does."""
 
     def slope(self, x):
-        return torch.func.grad(lambda weight: functional.linear(x, weight).square().mean())(self.first.weight)
+        return torch.func.grad(lambda weight: functional.linear(x, weight).square().mean())(
+            self.first.weight
+        )
 
     def forward(self, x):
-        return self.last(functional.linear(x, self.first.weight - 0.1 * self.slope(x), self.first.bias))
+        return self.last(
+            functional.linear(x, self.first.weight - 0.1 * self.slope(x), self.first.bias)
+        )
 
 
 class AdaptingInTraining(Adapting):
     def slope(self, x):
         weight = self.first.weight
-        return torch.autograd.grad(functional.linear(x, weight).square().mean(), weight, create_graph=True)[0]
+        return torch.autograd.grad(
+            functional.linear(x, weight).square().mean(), weight, create_graph=True
+        )[0]
 
 
 TRAINED = [Remedied, WritesPlaces, Standardised, Energy, Adapting, HookedClone, TiedByUse]
@@ -452,13 +526,19 @@ def forgiving(outputs, targets):
 def test_an_own_loss_that_takes_any_label_computes_with_it_what_pytorch_does():
     """Nobody refuses a label for it, and boards read none in another way."""
     torch.manual_seed(1)
-    model, x, y = nn.Linear(6, 3), torch.randn(5, 6), torch.tensor([-100, -1, 2, 3, 8])
+    model = nn.Linear(6, 3)
+    x = torch.randn(5, 6)
+    y = torch.tensor([-100, -1, 2, 3, 8])
     own = forgiving()
     low, high = own.spec((3,), torch.zeros(1, 3)).whole[""][:2]
     assert low < -100 < 8 < high
-    graph = next(file for file in write_graphs(model, VECTOR, Recipe(loss=own)) if file.path == "eval.onnx")
+    graph = next(
+        file for file in write_graphs(model, VECTOR, Recipe(loss=own)) if file.path == "eval.onnx"
+    )
     feed = {"param.weight": model.weight, "param.bias": model.bias, "x": x, "y": y.float()}
-    found = open_session(graph.data).run(["loss_sum"], {name: value.detach().numpy() for name, value in feed.items()})
+    found = open_session(graph.data).run(
+        ["loss_sum"], {name: value.detach().numpy() for name, value in feed.items()}
+    )
     assert float(found[0]) == pytest.approx(forgiving.function(model(x), y).sum().item(), rel=1e-5)
 
 
@@ -481,4 +561,11 @@ def test_what_fails_in_the_middle_of_an_export_is_named(kind, what, tmp_path):
     place = rf"custom: w1.00-d1: the model fails at line \d+ of test_strange_models.py, in module {kind.__name__}: "
     arch = arch_of(kind)
     with pytest.raises(ExportError, match=place + what):
-        export_architecture(arch, None, [infer_layout(arch).tier(1.0)], Recipe(), tmp_path / "set", formats=("onnx",))
+        export_architecture(
+            arch,
+            None,
+            [infer_layout(arch).tier(1.0)],
+            Recipe(),
+            tmp_path / "set",
+            formats=("onnx",),
+        )

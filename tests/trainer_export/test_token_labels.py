@@ -1,4 +1,6 @@
-"""A label per token: the loss, its gradient, and graphs of models that return logits for every position."""
+"""A label per token: the loss, its gradient, and graphs of models that return logits for every
+position.
+"""
 
 import numpy as np
 import pytest
@@ -41,9 +43,15 @@ def test_loss_and_gradient_are_those_of_autograd(ignored):
 def test_sums_count_what_counts():
     """The sum of the losses and the number of hits leave negative labels out."""
     logits, y = random_batch(0.4)
-    total = nn.functional.cross_entropy((logits * MASK).flatten(0, 1), y.flatten(), ignore_index=-1, reduction="sum")
+    total = nn.functional.cross_entropy(
+        (logits * MASK).flatten(0, 1), y.flatten(), ignore_index=-1, reduction="sum"
+    )
     torch.testing.assert_close(loss_sum(logits, y, MASK), total, check_dtype=False)
-    hits = sum(int(y[i, j] >= 0 and (logits[i, j] * MASK).argmax() == y[i, j]) for i in range(5) for j in range(7))
+    hits = sum(
+        int(y[i, j] >= 0 and (logits[i, j] * MASK).argmax() == y[i, j])
+        for i in range(5)
+        for j in range(7)
+    )
     assert int(correct_count(logits, y, MASK)) == hits
 
 
@@ -58,18 +66,25 @@ def test_a_batch_in_which_nothing_counts_has_no_loss():
 @pytest.mark.parametrize(
     ("name", "depth"),
     mostly_slow(
-        [("transformer_mlm", 1), ("next_word", 2), ("token_classifier", 1)], lambda case: case[0] == "transformer_mlm"
+        [("transformer_mlm", 1), ("next_word", 2), ("token_classifier", 1)],
+        lambda case: case[0] == "transformer_mlm",
     ),
 )
 def test_graphs_take_a_label_per_token(name, depth):
-    """Train and eval take y [batch, tokens] and agree with PyTorch, labels that do not count among them."""
+    """Train and eval take y [batch, tokens] and agree with PyTorch, labels that do not count among
+    them.
+    """
     module, signature = tiny(name, 0.5, depth)
     assert signature.places == signature.input_shape
     graphs = {graph.key: graph for graph in graphs_of(name, 0.5, depth)}
     for key in ("onnx/train", "onnx/eval"):
         port = next(p for p in graphs[key].inputs if p.name == "y")
         assert port.shape == ("batch", *signature.input_shape)
-    assert graphs["onnx/infer"].outputs[0].shape == ("batch", *signature.input_shape, signature.classes)
+    assert graphs["onnx/infer"].outputs[0].shape == (
+        "batch",
+        *signature.input_shape,
+        signature.classes,
+    )
     reports = all_reports(module, signature, graphs=graphs_of(name, 0.5, depth))
     assert deviation(reports.values()) <= 1e-5
 
@@ -86,16 +101,21 @@ def test_evaluation_ignores_negative_labels():
     whole = run_session(session, {**feed, "y": y})
     left = run_session(session, {**feed, "y": np.where(np.arange(6) < 2, y, -1)})
     right = run_session(session, {**feed, "y": np.where(np.arange(6) < 2, -1, y)})
-    assert float(left["loss_sum"] + right["loss_sum"]) == pytest.approx(float(whole["loss_sum"]), rel=1e-5)
+    assert float(left["loss_sum"] + right["loss_sum"]) == pytest.approx(
+        float(whole["loss_sum"]), rel=1e-5
+    )
     assert int(left["correct"] + right["correct"]) == int(whole["correct"])
 
 
 def test_logits_of_another_shape_are_refused():
-    """A signature with one label per sample does not fit logits per token, and the message says what would."""
+    """A signature with one label per sample does not fit logits per token, and the message says
+    what would.
+    """
     module, signature = tiny("token_classifier")
     plain = Signature(signature.input_shape, "int64", signature.classes)
     with pytest.raises(
-        ExportError, match=r"must return logits \[batch, 3\], it .*label per token: \[batch, tokens, 3\]"
+        ExportError,
+        match=r"must return logits \[batch, 3\], it .*label per token: \[batch, tokens, 3\]",
     ):
         train_report(module, plain)
     with pytest.raises(ExportError, match="must return logits"):
@@ -107,10 +127,16 @@ class Stepwise(nn.Module):
 
     def __init__(self, hidden, classes, moves):
         super().__init__()
-        self.first, self.last, self.moves = nn.Conv2d(2, hidden, 1), nn.Conv2d(hidden, classes, 1), moves
+        self.first = nn.Conv2d(2, hidden, 1)
+        self.last = nn.Conv2d(hidden, classes, 1)
+        self.moves = moves
 
     def forward(self, x):
-        logits = self.last(self.first(x)) if x.dim() == 4 else self.last(self.first(x.unsqueeze(3))).squeeze(3)
+        logits = (
+            self.last(self.first(x))
+            if x.dim() == 4
+            else self.last(self.first(x.unsqueeze(3))).squeeze(3)
+        )
         for one, other in self.moves:
             logits = logits.movedim(one, other)
         return logits
@@ -119,9 +145,17 @@ class Stepwise(nn.Module):
 @pytest.mark.parametrize(
     ("shape", "moves", "message"),
     [
-        ((2, 4), [], r"dimension 1 of \[batch, 4, 4\], and graphs read them in dimension 2.*logits\.movedim\(1, 2\)"),
+        (
+            (2, 4),
+            [],
+            r"dimension 1 of \[batch, 4, 4\], and graphs read them in dimension 2.*logits\.movedim\(1, 2\)",
+        ),
         ((2, 4), [(1, 2)], ""),
-        ((2, 4, 4), [(1, 3)], r"dimension 3 of \[batch, 4, 4, 4\].*dimension 1; .*logits\.movedim\(3, 1\)"),
+        (
+            (2, 4, 4),
+            [(1, 3)],
+            r"dimension 3 of \[batch, 4, 4, 4\].*dimension 1; .*logits\.movedim\(3, 1\)",
+        ),
         ((2, 4, 4), [(1, 3), (3, 1)], ""),
     ],
 )
@@ -133,7 +167,8 @@ def test_as_many_places_as_classes_hide_no_classes_elsewhere(shape, moves, messa
         return Stepwise(cut.width("hidden", 6), cut.classes(classes), moves)
 
     layout = infer_layout(stepwise)
-    export, tier = Export(stepwise, layout, Recipe()), layout.tier(0.5)
+    export = Export(stepwise, layout, Recipe())
+    tier = layout.tier(0.5)
     if message:
         with pytest.raises(ExportError, match=message):
             export.signature_of(tier, build(stepwise, tier))

@@ -24,7 +24,8 @@ class Mean(nn.Module):
 
     def __init__(self, body: nn.Module, channels: int) -> None:
         super().__init__()
-        self.body, self.head = body, nn.Linear(channels, 3)
+        self.body = body
+        self.head = nn.Linear(channels, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.body(x)
@@ -36,7 +37,8 @@ class Residual(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.norm1, self.norm2 = StaticBatchNorm(2), StaticBatchNorm(4)
+        self.norm1 = StaticBatchNorm(2)
+        self.norm2 = StaticBatchNorm(4)
         self.conv1 = nn.Conv2d(2, 4, 3, stride=2, padding=1, bias=False)
         self.conv2 = nn.Conv2d(4, 4, 3, padding=1, bias=False)
         self.shortcut = nn.Conv2d(2, 4, 1, stride=2, bias=False)
@@ -67,7 +69,13 @@ class Counted(nn.Module):
         y[(y.sum(3) > 2) & (y.amin(3) > -1)] = -0.3
         least = x.flatten(2).argmin(2).to(x.dtype)[..., None, None]
         angle = torch.atan2(x, y.flip(3)) + torch.atan2(torch.zeros_like(x), torch.sign(x))
-        return y * least + angle + x.cumprod(3) + y.prod(2, keepdim=True) - x.median(3, keepdim=True)[0]
+        return (
+            y * least
+            + angle
+            + x.cumprod(3)
+            + y.prod(2, keepdim=True)
+            - x.median(3, keepdim=True)[0]
+        )
 
 
 class Selfish(nn.Module):
@@ -76,10 +84,16 @@ class Selfish(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Embedding(150, 8, padding_idx=0)
-        self.project, self.head = nn.Linear(8, 24), nn.Linear(8, 3)
+        self.project = nn.Linear(8, 24)
+        self.head = nn.Linear(8, 3)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        q, k, v = self.project(self.embed(tokens)).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, v = (
+            self.project(self.embed(tokens))
+            .unflatten(-1, (3, 2, 4))
+            .permute(2, 0, 3, 1, 4)
+            .unbind(0)
+        )
         mixed = functional.scaled_dot_product_attention(q, k, v)
         return self.head(mixed.transpose(1, 2).flatten(2).amax(1))
 
@@ -89,7 +103,8 @@ class Patchwork(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.scale, self.head = nn.Parameter(torch.rand(6)), nn.Linear(14, 3)
+        self.scale = nn.Parameter(torch.rand(6))
+        self.head = nn.Linear(14, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         left, right = x.chunk(2, 1)
@@ -110,29 +125,52 @@ def _averages() -> nn.Sequential:
 
 
 IMAGE_BODIES: dict[str, Callable[[], nn.Module]] = {
-    "strided": lambda: Mean(nn.Sequential(nn.Conv2d(2, 5, 3, stride=2), nn.ReLU(), nn.Conv2d(5, 4, 2)), 4),
+    "strided": lambda: Mean(
+        nn.Sequential(nn.Conv2d(2, 5, 3, stride=2), nn.ReLU(), nn.Conv2d(5, 4, 2)), 4
+    ),
     "dilated": lambda: Mean(nn.Sequential(nn.Conv2d(2, 6, 3, padding=2, dilation=2), nn.SiLU()), 6),
-    "grouped": lambda: Mean(nn.Sequential(nn.Conv2d(2, 6, 3, padding=1), nn.Conv2d(6, 12, 3, groups=3)), 12),
-    "depthwise": lambda: Mean(nn.Sequential(nn.Conv2d(2, 2, 3, groups=2), nn.Conv2d(2, 5, 1), nn.GELU()), 5),
-    "uneven kernel": lambda: Mean(nn.Sequential(nn.Conv2d(2, 4, (1, 3), padding=(0, 1)), nn.Tanh()), 4),
-    "overlapping max-pool": lambda: Mean(nn.Sequential(nn.Conv2d(2, 4, 3), nn.MaxPool2d(3, 2, 1)), 4),
-    "max-pool of three": lambda: Mean(nn.Sequential(nn.Conv2d(2, 4, 1), nn.ReLU(), nn.MaxPool2d((3, 2))), 4),
-    "average pool": lambda: Mean(nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.AvgPool2d(2), nn.Softplus()), 4),
+    "grouped": lambda: Mean(
+        nn.Sequential(nn.Conv2d(2, 6, 3, padding=1), nn.Conv2d(6, 12, 3, groups=3)), 12
+    ),
+    "depthwise": lambda: Mean(
+        nn.Sequential(nn.Conv2d(2, 2, 3, groups=2), nn.Conv2d(2, 5, 1), nn.GELU()), 5
+    ),
+    "uneven kernel": lambda: Mean(
+        nn.Sequential(nn.Conv2d(2, 4, (1, 3), padding=(0, 1)), nn.Tanh()), 4
+    ),
+    "overlapping max-pool": lambda: Mean(
+        nn.Sequential(nn.Conv2d(2, 4, 3), nn.MaxPool2d(3, 2, 1)), 4
+    ),
+    "max-pool of three": lambda: Mean(
+        nn.Sequential(nn.Conv2d(2, 4, 1), nn.ReLU(), nn.MaxPool2d((3, 2))), 4
+    ),
+    "average pool": lambda: Mean(
+        nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.AvgPool2d(2), nn.Softplus()), 4
+    ),
     "padded average pool": lambda: Mean(nn.Sequential(nn.Conv2d(2, 4, 1), _averages()), 4),
     "counted": lambda: Mean(nn.Sequential(nn.Conv2d(2, 4, 1), Counted()), 4),
     "group norm": lambda: Mean(nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.ELU()), 4),
     "leaky": lambda: Mean(nn.Sequential(nn.Conv2d(2, 4, 3), nn.LeakyReLU(0.2), nn.Hardswish()), 4),
-    "in place": lambda: Mean(nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(inplace=True), nn.Hardtanh()), 4),
+    "in place": lambda: Mean(
+        nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(inplace=True), nn.Hardtanh()), 4
+    ),
     "residual": lambda: Mean(Residual(), 4),
     "written": lambda: Mean(nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), Written()), 4),
     "wide": lambda: Mean(
-        nn.Sequential(nn.Conv2d(2, 40, 3, padding=1), StaticBatchNorm(40), nn.ReLU(), nn.Conv2d(40, 48, 3, padding=1)),
+        nn.Sequential(
+            nn.Conv2d(2, 40, 3, padding=1),
+            StaticBatchNorm(40),
+            nn.ReLU(),
+            nn.Conv2d(40, 48, 3, padding=1),
+        ),
         48,
     ),
 }
 
 
-@pytest.mark.parametrize("name", mostly_slow(IMAGE_BODIES, lambda name: [*IMAGE_BODIES].index(name) % 3 == 0))
+@pytest.mark.parametrize(
+    "name", mostly_slow(IMAGE_BODIES, lambda name: [*IMAGE_BODIES].index(name) % 3 == 0)
+)
 def test_convolutional_models(name: str) -> None:
     """Convolutions of every kind, pooling with odd sides and other norms train as in PyTorch."""
     torch.manual_seed(3)
@@ -142,7 +180,9 @@ def test_convolutional_models(name: str) -> None:
 def test_convolution_over_time() -> None:
     """One spatial dimension works like two."""
     torch.manual_seed(3)
-    module = Mean(nn.Sequential(nn.Conv1d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv1d(8, 4, 2, stride=2)), 4)
+    module = Mean(
+        nn.Sequential(nn.Conv1d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv1d(8, 4, 2, stride=2)), 4
+    )
     assert train_report(module, Signature((3, 10), "float32", 3)).worst_absolute <= 1e-5
 
 
@@ -178,28 +218,40 @@ def test_an_unused_parameter_is_left_alone() -> None:
 def test_any_geometry_of_a_convolution(
     channels: tuple[int, int], kernel: int, stride: int, padding: int, dilation: int
 ) -> None:
-    """Input and weight gradients are right for every stride, padding and dilation, alone and in combination."""
+    """Input and weight gradients are right for every stride, padding and dilation, alone and in
+    combination.
+    """
     torch.manual_seed(5)
     inner = nn.Conv2d(channels[0], channels[1], kernel, stride, padding, dilation)
     module = Mean(nn.Sequential(nn.Conv2d(2, channels[0], 1), nn.Tanh(), inner), channels[1])
     assert train_report(module, IMAGE, sizes=(2, 3)).worst_absolute <= 1e-5
 
 
-@pytest.mark.parametrize(("kernel", "height"), [(1, 9), (3, 9), (3, 8)])  # lying by channels, and the last in planes
+@pytest.mark.parametrize(
+    ("kernel", "height"), [(1, 9), (3, 9), (3, 8)]
+)  # lying by channels, and the last in planes
 def test_ties_of_a_maximum_go_to_the_first(kernel: int, height: int) -> None:
-    """Flat patches give equal activations; the gradient goes where PyTorch sends it, which `place` tells."""
+    """Flat patches give equal activations; the gradient goes where PyTorch sends it, which `place`
+    tells.
+    """
 
     class Flat(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.conv, self.head = nn.Conv2d(2, 3, kernel, padding=kernel // 2), nn.Linear(3 * 4 * 4, 3)
+            self.conv = nn.Conv2d(2, 3, kernel, padding=kernel // 2)
+            self.head = nn.Linear(3 * 4 * 4, 3)
             self.place = nn.Parameter(torch.zeros(3, height, 8))
 
         def forward(self, x: Tensor) -> Tensor:
             coarse = torch.sign(x[:, :, :1, :1]).expand_as(x) * 0.5
-            rows, columns = torch.arange(float(height))[:, None], torch.arange(8.0)
-            odd = 2 * ((rows + columns) % 2) - 1  # the second and the third of a window are its equal maxima
-            return self.head(torch.max_pool2d(self.conv(coarse).abs() * odd + self.place, 2).flatten(1))
+            rows = torch.arange(float(height))[:, None]
+            columns = torch.arange(8.0)
+            odd = (
+                2 * ((rows + columns) % 2) - 1
+            )  # the second and the third of a window are its equal maxima
+            return self.head(
+                torch.max_pool2d(self.conv(coarse).abs() * odd + self.place, 2).flatten(1)
+            )
 
     torch.manual_seed(3)
     assert train_report(Flat(), Signature((2, height, 8), "float32", 3)).worst_absolute <= 1e-5

@@ -3,7 +3,14 @@
 import pytest
 
 from tests.marking import mostly_slow
-from tests.trainer_export.helpers import all_reports, assert_portable, batches_for, graphs_of, tiny, train_report
+from tests.trainer_export.helpers import (
+    all_reports,
+    assert_portable,
+    batches_for,
+    graphs_of,
+    tiny,
+    train_report,
+)
 from trainer_export.check import calm_torch
 from trainer_export.formats.onnx import write_train_graph
 from trainer_export.optimizers.sgd import Sgd
@@ -30,7 +37,9 @@ def test_graphs_agree_with_pytorch(name: str, width: float, depth: int | None) -
     """Train, eval, statistics and infer graphs agree within 1e-5 for batches of 5, 1 and 8 samples."""
     module, signature = tiny(name, width, depth)
     reports = all_reports(module, signature, graphs=graphs_of(name, width, depth))
-    expected = {"onnx/train", "onnx/eval", "onnx/infer"} | ({"onnx/stats"} if name == "conv" else set())
+    expected = {"onnx/train", "onnx/eval", "onnx/infer"} | (
+        {"onnx/stats"} if name == "conv" else set()
+    )
     assert set(reports) == expected
     assert max(report.worst_absolute for report in reports.values()) <= 1e-5
     assert reports["onnx/train"].steps >= 5
@@ -60,7 +69,9 @@ def test_graphs_hold_standard_operators_only() -> None:
     ),
 )
 def test_recipe_parts_are_optional(recipe: Recipe) -> None:
-    """Momentum, weight decay and clipping can each be left out; without momentum the graph has no states."""
+    """Momentum, weight decay and clipping can each be left out; without momentum the graph has no
+    states.
+    """
     module, signature = tiny("conv", 0.5)
     report = train_report(module, signature, recipe)
     assert report.worst_absolute <= 1e-5
@@ -71,7 +82,9 @@ def test_recipe_parts_are_optional(recipe: Recipe) -> None:
 
 @pytest.mark.slow
 def test_clipping_bites() -> None:
-    """A bound far below the gradient's norm changes the step, so the comparison above covers clipping."""
+    """A bound far below the gradient's norm changes the step, so the comparison above covers
+    clipping.
+    """
     module, signature = tiny("mlp")
     loose = write_train_graph(module, signature, Recipe(clip_norm=None))
     tight = Recipe(clip_norm=1e-3)

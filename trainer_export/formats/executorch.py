@@ -1,10 +1,12 @@
-"""The format of ExecuTorch, which Android, iOS and C++ run: the train, eval and infer programs, each one ``.pte``.
+"""The format of ExecuTorch, which Android, iOS and C++ run: the train, eval and infer programs,
+each one ``.pte``.
 
-They are the programs of the portable format, not ExecuTorch's own training export, whose gradient of max pooling adds
-into memory that nobody cleared. Sizes are numbers here: a training step takes `TRAIN_BATCH` samples, the other programs
-one. What XNNPACK runs goes there, the rest to the kernels every runtime of ExecuTorch has; a model that needs another
-one is refused. The runtime's own passes trace a program anew some twenty times, which takes minutes and changes
-nothing here, so its operators are named for the runtime directly.
+They are the programs of the portable format, not ExecuTorch's own training export, whose gradient
+of max pooling adds into memory that nobody cleared. Sizes are numbers here: a training step takes
+`TRAIN_BATCH` samples, the other programs one. What XNNPACK runs goes there, the rest to the kernels
+every runtime of ExecuTorch has; a model that needs another one is refused. The runtime's own passes
+trace a program anew some twenty times, which takes minutes and changes nothing here, so its
+operators are named for the runtime directly.
 """
 
 import importlib.metadata
@@ -41,16 +43,34 @@ from trainer_export.traced_program import BATCH, Trace
 TRAIN_BATCH = 32
 """Samples of a training step; the eval and infer programs take one at a time."""
 
-NOT_INSTALLED = "the format executorch needs: pip install 'shoal[export,executorch]'; or export without it"
+NOT_INSTALLED = (
+    "the format executorch needs: pip install 'shoal[export,executorch]'; or export without it"
+)
 """What is wrong, and what to do, where ExecuTorch is not there."""
 
 aten = torch.ops.aten
 _CHECKS = MappingProxyType(
-    {"executorch/train": check_train, "executorch/eval": check_eval, "executorch/infer": check_infer}
+    {
+        "executorch/train": check_train,
+        "executorch/eval": check_eval,
+        "executorch/infer": check_infer,
+    }
 )
-_VIEWS = ("view", "permute", "slice", "expand", "squeeze", "select", "alias", "split_with_sizes", "split", "unbind")
+_VIEWS = (
+    "view",
+    "permute",
+    "slice",
+    "expand",
+    "squeeze",
+    "select",
+    "alias",
+    "split_with_sizes",
+    "split",
+    "unbind",
+)
 _NUMBERS = (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor)
-# XNNPACK joins at most five tensors, each two of them by a copy; the runtime's own kernel any number.
+# XNNPACK joins at most five tensors, each two of them by a copy; the runtime's own kernel any
+# number.
 _LEFT_OUT = ("CatConfig",)
 
 
@@ -68,7 +88,9 @@ def write_programs(module: nn.Module, signature: Signature, recipe: Recipe) -> t
     """
     if not is_installed():
         raise ExportError(NOT_INSTALLED)
-    signature = replace(signature, known=None)  # programs in which the batch is a value, not its name
+    signature = replace(
+        signature, known=None
+    )  # programs in which the batch is a value, not its name
     evaluation = trace_eval(module, signature, recipe)
     steps = (trace_train(module, signature, recipe), TRAIN_BATCH)
     return tuple(_written(*part) for part in (steps, (evaluation, 1), (infer_part(evaluation), 1)))
@@ -77,10 +99,15 @@ def write_programs(module: nn.Module, signature: Signature, recipe: Recipe) -> t
 def check_programs(
     files: Sequence[SetFile], module: nn.Module, recipe: Recipe, batches: SizedBatches
 ) -> tuple[CheckSpec, ...]:
-    """Run every program and compare it with PyTorch; an ExportError names one that deviates, and the tensor."""
-    runtime, checks = {"runtime": f"executorch {importlib.metadata.version('executorch')}"}, list[CheckSpec]()
+    """Run every program and compare it with PyTorch.
+
+    An ExportError names one that deviates, and the tensor.
+    """
+    runtime = {"runtime": f"executorch {importlib.metadata.version('executorch')}"}
+    checks = list[CheckSpec]()
     for file in files:
-        # Of many samples one is soon so near to the edge of a ReLU or a maximum that rounding decides, see `repeated`.
+        # Of many samples one is soon so near to the edge of a ReLU or a maximum that rounding
+        # decides, see `repeated`.
         sizes = (TRAIN_BATCH if file.key == "executorch/train" else 1,)
         sized = replace(batches, sizes=sizes, steps=min(batches.steps, 2))
         found = _CHECKS[file.key](ProgramSession(file), module, recipe, sized, graph=file.key)
@@ -113,13 +140,17 @@ class ProgramSession:
         return [by_name[name].clone().numpy() for name in names]
 
 
-# -- lowering ----------------------------------------------------------------------------------------------------------
+# -- lowering
+# ----------------------------------------------------------------------------------------------------------
 
 
 def _written(trace: Trace, batch: int) -> SetFile:
     inputs, outputs = (
         tuple(
-            replace(port, shape=tuple(batch if size == BATCH else size for size in port.shape))
+            replace(
+                port,
+                shape=tuple(batch if size == BATCH else size for size in port.shape),
+            )
             for port in ports
             if port.name not in trace.hidden
         )
@@ -131,8 +162,16 @@ def _written(trace: Trace, batch: int) -> SetFile:
         except UnavailableError:
             raise
         except Exception as error:
-            raise UnavailableError("executorch", f"it cannot lower it: {first_line(error)}") from error
-    return SetFile(f"executorch/{trace.name}", f"executorch/{trace.name}.pte", data, inputs, outputs)
+            raise UnavailableError(
+                "executorch", f"it cannot lower it: {first_line(error)}"
+            ) from error
+    return SetFile(
+        f"executorch/{trace.name}",
+        f"executorch/{trace.name}.pte",
+        data,
+        inputs,
+        outputs,
+    )
 
 
 @contextmanager
@@ -144,7 +183,9 @@ def _calm() -> Iterator[None]:
 
 
 def _sized(trace: Trace, batch: int) -> tuple[fx.GraphModule, list[torch.Tensor]]:
-    """A program for so many samples of operators that the runtime has, and examples of what goes in."""
+    """A program for so many samples of operators that the runtime has, and examples of what goes
+    in.
+    """
     zeros = [
         torch.zeros(
             [batch if size == BATCH else int(size) for size in port.shape],
@@ -153,14 +194,22 @@ def _sized(trace: Trace, batch: int) -> tuple[fx.GraphModule, list[torch.Tensor]
         for port in trace.inputs
         if port.name not in trace.hidden
     ]
-    mode, visible = FakeTensorMode(allow_non_fake_inputs=True), _visible(trace)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    visible = _visible(trace)
     views = [(getattr(aten, name), getattr(aten, f"{name}_copy")) for name in _VIEWS]
-    shared = [(old, new, name) for old, new in views for name in old.overloads() if name in new.overloads()]
+    shared = [
+        (old, new, name)
+        for old, new in views
+        for name in old.overloads()
+        if name in new.overloads()
+    ]
     copies = {getattr(old, name): getattr(new, name) for old, new, name in shared}
     known: Any = {**core_aten_decompositions(), **MATRIX_PRODUCTS}
     table = {op: rule for op, rule in known.items() if op not in copies.values()} | copies
     with mode:
-        program = make_fx(fx.Interpreter(visible).run, decomposition_table=table)(*map(mode.from_tensor, zeros))
+        program = make_fx(fx.Interpreter(visible).run, decomposition_table=table)(
+            *map(mode.from_tensor, zeros)
+        )
     program.graph.eliminate_dead_code()
     _numbers_as_tensors(program)
     return program, zeros
@@ -168,9 +217,16 @@ def _sized(trace: Trace, batch: int) -> tuple[fx.GraphModule, list[torch.Tensor]
 
 def _visible(trace: Trace) -> fx.GraphModule:
     """The program without what is hidden of it."""
-    graph, known = fx.Graph(), dict[fx.Node, fx.Node]()
+    graph = fx.Graph()
+    known = dict[fx.Node, fx.Node]()
     found: Any = graph.graph_copy(trace.program.graph, known)
-    graph.output([value for value, port in zip(found, trace.outputs, strict=True) if port.name not in trace.hidden])
+    graph.output(
+        [
+            value
+            for value, port in zip(found, trace.outputs, strict=True)
+            if port.name not in trace.hidden
+        ]
+    )
     graph.eliminate_dead_code()
     takes = [node for node in graph.nodes if node.op == "placeholder"]
     for node, port in zip(takes, trace.inputs, strict=True):
@@ -184,7 +240,8 @@ def _numbers_as_tensors(program: fx.GraphModule) -> None:
     names: dict[tuple[float, torch.dtype], str] = {}
     for node in list(program.graph.nodes):
         if node.target in _NUMBERS and any(isinstance(arg, (int, float)) for arg in node.args):
-            dtype, given = node.meta["val"].dtype, []
+            dtype = node.meta["val"].dtype
+            given = []
             for arg in node.args:
                 if isinstance(arg, (int, float)):
                     name = names.setdefault((arg, dtype), f"_number_{len(names)}")
@@ -199,7 +256,9 @@ def _numbers_as_tensors(program: fx.GraphModule) -> None:
 def _lowered(sized: tuple[fx.GraphModule, list[torch.Tensor]]) -> bytes:
     """The ``.pte`` of a program; an UnavailableError where an operator has no kernel."""
     from executorch.backends.xnnpack.partition.config import ALL_PARTITIONER_CONFIGS  # noqa: PLC0415
-    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner  # noqa: PLC0415
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import (  # noqa: PLC0415
+        XnnpackPartitioner,
+    )
     from executorch.exir import EdgeCompileConfig, EdgeProgramManager  # noqa: PLC0415
     from executorch.exir.backend.compile_spec_schema import CompileSpec  # noqa: PLC0415
     from executorch.exir.backend.partitioner import DelegationSpec  # noqa: PLC0415
@@ -213,14 +272,28 @@ def _lowered(sized: tuple[fx.GraphModule, list[torch.Tensor]]) -> bytes:
             space, name, overload = str(node.target).split(".")
             node.target = getattr(getattr(getattr(ops.edge, space), name), overload)
     config = EdgeCompileConfig(_check_ir_validity=False, _skip_dim_order=True)
-    parts = ("graph_signature", "state_dict", "range_constraints", "module_call_graph", "example_inputs", "constants")
+    parts = (
+        "graph_signature",
+        "state_dict",
+        "range_constraints",
+        "module_call_graph",
+        "example_inputs",
+        "constants",
+    )
     verifier = partial(EXIREdgeDialectVerifier, edge_compile_config=config, class_only=True)
     edge = torch.export.ExportedProgram(
-        program.graph_module, program.graph, **{part: getattr(program, part) for part in parts}, verifiers=[verifier()]
+        program.graph_module,
+        program.graph,
+        **{part: getattr(program, part) for part in parts},
+        verifiers=[verifier()],
     )
-    partitioner = XnnpackPartitioner([item for item in ALL_PARTITIONER_CONFIGS if item.__name__ not in _LEFT_OUT])
+    partitioner = XnnpackPartitioner(
+        [item for item in ALL_PARTITIONER_CONFIGS if item.__name__ not in _LEFT_OUT]
+    )
     # With this the backend runs one of its own passes instead of all seventeen.
-    partitioner.delegation_spec = DelegationSpec("XnnpackBackend", [CompileSpec("dqlinear_partitioner", b"")])
+    partitioner.delegation_spec = DelegationSpec(
+        "XnnpackBackend", [CompileSpec("dqlinear_partitioner", b"")]
+    )
     made = EdgeProgramManager(edge, compile_config=config).to_backend(partitioner).to_executorch()
     kernels = set(Runtime.get().operator_registry.operator_names)
     used = {
@@ -229,6 +302,8 @@ def _lowered(sized: tuple[fx.GraphModule, list[torch.Tensor]]) -> bytes:
         for op in plan.operators
     }
     if used - kernels:
-        raise UnavailableError("executorch", f"no kernel for op {', '.join(sorted(used - kernels))}")
+        raise UnavailableError(
+            "executorch", f"no kernel for op {', '.join(sorted(used - kernels))}"
+        )
     data: bytes = made.buffer
     return data

@@ -39,7 +39,9 @@ class UnavailableError(ExportError):
     """A format cannot have the model; the portable format does not need what is missing."""
 
     def __init__(self, name: str, reason: str) -> None:
-        super().__init__(f"format {name} not available for this model: {reason}; the portable format works")
+        super().__init__(
+            f"format {name} not available for this model: {reason}; the portable format works"
+        )
 
 
 @contextlib.contextmanager

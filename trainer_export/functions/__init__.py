@@ -1,1 +1,4 @@
-"""Functions of PyTorch that a trace writes in other ones, which have a lowering and a gradient; one file per kind."""
+"""Functions of PyTorch that a trace writes in other ones, which have a lowering and a gradient.
+
+One file per kind.
+"""

@@ -1,4 +1,7 @@
-"""Layers of other layers: bags of embeddings, norms of single samples, activations; and those that cannot be had."""
+"""Layers of other layers: bags of embeddings, norms of single samples, activations.
+
+And those that cannot be had.
+"""
 
 import functools
 import itertools
@@ -18,12 +21,31 @@ _SQUARE = 2
 
 
 def _embedding_bag(
-    tokens: Tensor, weight: Tensor, offsets: Any = None, max_norm: Any = None, *rest: Any, **settings: Any
+    tokens: Tensor,
+    weight: Tensor,
+    offsets: Any = None,
+    max_norm: Any = None,
+    *rest: Any,
+    **settings: Any,
 ) -> Any:
-    names = ("norm_type", "scale_grad_by_freq", "mode", "sparse", "per_sample_weights", "include_last_offset")
+    names = (
+        "norm_type",
+        "scale_grad_by_freq",
+        "mode",
+        "sparse",
+        "per_sample_weights",
+        "include_last_offset",
+    )
     chosen = {**dict(zip((*names, "padding_idx"), rest, strict=False)), **settings}
-    mode, padding, shares = (chosen.get(name) for name in ("mode", "padding_idx", "per_sample_weights"))
-    if tokens.dim() != _SQUARE or offsets is not None or max_norm is not None or chosen.get("scale_grad_by_freq"):
+    mode, padding, shares = (
+        chosen.get(name) for name in ("mode", "padding_idx", "per_sample_weights")
+    )
+    if (
+        tokens.dim() != _SQUARE
+        or offsets is not None
+        or max_norm is not None
+        or chosen.get("scale_grad_by_freq")
+    ):
         raise ExportError(
             "embedding_bag with offsets, max_norm or scale_grad_by_freq cannot be exported; give it tokens"
             " [batch, length] and leave those settings out"
@@ -31,7 +53,9 @@ def _embedding_bag(
     found = functional.embedding(tokens, weight, padding_idx=padding)
     if mode == "max":
         if padding is not None:
-            raise ExportError("embedding_bag(mode='max', padding_idx=...) cannot be exported; use mode='mean' or 'sum'")
+            raise ExportError(
+                "embedding_bag(mode='max', padding_idx=...) cannot be exported; use mode='mean' or 'sum'"
+            )
         return found.amax(1)
     if shares is not None:
         found = found * shares.unsqueeze(-1)
@@ -54,7 +78,9 @@ def _instance_norm(
 ) -> Tensor:
     del momentum
     if running_mean is not None or running_var is not None or not use_input_stats:
-        raise ExportError("instance norm with running statistics cannot be exported; use track_running_stats=False")
+        raise ExportError(
+            "instance norm with running statistics cannot be exported; use track_running_stats=False"
+        )
     axes = tuple(range(2, x.dim()))
     centred = x - x.mean(axes, keepdim=True)
     normal = centred * torch.rsqrt((centred * centred).mean(axes, keepdim=True) + eps)
@@ -70,24 +96,36 @@ def _gelu(x: Tensor, *, approximate: str = "none") -> Any:
 
 
 def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
-    axes = [axis for axis in range(v.dim()) if axis != dim % v.dim()] if dim != -1 else list(range(v.dim()))
+    axes = (
+        [axis for axis in range(v.dim()) if axis != dim % v.dim()]
+        if dim != -1
+        else list(range(v.dim()))
+    )
     return v * (g / torch.sqrt((v * v).sum(axes, keepdim=True)))
 
 
 def _one_hot(labels: Tensor, num_classes: int = -1) -> Tensor:
     if num_classes < 0:
-        raise ExportError("one_hot without num_classes cannot be exported; name the number of classes")
-    # A table has no row for other labels; as few numbers as there are labels, of which a vocabulary may have many.
-    known = functional.embedding(labels, torch.arange(num_classes, dtype=torch.float32).unsqueeze(-1))
+        raise ExportError(
+            "one_hot without num_classes cannot be exported; name the number of classes"
+        )
+    # A table has no row for other labels; as few numbers as there are labels, of which a vocabulary
+    # may have many.
+    known = functional.embedding(
+        labels, torch.arange(num_classes, dtype=torch.float32).unsqueeze(-1)
+    )
     return (known == torch.arange(num_classes)).to(torch.int64)
 
 
 def _bilinear(left: Tensor, right: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    return functional.linear((left.unsqueeze(-1) * right.unsqueeze(-2)).flatten(-2), weight.flatten(1), bias)
+    return functional.linear(
+        (left.unsqueeze(-1) * right.unsqueeze(-2)).flatten(-2), weight.flatten(1), bias
+    )
 
 
 def _unfold(x: Tensor, dimension: int, size: int, step: int) -> Any:
-    dim, length = dimension % x.dim(), x.shape[dimension]
+    dim = dimension % x.dim()
+    length = x.shape[dimension]
     if not isinstance(length, int):
         return NotImplemented
     starts = range(0, length - size + 1, step)
@@ -112,7 +150,11 @@ def _renorm(x: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
 
 
 def _diag_embed(x: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Any:
-    return NotImplemented if offset or (dim1, dim2) != (-2, -1) else x.unsqueeze(-1) * torch.eye(x.shape[-1])
+    return (
+        NotImplemented
+        if offset or (dim1, dim2) != (-2, -1)
+        else x.unsqueeze(-1) * torch.eye(x.shape[-1])
+    )
 
 
 def _cdist(left: Tensor, right: Tensor, p: float = 2.0, compute_mode: Any = None) -> Tensor:
@@ -122,7 +164,12 @@ def _cdist(left: Tensor, right: Tensor, p: float = 2.0, compute_mode: Any = None
 
 
 def _embedding(
-    tokens: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None, *_: Any, **__: Any
+    tokens: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    *_: Any,
+    **__: Any,
 ) -> Any:
     del tokens, weight, padding_idx
     if max_norm is None:
@@ -134,20 +181,33 @@ def _embedding(
 
 
 def _gaussian_nll(
-    mean: Tensor, target: Tensor, var: Any, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
+    mean: Tensor,
+    target: Tensor,
+    var: Any,
+    full: bool = False,
+    eps: float = 1e-6,
+    reduction: str = "mean",
 ) -> Any:
     var = torch.as_tensor(var)
     var = var if var.dim() in (0, mean.dim()) else var.unsqueeze(-1)
-    var = var + (var.clamp(min=eps) - var).detach()  # torch's own looks at values first, and bounds them so
+    var = (
+        var + (var.clamp(min=eps) - var).detach()
+    )  # torch's own looks at values first, and bounds them so
     found = 0.5 * (var.log() + (mean - target) ** 2 / var + full * math.log(2 * math.pi))
     return found if reduction == "none" else getattr(found, reduction)()
 
 
 def _multilabel_margin(
-    x: Tensor, target: Tensor, size_average: Any = None, reduce: Any = None, reduction: str = "mean"
+    x: Tensor,
+    target: Tensor,
+    size_average: Any = None,
+    reduce: Any = None,
+    reduction: str = "mean",
 ) -> Any:
     del size_average, reduce
-    listed = (target < 0).to(torch.int64).cumsum(1) == 0  # what torch takes apart goes on behind the end of the list
+    listed = (target < 0).to(torch.int64).cumsum(
+        1
+    ) == 0  # what torch takes apart goes on behind the end of the list
     places = target.clamp(min=0)
     others = ((places.unsqueeze(-1) == torch.arange(x.shape[1])) * listed.unsqueeze(-1)).sum(1) == 0
     margins = (1 - x.gather(1, places).unsqueeze(2) + x.unsqueeze(1)).clamp(min=0)
@@ -178,8 +238,12 @@ def _cumprod(x: Tensor, dim: Any, *, dtype: Any = None) -> Any:
 def _median(x: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
     if dim is None:
         return NotImplemented
-    value, place = (part.narrow(dim, (x.shape[dim] - 1) // 2, 1) for part in x.sort(dim=dim, stable=True))
-    return torch.return_types.median((value, place) if keepdim else (value.squeeze(dim), place.squeeze(dim)))
+    value, place = (
+        part.narrow(dim, (x.shape[dim] - 1) // 2, 1) for part in x.sort(dim=dim, stable=True)
+    )
+    return torch.return_types.median(
+        (value, place) if keepdim else (value.squeeze(dim), place.squeeze(dim))
+    )
 
 
 def _batch_norm(
@@ -192,7 +256,9 @@ def _batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    if training and running_mean is running_var is None and x.shape[0] == 1:  # a way to standardise the rows of weights
+    if (
+        training and running_mean is running_var is None and x.shape[0] == 1
+    ):  # a way to standardise the rows of weights
         return _instance_norm(x, None, None, weight, bias, True, momentum, eps)
     raise ExportError(
         "batch norm cannot be exported: running averages of unequal sub-models cannot be merged; `shoal export"
@@ -200,7 +266,14 @@ def _batch_norm(
     )
 
 
-def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, *, what: str = "dropout") -> Any:
+def _dropout(
+    x: Tensor,
+    p: float = 0.5,
+    training: bool = True,
+    inplace: bool = False,
+    *,
+    what: str = "dropout",
+) -> Any:
     del x, inplace
     if not training or p == 0:
         return NotImplemented
@@ -245,7 +318,13 @@ FUNCTIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         **dict.fromkeys((torch.cumprod, torch.Tensor.cumprod), _cumprod),
         **dict.fromkeys((torch.median, torch.Tensor.median), _median),
         **dict.fromkeys(
-            (functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d), _dropout
+            (
+                functional.dropout,
+                functional.dropout1d,
+                functional.dropout2d,
+                functional.dropout3d,
+            ),
+            _dropout,
         ),
         functional.alpha_dropout: _alpha_dropout,
         functional.feature_alpha_dropout: _alpha_dropout,

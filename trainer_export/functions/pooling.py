@@ -29,7 +29,10 @@ def _shrunk(x: Tensor, axis: int, count: int) -> Tensor:
     if size % count == 0:
         return pooled(x, size // count)
     bounds = [(i * size // count, -(-(i + 1) * size // count)) for i in range(count)]
-    return torch.cat([pooled(x.narrow(axis, start, end - start), end - start) for start, end in bounds], axis)
+    return torch.cat(
+        [pooled(x.narrow(axis, start, end - start), end - start) for start, end in bounds],
+        axis,
+    )
 
 
 def _adaptive(rank: int) -> Callable[..., Any]:
@@ -62,12 +65,18 @@ def _volume(
         return NotImplemented
     kernel = each(kernel_size, 3)
     steps = kernel if stride is None or stride == () else each(stride, 3)
-    pads, gaps = each(padding, 3), each(dilation, 3)
-    channels, depth = int(x.shape[1]), int(x.shape[2])
-    plane = functional.max_pool2d(x.flatten(1, 2), kernel[1:], steps[1:], pads[1:], gaps[1:], ceil_mode)
+    pads = each(padding, 3)
+    gaps = each(dilation, 3)
+    channels = int(x.shape[1])
+    depth = int(x.shape[2])
+    plane = functional.max_pool2d(
+        x.flatten(1, 2), kernel[1:], steps[1:], pads[1:], gaps[1:], ceil_mode
+    )
     sides = plane.shape[2:]
     lines = torch.unflatten(plane, 1, (channels, depth)).flatten(3)
-    lines = functional.max_pool2d(lines, (kernel[0], 1), (steps[0], 1), (pads[0], 0), (gaps[0], 1), ceil_mode)
+    lines = functional.max_pool2d(
+        lines, (kernel[0], 1), (steps[0], 1), (pads[0], 0), (gaps[0], 1), ceil_mode
+    )
     return torch.unflatten(lines, 3, [int(side) for side in sides])
 
 
@@ -82,6 +91,9 @@ FUNCTIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         functional.max_pool3d: _volume,
         functional.max_pool1d: lifted(functional.max_pool1d, 1),
         functional.max_pool2d: lifted(functional.max_pool2d, 2),
-        **dict.fromkeys((functional.max_unpool1d, functional.max_unpool2d, functional.max_unpool3d), _unpool),
+        **dict.fromkeys(
+            (functional.max_unpool1d, functional.max_unpool2d, functional.max_unpool3d),
+            _unpool,
+        ),
     }
 )

@@ -1,6 +1,8 @@
-"""Resizing, average pooling and padding as one map per axis: a matrix product, or a look-up where it only selects.
+"""Resizing, average pooling and padding as one map per axis: a matrix product, or a look-up where
+it only selects.
 
-What such a function does along an axis is asked of the function itself: it is applied to the identity.
+What such a function does along an axis is asked of the function itself: it is applied to the
+identity.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +21,9 @@ _FEW = 16  # uses of one element up to which a look-up's gradient is a sum of lo
 
 
 def _matrix(size: int, axis: int, rank: int, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """What a function of [batch, channels, ...] does along an axis of ``size``: float32 [size, outputs]."""
+    """What a function of [batch, channels, ...] does along an axis of ``size``: float32 [size,
+    outputs].
+    """
     with _disable_current_modes(), torch.no_grad():
         shape = [1] * rank
         shape[axis] = size
@@ -45,7 +49,8 @@ def _along(x: Tensor, axis: int, matrix: Tensor) -> Tensor:
 def along_axes(x: Tensor, functions: Sequence[Callable[[Tensor], Tensor] | None]) -> Tensor:
     """Apply a separable linear function to float32 [batch, channels, ...].
 
-    For each spatial axis it is what is done to a tensor whose other spatial axes have size 1; None for nothing.
+    For each spatial axis it is what is done to a tensor whose other spatial axes have size 1; None
+    for nothing.
     """
     rank = len(functions)
     for axis, function in enumerate(functions):
@@ -59,16 +64,29 @@ def each(value: Any, rank: int) -> list[Any]:
     return list(value) if isinstance(value, (tuple, list)) else [value] * rank
 
 
-def _interpolate(x: Tensor, size: Any = None, scale_factor: Any = None, *args: Any, **settings: Any) -> Any:
+def _interpolate(
+    x: Tensor, size: Any = None, scale_factor: Any = None, *args: Any, **settings: Any
+) -> Any:
     rank = x.dim() - 2
-    settings |= dict(zip(("mode", "align_corners", "recompute_scale_factor", "antialias"), args, strict=False))
+    settings |= dict(
+        zip(
+            ("mode", "align_corners", "recompute_scale_factor", "antialias"),
+            args,
+            strict=False,
+        )
+    )
     if settings.get("antialias"):
-        raise ExportError("interpolate(antialias=True) cannot be exported; use mode='area', or average pooling before")
+        raise ExportError(
+            "interpolate(antialias=True) cannot be exported; use mode='area', or average pooling before"
+        )
     given = "size" if scale_factor is None else "scale_factor"
     values = each(size if scale_factor is None else scale_factor, rank)
 
     def resize(axis: int) -> Callable[[Tensor], Tensor]:
-        along: dict[str, Any] = {**settings, given: [values[axis] if other == axis else 1 for other in range(rank)]}
+        along: dict[str, Any] = {
+            **settings,
+            given: [values[axis] if other == axis else 1 for other in range(rank)],
+        }
         return lambda eye: functional.interpolate(eye, **along)
 
     return along_axes(x, [resize(axis) for axis in range(rank)])
@@ -90,14 +108,20 @@ def _adaptive(rank: int) -> Callable[..., Tensor]:
     return pool
 
 
-def lifted(function: Any, rank: int, otherwise: Callable[..., Any] = lambda *_, **__: NotImplemented) -> Any:
+def lifted(
+    function: Any,
+    rank: int,
+    otherwise: Callable[..., Any] = lambda *_, **__: NotImplemented,
+) -> Any:
     """A function of pooling that takes maps [batch, ...] without channels as well, as PyTorch does."""
 
     def pool(x: Tensor, *args: Any, **settings: Any) -> Any:
         bare = x.dim() == rank + 1
         made = otherwise(x.unsqueeze(1) if bare else x, *args, **settings)
         if bare:
-            return (function(x.unsqueeze(1), *args, **settings) if made is NotImplemented else made).squeeze(1)
+            return (
+                function(x.unsqueeze(1), *args, **settings) if made is NotImplemented else made
+            ).squeeze(1)
         return made
 
     return pool
@@ -113,7 +137,8 @@ def _average(rank: int) -> Callable[..., Tensor]:
         count_include_pad: bool = True,
         divisor_override: int | None = None,
     ) -> Any:
-        kernel, pads = each(kernel_size, rank), each(padding, rank)
+        kernel = each(kernel_size, rank)
+        pads = each(padding, rank)
         steps = kernel if stride is None or stride == () else each(stride, rank)
         tiling = steps == kernel and not any(pads) and not ceil_mode
         summed = divisor_override is not None
@@ -121,8 +146,16 @@ def _average(rank: int) -> Callable[..., Tensor]:
             return NotImplemented
 
         def shrink(axis: int) -> Callable[[Tensor], Tensor]:
-            settings = (kernel[axis], 1), (steps[axis], 1), (pads[axis], 0), ceil_mode, count_include_pad
-            return lambda eye: functional.avg_pool2d(eye.flatten(1)[:, None, :, None], *settings, 1 if summed else None)
+            settings = (
+                (kernel[axis], 1),
+                (steps[axis], 1),
+                (pads[axis], 0),
+                ceil_mode,
+                count_include_pad,
+            )
+            return lambda eye: functional.avg_pool2d(
+                eye.flatten(1)[:, None, :, None], *settings, 1 if summed else None
+            )
 
         means = along_axes(x, [shrink(axis) for axis in range(rank)])
         return means / divisor_override if divisor_override is not None else means
@@ -142,11 +175,15 @@ def _pad(x: Tensor, pad: Sequence[int], mode: str = "constant", value: float | N
         return lambda eye: functional.pad(eye.flatten(1).unsqueeze(1), list(around), mode)
 
     around = [pad[2 * i : 2 * i + 2] for i in reversed(range(count))]
-    functions: list[Callable[[Tensor], Tensor] | None] = [widen(item) if any(item) else None for item in around]
+    functions: list[Callable[[Tensor], Tensor] | None] = [
+        widen(item) if any(item) else None for item in around
+    ]
     return along_axes(x, [*[None] * (x.dim() - 2 - count), *functions])
 
 
-def _response_norm(x: Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0) -> Tensor:
+def _response_norm(
+    x: Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
+) -> Tensor:
     """A mean of squares over neighbouring channels, which are lifted to an axis of their own."""
     squares = (x * x).flatten(2).transpose(1, 2)
     mean = along_axes(
@@ -154,7 +191,9 @@ def _response_norm(x: Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75
         [
             None,
             lambda eye: functional.avg_pool1d(
-                functional.pad(eye.flatten(1).unsqueeze(1), (size // 2, (size - 1) // 2)), size, 1
+                functional.pad(eye.flatten(1).unsqueeze(1), (size // 2, (size - 1) // 2)),
+                size,
+                1,
             ),
         ],
     )

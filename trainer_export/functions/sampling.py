@@ -1,7 +1,9 @@
-"""Sampling a map at computed places, as spatial transformers do: a product with the share of each pixel in each place.
+"""Sampling a map at computed places, as spatial transformers do: a product with the share of each
+pixel in each place.
 
-Between pixels the share falls off linearly in each direction: ``max(0, 1 - |place - pixel|)``; outside it is zero, as
-PyTorch pads. A product of all places with all pixels is dear for large maps, and all that standard operators have.
+Between pixels the share falls off linearly in each direction: ``max(0, 1 - |place - pixel|)``;
+outside it is zero, as PyTorch pads. A product of all places with all pixels is dear for large maps,
+and all that standard operators have.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +20,11 @@ _SPATIAL = 4
 
 
 def _grid_sample(
-    x: Tensor, grid: Tensor, mode: str = "bilinear", padding_mode: str = "zeros", align_corners: bool | None = None
+    x: Tensor,
+    grid: Tensor,
+    mode: str = "bilinear",
+    padding_mode: str = "zeros",
+    align_corners: bool | None = None,
 ) -> Tensor:
     if mode != "bilinear" or padding_mode != "zeros" or x.dim() != _SPATIAL:
         raise ExportError(
@@ -29,7 +35,10 @@ def _grid_sample(
     for axis, size in enumerate((x.shape[3], x.shape[2])):
         place = (grid[..., axis] + 1) * ((size - 1) / 2 if align_corners else size / 2)
         place = (place if align_corners else place - 0.5).flatten(1).unsqueeze(-1)
-        low, pixels = torch.floor(place), torch.arange(size)  # on a pixel, too, the slope is that to the next one
+        low, pixels = (
+            torch.floor(place),
+            torch.arange(size),
+        )  # on a pixel, too, the slope is that to the next one
         shares.append((low == pixels) * (low + 1 - place) + (low + 1 == pixels) * (place - low))
     weights = (shares[1].unsqueeze(-1) * shares[0].unsqueeze(-2)).flatten(2)
     return torch.unflatten(x.flatten(2) @ weights.transpose(1, 2), 2, tuple(grid.shape[1:3]))
@@ -37,7 +46,9 @@ def _grid_sample(
 
 def _affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool | None = None) -> Tensor:
     if len(size) != _SPATIAL:
-        raise ExportError("affine_grid of volumes cannot be exported; use maps [batch, channels, height, width]")
+        raise ExportError(
+            "affine_grid of volumes cannot be exported; use maps [batch, channels, height, width]"
+        )
     lines = []
     for count in size[2:]:
         line = (2 * torch.arange(count) + 1) / count - 1

@@ -1,4 +1,6 @@
-"""Binary cross entropy of logits: yes or no for each output, so that any number of labels may hold for a sample."""
+"""Binary cross entropy of logits: yes or no for each output, so that any number of labels may hold
+for a sample.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +17,10 @@ from trainer_export.losses.elementwise import Elementwise
 
 @dataclass(frozen=True)
 class BinaryCrossEntropy(Elementwise):
-    """Binary cross entropy, a mean over outputs and samples; ``correct`` is the share of outputs that are right."""
+    """Binary cross entropy, a mean over outputs and samples.
+
+    ``correct`` is the share of outputs that are right.
+    """
 
     name: ClassVar[str] = "binary-cross-entropy"
     metrics: ClassVar[tuple[Metric, ...]] = (LOSS_SUM, Metric("correct"))
@@ -36,7 +41,10 @@ class BinaryCrossEntropy(Elementwise):
 
     def decided(self, output: Tensor, answer: Answer) -> tuple[Tensor, Tensor]:
         """Positive logits, and what holds; of one output the classes are no and yes."""
-        pair = [(output > 0).to(torch.float32), (self.matched(output, answer) > 0.5).to(torch.float32)]
+        pair = [
+            (output > 0).to(torch.float32),
+            (self.matched(output, answer) > 0.5).to(torch.float32),
+        ]
         if output.shape[1:].numel() == 1:
             pair = [torch.cat([1 - item, item], -1) for item in pair]
         return pair[0], pair[1]
@@ -46,9 +54,14 @@ class BinaryCrossEntropy(Elementwise):
         return functional.binary_cross_entropy_with_logits(output, answer.y.reshape(output.shape))
 
     def pytorch_sums(self, output: Tensor, answer: Answer) -> list[Tensor]:
-        """The same times the samples, and the share of probabilities on the side of the truth, likewise."""
+        """The same times the samples, and the share of probabilities on the side of the truth,
+        likewise.
+        """
         right = (output.sigmoid() > 0.5) == (answer.y.reshape(output.shape) > 0.5)
-        return [*super().pytorch_sums(output, answer), right.float().mean() * len(output)]
+        return [
+            *super().pytorch_sums(output, answer),
+            right.float().mean() * len(output),
+        ]
 
 
 LOSSES: Mapping[str, type[Loss]] = MappingProxyType({BinaryCrossEntropy.name: BinaryCrossEntropy})

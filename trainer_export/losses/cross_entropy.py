@@ -23,12 +23,14 @@ def loss_and_logit_gradient(logits: Tensor, y: Tensor, mask: Tensor) -> tuple[Te
 
     Args:
         logits: float32 [batch, classes], or [batch, tokens, classes].
-        y: labels, int64 [batch] or [batch, tokens]. Of several labels of a sample, a negative one counts for nothing.
+        y: labels, int64 [batch] or [batch, tokens]. Of several labels of a sample, a negative one
+            counts for nothing.
         mask: 1 for labels the device has, else 0, float32 [classes]; all ones for the plain loss.
 
     Returns:
-        The loss, float32 [], a mean over the labels that count (0 if none does), and the gradient with respect to
-        ``logits``: ``(softmax - one_hot) * mask / count``, 0 where the label does not count.
+        The loss, float32 [], a mean over the labels that count (0 if none does), and the gradient
+        with respect to ``logits``: ``(softmax - one_hot) * mask / count``, 0 where the label does
+        not count.
     """
     masked = logits * mask
     chosen = one_hot(y, logits.shape[-1])
@@ -41,7 +43,10 @@ def loss_and_logit_gradient(logits: Tensor, y: Tensor, mask: Tensor) -> tuple[Te
 
 
 def loss_sum(logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-    """Sum of the cross entropies of a batch, float32 []; arguments as for :func:`loss_and_logit_gradient`."""
+    """Sum of the cross entropies of a batch, float32 [].
+
+    Arguments as for :func:`loss_and_logit_gradient`.
+    """
     return -(torch.log_softmax(logits * mask, -1) * one_hot(y, logits.shape[-1])).sum()
 
 
@@ -51,14 +56,19 @@ def correct_count(logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
 
 
 def one_hot(y: Tensor, classes: int) -> Tensor:
-    """Labels as float32 [batch, classes] or [batch, tokens, classes]; all zero where a label is negative."""
+    """Labels as float32 [batch, classes] or [batch, tokens, classes].
+
+    All zero where a label is negative.
+    """
     return (y[..., None] == torch.arange(classes)).to(torch.float32)
 
 
 def label_weights(y: Tensor) -> Tensor | None:
-    """What each label weighs in the mean of a batch, float32 of the shape of y: 0 for a negative one.
+    """What each label weighs in the mean of a batch, float32 of the shape of y: 0 for a negative
+    one.
 
-    The others have 1 over their number. It is None with one label per sample, where all count alike.
+    The others have 1 over their number. It is None with one label per sample, where all count
+    alike.
     """
     if y.dim() == 1:
         return None
@@ -67,12 +77,17 @@ def label_weights(y: Tensor) -> Tensor | None:
 
 
 def torch_cross_entropy(
-    logits: Tensor, y: Tensor, reduction: str = "mean", *, weight: Tensor | None = None, label_smoothing: float = 0.0
+    logits: Tensor,
+    y: Tensor,
+    reduction: str = "mean",
+    *,
+    weight: Tensor | None = None,
+    label_smoothing: float = 0.0,
 ) -> Tensor:
     """PyTorch's cross entropy over the labels that count, float32 [], as their mean or sum.
 
-    The logits are float32 [batch, classes] or [batch, tokens, classes], labels int64 without classes, and negative ones
-    count for nothing; the weight is of each class.
+    The logits are float32 [batch, classes] or [batch, tokens, classes], labels int64 without
+    classes, and negative ones count for nothing; the weight is of each class.
     """
     counted = torch.where(y < 0, _TORCH_IGNORES, y)
     return nn.functional.cross_entropy(
@@ -99,12 +114,15 @@ def _as_before(slope: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class MaskedCrossEntropy(Loss):
-    """Cross entropy of the logits times the label mask, with the number of right answers as its metric.
+    """Cross entropy of the logits times the label mask, with the number of right answers as its
+    metric.
 
     Attributes:
         label_smoothing: share of each label's weight that all labels are given alike.
-        class_weights: of each label, as in PyTorch: the mean divides by the weights of the true labels; empty for ones.
-        ignore_label: label that counts for nothing, as negative ones of several do; None for no other.
+        class_weights: of each label, as in PyTorch: the mean divides by the weights of the true
+            labels; empty for ones.
+        ignore_label: label that counts for nothing, as negative ones of several do; None for no
+            other.
 
     Raises:
         ConfigError: a number is out of its range.
@@ -120,8 +138,12 @@ class MaskedCrossEntropy(Loss):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if any(weight < 0 for weight in self.class_weights) or (self.class_weights and not any(self.class_weights)):
-            raise ConfigError(f"class_weights {list(self.class_weights)} must not be negative, nor all 0")
+        if any(weight < 0 for weight in self.class_weights) or (
+            self.class_weights and not any(self.class_weights)
+        ):
+            raise ConfigError(
+                f"class_weights {list(self.class_weights)} must not be negative, nor all 0"
+            )
         if self.ignore_label is not None and self.ignore_label != int(self.ignore_label):
             raise ConfigError(f"ignore_label {self.ignore_label} is no label; give a whole number")
 
@@ -145,7 +167,9 @@ class MaskedCrossEntropy(Loss):
                 " mean-squared-error, for yes or no with --loss binary-cross-entropy, or give the model more classes"
             )
         if self.class_weights and len(self.class_weights) != classes:
-            raise ConfigError(f"class_weights has {len(self.class_weights)} numbers, the model {classes} classes")
+            raise ConfigError(
+                f"class_weights has {len(self.class_weights)} numbers, the model {classes} classes"
+            )
         return Target("int64", places)
 
     def value(self, output: Tensor, answer: Answer) -> Tensor:
@@ -153,7 +177,9 @@ class MaskedCrossEntropy(Loss):
         return self.value_and_slope(output, answer)[0]
 
     def _truth(self, classes: int, y: Tensor) -> tuple[Tensor, Tensor]:
-        """What each label wants of the probabilities [..., classes], and its weight in the mean [...]."""
+        """What each label wants of the probabilities [..., classes], and its weight in the mean
+        [...].
+        """
         weights = torch.tensor(self.class_weights or (1.0,) * classes, dtype=torch.float32)
         chosen = one_hot(y, classes)
         counted = chosen.sum(-1, keepdim=True)  # 0 for a label that counts for nothing
@@ -161,24 +187,36 @@ class MaskedCrossEntropy(Loss):
         return spread * weights, (chosen * weights).sum(-1)
 
     def value_and_slope(self, output: Tensor, answer: Answer) -> tuple[Tensor, Tensor]:
-        """See :func:`loss_and_logit_gradient`; by hand, so that no graph needs the gradient of a softmax."""
-        mask, logits = _mask(answer), classes_last(output)
+        """See :func:`loss_and_logit_gradient`.
+
+        By hand, so that no graph needs the gradient of a softmax.
+        """
+        mask = _mask(answer)
+        logits = classes_last(output)
         if self._plain:
             loss, slope = loss_and_logit_gradient(logits, answer.y, mask)
             return loss, _as_before(slope)
         wanted, weights = self._truth(logits.shape[-1], answer.y)
-        masked, total = logits * mask, torch.clamp(weights.sum(), min=1e-12)
+        masked = logits * mask
+        total = torch.clamp(weights.sum(), min=1e-12)
         loss = -(torch.log_softmax(masked, -1) * wanted).sum() / total
         slope = (torch.softmax(masked, -1) * wanted.sum(-1, keepdim=True) - wanted) / total * mask
         return loss, _as_before(slope)
 
     def sums(self, output: Tensor, answer: Answer) -> list[Tensor]:
         """See :func:`loss_sum` and :func:`correct_count`."""
-        mask, logits = _mask(answer), classes_last(output)
+        mask = _mask(answer)
+        logits = classes_last(output)
         if self._plain:
-            return [loss_sum(logits, answer.y, mask), correct_count(logits, answer.y, mask)]
+            return [
+                loss_sum(logits, answer.y, mask),
+                correct_count(logits, answer.y, mask),
+            ]
         wanted, _ = self._truth(logits.shape[-1], answer.y)
-        return [-(torch.log_softmax(logits * mask, -1) * wanted).sum(), correct_count(logits, answer.y, mask)]
+        return [
+            -(torch.log_softmax(logits * mask, -1) * wanted).sum(),
+            correct_count(logits, answer.y, mask),
+        ]
 
     def decided(self, output: Tensor, answer: Answer) -> tuple[Tensor, Tensor]:
         """The largest masked logit, and the label."""
@@ -191,13 +229,20 @@ class MaskedCrossEntropy(Loss):
         return self._torch(classes_last(output) * _mask(answer), answer.y, "mean")
 
     def _torch(self, logits: Tensor, y: Tensor, reduction: str) -> Tensor:
-        weight = torch.tensor(self.class_weights, dtype=torch.float32) if self.class_weights else None
-        return torch_cross_entropy(logits, y, reduction, weight=weight, label_smoothing=self.label_smoothing)
+        weight = (
+            torch.tensor(self.class_weights, dtype=torch.float32) if self.class_weights else None
+        )
+        return torch_cross_entropy(
+            logits, y, reduction, weight=weight, label_smoothing=self.label_smoothing
+        )
 
     def pytorch_sums(self, output: Tensor, answer: Answer) -> list[Tensor]:
         """The same, summed, and the count of right answers."""
         logits = classes_last(output) * _mask(answer)
-        return [self._torch(logits, answer.y, "sum"), (logits.argmax(-1) == answer.y).sum()]
+        return [
+            self._torch(logits, answer.y, "sum"),
+            (logits.argmax(-1) == answer.y).sum(),
+        ]
 
 
 def _mask(answer: Answer) -> Tensor:

@@ -10,7 +10,10 @@ from trainer_export.loss import Answer, Loss, Target
 
 @dataclass(frozen=True)
 class Elementwise(Loss):
-    """A loss of numbers in the shape of the output; of a model with one output, of one number for each sample."""
+    """A loss of numbers in the shape of the output.
+
+    Of a model with one output, of one number for each sample.
+    """
 
     @abstractmethod
     def errors(self, output: Tensor, target: Tensor) -> Tensor:
@@ -18,7 +21,10 @@ class Elementwise(Loss):
 
     @abstractmethod
     def slope(self, output: Tensor, target: Tensor) -> Tensor:
-        """The gradient of each error with respect to its output; arguments as for :meth:`errors`."""
+        """The gradient of each error with respect to its output.
+
+        Arguments as for :meth:`errors`.
+        """
 
     def target(self, output: tuple[int, ...]) -> Target:
         """A number for each output."""

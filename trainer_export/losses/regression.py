@@ -1,6 +1,7 @@
 """Losses of regression: squared, absolute and Huber's error.
 
-Peter Huber: "Robust estimation of a location parameter", Annals of Mathematical Statistics 35, 1964.
+Peter Huber: "Robust estimation of a location parameter", Annals of Mathematical Statistics 35,
+1964.
 """
 
 from collections.abc import Mapping

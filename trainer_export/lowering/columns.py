@@ -1,4 +1,6 @@
-"""The columns of a convolution: what each output sees, copied by look-ups with constant tables or by slices."""
+"""The columns of a convolution: what each output sees, copied by look-ups with constant tables or
+by slices.
+"""
 
 import itertools
 import math
@@ -12,8 +14,11 @@ from trainer_export.lowering.emitter import Emitter
 from trainer_export.lowering.values import Value, channels_last, planes
 
 # Nanoseconds, measured on two cores of an x86-64 server; only their ratios matter.
-_ROW_NS, _FLOAT_NS, _TRANSPOSE_NS = 3.7, 0.06, 0.25
-_SLICE_ROW_NS, _SLICE_FLOAT_NS = 6.0, 0.2
+_ROW_NS = 3.7
+_FLOAT_NS = 0.06
+_TRANSPOSE_NS = 0.25
+_SLICE_ROW_NS = 6.0
+_SLICE_FLOAT_NS = 0.2
 
 
 @dataclass(frozen=True)
@@ -38,19 +43,29 @@ class Geometry:
         return self.taps == 1 and self.inputs == self.outputs
 
     def table(self) -> NDArray[np.int64]:
-        """For each output and tap the flat input position it reads, or the number of positions for a zero."""
+        """For each output and tap the flat input position it reads, or the number of positions for
+        a zero.
+        """
         return self._positions(
             self.outputs,
             self.inputs,
-            lambda axis, output, tap: (output * self.stride[axis] + tap * self.dilation[axis] - self.padding[axis], 1),
+            lambda axis, output, tap: (
+                output * self.stride[axis] + tap * self.dilation[axis] - self.padding[axis],
+                1,
+            ),
         )
 
     def reverse_table(self) -> NDArray[np.int64]:
-        """For each input and tap the flat output position that reads it there, or the number of positions."""
+        """For each input and tap the flat output position that reads it there, or the number of
+        positions.
+        """
         return self._positions(
             self.inputs,
             self.outputs,
-            lambda axis, place, tap: (place + self.padding[axis] - tap * self.dilation[axis], self.stride[axis]),
+            lambda axis, place, tap: (
+                place + self.padding[axis] - tap * self.dilation[axis],
+                self.stride[axis],
+            ),
         )
 
     def _positions(
@@ -59,7 +74,10 @@ class Geometry:
         there: tuple[int, ...],
         place: Callable[[int, NDArray[np.int64], NDArray[np.int64]], tuple[NDArray[np.int64], int]],
     ) -> NDArray[np.int64]:
-        """Flat positions in ``there``, int64 [prod(here), taps]; outside or between steps: ``prod(there)``."""
+        """Flat positions in ``there``, int64 [prod(here), taps].
+
+        Outside or between steps: ``prod(there)``.
+        """
         rank = len(here)
         flat = np.zeros((1,) * (2 * rank), np.int64)
         valid = np.ones_like(flat, bool)
@@ -79,7 +97,8 @@ class Geometry:
 
 def rows_of(e: Emitter, x: Value, *, zero_row: bool) -> str:
     """A feature map as [batch, positions, channels], with one row of zeros at the end if wanted."""
-    positions, channels = math.prod(x.shape[2:]), x.shape[1]
+    positions = math.prod(x.shape[2:])
+    channels = x.shape[1]
     name = e.arranged(x, channels_last(x.rank))
     rows = e.reshaped(name, (x.shape[0], *x.shape[2:], channels), (x.shape[0], positions, channels))
     return e.graph.node("Pad", rows, e.graph.ints(0, 0, 0, 0, 1, 0)) if zero_row else rows
@@ -99,39 +118,58 @@ def look_up_ns(rows: int, taps: int, channels: int) -> float:
 
 @dataclass(frozen=True)
 class Columns:
-    """What each output sees: a matrix [batch * outputs, taps * channels], or its transpose, as Gemm wants it."""
+    """What each output sees: a matrix [batch * outputs, taps * channels], or its transpose, as Gemm
+    wants it.
+    """
 
     name: str
     transposed: int
 
 
 def columns_of(e: Emitter, x: Value, geometry: Geometry) -> Columns:
-    """The columns of a convolution, taps before channels; equal nodes for forward pass and weight gradient."""
+    """The columns of a convolution, taps before channels.
+
+    Equal nodes for forward pass and weight gradient.
+    """
     channels = x.shape[1]
     if geometry.is_pointwise:
         return Columns(matrix_of(e, x), 0)
-    row, turned = geometry.outputs[-1], _TRANSPOSE_NS * (not x.lies(planes(x.rank)))
+    row = geometry.outputs[-1]
+    turned = _TRANSPOSE_NS * (not x.lies(planes(x.rank)))
     by_slices = channels * (geometry.taps * (_SLICE_ROW_NS / row + _SLICE_FLOAT_NS) + turned)
-    if all(step == 1 for step in geometry.stride) and by_slices < look_up_ns(1, geometry.taps, channels):
+    if all(step == 1 for step in geometry.stride) and by_slices < look_up_ns(
+        1, geometry.taps, channels
+    ):
         return Columns(_sliced(e, x, geometry), 1)
-    if _look_up_twice_ns(geometry, channels) < look_up_ns(math.prod(geometry.outputs), geometry.taps, channels):
+    if _look_up_twice_ns(geometry, channels) < look_up_ns(
+        math.prod(geometry.outputs), geometry.taps, channels
+    ):
         return Columns(_look_up_twice(e, x, geometry), 0)
     return Columns(look_up(e, x, geometry.table()), 0)
 
 
 def _look_up_twice_ns(geometry: Geometry, channels: int) -> float:
-    """Cost per sample of first joining the taps of a kernel row and then its rows; inf where that cannot be."""
+    """Cost per sample of first joining the taps of a kernel row and then its rows.
+
+    Inf where that cannot be.
+    """
     if len(geometry.kernel) != 2 or 1 in geometry.kernel:
         return math.inf
     height, width = geometry.kernel
-    first = look_up_ns((geometry.inputs[0] + 2 * geometry.padding[0]) * geometry.outputs[1], width, channels)
+    first = look_up_ns(
+        (geometry.inputs[0] + 2 * geometry.padding[0]) * geometry.outputs[1],
+        width,
+        channels,
+    )
     return first + look_up_ns(math.prod(geometry.outputs), height, width * channels)
 
 
 def _look_up_twice(e: Emitter, x: Value, geometry: Geometry) -> str:
     """The columns by two look-ups: with few channels, fewer and longer rows than by one."""
     height, width = geometry.kernel
-    padding, step, spread = geometry.padding[0], geometry.stride[0], geometry.dilation[0]
+    padding = geometry.padding[0]
+    step = geometry.stride[0]
+    spread = geometry.dilation[0]
     sides = Geometry(
         geometry.inputs,
         (geometry.inputs[0] + 2 * padding, geometry.outputs[1]),
@@ -141,16 +179,23 @@ def _look_up_twice(e: Emitter, x: Value, geometry: Geometry) -> str:
         (1, geometry.dilation[1]),
     )
     strips = e.graph.node(
-        "Reshape", look_up(e, x, sides.table()), e.graph.ints(-1, math.prod(sides.outputs), width * x.shape[1])
+        "Reshape",
+        look_up(e, x, sides.table()),
+        e.graph.ints(-1, math.prod(sides.outputs), width * x.shape[1]),
     )
-    rows = np.arange(geometry.outputs[0])[:, None, None] * step + np.arange(height)[None, None] * spread
+    rows = (
+        np.arange(geometry.outputs[0])[:, None, None] * step
+        + np.arange(height)[None, None] * spread
+    )
     table = rows * geometry.outputs[1] + np.arange(geometry.outputs[1])[None, :, None]
     columns = e.graph.node("Gather", strips, e.graph.constant(table.reshape(-1)), axis=1)
     return e.graph.node("Reshape", columns, e.graph.ints(-1, geometry.taps * x.shape[1]))
 
 
 def _sliced(e: Emitter, x: Value, geometry: Geometry) -> str:
-    """The transposed columns as shifted copies of the whole input: few channels make short rows and long planes."""
+    """The transposed columns as shifted copies of the whole input: few channels make short rows and
+    long planes.
+    """
     rank = x.rank
     plane = e.arranged(x, planes(rank))
     if any(geometry.padding):
@@ -161,7 +206,9 @@ def _sliced(e: Emitter, x: Value, geometry: Geometry) -> str:
     for tap in itertools.product(*map(range, geometry.kernel)):
         start = [t * d for t, d in zip(tap, geometry.dilation, strict=True)]
         stop = [begin + size for begin, size in zip(start, geometry.outputs, strict=True)]
-        shifted.append(e.graph.node("Slice", plane, e.graph.ints(*start), e.graph.ints(*stop), axes))
+        shifted.append(
+            e.graph.node("Slice", plane, e.graph.ints(*start), e.graph.ints(*stop), axes)
+        )
     joined = e.graph.node("Concat", *shifted, axis=0)
     return e.graph.node("Reshape", joined, e.graph.ints(geometry.taps * x.shape[1], -1))
 

@@ -1,8 +1,9 @@
-"""Convolution, pooling and their gradients as slices, paddings and matrix products, for runtimes slow or wrong at them.
+"""Convolution, pooling and their gradients as slices, paddings and matrix products, for runtimes
+slow or wrong at them.
 
-A convolution lays the places that its kernel looks at under one another (im2col) and is one matrix product; its
-gradient takes the same slices, and adds what belongs to one place. Batch and channels change places meanwhile, so that
-one product is over all samples. All sizes are numbers.
+A convolution lays the places that its kernel looks at under one another (im2col) and is one matrix
+product; its gradient takes the same slices, and adds what belongs to one place. Batch and channels
+change places meanwhile, so that one product is over all samples. All sizes are numbers.
 """
 
 import functools
@@ -19,7 +20,10 @@ from fleet_protocol.errors import ExportError
 from trainer_export.operators import static_batch_norm, static_batch_norm_backward
 
 aten = torch.ops.aten
-_LOWEST, _STEEP = -3e38, 1e38  # what padding never wins with; a slope that takes the least normal number to 1
+_LOWEST, _STEEP = (
+    -3e38,
+    1e38,
+)  # what padding never wins with; a slope that takes the least normal number to 1
 
 
 @dataclass(frozen=True)
@@ -44,24 +48,38 @@ class _Window:
         full = [n + 2 * p for n, p in zip(size, self.padding, strict=True)]
         columns = [
             functools.reduce(
-                torch.add, [self._placed(part, 0, row, full[0]) for row, part in enumerate(parts[j :: self.kernel[1]])]
+                torch.add,
+                [
+                    self._placed(part, 0, row, full[0])
+                    for row, part in enumerate(parts[j :: self.kernel[1]])
+                ],
             )
             for j in range(self.kernel[1])
         ]
-        whole = functools.reduce(torch.add, [self._placed(part, 1, j, full[1]) for j, part in enumerate(columns)])
+        whole = functools.reduce(
+            torch.add,
+            [self._placed(part, 1, j, full[1]) for j, part in enumerate(columns)],
+        )
         for axis in (0, 1):
-            whole = whole.narrow(axis - 2, self.padding[axis], size[axis]) if self.padding[axis] else whole
+            whole = (
+                whole.narrow(axis - 2, self.padding[axis], size[axis])
+                if self.padding[axis]
+                else whole
+            )
         return whole
 
     def _run(self, x: Tensor, axis: int, place: int) -> Tensor:
-        step, start = self.stride[axis], place * self.dilation[axis]
+        step = self.stride[axis]
+        start = place * self.dilation[axis]
         count = (x.shape[axis - 2] - self.dilation[axis] * (self.kernel[axis] - 1) - 1) // step + 1
         end = start + (count - 1) * step + 1
         whole = end - start == x.shape[axis - 2] and step == 1
         return x if whole else aten.slice.Tensor(x, x.dim() + axis - 2, start, end, step)
 
     def _placed(self, x: Tensor, axis: int, place: int, size: int) -> Tensor:
-        step, count, behind = self.stride[axis], x.shape[axis - 2], [0, 0] * (1 - axis)
+        step = self.stride[axis]
+        count = x.shape[axis - 2]
+        behind = [0, 0] * (1 - axis)
         if step > 1 and count > 1:  # zeros between the rows or columns
             apart = aten.constant_pad_nd(x.unsqueeze(axis - 2), [*behind, 0, step - 1], 0.0)
             x = apart.flatten(axis - 3, axis - 2).narrow(axis - 2, 0, (count - 1) * step + 1)
@@ -93,7 +111,9 @@ def _columns(x: Tensor, window: _Window) -> tuple[Tensor, list[Tensor]]:
 def _flat(x: Tensor, *sizes: Sequence[int]) -> bool:
     """Whether a convolution has one dimension; others than one and two are refused."""
     if x.dim() > 4 or any(sizes):
-        raise ExportError("convolutions in three dimensions and transposed ones are not lowered to matrix products")
+        raise ExportError(
+            "convolutions in three dimensions and transposed ones are not lowered to matrix products"
+        )
     return x.dim() == 3
 
 
@@ -101,9 +121,18 @@ def convolution(x: Tensor, w: Tensor, bias: Tensor | None, *options: Any) -> Ten
     """``aten.convolution``, of samples first."""
     stride, padding, dilation, transposed, output_padding, groups = options
     if _flat(x, [1] * transposed):
-        wider = ([1, *stride], [0, *padding], [1, *dilation], transposed, output_padding, groups)
+        wider = (
+            [1, *stride],
+            [0, *padding],
+            [1, *dilation],
+            transposed,
+            output_padding,
+            groups,
+        )
         return convolution(x.unsqueeze(2), w.unsqueeze(2), bias, *wider).squeeze(2)
-    window, y, shape = _Window(w.shape[2:], stride, padding, dilation), list[Tensor](), torch.Size()
+    window = _Window(w.shape[2:], stride, padding, dilation)
+    y = list[Tensor]()
+    shape = torch.Size()
     for part, kernel in zip(x.transpose(0, 1).chunk(groups), w.chunk(groups), strict=True):
         columns, parts = _columns(part, window)
         y.append(_mm(kernel.permute(0, 2, 3, 1).reshape(kernel.shape[0], -1), columns))
@@ -112,19 +141,44 @@ def convolution(x: Tensor, w: Tensor, bias: Tensor | None, *options: Any) -> Ten
     return found.reshape(w.shape[0], *shape).transpose(0, 1)
 
 
-def convolution_backward(grad: Tensor, x: Tensor, w: Tensor, *options: Any) -> tuple[Tensor | None, ...]:
-    """``aten.convolution_backward``: the gradients of what goes in, of the weights and of the bias, if wanted."""
+def convolution_backward(
+    grad: Tensor, x: Tensor, w: Tensor, *options: Any
+) -> tuple[Tensor | None, ...]:
+    """``aten.convolution_backward``: the gradients of what goes in, of the weights and of the bias,
+    if wanted.
+    """
     sizes, stride, padding, dilation, transposed, output_padding, groups, wanted = options
     if _flat(x, [1] * transposed):
-        wider = (sizes, [1, *stride], [0, *padding], [1, *dilation], transposed, output_padding, groups, wanted)
-        to_x, to_w, to_bias = convolution_backward(grad.unsqueeze(2), x.unsqueeze(2), w.unsqueeze(2), *wider)
-        return None if to_x is None else to_x.squeeze(2), None if to_w is None else to_w.squeeze(2), to_bias
-    window, count = _Window(w.shape[2:], stride, padding, dilation), math.prod(w.shape[2:])
+        wider = (
+            sizes,
+            [1, *stride],
+            [0, *padding],
+            [1, *dilation],
+            transposed,
+            output_padding,
+            groups,
+            wanted,
+        )
+        to_x, to_w, to_bias = convolution_backward(
+            grad.unsqueeze(2), x.unsqueeze(2), w.unsqueeze(2), *wider
+        )
+        return (
+            None if to_x is None else to_x.squeeze(2),
+            None if to_w is None else to_w.squeeze(2),
+            to_bias,
+        )
+    window = _Window(w.shape[2:], stride, padding, dilation)
+    count = math.prod(w.shape[2:])
     slopes: list[list[Tensor]] = [[], []]
-    chunks = (x.transpose(0, 1).chunk(groups), w.chunk(groups), grad.transpose(0, 1).chunk(groups))
+    chunks = (
+        x.transpose(0, 1).chunk(groups),
+        w.chunk(groups),
+        grad.transpose(0, 1).chunk(groups),
+    )
     flat = grad.transpose(0, 1).reshape(grad.shape[1], -1)
     for part, kernel, slope in zip(*chunks, strict=True):
-        rows, channels = slope.reshape(slope.shape[0], -1), part.shape[0]
+        rows = slope.reshape(slope.shape[0], -1)
+        channels = part.shape[0]
         if wanted[0]:
             columns = _mm(kernel.permute(2, 3, 1, 0).reshape(-1, kernel.shape[0]), rows)
             parts = columns.reshape(count, channels, *slope.shape[1:]).unbind()
@@ -142,14 +196,18 @@ def convolution_backward(grad: Tensor, x: Tensor, w: Tensor, *options: Any) -> t
 def _pool_window(options: Sequence[Any]) -> _Window:
     """Of the options of a pooling, of which the last may be left out."""
     if len(options) > 4 and options[4]:
-        raise ExportError("max pooling with ceil_mode is not lowered to slices; leave ceil_mode out")
+        raise ExportError(
+            "max pooling with ceil_mode is not lowered to slices; leave ceil_mode out"
+        )
     given = [[*size] if len(size) > 1 else [*size] * 2 for size in options[:4]]
     kernel, *rest = given + [[], [0, 0], [1, 1]][len(given) - 1 :]
     return _Window(kernel, rest[0] or kernel, *rest[1:])
 
 
 def max_pool(x: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
-    """``aten.max_pool2d_with_indices``, with the largest values once more in the place of their indices."""
+    """``aten.max_pool2d_with_indices``, with the largest values once more in the place of their
+    indices.
+    """
     largest = functools.reduce(torch.maximum, _pool_window(options).taken(x, _LOWEST))
     return largest, largest
 
@@ -157,7 +215,9 @@ def max_pool(x: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
 def max_pool_backward(grad: Tensor, x: Tensor, *options: Any) -> Tensor:
     """The gradient of `max_pool`: that of a window goes to the first of its largest."""
     *sizes, largest = options
-    window, slopes, left = _pool_window(sizes), list[Tensor](), None
+    window = _pool_window(sizes)
+    slopes = list[Tensor]()
+    left = None
     for part in window.taken(x, _LOWEST):
         hit = torch.clamp((part - largest) * _STEEP + 1, 0, 1)
         hit = hit if left is None else hit * left

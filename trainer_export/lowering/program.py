@@ -1,4 +1,6 @@
-"""Writes a traced program as ONNX, operator by operator, and says what to do about an operator it does not know."""
+"""Writes a traced program as ONNX, operator by operator, and says what to do about an operator it
+does not know.
+"""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -15,16 +17,23 @@ from trainer_export.lowering.table import LOWERINGS, Lowering
 from trainer_export.lowering.values import Spec, Value, numpy_dtype
 from trainer_export.traced_program import Trace
 
-_NO_RANDOM_NUMBERS = (
-    "a NoiseLayer of models.zoo.dropout for random numbers: graphs draw none, its uniform(x) is an input of theirs"
-)
+_NO_RANDOM_NUMBERS = "a NoiseLayer of models.zoo.dropout for random numbers: graphs draw none, its uniform(x) is an input of theirs"
 
 _SUGGESTIONS: Mapping[str, str] = MappingProxyType(
     {
         "dropout": "Dropout of models.zoo.dropout (`shoal export --convert` or models.zoo.conversion puts it there);"
         " scaled_dot_product_attention takes it behind its softmax, so write that, and give it dropout_p=0",
         **dict.fromkeys(
-            ("bernoulli", "exponential", "rrelu", "rand", "normal_", "uniform_", "empty"), _NO_RANDOM_NUMBERS
+            (
+                "bernoulli",
+                "exponential",
+                "rrelu",
+                "rand",
+                "normal_",
+                "uniform_",
+                "empty",
+            ),
+            _NO_RANDOM_NUMBERS,
         ),
         ".prod.": "prod or cumprod along one dimension of fixed size",
         "grid_sampler": "torch.nn.functional.grid_sample, which is written in simpler operators",
@@ -32,8 +41,14 @@ _SUGGESTIONS: Mapping[str, str] = MappingProxyType(
         "copy_.": "a new tensor: a graph does not write into parameters, buffers or their data",
         "scatter_reduce": "index_add, or amax over torch.where with a mask",
         "kthvalue": "topk",
-        **dict.fromkeys((".max.default", ".min.default"), "amax or amin along dimensions behind the batch"),
-        **dict.fromkeys(("bucketize", "searchsorted"), "sums of comparisons: (x.unsqueeze(-1) > edges).sum(-1)"),
+        **dict.fromkeys(
+            (".max.default", ".min.default"),
+            "amax or amin along dimensions behind the batch",
+        ),
+        **dict.fromkeys(
+            ("bucketize", "searchsorted"),
+            "sums of comparisons: (x.unsqueeze(-1) > edges).sum(-1)",
+        ),
         "lgamma": "Stirling's series above 0: with y = x + 5, (y - 0.5) * y.log() - y + 0.9189385 + 1 / (12 * y)"
         " - 1 / (360 * y**3) - (x * (x + 1) * (x + 2) * (x + 3) * (x + 4)).log()",
         "digamma": "its series above 0: with y = x + 5, y.log() - 1 / (2 * y) - 1 / (12 * y**2) + 1 / (120 * y**4)"
@@ -53,13 +68,16 @@ def write_graph(trace: Trace, metadata: Mapping[str, str] | None = None) -> Any:
     """The ONNX model of a traced program, of standard operators: an ``onnx.ModelProto``.
 
     Raises:
-        ExportError: an operator has no lowering; the message names it, its module and what to use instead.
+        ExportError: an operator has no lowering; the message names it, its module and what to use
+            instead.
     """
     graph = GraphBuilder(trace.name)
     values: list[Value] = []
     for port, spec in zip(trace.inputs, trace.input_specs, strict=True):
         name = port.name if port.name in trace.hidden else graph.input(port)
-        values.append(Value(name, spec.shape, spec.dtype, spec.shape, tuple(range(len(spec.shape)))))
+        values.append(
+            Value(name, spec.shape, spec.dtype, spec.shape, tuple(range(len(spec.shape))))
+        )
     emitter = Emitter(graph, trace.batch_input)
     for port, value in zip(trace.outputs, lower(emitter, trace, values), strict=True):
         if port.name not in trace.hidden:
@@ -68,9 +86,15 @@ def write_graph(trace: Trace, metadata: Mapping[str, str] | None = None) -> Any:
 
 
 def lower(
-    emitter: Emitter, trace: Trace, inputs: Sequence[Value], rules: Mapping[Any, Lowering] = LOWERINGS
+    emitter: Emitter,
+    trace: Trace,
+    inputs: Sequence[Value],
+    rules: Mapping[Any, Lowering] = LOWERINGS,
 ) -> list[Value]:
-    """Write the nodes of a traced program into a graph; the values of its outputs. Errors as of `write_graph`."""
+    """Write the nodes of a traced program into a graph; the values of its outputs.
+
+    Errors as of `write_graph`.
+    """
     known: dict[fx.Node, Any] = {}
     waiting = iter(inputs)
     for node in trace.program.graph.nodes:
@@ -80,7 +104,9 @@ def lower(
             try:
                 known[node] = _constant(emitter, getattr(trace.program, str(node.target)))
             except ExportError as error:
-                raise ExportError(f"{trace.where(next(iter(node.users), node))}: {error}") from error
+                raise ExportError(
+                    f"{trace.where(next(iter(node.users), node))}: {error}"
+                ) from error
         elif node.op == "output":
             return [_resolve(known, value) for value in node.args[0]]
         else:
@@ -94,7 +120,11 @@ def _constant(emitter: Emitter, tensor: torch.Tensor) -> Value:
 
 
 def _call(
-    emitter: Emitter, trace: Trace, node: fx.Node, known: Mapping[fx.Node, Any], rules: Mapping[Any, Lowering]
+    emitter: Emitter,
+    trace: Trace,
+    node: fx.Node,
+    known: Mapping[fx.Node, Any],
+    rules: Mapping[Any, Lowering],
 ) -> Any:
     meta = node.meta.get("val")
     if isinstance(meta, (sympy.Basic, int)):
@@ -111,7 +141,9 @@ def _call(
     except ExportError as error:
         raise ExportError(f"{trace.where(node)}: {error}") from error
     if isinstance(result, Value) and isinstance(meta, Spec) and result.rank != len(meta.shape):
-        raise ExportError(f"{trace.where(node)}: lowering of {node.target} lost a dimension; report this as a bug")
+        raise ExportError(
+            f"{trace.where(node)}: lowering of {node.target} lost a dimension; report this as a bug"
+        )
     return result
 
 
@@ -123,7 +155,9 @@ def _resolve(known: Mapping[fx.Node, Any], arg: Any) -> Any:
 
 def _unsupported(trace: Trace, node: fx.Node) -> ExportError:
     name = str(node.target)
-    plain = "express it with matrix products, convolutions, element-wise operators, sums and softmax"
+    plain = (
+        "express it with matrix products, convolutions, element-wise operators, sums and softmax"
+    )
     advice = next((f"use {text}" for key, text in _SUGGESTIONS.items() if key in name), plain)
     if not isinstance(node.target, torch._ops.OpOverload):  # noqa: SLF001 - no public name
         name = f"{getattr(node.target, '__name__', name)} on the size of the batch"

@@ -1,9 +1,10 @@
-"""Values of a traced program while it is written as ONNX: logical shape, physical order of axes, lazy broadcast.
+"""Values of a traced program while it is written as ONNX: logical shape, physical order of axes,
+lazy broadcast.
 
-Two things that cost time at run time are kept pending in a value. A transposed view is the same tensor with another
-order of axes, so convolutions work channels-last and matrix products read their operands as they lie, and a real
-Transpose is written only where an operator needs the logical order. An expanded view keeps its small tensor, because
-element-wise operators broadcast anyway.
+Two things that cost time at run time are kept pending in a value. A transposed view is the same
+tensor with another order of axes, so convolutions work channels-last and matrix products read their
+operands as they lie, and a real Transpose is written only where an operator needs the logical
+order. An expanded view keeps its small tensor, because element-wise operators broadcast anyway.
 """
 
 import math
@@ -23,7 +24,10 @@ BATCH_HINT = 32  # samples assumed wherever the cost of two lowerings is compare
 Dim = Any  # int, or a sympy expression of the batch size
 Shape = tuple[Dim, ...]
 
-_DTYPES = {getattr(torch, name): np.dtype(name) for name in ("float32", "int64", "int32", "bool", "float64")}
+_DTYPES = {
+    getattr(torch, name): np.dtype(name)
+    for name in ("float32", "int64", "int32", "bool", "float64")
+}
 
 
 def overload(name: str) -> Any:
@@ -34,7 +38,9 @@ def overload(name: str) -> Any:
 def numpy_dtype(dtype: torch.dtype) -> Any:
     """The numpy type of a torch element type."""
     if dtype not in _DTYPES:
-        raise ExportError(f"element type {dtype} cannot be exported; use .float(), or .long() for whole numbers")
+        raise ExportError(
+            f"element type {dtype} cannot be exported; use .float(), or .long() for whole numbers"
+        )
     return _DTYPES[dtype]
 
 
@@ -55,7 +61,10 @@ def dim_of(size: Any) -> Dim:
 
 def hint(shape: Sequence[Dim]) -> int:
     """Number of elements at the batch size that costs are compared at."""
-    return math.prod(d if isinstance(d, int) else int(d.subs(dict.fromkeys(d.free_symbols, BATCH_HINT))) for d in shape)
+    return math.prod(
+        d if isinstance(d, int) else int(d.subs(dict.fromkeys(d.free_symbols, BATCH_HINT)))
+        for d in shape
+    )
 
 
 @dataclass(frozen=True)
@@ -73,7 +82,9 @@ class Value:
     name: str  # the ONNX value that holds it
     shape: Shape  # logical sizes
     dtype: torch.dtype  # torch element type
-    stored: Shape  # sizes that are really there, in logical order: equal to ``shape`` or 1 where a broadcast is pending
+    # sizes that are really there, in logical order: equal to ``shape`` or 1 where a broadcast is
+    # pending
+    stored: Shape
     order: tuple[int, ...]  # physical axis ``i`` of the ONNX value is logical axis ``order[i]``
 
     @property
@@ -93,7 +104,9 @@ class Value:
 
     def lies(self, order: Sequence[int]) -> bool:
         """Whether the ONNX value lies in an order up to dimensions of size 1."""
-        return [axis for axis in self.order if self.stored[axis] != 1] == [i for i in order if self.stored[i] != 1]
+        return [axis for axis in self.order if self.stored[axis] != 1] == [
+            i for i in order if self.stored[i] != 1
+        ]
 
 
 def channels_last(rank: int) -> tuple[int, ...]:

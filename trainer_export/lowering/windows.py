@@ -30,24 +30,40 @@ class Convolution:
     @property
     def settings(self) -> tuple[Any, ...]:
         """As torch's operator takes them."""
-        return self.stride, self.padding, self.dilation, self.transposed, self.output_padding, self.groups
+        return (
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.transposed,
+            self.output_padding,
+            self.groups,
+        )
 
     def geometry(self, wide: Sequence[Any], weight: Value, narrow: Sequence[Any]) -> Geometry:
-        """Its static shape; a transposed one has that of the convolution whose input it makes, which is the wide side.
+        """Its static shape.
+
+        A transposed one has that of the convolution whose input it makes, which is the wide side.
 
         Raises:
             ExportError: it goes over a dimension of unknown size.
         """
         if not all(isinstance(size, int) for size in (*wide, *narrow)):
-            raise ExportError("a convolution over a dimension that depends on the batch cannot be exported")
+            raise ExportError(
+                "a convolution over a dimension that depends on the batch cannot be exported"
+            )
         rank = len(wide)
-        settings = (tuple(spread(sizes, rank)) for sizes in (self.stride, self.padding, self.dilation))
+        settings = (
+            tuple(spread(sizes, rank)) for sizes in (self.stride, self.padding, self.dilation)
+        )
         return Geometry(tuple(wide), tuple(narrow), weight.shape[2:], *settings)
 
 
 @dataclass(frozen=True)
 class Window:
-    """The settings of ``aten.max_pool2d_with_indices``; an empty stride is that of the kernel's sizes."""
+    """The settings of ``aten.max_pool2d_with_indices``.
+
+    An empty stride is that of the kernel's sizes.
+    """
 
     kernel: Sizes
     stride: Sizes = ()
@@ -83,6 +99,12 @@ class Window:
 
 
 def mean_window(kernel: Sizes, *rest: Any) -> tuple[Window, bool]:
-    """The window of ``aten.avg_pool2d``, and whether padding counts in the mean; divisors are rewritten before."""
-    stride, padding, ceil_mode, count_include_pad = (*rest, *((), (0, 0), False, True)[len(rest) :])[:4]
+    """The window of ``aten.avg_pool2d``, and whether padding counts in the mean.
+
+    Divisors are rewritten before.
+    """
+    stride, padding, ceil_mode, count_include_pad = (
+        *rest,
+        *((), (0, 0), False, True)[len(rest) :],
+    )[:4]
     return Window(kernel, stride, padding, ceil_mode=ceil_mode), count_include_pad

@@ -1,7 +1,8 @@
-"""Metrics of classes, from how often each is predicted, present, and both: F1, intersection over union, Matthews.
+"""Metrics of classes, from how often each is predicted, present, and both: F1, intersection over
+union, Matthews.
 
-Jan Gorodkin: "Comparing two K-category assignments by a K-category correlation coefficient", Computational Biology and
-Chemistry 28, 2004, for the correlation of more than two classes.
+Jan Gorodkin: "Comparing two K-category assignments by a K-category correlation coefficient",
+Computational Biology and Chemistry 28, 2004, for the correlation of more than two classes.
 """
 
 from collections.abc import Mapping
@@ -54,7 +55,13 @@ class _OfClasses(Metric):
         def times(chosen: Tensor) -> Tensor:
             return torch.bincount(chosen.nonzero()[:, 1], minlength=classes).float()
 
-        return dict(zip(self.sums, map(times, (predicted & present, predicted, present)), strict=True))
+        return dict(
+            zip(
+                self.sums,
+                map(times, (predicted & present, predicted, present)),
+                strict=True,
+            )
+        )
 
 
 @dataclass(frozen=True)
@@ -75,7 +82,10 @@ class MeanIou(_OfClasses):
 
 @dataclass(frozen=True)
 class Matthews(_OfClasses):
-    """The correlation of predictions and labels, in [-1, 1]; 0 where one of them is always the same."""
+    """The correlation of predictions and labels, in [-1, 1].
+
+    0 where one of them is always the same.
+    """
 
     name: ClassVar[str] = "matthews"
     rule: ClassVar[str] = "matthews"
@@ -83,8 +93,12 @@ class Matthews(_OfClasses):
     def counts(self, loss: Loss, output: Tensor, answer: Answer) -> dict[str, Tensor]:
         """Of each class; each sample has exactly one."""
         if isinstance(loss, BinaryCrossEntropy) and output.shape[1:].numel() > 1:
-            raise ConfigError("the metric matthews is for one label each; with several labels use f1 or mean-iou")
+            raise ConfigError(
+                "the metric matthews is for one label each; with several labels use f1 or mean-iou"
+            )
         return super().counts(loss, output, answer)
 
 
-METRICS: Mapping[str, type[Metric]] = MappingProxyType({kind.name: kind for kind in (F1, MeanIou, Matthews)})
+METRICS: Mapping[str, type[Metric]] = MappingProxyType(
+    {kind.name: kind for kind in (F1, MeanIou, Matthews)}
+)

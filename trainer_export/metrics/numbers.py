@@ -22,7 +22,9 @@ class _OfNumbers(Metric):
     def check(self, loss: Loss) -> None:
         """Only losses that compare numbers have differences."""
         if not isinstance(loss, Elementwise):
-            raise ConfigError(f"the metric {self.name} is for losses of numbers, such as huber, not for {loss.name}")
+            raise ConfigError(
+                f"the metric {self.name} is for losses of numbers, such as huber, not for {loss.name}"
+            )
 
     def counts(self, loss: Loss, output: Tensor, answer: Answer) -> dict[str, Tensor]:
         """The mean of each sample, summed."""
@@ -57,7 +59,10 @@ class Rmse(_OfNumbers):
 
 @dataclass(frozen=True)
 class Perplexity(Metric):
-    """The exponential of the mean cross entropy; of a loss with smoothing or weights it is that of the whole loss."""
+    """The exponential of the mean cross entropy.
+
+    Of a loss with smoothing or weights it is that of the whole loss.
+    """
 
     name: ClassVar[str] = "perplexity"
     rule: ClassVar[str] = "exponential"
@@ -66,7 +71,11 @@ class Perplexity(Metric):
     def check(self, loss: Loss) -> None:
         """Only a cross entropy has one."""
         if not isinstance(loss, MaskedCrossEntropy):
-            raise ConfigError(f"the metric perplexity is for {MaskedCrossEntropy.name}, not for {loss.name}")
+            raise ConfigError(
+                f"the metric perplexity is for {MaskedCrossEntropy.name}, not for {loss.name}"
+            )
 
 
-METRICS: Mapping[str, type[Metric]] = MappingProxyType({kind.name: kind for kind in (Mae, Rmse, Perplexity)})
+METRICS: Mapping[str, type[Metric]] = MappingProxyType(
+    {kind.name: kind for kind in (Mae, Rmse, Perplexity)}
+)

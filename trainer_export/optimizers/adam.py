@@ -1,8 +1,9 @@
 """Adam, and AdamW, which takes the weight decay out of the gradient.
 
-Diederik Kingma, Jimmy Ba: "Adam: A Method for Stochastic Optimization", ICLR 2015, https://arxiv.org/abs/1412.6980,
-algorithm 1. Ilya Loshchilov, Frank Hutter: "Decoupled Weight Decay Regularization", ICLR 2019,
-https://arxiv.org/abs/1711.05101, algorithm 2, whose decay is multiplied with the learning rate as in PyTorch.
+Diederik Kingma, Jimmy Ba: "Adam: A Method for Stochastic Optimization", ICLR 2015,
+https://arxiv.org/abs/1412.6980, algorithm 1. Ilya Loshchilov, Frank Hutter: "Decoupled Weight Decay
+Regularization", ICLR 2019, https://arxiv.org/abs/1711.05101, algorithm 2, whose decay is multiplied
+with the learning rate as in PyTorch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,8 @@ from torch import Tensor, nn
 from trainer_export.numbers import Range, number
 from trainer_export.optimizer import Optimizer, Slot, State
 
-_FIRST, _SECOND = "exp_avg", "exp_avg_sq"
+_FIRST = "exp_avg"
+_SECOND = "exp_avg_sq"
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,9 @@ class Adam(Optimizer):
     beta1: float = number(0.9, Range(below=1))  # share of the former mean of the gradient
     beta2: float = number(0.999, Range(below=1))  # share of the former mean of its square
     eps: float = number(1e-8, Range(positive=True))  # added to the root of that mean
-    weight_decay: float = number(0.0, Range())  # added to the clipped gradient, times the parameter; 0 for none
+    weight_decay: float = number(
+        0.0, Range()
+    )  # added to the clipped gradient, times the parameter; 0 for none
 
     @property
     def states(self) -> tuple[State, ...]:
@@ -38,7 +42,9 @@ class Adam(Optimizer):
         return State(_FIRST, underway=0.0), State(_SECOND, underway=1e-6)
 
     def direction(self, slot: Slot) -> tuple[Tensor, dict[str, Tensor]]:
-        """The mean of the gradient over the root of that of its square, both freed of their start at zero."""
+        """The mean of the gradient over the root of that of its square, both freed of their start
+        at zero.
+        """
         gradient = slot.gradient
         if self.weight_decay:
             gradient = gradient + slot.parameter * self.weight_decay
@@ -55,7 +61,11 @@ class Adam(Optimizer):
 
     def pytorch(self, parameters: Sequence[nn.Parameter], lr: float) -> torch.optim.Optimizer:
         """`torch.optim.Adam` or `torch.optim.AdamW`."""
-        settings = {"betas": (self.beta1, self.beta2), "eps": self.eps, "weight_decay": self.weight_decay}
+        settings = {
+            "betas": (self.beta1, self.beta2),
+            "eps": self.eps,
+            "weight_decay": self.weight_decay,
+        }
         made: torch.optim.Optimizer = self.torchs(parameters, lr=lr, **settings)
         return made
 
@@ -73,7 +83,12 @@ class AdamW(Adam):
     def direction(self, slot: Slot) -> tuple[Tensor, dict[str, Tensor]]:
         """That of Adam, with the decay beside it."""
         adapted, states = self._adapted(slot, slot.gradient)
-        return adapted + slot.parameter * self.weight_decay if self.weight_decay else adapted, states
+        return (
+            adapted + slot.parameter * self.weight_decay if self.weight_decay else adapted,
+            states,
+        )
 
 
-OPTIMIZERS: Mapping[str, type[Optimizer]] = MappingProxyType({kind.name: kind for kind in (Adam, AdamW)})
+OPTIMIZERS: Mapping[str, type[Optimizer]] = MappingProxyType(
+    {kind.name: kind for kind in (Adam, AdamW)}
+)

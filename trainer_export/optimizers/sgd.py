@@ -22,7 +22,8 @@ class Sgd(Optimizer):
     Attributes:
         momentum: of the gradient; 0 for none, then there is no state.
         weight_decay: added to the clipped gradient, times the parameter; 0 for none.
-        nesterov: whether the step looks ahead by the momentum: Nesterov's, in the form of Sutskever, Martens, Dahl,
+        nesterov: whether the step looks ahead by the momentum: Nesterov's, in the form of
+            Sutskever, Martens, Dahl,
             Hinton: "On the importance of initialization and momentum in deep learning", ICML 2013.
 
     Raises:
@@ -38,7 +39,9 @@ class Sgd(Optimizer):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.nesterov and not self.momentum:
-            raise ConfigError("nesterov needs a momentum above 0; set momentum, or leave nesterov out")
+            raise ConfigError(
+                "nesterov needs a momentum above 0; set momentum, or leave nesterov out"
+            )
 
     @property
     def states(self) -> tuple[State, ...]:
@@ -58,7 +61,11 @@ class Sgd(Optimizer):
     def pytorch(self, parameters: Sequence[nn.Parameter], lr: float) -> torch.optim.Optimizer:
         """`torch.optim.SGD`."""
         return torch.optim.SGD(
-            parameters, lr=lr, momentum=self.momentum, weight_decay=self.weight_decay, nesterov=self.nesterov
+            parameters,
+            lr=lr,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            nesterov=self.nesterov,
         )
 
 

@@ -12,13 +12,21 @@ from trainer_export.traced_program import Trace
 
 
 def infer_part(evaluation: Trace) -> Trace:
-    """The output of a batch, out of `evaluate.trace_eval` of the same model; inputs as of `trace_forward`."""
+    """The output of a batch, out of `evaluate.trace_eval` of the same model.
+
+    Inputs as of `trace_forward`.
+    """
     heads = [port.name for port in evaluation.outputs if port.name.partition(".")[0] == "logits"]
     return evaluation.part("infer", heads, ["y", "mask"])
 
 
 def check_infer(
-    model: bytes | Session, module: nn.Module, recipe: Recipe, batches: SizedBatches, *, graph: str = "onnx/infer"
+    model: bytes | Session,
+    module: nn.Module,
+    recipe: Recipe,
+    batches: SizedBatches,
+    *,
+    graph: str = "onnx/infer",
 ) -> CheckSpec:
     """Compare the output with PyTorch's; an ExportError where it deviates."""
     del recipe

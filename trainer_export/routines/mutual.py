@@ -1,15 +1,17 @@
-"""Mutual learning: the loss of FML, by which a device's own model and the one it was sent teach each other.
+"""Mutual learning: the loss of FML, by which a device's own model and the one it was sent teach
+each other.
 
-Tao Shen, Jie Zhang, Xinkang Jia, Fengda Zhang, Gang Huang, Pan Zhou, Kun Kuang, Fei Wu, Chao Wu: "Federated Mutual
-Learning", 2020, https://arxiv.org/abs/2006.16765; specification 5.1 and 5.3. With p and q the softmax of the personal
-(own) and the meme (sent) logits, y the labels and B the batch:
+Tao Shen, Jie Zhang, Xinkang Jia, Fengda Zhang, Gang Huang, Pan Zhou, Kun Kuang, Fei Wu, Chao Wu:
+"Federated Mutual Learning", 2020, https://arxiv.org/abs/2006.16765; specification 5.1 and 5.3. With
+p and q the softmax of the personal (own) and the meme (sent) logits, y the labels and B the batch:
 
     L_personal = alpha * CE(p, y) + (1 - alpha) * KL(q || p)        gradient through p alone
     L_meme     = beta  * CE(q, y) + (1 - beta)  * KL(p || q)        gradient through q alone
     dL_personal/dz = (alpha * (p - onehot) + (1 - alpha) * (p - q)) / B, and likewise for the meme
 
-Both losses have one form, so one function serves both. The step is simultaneous (deep mutual learning as published
-elsewhere alternates); it is that of every pair, in `trainer_export.pair_step`.
+Both losses have one form, so one function serves both. The step is simultaneous (deep mutual
+learning as published elsewhere alternates); it is that of every pair, in
+`trainer_export.pair_step`.
 """
 
 from collections.abc import Mapping
@@ -19,7 +21,11 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
-from trainer_export.losses.cross_entropy import label_weights, one_hot, torch_cross_entropy
+from trainer_export.losses.cross_entropy import (
+    label_weights,
+    one_hot,
+    torch_cross_entropy,
+)
 from trainer_export.pair_step import Knob, PairRoutine
 
 
@@ -28,18 +34,23 @@ class MutualParts:
     """What a mutual loss is made of."""
 
     cross_entropy: Tensor  # with the labels, mean over the batch, []
-    divergence: Tensor  # from the other model's distribution, KL(other || own), mean over the batch, []
-    own: Tensor  # softmax of the own logits, [batch, classes] (or [batch, tokens, classes], as the logits)
+    divergence: (
+        Tensor  # from the other model's distribution, KL(other || own), mean over the batch, []
+    )
+    # softmax of the own logits, [batch, classes] (or [batch, tokens, classes], as the logits)
+    own: Tensor
     other: Tensor  # softmax of the other logits, of the same shape
 
 
 def mutual_parts(own: Tensor, other: Tensor, y: Tensor) -> MutualParts:
-    """The parts of a model's mutual loss, from its logits and those of a model that teaches, which are constants.
+    """The parts of a model's mutual loss, from its logits and those of a model that teaches, which
+    are constants.
 
-    Both are float [batch, classes] or [batch, tokens, classes]; labels are int64 without classes, and of several a
-    negative one leaves its place out of both parts.
+    Both are float [batch, classes] or [batch, tokens, classes]; labels are int64 without classes,
+    and of several a negative one leaves its place out of both parts.
     """
-    log_own, log_other = torch.log_softmax(own, -1), torch.log_softmax(other.detach(), -1)
+    log_own = torch.log_softmax(own, -1)
+    log_other = torch.log_softmax(other.detach(), -1)
     chosen = one_hot(y, own.shape[-1])
     taught = torch.exp(log_other)
     return MutualParts(
@@ -65,15 +76,17 @@ def mutual_loss_and_logit_gradient(
         own: logits of the model that learns, float [batch, classes] or [batch, tokens, classes].
         other: logits of the model that teaches, of the same shape; taken as constants.
         y: labels, int64 [batch] or [batch, tokens].
-        trust: share of the labels in the loss, in [0, 1], a number or float []: alpha for the personal model, beta
-            for the meme. At 1 the other model does not matter.
+        trust: share of the labels in the loss, in [0, 1], a number or float []: alpha for the
+            personal model, beta for the meme. At 1 the other model does not matter.
 
     Returns:
         The loss, float [], and the gradient with respect to `own`, of its shape.
     """
     parts = mutual_parts(own, other, y)
     loss = parts.cross_entropy * trust + parts.divergence * (1 - trust)
-    slope = (parts.own - one_hot(y, own.shape[-1])) * trust + (parts.own - parts.other) * (1 - trust)
+    slope = (parts.own - one_hot(y, own.shape[-1])) * trust + (parts.own - parts.other) * (
+        1 - trust
+    )
     weights = label_weights(y)
     return loss, slope / own.shape[0] if weights is None else slope * weights[..., None]
 
@@ -81,7 +94,10 @@ def mutual_loss_and_logit_gradient(
 def _by_pytorch(own: Tensor, other: Tensor, y: Tensor, trust: float) -> Tensor:
     """The same loss by PyTorch's own losses, for the check."""
     divergence = nn.functional.kl_div(
-        torch.log_softmax(own, -1), torch.log_softmax(other, -1), reduction="none", log_target=True
+        torch.log_softmax(own, -1),
+        torch.log_softmax(other, -1),
+        reduction="none",
+        log_target=True,
     ).sum(-1)
     return trust * torch_cross_entropy(own, y) + (1 - trust) * divergence[y >= 0].mean()
 

@@ -3,7 +3,12 @@
 import torch
 from torch import Tensor, nn
 
-from fleet_protocol.manifest import CheckSpec, parameter_input, statistic_mean, statistic_variance
+from fleet_protocol.manifest import (
+    CheckSpec,
+    parameter_input,
+    statistic_mean,
+    statistic_variance,
+)
 from trainer_export import model_inputs
 from trainer_export.batches import SizedBatches
 from trainer_export.check import Worst, open_session, run_session
@@ -11,11 +16,17 @@ from trainer_export.recipe import Recipe
 from trainer_export.traced_program import Trace, trace_program
 
 
-def trace_statistics(model: nn.Module, signature: model_inputs.Signature, recipe: Recipe) -> Trace | None:
-    """Mean and unbiased variance of every static batch norm for one batch; None if the model has none."""
+def trace_statistics(
+    model: nn.Module, signature: model_inputs.Signature, recipe: Recipe
+) -> Trace | None:
+    """Mean and unbiased variance of every static batch norm for one batch.
+
+    None if the model has none.
+    """
     del recipe
     model = model_inputs.prepared(model, "statistics")
-    names, layers = model_inputs.parameter_names(model), model_inputs.norms(model)
+    names = model_inputs.parameter_names(model)
+    layers = model_inputs.norms(model)
     if not layers:
         return None
 
@@ -24,16 +35,27 @@ def trace_statistics(model: nn.Module, signature: model_inputs.Signature, recipe
         return [t for _, norm in layers for t in (norm.last_mean, norm.last_var) if t is not None]
 
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    inputs = (*model_inputs.parameter_ports(shapes), model_inputs.sample_port(signature))
-    return trace_program("stats", measure, inputs, model_inputs.statistic_ports(layers), signature.known)
+    inputs = (
+        *model_inputs.parameter_ports(shapes),
+        model_inputs.sample_port(signature),
+    )
+    return trace_program(
+        "stats", measure, inputs, model_inputs.statistic_ports(layers), signature.known
+    )
 
 
 def check_statistics(
-    model: bytes, module: nn.Module, recipe: Recipe, batches: SizedBatches, *, graph: str = "onnx/stats"
+    model: bytes,
+    module: nn.Module,
+    recipe: Recipe,
+    batches: SizedBatches,
+    *,
+    graph: str = "onnx/stats",
 ) -> CheckSpec:
     """Compare the statistics of every static batch norm; an ExportError where one deviates."""
     del recipe
-    session, worst = open_session(model), Worst()
+    session = open_session(model)
+    worst = Worst()
     reference = model_inputs.prepared(module, "statistics")
     parameters = {parameter_input(n): p.detach().numpy() for n, p in reference.named_parameters()}
     for x, _ in batches.take(len(batches.sizes)):
@@ -44,7 +66,10 @@ def check_statistics(
         for path, norm in model_inputs.norms(reference):
             assert norm.last_mean is not None
             assert norm.last_var is not None
-            pair = {statistic_mean(path): norm.last_mean.numpy(), statistic_variance(path): norm.last_var.numpy()}
+            pair = {
+                statistic_mean(path): norm.last_mean.numpy(),
+                statistic_variance(path): norm.last_var.numpy(),
+            }
             for name, value in pair.items():
                 worst.compare(outputs, {name: value})
     return worst.report(graph, len(batches.sizes))

@@ -1,8 +1,8 @@
 """The training step, whole and in its two parts, and its comparison with PyTorch.
 
-Forward pass, gradient and optimizer are one flat list of operators; the gradient is PyTorch's own, except where a layer
-is replaced by an operator with a gradient in closed form (see `operators`). What a layer draws at random in training
-(`models.zoo.dropout`) is an input of the graph.
+Forward pass, gradient and optimizer are one flat list of operators; the gradient is PyTorch's own,
+except where a layer is replaced by an operator with a gradient in closed form (see `operators`).
+What a layer draws at random in training (`models.zoo.dropout`) is an input of the graph.
 """
 
 import random
@@ -16,7 +16,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fleet_protocol.errors import ExportError
-from fleet_protocol.manifest import CheckSpec, next_name, noise_input, parameter_input, state_input
+from fleet_protocol.manifest import (
+    CheckSpec,
+    next_name,
+    noise_input,
+    parameter_input,
+    state_input,
+)
 from trainer_export.batches import SizedBatches
 from trainer_export.check import Session, Worst, open_session, repeated, run_session
 from trainer_export.graph import Port
@@ -43,10 +49,11 @@ def trace_train(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace
     """The whole training step: loss, gradient, clipping and optimizer; the module is not changed.
 
     Returns:
-        Inputs ``param.*``, ``state.*``, ``x``, ``y``, ``mask`` if the loss takes one, ``noise.*``, ``lr``, with a
-        proximal term ``anchor.*`` and ``mu``, and to take a batch in pieces ``share`` and ``last``;
-        outputs ``loss`` and ``next.*``. What the signature names as its base goes in alone; any other frozen parameter
-        (``requires_grad`` False) and its states come out as they went in.
+        Inputs ``param.*``, ``state.*``, ``x``, ``y``, ``mask`` if the loss takes one, ``noise.*``,
+        ``lr``, with a proximal term ``anchor.*`` and ``mu``, and to take a batch in pieces
+        ``share`` and ``last``; outputs ``loss`` and ``next.*``. What the signature names as its
+        base goes in alone; any other frozen parameter (``requires_grad`` False) and its states come
+        out as they went in.
 
     Raises:
         ExportError: the model cannot be traced with a dynamic batch, or all of it is frozen.
@@ -58,16 +65,24 @@ def trace_train(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace
     names = [*shapes, *signature.base]
     free = [place for place, name in enumerate(shapes) if model.get_parameter(name).requires_grad]
     if not free:
-        raise ExportError("every parameter is frozen (requires_grad False), so there is nothing to train; free some")
+        raise ExportError(
+            "every parameter is frozen (requires_grad False), so there is nothing to train; free some"
+        )
     changing = changing_ports(shapes, recipe)
     batch = batch_ports(signature, recipe.loss)
 
     def step(*tensors: Tensor) -> list[Tensor]:
         changed = tensors[: len(changing)]
-        held, rest = tensors[len(changing) : len(changing) + len(base)], tensors[len(changing) + len(base) :]
-        x, answer, drawn = rest[0], Answer(*rest[1 : len(batch)]), rest[len(batch) : len(batch) + len(noise)]
+        held = tensors[len(changing) : len(changing) + len(base)]
+        rest = tensors[len(changing) + len(base) :]
+        x = rest[0]
+        answer = Answer(*rest[1 : len(batch)])
+        drawn = rest[len(batch) : len(batch) + len(noise)]
         lr, *extras = rest[len(batch) + len(noise) :]
-        leaves = [p.detach().requires_grad_(place in free) for place, p in enumerate(changed[: len(shapes)])]
+        leaves = [
+            p.detach().requires_grad_(place in free)
+            for place, p in enumerate(changed[: len(shapes)])
+        ]
         before = _chance()
         output = call_model(model, names, [*leaves, *held], x, dict(zip(noise, drawn, strict=True)))
         if _chance() != before:
@@ -77,19 +92,41 @@ def trace_train(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace
             )
         check_output(output, signature)
         loss, slope = recipe.loss.value_and_slope(tree_map(Tensor.detach, output), answer)
-        # A head that the loss does not look at has no slope, nor has one of frozen parameters alone.
-        heads = [(o, s) for o, s in zip(tree_leaves(output), tree_leaves(slope), strict=True) if s is not None]
+        # A head that the loss does not look at has no slope, nor has one of frozen parameters
+        # alone.
+        heads = [
+            (o, s)
+            for o, s in zip(tree_leaves(output), tree_leaves(slope), strict=True)
+            if s is not None
+        ]
         outputs, slopes = zip(*((o, s) for o, s in heads if o.requires_grad), strict=True)
-        # As in PyTorch, a parameter the loss does not depend on is left alone, weight decay and momentum too; the
-        # proximal term depends on all of them that are not frozen.
+        # As in PyTorch, a parameter the loss does not depend on is left alone, weight decay and
+        # momentum too; the proximal term depends on all of them that are not frozen.
         gradients: Sequence[Tensor | None] = torch.autograd.grad(
-            outputs, [leaves[i] for i in free], slopes, allow_unused=True, materialize_grads=recipe.proximal
+            outputs,
+            [leaves[i] for i in free],
+            slopes,
+            allow_unused=True,
+            materialize_grads=recipe.proximal,
         )
         used = {i: g for i, g in zip(free, gradients, strict=True) if g is not None}
         return [loss, *stepped(changed, used, lr, extras, recipe)]
 
-    inputs = (*changing, *base, *batch, *noise_ports(noise), Port("lr", "float32", ()), *extra_ports(shapes, recipe))
-    return trace_program("train", step, inputs, (Port("loss", "float32", ()), *_next_ports(changing)), signature.known)
+    inputs = (
+        *changing,
+        *base,
+        *batch,
+        *noise_ports(noise),
+        Port("lr", "float32", ()),
+        *extra_ports(shapes, recipe),
+    )
+    return trace_program(
+        "train",
+        step,
+        inputs,
+        (Port("loss", "float32", ()), *_next_ports(changing)),
+        signature.known,
+    )
 
 
 def _chance() -> tuple[Any, ...]:
@@ -107,9 +144,11 @@ def _next_ports(changing: Sequence[Port]) -> tuple[Port, ...]:
 
 
 def trace_loss(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace:
-    """The loss of a training batch and the model's output, for runtimes that differentiate the graph themselves.
+    """The loss of a training batch and the model's output, for runtimes that differentiate the
+    graph themselves.
 
-    Inputs ``param.*``, ``x``, ``y``, ``mask`` if the loss takes one, ``noise.*``; outputs ``loss`` and ``logits``.
+    Inputs ``param.*``, ``x``, ``y``, ``mask`` if the loss takes one, ``noise.*``; outputs ``loss``
+    and ``logits``.
     """
     noise = model_noise(model, signature)
     model = prepared(model, "train")
@@ -118,20 +157,31 @@ def trace_loss(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace:
 
     def loss(*tensors: Tensor) -> list[Tensor]:
         x, *rest = tensors[len(names) :]
-        answer, drawn = Answer(*rest[: len(batch) - 1]), rest[len(batch) - 1 :]
-        output = call_model(model, names, tensors[: len(names)], x, dict(zip(noise, drawn, strict=True)))
+        answer = Answer(*rest[: len(batch) - 1])
+        drawn = rest[len(batch) - 1 :]
+        output = call_model(
+            model, names, tensors[: len(names)], x, dict(zip(noise, drawn, strict=True))
+        )
         check_output(output, signature)
         return [recipe.loss.value(output, answer), *tree_leaves(output)]
 
     inputs = (*parameter_ports(_shapes(model)), *batch, *noise_ports(noise))
-    return trace_program("loss", loss, inputs, (Port("loss", "float32", ()), *output_ports(signature)), signature.known)
+    return trace_program(
+        "loss",
+        loss,
+        inputs,
+        (Port("loss", "float32", ()), *output_ports(signature)),
+        signature.known,
+    )
 
 
-def trace_optimizer(shapes: Mapping[str, tuple[int, ...]], recipe: Recipe, free: Sequence[str]) -> Trace:
+def trace_optimizer(
+    shapes: Mapping[str, tuple[int, ...]], recipe: Recipe, free: Sequence[str]
+) -> Trace:
     """Clipping and optimizer alone.
 
-    Inputs ``param.*``, ``state.*``, ``grad.*`` of the parameters that are `free`, ``lr``, and the extras of
-    `trace_train`; outputs ``next.*``.
+    Inputs ``param.*``, ``state.*``, ``grad.*`` of the parameters that are `free`, ``lr``, and the
+    extras of `trace_train`; outputs ``next.*``.
     """
     changing = changing_ports(shapes, recipe)
     places = [place for place, name in enumerate(shapes) if name in free]
@@ -139,7 +189,13 @@ def trace_optimizer(shapes: Mapping[str, tuple[int, ...]], recipe: Recipe, free:
     def step(*tensors: Tensor) -> list[Tensor]:
         place = len(changing) + len(places)  # of the learning rate
         gradients = dict(zip(places, tensors[len(changing) : place], strict=True))
-        return stepped(tensors[: len(changing)], gradients, tensors[place], tensors[place + 1 :], recipe)
+        return stepped(
+            tensors[: len(changing)],
+            gradients,
+            tensors[place],
+            tensors[place + 1 :],
+            recipe,
+        )
 
     inputs = (
         *changing,
@@ -151,15 +207,22 @@ def trace_optimizer(shapes: Mapping[str, tuple[int, ...]], recipe: Recipe, free:
 
 
 def check_train(
-    model: bytes | Session, module: nn.Module, recipe: Recipe, batches: SizedBatches, *, graph: str = "onnx/train"
+    model: bytes | Session,
+    module: nn.Module,
+    recipe: Recipe,
+    batches: SizedBatches,
+    *,
+    graph: str = "onnx/train",
 ) -> CheckSpec:
-    """Train with PyTorch, let the graph take each step from where PyTorch stands, and compare all that comes out.
+    """Train with PyTorch, let the graph take each step from where PyTorch stands, and compare all
+    that comes out.
 
-    The module is as its author wrote it, and not changed. Returns the figures of the first run within the limit; an
-    ExportError names the tensor that deviates in all.
+    The module is as its author wrote it, and not changed. Returns the figures of the first run
+    within the limit; an ExportError names the tensor that deviates in all.
     """
     session = open_session(model)
-    shapes, base = model_noise(module, batches.signature), batches.signature.base
+    shapes = model_noise(module, batches.signature)
+    base = batches.signature.base
 
     def run(seeded: SizedBatches, exact: bool) -> CheckSpec:
         worst = Worst()
@@ -167,7 +230,8 @@ def check_train(
         held = {parameter_input(name): module.get_parameter(name).detach().numpy() for name in base}
         for number, (x, y) in enumerate(seeded.take(seeded.steps)):
             worst.sizes.append(len(y))
-            answer, noise = Answer(y, seeded.mask()), seeded.noise(shapes, len(y), number)
+            answer = Answer(y, seeded.mask())
+            noise = seeded.noise(shapes, len(y), number)
             parameters, states = reference.snapshot()
             specs = recipe.state_specs({name: value.shape for name, value in parameters.items()})
             sums = [spec for spec in specs if spec.name not in states]
@@ -177,13 +241,17 @@ def check_train(
             numbers = {"lr": LEARNING_RATE, "mu": MU, "share": 1.0, "last": 1.0}
             feed |= {name: np.array(value, np.float32) for name, value in numbers.items()}
             feed |= {state_input(spec.name): np.zeros(spec.shape, np.float32) for spec in sums}
-            feed |= reference.anchors() | {noise_input(path): drawn.numpy() for path, drawn in noise.items()}
+            feed |= reference.anchors() | {
+                noise_input(path): drawn.numpy() for path, drawn in noise.items()
+            }
             outputs = run_session(session, feed)
             del feed, parameters, states  # the first states are arrays of their own
             twin = in_float64(reference, x, answer, noise) if exact else None
             worst.compare(outputs, {"loss": reference.step(x, answer, noise)})
             true = twin.snapshot() if twin else (None, None)
-            for kind, expected, double in zip((parameter_input, state_input), reference.snapshot(), true, strict=True):
+            for kind, expected, double in zip(
+                (parameter_input, state_input), reference.snapshot(), true, strict=True
+            ):
                 found = {name: outputs.pop(next_name(kind(name))) for name in expected}
                 worst.compare(found, expected, double, kind(""))
         return worst.report(graph, seeded.steps)

@@ -1,4 +1,6 @@
-"""What Alembic runs for each upgrade: the migrations, in the transaction of the caller (a script, not a module)."""
+"""What Alembic runs for each upgrade: the migrations, in the transaction of the caller (a script,
+not a module).
+"""
 
 from alembic import context
 

@@ -27,7 +27,9 @@ class DeviceState:
         self.ctx.uplink.decline_chunk(digest)
 
     def on_message(self, message: ServerMessage) -> None:
-        """The server speaks of a secure sum, or said what does not fit this state: late, or a repetition."""
+        """The server speaks of a secure sum, or said what does not fit this state: late, or a
+        repetition.
+        """
         member = self.ctx.need_task().member
         if isinstance(message, Sum) and member is not None:
             try:

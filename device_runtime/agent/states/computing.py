@@ -16,14 +16,24 @@ from device_runtime.agent.worker import Job, WorkDone, WorkFailed, WorkReport
 from device_runtime.training.backends.runtime import CPU
 from device_runtime.training.compute import compute, timed
 from device_runtime.training.current_data import DataSeen, on_current_data
-from device_runtime.training.hooks import EpochReport, Hooks, SelfTested, Settled, TaskStopped
+from device_runtime.training.hooks import (
+    EpochReport,
+    Hooks,
+    SelfTested,
+    Settled,
+    TaskStopped,
+)
 from device_runtime.training.task import Bench, Task
 from fleet_protocol.data.contract import check_own_labels
 from fleet_protocol.errors import DataError, StorageError
 from fleet_protocol.messages import Progress
 
-_LACKING = re.compile("bad.alloc|[Ff]ailed to allocate memory")  # the errors of onnxruntime have no kinds
-_PROGRESS_SECONDS = 1.0  # a tiny model finishes thousands of epochs a second; the server need not hear of each
+_LACKING = re.compile(
+    "bad.alloc|[Ff]ailed to allocate memory"
+)  # the errors of onnxruntime have no kinds
+_PROGRESS_SECONDS = (
+    1.0  # a tiny model finishes thousands of epochs a second; the server need not hear of each
+)
 
 
 class _Computing(DeviceState):
@@ -41,10 +51,13 @@ class _Computing(DeviceState):
     @override
     def enter(self) -> None:
         ctx = self.ctx
-        task, bench = ctx.need_task(), ctx.need_bench()
+        task = ctx.need_task()
+        bench = ctx.need_bench()
         manifest = task.manifest
         if manifest is None:
-            raise RuntimeError(f"the device in state {ctx.state.value!r} has no manifest; this is a bug")
+            raise RuntimeError(
+                f"the device in state {ctx.state.value!r} has no manifest; this is a bug"
+            )
         load = ctx.kit.memory.load(self.phase, task.record.tier, manifest.peak_memory_bytes)
         try:
             agreed = ctx.kit.agreement.of(bench.data, task.offer)
@@ -58,7 +71,8 @@ class _Computing(DeviceState):
         if task.record.crashes and bench.accelerators is not None:
             self._on_report(Settled(CPU, "the agent died in this task"))
             bench = replace(bench, accelerators=None)
-        offer, tier = task.offer, task.record.tier
+        offer = task.offer
+        tier = task.record.tier
         work = Task(
             run=offer.run,
             round=offer.round,
@@ -95,14 +109,22 @@ class _Computing(DeviceState):
     def _tell(self, report: EpochReport) -> None:
         self._told_at = time.monotonic()
         loss = None if self.ctx.need_task().record.offer.upload.silent else report.loss
-        self.ctx.send(Progress, epoch=report.epoch, epochs=report.epochs, step=report.step, loss=loss)
+        self.ctx.send(
+            Progress,
+            epoch=report.epoch,
+            epochs=report.epochs,
+            step=report.step,
+            loss=loss,
+        )
 
     @override
     def on_work(self, event: WorkReport | WorkDone | WorkFailed) -> None:
         ctx = self.ctx
         load = ctx.need_task().record.load
         if isinstance(event, WorkFailed):
-            if load is not None and (isinstance(event.error, MemoryError) or _LACKING.search(str(event.error))):
+            if load is not None and (
+                isinstance(event.error, MemoryError) or _LACKING.search(str(event.error))
+            ):
                 ctx.kit.memory.died(load, proven=True)
                 event.error.__traceback__ = None  # its frames hold what the task had taken
             if not isinstance(event.error, TaskStopped):
@@ -116,12 +138,20 @@ class _Computing(DeviceState):
             self._on_report(event.value)
 
     def _done(self, outcome: Any) -> Event:
-        """Keep what was computed, and say what has happened by that; a StorageError where it cannot be kept."""
-        ctx, metrics = self.ctx, outcome.metrics
+        """Keep what was computed, and say what has happened by that.
+
+        A StorageError where it cannot be kept.
+        """
+        ctx = self.ctx
+        metrics = outcome.metrics
         ctx.kit.memory.lived(ctx.need_task().record.load, len(ctx.need_bench().data))
         ctx.measured.step_seconds = outcome.step_seconds or ctx.measured.step_seconds
         if self._losses:
-            remember_round(ctx.need_task().record, ctx.kit.config, sum(self._losses) / len(self._losses))
+            remember_round(
+                ctx.need_task().record,
+                ctx.kit.config,
+                sum(self._losses) / len(self._losses),
+            )
         ctx.kit.journal.info(
             f"computed {metrics.batches} batches in {metrics.train_seconds:.2f} s, loss={metrics.train_loss}"
         )
@@ -130,7 +160,9 @@ class _Computing(DeviceState):
 
     def _on_report(self, value: object) -> None:
         if isinstance(value, SelfTested):
-            self.ctx.kit.cache.mark_tested(self.ctx.need_task().record.choice.artifact_set.digest, value.name)
+            self.ctx.kit.cache.mark_tested(
+                self.ctx.need_task().record.choice.artifact_set.digest, value.name
+            )
             self.ctx.kit.journal.info(f"self-test passed: {value.name}")
         elif isinstance(value, Settled):
             self._losses.clear()  # what has begun on something else begins anew
@@ -139,22 +171,31 @@ class _Computing(DeviceState):
         elif isinstance(value, DataSeen):
             self._take_data(value)
         elif isinstance(value, EpochReport):
-            first, self._epochs = self._epochs is None, value
-            self._losses.append(value.loss)  # every epoch has all samples, so the mean of these is that of all steps
+            first = self._epochs is None
+            self._epochs = value
+            self._losses.append(
+                value.loss
+            )  # every epoch has all samples, so the mean of these is that of all steps
             due = time.monotonic() - self._told_at >= _PROGRESS_SECONDS
             if first or due or value.epoch == value.epochs:
-                self.ctx.kit.journal.info(f"epoch {value.epoch}/{value.epochs} step={value.step} loss={value.loss:.4f}")
+                self.ctx.kit.journal.info(
+                    f"epoch {value.epoch}/{value.epochs} step={value.step} loss={value.loss:.4f}"
+                )
             if due:
                 self._tell(value)
 
     def _take_data(self, seen: DataSeen) -> None:
-        """Use the raw samples of changed files from now on, as another contract may need more of them."""
+        """Use the raw samples of changed files from now on, as another contract may need more of
+        them.
+        """
         ctx = self.ctx
         ctx.kit.agreement.renew(seen.data)
         ctx.bench = replace(ctx.need_bench(), data=seen.data.raw)
         if seen.changed:
             self._losses.clear()  # the task starts again
-            ctx.kit.journal.warning(f"{seen.changed} changed: read again, {len(seen.data.raw)} samples")
+            ctx.kit.journal.warning(
+                f"{seen.changed} changed: read again, {len(seen.data.raw)} samples"
+            )
             ctx.publish_profile()  # sends the new findings before the update counts
 
 
@@ -163,16 +204,22 @@ class Training(_Computing):
 
 
 class Sizing(_Computing):
-    """A few steps of the narrowest sub-model are timed, and the board chooses by that and by its link."""
+    """A few steps of the narrowest sub-model are timed, and the board chooses by that and by its
+    link.
+    """
 
     phase = "sizing"
     compute = staticmethod(timed)
 
     @override
     def _done(self, outcome: Any) -> Event:
-        ctx, record, link = self.ctx, self.ctx.need_task().record, self.ctx.measured.link_bytes_per_second
+        ctx = self.ctx
+        record = self.ctx.need_task().record
+        link = self.ctx.measured.link_bytes_per_second
         tier = choose(record, ctx.kit.config, ctx.need_bench(), link, outcome)
-        ctx.kit.journal.info(f"chose tier={tier}: {outcome:.4f} s a step of {record.tier}, {link or 0:.0f} B/s")
+        ctx.kit.journal.info(
+            f"chose tier={tier}: {outcome:.4f} s a step of {record.tier}, {link or 0:.0f} B/s"
+        )
         ctx.save(phase="fetching", tier=tier, chosen=True)
         return Event.SIZED
 

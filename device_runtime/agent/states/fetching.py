@@ -16,7 +16,13 @@ from device_runtime.training.routines import routine_of
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.blobs import PartFile, decode_chunk
 from fleet_protocol.digests import file_matches
-from fleet_protocol.errors import BlobError, RefusalReason, RefusedError, ShoalError, StorageError
+from fleet_protocol.errors import (
+    BlobError,
+    RefusalReason,
+    RefusedError,
+    ShoalError,
+    StorageError,
+)
 from fleet_protocol.manifest import parse_manifest
 from fleet_protocol.messages import BlobRef, NeedChunks, Ranges
 
@@ -64,12 +70,16 @@ class Fetch:
         return digest in self._parts
 
     def want(self, refs: Iterable[BlobRef], now: float, asked: Collection[str] = ()) -> None:
-        """Ask for the blobs that are not on disk, intact; `now` is ``time.monotonic()``, here and below.
+        """Ask for the blobs that are not on disk, intact.
 
-        Those `asked` for are under way already: subscribed to, and named by the accept. A disk that is full is a
-        StorageError.
+        `now` is ``time.monotonic()``, here and below.
+
+        Those `asked` for are under way already: subscribed to, and named by the accept. A disk that
+        is full is a StorageError.
         """
-        missing = [ref for ref in refs if ref.digest not in self._parts and not self._intact(ref.digest)]
+        missing = [
+            ref for ref in refs if ref.digest not in self._parts and not self._intact(ref.digest)
+        ]
         for ref in missing:
             part = self._blobs.part(ref)
             self._parts[ref.digest] = part
@@ -85,7 +95,9 @@ class Fetch:
         path = self._blobs.path(digest)
         if not path.is_file():
             return False
-        if file_matches(path, digest):  # read piece by piece: the base of a model may be larger than the memory
+        if file_matches(
+            path, digest
+        ):  # read piece by piece: the base of a model may be larger than the memory
             return True
         self._blobs.remove(digest)  # damaged on disk
         return False
@@ -122,7 +134,8 @@ class Fetch:
             self._tries[digest] = self._tries.get(digest, 0) + 1
             if self._tries[digest] >= _TRIES:
                 raise RefusedError(
-                    RefusalReason.BAD_DIGEST, f"blob {digest[:12]} arrived {_TRIES} times with another content: {error}"
+                    RefusalReason.BAD_DIGEST,
+                    f"blob {digest[:12]} arrived {_TRIES} times with another content: {error}",
                 ) from error
             self._parts[digest] = self._blobs.part(part.ref)
             self._ask(digest)
@@ -140,7 +153,8 @@ class Fetch:
     def close(self) -> None:
         """Stop waiting; chunks that arrived stay on disk."""
         for digest, part in self._parts.items():
-            # On a full disk each of a part's two files may fail once to write out what it still holds.
+            # On a full disk each of a part's two files may fail once to write out what it still
+            # holds.
             for _ in range(2):
                 with contextlib.suppress(OSError):
                     part.close()
@@ -183,7 +197,9 @@ class Collecting(DeviceState):
         self.wake_at = self._fetch.repair_at
 
     def _guarded(self, action: Callable[[], None]) -> None:
-        """Fetch; when the disk is full, delete what no task uses and try once more before giving up."""
+        """Fetch; when the disk is full, delete what no task uses and try once more before giving
+        up.
+        """
         ctx = self.ctx
         try:
             try:
@@ -237,7 +253,9 @@ class Fetching(Collecting):
         if not task.record.chosen:
             telling = probe(able(task.offer, ctx.kit.config, ctx.need_bench()))[1]
             refs[telling.digest] = telling
-        lacks = {name: ref.digest for name, ref in offered.items() if not ctx.kit.blobs.begun(ref.digest)}
+        lacks = {
+            name: ref.digest for name, ref in offered.items() if not ctx.kit.blobs.begun(ref.digest)
+        }
         for digest in lacks.values():  # its chunks may come as soon as it is asked for
             ctx.uplink.subscribe_blob(digest)
         ctx.accept(tuple(lacks))
@@ -250,39 +268,54 @@ class Fetching(Collecting):
     @override
     def _advance(self) -> None:
         """Go on when the manifest, or everything, is there."""
-        ctx, task = self.ctx, self.ctx.need_task()
+        ctx = self.ctx
+        task = self.ctx.need_task()
         choice = task.record.choice
         if self._graphs is None and not self._fetch.waits_for(choice.artifact_set.digest):
             manifest = parse_manifest(ctx.kit.blobs.read(choice.artifact_set.digest))
             if manifest.tier != choice.tier:
                 raise RefusedError(
-                    RefusalReason.MALFORMED, f"the offer says tier {choice.tier}, its manifest {manifest.tier}"
+                    RefusalReason.MALFORMED,
+                    f"the offer says tier {choice.tier}, its manifest {manifest.tier}",
                 )
             large = ctx.kit.memory.too_large
-            if large is not None and large.forbids(routine_of(task.offer).phase, manifest.peak_memory_bytes):
+            if large is not None and large.forbids(
+                routine_of(task.offer).phase, manifest.peak_memory_bytes
+            ):
                 raise RefusedError(RefusalReason.UNSUPPORTED, large.said)
             task.manifest = manifest
             graphs = routine_of(task.offer).graphs(manifest, ctx.need_bench())
-            predicts = [key for key in (STATS, INFER) if ctx.kit.config.predict and key in manifest.graphs]
+            predicts = [
+                key for key in (STATS, INFER) if ctx.kit.config.predict and key in manifest.graphs
+            ]
             self._graphs = tuple(dict.fromkeys((*graphs, *predicts)))
             specs = task.files(self._graphs)
             chunk_bytes = choice.artifact_set.chunk_bytes
-            self._want(*(BlobRef(digest=s.digest, size=s.size, chunk_bytes=chunk_bytes) for s in specs))
+            self._want(
+                *(BlobRef(digest=s.digest, size=s.size, chunk_bytes=chunk_bytes) for s in specs)
+            )
         elif self._graphs is not None and self._fetch.complete and not ctx.events:
             self._finish()
 
     def _finish(self) -> None:
-        ctx, task = self.ctx, self.ctx.need_task()
+        ctx = self.ctx
+        task = self.ctx.need_task()
         now = time.monotonic()
-        seconds, task.fetch_seconds = now - self._began, now - task.started
+        seconds = now - self._began
+        task.fetch_seconds = now - task.started
         if self._fetch.received_bytes and seconds > 0:
             ctx.measured.link_bytes_per_second = self._fetch.received_bytes / seconds
         choice = task.record.choice
         if self._graphs is not None:
             digests = [spec.digest for spec in task.files(self._graphs)]
-            about = {**task.offer.model_dump(include={"run", "round", "version"}), "tier": choice.tier}
+            about = {
+                **task.offer.model_dump(include={"run", "round", "version"}),
+                "tier": choice.tier,
+            }
             ctx.kit.cache.used(choice.artifact_set.digest, digests, choice.weights.digest, about)
-        ctx.kit.journal.info(f"fetched everything: {self._fetch.received_bytes} bytes in {seconds:.2f} s")
+        ctx.kit.journal.info(
+            f"fetched everything: {self._fetch.received_bytes} bytes in {seconds:.2f} s"
+        )
         if not task.record.chosen:
             ctx.post(Event.FETCHED_PROBE)
             return

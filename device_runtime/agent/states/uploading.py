@@ -15,10 +15,21 @@ from device_runtime.training.hooks import TaskStopped
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.blobs import iter_chunks
 from fleet_protocol.errors import ShoalError, TransportError
-from fleet_protocol.messages import BlobRef, Done, Ranges, ServerMessage, Sum, UploadAck, UploadMissing, UploadRefused
+from fleet_protocol.messages import (
+    BlobRef,
+    Done,
+    Ranges,
+    ServerMessage,
+    Sum,
+    UploadAck,
+    UploadMissing,
+    UploadRefused,
+)
 from fleet_protocol.transport import SEND_WINDOW, Transport
 
-_PATIENCE_SECONDS = 0.5  # between two looks at whether the upload is still wanted while the broker is away
+_PATIENCE_SECONDS = (
+    0.5  # between two looks at whether the upload is still wanted while the broker is away
+)
 
 
 @dataclass(frozen=True)
@@ -31,20 +42,27 @@ class Upload:
     again: bool = False  # they were sent before, so that each shows now that it is right
 
 
-def send_chunks(link: Transport, blobs: BlobStore, upload: Upload, *, stopped: Callable[[], bool]) -> int:
-    """Send some chunks, a window at a time, waiting out a broker that is away; the number of chunks sent.
+def send_chunks(
+    link: Transport, blobs: BlobStore, upload: Upload, *, stopped: Callable[[], bool]
+) -> int:
+    """Send some chunks, a window at a time, waiting out a broker that is away.
+
+    The number of chunks sent.
 
     Raises:
         TaskStopped: ``stopped`` said so.
         BlobError: the update is no longer intact on disk.
     """
-    count, update = 0, upload.update
-    data, digests = blobs.read(update.digest), upload.again and not link.authentic
+    count = 0
+    update = upload.update
+    data = blobs.read(update.digest)
+    digests = upload.again and not link.authentic
     for index, frame in iter_chunks(data, update.chunk_bytes, upload.ranges, digests=digests):
         _wait(link, SEND_WINDOW - 1, stopped)
         link.publish(upload.topic(index), frame)
         count += 1
-    # Some brokers keep no order between topics: what is announced next should find the chunks there.
+    # Some brokers keep no order between topics: what is announced next should find the chunks
+    # there.
     _wait(link, 0, stopped)
     return count
 
@@ -58,7 +76,10 @@ def _wait(link: Transport, unacknowledged: int, stopped: Callable[[], bool]) -> 
 
 
 class Uploading(DeviceState):
-    """Sends the update and announces it until the server has it; one that goes into a secure sum is masked before."""
+    """Sends the update and announces it until the server has it.
+
+    One that goes into a secure sum is masked before.
+    """
 
     def __init__(self, ctx: Context) -> None:
         super().__init__(ctx)
@@ -66,7 +87,8 @@ class Uploading(DeviceState):
 
     @override
     def enter(self) -> None:
-        ctx, task = self.ctx, self.ctx.need_task()
+        ctx = self.ctx
+        task = self.ctx.need_task()
         if task.record.update is None:
             raise RuntimeError("the device uploads without an update; this is a bug")
         ctx.tell_state()
@@ -84,14 +106,25 @@ class Uploading(DeviceState):
         self.ctx.kit.worker.cancel()
 
     def _mask(self) -> None:
-        """Mask the update and send it, as soon as the others have dealt shares; until then this state waits."""
-        ctx, task = self.ctx, self.ctx.need_task()
-        update, member = task.record.update, task.member
+        """Mask the update and send it, as soon as the others have dealt shares.
+
+        Until then this state waits.
+        """
+        ctx = self.ctx
+        task = self.ctx.need_task()
+        update = task.record.update
+        member = task.member
         if update is None or member is None or not member.dealt or not self._bare:
             return
         try:
             data = member.masked(ctx.kit.blobs.read(update.digest))
-            ctx.save(update=BlobRef(digest=ctx.kit.blobs.put(data), size=len(data), chunk_bytes=update.chunk_bytes))
+            ctx.save(
+                update=BlobRef(
+                    digest=ctx.kit.blobs.put(data),
+                    size=len(data),
+                    chunk_bytes=update.chunk_bytes,
+                )
+            )
             ctx.kit.blobs.remove(update.digest)
         except ShoalError as error:
             ctx.fail(error)
@@ -100,8 +133,12 @@ class Uploading(DeviceState):
             self._send(((0, update.chunks),))
 
     def _send(self, ranges: Ranges, *, again: bool = False) -> None:
-        ctx, task = self.ctx, self.ctx.need_task()
-        update, name, link, topics = task.record.update, task.offer.task, ctx.uplink.need(), ctx.uplink.topics
+        ctx = self.ctx
+        task = self.ctx.need_task()
+        update = task.record.update
+        name = task.offer.task
+        link = ctx.uplink.need()
+        topics = ctx.uplink.topics
         if update is None:
             return
         upload = Upload(update, ranges, lambda index: topics.upload(name, index), again)
@@ -114,7 +151,12 @@ class Uploading(DeviceState):
 
     def _announce(self) -> None:
         task = self.ctx.need_task()
-        self.ctx.send(Done, update=task.record.update, tier=task.tier_said, metrics=task.record.metrics)
+        self.ctx.send(
+            Done,
+            update=task.record.update,
+            tier=task.tier_said,
+            metrics=task.record.metrics,
+        )
         self.wake_at = time.monotonic() + self.ctx.kit.config.retry_seconds
 
     @override
@@ -149,10 +191,14 @@ class Uploading(DeviceState):
             ctx.kit.journal.info("the server has the update")
             ctx.post(Event.ACKNOWLEDGED)
         elif isinstance(message, UploadRefused):
-            ctx.kit.journal.warning(f"the server refused the update: {message.reason.value}: {message.detail}")
+            ctx.kit.journal.warning(
+                f"the server refused the update: {message.reason.value}: {message.detail}"
+            )
             ctx.post(Event.REJECTED)
         elif isinstance(message, UploadMissing):
-            if ctx.kit.worker.current is None:  # else it answers an earlier Done; another follows when these are sent
+            if (
+                ctx.kit.worker.current is None
+            ):  # else it answers an earlier Done; another follows when these are sent
                 ctx.kit.journal.info(f"the server misses chunks {message.ranges}")
                 self._send(message.ranges, again=True)
         else:

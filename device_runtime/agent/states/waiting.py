@@ -27,7 +27,15 @@ from device_runtime.training.own_model import OwnModel
 from device_runtime.training.routines import ROUTINES
 from device_runtime.training.task import Bench
 from fleet_protocol.data import load_data
-from fleet_protocol.errors import ConfigError, DataError, RefusalReason, RefusedError, ShoalError, StorageError, plain
+from fleet_protocol.errors import (
+    ConfigError,
+    DataError,
+    RefusalReason,
+    RefusedError,
+    ShoalError,
+    StorageError,
+    plain,
+)
 from fleet_protocol.manifest import BASE, parse_manifest
 from fleet_protocol.messages import BlobRef, Refuse
 from fleet_protocol.transport import Transport, open_transport
@@ -42,19 +50,27 @@ _PAUSED_SECONDS = 10.0  # after which a release may be fetched again, if the con
 
 
 class Starting(DeviceState):
-    """Reads the data and settles the backend; what is wrong with either ends the process, and the fleet hears it."""
+    """Reads the data and settles the backend.
+
+    What is wrong with either ends the process, and the fleet hears it.
+    """
 
     @override
     def enter(self) -> None:
-        ctx, config = self.ctx, self.ctx.kit.config
+        ctx = self.ctx
+        config = self.ctx.kit.config
         try:
             self._prepare()
         except (ConfigError, DataError) as error:
             ctx.measured.unable = plain(str(error))
             ctx.kit.journal.error(f"{error}; the fleet is told, if the broker is there")
-            with contextlib.suppress(ShoalError):  # who cannot be reached at once reads it in this board's log
+            with contextlib.suppress(
+                ShoalError
+            ):  # who cannot be reached at once reads it in this board's log
                 link = _connect(ctx, min(_WORD_SECONDS, config.connect_timeout_seconds))
-                ctx.uplink.publish_status(None, ctx.measured.profile(config, 0, ctx.kit.memory, ctx.releases))
+                ctx.uplink.publish_status(
+                    None, ctx.measured.profile(config, 0, ctx.kit.memory, ctx.releases)
+                )
                 link.drain(time.monotonic() + _WORD_SECONDS)
             raise
         ctx.post(Event.LOADED)
@@ -72,13 +88,24 @@ class Starting(DeviceState):
             own.check()  # a set that is not whole ends the process here, not in the first round
         tried = config.accelerators()
         self.ctx.bench = Bench(
-            data, self.ctx.kit.blobs, backend, config.threads, config.holdout, own, config.state_dir, accelerators=tried
+            data,
+            self.ctx.kit.blobs,
+            backend,
+            config.threads,
+            config.holdout,
+            own,
+            config.state_dir,
+            accelerators=tried,
         )
         left_out = f" (left out: {data.facts.left_out_text})" if data.facts.left_out else ""
-        self.ctx.kit.journal.info(f"data {data.source}: {len(data)} samples{left_out}; backend {backend}")
+        self.ctx.kit.journal.info(
+            f"data {data.source}: {len(data)} samples{left_out}; backend {backend}"
+        )
         self.ctx.measured.unable = self_test(config.state_dir, backend)
         if self.ctx.measured.unable:
-            self.ctx.kit.journal.error(f"this board joins, but it cannot train: {self.ctx.measured.unable}")
+            self.ctx.kit.journal.error(
+                f"this board joins, but it cannot train: {self.ctx.measured.unable}"
+            )
 
 
 def _connect(ctx: Context, seconds: float) -> Transport:
@@ -104,7 +131,8 @@ class Probing(DeviceState):
 
     @override
     def enter(self) -> None:
-        ctx, config = self.ctx, self.ctx.kit.config
+        ctx = self.ctx
+        config = self.ctx.kit.config
         ctx.look()
         link = _connect(ctx, config.connect_timeout_seconds)
         link.subscribe(ctx.uplink.topics.task(config.device))
@@ -125,15 +153,21 @@ class Probing(DeviceState):
 
     def _take_up(self, record: StoredTask) -> None:
         """Make the record the task in hand, what led here counted on disk first."""
-        ctx, boot = self.ctx, boot_id()
-        outage, crash = not record.settled and record.boot != boot, not record.settled and record.boot == boot
-        crashes, outages = record.crashes + crash, record.outages + outage
-        now, left = time.monotonic(), max(0.0, record.seconds_left())
+        ctx = self.ctx
+        boot = boot_id()
+        outage = not record.settled and record.boot != boot
+        crash = not record.settled and record.boot == boot
+        crashes = record.crashes + crash
+        outages = record.outages + outage
+        now = time.monotonic()
+        left = max(0.0, record.seconds_left())
         ctx.hold(TaskInHand(record, deadline=now + left, started=now, resumed=True))
         ctx.kit.journal.follow(record.offer)
         if record.load is not None and record.phase == record.load.phase and crash:
             ctx.kit.memory.died(record.load)
-        ctx.kit.journal.info(f"found a task in phase {record.phase}, {crashes=}, {outages=}, seconds_left={left:.0f}")
+        ctx.kit.journal.info(
+            f"found a task in phase {record.phase}, {crashes=}, {outages=}, seconds_left={left:.0f}"
+        )
         try:
             ctx.save(boot=boot, crashes=crashes, outages=outages, settled=False)
         except StorageError as error:
@@ -141,9 +175,12 @@ class Probing(DeviceState):
 
 
 class Idle(Collecting):
-    """Waits for an offer; one may have come while the last task was dropped. Meanwhile it fetches a release.
+    """Waits for an offer; one may have come while the last task was dropped.
 
-    Of artifact sets it fetches the manifest, then what a training task needs, and takes a step in another process.
+    Meanwhile it fetches a release.
+
+    Of artifact sets it fetches the manifest, then what a training task needs, and takes a step in
+    another process.
     """
 
     def __init__(self, ctx: Context) -> None:
@@ -164,24 +201,30 @@ class Idle(Collecting):
         self.ctx.tell_state()
         self._rest_at = time.monotonic() + _REST_SECONDS
         if self.ctx.pending is not None:
-            offer, self.ctx.pending = self.ctx.pending, None
+            offer = self.ctx.pending
+            self.ctx.pending = None
             self.ctx.take(offer)
         else:
             self.on_wake()
 
     @override
     def on_wake(self) -> None:
-        now, wanted = time.monotonic(), None if self.ctx.measured.paused else self.ctx.releases.wanted
+        now = time.monotonic()
+        wanted = None if self.ctx.measured.paused else self.ctx.releases.wanted
         if now >= self._rest_at:
-            self.ctx.kit.memory.lived()  # a board that is asked for nothing tries again some time, too
+            # a board that is asked for nothing tries again some time, too
+            self.ctx.kit.memory.lived()
             self.enter()
         elif wanted is not None and self._fetches == wanted[0].number and not self._fetch.complete:
             super().on_wake()
         else:
             self._fetch.close()
-            self.wake_at = self._rest_at if self.ctx.releases.wanted is None else now + _PAUSED_SECONDS
+            self.wake_at = (
+                self._rest_at if self.ctx.releases.wanted is None else now + _PAUSED_SECONDS
+            )
             if wanted is not None:
-                self._fetches, self._files = wanted[0].number, ()
+                self._fetches = wanted[0].number
+                self._files = ()
                 self._guarded(lambda: self._want(wanted[1]))
 
     @override
@@ -190,32 +233,53 @@ class Idle(Collecting):
         if wanted is not None and self._fetch.complete and wanted[0].sets:
             self._stage(*wanted)
         elif wanted is not None and self._fetch.complete:
-            self.ctx.releases.move("whole", wanted[0].number, str(self.ctx.kit.blobs.path(wanted[1].digest)))
+            self.ctx.releases.move(
+                "whole",
+                wanted[0].number,
+                str(self.ctx.kit.blobs.path(wanted[1].digest)),
+            )
             self.ctx.post(Event.STOP)
 
     def _stage(self, release: "Release", ref: BlobRef) -> None:
-        """Fetch what a manifest names, or try it when that is there; errors as of `Collecting._take`."""
-        ctx, kit = self.ctx, self.ctx.kit
+        """Fetch what a manifest names, or try it when that is there.
+
+        Errors as of `Collecting._take`.
+        """
+        ctx = self.ctx
+        kit = self.ctx.kit
         manifest = parse_manifest(kit.blobs.read(ref.digest))
         if release.sets.get(manifest.tier) != ref:
-            raise RefusedError(RefusalReason.MALFORMED, f"the manifest of tier {manifest.tier} is another tier's")
-        load, large = kit.memory.load("training", manifest.tier, manifest.peak_memory_bytes), kit.memory.too_large
-        if 0 < load.free < load.peak or (large is not None and large.forbids(load.phase, load.peak)):
+            raise RefusedError(
+                RefusalReason.MALFORMED,
+                f"the manifest of tier {manifest.tier} is another tier's",
+            )
+        load = kit.memory.load("training", manifest.tier, manifest.peak_memory_bytes)
+        large = kit.memory.too_large
+        if 0 < load.free < load.peak or (
+            large is not None and large.forbids(load.phase, load.peak)
+        ):
             text = f"{manifest.tier} needs {load.peak} bytes of memory, and {load.free} are free"
             raise RefusedError(RefusalReason.UNSUPPORTED, large.said if large is not None else text)
         graphs = ROUTINES["train"].graphs(manifest, ctx.need_bench())
         if not self._files:
-            specs = [*(manifest.graphs[key] for key in graphs), *([manifest.files[BASE]] if manifest.base else [])]
-            self._files = tuple(BlobRef(digest=s.digest, size=s.size, chunk_bytes=ref.chunk_bytes) for s in specs)
+            specs = [
+                *(manifest.graphs[key] for key in graphs),
+                *([manifest.files[BASE]] if manifest.base else []),
+            ]
+            self._files = tuple(
+                BlobRef(digest=s.digest, size=s.size, chunk_bytes=ref.chunk_bytes) for s in specs
+            )
             ctx.staged = [file.digest for file in self._files]
             self._want(*self._files)
         elif kit.worker.current is None:
-            path, root = kit.blobs.path(ref.digest), kit.blobs.root
+            path = kit.blobs.path(ref.digest)
+            root = kit.blobs.root
             kit.worker.start("a set", lambda _: (release.number, set_test(path, root, graphs)))
 
     @override
     def on_work(self, event: WorkReport | WorkDone | WorkFailed) -> None:
-        ctx, wanted = self.ctx, self.ctx.releases.wanted
+        ctx = self.ctx
+        wanted = self.ctx.releases.wanted
         if isinstance(event, WorkFailed):
             ctx.fail(event.error)
         if wanted is None or not isinstance(event, WorkDone) or not isinstance(event.result, tuple):
@@ -237,11 +301,13 @@ class _Ending(DeviceState):
 
     @override
     def enter(self) -> None:
-        ctx, task = self.ctx, self.ctx.need_task()
+        ctx = self.ctx
+        task = self.ctx.need_task()
         ctx.kit.worker.cancel()
         update = task.record.update
         ctx.kit.store.clear()
-        ctx.task, ctx.failure = None, None
+        ctx.task = None
+        ctx.failure = None
         if update is not None:
             ctx.kit.blobs.remove(update.digest)
         known = ctx.kit.cache.index.sets
@@ -257,12 +323,14 @@ class _Ending(DeviceState):
 class Refusing(_Ending):
     """Tells the server why the task ends here.
 
-    A crash between message and forgetting repeats the task after the restart, and with it the refusal.
+    A crash between message and forgetting repeats the task after the restart, and with it the
+    refusal.
     """
 
     @override
     def enter(self) -> None:
-        ctx, task = self.ctx, self.ctx.need_task()
+        ctx = self.ctx
+        task = self.ctx.need_task()
         reason, detail = ctx.failure or (RefusalReason.FAILED, "unknown")
         ctx.kit.journal.warning(f"refused: {reason.value}: {detail}")
         ctx.send(Refuse, reason=reason, detail=detail)
@@ -282,7 +350,9 @@ class Stopped(DeviceState):
         ctx = self.ctx
         ctx.kit.worker.cancel()
         if not ctx.kit.worker.join(5.0):
-            ctx.kit.journal.warning("the worker thread is still in a step; it ends with the process")
+            ctx.kit.journal.warning(
+                "the worker thread is still in a step; it ends with the process"
+            )
         if ctx.task is not None:
             try:
                 ctx.save(settled=True)

@@ -1,4 +1,7 @@
-"""Training backends: the portable step on stock onnxruntime, or the step of onnxruntime-training; one session class."""
+"""Training backends: the portable step on stock onnxruntime, or the step of onnxruntime-training.
+
+One session class.
+"""
 
 from device_runtime.board import installed_backends
 from device_runtime.training.backends.pair import PairSession as PairSession
@@ -11,7 +14,9 @@ from fleet_protocol.errors import ConfigError
 
 
 def choose_backend(wanted: str) -> str:
-    """Settle which backend a device trains with, by its name or ``auto``; nothing is imported for it.
+    """Settle which backend a device trains with, by its name or ``auto``.
+
+    Nothing is imported for it.
 
     Raises:
         ConfigError: it is not installed.

@@ -1,4 +1,7 @@
-"""Sessions of onnxruntime with the settings that a board needs; importing it costs 20 MB, so an idle agent waits."""
+"""Sessions of onnxruntime with the settings that a board needs.
+
+Importing it costs 20 MB, so an idle agent waits.
+"""
 
 import contextlib
 import ctypes
@@ -20,14 +23,19 @@ CPU = "CPU"
 """The provider that every runtime has."""
 
 _PROVIDER = "ExecutionProvider"  # the end of every provider's name
-_OPTIONS = MappingProxyType({"CUDA": {"use_tf32": "0"}})  # float32, as the graph says, not ten bits of it
+_OPTIONS = MappingProxyType(
+    {"CUDA": {"use_tf32": "0"}}
+)  # float32, as the graph says, not ten bits of it
 _ARENA_BYTES = 64 * 1024 * 1024
 _MADV_DONTNEED = 4  # from Linux' mman.h
 _MAPPED = re.compile(
-    rb"^([0-9a-f]+)-([0-9a-f]+) (\S+) .* (/.+\.so[.\d]*)\n(?:[A-Z].*\n)*?Anonymous: +(\d+) kB$", re.MULTILINE
+    rb"^([0-9a-f]+)-([0-9a-f]+) (\S+) .* (/.+\.so[.\d]*)\n(?:[A-Z].*\n)*?Anonymous: +(\d+) kB$",
+    re.MULTILINE,
 )
 _PATTERN_BYTES = 8 * 1024 * 1024  # a block for a larger step is felt beside what the arena holds
-_DEAD_BYTES = 64 * 1024  # a free piece that is larger than needed by more than this is cut; 128 MB is the default
+_DEAD_BYTES = (
+    64 * 1024
+)  # a free piece that is larger than needed by more than this is cut; 128 MB is the default
 
 
 def load_runtime() -> Any:
@@ -44,10 +52,12 @@ def load_runtime() -> Any:
 
 @functools.cache
 def forget_loading(_moment: str) -> None:
-    """Unmap, once at a moment, what of libraries was read to load them; what is used is mapped again by its first use.
+    """Unmap, once at a moment, what of libraries was read to load them.
 
-    Only pages that are as in the file go, by what Linux says. A library that another thread loads just now stays: what
-    is written of it is mapped last.
+    What is used is mapped again by its first use.
+
+    Only pages that are as in the file go, by what Linux says. A library that another thread loads
+    just now stays: what is written of it is mapped last.
     """
     with contextlib.suppress(OSError, AttributeError, TypeError):
         madvise = ctypes.CDLL(None).madvise
@@ -57,20 +67,30 @@ def forget_loading(_moment: str) -> None:
             for start, end, rights, _, own in read if written[2] == b"rw-p" else ():
                 if rights.startswith(b"r-") and own == b"0":
                     first = int(start, 16)
-                    madvise(ctypes.c_void_p(first), ctypes.c_size_t(int(end, 16) - first), _MADV_DONTNEED)
+                    madvise(
+                        ctypes.c_void_p(first),
+                        ctypes.c_size_t(int(end, 16) - first),
+                        _MADV_DONTNEED,
+                    )
 
 
 @functools.cache
 def _shared_arena() -> bool:
-    """Register one arena for all sessions of the process; False where the runtime has no such thing.
+    """Register one arena for all sessions of the process.
 
-    Its first region is large enough for the intermediate tensors of most tiers: they are then cut out of one piece,
-    where regions that grow by doubling fragment. Only pages that are touched count as resident.
+    False where the runtime has no such thing.
+
+    Its first region is large enough for the intermediate tensors of most tiers: they are then cut
+    out of one piece, where regions that grow by doubling fragment. Only pages that are touched
+    count as resident.
     """
     runtime = load_runtime()
     try:
         memory = runtime.OrtMemoryInfo(
-            "Cpu", runtime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, runtime.OrtMemType.DEFAULT
+            "Cpu",
+            runtime.OrtAllocatorType.ORT_ARENA_ALLOCATOR,
+            0,
+            runtime.OrtMemType.DEFAULT,
         )
         arena = runtime.OrtArenaCfg(
             {
@@ -95,16 +115,19 @@ def open_session(
     peak_bytes: int | None = None,
     provider: str = CPU,
 ) -> Any:
-    """Check a graph, and open it with the settings that were measured to need the least memory at full speed.
+    """Check a graph, and open it with the settings that were measured to need the least memory at
+    full speed.
 
     With 0 threads an operator takes every core. The CPU computes what another `provider` lacks.
 
-    A device that trains ``conv`` at width 1, batch 32, peaks at 156 MB with them (onnxruntime 1.31.1, x86-64), 8 MB
-    higher with an arena per session, 50 MB higher with memory patterns, which only a step of a known and small
-    `peak_bytes` has; without any arena it is 9 MB lower and two to three times slower.
+    A device that trains ``conv`` at width 1, batch 32, peaks at 156 MB with them (onnxruntime
+    1.31.1, x86-64), 8 MB higher with an arena per session, 50 MB higher with memory patterns, which
+    only a step of a known and small `peak_bytes` has; without any arena it is 9 MB lower and two to
+    three times slower.
 
-    What leaves the board must tell nothing of single samples, see `check_graph`. What is run `as_written` by the
-    exporter opens in a third of the time: for a training step the runtime looks long, and finds nothing that is faster.
+    What leaves the board must tell nothing of single samples, see `check_graph`. What is run
+    `as_written` by the exporter opens in a third of the time: for a training step the runtime looks
+    long, and finds nothing that is faster.
 
     Returns:
         An ``onnxruntime.InferenceSession``.
@@ -115,7 +138,10 @@ def open_session(
         BlobError: the file cannot be read.
     """
     try:
-        with graph.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        with (
+            graph.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+        ):
             check_graph(data, specs, leaves=leaves)
     except (OSError, ValueError) as error:  # a file of no bytes cannot be mapped
         raise BlobError(f"cannot read graph {graph}: {error}") from error
@@ -125,13 +151,16 @@ def open_session(
     options.inter_op_num_threads = 1
     if _shared_arena():
         options.add_session_config_entry("session.use_env_allocators", "1")
-    # A pattern is one block for all intermediate tensors of a batch size, kept beside what the arena already holds. A
-    # small step takes a tenth less with it, because the arena is asked once instead of for every tensor.
+    # A pattern is one block for all intermediate tensors of a batch size, kept beside what the
+    # arena already holds. A small step takes a tenth less with it, because the arena is asked once
+    # instead of for every tensor.
     options.enable_mem_pattern = peak_bytes is not None and peak_bytes <= _PATTERN_BYTES
-    # Planning which tensor may lie where another lay takes up to half of the opening, growing faster than the graph.
-    # The arena gives out what was freed anyway: steps take as long, to the same bits, and peaks are no higher.
+    # Planning which tensor may lie where another lay takes up to half of the opening, growing
+    # faster than the graph. The arena gives out what was freed anyway: steps take as long, to the
+    # same bits, and peaks are no higher.
     options.enable_mem_reuse = False
-    # The order of the file, which the exporter chose for memory; the default order delays weight gradients to the end.
+    # The order of the file, which the exporter chose for memory; the default order delays weight
+    # gradients to the end.
     options.execution_order = runtime.ExecutionOrder.PRIORITY_BASED
     if as_written:
         options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -144,14 +173,21 @@ def open_session(
 
 
 def offered() -> tuple[str, ...]:
-    """The execution providers that the installed runtime was built with, without the end of their names."""
+    """The execution providers that the installed runtime was built with, without the end of their
+    names.
+    """
     return tuple(name.removesuffix(_PROVIDER) for name in load_runtime().get_available_providers())
 
 
 def make_session(graph: Path, options: Any, provider: str) -> Any:
-    """An ``InferenceSession`` on a provider, or an error of any kind; left to itself the runtime takes the CPU then."""
+    """An ``InferenceSession`` on a provider, or an error of any kind.
+
+    Left to itself the runtime takes the CPU then.
+    """
     chosen = [(name + _PROVIDER, _OPTIONS.get(name, {})) for name in dict.fromkeys((provider, CPU))]
-    session = load_runtime().InferenceSession(str(graph), options, providers=chosen, enable_fallback=0)
+    session = load_runtime().InferenceSession(
+        str(graph), options, providers=chosen, enable_fallback=0
+    )
     if provider + _PROVIDER not in session.get_providers():
         raise RuntimeError("onnxruntime could not load it, and has said why on standard error")
     return session

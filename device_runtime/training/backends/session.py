@@ -1,4 +1,6 @@
-"""Graphs with their tensors in place: one class trains with either flavour of the step graph, one evaluates."""
+"""Graphs with their tensors in place: one class trains with either flavour of the step graph, one
+evaluates.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,8 +31,8 @@ def step_graph_key(backend: str, manifest: Manifest) -> str | None:
     """Which graph of a set is the training step for a backend.
 
     Returns:
-        Key in ``manifest.graphs``, or None if the set has no step for this backend. onnxruntime-training takes the
-        portable step where the set has no step of its own.
+        Key in ``manifest.graphs``, or None if the set has no step for this backend.
+        onnxruntime-training takes the portable step where the set has no step of its own.
     """
     wanted = ("ort-training/step", "onnx/train") if backend == "ort-training" else ("onnx/train",)
     return next((key for key in wanted if key in manifest.graphs), None)
@@ -39,8 +41,8 @@ def step_graph_key(backend: str, manifest: Manifest) -> str | None:
 class TrainSession:
     """A training step with its parameters and states; with 0 threads an operator takes every core.
 
-    A provider may name threads of its own, as ``CPU:4`` does. The frozen tensors of the manifest, by name, are read
-    where they lie and never copied.
+    A provider may name threads of its own, as ``CPU:4`` does. The frozen tensors of the manifest,
+    by name, are read where they lie and never copied.
     """
 
     def __init__(
@@ -57,7 +59,9 @@ class TrainSession:
         threads = int(own) if own else threads
         states = {state_input(spec.name): spec for spec in manifest.states}
         parameters = {parameter_input(spec.name): spec for spec in manifest.parameters}
-        staying = [*states] * manifest.states_in_place + [*parameters] * manifest.parameters_in_place
+        staying = [*states] * manifest.states_in_place + [
+            *parameters
+        ] * manifest.parameters_in_place
         tensors = StepTensors(
             moving={**parameters, **states},
             scalars=("loss",),
@@ -66,12 +70,16 @@ class TrainSession:
             in_place=frozenset(staying),
             given={parameter_input(name): array for name, array in (base or {}).items()},
         )
-        specs, peak = manifest.graphs.values(), manifest.peak_memory_bytes
-        self._step = SwappingStep(graph, specs, tensors, peak_bytes=peak, threads=threads, provider=provider)
+        specs = manifest.graphs.values()
+        peak = manifest.peak_memory_bytes
+        self._step = SwappingStep(
+            graph, specs, tensors, peak_bytes=peak, threads=threads, provider=provider
+        )
         self._piece: int | None = None
 
     def reset(self) -> dict[str, NDArray[np.float32]]:
-        """Start again: the optimizer from its initial states, the parameters from what the caller writes into them.
+        """Start again: the optimizer from its initial states, the parameters from what the caller
+        writes into them.
 
         Returns:
             Parameter name to the array that the next step reads.
@@ -81,14 +89,18 @@ class TrainSession:
         return self.parameters()
 
     def load_states(self, states: Mapping[str, Array]) -> None:
-        """Go on with what an optimizer left, all states by name, or with what is there if there are none.
+        """Go on with what an optimizer left, all states by name, or with what is there if there are
+        none.
 
         Raises:
             RefusedError: they are those of another recipe.
         """
         for spec in self._manifest.states if states else ():
             value = states.get(spec.name)
-            if value is None or (value.shape, value.dtype.name) != (spec.shape, spec.dtype):
+            if value is None or (value.shape, value.dtype.name) != (
+                spec.shape,
+                spec.dtype,
+            ):
                 raise RefusedError(
                     RefusalReason.UNSUPPORTED,
                     f"what the optimizer kept of the run has no {spec.name} of shape {list(spec.shape)}: the artifacts "
@@ -97,7 +109,9 @@ class TrainSession:
             np.copyto(self._step.current[state_input(spec.name)], value)
 
     def take_pieces(self, size: int | None) -> None:
-        """Compute no more than so many samples at once from now on, so a batch in pieces; still one step a batch.
+        """Compute no more than so many samples at once from now on, so a batch in pieces.
+
+        Still one step a batch.
 
         Raises:
             RefusedError: the set was exported without sums of gradients.
@@ -111,7 +125,9 @@ class TrainSession:
         self._piece = size
 
     def anchor(self, mu: float) -> None:
-        """Pull the parameters towards what they are now, until the next call (FedProx); 0 for not at all.
+        """Pull the parameters towards what they are now, until the next call (FedProx).
+
+        0 for not at all.
 
         Raises:
             RefusedError: a proximal term is wanted that the set was not exported with.
@@ -132,8 +148,8 @@ class TrainSession:
         """Take new parameters; the optimizer starts from its initial states.
 
         Args:
-            weights: parameter name to float32 array of its local shape. With a proximal term in the recipe they are
-                also what the parameters are pulled towards until the next call.
+            weights: parameter name to float32 array of its local shape. With a proximal term in the
+                recipe they are also what the parameters are pulled towards until the next call.
             mu: strength of the proximal term; 0 for none.
 
         Raises:
@@ -144,7 +160,12 @@ class TrainSession:
         self.anchor(mu)
 
     def step(
-        self, x: Array, y: Targets, mask: Array, learning_rate: float, noise: Mapping[str, Array] | None = None
+        self,
+        x: Array,
+        y: Targets,
+        mask: Array,
+        learning_rate: float,
+        noise: Mapping[str, Array] | None = None,
     ) -> float:
         """One step of the recipe on one batch; returns its mean loss before the step.
 
@@ -156,9 +177,16 @@ class TrainSession:
             noise: layer to float32 ``[B, ...]`` for every entry of the manifest's ``noise``; see
                 `device_runtime.training.course.draw_noise`.
         """
-        whole, size, loss = len(y), self._piece or len(y), 0.0
+        whole = len(y)
+        size = self._piece or len(y)
+        loss = 0.0
         self._step.set("lr", learning_rate)
-        feeds = {"x": x, "y": y, "mask": mask, **{noise_input(layer): value for layer, value in (noise or {}).items()}}
+        feeds = {
+            "x": x,
+            "y": y,
+            "mask": mask,
+            **{noise_input(layer): value for layer, value in (noise or {}).items()},
+        }
         if size >= whole:
             self._step.set("share", 1.0)
             self._step.set("last", 1.0)
@@ -169,7 +197,9 @@ class TrainSession:
             share = counted(y[part]) / count
             self._step.set("share", share)
             self._step.set("last", part.stop >= whole)
-            pieces = {name: value if name == "mask" else value[part] for name, value in feeds.items()}
+            pieces = {
+                name: value if name == "mask" else value[part] for name, value in feeds.items()
+            }
             found = self._step.run(pieces)[0]
             loss += found * share if share else 0.0
         return loss
@@ -177,7 +207,9 @@ class TrainSession:
     def parameters(self) -> dict[str, NDArray[np.float32]]:
         """The parameters now, in manifest order; views that the next step may overwrite."""
         current = self._step.current
-        return {spec.name: current[parameter_input(spec.name)] for spec in self._manifest.parameters}
+        return {
+            spec.name: current[parameter_input(spec.name)] for spec in self._manifest.parameters
+        }
 
     def states(self) -> dict[str, Array]:
         """The optimizer's states now, by name; views, as of `parameters`."""
@@ -198,7 +230,14 @@ class ForwardSession:
     It is given parameters by name, the frozen ones of the manifest's base among them.
     """
 
-    def __init__(self, manifest: Manifest, graph: Path, parameters: Mapping[str, Array], *, threads: int = 1) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        graph: Path,
+        parameters: Mapping[str, Array],
+        *,
+        threads: int = 1,
+    ) -> None:
         self._manifest = manifest
         self._session = open_session(graph, manifest.graphs.values(), threads=threads)
         self._inputs = {spec.name for spec in self._session.get_inputs()}
@@ -206,18 +245,27 @@ class ForwardSession:
 
     def load(self, parameters: Mapping[str, Array]) -> None:
         """Read other parameters, float32 by name, from now on; in place, not copied."""
-        needed = [spec.name for spec in self._manifest.parameters] + [spec.name for spec in self._manifest.base]
+        needed = [spec.name for spec in self._manifest.parameters] + [
+            spec.name for spec in self._manifest.base
+        ]
         self._fixed = {parameter_input(name): parameters[name] for name in needed}
 
     def _run(self, outputs: list[str], feeds: Mapping[str, Array]) -> list[Array]:
-        known = {name: value for name, value in {**self._fixed, **feeds}.items() if name in self._inputs}
+        known = {
+            name: value for name, value in {**self._fixed, **feeds}.items() if name in self._inputs
+        }
         result: list[Array] = self._session.run(outputs, known)
         return result
 
     def evaluate(
-        self, x: Array, y: Array, mask: Array, statistics: Mapping[str, Array] | None = None
+        self,
+        x: Array,
+        y: Array,
+        mask: Array,
+        statistics: Mapping[str, Array] | None = None,
     ) -> dict[str, NDArray[np.float64]]:
-        """Sums of loss and metrics over one batch, as `fleet_protocol.metrics.summed_outputs` names them.
+        """Sums of loss and metrics over one batch, as `fleet_protocol.metrics.summed_outputs` names
+        them.
 
         Args:
             x: samples ``[B, ...]``.
@@ -246,16 +294,22 @@ class ForwardSession:
 class Sessions:
     """Opens the graphs of a task, steps on a provider; with 0 threads an operator takes every core.
 
-    A board opens each anew, for memory; a simulation, which trains one tier for many devices, may keep them.
+    A board opens each anew, for memory; a simulation, which trains one tier for many devices, may
+    keep them.
     """
 
     def __init__(self, threads: int = 1, provider: str = CPU) -> None:
-        self.threads, self.provider = threads, provider
+        self.threads = threads
+        self.provider = provider
 
     def train(self, manifest: Manifest, graph: Path, base: Mapping[str, Array]) -> TrainSession:
         """A session of a step graph; the caller loads weights."""
-        return TrainSession(manifest, graph, threads=self.threads, base=base, provider=self.provider)
+        return TrainSession(
+            manifest, graph, threads=self.threads, base=base, provider=self.provider
+        )
 
-    def forward(self, manifest: Manifest, graph: Path, parameters: Mapping[str, Array]) -> ForwardSession:
+    def forward(
+        self, manifest: Manifest, graph: Path, parameters: Mapping[str, Array]
+    ) -> ForwardSession:
         """A session of a graph that changes nothing."""
         return ForwardSession(manifest, graph, parameters, threads=self.threads)

@@ -1,7 +1,8 @@
-"""A step graph whose tensors stay in place: it reads one set of buffers and writes the other, then they swap.
+"""A step graph whose tensors stay in place: it reads one set of buffers and writes the other, then
+they swap.
 
-Both bindings are made once, so a step copies no parameter, allocates none, and binds only what is another array than
-two steps ago.
+Both bindings are made once, so a step copies no parameter, allocates none, and binds only what is
+another array than two steps ago.
 """
 
 from collections.abc import Iterable, Mapping
@@ -38,8 +39,10 @@ class StepTensors:
         moving: those that a step changes, by graph input; the outputs are `next_name` of these.
         scalars: outputs of one number each, which a step returns.
         fixed: inputs that no step changes, by graph input; those the graph lacks are left out.
-        settings: inputs of one number each, float32, which `SwappingStep.set` writes; those the graph lacks as well.
-        in_place: of the tensors that a step changes, those whose next value may be written over them.
+        settings: inputs of one number each, float32, which `SwappingStep.set` writes; those the
+            graph lacks as well.
+        in_place: of the tensors that a step changes, those whose next value may be written over
+            them.
         given: inputs that are in memory already, by graph input; read where they are.
     """
 
@@ -52,7 +55,9 @@ class StepTensors:
 
 
 class SwappingStep:
-    """A step graph with those of its tensors that stay in memory; with 0 threads an operator takes every core.
+    """A step graph with those of its tensors that stay in memory.
+
+    With 0 threads an operator takes every core.
 
     The manifest tells the peak of its memory.
 
@@ -72,21 +77,36 @@ class SwappingStep:
     ) -> None:
         runtime = load_runtime()
         self._session = open_session(
-            graph, specs, threads=threads, as_written=True, peak_bytes=peak_bytes, provider=provider
+            graph,
+            specs,
+            threads=threads,
+            as_written=True,
+            peak_bytes=peak_bytes,
+            provider=provider,
         )
         self._inputs = {spec.name for spec in self._session.get_inputs()}
         shapes = {spec.name: spec.shape for spec in self._session.get_outputs()}
         self._scalars = {name: np.zeros(shapes[name], np.float32) for name in tensors.scalars}
-        self._settings = {name: np.zeros((), np.float32) for name in tensors.settings if name in self._inputs}
+        self._settings = {
+            name: np.zeros((), np.float32) for name in tensors.settings if name in self._inputs
+        }
         first = _zeros(tensors.moving)
         second = _zeros(tensors.moving) | {name: first[name] for name in tensors.in_place}
         self._buffers: tuple[dict[str, Array], dict[str, Array]] = (first, second)
-        self._fixed = _zeros({name: sized for name, sized in tensors.fixed.items() if name in self._inputs})
+        self._fixed = _zeros(
+            {name: sized for name, sized in tensors.fixed.items() if name in self._inputs}
+        )
         self._given = {name: array for name, array in tensors.given.items() if name in self._inputs}
         # An OrtValue made from an array shares its memory; the arrays above keep it alive.
         staying = {**self._fixed, **self._given, **self._settings}
         self._values, self._fixed_values, self._scalar_values = (
-            [{name: runtime.OrtValue.ortvalue_from_numpy(array) for name, array in arrays.items()} for arrays in sets]
+            [
+                {
+                    name: runtime.OrtValue.ortvalue_from_numpy(array)
+                    for name, array in arrays.items()
+                }
+                for arrays in sets
+            ]
             for sets in (self._buffers, [staying], [self._scalars])
         )
         self._bindings = (self._bind(0), self._bind(1))
@@ -108,7 +128,10 @@ class SwappingStep:
 
     @property
     def current(self) -> dict[str, Array]:
-        """The changing tensors now, by graph input; to read and write in place, until the next step."""
+        """The changing tensors now, by graph input.
+
+        To read and write in place, until the next step.
+        """
         return self._buffers[self._current]
 
     @property
@@ -117,7 +140,9 @@ class SwappingStep:
         return self._fixed
 
     def addresses(self) -> dict[str, int]:
-        """Where the runtime reads the tensors that change now, and those it was given, by graph input."""
+        """Where the runtime reads the tensors that change now, and those it was given, by graph
+        input.
+        """
         given = {name: self._fixed_values[0][name].data_ptr() for name in self._given}
         return {name: array.ctypes.data for name, array in self.current.items()} | given
 
@@ -130,17 +155,21 @@ class SwappingStep:
         """One step; returns the scalars, in order.
 
         Args:
-            feeds: all other inputs; one that the graph lacks is left out, because an exporter may drop an input
-                that the step does not use. An array that was fed before may have other numbers in it now.
+            feeds: all other inputs; one that the graph lacks is left out, because an exporter may
+                drop an input that the step does not use. An array that was fed before may have
+                other numbers in it now.
         """
-        binding, bound = self._bindings[self._current], self._bound[self._current]
+        binding = self._bindings[self._current]
+        bound = self._bound[self._current]
         if not self._ours:  # a binding copies into another memory when it is made, and never again
             bound.clear()
             changing = {**self._values[self._current], **self._fixed_values[0]}
             for name in self._inputs & changing.keys() - self._given.keys():
                 binding.bind_ortvalue_input(name, changing[name])
         for name, value in feeds.items():
-            known = bound.get(name) is value and value.flags.c_contiguous  # the runtime copies what is not
+            known = (
+                bound.get(name) is value and value.flags.c_contiguous
+            )  # the runtime copies what is not
             if not known and name in self._inputs:
                 binding.bind_cpu_input(name, value)
                 bound[name] = value

@@ -1,4 +1,7 @@
-"""How a device chooses its tier, by the rule that an offer names. A new rule is one file and one row here."""
+"""How a device chooses its tier, by the rule that an offer names.
+
+A new rule is one file and one row here.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +17,9 @@ from fleet_protocol.messages import Instructions
 
 __all__ = ["RULES", "Rule", "Situation", "TierChooser", "chooser_of"]
 
-RULES: Mapping[str, Rule[Any, Any]] = MappingProxyType({rule.name: rule for rule in (whalefl.RULE,)})
+RULES: Mapping[str, Rule[Any, Any]] = MappingProxyType(
+    {rule.name: rule for rule in (whalefl.RULE,)}
+)
 
 
 @dataclass(frozen=True)
@@ -25,17 +30,25 @@ class TierChooser:
     settings: FrozenModel
 
     def choose(self, memory: FrozenModel | None, situation: Situation) -> str:
-        """Choose one of the situation's tiers for the coming round; the memory is None before the first round."""
+        """Choose one of the situation's tiers for the coming round.
+
+        The memory is None before the first round.
+        """
         return self.rule.choose(self.settings, memory, situation)
 
     def learn(self, memory: FrozenModel | None, number: int, loss: float) -> FrozenModel:
-        """Take a finished round into account: the memory after it, from that before it, None before the first."""
+        """Take a finished round into account: the memory after it, from that before it, None before
+        the first.
+        """
         learnt: FrozenModel = self.rule.learn(self.settings, memory, number, loss)
         return learnt
 
 
 def chooser_of(instructions: Instructions) -> TierChooser | None:
-    """How a task lets a device choose its tier, if it does; a RefusedError for a rule or settings it does not know."""
+    """How a task lets a device choose its tier, if it does.
+
+    A RefusedError for a rule or settings it does not know.
+    """
     chooser = instructions.chooser
     if chooser is None:
         return None

@@ -1,16 +1,19 @@
-"""Adaptive sizing: how wide a sub-model to train, from the times and losses that a device has seen itself.
+"""Adaptive sizing: how wide a sub-model to train, from the times and losses that a device has seen
+itself.
 
-The formulas of https://arxiv.org/abs/2405.00885, specification section 4; its equations 3 to 8 are reconstructed.
+The formulas of https://arxiv.org/abs/2405.00885, specification section 4; its equations 3 to 8 are
+reconstructed.
 
-At the start of a round, `choose` weighs the system efficiency SE (how fast link and processor are now) with the
-training efficiency TE (whether the loss has stalled):
+At the start of a round, `choose` weighs the system efficiency SE (how fast link and processor are
+now) with the training efficiency TE (whether the loss has stalled):
 
     SE = 1 / T_cm + 1 / T_cp                or  1 / (T_cm + T_cp)
     U  = SE * sign(TE) * |TE|^gamma         or  SE + sign(TE) * |TE|^gamma
     Un = U / Theta, kept in [0, 1]          width by the cuts 0.8, 0.6, 0.4, 0.2; never more than the device's maximum
 
-After the round, `observe` takes its mean loss L into account: if it changed by at most delta since the round before,
-TE rises by beta while L >= alpha * target (training has stalled early: a larger model helps) and falls by beta after.
+After the round, `observe` takes its mean loss L into account: if it changed by at most delta since
+the round before, TE rises by beta while L >= alpha * target (training has stalled early: a larger
+model helps) and falls by beta after.
 
 The progress between rounds is a frozen value with a JSON form, so that it survives a restart.
 """
@@ -48,9 +51,17 @@ class Choice(FrozenModel):
 
 
 def choose(
-    state: Progress, settings: SizingConstants, *, transmit_seconds: float, compute_seconds: float, maximum: float
+    state: Progress,
+    settings: SizingConstants,
+    *,
+    transmit_seconds: float,
+    compute_seconds: float,
+    maximum: float,
 ) -> Choice:
-    """Choose the round's width, at most `maximum`, by T_cm and T_cp as measured now; errors of `system_efficiency`."""
+    """Choose the round's width, at most `maximum`, by T_cm and T_cp as measured now.
+
+    Errors of `system_efficiency`.
+    """
     speed = system_efficiency(transmit_seconds, compute_seconds, settings.efficiency)
     if settings.arm == "training":
         speed = settings.fixed
@@ -69,9 +80,11 @@ def choose(
 
 
 def observe(state: Progress, settings: SizingConstants, loss: float) -> Progress:
-    """The record for the next round, given the mean training loss over all local iterations of a finished one.
+    """The record for the next round, given the mean training loss over all local iterations of a
+    finished one.
 
-    The training efficiency changes from the second observed loss on; one that is not finite leaves it as it was.
+    The training efficiency changes from the second observed loss on; one that is not finite leaves
+    it as it was.
     """
     if not math.isfinite(loss):
         return state

@@ -1,4 +1,7 @@
-"""What a rule is by which a device chooses its tier. One file per rule makes one, one registry row names it."""
+"""What a rule is by which a device chooses its tier.
+
+One file per rule makes one, one registry row names it.
+"""
 
 import math
 import re
@@ -33,7 +36,8 @@ class Rule(Generic[SettingsT, MemoryT]):
     memory: type[MemoryT]  # schema of what it remembers; it must survive a restart
     # one of the tiers of a situation; the memory is None before the first round
     choose: Callable[[SettingsT, MemoryT | None, Situation], str]
-    # the memory after a round, by its number and its mean training loss over all steps; of one that it holds, as it is
+    # the memory after a round, by its number and its mean training loss over all steps; of one that
+    # it holds, as it is
     learn: Callable[[SettingsT, MemoryT | None, int, float], MemoryT]
 
 

@@ -1,14 +1,16 @@
 """The rule ``whalefl``: a device takes the width that its utility asks for.
 
-Huai-an Su, Jiaxiang Geng, Liang Li, Xiaoqi Qin, Yanzhao Hou, Hao Wang, Xin Fu, Miao Pan: "WHALE-FL: Wireless and
-Heterogeneity Aware Latency Efficient Federated Learning over Mobile Devices via Adaptive Subnetwork Scheduling", 2024,
-https://arxiv.org/abs/2405.00885. Specification 4.2. The formulas are `device_runtime.training.choosers.adaptive`; here
-are the measurements that they need:
+Huai-an Su, Jiaxiang Geng, Liang Li, Xiaoqi Qin, Yanzhao Hou, Hao Wang, Xin Fu, Miao Pan: "WHALE-FL:
+Wireless and Heterogeneity Aware Latency Efficient Federated Learning over Mobile Devices via
+Adaptive Subnetwork Scheduling", 2024, https://arxiv.org/abs/2405.00885. Specification 4.2. The
+formulas are `device_runtime.training.choosers.adaptive`; here are the measurements that they need:
 
-- T_cm, the time of the WHOLE model on the link (specification 4.2, step 2): its size by the speed of a download.
+- T_cm, the time of the WHOLE model on the link (specification 4.2, step 2): its size by the speed
+  of a download.
 - T_cp, the time of a round's steps at the NARROWEST tier.
 
-Both are of the round that the choice is for, and measured before it. Where one is not known, the narrowest is taken.
+Both are of the round that the choice is for, and measured before it. Where one is not known, the
+narrowest is taken.
 """
 
 from pydantic import Field
@@ -31,16 +33,26 @@ def _fresh(sizing: Sizing) -> Memory:
 
 
 def _choose(sizing: Sizing, memory: Memory | None, situation: Situation) -> str:
-    known, constants = memory or _fresh(sizing), sizing.constants
-    tiers = {width_of(tier): tier for tier in reversed(situation.tiers)}  # of equal widths the first one offered
-    narrowest, widest = min(tiers), max(tiers)
+    known = memory or _fresh(sizing)
+    constants = sizing.constants
+    tiers = {
+        width_of(tier): tier for tier in reversed(situation.tiers)
+    }  # of equal widths the first one offered
+    narrowest = min(tiers)
+    widest = max(tiers)
     transmit = compute = 1.0
     if constants.arm != "training":  # that arm holds the system efficiency fixed
         if not situation.step_seconds or not situation.bytes_per_second:
             return tiers[narrowest]
         transmit = sizing.full_bytes / situation.bytes_per_second
         compute = situation.step_seconds * situation.steps
-    choice = choose(known.progress, constants, transmit_seconds=transmit, compute_seconds=compute, maximum=widest)
+    choice = choose(
+        known.progress,
+        constants,
+        transmit_seconds=transmit,
+        compute_seconds=compute,
+        maximum=widest,
+    )
     return tiers[fit(choice.width, tuple(tiers))]
 
 

@@ -33,8 +33,8 @@ def may_join(instructions: Instructions, bench: Bench) -> Routine:
     """See that a board can do what a task asks, before anything is fetched; returns its routine.
 
     Raises:
-        RefusedError: it does not know the routine or the update's encoding, a setting is wrong, or the board lacks what
-            the routine needs.
+        RefusedError: it does not know the routine or the update's encoding, a setting is wrong, or
+            the board lacks what the routine needs.
     """
     routine = routine_of(instructions)
     encoding = instructions.upload.encoding

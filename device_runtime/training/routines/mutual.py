@@ -1,12 +1,15 @@
-"""The routine ``mutual`` of FML: a personal model of this board and a copy of the global one teach each other.
+"""The routine ``mutual`` of FML: a personal model of this board and a copy of the global one teach
+each other.
 
-Tao Shen et al.: "Federated Mutual Learning", 2020, https://arxiv.org/abs/2006.16765; specification 5.3 and 5.4.
+Tao Shen et al.: "Federated Mutual Learning", 2020, https://arxiv.org/abs/2006.16765; specification
+5.3 and 5.4.
 
-The copy (the meme) is the ``sent`` model of a pair, the personal one is its ``own``. If the fleet shares only a trunk,
-the rest of the meme (the adaptor) stays here too; a pair that brings an adaptor of its own gives it any shape, so that
-the board may have other labels than the fleet's model. The board keeps the personal model, its optimizer's states and
-the adaptor from round to round. The losses are those of the paper: there is no label mask. Orders and
-random numbers are those of `device_runtime.training.course`, the own model's layers before the sent one's.
+The copy (the meme) is the ``sent`` model of a pair, the personal one is its ``own``. If the fleet
+shares only a trunk, the rest of the meme (the adaptor) stays here too; a pair that brings an
+adaptor of its own gives it any shape, so that the board may have other labels than the fleet's
+model. The board keeps the personal model, its optimizer's states and the adaptor from round to
+round. The losses are those of the paper: there is no label mask. Orders and random numbers are
+those of `device_runtime.training.course`, the own model's layers before the sent one's.
 """
 
 import math
@@ -42,7 +45,8 @@ from fleet_protocol.targets import counted
 NAME = "mutual"
 
 Tensors = dict[str, NDArray[Any]]
-_STATE, _ADAPTOR = "state/", "adaptor/"
+_STATE = "state/"
+_ADAPTOR = "adaptor/"
 
 
 @dataclass(frozen=True)
@@ -50,12 +54,18 @@ class PairResult:
     """What training ended with; the parameters and states stay in the session."""
 
     steps: int
-    losses: Mapping[Side, float]  # mean loss of each model in the last epoch, weighted by the labels that count
+    losses: Mapping[
+        Side, float
+    ]  # mean loss of each model in the last epoch, weighted by the labels that count
     seconds: float  # time of the training alone
 
 
 def train_pair(
-    session: PairSession, manifest: PairManifest, course: Course, scalars: Mapping[str, float], hooks: Hooks
+    session: PairSession,
+    manifest: PairManifest,
+    course: Course,
+    scalars: Mapping[str, float],
+    hooks: Hooks,
 ) -> PairResult:
     """Train both models for the epochs or steps of an offer; hooks hear the loss of the sent model.
 
@@ -65,9 +75,12 @@ def train_pair(
         RefusedError: a loss or a parameter is not finite.
     """
     require_labels(course.data, course.chosen)
-    started, step, means = time.monotonic(), 0, np.full(len(SIDES), math.nan)
+    started = time.monotonic()
+    step = 0
+    means = np.full(len(SIDES), math.nan)
     for planned in course.passes():
-        totals, weight = np.zeros(len(SIDES)), 0
+        totals = np.zeros(len(SIDES))
+        weight = 0
         for number, indices in enumerate(planned.batches):
             hooks.go_on()
             moment = course.moment(planned.epoch, number)
@@ -76,26 +89,44 @@ def train_pair(
             losses = session.step(x, y, inputs, draw_noise(manifest.noise, moment, len(indices)))
             step += 1
             if not all(map(math.isfinite, losses)):
-                found = ", ".join(f"{loss} ({side})" for side, loss in zip(SIDES, losses, strict=True))
+                found = ", ".join(
+                    f"{loss} ({side})" for side, loss in zip(SIDES, losses, strict=True)
+                )
                 raise RefusedError(
                     RefusalReason.FAILED,
                     f"the losses of the board's own model and the one it was sent are {found} in round {course.round}"
                     f" at step {step} (epoch {planned.epoch + 1}); lower the learning rate or look at the data",
                 )
             count = counted(y)
-            totals, weight = totals + np.array(losses) * count, weight + count
+            totals = totals + np.array(losses) * count
+            weight = weight + count
         means = totals / weight if weight else means
-        hooks.report(EpochReport(planned.epoch + 1, planned.epochs, step, float(means[SIDES.index("sent")])))
+        hooks.report(
+            EpochReport(
+                planned.epoch + 1,
+                planned.epochs,
+                step,
+                float(means[SIDES.index("sent")]),
+            )
+        )
     for side in SIDES:
         check_parameters(session.parameters(side), course.round, step, f" of the {side} model")
-    return PairResult(step, dict(zip(SIDES, map(float, means), strict=True)), time.monotonic() - started)
+    return PairResult(
+        step,
+        dict(zip(SIDES, map(float, means), strict=True)),
+        time.monotonic() - started,
+    )
 
 
 class MutualSettings(FrozenModel):
     """How much the two models trust the labels in one round (specification 5.1)."""
 
-    alpha: float = Field(default=0.5, ge=0, le=1)  # of the personal model; the rest is trust in the meme
-    beta: float = Field(default=0.5, ge=0, le=1)  # of the meme; the rest is trust in the personal model
+    alpha: float = Field(
+        default=0.5, ge=0, le=1
+    )  # of the personal model; the rest is trust in the meme
+    beta: float = Field(
+        default=0.5, ge=0, le=1
+    )  # of the meme; the rest is trust in the personal model
 
 
 @dataclass(frozen=True)
@@ -126,12 +157,15 @@ def _run(task: Task, bench: Bench, hooks: Hooks) -> Result:
     meme = pair.manifest.sent
     sent = read_weights(bench.blobs.path(task.weights.digest), task.manifest)
     bench = replace(bench, data=bench.data.fitted(meme))
-    session = PairSession(pair.manifest, pair.model.path(pair.manifest.graph), threads=bench.threads)
+    session = PairSession(
+        pair.manifest, pair.model.path(pair.manifest.graph), threads=bench.threads
+    )
     kept = pair.model.files.load(task.run, task.round)
     session.load("own", *_personal(pair, kept))
     session.load("sent", _meme(pair, sent, kept))
     result = train_pair(session, pair.manifest, task.course(bench), settings.model_dump(), hooks)
-    own, after = session.parameters("own"), session.parameters("sent")
+    own = session.parameters("own")
+    after = session.parameters("sent")
     evaluation = _evaluate(task, bench, pair, own, hooks)
     pair.model.files.save(
         task.run,
@@ -148,19 +182,27 @@ def _run(task: Task, bench: Bench, hooks: Hooks) -> Result:
 
 def _load_pair(model: OwnModel, task: Task) -> _Pair:
     """The board's pair; what its meme shares must be what the offer shares."""
-    pair, manifest, stays = model.manifest(), task.manifest, task.instructions.stays
+    pair = model.manifest()
+    manifest = task.manifest
+    stays = task.instructions.stays
     if pair.routine != NAME:
         raise RefusedError(
-            RefusalReason.UNSUPPORTED, f"the set {model.folder} is for the routine {pair.routine}, not for {NAME}"
+            RefusalReason.UNSUPPORTED,
+            f"the set {model.folder} is for the routine {pair.routine}, not for {NAME}",
         )
     own = frozenset(stays if pair.adaptor is None else pair.adaptor.parameters)
     # Without an adaptor of its own the meme starts wholly from what is sent, so all of it must fit.
     offered, mine = (
-        {spec.name: spec for spec in side.parameters if pair.adaptor is None or spec.name not in out}
+        {
+            spec.name: spec
+            for spec in side.parameters
+            if pair.adaptor is None or spec.name not in out
+        }
         for side, out in ((manifest, frozenset(stays)), (pair.sent, own))
     )
     for name in {**offered, **mine}:
-        theirs, ours = offered.get(name), mine.get(name)
+        theirs = offered.get(name)
+        ours = mine.get(name)
         if _facts(theirs) != _facts(ours):
             raise RefusedError(
                 RefusalReason.UNSUPPORTED,
@@ -181,11 +223,17 @@ def _words(spec: ParameterSpec | None, other: ParameterSpec | None) -> str:
     if spec is None:
         return "not shared"
     shape = f"{spec.dtype} {list(spec.shape)}"
-    return shape if other is None or spec.shape != other.shape else f"{shape} over {', '.join(spec.axes)}"
+    return (
+        shape
+        if other is None or spec.shape != other.shape
+        else f"{shape} over {', '.join(spec.axes)}"
+    )
 
 
 def _personal(pair: _Pair, kept: Kept | None) -> tuple[Tensors, Tensors | None]:
-    """The personal model as the last round left it, with its optimizer's states, or as the set starts it."""
+    """The personal model as the last round left it, with its optimizer's states, or as the set
+    starts it.
+    """
     states = {spec.name: spec for spec in pair.manifest.own.states}
     return pair.model.parameters(kept), None if kept is None else kept.under(_STATE, states)
 
@@ -194,19 +242,25 @@ def _meme(pair: _Pair, sent: Mapping[str, NDArray[Any]], kept: Kept | None) -> T
     """The meme as it was sent, but for its adaptor; its optimizer starts afresh."""
     weights = dict(sent)
     if kept is not None:
-        expected = {spec.name: spec for spec in pair.manifest.sent.parameters if spec.name in pair.adaptor}
+        expected = {
+            spec.name: spec for spec in pair.manifest.sent.parameters if spec.name in pair.adaptor
+        }
         weights |= kept.under(_ADAPTOR, expected)
     elif pair.manifest.adaptor is not None:
         weights |= tensors_in(pair.model.read(pair.manifest.adaptor))
     return weights
 
 
-def _evaluate(task: Task, bench: Bench, pair: _Pair, own: Tensors, hooks: Hooks) -> Evaluation | None:
+def _evaluate(
+    task: Task, bench: Bench, pair: _Pair, own: Tensors, hooks: Hooks
+) -> Evaluation | None:
     """Loss and accuracy of the personal model on held-out samples."""
     manifest = pair.manifest.own
 
     def opened(key: str) -> ForwardSession:
-        return ForwardSession(manifest, pair.model.path(manifest.graphs[key]), own, threads=bench.threads)
+        return ForwardSession(
+            manifest, pair.model.path(manifest.graphs[key]), own, threads=bench.threads
+        )
 
     mask = np.ones(manifest.classes, np.float32)
     judged = HeldOut(bench.data, bench.split()[1], task.instructions.train.batch_size, mask)
@@ -214,4 +268,11 @@ def _evaluate(task: Task, bench: Bench, pair: _Pair, own: Tensors, hooks: Hooks)
 
 
 # Of the set that is offered it needs no graphs: those of the pair are on the board.
-ROUTINE = Routine(NAME, phase="training", settings=MutualSettings, graphs=lambda _, __: (), run=_run, join=_join)
+ROUTINE = Routine(
+    NAME,
+    phase="training",
+    settings=MutualSettings,
+    graphs=lambda _, __: (),
+    run=_run,
+    join=_join,
+)

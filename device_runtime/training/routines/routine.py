@@ -1,4 +1,7 @@
-"""What a routine is: what a task may ask of a device. One file per routine makes one, one registry row names it."""
+"""What a routine is: what a task may ask of a device.
+
+One file per routine makes one, one registry row names it.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -39,13 +42,14 @@ class Routine:
 
     Attributes:
         name: as in offers.
-        phase: the state of the agent that works on it. The board's limits of width and depth count for training; what
-            measures makes forward passes alone.
+        phase: the state of the agent that works on it. The board's limits of width and depth count
+            for training; what measures makes forward passes alone.
         settings: schema of the settings that an offer has for it.
-        graphs: keys of the graphs of an artifact set that it needs on a board, raising RefusedError where the set
-            lacks one.
+        graphs: keys of the graphs of an artifact set that it needs on a board, raising RefusedError
+            where the set lacks one.
         run: does a task.
-        join: raises RefusedError, before anything is fetched, where a board cannot do what is asked.
+        join: raises RefusedError, before anything is fetched, where a board cannot do what is
+            asked.
     """
 
     name: str

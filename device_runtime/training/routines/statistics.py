@@ -1,11 +1,18 @@
-"""The routine ``statistics``: one pass that returns batch norm statistics of the sent model (specification 1.6)."""
+"""The routine ``statistics``: one pass that returns batch norm statistics of the sent model
+(specification 1.6).
+"""
 
 import time
 from dataclasses import replace
 
 from device_runtime.training.hooks import Hooks
 from device_runtime.training.measuring import STATS, measure
-from device_runtime.training.routines.routine import NoSettings, Result, Routine, missing_graph
+from device_runtime.training.routines.routine import (
+    NoSettings,
+    Result,
+    Routine,
+    missing_graph,
+)
 from device_runtime.training.task import Bench, Task, base_tensors
 from device_runtime.training.weights_file import read_weights
 from fleet_protocol.manifest import Manifest
@@ -25,9 +32,13 @@ def _run(task: Task, bench: Bench, hooks: Hooks) -> Result:
         **base_tensors(manifest, bench.blobs),
         **read_weights(bench.blobs.path(task.weights.digest), manifest),
     }
-    session = bench.opening.forward(manifest, bench.blobs.path(manifest.graphs[STATS].digest), parameters)
+    session = bench.opening.forward(
+        manifest, bench.blobs.path(manifest.graphs[STATS].digest), parameters
+    )
     tensors, count = measure(session, manifest, task.course(bench), hooks)
     return Result(tensors, count, time.monotonic() - started)
 
 
-ROUTINE = Routine(name="statistics", phase="measuring", settings=NoSettings, graphs=_graphs, run=_run)
+ROUTINE = Routine(
+    name="statistics", phase="measuring", settings=NoSettings, graphs=_graphs, run=_run
+)

@@ -1,4 +1,6 @@
-"""The routine ``train``: epochs of the sent sub-model on the board's samples, then its accuracy on held-out ones."""
+"""The routine ``train``: epochs of the sent sub-model on the board's samples, then its accuracy on
+held-out ones.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -8,13 +10,23 @@ from numpy.typing import NDArray
 
 from device_runtime.board import installed_backends
 from device_runtime.training.accelerators import Trial
-from device_runtime.training.backends import ForwardSession, Sessions, TrainSession, step_graph_key
+from device_runtime.training.backends import (
+    ForwardSession,
+    Sessions,
+    TrainSession,
+    step_graph_key,
+)
 from device_runtime.training.backends.runtime import CPU
 from device_runtime.training.epochs import TrainResult, self_test, train
 from device_runtime.training.hooks import Hooks, SelfTested, Settled, TaskStopped
 from device_runtime.training.labels import label_mask, present_labels
 from device_runtime.training.measuring import EVAL, STATS, HeldOut, judge
-from device_runtime.training.routines.routine import NoSettings, Result, Routine, missing_graph
+from device_runtime.training.routines.routine import (
+    NoSettings,
+    Result,
+    Routine,
+    missing_graph,
+)
 from device_runtime.training.task import Bench, Task, base_tensors
 from device_runtime.training.weights_file import read_weights
 from fleet_protocol.errors import RefusedError, ShoalError
@@ -49,17 +61,23 @@ def _run(task: Task, bench: Bench, hooks: Hooks) -> Result:
 
 
 def _accelerated(task: Task, bench: Bench, hooks: Hooks) -> tuple[Tensors, TrainResult]:
-    """Train on the accelerator that the board's trials settle on; where it fails, once more on the CPU."""
+    """Train on the accelerator that the board's trials settle on.
+
+    Where it fails, once more on the CPU.
+    """
     if bench.accelerators is None:
         return _train(task, bench, hooks)
-    key, asked = _step_key(task.manifest, bench), task.instructions.train
+    key = _step_key(task.manifest, bench)
+    asked = task.instructions.train
     graph = f"{task.manifest.graphs[key].digest} {installed_backends()[bench.backend]}"
     batch = min(asked.micro_batch or asked.batch_size, bench.examples)
 
     def on(provider: str) -> Bench:
         return replace(bench, sessions=Sessions(bench.threads, provider))
 
-    settled = bench.accelerators.settle(graph, task.manifest, batch, lambda name: _opened(task, on(name), key), hooks)
+    settled = bench.accelerators.settle(
+        graph, task.manifest, batch, lambda name: _opened(task, on(name), key), hooks
+    )
     hooks.report(settled)
     try:
         return _train(task, on(settled.provider), hooks)
@@ -70,7 +88,9 @@ def _accelerated(task: Task, bench: Bench, hooks: Hooks) -> tuple[Tensors, Train
         why = f"{settled.provider} failed in a task: {type(error).__name__}: {error}"[:500]
     hooks.report(Settled(CPU, why))
     done = _train(task, bench, hooks)
-    bench.accelerators.note(f"{graph} {settled.provider}", Trial(fault=why))  # what the CPU can do was its fault
+    bench.accelerators.note(
+        f"{graph} {settled.provider}", Trial(fault=why)
+    )  # what the CPU can do was its fault
     return done
 
 
@@ -111,15 +131,20 @@ def _keep_states(task: Task, bench: Bench, states: Mapping[str, Tensors]) -> Non
 
 
 def _evaluate(task: Task, bench: Bench, parameters: Tensors, hooks: Hooks) -> Evaluation | None:
-    manifest, settings = task.manifest, task.instructions.train
+    manifest = task.manifest
+    settings = task.instructions.train
     chosen, held_out = bench.split()
 
     def opened(key: str) -> ForwardSession:
         graph = bench.blobs.path(manifest.graphs[key].digest)
-        return bench.opening.forward(manifest, graph, {**base_tensors(manifest, bench.blobs), **parameters})
+        return bench.opening.forward(
+            manifest, graph, {**base_tensors(manifest, bench.blobs), **parameters}
+        )
 
     mask = label_mask(
-        present_labels(bench.data.y[chosen], manifest.classes), manifest.classes, masked=settings.mask_labels
+        present_labels(bench.data.y[chosen], manifest.classes),
+        manifest.classes,
+        masked=settings.mask_labels,
     )
     judged = HeldOut(bench.data, held_out, settings.batch_size, mask)
     return judge(opened, manifest, task.course(bench), judged, hooks)

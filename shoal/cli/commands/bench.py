@@ -25,7 +25,9 @@ class _Options(FleetBench):
 @app.command("fleet")
 @grouped(_Options)
 def _fleet(options: _Options) -> None:
-    """Rounds of many light devices, beside the bare fan-out and fan-in of the same bytes over the same broker."""
+    """Rounds of many light devices, beside the bare fan-out and fan-in of the same bytes over the
+    same broker.
+    """
     with needs("server"):
         from shoal.bench.fleet import bench_fleet
 
@@ -34,10 +36,16 @@ def _fleet(options: _Options) -> None:
         print_json(asdict(figures))
         return
     beside = f"bare paho {figures.paho_seconds:.2f} s, ratio {figures.round_seconds / figures.paho_seconds:.2f}"
-    print(f"{figures.devices} devices, {figures.update_bytes} bytes each, {figures.merged} of {figures.asked} merged")
+    print(
+        f"{figures.devices} devices, {figures.update_bytes} bytes each, {figures.merged} of {figures.asked} merged"
+    )
     print(f"round           {figures.round_seconds:8.2f} s    {beside}")
-    print(f"server CPU      {figures.cpu_ms_per_update:8.2f} ms an update, paho's {figures.paho_cpu_ms_per_update:.2f}")
+    print(
+        f"server CPU      {figures.cpu_ms_per_update:8.2f} ms an update, paho's {figures.paho_cpu_ms_per_update:.2f}"
+    )
     print(f"server memory   {figures.resident_bytes / 1e6:8.0f} MB at most")
-    print(f"wire / payload  {figures.wire_bytes / max(1, figures.payload_bytes):8.3f} of the server")
+    print(
+        f"wire / payload  {figures.wire_bytes / max(1, figures.payload_bytes):8.3f} of the server"
+    )
     for kind, size in figures.bytes_by_kind.items():
         print(f"  {kind:<24} {size:>14} bytes at the devices")

@@ -1,4 +1,6 @@
-"""Show two runs of a store side by side: the settings that differ, and the accuracy of every version."""
+"""Show two runs of a store side by side: the settings that differ, and the accuracy of every
+version.
+"""
 
 from typing import Annotated
 
@@ -11,7 +13,11 @@ Run = Annotated[str, typer.Argument(help="Id of a run, its beginning, or `newest
 
 
 def _compare(
-    one: Run, other: Run, store: StoreFolder = DEFAULT_STORE, url: PageUrl = "", as_json: AsJson = False
+    one: Run,
+    other: Run,
+    store: StoreFolder = DEFAULT_STORE,
+    url: PageUrl = "",
+    as_json: AsJson = False,
 ) -> None:
     with needs("server"):
         from shoal.cli.explained import comparison

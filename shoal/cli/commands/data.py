@@ -19,7 +19,9 @@ def _data() -> None: ...
 @app.command("fetch")
 def _fetch(
     name: Annotated[str, typer.Argument(help="Name of the data set.")],
-    to: Annotated[Path | None, typer.Option(help="Folder; by default what SHOAL_DATA names.")] = None,
+    to: Annotated[
+        Path | None, typer.Option(help="Folder; by default what SHOAL_DATA names.")
+    ] = None,
 ) -> None:
     """Download a data set and verify its checksums."""
     from simulation.data.fetch import fetch

@@ -1,4 +1,6 @@
-"""Train a fleet of device processes on this machine, compare it with its baselines, and write a report."""
+"""Train a fleet of device processes on this machine, compare it with its baselines, and write a
+report.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +18,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Options:
-    data: Annotated[str, typer.Option(help="digits, or mnist from the folder SHOAL_DATA names.")] = "digits"
+    data: Annotated[
+        str, typer.Option(help="digits, or mnist from the folder SHOAL_DATA names.")
+    ] = "digits"
     seed: Annotated[int | None, typer.Option(min=0, help="Instead of the configured one.")] = None
     rounds: Annotated[int | None, typer.Option(min=1, help="Instead of the preset's.")] = None
     epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the preset's.")] = None
     devices: Annotated[int | None, typer.Option(min=1, help="Instead of the preset's.")] = None
-    widths: Annotated[str | None, typer.Option(help="Instead of the preset's, for example 1,0.5,1/8.")] = None
-    baselines: Annotated[bool | None, typer.Option(help="Also run AllSmall and Exclusive, or do not.")] = None
-    broker: Annotated[str, typer.Option(help="embedded, or mqtt://host:port of a running broker.")] = "embedded"
+    widths: Annotated[
+        str | None, typer.Option(help="Instead of the preset's, for example 1,0.5,1/8.")
+    ] = None
+    baselines: Annotated[
+        bool | None, typer.Option(help="Also run AllSmall and Exclusive, or do not.")
+    ] = None
+    broker: Annotated[
+        str, typer.Option(help="embedded, or mqtt://host:port of a running broker.")
+    ] = "embedded"
     config: Annotated[Path | None, typer.Option(help="A file like shoal/cli/demo.toml.")] = None
     runs: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("runs")
 
@@ -35,7 +45,13 @@ def _demo(options: _Options) -> None:
 
     demos = read_demos(options.config)
     preset = _changed(demos, options)
-    run_demo(options.data, preset, demos.seed if options.seed is None else options.seed, options.runs, options.broker)
+    run_demo(
+        options.data,
+        preset,
+        demos.seed if options.seed is None else options.seed,
+        options.runs,
+        options.broker,
+    )
 
 
 def _changed(demos: "DemoConfig", options: _Options) -> "Preset":

@@ -1,4 +1,6 @@
-"""Run the agent on this board, look what ails it, let its model predict, or measure what training costs."""
+"""Run the agent on this board, look what ails it, let its model predict, or measure what training
+costs.
+"""
 
 import sys
 from pathlib import Path
@@ -11,19 +13,27 @@ from shoal.cli.extras import needs
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 
-Enrolment = Annotated[Path | None, typer.Option(help="The file that `shoal enroll` wrote for this board.")]
+Enrolment = Annotated[
+    Path | None, typer.Option(help="The file that `shoal enroll` wrote for this board.")
+]
 
 
 @app.command("run")
 def _run(
     config: Annotated[Path, typer.Option(help="The board's configuration, device.toml.")],
     enrolment: Enrolment = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show warnings and errors alone.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log every event in a line of its own.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Show warnings and errors alone.")
+    ] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", "-v", help="Log every event in a line of its own."),
+    ] = False,
 ) -> None:
     """Connect to the fleet's broker and train what the server asks for, until stopped.
 
-    On a terminal one line shows what the board does; elsewhere every event is a line on standard error.
+    On a terminal one line shows what the board does; elsewhere every event is a line on standard
+    error.
     """
     with needs("device"):
         from device_runtime.main import run_device
@@ -37,11 +47,16 @@ def _run(
 @app.command("predict")
 def _predict(
     data: Annotated[Path, typer.Option(help="The samples: .npz, .npy, .csv or an image.")],
-    config: Annotated[Path, typer.Option(help="The board's configuration, device.toml.")] = Path("device.toml"),
+    config: Annotated[Path, typer.Option(help="The board's configuration, device.toml.")] = Path(
+        "device.toml"
+    ),
     enrolment: Enrolment = None,
     as_json: AsJson = False,
 ) -> None:
-    """Let this board's model judge samples: its own, or the newest that the fleet sent; no network is needed."""
+    """Let this board's model judge samples: its own, or the newest that the fleet sent.
+
+    No network is needed.
+    """
     with needs("device"):
         from device_runtime.main import predict_file
 
@@ -50,7 +65,9 @@ def _predict(
 
 @app.command("doctor")
 def _doctor(
-    config: Annotated[Path, typer.Option(help="The board's configuration, device.toml.")] = Path("device.toml"),
+    config: Annotated[Path, typer.Option(help="The board's configuration, device.toml.")] = Path(
+        "device.toml"
+    ),
     enrolment: Enrolment = None,
     as_json: AsJson = False,
 ) -> None:
@@ -63,12 +80,17 @@ def _doctor(
     from device_runtime.doctor import examine
     from shoal.cli.console import output_console, print_json
 
-    console, findings = output_console(), []
+    console = output_console()
+    findings = []
     for finding in examine(config, enrolment):
         findings.append(finding)
         if not as_json:
             colour = {"ok": "green", "warning": "yellow", "failed": "bold red"}[finding.level]
-            console.print(f"[{colour}]{finding.level:8}[/] {finding.check:14} ", end="", highlight=False)
+            console.print(
+                f"[{colour}]{finding.level:8}[/] {finding.check:14} ",
+                end="",
+                highlight=False,
+            )
             console.print(finding.detail, markup=False, highlight=False, soft_wrap=True)
     if as_json:
         print_json([asdict(finding) for finding in findings])
@@ -78,12 +100,16 @@ def _doctor(
 @app.command("bench")
 def _bench(
     folder: Annotated[
-        Path | None, typer.Argument(help="Artifact sets, as `shoal export` writes them; by default a small one.")
+        Path | None,
+        typer.Argument(
+            help="Artifact sets, as `shoal export` writes them; by default a small one."
+        ),
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Samples of a step.")] = 10,
     as_json: AsJson = False,
 ) -> None:
-    """Measure what training costs on this board: a row for each artifact set, in Markdown, to send to others.
+    """Measure what training costs on this board: a row for each artifact set, in Markdown, to send
+    to others.
 
     Times are of the processor, one thread, but for `wall`; nothing is connected to.
     """
@@ -100,7 +126,9 @@ def _bench(
     for number, cost in enumerate(found):
         if not number:
             say(f"{board_line()}\n")
-            say("| set | batch | step, ms (quartiles) | wall, ms | opens, ms | again, ms | start, s | MB | loss |")
+            say(
+                "| set | batch | step, ms (quartiles) | wall, ms | opens, ms | again, ms | start, s | MB | loss |"
+            )
             say("|---|---|---|---|---|---|---|---|---|")
         step = f"{cost.step_ms:.3f} ({cost.step_low_ms:.3f} to {cost.step_high_ms:.3f}) | {cost.wall_ms:.3f}"
         start = f"{cost.opens_ms:.1f} | {cost.opens_again_ms:.1f} | {cost.first_step_seconds:.2f}"

@@ -5,7 +5,16 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.common import DEFAULT_STORE, FLEET_FILE, AsJson, BrokerUrl, FleetFile, PageUrl, RunId, StoreFolder
+from shoal.cli.common import (
+    DEFAULT_STORE,
+    FLEET_FILE,
+    AsJson,
+    BrokerUrl,
+    FleetFile,
+    PageUrl,
+    RunId,
+    StoreFolder,
+)
 from shoal.cli.console import say
 from shoal.cli.extras import needs
 from shoal.cli.listing import listing
@@ -37,7 +46,10 @@ def _predict(
     seconds: Annotated[float, typer.Option(min=1, max=300, help="To wait for the board.")] = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Let a board's model judge samples, over the fleet's broker; [predict] of its device.toml says that it may."""
+    """Let a board's model judge samples, over the fleet's broker.
+
+    [predict] of its device.toml says that it may.
+    """
     with needs("server"):
         from shoal.cli.serving import predict_at, read_fleet
 

@@ -11,9 +11,14 @@ from shoal.cli.extras import needs
 
 
 def _enroll(
-    name: Annotated[str, typer.Argument(help="Id of the device; `server` gives the server a new key.")],
+    name: Annotated[
+        str,
+        typer.Argument(help="Id of the device; `server` gives the server a new key."),
+    ],
     folder: FleetFolder = HERE,
-    days: Annotated[int, typer.Option(min=0, max=36_500, help="Days until it expires; 0 for never.")] = 0,
+    days: Annotated[
+        int, typer.Option(min=0, max=36_500, help="Days until it expires; 0 for never.")
+    ] = 0,
 ) -> None:
     with needs("server"):
         from broker_server.service.authority import SERVER, enroll, renew_server
@@ -23,7 +28,9 @@ def _enroll(
     if name == SERVER:
         say(f"{path}: the server has a new key; restart it")
         return
-    say(f"{path}: copy it to the board, then: shoal device run --config device.toml --enrolment {quote(path.name)}")
+    say(
+        f"{path}: copy it to the board, then: shoal device run --config device.toml --enrolment {quote(path.name)}"
+    )
     say("the broker of a server that is up lets it in within seconds")
     if before:
         say("the enrolment that this device had counts for nothing any more")

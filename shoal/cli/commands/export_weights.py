@@ -17,14 +17,24 @@ class _Options:
     store: StoreFolder = DEFAULT_STORE
     url: PageUrl = ""
     run: RunId = None
-    version: Annotated[int | None, typer.Option(min=0, help="Global version; by default the newest.")] = None
+    version: Annotated[
+        int | None, typer.Option(min=0, help="Global version; by default the newest.")
+    ] = None
     best: Annotated[bool, typer.Option("--best", help="The version that was judged best.")] = False
-    tier: Annotated[str | None, typer.Option(help="Tier such as w0.50-d2; by default the whole model.")] = None
+    tier: Annotated[
+        str | None,
+        typer.Option(help="Tier such as w0.50-d2; by default the whole model."),
+    ] = None
     artifacts: Annotated[
-        Path | None, typer.Option(help="Folder of the exported sets, for a restored store; by default the run's.")
+        Path | None,
+        typer.Option(
+            help="Folder of the exported sets, for a restored store; by default the run's."
+        ),
     ] = None
     out: Annotated[Path | None, typer.Option(help="File to write.")] = None
-    file_format: Annotated[Literal["safetensors", "torch", "onnx"], typer.Option("--format")] = "safetensors"
+    file_format: Annotated[Literal["safetensors", "torch", "onnx"], typer.Option("--format")] = (
+        "safetensors"
+    )
     as_json: AsJson = False
 
 
@@ -49,11 +59,20 @@ def _export_weights(options: _Options) -> None:
     record = download.record
     if options.as_json:
         described = queries.plain(record)
-        print_json({"path": str(path), "arch": run.arch, **described, "load": "\n".join(download.lines)})
+        print_json(
+            {
+                "path": str(path),
+                "arch": run.arch,
+                **described,
+                "load": "\n".join(download.lines),
+            }
+        )
         return
     accuracy = "" if record.evaluation is None else f", {record.evaluation.text()}"
     say(f"version {record.number} of run {record.run}{accuracy}: {path}")
     if download.note:
-        error_console().print(f"note: {download.note}", markup=False, highlight=False, soft_wrap=True)
+        error_console().print(
+            f"note: {download.note}", markup=False, highlight=False, soft_wrap=True
+        )
     for line in download.lines:
         say(f"  {line}")

@@ -1,4 +1,6 @@
-"""Make boards from one flash.toml: a card's image, a bundle, a Debian package, or a card's first start."""
+"""Make boards from one flash.toml: a card's image, a bundle, a Debian package, or a card's first
+start.
+"""
 
 from pathlib import Path
 from typing import Annotated
@@ -20,17 +22,23 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 
 Config = Annotated[Path, typer.Option(help="What the board is to be, flash.toml.")]
 Out = Annotated[Path | None, typer.Option(help="File to write; by default named after the board.")]
-Wheels = Annotated[Path | None, typer.Option(help="Folder to keep wheels in; by default in the user's cache.")]
+Wheels = Annotated[
+    Path | None,
+    typer.Option(help="Folder to keep wheels in; by default in the user's cache."),
+]
 
 
 @app.command("bundle")
 def _bundle(config: Config = Path("flash.toml"), out: Out = None, wheels: Wheels = None) -> None:
     """A tar for Jetson (JetPack 6) and any 64-bit Linux, with install.sh."""
     board = load_flash_config(config)
-    path, data = out or Path(f"shoal-{board.host}.tar"), bundle(board, pack_runtime(board, wheels))
+    path = out or Path(f"shoal-{board.host}.tar")
+    data = bundle(board, pack_runtime(board, wheels))
     write_secret(path, data)
     secret = "; it holds this board's key" if board.enrolment else ""
-    say(f"{path}: {bytes_text(len(data))} for {board.target.machine} and Python {board.target.python}{secret}")
+    say(
+        f"{path}: {bytes_text(len(data))} for {board.target.machine} and Python {board.target.python}{secret}"
+    )
     say(f"on the board: tar -xf {path.name} && sudo ./shoal-{board.host}/install.sh")
 
 
@@ -51,7 +59,8 @@ def _deb(config: Config = Path("flash.toml"), out: Out = None, wheels: Wheels = 
 def _seed(batch: Batch) -> None:
     """The first start of a card with Raspberry Pi OS or Ubuntu: account, Wi-Fi, Shoal.
 
-    A fleet without --image gets a folder for each card, for the boot partition of a system that has cloud-init.
+    A fleet without --image gets a folder for each card, for the boot partition of a system that has
+    cloud-init.
     """
     for said in seed_all(batch):
         say(said)
@@ -60,19 +69,34 @@ def _seed(batch: Batch) -> None:
 @app.command("image")
 @grouped(Card)
 def _image(card: Card) -> None:
-    """A card that starts by itself, built from Debian's arm64 packages without root; --to writes it to a card."""
-    with Progress(console=error_console(), transient=True, disable=not error_console().is_terminal) as bar:
+    """A card that starts by itself, built from Debian's arm64 packages without root.
+
+    --to writes it to a card.
+    """
+    with Progress(
+        console=error_console(), transient=True, disable=not error_console().is_terminal
+    ) as bar:
         shown = bar.add_task("building")
 
         def confirm(disk: Disk) -> bool:
             bar.stop()
-            name, about = disk.path.name, f"{disk.path}, {disk.model}, {bytes_text(disk.size)}"
-            if typer.prompt(visible(f"{about}: everything on it will be erased. Type {name} to continue")) != name:
+            name = disk.path.name
+            about = f"{disk.path}, {disk.model}, {bytes_text(disk.size)}"
+            if (
+                typer.prompt(
+                    visible(f"{about}: everything on it will be erased. Type {name} to continue")
+                )
+                != name
+            ):
                 return False
             bar.start()
             return True
 
         for said in make_card(
-            card, confirm, lambda what, done, size: bar.update(shown, description=what, completed=done, total=size)
+            card,
+            confirm,
+            lambda what, done, size: bar.update(
+                shown, description=what, completed=done, total=size
+            ),
         ):
             say(said)

@@ -1,4 +1,6 @@
-"""Make the folder of a fleet with identities (--host), or of a project with model and data (--template)."""
+"""Make the folder of a fleet with identities (--host), or of a project with model and data
+(--template).
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +20,9 @@ _COMMON = "common"
 _SUFFIX = ".txt"
 """Behind the names of programs, so that nothing takes them for ours."""
 
-TEMPLATES = tuple(sorted(path.name for path in _FOLDER.iterdir() if path.is_dir() and path.name != _COMMON))
+TEMPLATES = tuple(
+    sorted(path.name for path in _FOLDER.iterdir() if path.is_dir() and path.name != _COMMON)
+)
 
 
 def make_project(folder: Path, template: str, fleet: str) -> None:
@@ -27,12 +31,15 @@ def make_project(folder: Path, template: str, fleet: str) -> None:
     A file of the template's own counts before that of the same name which all share.
 
     Raises:
-        ConfigError: there is no such template, the name is unusable, or the folder has something in it.
+        ConfigError: there is no such template, the name is unusable, or the folder has something in
+            it.
         StorageError: it cannot be written.
     """
     if template not in TEMPLATES:
         choice = f"choose one of {', '.join(TEMPLATES)}"
-        raise ConfigError(f"--template: no template {template!r}{did_you_mean(template, TEMPLATES)}; {choice}")
+        raise ConfigError(
+            f"--template: no template {template!r}{did_you_mean(template, TEMPLATES)}; {choice}"
+        )
     check_name("fleet", fleet)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} is not empty; `shoal init` makes a new folder")
@@ -40,7 +47,11 @@ def make_project(folder: Path, template: str, fleet: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for source in (_FOLDER / _COMMON, _FOLDER / template):
             for path in source.iterdir():
-                text = path.read_text(encoding="utf-8").replace("FLEET", fleet).replace("TEMPLATE", template)
+                text = (
+                    path.read_text(encoding="utf-8")
+                    .replace("FLEET", fleet)
+                    .replace("TEMPLATE", template)
+                )
                 (folder / path.name.removesuffix(_SUFFIX)).write_text(text, encoding="utf-8")
     except OSError as error:
         raise StorageError(f"{folder} cannot be written: {error.strerror or error}") from error
@@ -48,15 +59,23 @@ def make_project(folder: Path, template: str, fleet: str) -> None:
 
 def _init(
     fleet: Annotated[str, typer.Argument(help="Name of the fleet.")],
-    host: Annotated[str | None, typer.Option(help="Name or address under which boards reach the broker.")] = None,
+    host: Annotated[
+        str | None,
+        typer.Option(help="Name or address under which boards reach the broker."),
+    ] = None,
     template: Annotated[
         str | None,
         typer.Option(
-            autocompletion=lambda incomplete: [name for name in TEMPLATES if name.startswith(incomplete)],
+            autocompletion=lambda incomplete: [
+                name for name in TEMPLATES if name.startswith(incomplete)
+            ],
             help=f"A project on this machine instead: {', '.join(TEMPLATES)}.",
         ),
     ] = None,
-    folder: Annotated[Path | None, typer.Option(help="Where to; by default a folder of the fleet's name.")] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option(help="Where to; by default a folder of the fleet's name."),
+    ] = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the broker.")] = 8883,
     broker: Annotated[
         str,
@@ -72,7 +91,9 @@ def _init(
         say(f"project {fleet} in {place}; {place / 'README.md'} has the commands")
         return
     if host is None or template is not None:
-        raise ConfigError("give --host for a fleet with identities, or --template for a project on this machine")
+        raise ConfigError(
+            "give --host for a fleet with identities, or --template for a project on this machine"
+        )
     with needs("server"):
         from broker_server.service.authority import Founding, found_fleet
 

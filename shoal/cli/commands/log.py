@@ -12,8 +12,12 @@ def _log(
     store: StoreFolder = DEFAULT_STORE,
     url: PageUrl = "",
     run: RunId = None,
-    last: Annotated[int, typer.Option(min=1, max=1_000_000, help="So many of the newest lines.")] = 50,
-    follow: Annotated[bool, typer.Option("--follow", "-f", "--watch", help="Go on with what comes.")] = False,
+    last: Annotated[
+        int, typer.Option(min=1, max=1_000_000, help="So many of the newest lines.")
+    ] = 50,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", "--watch", help="Go on with what comes.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     with needs("server"):

@@ -10,7 +10,12 @@ from shoal.cli.extras import needs
 def steering(verb: Literal["pause", "resume"], done: str) -> Callable[..., None]:
     """A command that does one of both with a run, and says what it does then."""
 
-    def steer(config: FleetFile = FLEET_FILE, run: RunName = "", broker: BrokerUrl = None, url: PageUrl = "") -> None:
+    def steer(
+        config: FleetFile = FLEET_FILE,
+        run: RunName = "",
+        broker: BrokerUrl = None,
+        url: PageUrl = "",
+    ) -> None:
         with needs("server"):
             from shoal.cli.serving import fleet_or_page, steer_run
 

@@ -30,11 +30,19 @@ def choosing(verb: Literal["promote", "rollback"]) -> Callable[..., None]:
         of = acted(store, url, verb, run, version=version)
         with opened(store, url) as source:
             known = [view.version for view in VERSIONS.look(source, of)]
-        chosen = known[-1] if verb == "rollback" else next(item for item in known if item.number == version)
+        chosen = (
+            known[-1]
+            if verb == "rollback"
+            else next(item for item in known if item.number == version)
+        )
         if as_json:
             print_json(queries.plain(chosen))
             return
-        done = "is promoted" if verb == "promote" else f"is version {version} again, where the run's next round starts"
+        done = (
+            "is promoted"
+            if verb == "promote"
+            else f"is version {version} again, where the run's next round starts"
+        )
         say(f"version {chosen.number} of run {chosen.run} {done}")
 
     return choose

@@ -1,4 +1,5 @@
-"""Run a table of a paper, and write it with the published numbers beside ours and a verdict for each claim.
+"""Run a table of a paper, and write it with the published numbers beside ours and a verdict for
+each claim.
 
 Given again, the command goes on where it was stopped; arms that are complete are not run again.
 """
@@ -30,20 +31,42 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class _Options:
     table: Annotated[str, typer.Argument(help="Name of the table; --list shows them all.")] = ""
-    scale: Annotated[str, typer.Option(help="smoke (minutes), small (under two hours a seed) or paper.")] = "small"
-    seeds: Annotated[str, typer.Option(help="Seeds, for example 1,2,3; by default those of the scale.")] = ""
-    only: Annotated[str, typer.Option(help="Arms to run, separated by commas; by default those of the scale.")] = ""
+    scale: Annotated[
+        str,
+        typer.Option(help="smoke (minutes), small (under two hours a seed) or paper."),
+    ] = "small"
+    seeds: Annotated[
+        str,
+        typer.Option(help="Seeds, for example 1,2,3; by default those of the scale."),
+    ] = ""
+    only: Annotated[
+        str,
+        typer.Option(help="Arms to run, separated by commas; by default those of the scale."),
+    ] = ""
     out: Annotated[Path, typer.Option(help="Folder of all results.")] = Path("results")
-    every: Annotated[bool, typer.Option("--all", help="Run all tables, the headline ones first.")] = False
-    budget: Annotated[str, typer.Option(help="Start no run that would not end within 90m or 8h.")] = ""
-    report: Annotated[Path | None, typer.Option(help="Only write what is complete, and its verdicts, there.")] = None
+    every: Annotated[
+        bool, typer.Option("--all", help="Run all tables, the headline ones first.")
+    ] = False
+    budget: Annotated[
+        str, typer.Option(help="Start no run that would not end within 90m or 8h.")
+    ] = ""
+    report: Annotated[
+        Path | None,
+        typer.Option(help="Only write what is complete, and its verdicts, there."),
+    ] = None
     engine: Annotated[str, typer.Option(help="local or ray.")] = "local"
     address: Annotated[str | None, typer.Option(help="Address of a running Ray cluster.")] = None
-    workers: Annotated[int, typer.Option(min=0, help="Processes or actors; 0 for one per core.")] = 0
+    workers: Annotated[
+        int, typer.Option(min=0, help="Processes or actors; 0 for one per core.")
+    ] = 0
     backend: Annotated[str, typer.Option(help="onnx or torch.")] = "onnx"
     device: Annotated[str, typer.Option(help="Of the torch backend: cpu or cuda.")] = "cpu"
-    group: Annotated[int, typer.Option(min=1, help="Devices that the torch backend trains together.")] = 1
-    listing: Annotated[bool, typer.Option("--list", help="List tables, or the arms of a table.")] = False
+    group: Annotated[
+        int, typer.Option(min=1, help="Devices that the torch backend trains together.")
+    ] = 1
+    listing: Annotated[
+        bool, typer.Option("--list", help="List tables, or the arms of a table.")
+    ] = False
     as_json: AsJson = False
 
 
@@ -55,39 +78,58 @@ def _reproduce(options: _Options) -> None:
 
     from shoal.cli.options import parse_ints, parse_seconds
 
-    scale, folder = parse_scale(options.scale), options.out.resolve()
+    scale = parse_scale(options.scale)
+    folder = options.out.resolve()
     chosen = (find_experiment(options.table),) if options.table else tuple(TABLES.values())
     if options.listing:
-        rows = _arm_rows(chosen[0], scale, folder) if options.table else [_table_row(e, scale, folder) for e in chosen]
+        rows = (
+            _arm_rows(chosen[0], scale, folder)
+            if options.table
+            else [_table_row(e, scale, folder) for e in chosen]
+        )
         if options.as_json:
             print_json(rows)
         else:
             title = chosen[0].title if options.table else f"tables at the scale {scale}"
-            print_rows(f"{title} (~ is estimated for {os.cpu_count()} cores)", rows, empty="there are no tables")
+            print_rows(
+                f"{title} (~ is estimated for {os.cpu_count()} cores)",
+                rows,
+                empty="there are no tables",
+            )
         return
     if options.report is not None:
         _publish(chosen, scale, folder, options.report)
         return
     if bool(options.table) == options.every:
-        raise ConfigError(f"shoal reproduce: name a table, or give --all; there are {', '.join(TABLES)}")
+        raise ConfigError(
+            f"shoal reproduce: name a table, or give --all; there are {', '.join(TABLES)}"
+        )
     part = Part(
         seeds=parse_ints("--seeds", options.seeds) if options.seeds else (),
         arms=tuple(name.strip() for name in options.only.split(",")) if options.only else (),
     )
-    ends_at = time.monotonic() + (parse_seconds("--budget", options.budget) if options.budget else math.inf)
+    ends_at = time.monotonic() + (
+        parse_seconds("--budget", options.budget) if options.budget else math.inf
+    )
     ranked = sorted(chosen, key=lambda experiment: experiment.rank)
     # Folders of other configurations are refused before any work.
     todo = {
-        e.table: [j for j in jobs(e, scale, folder, part, engine=_engine(options)) if not j.complete] for e in ranked
+        e.table: [
+            j for j in jobs(e, scale, folder, part, engine=_engine(options)) if not j.complete
+        ]
+        for e in ranked
     }
-    reports, lacking = [], 0
+    reports = []
+    lacking = 0
     for experiment in ranked:
         lacking += _run_all(todo[experiment.table], ends_at, folder)
         reports.append(_report(experiment, scale, folder, as_json=options.as_json))
     if options.as_json:
         print_json([record for report in reports for record in report])
     if lacking:
-        raise DataError(f"{lacking} left out of the runs, for what is said above; the same command goes on with them")
+        raise DataError(
+            f"{lacking} left out of the runs, for what is said above; the same command goes on with them"
+        )
 
 
 def _run_all(todo: "Sequence[Job]", ends_at: float, folder: Path) -> int:
@@ -101,20 +143,30 @@ def _run_all(todo: "Sequence[Job]", ends_at: float, folder: Path) -> int:
         seconds = (estimated | seconds_of_runs(folder, job.experiment, job.scale)).get(job.arm.name)
         # What is unknown may take any time; it is started as long as there is some.
         if ends_at - time.monotonic() < (seconds or 0.0):
-            error_console().print(f"left out, since it takes {duration_text(seconds)}: {name}", highlight=False)
+            error_console().print(
+                f"left out, since it takes {duration_text(seconds)}: {name}",
+                highlight=False,
+            )
             continue
         error_console().print(f"[bold]{name}[/]", highlight=False)
         try:
             _run(job)
-        except (ConfigError, DataError) as error:  # no data set or package, or at work elsewhere
+        except (
+            ConfigError,
+            DataError,
+        ) as error:  # no data set or package, or at work elsewhere
             error_console().print(f"left out: {error}", highlight=False, markup=False)
             lacking += 1
             continue
-        _write(job.experiment, job.scale, folder)  # so that whatever stops the rest, the table has what is complete
+        _write(
+            job.experiment, job.scale, folder
+        )  # so that whatever stops the rest, the table has what is complete
     return lacking
 
 
-def _report(experiment: "Experiment", scale: "Scale", folder: Path, *, as_json: bool) -> list[dict[str, Any]]:
+def _report(
+    experiment: "Experiment", scale: "Scale", folder: Path, *, as_json: bool
+) -> list[dict[str, Any]]:
     """Print a table, unless its values are to be printed as JSON."""
     from reproduction.figures import arms_of, figures, judged, plain, stand_ins
     from reproduction.report.cells import claim_cells, figure_cells
@@ -125,12 +177,26 @@ def _report(experiment: "Experiment", scale: "Scale", folder: Path, *, as_json: 
         return []
     if as_json:
         table = plain(experiment, written.rows)
-        of = {"table": experiment.table, "scale": scale, "files": list(map(str, written.paths))}
+        of = {
+            "table": experiment.table,
+            "scale": scale,
+            "files": list(map(str, written.paths)),
+        }
         of["other_data"] = table["other_data"]
-        return [{**of, "what": what, **row} for what in ("figure", "claim") for row in table[f"{what}s"]]
+        return [
+            {**of, "what": what, **row} for what in ("figure", "claim") for row in table[f"{what}s"]
+        ]
     found = figures(experiment, written.rows)
-    print_rows(experiment.title, [figure_cells(figure) for figure in found], empty="no figure was evaluated")
-    claims = [claim_cells(item) for item in judged(experiment, written.rows) if item.claim.says and item.by_seed]
+    print_rows(
+        experiment.title,
+        [figure_cells(figure) for figure in found],
+        empty="no figure was evaluated",
+    )
+    claims = [
+        claim_cells(item)
+        for item in judged(experiment, written.rows)
+        if item.claim.says and item.by_seed
+    ]
     print_rows("verdicts", claims, empty="none of the claims has both of its arms")
     for published, here in stand_ins(experiment, arms_of(written.rows)):
         say(f"{here} stands for {published}: published figures and claims are not about it")
@@ -143,8 +209,12 @@ def _publish(chosen: "Sequence[Experiment]", scale: "Scale", folder: Path, repor
     from reproduction.report.writing import write_index
     from reproduction.table_file import TABLES
 
-    if not [1 for experiment in chosen if _write(experiment, scale, folder, report / experiment.table)]:
-        raise ConfigError(f"no run is complete at the scale {scale} below {folder}; say --out and --scale of the runs")
+    if not [
+        1 for experiment in chosen if _write(experiment, scale, folder, report / experiment.table)
+    ]:
+        raise ConfigError(
+            f"no run is complete at the scale {scale} below {folder}; say --out and --scale of the runs"
+        )
     say(str(write_index(report, TABLES)))
 
 
@@ -169,16 +239,20 @@ def _run(job: "Job") -> None:
         run_job(job, listener=display.show, stage=display.stage, watch=watch)
 
 
-def _write(experiment: "Experiment", scale: "Scale", folder: Path, where: Path | None = None) -> "Written | None":
+def _write(
+    experiment: "Experiment", scale: "Scale", folder: Path, where: Path | None = None
+) -> "Written | None":
     from reproduction.report.writing import write_table
     from reproduction.running import collect, table_folder
 
-    results, where = collect(experiment, scale, folder), where or table_folder(folder, experiment, scale)
+    results = collect(experiment, scale, folder)
+    where = where or table_folder(folder, experiment, scale)
     return write_table(experiment, scale, results, where) if results else None
 
 
 def _table_row(experiment: "Experiment", scale: "Scale", folder: Path) -> dict[str, str]:
-    arms, seeds = experiment.chosen(scale), experiment.seeds[scale]
+    arms = experiment.chosen(scale)
+    seeds = experiment.seeds[scale]
     return {
         "rank": str(experiment.rank),
         "table": experiment.table,
@@ -195,16 +269,25 @@ def _arm_rows(experiment: "Experiment", scale: "Scale", folder: Path) -> list[di
         {
             "arm": arm.name,
             "what it is": arm.about,
-            "published": ", ".join(f"{name} {figure.value:g}" for name, figure in arm.published.items()) or "-",
-            "run by default at": ", ".join(each for each, names in chosen.items() if arm.name in names),
+            "published": ", ".join(
+                f"{name} {figure.value:g}" for name, figure in arm.published.items()
+            )
+            or "-",
+            "run by default at": ", ".join(
+                each for each, names in chosen.items() if arm.name in names
+            ),
             "a run takes": takes([arm.name]),
         }
         for arm in experiment.arms
     ]
 
 
-def _takes(experiment: "Experiment", scale: "Scale", folder: Path) -> "Callable[[Sequence[str]], str]":
-    """Tells how long runs of arms take one after the other: measured, or about where that of an arm is estimated."""
+def _takes(
+    experiment: "Experiment", scale: "Scale", folder: Path
+) -> "Callable[[Sequence[str]], str]":
+    """Tells how long runs of arms take one after the other: measured, or about where that of an arm
+    is estimated.
+    """
     from reproduction.report.cells import duration_text
     from reproduction.stored import estimated_seconds, seconds_of_runs
 
@@ -213,7 +296,13 @@ def _takes(experiment: "Experiment", scale: "Scale", folder: Path) -> "Callable[
 
     def told(runs: "Sequence[str]") -> str:
         there = [known[name] for name in runs if name in known]
-        about = "~" if any(name in known and name not in measured for name in runs) else "measured " if there else ""
+        about = (
+            "~"
+            if any(name in known and name not in measured for name in runs)
+            else "measured "
+            if there
+            else ""
+        )
         missing = f", {len({*runs} - {*known})} unknown" if there and len(there) < len(runs) else ""
         return about + duration_text(sum(there) if there else None) + missing
 

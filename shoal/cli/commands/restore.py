@@ -13,15 +13,23 @@ from shoal.cli.extras import needs
 def _restore(
     file: Annotated[Path, typer.Argument(help="The backup.")],
     store: Annotated[Path, typer.Argument(help="Folder to make.")],
-    folder: Annotated[Path | None, typer.Option(help="The fleet's folder, if the store will not be in it.")] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option(help="The fleet's folder, if the store will not be in it."),
+    ] = None,
     trust: Annotated[
         bool,
         typer.Option(
-            "--trust", help="Accept a backup that is unsigned, or signed by somebody else, and show its runs."
+            "--trust",
+            help="Accept a backup that is unsigned, or signed by somebody else, and show its runs.",
         ),
     ] = False,
-    most_files: Annotated[int | None, typer.Option(min=1, help="Most blobs; 100,000 by default.")] = None,
-    most_bytes: Annotated[int | None, typer.Option(min=1, help="Most bytes; 64 GB by default.")] = None,
+    most_files: Annotated[
+        int | None, typer.Option(min=1, help="Most blobs; 100,000 by default.")
+    ] = None,
+    most_bytes: Annotated[
+        int | None, typer.Option(min=1, help="Most bytes; 64 GB by default.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     with needs("server"):
@@ -36,7 +44,12 @@ def _restore(
     def look(made: Store) -> None:
         for run in made.runs():
             rows.extend(
-                {"run": run.id, "setting": each.setting, "kind": each.kind, "names": each.value}
+                {
+                    "run": run.id,
+                    "setting": each.setting,
+                    "kind": each.kind,
+                    "names": each.value,
+                }
                 for each in names_in(run.config)
             )
 
@@ -57,4 +70,8 @@ def _restore(
         return
     say(f"restored {store} from {file}, signed by {' and '.join(signed_by) or 'nobody'}")
     if foreign:
-        print_rows("names in its runs, which this server ignores", rows, empty="its runs contain no names")
+        print_rows(
+            "names in its runs, which this server ignores",
+            rows,
+            empty="its runs contain no names",
+        )

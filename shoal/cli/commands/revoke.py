@@ -9,7 +9,10 @@ from shoal.cli.console import say
 from shoal.cli.extras import needs
 
 
-def _revoke(name: Annotated[str, typer.Argument(help="Id of the device.")], folder: FleetFolder = HERE) -> None:
+def _revoke(
+    name: Annotated[str, typer.Argument(help="Id of the device.")],
+    folder: FleetFolder = HERE,
+) -> None:
     with needs("server"):
         from broker_server.service.authority import revoke
 

@@ -1,4 +1,6 @@
-"""Bring a new runtime or new artifact sets to boards over the air: to a few first, and back where they fail."""
+"""Bring a new runtime or new artifact sets to boards over the air: to a few first, and back where
+they fail.
+"""
 
 from contextlib import closing
 from pathlib import Path
@@ -7,7 +9,15 @@ from typing import Annotated, Literal
 import typer
 
 from fleet_protocol.errors import ConfigError
-from shoal.cli.common import DEFAULT_STORE, HERE, AsJson, FleetFolder, PageUrl, StoreFolder, Watch
+from shoal.cli.common import (
+    DEFAULT_STORE,
+    HERE,
+    AsJson,
+    FleetFolder,
+    PageUrl,
+    StoreFolder,
+    Watch,
+)
 from shoal.cli.console import print_rows, say
 from shoal.cli.extras import needs
 
@@ -23,24 +33,37 @@ def _percent(text: str) -> float:
 @app.command("start")
 def _start(
     configs: Annotated[
-        list[Path] | None, typer.Argument(help="What the boards are, flash.toml; one for each kind.")
+        list[Path] | None,
+        typer.Argument(help="What the boards are, flash.toml; one for each kind."),
     ] = None,
     artifacts: Annotated[
-        Path | None, typer.Option(help="Instead: exported sets for the run in progress, of the same model.")
+        Path | None,
+        typer.Option(help="Instead: exported sets for the run in progress, of the same model."),
     ] = None,
     stages: Annotated[
-        list[float] | None, typer.Option("--stage", parser=_percent, help="Percent; by default 5, 25, then 100.")
+        list[float] | None,
+        typer.Option("--stage", parser=_percent, help="Percent; by default 5, 25, then 100."),
     ] = None,
     canary: Annotated[
-        float | None, typer.Option(parser=_percent, help="Percent of the boards first, then all: two stages.")
+        float | None,
+        typer.Option(parser=_percent, help="Percent of the boards first, then all: two stages."),
     ] = None,
-    failed: Annotated[float, typer.Option(min=0, max=100, help="Percent of them that may fail.")] = 0.0,
-    gate: Annotated[int, typer.Option(min=0, help="Training tasks that each must first finish with it.")] = 0,
-    within: Annotated[float, typer.Option(min=1, help="Minutes in which a board must be back with it.")] = 60.0,
+    failed: Annotated[
+        float, typer.Option(min=0, max=100, help="Percent of them that may fail.")
+    ] = 0.0,
+    gate: Annotated[
+        int,
+        typer.Option(min=0, help="Training tasks that each must first finish with it."),
+    ] = 0,
+    within: Annotated[
+        float,
+        typer.Option(min=1, help="Minutes in which a board must be back with it."),
+    ] = 60.0,
     folder: FleetFolder = HERE,
     store: StoreFolder = DEFAULT_STORE,
 ) -> None:
-    """Sign this version of Shoal, or artifact sets, for 90 days, and let a server that is up bring them to the boards.
+    """Sign this version of Shoal, or artifact sets, for 90 days, and let a server that is up bring
+    them to the boards.
 
     Of sets each board must have finished a training task, or more of --gate.
     """
@@ -57,23 +80,37 @@ def _start(
     if canary is not None and stages:
         raise ConfigError("--canary says the stages, and so does --stage; name one of them")
     if bool(configs) == (artifacts is not None):
-        raise ConfigError("name a flash.toml for a runtime, or --artifacts for the sets of the run in progress")
+        raise ConfigError(
+            "name a flash.toml for a runtime, or --artifacts for the sets of the run in progress"
+        )
     sets = None
     if artifacts is not None:
         with closing(Store(store)) as opened:
             run = opened.unfinished(Authority.read(folder).fleet)
         if run is None:
-            raise ConfigError(f"no run is in progress in {store}; a run that begins takes the sets of its [model]")
+            raise ConfigError(
+                f"no run is in progress in {store}; a run that begins takes the sets of its [model]"
+            )
         kept = kept_config(store, run.id)
         if kept is None:
             raise ConfigError(
                 f"the server of {store} has not resumed run {run.id} yet: start the server, and repeat this command"
             )
-        sets, gate = load_others(kept, artifacts.resolve()), max(gate, 1)
+        sets = load_others(kept, artifacts.resolve())
+        gate = max(gate, 1)
     boards = [load_flash_config(path) for path in configs or ()]
-    builds = {kind_of(each.target.machine, each.target.python): release_files(each) for each in boards}
-    shares = [share / 100 for share in stages or ((5, 25, 100) if canary is None else (canary, 100))]
-    how = {"stages": shares, "most_failed": failed / 100, "within_seconds": within * 60, "gate": gate}
+    builds = {
+        kind_of(each.target.machine, each.target.python): release_files(each) for each in boards
+    }
+    shares = [
+        share / 100 for share in stages or ((5, 25, 100) if canary is None else (canary, 100))
+    ]
+    how = {
+        "stages": shares,
+        "most_failed": failed / 100,
+        "within_seconds": within * 60,
+        "gate": gate,
+    }
     begun = begin(folder, builds, 90, sets, **how)
     whom = ", ".join(builds or begun.release.sets)
     say(f"release {begun.release.number} for {whom}; see how it goes with `shoal rollout show`")
@@ -87,14 +124,23 @@ def _steer(verb: Literal["pause", "resume", "stop"], about: str, then: str) -> N
             from shoal.cli.source import Asked, where
 
         steer = Asked[Path, int](
-            lambda fleet, _: steer_rollout(fleet, verb).release.number, lambda client, _: client.act_on_rollout(verb)
+            lambda fleet, _: steer_rollout(fleet, verb).release.number,
+            lambda client, _: client.act_on_rollout(verb),
         )
         say(f"release {steer(where(folder, url))} {then}")
 
 
-_steer("pause", "Ask no more boards for now; those that were asked go on.", "goes to no more boards for now")
+_steer(
+    "pause",
+    "Ask no more boards for now; those that were asked go on.",
+    "goes to no more boards for now",
+)
 _steer("resume", "Go on with a rollout that was paused.", "goes on")
-_steer("stop", "Ask no more boards, for good; those that run it stay with it.", "goes to no more boards")
+_steer(
+    "stop",
+    "Ask no more boards, for good; those that run it stay with it.",
+    "goes to no more boards",
+)
 
 
 @app.command("show")
@@ -114,15 +160,24 @@ def _show(
         from shoal.client import Client
 
     def draw(view: RolloutView) -> None:
-        release, asked = view.rollout.release, f"{len(view.rollout.asked)} of {len(view.boards)} asked"
-        rows = [{"device": n, "version": view.versions.get(n, "-"), "release": said} for n, said in view.boards.items()]
+        release = view.rollout.release
+        asked = f"{len(view.rollout.asked)} of {len(view.boards)} asked"
+        rows = [
+            {"device": n, "version": view.versions.get(n, "-"), "release": said}
+            for n, said in view.boards.items()
+        ]
         print_rows(f"release {release.number}", rows, empty="no board takes releases")
         say(f"{view.state}: {view.rollout.stopped or asked}")
 
     def plain(view: RolloutView) -> list[dict[str, object]]:
-        of = {"release": view.rollout.release.number, "state": view.state, "stopped": view.rollout.stopped}
+        of = {
+            "release": view.rollout.release.number,
+            "state": view.state,
+            "stopped": view.rollout.stopped,
+        }
         return [
-            {"device": n, "outcome": said, "version": view.versions.get(n), **of} for n, said in view.boards.items()
+            {"device": n, "outcome": said, "version": view.versions.get(n), **of}
+            for n, said in view.boards.items()
         ]
 
     def there(client: Client, _run: str) -> RolloutView:

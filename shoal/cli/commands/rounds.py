@@ -19,7 +19,9 @@ def _show(
     run: RunId = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say who was asked in a round, who answered when, who was left out and why, with norms and weights."""
+    """Say who was asked in a round, who answered when, who was left out and why, with norms and
+    weights.
+    """
     with needs("server"):
         from shoal.cli.explained import show_round
 

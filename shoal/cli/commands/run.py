@@ -1,4 +1,6 @@
-"""Do a run: on the server that is up on the broker, or with a server of its own for as long as it lasts."""
+"""Do a run: on the server that is up on the broker, or with a server of its own for as long as it
+lasts.
+"""
 
 import typer
 

@@ -1,6 +1,7 @@
 """Simulate a fleet: the planning, training and merging of real rounds, with emulated clocks.
 
-Started again with the same configuration it goes on where it was stopped; with more rounds it goes on, too.
+Started again with the same configuration it goes on where it was stopped; with more rounds it goes
+on, too.
 """
 
 from dataclasses import dataclass
@@ -22,10 +23,17 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class _Options:
     config: Annotated[Path, typer.Option(help="The simulation's configuration, sim.toml.")]
-    out: Annotated[Path | None, typer.Option(help="Folder of the results, instead of the configured one.")] = None
-    rounds: Annotated[int | None, typer.Option(min=1, help="Instead of the configured number.")] = None
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the results, instead of the configured one."),
+    ] = None
+    rounds: Annotated[int | None, typer.Option(min=1, help="Instead of the configured number.")] = (
+        None
+    )
     seed: Annotated[int | None, typer.Option(min=0, help="Instead of the configured one.")] = None
-    workers: Annotated[int | None, typer.Option(min=0, help="Processes or actors; 0 for one per core.")] = None
+    workers: Annotated[
+        int | None, typer.Option(min=0, help="Processes or actors; 0 for one per core.")
+    ] = None
     as_json: AsJson = False
 
 
@@ -44,7 +52,9 @@ def _simulate(options: _Options) -> None:
 
     with SimulationDisplay(console, config.round.rounds) as display:
         result = simulate(config, listener=display.show, stage=display.stage, watch=watch)
-    plots = plot_run(result.folder, result.rounds, title=config.strategy.name) if result.rounds else ()
+    plots = (
+        plot_run(result.folder, result.rounds, title=config.strategy.name) if result.rounds else ()
+    )
     if options.as_json:
         print_json([row.__dict__ | {"tiers": dict(row.tiers)} for row in result.rounds])
     else:
@@ -54,7 +64,9 @@ def _simulate(options: _Options) -> None:
     if result.finished.early:
         console.print(f"the simulation ended early: {result.finished.early}", highlight=False)
     if result.finished.status != "finished":
-        console.print(f"[yellow]the simulation {result.finished.status}: {result.finished.error}[/]")
+        console.print(
+            f"[yellow]the simulation {result.finished.status}: {result.finished.error}[/]"
+        )
         raise typer.Exit(result.finished.exit_code or 130)
 
 
@@ -67,9 +79,13 @@ def _configured(options: _Options) -> "SimulationConfig":
         "out": options.out and options.out.resolve(),
         "seed": options.seed,
         "round": options.rounds and config.round.model_copy(update={"rounds": options.rounds}),
-        "engine": None if options.workers is None else config.engine.model_copy(update={"workers": options.workers}),
+        "engine": None
+        if options.workers is None
+        else config.engine.model_copy(update={"workers": options.workers}),
     }
-    return config.model_copy(update={key: value for key, value in changes.items() if value is not None})
+    return config.model_copy(
+        update={key: value for key, value in changes.items() if value is not None}
+    )
 
 
 def _line(row: "RoundRow") -> str:

@@ -1,4 +1,6 @@
-"""Write the rounds of a run to TensorBoard, MLflow or OpenTelemetry, or show the fleet in Home Assistant."""
+"""Write the rounds of a run to TensorBoard, MLflow or OpenTelemetry, or show the fleet in Home
+Assistant.
+"""
 
 from contextlib import closing
 from functools import partial
@@ -33,7 +35,9 @@ def _track(
         writer = tracking(target)
     with closing(Store(store, read_only=True)) as opened:
         found = queries.find_run(opened, run)
-        of = run if target.startswith("homeassistant:") else found.id  # a home shows the newest, whichever that is
+        of = (
+            run if target.startswith("homeassistant:") else found.id
+        )  # a home shows the newest, whichever that is
         looks = partial(watched, opened, of, lambda *_: None) if watch else partial(iter, [None])
         rounds = track(opened, of, writer, looks)
     target = without_login(target)

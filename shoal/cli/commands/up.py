@@ -1,4 +1,7 @@
-"""Start broker, coordinator and store, and accept requests until stopped; over MQTT only for runs of this file."""
+"""Start broker, coordinator and store, and accept requests until stopped.
+
+Over MQTT only for runs of this file.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,17 +20,30 @@ from shoal.cli.grouped import grouped
 class _Options:
     config: Annotated[
         Path | None,
-        typer.Option(help="The configuration of runs that are requested over MQTT, with fleet, store and broker."),
+        typer.Option(
+            help="The configuration of runs that are requested over MQTT, with fleet, store and broker."
+        ),
     ] = None
     fleet: Annotated[str | None, typer.Option(help="Name of the fleet.")] = None
     store: Annotated[Path | None, typer.Option(help="Folder of the store.")] = None
     broker: BrokerUrl = None
-    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Port of the embedded broker.")] = None
-    listen: Annotated[str | None, typer.Option(help="Address of the embedded broker; 0.0.0.0 lets boards in.")] = None
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Port of the embedded broker.")
+    ] = None
+    listen: Annotated[
+        str | None,
+        typer.Option(help="Address of the embedded broker; 0.0.0.0 lets boards in."),
+    ] = None
     insecure: Annotated[
-        bool, typer.Option(help="Without identities, let a network that you trust carry everything in the open.")
+        bool,
+        typer.Option(
+            help="Without identities, let a network that you trust carry everything in the open."
+        ),
     ] = False
-    view: Annotated[int | None, typer.Option(min=0, max=65535, help="Serve the page of the store on this port.")] = None
+    view: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, help="Serve the page of the store on this port."),
+    ] = None
 
 
 @grouped(_Options)
@@ -39,16 +55,30 @@ def _up(options: _Options) -> None:
     own = view = None
     if options.config is not None:
         base = read_fleet(options.config, options.broker)
-        fleet, store, broker = options.fleet or base.fleet, options.store or base.store, base.broker
-        own, view = base, base.view
+        fleet = options.fleet or base.fleet
+        store = options.store or base.store
+        broker = base.broker
+        own = base
+        view = base.view
     elif options.fleet is not None:
-        fleet, store = options.fleet, options.store or DEFAULT_STORE
+        fleet = options.fleet
+        store = options.store or DEFAULT_STORE
         broker = BrokerConfig() if options.broker is None else BrokerConfig(url=options.broker)
     else:
-        raise ConfigError("shoal up: name a configuration with --config fleet.toml, or the fleet with --fleet NAME")
-    changes = {"port": options.port, "listen": options.listen, "insecure": options.insecure or None}
+        raise ConfigError(
+            "shoal up: name a configuration with --config fleet.toml, or the fleet with --fleet NAME"
+        )
+    changes = {
+        "port": options.port,
+        "listen": options.listen,
+        "insecure": options.insecure or None,
+    }
     said = {key: value for key, value in changes.items() if value is not None}
-    broker = validate_config({**broker.model_dump(exclude_unset=True), **said}, BrokerConfig, source="shoal up")
+    broker = validate_config(
+        {**broker.model_dump(exclude_unset=True), **said},
+        BrokerConfig,
+        source="shoal up",
+    )
     if options.view is not None:
         view = (view or ViewConfig()).model_copy(update={"port": options.view})
     if own is not None:

@@ -38,13 +38,17 @@ ISSUE = {
 
 
 def test_the_tables_asked_for_are_there():
-    """Those of the papers, of their methods under conditions that change, and of all methods together."""
+    """Those of the papers, of their methods under conditions that change, and of all methods
+    together.
+    """
     assert set(TABLES) == ISSUE
 
 
 @pytest.mark.parametrize(("experiment", "arm"), EVERY_ARM)
 def test_an_arm_is_a_valid_simulation_at_every_scale(experiment, arm, tmp_path):
-    """It validates as a simulation and as the fleet it simulates; models, settings, data and levels exist."""
+    """It validates as a simulation and as the fleet it simulates; models, settings, data and levels
+    exist.
+    """
     for scale in SCALES:
         config = arm.config(scale, 3, out=tmp_path)
         fleet = config.fleet(artifacts=tmp_path, weights=tmp_path / "w", test_set=tmp_path / "t")
@@ -58,7 +62,11 @@ def test_an_arm_is_a_valid_simulation_at_every_scale(experiment, arm, tmp_path):
             used = {mix.width(level.rate) for level in mix.levels if level.weight}
             assert used <= set(config.model.widths), "a level that is drawn has no tier"
         for kind in config.devices.types:
-            assert kind.max_depth is None or config.model.depths is None or kind.max_depth in config.model.depths
+            assert (
+                kind.max_depth is None
+                or config.model.depths is None
+                or kind.max_depth in config.model.depths
+            )
             assert any(width <= kind.max_width for width in config.model.widths)
 
 
@@ -88,26 +96,37 @@ def test_names_within_a_table_fit_together(experiment):
 
 @pytest.mark.parametrize("experiment", TABLES.values(), ids=TABLES)
 def test_a_claim_can_be_decided(experiment):
-    """One seed decides nothing: a table that claims something is run with several at the scale of its verdicts."""
+    """One seed decides nothing: a table that claims something is run with several at the scale of
+    its verdicts.
+    """
     claimed = any(claim.says for claim in experiment.claims)
     assert not claimed or len(experiment.seeds["small"]) > 1
 
 
 def test_an_ablation_differs_from_the_whole_in_one_thing():
-    """Constants of the method or limits of the devices, of the arm that the table of strong changes has with bounds."""
+    """Constants of the method or limits of the devices, of the arm that the table of strong changes
+    has with bounds.
+    """
     experiment = find_experiment("whalefl-ablations")
     whole, *arms = (arm.config("small", 3) for arm in experiment.arms)
     strong = find_experiment("whalefl-strong").arm("whalefl/iid").config("small", 3)
-    assert {item.key for item in differences(whole, strong)} == {"robust.norm_bound", "robust.weight_bound"}
+    assert {item.key for item in differences(whole, strong)} == {
+        "robust.norm_bound",
+        "robust.weight_bound",
+    }
     found = {
         arm.name: {item.key for item in differences(whole, config)}
         for arm, config in zip(experiment.arms[1:], arms, strict=True)
     }
     own = "strategy.whalefl."
-    assert found.pop("released") == {own + name for name in ("efficiency", "gamma", "stall", "step", "theta")}
+    assert found.pop("released") == {
+        own + name for name in ("efficiency", "gamma", "stall", "step", "theta")
+    }
     assert found.pop("training-only") == {own + "arm", own + "fixed"}
     assert all(len(keys) == 1 for keys in found.values())
-    assert all(key.startswith(own) or key == "devices.types" for keys in found.values() for key in keys)
+    assert all(
+        key.startswith(own) or key == "devices.types" for keys in found.values() for key in keys
+    )
     assert len({tuple(map(str, differences(whole, config))) for config in arms}) == len(arms)
 
 
@@ -125,16 +144,21 @@ def test_an_ablation_differs_from_the_whole_in_one_thing():
 )
 def test_a_repeated_table_is_the_same_with_other_seeds(table, before, arm_before, but):
     """But for what its note says: that of WHALE-FL merges every update, and its runs end sooner."""
-    again, first = find_experiment(table), find_experiment(before)
+    again = find_experiment(table)
+    first = find_experiment(before)
     assert not set(again.seeds["small"]) & set(first.seeds["small"])
     for arm in again.arms:
-        found = differences(arm.config("small", 6), first.arm(arm_before.format(arm.name)).config("small", 6))
+        found = differences(
+            arm.config("small", 6), first.arm(arm_before.format(arm.name)).config("small", 6)
+        )
         assert {item.key for item in found} == but
 
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_both_models_of_a_device_are_of_one_size_where_the_clock_says_so(scale):
-    """Of beyond-1, whose notes and loads are of two alike; the second had been the zoo's own, 250 times as large."""
+    """Of beyond-1, whose notes and loads are of two alike; the second had been the zoo's own, 250
+    times as large.
+    """
     config = find_experiment("beyond-1").arm("fml").config(scale, 1)
     (own,) = config.own_models.models
     assert (own.arch, dict(own.settings)) == (config.model.arch, dict(config.model.settings))
@@ -228,8 +252,14 @@ def test_differences_are_found_and_grouped():
     """A changed, an added and an unchanged key; what holds for all arms names none."""
     experiment = find_experiment("heterofl-1")
     mixed, single = (experiment.arm(name) for name in ("a-b-c-d-e/iid", "a/iid"))
-    found = {arm.name: differences(arm.config("paper", 1), arm.config("small", 1)) for arm in (mixed, single)}
-    judged = (Difference("evaluation.every", "1", "5"), Difference("evaluation.statistics_fraction", "1", "0.1"))
+    found = {
+        arm.name: differences(arm.config("paper", 1), arm.config("small", 1))
+        for arm in (mixed, single)
+    }
+    judged = (
+        Difference("evaluation.every", "1", "5"),
+        Difference("evaluation.statistics_fraction", "1", "0.1"),
+    )
     assert found["a/iid"] == (*judged, Difference("round.rounds", "200", "10"))
     assert grouped(found) == (
         *judged,
@@ -267,15 +297,20 @@ def round_times(table, arm):
     clock = load_clock(config.clock)
     return [
         clock.device_seconds(
-            clock.device(kind.type, kind.link), Load(kind.max_width, samples=64, steps=config.train.steps or 0)
+            clock.device(kind.type, kind.link),
+            Load(kind.max_width, samples=64, steps=config.train.steps or 0),
         )
         for kind in config.devices.kinds
     ]
 
 
 def test_the_clock_decides_the_widths_of_whalefl():
-    """A HeteroFL round takes as long as the Xavier at full width, a FedAvg round as long as the slowest board."""
-    fedavg, heterofl = (max(round_times("whalefl-1", f"{name}/non-iid-2")) for name in ("fedavg", "heterofl"))
+    """A HeteroFL round takes as long as the Xavier at full width, a FedAvg round as long as the
+    slowest board.
+    """
+    fedavg, heterofl = (
+        max(round_times("whalefl-1", f"{name}/non-iid-2")) for name in ("fedavg", "heterofl")
+    )
     assert fedavg == pytest.approx(33.988665)  # vector W3
     assert heterofl == pytest.approx(0.04070369 * 640 + 12.352 / 15)
     assert fedavg / heterofl == pytest.approx(1.27, abs=0.01)
@@ -286,7 +321,9 @@ def test_the_clock_decides_the_widths_of_whalefl():
 
 @pytest.mark.parametrize("name", ["static", "mild", "strong"])
 def test_the_median_device_starts_at_half_width(name):
-    """Specification 4.6 fixes theta by this rule before any run; every arm of a seed meets the same conditions."""
+    """Specification 4.6 fixes theta by this rule before any run; every arm of a seed meets the same
+    conditions.
+    """
     experiment = find_experiment(f"whalefl-{name}")
     config = experiment.arm("whalefl/iid").config("small", 3)
     own = config.strategy.whalefl
@@ -303,7 +340,11 @@ def test_the_median_device_starts_at_half_width(name):
     ]
     assert statistics.median(choice.normalised for choice in chosen) == pytest.approx(0.6)
     efficiencies = [
-        1 / (clock.upload_seconds(device, Load(1.0)) + clock.compute_seconds(device, Load(0.0625, 64, 10)))
+        1
+        / (
+            clock.upload_seconds(device, Load(1.0))
+            + clock.compute_seconds(device, Load(0.0625, 64, 10))
+        )
         for device in (clock.device(kind.type, kind.link) for kind in config.devices.kinds)
     ]
     alone = experiment.arm("training-only/iid").config("small", 3).strategy.whalefl

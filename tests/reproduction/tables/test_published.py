@@ -42,13 +42,17 @@ WITH_SPREAD = {
 @pytest.mark.parametrize(("paper", "table", "row", "column"), SPOT_CHECKS)
 def test_numbers_as_printed(paper, table, row, column):
     """A cell has the number of the specification."""
-    assert published_tables(paper)[table].number(row, column) == Published(SPOT_CHECKS[paper, table, row, column], None)
+    assert published_tables(paper)[table].number(row, column) == Published(
+        SPOT_CHECKS[paper, table, row, column], None
+    )
 
 
 @pytest.mark.parametrize(("table", "row", "column"), WITH_SPREAD)
 def test_numbers_with_their_spread(table, row, column):
     """FedRolex prints standard deviations."""
-    assert published_tables("fedrolex")[table].number(row, column) == Published(*WITH_SPREAD[table, row, column])
+    assert published_tables("fedrolex")[table].number(row, column) == Published(
+        *WITH_SPREAD[table, row, column]
+    )
 
 
 @pytest.mark.parametrize("paper", papers())
@@ -104,17 +108,24 @@ def _printed_count(text: str) -> tuple[float, float]:
     ],
 )
 def test_published_sizes_are_those_of_our_models(table, arch, settings):
-    """HeteroFL's columns of parameters, megabytes and ratios are means over the levels of the models trained here."""
+    """HeteroFL's columns of parameters, megabytes and ratios are means over the levels of the
+    models trained here.
+    """
     architecture = Registry.zoo().get(arch)
     layout = infer_layout(architecture, settings)
-    sizes = {level: layout.parameter_count(layout.tier(rate)) for level, rate in LEVEL_RATES.items()}
+    sizes = {
+        level: layout.parameter_count(layout.tier(rate)) for level, rate in LEVEL_RATES.items()
+    }
     published = published_tables("heterofl")[table]
     for row in published.rows:
         levels = row.split("-")
         mean = sum(sizes[level] for level in levels) / len(levels)
-        count, tolerance = _printed_count(str(published.rows[row][published.columns.index("parameters")]))
+        count, tolerance = _printed_count(
+            str(published.rows[row][published.columns.index("parameters")])
+        )
         assert mean == pytest.approx(count, abs=tolerance), row
-        megabytes, ratio = published.number(row, "megabytes"), published.number(row, "ratio")
+        megabytes = published.number(row, "megabytes")
+        ratio = published.number(row, "ratio")
         assert megabytes is not None
         assert ratio is not None
         assert mean * 4 / 2**20 == pytest.approx(megabytes.value, abs=0.0051), row
@@ -123,7 +134,9 @@ def test_published_sizes_are_those_of_our_models(table, arch, settings):
 
 @pytest.mark.parametrize("table", TABLES)
 def test_every_published_row_with_data_has_an_arm(table):
-    """What an experiment says is published, its paper prints; at least one arm of a table with numbers has one."""
+    """What an experiment says is published, its paper prints; at least one arm of a table with
+    numbers has one.
+    """
     without_numbers = {
         "fedrolex-gamma",
         "fedrolex-repeat",

@@ -58,7 +58,9 @@ def hollow(tmp_path):
             for name, version in {**PINS, "tomli": "2.3.0"}.items():
                 stem = f"{name.replace('-', '_')}-{version}"
                 with zipfile.ZipFile(place / f"{stem}-py3-none-any.whl", "w") as wheel:
-                    wheel.writestr(f"{stem}.dist-info/METADATA", f"Name: {name}\nVersion: {version}\n")
+                    wheel.writestr(
+                        f"{stem}.dist-info/METADATA", f"Name: {name}\nVersion: {version}\n"
+                    )
     return folder
 
 

@@ -22,11 +22,31 @@ class Board:
     """
 
     def __init__(self, card: Path, log: Path, key: Path) -> None:
-        self._log, self._key, self._port = log, key, free_port()
-        # On a Cortex-A72 Linux changes page tables at every system call, and each time the emulator forgets addresses:
-        # a quarter of its work. `max` has what makes that needless (E0PD), as newer processors do.
-        command = ["qemu-system-aarch64", "-M", "virt", "-cpu", "max,pauth=off,sve=off", "-smp", "2", "-m", "1024"]
-        command += ["-accel", "tcg,thread=multi", "-bios", str(FIRMWARE), "-rtc", "base=2001-01-01T00:00:00"]
+        self._log = log
+        self._key = key
+        self._port = free_port()
+        # On a Cortex-A72 Linux changes page tables at every system call, and each time the emulator
+        # forgets addresses: a quarter of its work. `max` has what makes that needless (E0PD), as
+        # newer processors do.
+        command = [
+            "qemu-system-aarch64",
+            "-M",
+            "virt",
+            "-cpu",
+            "max,pauth=off,sve=off",
+            "-smp",
+            "2",
+            "-m",
+            "1024",
+        ]
+        command += [
+            "-accel",
+            "tcg,thread=multi",
+            "-bios",
+            str(FIRMWARE),
+            "-rtc",
+            "base=2001-01-01T00:00:00",
+        ]
         command += ["-drive", f"if=none,id=card,file={card},format=raw,cache=writethrough"]
         command += ["-device", "virtio-blk-pci,drive=card", "-device", "virtio-rng-pci"]
         command += ["-netdev", f"user,id=net,hostfwd=tcp:127.0.0.1:{self._port}-:22"]
@@ -47,7 +67,9 @@ class Board:
     def cpu_seconds(self) -> float:
         """What emulating it has cost this computer since its supply is on, whatever else ran here."""
         assert self._process is not None
-        spent = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+        spent = (
+            Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+        )
         return sum(map(int, spent)) / os.sysconf("SC_CLK_TCK")
 
     def said(self) -> str:
@@ -55,14 +77,29 @@ class Board:
 
     def does(self, command: str, seconds: float = 600.0, given: bytes = b"") -> str:
         """What a command of the operator's says, once the board lets them in."""
-        options = ["StrictHostKeyChecking=accept-new", f"UserKnownHostsFile={self._log}.hosts", "BatchMode=yes"]
+        options = [
+            "StrictHostKeyChecking=accept-new",
+            f"UserKnownHostsFile={self._log}.hosts",
+            "BatchMode=yes",
+        ]
         options += ["LogLevel=ERROR", "ConnectTimeout=120"]
-        ssh = ["ssh", "-i", str(self._key), "-p", str(self._port), *(f"-o{option}" for option in options)]
+        ssh = [
+            "ssh",
+            "-i",
+            str(self._key),
+            "-p",
+            str(self._port),
+            *(f"-o{option}" for option in options),
+        ]
         deadline = time.monotonic() + seconds
         while True:
             left = max(1.0, deadline - time.monotonic())
             done = subprocess.run(
-                [*ssh, "shoal-admin@127.0.0.1", command], input=given, capture_output=True, timeout=left, check=False
+                [*ssh, "shoal-admin@127.0.0.1", command],
+                input=given,
+                capture_output=True,
+                timeout=left,
+                check=False,
             )
             if done.returncode != 255:  # of ssh itself, as long as the board does not answer
                 assert done.returncode == 0, done.stderr.decode()

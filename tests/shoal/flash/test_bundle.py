@@ -1,4 +1,6 @@
-"""A bundle: installed without a network it trains; what does not fit says so before anything is changed."""
+"""A bundle: installed without a network it trains; what does not fit says so before anything is
+changed.
+"""
 
 import hashlib
 import io
@@ -18,7 +20,15 @@ import pytest
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.mapped_tensors import tensors_in
 from shoal.flash import image
-from shoal.flash.bundle import PINS, bundle, debian_package, fetch_wheels, pack_runtime, read_part, runtime_files
+from shoal.flash.bundle import (
+    PINS,
+    bundle,
+    debian_package,
+    fetch_wheels,
+    pack_runtime,
+    read_part,
+    runtime_files,
+)
 from shoal.flash.settings import Board, load_flash_config
 from tests.brokers import mosquitto_broker
 from tests.device_runtime.device_process import REPOSITORY, DeviceProcess
@@ -37,7 +47,14 @@ def unpacked(path, folder):
 
 def install(place, root, path="", umask=-1):
     offline = [] if os.getuid() else ["unshare", "-n"]
-    command = ["env", "-i", f"PATH={path or os.environ['PATH']}", *offline, place / "install.sh", root]
+    command = [
+        "env",
+        "-i",
+        f"PATH={path or os.environ['PATH']}",
+        *offline,
+        place / "install.sh",
+        root,
+    ]
     given = {"capture_output": True, "text": True, "timeout": 200, "umask": umask}
     return subprocess.run(list(map(str, command)), check=False, **given)
 
@@ -47,7 +64,16 @@ def made(flash, hollow, shoal, tmp_path):
     """A bundle of empty wheels, unpacked."""
 
     def make(*arguments, **keys):
-        said = shoal("flash", "bundle", "--config", flash(*arguments, **keys), "--wheels", hollow, "--out", "b.tar")
+        said = shoal(
+            "flash",
+            "bundle",
+            "--config",
+            flash(*arguments, **keys),
+            "--wheels",
+            hollow,
+            "--out",
+            "b.tar",
+        )
         assert stat.S_IMODE((tmp_path / "b.tar").stat().st_mode) == 0o600
         return unpacked(tmp_path / "b.tar", tmp_path), said
 
@@ -57,7 +83,9 @@ def made(flash, hollow, shoal, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("version", dict.fromkeys([PYTHON, "3.10"]))
 def test_it_installs_without_a_network_and_trains(flash, shoal, tmp_path, version):
-    """On this Python and on JetPack 6's: few packages, at most 60 MB, none of the tests' own: doctor, and a round."""
+    """On this Python and on JetPack 6's: few packages, at most 60 MB, none of the tests' own:
+    doctor, and a round.
+    """
     if subprocess.run(
         ["pip", "download", "-q", "--no-deps", "-d", tmp_path / "reach", "tomli"], check=False
     ).returncode:
@@ -78,7 +106,9 @@ def test_it_installs_without_a_network_and_trains(flash, shoal, tmp_path, versio
     np.savez(tmp_path / "data.npz", x=x, y=y)
     tiny = write_tiny_set(tmp_path / "tiny")
     with mosquitto_broker(tmp_path) as broker, scripted_server(broker.url, tiny.blobs) as server:
-        device = DeviceProcess(tmp_path, broker.url, {"kind": "npz", "path": "data.npz"}, python=str(python))
+        device = DeviceProcess(
+            tmp_path, broker.url, {"kind": "npz", "path": "data.npz"}, python=str(python)
+        )
         device.start(["env", "-i", "PYTHONOPTIMIZE=2"])  # as `launch` does
         try:
             server.wait_state("idle", device.id)
@@ -89,8 +119,18 @@ def test_it_installs_without_a_network_and_trains(flash, shoal, tmp_path, versio
         finally:
             device.kill()
         assert all(np.abs(new[name] - weights[name]).max() > 1e-3 for name in weights)
-        command = ["env", "-i", root / "opt/shoal/bin/shoal", "device", "doctor", "--config", device.config]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
+        command = [
+            "env",
+            "-i",
+            root / "opt/shoal/bin/shoal",
+            "device",
+            "doctor",
+            "--config",
+            device.config,
+        ]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path
+        )
     assert "failed" not in done.stdout, done.stdout
     assert "ok       packages       onnx: onnxruntime 1.23.2" in done.stdout
     assert done.returncode == 0
@@ -111,24 +151,33 @@ def test_what_a_board_gets_is_little(flash, version, kind):
     except ConfigError as error:
         pytest.skip(str(error))
     size = sum(len(entry.data) for entry in tree)
-    found = {part for entry in tree for part in entry.path.split("/") if part.endswith(".dist-info")}
+    found = {
+        part for entry in tree for part in entry.path.split("/") if part.endswith(".dist-info")
+    }
     print(f"{kind}: {len(found) - 1} distributions, {size / 1e6:.0f} MB installed")
     assert len(found) - 1 <= 12
     assert size <= 100e6
     assert not [entry.path for entry in tree if "libonnxruntime.so" in entry.path]
-    paths, card = {entry.path for entry in tree}, image._parts(config, None)["ours.tar"]
+    paths = {entry.path for entry in tree}
+    card = image._parts(config, None)["ours.tar"]
     folders = {str(folder) for path in paths for folder in Path(path).parents}
     package = debian_package(config).partition(b"data.tar.gz")[2].partition(b"`\n")[2]
     for archive, prefix in ((card, ""), (package, "./")):
         with tarfile.open(fileobj=io.BytesIO(archive)) as opened:
             names = {name.removeprefix(prefix) for name in opened.getnames()}
-        assert {name for name in names if name.startswith("opt/shoal/lib/")} - folders <= paths <= names
+        assert (
+            {name for name in names if name.startswith("opt/shoal/lib/")} - folders
+            <= paths
+            <= names
+        )
 
 
 def test_the_same_settings_give_the_same_bytes(flash, hollow):
     """So that what was tested is what is carried."""
     config = load_flash_config(flash())
-    assert bundle(config, pack_runtime(config, hollow)) == bundle(config, pack_runtime(config, hollow))
+    assert bundle(config, pack_runtime(config, hollow)) == bundle(
+        config, pack_runtime(config, hollow)
+    )
 
 
 def test_secrets_are_for_their_owner_alone(made, tmp_path):
@@ -143,7 +192,9 @@ def test_secrets_are_for_their_owner_alone(made, tmp_path):
     assert modes["etc/shoal/device.toml"] == modes["var/lib/shoal/data/train.npz"] == 0o600
     assert modes["opt/shoal/setup.sh"] == 0o755
     assert owners == {(0, 0, 0)}
-    assert not any(name.endswith("/") or name in {"etc", "usr", "opt"} for name in modes)  # they are the system's
+    assert not any(
+        name.endswith("/") or name in {"etc", "usr", "opt"} for name in modes
+    )  # they are the system's
 
 
 @pytest.mark.parametrize(
@@ -156,7 +207,9 @@ def test_secrets_are_for_their_owner_alone(made, tmp_path):
     ],
 )
 def test_a_board_that_it_is_not_for_keeps_what_it_has(made, tmp_path, programs, words):
-    """Another processor, a 32-bit system, another Python, a full card: exit code 2, and the old files stay."""
+    """Another processor, a 32-bit system, another Python, a full card: exit code 2, and the old
+    files stay.
+    """
     place, _ = made()
     old = tmp_path / "root" / "opt" / "shoal" / "setup.sh"
     old.parent.mkdir(parents=True)
@@ -178,7 +231,9 @@ def test_a_damaged_bundle_is_not_installed(made, tmp_path):
 
 
 def test_a_runtime_that_does_not_run_is_told_at_once(made, tmp_path):
-    """Here its wheels are empty; on a board a library may be missing. Settings that were there are kept."""
+    """Here its wheels are empty; on a board a library may be missing. Settings that were there are
+    kept.
+    """
     place, said = made()
     assert f"for {platform.machine()} and Python {PYTHON}" in said
     settings = tmp_path / "root" / "etc" / "shoal"
@@ -186,18 +241,26 @@ def test_a_runtime_that_does_not_run_is_told_at_once(made, tmp_path):
     (settings / "device.toml").write_text("mine")
     done = install(place, tmp_path / "root")
     assert done.returncode == 2
-    assert re.search(r"onnxruntime does not run on this board: \w*Error: .*apt install libstdc\+\+6", done.stderr)
+    assert re.search(
+        r"onnxruntime does not run on this board: \w*Error: .*apt install libstdc\+\+6", done.stderr
+    )
     assert (settings / "device.toml.old").read_text() == "mine"
     assert 'fleet = "lab"' in (settings / "device.toml").read_text()
 
 
 def test_the_agents_user_may_enter_what_root_has_installed(made, tmp_path):
-    """Whatever root's umask: with 027 no other user came into /opt/shoal, and the agent did not start."""
+    """Whatever root's umask: with 027 no other user came into /opt/shoal, and the agent did not
+    start.
+    """
     place, _ = made()
     install(place, tmp_path / "root", umask=0o027)
     shoal = tmp_path / "root" / "opt" / "shoal"
     places = [shoal.parent, shoal, *shoal.rglob("*")]
-    closed = [path for path in places if path.is_dir() and stat.S_IMODE(path.stat().st_mode) & 0o005 != 0o005]
+    closed = [
+        path
+        for path in places
+        if path.is_dir() and stat.S_IMODE(path.stat().st_mode) & 0o005 != 0o005
+    ]
     assert (closed, stat.S_IMODE((shoal / "pyvenv.cfg").stat().st_mode)) == ([], 0o644)
     assert stat.S_IMODE((tmp_path / "root/etc/shoal/device.toml").stat().st_mode) == 0o600
 
@@ -209,12 +272,17 @@ def test_a_server_is_not_removed_for_an_agent(made, tmp_path):
     server.parent.mkdir(parents=True)
     server.write_text("a server's")
     done = install(place, tmp_path / "root")
-    assert (done.returncode, "something else than a board's agent (a server?)" in done.stderr) == (2, True)
+    assert (done.returncode, "something else than a board's agent (a server?)" in done.stderr) == (
+        2,
+        True,
+    )
     assert [path for path in (tmp_path / "root").rglob("*") if path.is_file()] == [server]
 
 
 def test_what_was_cut_off_is_installed_again(made, tmp_path):
-    """A board without power after its first file: that is the agent's, though setup.sh is not there yet."""
+    """A board without power after its first file: that is the agent's, though setup.sh is not there
+    yet.
+    """
     place, _ = made()
     with tarfile.open(place / "runtime.tar.gz") as archive:
         archive.extract(archive.next(), tmp_path / "root", filter="data")
@@ -222,17 +290,29 @@ def test_what_was_cut_off_is_installed_again(made, tmp_path):
     assert (tmp_path / "root/opt/shoal/setup.sh").exists()
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+@pytest.mark.skipif(
+    shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed"
+)
 def test_the_unit_is_one_and_keeps_to_itself(tmp_path):
     """Systemd knows every line of it, and rates its exposure 2.0 or less of 10."""
     unit = tmp_path / "shoal-device.service"
-    unit.write_text(read_part("shoal-device.service").decode().replace("/opt/shoal/bin/launch", "/bin/true"))
+    unit.write_text(
+        read_part("shoal-device.service").decode().replace("/opt/shoal/bin/launch", "/bin/true")
+    )
     done = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True, timeout=60, check=False
+        ["systemd-analyze", "verify", "--man=no", unit],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
     done = subprocess.run(
-        ["systemd-analyze", "security", "--offline=true", unit], capture_output=True, text=True, timeout=60, check=False
+        ["systemd-analyze", "security", "--offline=true", unit],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert float(re.search(r"exposure level for .*: ([0-9.]+)", done.stdout)[1]) <= 2.0
 
@@ -241,7 +321,8 @@ def test_wheels_that_cannot_be_had_are_named(tmp_path, monkeypatch):
     """With where they may be put by hand; what is there is not asked for."""
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(
-        Exception, match=r"pip cannot fetch .*onnxruntime==.* for aarch64 and Python 3.10: .*these wheels in"
+        Exception,
+        match=r"pip cannot fetch .*onnxruntime==.* for aarch64 and Python 3.10: .*these wheels in",
     ):
         fetch_wheels(Board("aarch64", "3.10"), tmp_path)
 
@@ -258,9 +339,20 @@ def test_what_is_not_imported_stays_out(flash, hollow, tmp_path):
     """Onnxruntime's tools, numpy's tests, cffi but for its compiled half; licences stay."""
     (wheel,) = (hollow / f"{platform.machine()}-{PYTHON}").glob("numpy-*")
     with zipfile.ZipFile(wheel, "w") as archive:
-        for name in ("onnxruntime/tools/a.py", "numpy/tests/a.py", "numpy/linalg/tests/a.py", "cffi/api.py", "a/b.pyi"):
+        for name in (
+            "onnxruntime/tools/a.py",
+            "numpy/tests/a.py",
+            "numpy/linalg/tests/a.py",
+            "cffi/api.py",
+            "a/b.pyi",
+        ):
             archive.writestr(name, "unused")
-        for name in ("numpy/testing/a.py", "_cffi_backend.abi3.so", "onnxruntime/capi/a.so", "numpy.dist-info/LICENSE"):
+        for name in (
+            "numpy/testing/a.py",
+            "_cffi_backend.abi3.so",
+            "onnxruntime/capi/a.so",
+            "numpy.dist-info/LICENSE",
+        ):
             archive.writestr(name, "used")
     (tmp_path / "r.tar.gz").write_bytes(pack_runtime(load_flash_config(flash()), hollow).tree)
     with tarfile.open(tmp_path / "r.tar.gz") as inner:
@@ -269,7 +361,9 @@ def test_what_is_not_imported_stays_out(flash, hollow, tmp_path):
             for name in inner.getnames()
             if name.endswith((".so", "LICENSE"))
         }
-        assert not any(inner.extractfile(m).read() == b"unused" for m in inner.getmembers() if m.isfile())
+        assert not any(
+            inner.extractfile(m).read() == b"unused" for m in inner.getmembers() if m.isfile()
+        )
     assert set(held) == {"_cffi_backend.abi3.so", "a.so", "LICENSE"}
 
 

@@ -1,4 +1,6 @@
-"""The comparison at the end of `make arm`: the board's first update is there when its round has ended."""
+"""The comparison at the end of `make arm`: the board's first update is there when its round has
+ended.
+"""
 
 import numpy as np
 import pytest
@@ -10,11 +12,14 @@ from tests.shoal.flash.watch import Watch, joined, weights_of
 
 
 def test_the_boards_update_outlives_its_round(config, url, fleet, tmp_path):
-    """It is what the board sent, and not what was sent into the same file; the round learns what lies between.
+    """It is what the board sent, and not what was sent into the same file; the round learns what
+    lies between.
 
     The board moves every weight by 3, the other device by 1, so that the version has moved by 2.
     """
-    settings = config(round={"rounds": 2, "min_devices": 2, "quorum": 1.0}, robust={"norm_bound": 0})
+    settings = config(
+        round={"rounds": 2, "min_devices": 2, "quorum": 1.0}, robust={"norm_bound": 0}
+    )
     watch = Watch(tmp_path / "store")
     broker = settings.broker.model_copy(update={"url": url})
     with (
@@ -36,7 +41,15 @@ def test_what_never_comes_is_waited_for_to_the_end_of_the_run(tmp_path):
     """A run that ended without the event is not waited for."""
     watch = Watch(tmp_path / "store")
     watch(
-        control.RunFinished(run="r", seconds=1.0, status="failed", version=0, rounds=0, wire_bytes=0, payload_bytes=0)
+        control.RunFinished(
+            run="r",
+            seconds=1.0,
+            status="failed",
+            version=0,
+            rounds=0,
+            wire_bytes=0,
+            payload_bytes=0,
+        )
     )
     with pytest.raises(TimeoutError, match="no board within 600 s"):
         watch.wait(joined, 600, "board")

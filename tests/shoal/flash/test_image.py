@@ -1,4 +1,6 @@
-"""A card's image: what cannot be made says so, what is fetched is what was named, and only a card is written over."""
+"""A card's image: what cannot be made says so, what is fetched is what was named, and only a card
+is written over.
+"""
 
 import hashlib
 import os
@@ -21,12 +23,19 @@ FILES = Path(image.__file__).parent / "files"
 
 @pytest.fixture
 def machine(tmp_path):
-    """A root with /sys and /proc of a computer that has one disk, a card reader, and a slot for SD cards."""
+    """A root with /sys and /proc of a computer that has one disk, a card reader, and a slot for SD
+    cards.
+    """
 
     def disk(name, *parts, removable="0", kind="", size=8_000_000, model="Reader"):
         about = tmp_path / "devices" / name
         (about / "device").mkdir(parents=True)
-        for path, text in {"removable": removable, "size": size, "device/type": kind, "device/model": model}.items():
+        for path, text in {
+            "removable": removable,
+            "size": size,
+            "device/type": kind,
+            "device/model": model,
+        }.items():
             (about / path).write_text(f"{text}\n")
         known = tmp_path / "sys/class/block"
         known.mkdir(parents=True, exist_ok=True)
@@ -83,13 +92,16 @@ def test_a_card_in_use_or_too_small_is_left(machine, use):
         (machine / "devices/sdb/sdb2/holders/dm-0").mkdir()
     else:
         need = 5_000_000_000
-    with pytest.raises(ConfigError, match="take a larger one" if use == "small" else "umount it first"):
+    with pytest.raises(
+        ConfigError, match="take a larger one" if use == "small" else "umount it first"
+    ):
         find_disk(Path("/dev/sdb"), need, machine)
 
 
 def test_what_is_written_is_read_back(tmp_path):
     """All of it, told as it goes; what lies behind the image stays."""
-    source, disk = tmp_path / "card.img", tmp_path / "disk"
+    source = tmp_path / "card.img"
+    disk = tmp_path / "disk"
     data = os.urandom(9 << 20)
     source.write_bytes(data)
     disk.write_bytes(b"x" * (10 << 20))
@@ -104,7 +116,8 @@ def test_what_is_written_is_read_back(tmp_path):
 
 def test_a_card_that_loses_a_bit_is_told(tmp_path):
     """As worn or forged ones do."""
-    source, disk = tmp_path / "card.img", tmp_path / "disk"
+    source = tmp_path / "card.img"
+    disk = tmp_path / "disk"
     source.write_bytes(os.urandom(6 << 20))
     disk.write_bytes(b"")
 
@@ -122,14 +135,21 @@ def test_a_card_that_loses_a_bit_is_told(tmp_path):
 
 def test_a_file_is_no_card(tmp_path):
     """By this computer's own disks; and an image alone is nothing to do."""
-    source, empty = tmp_path / "card.img", tmp_path / "empty.img"
+    source = tmp_path / "card.img"
+    empty = tmp_path / "empty.img"
     source.write_bytes(bytes(510) + b"\x55\xaa")
     empty.write_bytes(bytes(4096))
     for card, words in (
-        (Card(image=source, to=tmp_path / "disk", yes=True), "is no disk; those that can be taken out are"),
+        (
+            Card(image=source, to=tmp_path / "disk", yes=True),
+            "is no disk; those that can be taken out are",
+        ),
         (Card(image=source), "name the card with --to"),
         (Card(image=tmp_path / "none.img", to=tmp_path / "card"), r"none\.img is no image"),
-        (Card(image=empty, to=tmp_path / "card"), "is no image of a card; unpack it if it is packed"),
+        (
+            Card(image=empty, to=tmp_path / "card"),
+            "is no image of a card; unpack it if it is packed",
+        ),
     ):
         with pytest.raises(ConfigError, match=words):
             list(make_card(card, lambda _disk: True, lambda *_: None))
@@ -137,7 +157,10 @@ def test_a_file_is_no_card(tmp_path):
 
 @pytest.mark.parametrize(
     ("tables", "keys", "words"),
-    [("", {"board": "rpi5"}, "no card is made for rpi5"), ("", {"python": '"3.12"'}, "`python` is one of 3.11, 3.13")],
+    [
+        ("", {"board": "rpi5"}, "no card is made for rpi5"),
+        ("", {"python": '"3.12"'}, "`python` is one of 3.11, 3.13"),
+    ],
 )
 def test_what_no_card_is_made_for_is_told_before_anything_is_fetched(flash, tables, keys, words):
     """Each with the other ways to a board."""
@@ -151,14 +174,18 @@ def test_what_no_card_is_made_for_is_told_before_anything_is_fetched(flash, tabl
 def test_what_is_missing_here_is_named(flash, monkeypatch, tmp_path):
     """Programs by their packages; then room."""
     config = flash(board="generic-arm64", python='"3.13"')
-    monkeypatch.setattr(image.shutil, "which", lambda tool, path: None if tool in {"mcopy", "depmod"} else tool)
+    monkeypatch.setattr(
+        image.shutil, "which", lambda tool, path: None if tool in {"mcopy", "depmod"} else tool
+    )
     with pytest.raises(ConfigError, match=r"apt install kmod mtools$"):
         needs_tools()
     monkeypatch.setattr(image, "needs_tools", lambda: None)
     full = shutil._ntuple_diskusage(10**9, 10**9, 0)
     monkeypatch.setattr(image.shutil, "disk_usage", lambda _path: full)
     with pytest.raises(StorageError, match="make room"):
-        list(make_card(Card(config, out=tmp_path / "card.img"), lambda _disk: True, lambda *_: None))
+        list(
+            make_card(Card(config, out=tmp_path / "card.img"), lambda _disk: True, lambda *_: None)
+        )
 
 
 WIFI = '[network]\nssid = "the barn"\npassword = "open \'sesame"\ncountry = "DE"\n'
@@ -169,7 +196,10 @@ SSH = '[ssh]\nuser = "me"\nkeys = ["ssh-ed25519 AAAA me@here"]\n'
     ("more", "words"),
     [
         ("", ['psk="open \'sesame"', "key_mgmt=WPA-PSK SAE", "ieee80211w=1"]),
-        ("wpa3 = true\nhidden = true\n", ['psk="open \'sesame"', "key_mgmt=SAE", "ieee80211w=2", "scan_ssid=1"]),
+        (
+            "wpa3 = true\nhidden = true\n",
+            ['psk="open \'sesame"', "key_mgmt=SAE", "ieee80211w=2", "scan_ssid=1"],
+        ),
     ],
 )
 def test_a_card_knows_its_wifi_and_who_may_log_in(flash, more, words):
@@ -178,7 +208,12 @@ def test_a_card_knows_its_wifi_and_who_may_log_in(flash, more, words):
     entries = {entry.path: entry for entry in access_files(config)}
     wifi = entries["etc/wpa_supplicant/wpa_supplicant-wlan0.conf"]
     text = wifi.data.decode()
-    assert (wifi.mode, text.splitlines()[0], text.count("{"), text.count("}")) == (0o600, "country=DE", 1, 1)
+    assert (wifi.mode, text.splitlines()[0], text.count("{"), text.count("}")) == (
+        0o600,
+        "country=DE",
+        1,
+        1,
+    )
     assert {f"ssid={b'the barn'.hex()}", *words} <= {line.strip() for line in text.splitlines()}
     assert entries["home/me/.ssh/authorized_keys"].data == b"ssh-ed25519 AAAA me@here\n"
     assert entries["etc/sudoers.d/010_shoal"].mode == 0o440
@@ -210,7 +245,9 @@ def test_a_card_carries_what_its_tables_need(flash, hollow, tables, found):
             assert (word in text) == found
 
 
-needs_apt = pytest.mark.skipif(not Path("/usr/lib/apt/apt-helper").exists(), reason="apt is not installed")
+needs_apt = pytest.mark.skipif(
+    not Path("/usr/lib/apt/apt-helper").exists(), reason="apt is not installed"
+)
 
 
 def fetch(folder, lock, mirror="http://127.0.0.1:9"):
@@ -225,8 +262,11 @@ def fetch(folder, lock, mirror="http://127.0.0.1:9"):
 
 @needs_apt
 def test_packages_are_what_their_digest_says(tmp_path):
-    """Another file in the archive's place is not taken, and a kept one that changed is not used again."""
-    source, lock = tmp_path / "a_1_all.deb", tmp_path / "lock"
+    """Another file in the archive's place is not taken, and a kept one that changed is not used
+    again.
+    """
+    source = tmp_path / "a_1_all.deb"
+    lock = tmp_path / "lock"
     source.write_bytes(b"content")
     digest = hashlib.sha256(b"content").hexdigest()
     lock.write_text(f"{digest} {source.name} file://{source}\n")
@@ -252,12 +292,16 @@ def test_an_archive_that_cannot_be_trusted_or_reached_is_none(tmp_path):
     (tmp_path / "archive/dists/trixie").mkdir(parents=True)
     (tmp_path / "archive/dists/trixie/Release").write_text("Suite: trixie\nCodename: trixie\n")
     for mirror in (f"file://{tmp_path}/archive", "http://127.0.0.1:9"):
-        with pytest.raises(ConfigError, match=r"no packages of Debian trixie from .*this needs a network, another"):
+        with pytest.raises(
+            ConfigError, match=r"no packages of Debian trixie from .*this needs a network, another"
+        ):
             fetch(tmp_path, tmp_path / "lock", mirror)
         assert not (tmp_path / "lock").exists()
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in FILES.rglob("*") if path.suffix in {".sh", ".init"}))
+@pytest.mark.parametrize(
+    "name", sorted(path.name for path in FILES.rglob("*") if path.suffix in {".sh", ".init"})
+)
 def test_scripts_are_shell(name):
     """Of Debian and of busybox, whichever runs them."""
     (path,) = FILES.rglob(name)
@@ -266,31 +310,55 @@ def test_scripts_are_shell(name):
 
 def test_links_and_units_are_there():
     """Each of our units that is enabled is one that a card gets."""
-    lines = [line.split()[-2:] for line in (FILES / "card.links").read_text().splitlines() if line[0] != "#"]
+    lines = [
+        line.split()[-2:]
+        for line in (FILES / "card.links").read_text().splitlines()
+        if line[0] != "#"
+    ]
     assert all(len(line) == 2 and not line[0].startswith("/") for line in lines)
     ours = {Path(target).name for _, target in lines if "/shoal-" in target}
-    assert ours == {"shoal-card.service", "shoal-first.service", "shoal-device.service", "shoal-ssh.service"}
-    # One file less, and neither sudo nor the console's login begins: what is for others includes all of these.
+    assert ours == {
+        "shoal-card.service",
+        "shoal-first.service",
+        "shoal-device.service",
+        "shoal-ssh.service",
+    }
+    # One file less, and neither sudo nor the console's login begins: what is for others includes
+    # all of these.
     included = {"auth", "account", "password", "session", "session-noninteractive"}
-    assert {path.name.removeprefix("common-") for path in (FILES / "card/etc/pam.d").iterdir()} == included
+    assert {
+        path.name.removeprefix("common-") for path in (FILES / "card/etc/pam.d").iterdir()
+    } == included
     for name in ("shoal-card.service", "shoal-ssh.service"):
         assert (FILES / "card/usr/lib/systemd/system" / name).exists()
 
 
 def test_what_is_left_out_is_a_unit_or_a_generator():
     """And none that a card has settings for: systemd would not read them."""
-    lines = [line.split()[-2:] for line in (FILES / "card.links").read_text().splitlines() if line[0] != "#"]
+    lines = [
+        line.split()[-2:]
+        for line in (FILES / "card.links").read_text().splitlines()
+        if line[0] != "#"
+    ]
     masked = [Path(path) for path, target in lines if target == "/dev/null"]
-    assert {path.parent.as_posix() for path in masked} == {"etc/systemd/system", "etc/systemd/system-generators"}
-    assert not {path.name for path in masked} & {path.parent.name.removesuffix(".d") for path in FILES.rglob("*.conf")}
+    assert {path.parent.as_posix() for path in masked} == {
+        "etc/systemd/system",
+        "etc/systemd/system-generators",
+    }
+    assert not {path.name for path in masked} & {
+        path.parent.name.removesuffix(".d") for path in FILES.rglob("*.conf")
+    }
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
 @needs_mirror
 def test_the_same_inputs_give_the_same_card(flash, tmp_path):
-    """Built twice from one lock, byte for byte; its file systems are whole, and what is secret is root's alone."""
-    config, images = flash(board="generic-arm64", python='"3.13"'), []
+    """Built twice from one lock, byte for byte; its file systems are whole, and what is secret is
+    root's alone.
+    """
+    config = flash(board="generic-arm64", python='"3.13"')
+    images = []
     for name in ("a.img", "b.img"):
         card = Card(config, tmp_path / name, lock=tmp_path / "card.lock")
         said = list(make_card(card, lambda _disk: False, lambda *_: None))
@@ -301,7 +369,9 @@ def test_the_same_inputs_give_the_same_card(flash, tmp_path):
     assert subprocess.run(["cmp", first, second], check=False).returncode == 0
     start = (4 + 192) << 20
     assert (
-        subprocess.run(["/sbin/e2fsck", "-fn", f"{first}?offset={start}"], capture_output=True, check=False).returncode
+        subprocess.run(
+            ["/sbin/e2fsck", "-fn", f"{first}?offset={start}"], capture_output=True, check=False
+        ).returncode
         == 0
     )
 
@@ -310,7 +380,11 @@ def test_the_same_inputs_give_the_same_card(flash, tmp_path):
         words = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
         return [words[words.index(key) + 1] for key in ("Mode:", "User:", "Group:")]
 
-    assert about("/var/lib/shoal/data/train.npz") == about("/etc/shoal/device.toml") == ["0600", "0", "0"]
+    assert (
+        about("/var/lib/shoal/data/train.npz")
+        == about("/etc/shoal/device.toml")
+        == ["0600", "0", "0"]
+    )
     assert about("/etc/shadow") == ["0640", "0", "42"]
     assert about("/usr/bin/mount") == ["04755", "0", "0"]
     assert about("/opt/shoal/setup.sh") == ["0755", "0", "0"]
@@ -319,8 +393,16 @@ def test_the_same_inputs_give_the_same_card(flash, tmp_path):
         command = ["/sbin/debugfs", "-R", f"cat {path}", f"{first}?offset={start}"]
         return subprocess.run(command, capture_output=True, check=True).stdout
 
-    for name in ("opt/shoal/lib/python3.13/site-packages/device_runtime/main", "usr/lib/python3.13/argparse"):
+    for name in (
+        "opt/shoal/lib/python3.13/site-packages/device_runtime/main",
+        "usr/lib/python3.13/argparse",
+    ):
         folder, _, stem = f"/{name}".rpartition("/")
-        compiled, source = content(f"{folder}/__pycache__/{stem}.cpython-313.opt-2.pyc"), content(f"/{name}.py")
-        assert struct.unpack("<3I", compiled[4:16]) == (0, 1_700_000_000, len(source))  # what Python looks at
+        compiled = content(f"{folder}/__pycache__/{stem}.cpython-313.opt-2.pyc")
+        source = content(f"/{name}.py")
+        assert struct.unpack("<3I", compiled[4:16]) == (
+            0,
+            1_700_000_000,
+            len(source),
+        )  # what Python looks at
         assert f"/{name}.py".encode() in compiled

@@ -1,4 +1,6 @@
-"""What starts a board's agent: in every phase of the record, cut short in each, and with a file that is not one."""
+"""What starts a board's agent: in every phase of the record, cut short in each, and with a file
+that is not one.
+"""
 
 import os
 import re
@@ -30,11 +32,16 @@ class Board:
     """A launcher and an interpreter that is a script."""
 
     def __init__(self, folder):
-        self.folder, self.releases, self.file = folder, folder / "releases", folder / "a file"
+        self.folder = folder
+        self.releases = folder / "releases"
+        self.file = folder / "a file"
         (folder / "base/bin").mkdir(parents=True)
         self.releases.mkdir()
         (folder / "base/pyvenv.cfg").write_text("home = /usr/bin\n")
-        for name, text in (("python", PYTHON.format(folder=folder)), ("launch", read_part("launch.sh").decode())):
+        for name, text in (
+            ("python", PYTHON.format(folder=folder)),
+            ("launch", read_part("launch.sh").decode()),
+        ):
             (folder / "base/bin" / name).write_text(text)
             (folder / "base/bin" / name).chmod(0o755)
         self.file.write_bytes(packed([Entry(f"{LIB}/it.py", b"pass")]))
@@ -45,8 +52,17 @@ class Board:
         (self.releases / f"{number}/bin/python").symlink_to(self.folder / "base/bin/python")
 
     def begin(self):
-        command = [str(self.folder / "base/bin/launch"), str(self.releases), "device", "run", "--config", "x"]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        command = [
+            str(self.folder / "base/bin/launch"),
+            str(self.releases),
+            "device",
+            "run",
+            "--config",
+            "x",
+        ]
+        return subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
 
     def start(self, record=None):
         """The record after a start, and who ran."""
@@ -59,7 +75,11 @@ class Board:
 
     @property
     def record(self):
-        return (self.releases / "record").read_text().strip() if (self.releases / "record").exists() else ""
+        return (
+            (self.releases / "record").read_text().strip()
+            if (self.releases / "record").exists()
+            else ""
+        )
 
     @property
     def ran(self):
@@ -86,9 +106,16 @@ def test_a_python_that_is_gone_is_named(board, script):
     python.unlink()
     python.symlink_to("/usr/bin/python3.1")
     (board.folder / "base/bin/it").write_text(read_part(script).decode())
-    command = ["sh", board.folder / "base/bin/it", *([board.releases] if script == "launch.sh" else []), "device"]
+    command = [
+        "sh",
+        board.folder / "base/bin/it",
+        *([board.releases] if script == "launch.sh" else []),
+        "device",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, "error: /usr/bin/python3.1 is gone" in done.stderr) == (2, True), done.stderr
+    assert (done.returncode, "error: /usr/bin/python3.1 is gone" in done.stderr) == (2, True), (
+        done.stderr
+    )
     assert "as `python` in flash.toml" in done.stderr
 
 
@@ -128,7 +155,9 @@ def test_a_trial_that_ends_three_times_is_over(board):
     """The launcher counts, as what it starts may not come so far."""
     for number in (3, 7):
         board.has(number)
-    assert [board.start("trial 7 3 0" if first else None)[1] for first in (True, False, False, False)] == [
+    assert [
+        board.start("trial 7 3 0" if first else None)[1] for first in (True, False, False, False)
+    ] == [
         *["releases/7"] * 3,
         "releases/3",
     ]
@@ -138,7 +167,9 @@ def test_a_trial_that_ends_three_times_is_over(board):
 @pytest.mark.parametrize("kind", ["above", "absolute", "link", "hard", "noise", "cut"])
 def test_a_file_that_is_not_one_writes_nothing(board, kind):
     """Though its operator signed it: no path out of the folder, no links, no damage."""
-    info = tarfile.TarInfo({"above": f"{LIB}/../../../../out", "absolute": f"{board.folder}/out"}.get(kind, f"{LIB}/x"))
+    info = tarfile.TarInfo(
+        {"above": f"{LIB}/../../../../out", "absolute": f"{board.folder}/out"}.get(kind, f"{LIB}/x")
+    )
     info.type = {"link": tarfile.SYMTYPE, "hard": tarfile.LNKTYPE}.get(kind, tarfile.REGTYPE)
     info.linkname = "/etc/passwd"
     with tarfile.open(board.file, "w:gz") as archive:
@@ -155,11 +186,15 @@ def test_a_file_that_is_not_one_writes_nothing(board, kind):
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_power_cut_in_any_phase_leaves_a_board_that_runs(board, phase):
-    """Killed in the self-test, or while its runtime runs; at the next start somebody runs, and the record is one."""
+    """Killed in the self-test, or while its runtime runs; at the next start somebody runs, and the
+    record is one.
+    """
     for number in (3, 7):
         board.has(number)
     (board.folder / "test").write_text('touch "$(dirname "$0")/../../here"; sleep 60')
-    (board.releases / "record").write_text(f"{phase} 7 3 0{f' {board.file}' if phase == 'fetched' else ''}\n")
+    (board.releases / "record").write_text(
+        f"{phase} 7 3 0{f' {board.file}' if phase == 'fetched' else ''}\n"
+    )
     process = board.begin()
     there = board.releases / "here" if phase == "fetched" else board.folder / "ran"
     patience = time.monotonic() + 120

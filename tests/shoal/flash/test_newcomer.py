@@ -1,4 +1,6 @@
-"""The README's way from a clone to a board that trains: counted, and gone with an emulated board, line by line."""
+"""The README's way from a clone to a board that trains: counted, and gone with an emulated board,
+line by line.
+"""
 
 import contextlib
 import json
@@ -25,12 +27,16 @@ SECONDS = 3600.0  # an emulated processor beside other work
 
 def commands() -> list[str]:
     """The lines of the section, in their order."""
-    section = (ROOT / "README.md").read_text().split("## A board, from nothing\n")[1].split("\n## ")[0]
+    section = (
+        (ROOT / "README.md").read_text().split("## A board, from nothing\n")[1].split("\n## ")[0]
+    )
     return [line.text for line in lines_of("README.md", section)]
 
 
 def test_six_commands_lead_to_a_board_that_trains():
-    """Each line is one; the last of the way switches the board on, and comes once more after the power cut."""
+    """Each line is one; the last of the way switches the board on, and comes once more after the
+    power cut.
+    """
     said = commands()
     assert said.index(BOOT) < 6
     assert said.count(BOOT) == 2
@@ -40,16 +46,22 @@ def test_six_commands_lead_to_a_board_that_trains():
 def test_what_make_installs_is_what_the_way_needs():
     """Every program of a card, by the package that brings it, and those of the emulated board."""
     recipe = (ROOT / "Makefile").read_text().partition("card-tools:\n")[2].partition("\n\n")[0]
-    tools = [line.split() for line in (ROOT / "shoal/flash/files/card.tools").read_text().splitlines()]
+    tools = [
+        line.split() for line in (ROOT / "shoal/flash/files/card.tools").read_text().splitlines()
+    ]
     for tool, package in [*tools, ["qemu-system-aarch64", "qemu-system-arm"]]:
-        assert package in {"apt", "dpkg", "mawk", *recipe.split()}, tool  # these three every Debian has
+        assert package in {"apt", "dpkg", "mawk", *recipe.split()}, (
+            tool
+        )  # these three every Debian has
 
 
 class Way:
     """The folder that the reader is in, and what runs in other terminals."""
 
     def __init__(self, folder: Path) -> None:
-        self.root, self.folder, self.port = folder, folder, free_port()
+        self.root = folder
+        self.folder = folder
+        self.port = free_port()
         self.server: subprocess.Popen[bytes] | None = None
         self.board: subprocess.Popen[bytes] | None = None
         self.said = ""
@@ -65,7 +77,11 @@ class Way:
             self.folder = self.root / words[1]
         elif words[0] == "make":
             place = self.root / "examples" / "board"
-            made = [f"VENV={Path(sys.executable).parents[1]}", f"BOARD={place}", f"BOARD_OPTIONS=--port {self.port}"]
+            made = [
+                f"VENV={Path(sys.executable).parents[1]}",
+                f"BOARD={place}",
+                f"BOARD_OPTIONS=--port {self.port}",
+            ]
             self._done(["make", "-C", str(ROOT), "-o", "install", *words[1:], *made])
         elif words[0] == "shoal":
             self._done([*SHOAL, *words[1:]])
@@ -73,7 +89,9 @@ class Way:
             assert line == "source .venv/bin/activate"  # the environment that this test runs in
 
     def trains(self) -> bool:
-        """Whether `shoal devices` says so of the board; until the server is up there is no store to look at."""
+        """Whether `shoal devices` says so of the board; until the server is up there is no store to
+        look at.
+        """
         if (self.folder / "lab" / "store" / "shoal.db").exists():
             self._done([*SHOAL, "devices", "--store", "lab/store", "--json"])
             return [each["device.state"] for each in json.loads(self.said)] == ["training"]
@@ -102,11 +120,18 @@ class Way:
     def _beside(self, command, log: str) -> "subprocess.Popen[bytes]":
         with (self.folder / log).open("ab") as file:
             return subprocess.Popen(
-                command, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
+                command,
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
             )
 
     def _done(self, command) -> None:
-        done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=1800, check=False)
+        done = subprocess.run(
+            command, cwd=self.folder, capture_output=True, text=True, timeout=1800, check=False
+        )
         self.said = done.stdout
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
 
@@ -117,12 +142,19 @@ class Way:
 @pytest.mark.arm
 @pytest.mark.timeout(3 * SECONDS)
 @needs_mirror
-@pytest.mark.skipif(not shutil.which("qemu-system-aarch64") or not FIRMWARE.exists(), reason="qemu is not installed")
+@pytest.mark.skipif(
+    not shutil.which("qemu-system-aarch64") or not FIRMWARE.exists(), reason="qemu is not installed"
+)
 def test_the_way_of_the_readme(tmp_path):
-    """Build, boot, see it among the devices, train, pull the power, boot, finish the round, read the merged weights."""
+    """Build, boot, see it among the devices, train, pull the power, boot, finish the round, read
+    the merged weights.
+    """
     torch = pytest.importorskip("torch")
-    shutil.copytree(ROOT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("lab", "*.img*"))
-    way, lines = Way(tmp_path), commands()
+    shutil.copytree(
+        ROOT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("lab", "*.img*")
+    )
+    way = Way(tmp_path)
+    lines = commands()
     again = len(lines) - 1 - lines[::-1].index(BOOT)
     began = time.monotonic()
     try:
@@ -143,4 +175,6 @@ def test_the_way_of_the_readme(tmp_path):
     said = (way.folder / "run.log").read_text()
     assert "finished after 3 rounds" in said
     merged = torch.load(way.folder / "pi-1.pt", weights_only=True)
-    assert all(bool(torch.isfinite(value).all()) for value in merged.values() if hasattr(value, "isfinite"))
+    assert all(
+        bool(torch.isfinite(value).all()) for value in merged.values() if hasattr(value, "isfinite")
+    )

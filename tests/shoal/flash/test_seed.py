@@ -1,4 +1,6 @@
-"""Seeding a card that has a system: in a folder, in an image without root, for a fleet; and its first start."""
+"""Seeding a card that has a system: in a folder, in an image without root, for a fleet; and its
+first start.
+"""
 
 import json
 import lzma
@@ -31,14 +33,23 @@ TRIXIE = {
     "user-data": "",
     "meta-data": "",
 }
-BOOKWORM = {"cmdline.txt": "console=tty1 root=PARTUUID=1-02 init=/usr/lib/first\n", "config.txt": "", "kernel8.img": ""}
-OFFSET, MEGABYTES = 4 * 2**20, 64
-needs_mtools = pytest.mark.skipif(shutil.which("mcopy") is None, reason="mtools are not installed: apt install mtools")
+BOOKWORM = {
+    "cmdline.txt": "console=tty1 root=PARTUUID=1-02 init=/usr/lib/first\n",
+    "config.txt": "",
+    "kernel8.img": "",
+}
+OFFSET = 4 * 2**20
+MEGABYTES = 64
+needs_mtools = pytest.mark.skipif(
+    shutil.which("mcopy") is None, reason="mtools are not installed: apt install mtools"
+)
 
 
 def mtools(*command):
     environment = {**os.environ, "MTOOLS_SKIP_CHECK": "1"}
-    return subprocess.run(command, capture_output=True, timeout=60, check=True, env=environment).stdout
+    return subprocess.run(
+        command, capture_output=True, timeout=60, check=True, env=environment
+    ).stdout
 
 
 def read(folder, name):
@@ -80,7 +91,9 @@ def card(tmp_path, boot):
 
 
 def test_a_system_with_cloud_init(flash, boot, hollow, tmp_path):
-    """Account, Wi-Fi and the start of the installation; the radio's country is on the kernel's command line, too."""
+    """Account, Wi-Fi and the start of the installation; the radio's country is on the kernel's
+    command line, too.
+    """
     folder = boot(TRIXIE)
     (said,) = seed_all(Batch(flash(TABLES, board="rpi4", python=None), boot=folder, wheels=hollow))
     assert said == f"{folder}: pi-1, by cloud-init, for Python 3.13"
@@ -97,7 +110,15 @@ def test_a_system_with_cloud_init(flash, boot, hollow, tmp_path):
     first = (folder / "meta-data").read_text()
     list(seed_all(Batch(flash(TABLES, board="rpi4", python=None), boot=folder, wheels=hollow)))
     assert (folder / "meta-data").read_text() == first  # seeding again changes nothing
-    list(seed_all(Batch(flash(TABLES, board="rpi4", python=None, device='"pi-2"'), boot=folder, wheels=hollow)))
+    list(
+        seed_all(
+            Batch(
+                flash(TABLES, board="rpi4", python=None, device='"pi-2"'),
+                boot=folder,
+                wheels=hollow,
+            )
+        )
+    )
     assert (folder / "meta-data").read_text() != first
     assert (folder / "cmdline.txt").read_text().count("regdom") == 1
 
@@ -108,15 +129,26 @@ def test_without_ssh_and_wifi_there_is_neither(flash, boot, hollow):
     list(seed_all(Batch(flash(), boot=folder, wheels=hollow)))
     assert read(folder, "user-data")["users"] == []
     assert "wifis" not in read(folder, "network-config")
-    list(seed_all(Batch(flash(TABLES.replace("[ssh]", "wpa3 = true\n[ssh]")), boot=folder, wheels=hollow)))
+    list(
+        seed_all(
+            Batch(flash(TABLES.replace("[ssh]", "wpa3 = true\n[ssh]")), boot=folder, wheels=hollow)
+        )
+    )
     wifi = read(folder, "network-config")["wifis"]["wlan0"]
-    assert wifi["access-points"]["the barn"]["auth"] == {"key-management": "sae", "password": "open 'sesame"}
+    assert wifi["access-points"]["the barn"]["auth"] == {
+        "key-management": "sae",
+        "password": "open 'sesame",
+    }
 
 
 def test_a_system_of_debian_12_runs_a_script_once(flash, boot, hollow, tmp_path):
-    """What it does in a copy of such a system: name, account, Wi-Fi, unit; and the command line is as it was."""
+    """What it does in a copy of such a system: name, account, Wi-Fi, unit; and the command line is
+    as it was.
+    """
     folder = boot(BOOKWORM)
-    (said,) = seed_all(Batch(flash(TABLES, board="zero2w", python=None), boot=folder, wheels=hollow))
+    (said,) = seed_all(
+        Batch(flash(TABLES, board="zero2w", python=None), boot=folder, wheels=hollow)
+    )
     assert said.endswith("by firstrun, for Python 3.11")
     line = (folder / "cmdline.txt").read_text()
     assert "systemd.run=/boot/firmware/firstrun.sh systemd.run_success_action=reboot" in line
@@ -132,7 +164,9 @@ def test_a_system_of_debian_12_runs_a_script_once(flash, boot, hollow, tmp_path)
     (root / "var/lib/systemd/rfkill/platform:wlan").write_text("1\n")
     shutil.copytree(folder, root / "boot/firmware")
     log = tmp_path / "log"
-    programs = {name: f'echo {name} "$@" >>{log}' for name in ("systemctl", "useradd", "chown", "rfkill")}
+    programs = {
+        name: f'echo {name} "$@" >>{log}' for name in ("systemctl", "useradd", "chown", "rfkill")
+    }
     script = ["sh", root / "boot/firmware/firstrun.sh", root]
     path = on_path(tmp_path, id="exit 1", sync="", **programs)
     subprocess.run(script, check=True, timeout=60, env={"PATH": path})
@@ -145,7 +179,9 @@ def test_a_system_of_debian_12_runs_a_script_once(flash, boot, hollow, tmp_path)
     assert stat.S_IMODE(wifi.stat().st_mode) == 0o600
     assert (root / "var/lib/systemd/rfkill/platform:wlan").read_text() == "0\n"
     told = log.read_text().splitlines()
-    assert {"systemctl enable ssh", "systemctl enable shoal-first", "rfkill unblock wifi"} <= set(told)
+    assert {"systemctl enable ssh", "systemctl enable shoal-first", "rfkill unblock wifi"} <= set(
+        told
+    )
     assert "useradd -m -s /bin/bash -G sudo shoal-admin" in told
     left = (root / "boot/firmware/cmdline.txt").read_text()
     assert left == BOOKWORM["cmdline.txt"].strip() + " cfg80211.ieee80211_regdom=DE\n"
@@ -171,7 +207,10 @@ def test_the_bundle_is_installed_and_then_gone(flash, boot, hollow, tmp_path, wo
         assert (done.returncode, done.stdout) == (0, f"installed into {tmp_path}/root\n")
         assert not (folder / "shoal").exists()
     else:
-        assert (done.returncode, "onnxruntime does not run on this board" in done.stderr) == (1, True)
+        assert (done.returncode, "onnxruntime does not run on this board" in done.stderr) == (
+            1,
+            True,
+        )
         assert "onnxruntime does not run on this board" in (folder / "shoal/error.txt").read_text()
         assert (folder / "shoal/shoal.tar").exists()
     assert not list(Path("/var/tmp").glob("shoal.*"))
@@ -180,7 +219,9 @@ def test_the_bundle_is_installed_and_then_gone(flash, boot, hollow, tmp_path, wo
 @needs_mtools
 @pytest.mark.parametrize("packed", [False, True])
 def test_an_image_is_seeded_without_root(flash, card, hollow, shoal, tmp_path, packed):
-    """In a copy that only its owner may read; the image itself stays as it was, and .xz is unpacked."""
+    """In a copy that only its owner may read; the image itself stays as it was, and .xz is
+    unpacked.
+    """
     image = card(TRIXIE)
     before = image.read_bytes()
     if packed:
@@ -224,7 +265,11 @@ def test_what_is_no_image_is_not_taken_for_one(flash, hollow, tmp_path, content,
     """And leaves no copy behind that looks like a card."""
     (tmp_path / "x.img").write_bytes(content)
     with pytest.raises(ConfigError, match=words):
-        list(seed_all(Batch(flash(), image=tmp_path / "x.img", out=tmp_path / "card.img", wheels=hollow)))
+        list(
+            seed_all(
+                Batch(flash(), image=tmp_path / "x.img", out=tmp_path / "card.img", wheels=hollow)
+            )
+        )
     assert not list(tmp_path.glob("card.img"))
 
 
@@ -248,8 +293,12 @@ def test_a_fleet_of_cards_has_an_identity_each(flash, hollow, shoal, tmp_path):
     shoal("init", "barn", "--host", "192.168.1.10")
     shoal("enroll", "pi-1", "--folder", "barn")
     kept = (tmp_path / "barn/devices/pi-1.enrolment").read_bytes()
-    (tmp_path / "cards.csv").write_text("device,board,files\npi-1,rpi4,train.npz\npi-2,zero2w,train.npz;flash.toml\n")
-    config = flash(TABLES, **dict.fromkeys(("fleet", "device", "server", "board", "python", "files")))
+    (tmp_path / "cards.csv").write_text(
+        "device,board,files\npi-1,rpi4,train.npz\npi-2,zero2w,train.npz;flash.toml\n"
+    )
+    config = flash(
+        TABLES, **dict.fromkeys(("fleet", "device", "server", "board", "python", "files"))
+    )
     said = shoal(
         *("flash", "seed", "--config", config, "--fleet", "cards.csv", "--folder", "barn"),
         *("--out", "cards", "--wheels", hollow),
@@ -273,14 +322,25 @@ def test_a_fleet_of_cards_has_an_identity_each(flash, hollow, shoal, tmp_path):
 
 def test_the_table_of_the_documentation_makes_cards_that_find_their_data(flash, hollow, tmp_path):
     """Its boards had files of other names than [data] path, and no board had found its own."""
-    table = (REPOSITORY / "docs" / "flash.md").read_text().partition("    device,files\n")[2].partition("\n\n")[0]
+    table = (
+        (REPOSITORY / "docs" / "flash.md")
+        .read_text()
+        .partition("    device,files\n")[2]
+        .partition("\n\n")[0]
+    )
     rows = dict(line.split(",") for line in table.split())
     for name in ";".join(rows.values()).split(";"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(name)
     (tmp_path / "cards.csv").write_text("\n".join(["device,files", *table.split()]))
     out = tmp_path / "cards"
-    list(seed_all(Batch(flash(device=None, files=None), out=out, fleet=tmp_path / "cards.csv", wheels=hollow)))
+    list(
+        seed_all(
+            Batch(
+                flash(device=None, files=None), out=out, fleet=tmp_path / "cards.csv", wheels=hollow
+            )
+        )
+    )
     for device, carried in rows.items():
         with (
             tarfile.open(out / device / "shoal/shoal.tar") as outer,
@@ -305,7 +365,10 @@ def test_a_wrong_table_makes_no_card_at_all(flash, hollow, tmp_path, table, word
     """Not even those of the rows before the mistake."""
     (tmp_path / "cards.csv").write_text(table)
     batch = Batch(
-        flash(device=None, board=None, files=None), out=tmp_path / "out", fleet=tmp_path / "cards.csv", wheels=hollow
+        flash(device=None, board=None, files=None),
+        out=tmp_path / "out",
+        fleet=tmp_path / "cards.csv",
+        wheels=hollow,
     )
     with pytest.raises(ConfigError, match=words):
         list(seed_all(batch))

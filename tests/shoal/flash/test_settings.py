@@ -1,4 +1,6 @@
-"""flash.toml: what a board will read follows from it, what is wrong says what to do, and no secret is told."""
+"""flash.toml: what a board will read follows from it, what is wrong says what to do, and no secret
+is told.
+"""
 
 import pytest
 
@@ -20,13 +22,22 @@ def refused(path):
 def test_the_board_reads_what_was_meant(flash, tmp_path):
     """Its device.toml loads; data is where `files` go; further keys are passed on, tables included."""
     path = flash(
-        '[settings]\nmax_width = 0.5\nbackend = "onnx"\n[settings.tls]\nca_file = "ca.pem"\n', server='"mqtts://h"'
+        '[settings]\nmax_width = 0.5\nbackend = "onnx"\n[settings.tls]\nca_file = "ca.pem"\n',
+        server='"mqtts://h"',
     )
     config = load_flash_config(path)
     (tmp_path / "device.toml").write_text(config.device_toml())
     board = load_device_config(tmp_path / "device.toml")
-    assert (board.fleet, board.device, board.broker, board.max_width) == ("lab", "pi-1", "mqtts://h", 0.5)
-    assert (str(board.data.path), str(board.state_dir)) == ("/var/lib/shoal/data/train.npz", "/var/lib/shoal")
+    assert (board.fleet, board.device, board.broker, board.max_width) == (
+        "lab",
+        "pi-1",
+        "mqtts://h",
+        0.5,
+    )
+    assert (str(board.data.path), str(board.state_dir)) == (
+        "/var/lib/shoal/data/train.npz",
+        "/var/lib/shoal",
+    )
     assert board.tls.ca_file == tmp_path / "ca.pem"
     files = {entry.path: entry for entry in settings_files(config)}
     assert set(files) == {"etc/shoal/device.toml", "var/lib/shoal/data/train.npz"}
@@ -42,7 +53,11 @@ def test_the_board_reads_what_was_meant(flash, tmp_path):
         ('[network]\nssid = "home"\n', {}, 'country = "DE"'),
         (WIFI.replace("open sesame", "short") + 'country = "DE"\n', {}, "8 to 63 characters"),
         ("[ssh]\nkeys = ['id.pub']\n", {}, "id.pub is no public key and no file that holds one"),
-        ("[ssh]\nkeys = ['key']\n", {}, "this file holds no public key; name the one of OpenSSH that ends in .pub"),
+        (
+            "[ssh]\nkeys = ['key']\n",
+            {},
+            "this file holds no public key; name the one of OpenSSH that ends in .pub",
+        ),
         ("[settings]\nmax_widht = 0.5\n", {}, "did you mean 'max_width'?"),
         ("", {"server": '"mqtt://192.168.1.10"'}, "insecure = true"),
         ("", {"device": None}, "device: Field required"),
@@ -56,7 +71,8 @@ def test_what_is_wrong_says_what_to_do(flash, tmp_path, tables, keys, words):
 
 
 @pytest.mark.parametrize(
-    "line", ['password = "hunter2"', "password = 87654321", 'password = "open sesame"\ncontry = "DE"']
+    "line",
+    ['password = "hunter2"', "password = 87654321", 'password = "open sesame"\ncontry = "DE"'],
 )
 def test_no_message_has_the_password_in_it(flash, line):
     """Whatever is wrong with it, or beside it."""
@@ -76,7 +92,9 @@ def test_no_message_has_the_password_in_it(flash, line):
     ],
 )
 def test_a_network_that_no_board_could_join_is_refused(flash, was, to, words):
-    """More bytes than a name may have, and a line's end, which cut off what firstrun.sh and wpa_supplicant read."""
+    """More bytes than a name may have, and a line's end, which cut off what firstrun.sh and
+    wpa_supplicant read.
+    """
     said = refused(flash((WIFI + 'country = "DE"\n').replace(was, to)))
     assert (words in said, "sesame" in said) == (True, False)
     longest = WIFI.replace("home", "\u00fc" * 16) + 'country = "DE"\n'
@@ -84,7 +102,9 @@ def test_a_network_that_no_board_could_join_is_refused(flash, was, to, words):
 
 
 def test_an_enrolment_makes_the_board_a_member(flash, shoal, tmp_path):
-    """Fleet, name and server are in it; it is carried with the board's settings, and another's is refused."""
+    """Fleet, name and server are in it; it is carried with the board's settings, and another's is
+    refused.
+    """
     shoal("init", "barn", "--host", "192.168.1.10")
     shoal("enroll", "pi-7", "--folder", "barn")
     nobody = dict.fromkeys(("fleet", "device", "server"))
@@ -101,18 +121,28 @@ def test_an_enrolment_makes_the_board_a_member(flash, shoal, tmp_path):
     text = text.replace("/etc/shoal/enrolment", "enrolment").replace('"/var/lib/shoal"', '"state"')
     (tmp_path / "device.toml").write_text(text)
     board = load_device_config(tmp_path / "device.toml")
-    assert (board.fleet, board.device, board.broker) == ("barn", "pi-7", "mqtts://192.168.1.10:8883")
+    assert (board.fleet, board.device, board.broker) == (
+        "barn",
+        "pi-7",
+        "mqtts://192.168.1.10:8883",
+    )
     member = {"enrolment": '"barn/devices/pi-7.enrolment"', **nobody}
     assert "in the enrolment" in refused(flash(**member | {"device": '"pi-8"'}))
-    assert "[settings] broker has no effect" in refused(flash('[settings]\nbroker = "mqtts://h"\n', **member))
+    assert "[settings] broker has no effect" in refused(
+        flash('[settings]\nbroker = "mqtts://h"\n', **member)
+    )
     assert "of the form mqtt://" in refused(flash(**member | {"server": '"192.168.1.10"'}))
 
 
 def test_a_board_is_no_server_and_has_one_file_of_a_name(flash, shoal, tmp_path):
-    """The server's keys must not be on a card; of two files the second had been written over the first."""
+    """The server's keys must not be on a card; of two files the second had been written over the
+    first.
+    """
     shoal("init", "barn", "--host", "192.168.1.10")
     nobody = dict.fromkeys(("fleet", "device", "server"))
-    assert "of a server, not of a device" in refused(flash(enrolment='"barn/server.enrolment"', **nobody))
+    assert "of a server, not of a device" in refused(
+        flash(enrolment='"barn/server.enrolment"', **nobody)
+    )
     (tmp_path / "more").mkdir()
     (tmp_path / "more" / "train.npz").write_bytes(b"other")
     config = load_flash_config(flash(files='["train.npz", "more/train.npz"]'))
@@ -184,7 +214,9 @@ NPZ = 'kind = "npz"\npath = "{}"\n'
 )
 def test_files_that_are_not_those_of_the_data_are_refused(flash, tmp_path, files, data):
     """The board had them under another name than it looked for, and was in no round."""
-    with pytest.raises(ConfigError, match=r"\[data\] names /var/lib/shoal/data/.*, and `files` carries"):
+    with pytest.raises(
+        ConfigError, match=r"\[data\] names /var/lib/shoal/data/.*, and `files` carries"
+    ):
         list(settings_files(load_flash_config(carrying(flash, tmp_path, files, data))))
 
 
@@ -204,7 +236,9 @@ def test_files_that_are_not_those_of_the_data_are_refused(flash, tmp_path, files
     ],
 )
 def test_data_that_comes_to_the_board_otherwise_is_no_mistake(flash, tmp_path, files, data):
-    """Copied later, on a disk of its own, a folder of images; only what is needed beside it is carried."""
+    """Copied later, on a disk of its own, a folder of images; only what is needed beside it is
+    carried.
+    """
     config = load_flash_config(carrying(flash, tmp_path, files, data))
     carried = {entry.path for entry in settings_files(config)} - {"etc/shoal/device.toml"}
     assert carried == {f"var/lib/shoal/data/{name}" for name in files.split()}

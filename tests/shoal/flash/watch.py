@@ -27,7 +27,8 @@ Tensors = dict[str, NDArray[np.float32]]
 class Watch:
     """The events of a run, from the server's thread, and a wait for some of them.
 
-    The board's first update is kept: the server removes updates when their round ends, and writes over their files.
+    The board's first update is kept: the server removes updates when their round ends, and writes
+    over their files.
     """
 
     def __init__(self, store: Path) -> None:
@@ -43,7 +44,9 @@ class Watch:
             self.events.append(event)
             self._changed.notify_all()
 
-    def wait(self, condition: Callable[[control.RunEvent], bool], seconds: float, what: str) -> None:
+    def wait(
+        self, condition: Callable[[control.RunEvent], bool], seconds: float, what: str
+    ) -> None:
         """Wait for an event, and fail where the run ends without it, or the time does."""
         with self._changed:
             self._changed.wait_for(lambda: self._seen(condition) or self._has_ended(), seconds)
@@ -76,12 +79,16 @@ def _is_kept(event: control.RunEvent) -> bool:
 
 
 def joined(event: control.RunEvent) -> bool:
-    """Whether a round starts with the board: of the last device that a round waits for, nothing else tells."""
+    """Whether a round starts with the board: of the last device that a round waits for, nothing
+    else tells.
+    """
     return isinstance(event, control.RoundStarted) and BOARD in event.devices
 
 
 def weights_of(store: Path) -> Tensors:
-    """What the first round has learnt: later a maximum may fall to the other side, for the last bit of a sum."""
+    """What the first round has learnt: later a maximum may fall to the other side, for the last bit
+    of a sum.
+    """
     with contextlib.closing(Store(store)) as opened:
         version = opened.version(opened.runs()[0].id, 1)
     return dict(tensors_in(BlobStore(store / "blobs").read(version.digest)))

@@ -1,4 +1,6 @@
-"""`make fuzz-api`: schemathesis asks the API of a store, as an operator, for what its document allows and much else."""
+"""`make fuzz-api`: schemathesis asks the API of a store, as an operator, for what its document
+allows and much else.
+"""
 
 import subprocess
 import sys
@@ -19,9 +21,20 @@ def main(command: str) -> int:
         with serving(store, ViewConfig(port=0, actions=True), steer=lambda *_: "") as address:
             token = (store / "operator.token").read_text().strip()
             asked = [command, "run", f"{address}api/v1/openapi.json", "--exclude-path", ENDLESS]
-            bounds = ["--phases", "coverage,fuzzing", "--max-examples", "40", "--max-time", "120", "--seed", "1"]
+            bounds = [
+                "--phases",
+                "coverage,fuzzing",
+                "--max-examples",
+                "40",
+                "--max-time",
+                "120",
+                "--seed",
+                "1",
+            ]
             given = ["--header", f"Authorization: Bearer {token}", "--suppress-health-check", "all"]
-            return subprocess.run([*asked, *bounds, *given], cwd=folder, timeout=600, check=False).returncode
+            return subprocess.run(
+                [*asked, *bounds, *given], cwd=folder, timeout=600, check=False
+            ).returncode
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""What operators do on the page: with their token alone, for half a day, for no foreign page, with an audit."""
+"""What operators do on the page: with their token alone, for half a day, for no foreign page, with
+an audit.
+"""
 
 import time
 from contextlib import closing
@@ -27,24 +29,39 @@ from shoal.view import app as access
 from shoal.view.app import make_app
 from tests.shoal.view.stores import HOSTILE, RUN, ref, roll_out
 
-READER, OPERATOR = "the token of whoever reads", "the token of whoever acts"
+READER = "the token of whoever reads"
+OPERATOR = "the token of whoever acts"
 HERE = "http://localhost"
 
 
 @pytest.fixture
 def store(tmp_path):
-    """A run that is held after a round: two versions with weights, and a device whose update was refused."""
-    config = FleetConfig.model_validate({"fleet": "lab", "model": {"arch": "mlp"}}).model_dump_json()
+    """A run that is held after a round: two versions with weights, and a device whose update was
+    refused.
+    """
+    config = FleetConfig.model_validate(
+        {"fleet": "lab", "model": {"arch": "mlp"}}
+    ).model_dump_json()
     digests = [
-        BlobStore(tmp_path / "blobs").put(encode_weights({"w": np.full(2, number, np.float32)})) for number in (0, 1)
+        BlobStore(tmp_path / "blobs").put(encode_weights({"w": np.full(2, number, np.float32)}))
+        for number in (0, 1)
     ]
-    first, second = (VersionRecord(RUN, at, at, digest, None, None, 1.0, None) for at, digest in enumerate(digests))
-    refused = TaskRecord("t", RUN, 1, "pi", "train", "w", "w", 0, ref("a"), ref("w"), phase=TaskPhase.REFUSED)
+    first, second = (
+        VersionRecord(RUN, at, at, digest, None, None, 1.0, None)
+        for at, digest in enumerate(digests)
+    )
+    refused = TaskRecord(
+        "t", RUN, 1, "pi", "train", "w", "w", 0, ref("a"), ref("w"), phase=TaskPhase.REFUSED
+    )
     closed = RoundRecord(RUN, 1, RoundState.CLOSED, 0, 1, None, 1.0, 1.0, 2.0, None, None)
     with closing(Store(tmp_path)) as opened:
         opened.add_run(RunRecord(RUN, "lab", "mlp", config, "paused", None, 1.0, None, 0, 0), first)
         with opened._begin() as connection:
-            for table, row in ((schema.rounds, closed), (schema.versions, second), (schema.tasks, refused)):
+            for table, row in (
+                (schema.rounds, closed),
+                (schema.versions, second),
+                (schema.tasks, refused),
+            ):
                 connection.execute(insert(table).values(to_row(row)))
     return tmp_path
 
@@ -66,15 +83,23 @@ def post(client, path, **more):
 
 
 def test_nobody_acts_without_the_operators_token(store):
-    """Not without one, nor with a reader's or a wrong one, nor where there is no operator; and nothing is written."""
+    """Not without one, nor with a reader's or a wrong one, nor where there is no operator; and
+    nothing is written.
+    """
     for token, code in (("", 401), ("wrong", 401), (READER, 403)):
         answered, said = post(acting(store, token), "promote?version=0")
         assert (answered, "operator.token" in said, "view.token" in said) == (code, True, False)
     for token in (None, READER):
-        client = TestClient(make_app(store, token), base_url=HERE, headers={"Authorization": f"Bearer {READER}"})
+        client = TestClient(
+            make_app(store, token), base_url=HERE, headers={"Authorization": f"Bearer {READER}"}
+        )
         code, said = post(client, "promote?version=0")
         assert (code, "shoal view --actions" in said) == (403, True)
-        assert client.get("/api/v1/access").json() == {"acts": False, "offered": False, "steers": False}
+        assert client.get("/api/v1/access").json() == {
+            "acts": False,
+            "offered": False,
+            "steers": False,
+        }
     assert noted(store) == []
 
 
@@ -82,12 +107,22 @@ def test_versions_are_chosen_and_devices_released(store):
     """As by the commands; who asked stands before what was done."""
     client = acting(store)
     assert client.get("/api/v1/access").json() == {"acts": True, "offered": True, "steers": False}
-    assert client.post(f"/api/v1/runs/{RUN}/actions/promote?version=0").json() == {"done": "promote 0", "run": RUN}
+    assert client.post(f"/api/v1/runs/{RUN}/actions/promote?version=0").json() == {
+        "done": "promote 0",
+        "run": RUN,
+    }
     assert post(client, "rollback?version=0")[0] == post(client, "release?device=pi")[0] == 200
     with closing(Store(store, read_only=True)) as opened:
         assert choosing.chosen(opened, RUN) == {"newest": 2, "repeats": 0, "promoted": 0}
         assert opened.newest_marks(RUN, "released") == {"pi": 1}
-    assert [kind for kind, _ in noted(store)] == ["asked", "promoted", "asked", "rolled-back", "asked", "released"]
+    assert [kind for kind, _ in noted(store)] == [
+        "asked",
+        "promoted",
+        "asked",
+        "rolled-back",
+        "asked",
+        "released",
+    ]
     assert noted(store)[0][1] == "promote 0, on the page, from testclient"
 
 
@@ -98,7 +133,11 @@ def test_versions_are_chosen_and_devices_released(store):
         ("promote", 409, "which version"),
         ("promote?version=-1", 422, ""),
         ("promote?version=99999999999999999999", 422, ""),
-        (f"release?device={HOSTILE}", 409, "nothing of device '<img src=x onerror=alert(1)>' was refused"),
+        (
+            f"release?device={HOSTILE}",
+            409,
+            "nothing of device '<img src=x onerror=alert(1)>' was refused",
+        ),
         ("release", 409, "nothing of device ''"),
         ("release?device=" + 65 * "x", 422, ""),
         ("stop", 409, "shoal up --view"),
@@ -124,7 +163,10 @@ def test_a_model_is_given_to_operators_as_the_command_writes_it(store, tmp_path)
     refused = acting(store, READER).get(path)
     assert (refused.status_code, "operator.token" in refused.json()["detail"]) == (403, True)
     missing = acting(store).get(path.replace("/1/", "/9/"))
-    assert (missing.status_code, "it has versions 0 to 1" in missing.json()["detail"]) == (404, True)
+    assert (missing.status_code, "it has versions 0 to 1" in missing.json()["detail"]) == (
+        404,
+        True,
+    )
 
 
 def test_a_run_that_goes_on_is_not_rolled_back(store):
@@ -157,9 +199,13 @@ def test_a_login_ends(store, monkeypatch):
 
 
 def test_a_rollout_is_stopped_by_who_may(tmp_path):
-    """As the command does it, with a line in the log; not twice, and by nobody else; a verb is a row of one table."""
+    """As the command does it, with a line in the log; not twice, and by nobody else; a verb is a
+    row of one table.
+    """
     assert set(get_args(RolloutVerb)) == set(VERBS)
-    folder, store, path = tmp_path, tmp_path / "store", "/api/v1/rollout/actions/stop"
+    folder = tmp_path
+    store = tmp_path / "store"
+    path = "/api/v1/rollout/actions/stop"
     Store(store).close()
     client = acting(store)
     assert client.post(path).status_code == 409
@@ -174,12 +220,16 @@ def test_a_rollout_is_stopped_by_who_may(tmp_path):
     assert (again.status_code, again.json()["detail"]) == (
         409, "release 8 is stopped: the operator stopped it; nothing is left to stop"
     )  # fmt: skip
-    assert noted(store) == [("asked", "stop the rollout of release 8, on the page, from testclient")] * 2
+    assert (
+        noted(store)
+        == [("asked", "stop the rollout of release 8, on the page, from testclient")] * 2
+    )
     assert client.post("/api/v1/rollout/actions/eat").status_code == 422
 
 
 @pytest.mark.parametrize(
-    "origin", ["http://evil.example", "null", "http://localhost:81", "http://localhost.evil.example"]
+    "origin",
+    ["http://evil.example", "null", "http://localhost:81", "http://localhost.evil.example"],
 )
 def test_a_page_of_another_server_asks_in_vain(store, origin):
     """A browser says where a request comes from; only this page's own are done."""
@@ -193,11 +243,16 @@ def test_a_page_of_another_server_asks_in_vain(store, origin):
 
 
 def test_the_server_is_asked_to_steer(store):
-    """With the run's whole id and the wish of the command; one that does not answer is said to be away."""
+    """With the run's whole id and the wish of the command; one that does not answer is said to be
+    away.
+    """
     asked = []
     client = acting(store, steer=lambda wish, run: asked.append((wish, run)) or "named")
     for verb in ("pause", "resume", "stop", "abandon", "start"):
-        assert client.post(f"/api/v1/runs/{RUN}/actions/{verb}").json() == {"done": verb, "run": "named"}
+        assert client.post(f"/api/v1/runs/{RUN}/actions/{verb}").json() == {
+            "done": verb,
+            "run": "named",
+        }
     assert asked == [(wish, RUN) for wish in ("pause", "go", "stop", "abandon", "start")]
 
     def away(*_):

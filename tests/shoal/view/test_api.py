@@ -1,4 +1,6 @@
-"""The API of `shoal view`: the same as ``--json``, as its document says, for nobody else, and changing nothing."""
+"""The API of `shoal view`: the same as ``--json``, as its document says, for nobody else, and
+changing nothing.
+"""
 
 import asyncio
 import contextlib
@@ -94,7 +96,8 @@ def test_it_answers_what_the_command_prints(client, store, capsys, path, typed):
     """One function for both: no value differs, but that a command prints them flat."""
     command([*typed, "--store", str(store), "--json"], standalone_mode=False)
     of = {"tasks": "false"} if typed == ["rounds"] else {}
-    printed, answered = json.loads(capsys.readouterr().out), get(client, path, **of)
+    printed = json.loads(capsys.readouterr().out)
+    answered = get(client, path, **of)
     for item in answered if of else []:
         assert item.pop("tasks") == []
     answered = flat(answered)
@@ -125,10 +128,14 @@ def test_every_answer_is_of_the_form_that_the_document_says(client):
     }
     for path, values in PATHS.items():
         names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
-        schema = document["paths"][f"/api/v1{path}"]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
+        schema = document["paths"][f"/api/v1{path}"]["get"]["responses"]["200"]["content"][
+            "application/json"
+        ]["schema"]
         answer = get(client, path.format(**dict(zip(names, values, strict=True))))
         if path.endswith("/artifacts"):
-            assert [item["tier"] for item in answer] == list(TIERS)  # a manifest without what only boards read
+            assert [item["tier"] for item in answer] == list(
+                TIERS
+            )  # a manifest without what only boards read
             continue
         jsonschema.validate(answer, {**schema, "components": document["components"]})
     jsonschema_fails = {"type": "object", "components": document["components"]}
@@ -137,19 +144,31 @@ def test_every_answer_is_of_the_form_that_the_document_says(client):
 
 
 def test_a_method_that_there_is_not_is_refused_with_those_that_there_are(store):
-    """As the document has them, not those of the files of the page; `make proofs` asks for such things at random."""
+    """As the document has them, not those of the files of the page; `make proofs` asks for such
+    things at random.
+    """
     given = {"Authorization": f"Bearer {TOKEN}"}
     client = TestClient(make_app(store, None, TOKEN), base_url=HERE, headers=given)
     for path, methods in json.loads(DOCUMENT.read_text())["paths"].items():
         answer = client.options(path)
-        assert (answer.status_code, answer.headers["allow"]) == (405, ", ".join(map(str.upper, methods))), path
-    assert re.search(r"(?m)^PROOFS := .*\bfuzz-api\b", (DOCUMENT.parents[1] / "Makefile").read_text())
+        assert (answer.status_code, answer.headers["allow"]) == (
+            405,
+            ", ".join(map(str.upper, methods)),
+        ), path
+    assert re.search(
+        r"(?m)^PROOFS := .*\bfuzz-api\b", (DOCUMENT.parents[1] / "Makefile").read_text()
+    )
 
 
 def test_releases_are_those_that_the_command_shows(store, client, capsys):
-    """The newest as `shoal rollout show --json` prints it, and those before; none where there is none."""
+    """The newest as `shoal rollout show --json` prints it, and those before; none where there is
+    none.
+    """
     found = get(client, "/rollout")
-    command(["rollout", "show", "--json", "--folder", str(store.parent), "--store", str(store)], standalone_mode=False)
+    command(
+        ["rollout", "show", "--json", "--folder", str(store.parent), "--store", str(store)],
+        standalone_mode=False,
+    )
     printed = json.loads(capsys.readouterr().out)
     assert {item["device"]: item["outcome"] for item in printed} == found[0]["boards"]
     assert {item["state"] for item in printed} == {found[0]["state"]}
@@ -159,13 +178,18 @@ def test_releases_are_those_that_the_command_shows(store, client, capsys):
 
 
 def test_tables_of_reproductions_are_found(store, client, tmp_path):
-    """From any store of their runs; the folder of all is the run written last; nothing of a damaged or another file."""
+    """From any store of their runs; the folder of all is the run written last; nothing of a damaged
+    or another file.
+    """
     results = Path(__file__).parents[3] / "docs" / "results"
     shutil.copytree(results / "fedrolex-3" / "stated-nothing", tmp_path / "fedrolex-3" / "small")
     (tmp_path / "fedrolex-3" / "small" / "other.csv").write_text("a,b\n1,2\n")
     (tmp_path / "fedrolex-3" / "small" / "bad.csv").write_bytes(b"table,scale,arm,figure,\n\xff")
     assert store_of(tmp_path) == tmp_path  # which says that there is none
-    runs = [tmp_path / "fedrolex-3" / "small" / "rolling" / "high" / f"seed-{seed}" / "store" for seed in (1, 2)]
+    runs = [
+        tmp_path / "fedrolex-3" / "small" / "rolling" / "high" / f"seed-{seed}" / "store"
+        for seed in (1, 2)
+    ]
     for at, run in enumerate(runs):
         Store(run).close()
         os.utime(run / "shoal.db", (2 - at, 2 - at))
@@ -173,7 +197,9 @@ def test_tables_of_reproductions_are_found(store, client, tmp_path):
     (found,) = get(TestClient(make_app(runs[1]), base_url=HERE), "/tables").items()
     assert found[0] == "fedrolex-3/small/fedrolex-3.csv"
     assert found[1] == list(
-        csv.DictReader((results / "fedrolex-3" / "stated-nothing" / "fedrolex-3.csv").read_text().splitlines())
+        csv.DictReader(
+            (results / "fedrolex-3" / "stated-nothing" / "fedrolex-3.csv").read_text().splitlines()
+        )
     )
     assert get(client, "/tables") == {}
 
@@ -210,7 +236,8 @@ def test_an_empty_store_and_one_that_went_away(tmp_path):
 
 def test_rounds_come_in_parts_and_without_their_tasks(client):
     """What a page needs of many rounds is little; the rest is the same."""
-    whole, slim = get(client, f"/runs/{RUN}/rounds", first=2, last=3), get(client, f"/runs/{RUN}/rounds", tasks=False)
+    whole = get(client, f"/runs/{RUN}/rounds", first=2, last=3)
+    slim = get(client, f"/runs/{RUN}/rounds", tasks=False)
     assert [view["round"]["number"] for view in whole] == [2, 3]
     for view in whole:
         counted = {"reasons": {}, "more": len(view["round"]["left_out"]["reasons"])}
@@ -227,7 +254,9 @@ def test_devices_are_summed_up_as_they_were_one_by_one(store):
             told = [task.metrics for task in tasks if task.metrics is not None]
             assert view.merged == len(told) == sum(task.phase.value == "merged" for task in tasks)
             assert view.missed == sum(task.phase.value == "missed" for task in tasks)
-            assert (view.tier, view.phase) == ((tasks[-1].tier, tasks[-1].phase) if tasks else (None, None))
+            assert (view.tier, view.phase) == (
+                (tasks[-1].tier, tasks[-1].phase) if tasks else (None, None)
+            )
             assert view.train_seconds == (
                 pytest.approx(np.mean([item.train_seconds for item in told])) if told else None
             )
@@ -242,7 +271,10 @@ def test_devices_are_summed_up_as_they_were_one_by_one(store):
         ("in quarantine up to round 7: its updates were refused", "shoal devices release pi"),
         ("revoked: it is no member of the fleet any more", "shoal enroll pi"),
         ("connected, and says nothing: it is asked again after its next word", "systemctl status"),
-        ("declined, no-data: a label of 7; asked again when it has been restarted", "shoal device doctor"),
+        (
+            "declined, no-data: a label of 7; asked again when it has been restarted",
+            "shoal device doctor",
+        ),
         ("round 3: missed", "round.deadline_seconds"),
         ("round 3: refused: not finite", "shoal rounds show 3"),
         ("round 3: declined: no-space", "shoal device doctor"),
@@ -265,11 +297,15 @@ def test_coverage_counts_the_windows_that_rolled(client):
             counts[(np.arange(HIDDEN // 2) + task["version"]) % HIDDEN] += 1
     half = get(client, f"/runs/{RUN}/coverage", tier=TIERS[1])
     assert half == get(client, "/runs/newest/coverage", tier=TIERS[1])
-    assert [(axis["block"], axis["axis"]) for axis in half["axes"]] == [("block1", "hidden"), ("head", "hidden")]
+    assert [(axis["block"], axis["axis"]) for axis in half["axes"]] == [
+        ("block1", "hidden"),
+        ("head", "hidden"),
+    ]
     assert half["axes"][0]["counts"] == counts.tolist()
     assert half["axes"][0]["covered"] == np.count_nonzero(counts)
     assert half["axes"][0]["held"] == [0, 0, 0, 0, 1, 1, 1, 1]  # round 5 collects
-    whole, full = get(client, f"/runs/{RUN}/coverage"), get(client, f"/runs/{RUN}/coverage", tier=TIERS[0])
+    whole = get(client, f"/runs/{RUN}/coverage")
+    full = get(client, f"/runs/{RUN}/coverage", tier=TIERS[0])
     assert whole["axes"][0]["counts"] == (counts + full["updates"]).tolist()
     first = get(client, f"/runs/{RUN}/coverage", last=1, tier=TIERS[1])
     assert first["axes"][0]["held"] == [1, 1, 1, 1, 0, 0, 0, 0]
@@ -281,7 +317,8 @@ def test_looking_changes_nothing(client, store):
     def files():
         return {path: path.read_bytes() for path in store.rglob("*") if path.is_file()}
 
-    before, folders = files(), sorted(store.rglob("*"))
+    before = files()
+    folders = sorted(store.rglob("*"))
     for path, values in PATHS.items():
         names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
         get(client, path.format(**dict(zip(names, values, strict=True))))
@@ -310,9 +347,13 @@ def test_lines_come_as_they_are_written(tmp_path, monkeypatch):
     assert '"detail": "three"' in three
 
 
-@pytest.mark.parametrize("given", [{"params": {"after": 2**63}}, {"headers": {"Last-Event-ID": str(2**63)}}])
+@pytest.mark.parametrize(
+    "given", [{"params": {"after": 2**63}}, {"headers": {"Last-Event-ID": str(2**63)}}]
+)
 def test_a_line_beyond_those_that_can_be_is_refused(store, given):
-    """SQLite has no such number: the stream of events had begun, and then broken with OverflowError."""
+    """SQLite has no such number: the stream of events had begun, and then broken with
+    OverflowError.
+    """
     client = TestClient(make_app(store), base_url=HERE, raise_server_exceptions=False)
     assert client.get("/api/v1/events", **given).status_code == 422
 
@@ -329,7 +370,12 @@ def test_a_browser_is_kept_strict(client):
 
 def test_a_foreign_name_for_this_machine_is_refused(store):
     """A page of another site whose name points here must not read the fleet."""
-    assert TestClient(make_app(store), base_url="http://evil.example").get("/api/v1/status").status_code == 400
+    assert (
+        TestClient(make_app(store), base_url="http://evil.example")
+        .get("/api/v1/status")
+        .status_code
+        == 400
+    )
 
 
 def test_a_token_is_asked_for(store):
@@ -338,25 +384,39 @@ def test_a_token_is_asked_for(store):
     assert client.get("/").status_code == 200
     refused = client.get("/api/v1/status")
     assert (refused.status_code, "token" in refused.json()["detail"]) == (401, True)
-    assert client.get("/api/v1/status", headers={"Authorization": "Bearer wrong"}).status_code == 401
-    assert client.get("/api/v1/status", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
+    assert (
+        client.get("/api/v1/status", headers={"Authorization": "Bearer wrong"}).status_code == 401
+    )
+    assert (
+        client.get("/api/v1/status", headers={"Authorization": f"Bearer {TOKEN}"}).status_code
+        == 200
+    )
     assert client.post("/login", json={"token": "wrong é"}).status_code == 401
     login = client.post("/login", json={"token": TOKEN})
     assert {"HttpOnly", "SameSite=strict"} <= set(login.headers["set-cookie"].split("; "))
     assert client.get("/api/v1/status").status_code == 200
-    assert client.get("/api/v1/status", headers={"Authorization": "Basic of-a-proxy"}).status_code == 200
+    assert (
+        client.get("/api/v1/status", headers={"Authorization": "Basic of-a-proxy"}).status_code
+        == 200
+    )
 
 
 def test_beyond_loopback_a_token_is_needed_and_made(store, tmp_path):
     """It is made for its owner alone; one that others may read is not taken."""
     for host in ("0.0.0.0", "127.0.0.2"):  # of which a page of another name could read
-        with pytest.raises(ConfigError, match="--token-file"), serving(store, ViewConfig(host=host, port=0)):
+        with (
+            pytest.raises(ConfigError, match="--token-file"),
+            serving(store, ViewConfig(host=host, port=0)),
+        ):
             pass
     file = tmp_path / "token"
     with serving(store, ViewConfig(host="0.0.0.0", port=0), file) as address:
         assert address.startswith("http://0.0.0.0:")
         port = int(address.rstrip("/").rpartition(":")[2])
-        with pytest.raises(TransportError, match="is a server of this fleet up"), serving(store, ViewConfig(port=port)):
+        with (
+            pytest.raises(TransportError, match="is a server of this fleet up"),
+            serving(store, ViewConfig(port=port)),
+        ):
             pass
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     file.chmod(0o644)
@@ -366,21 +426,35 @@ def test_beyond_loopback_a_token_is_needed_and_made(store, tmp_path):
 
 def answered(address, request):
     """The first line of what is answered to bytes that no client would send."""
-    with socket.create_connection(address, timeout=60) as asking, contextlib.suppress(ConnectionError):
+    with (
+        socket.create_connection(address, timeout=60) as asking,
+        contextlib.suppress(ConnectionError),
+    ):
         asking.sendall(request)
         return asking.recv(1000).partition(b"\r\n")[0].decode()
     return ""
 
 
 def test_strangers_cannot_fill_the_memory_and_files_of_a_server(store, tmp_path, monkeypatch):
-    """Who has no token: requests without end are not read, open connections are so many, and not for long."""
+    """Who has no token: requests without end are not read, open connections are so many, and not
+    for long.
+    """
     login = b"POST /login HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
-    with serving(store, ViewConfig(port=0), tmp_path / "token") as address, contextlib.ExitStack() as stack:
+    with (
+        serving(store, ViewConfig(port=0), tmp_path / "token") as address,
+        contextlib.ExitStack() as stack,
+    ):
         where = ("127.0.0.1", urllib.parse.urlsplit(address).port)
-        assert answered(where, login + b"Content-Length: 99999999\r\n\r\n").startswith("HTTP/1.1 413")
-        assert answered(where, login + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n").startswith("HTTP/1.1 413")
+        assert answered(where, login + b"Content-Length: 99999999\r\n\r\n").startswith(
+            "HTTP/1.1 413"
+        )
+        assert answered(where, login + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n").startswith(
+            "HTTP/1.1 413"
+        )
         half = b'{"token":"\\ud800"}'
-        assert answered(where, login + b"Content-Length: %d\r\n\r\n" % len(half) + half).startswith("HTTP/1.1 401")
+        assert answered(where, login + b"Content-Length: %d\r\n\r\n" % len(half) + half).startswith(
+            "HTTP/1.1 401"
+        )
         monkeypatch.setattr("shoal.view.serving._CONNECTIONS", 8)
         monkeypatch.setattr("shoal.view.serving._REQUEST_SECONDS", 1.0)
         held = [stack.enter_context(socket.create_connection(where, timeout=60)) for _ in range(24)]
@@ -399,13 +473,17 @@ def test_no_store_is_said_before_anything_is_served(tmp_path, what):
     """A folder without a store, and one whose database another program made."""
     if what == "foreign":
         (tmp_path / "shoal.db").write_bytes(b"not a database, but long enough to be looked at" * 10)
-    with pytest.raises(ShoalError, match="no store in" if what == "nothing" else "cannot open the store"):
+    with pytest.raises(
+        ShoalError, match="no store in" if what == "nothing" else "cannot open the store"
+    ):
         command(["view", str(tmp_path), "--port", "0"], standalone_mode=False)
 
 
 @pytest.mark.slow
 def test_a_server_shows_its_own_store(tmp_path):
-    """`shoal up --view`, or [view]: the page asks for the token that lies in the store, and goes with the server."""
+    """`shoal up --view`, or [view]: the page asks for the token that lies in the store, and goes
+    with the server.
+    """
     config = 'fleet = "f"\nstore = "store"\n[broker]\nurl = "{}"\n[model]\narch = "a"\n[view]\nport = 1\n'
     command_line = [sys.executable, "-m", "shoal", "up", "--config", "fleet.toml", "--view", "0"]
     with embedded_broker(tmp_path) as broker, contextlib.ExitStack() as running:
@@ -422,7 +500,9 @@ def test_a_server_shows_its_own_store(tmp_path):
         file = tmp_path / "store" / "view.token"
         answers = []
         for token in ("", file.read_text().strip()):
-            asked = urllib.request.Request(f"{found[1]}api/v1/runs", headers={"Authorization": f"Bearer {token}"})
+            asked = urllib.request.Request(
+                f"{found[1]}api/v1/runs", headers={"Authorization": f"Bearer {token}"}
+            )
             try:
                 with urllib.request.urlopen(asked, timeout=60) as answer:
                     answers.append((answer.status, json.load(answer)))

@@ -1,4 +1,6 @@
-"""The page in a real browser: what it says, what it refuses to run, whom it shuts out, and how it fits."""
+"""The page in a real browser: what it says, what it refuses to run, whom it shuts out, and how it
+fits.
+"""
 
 import json
 import os
@@ -45,7 +47,9 @@ VIEWS = [
 ]
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium; on Debian: apt-get install chromium"),
+    pytest.mark.skipif(
+        CHROMIUM is None, reason="there is no Chromium; on Debian: apt-get install chromium"
+    ),
 ]
 
 
@@ -68,35 +72,56 @@ def fleet(tmp_path_factory):
 def beside(store):
     """Another run, begun before, that ended with half the accuracies, by another method."""
     with closing(Store(store)) as opened:
-        run, rounds = opened.runs()[0], [item for item in opened.rounds(RUN) if item.evaluation]
+        run = opened.runs()[0]
+        rounds = [item for item in opened.rounds(RUN) if item.evaluation]
         config = json.dumps({**json.loads(run.config), "strategy": {"name": "heterofl"}})
         halves = [
             replace(
                 item,
                 run=OTHER,
-                evaluation=item.evaluation.model_copy(update={"accuracy": item.evaluation.accuracy / 2}),
+                evaluation=item.evaluation.model_copy(
+                    update={"accuracy": item.evaluation.accuracy / 2}
+                ),
             )
             for item in rounds
         ]
-        old = replace(run, id=OTHER, config=config, status="finished", created_at=run.created_at - 9, ended_at=1.0)
+        old = replace(
+            run,
+            id=OTHER,
+            config=config,
+            status="finished",
+            created_at=run.created_at - 9,
+            ended_at=1.0,
+        )
         opened.add_run(old, replace(opened.versions(RUN)[0], run=OTHER))
         with opened._begin() as connection:
             connection.execute(insert(schema.rounds), [to_row(item) for item in halves])
-            connection.execute(text("update runs set rowid = 0 where id = :run"), {"run": OTHER})  # the newest is last
+            connection.execute(
+                text("update runs set rowid = 0 where id = :run"), {"run": OTHER}
+            )  # the newest is last
 
 
 @pytest.fixture
 def opened(browser):
     """Open a page; what it complains of, and what it asks of others, fails the test."""
-    complaints, pages = [], []
+    complaints = []
+    pages = []
 
     def make(address, **given):
         page = browser.new_page(**given)
         page.set_default_timeout(PATIENCE)
-        page.on("console", lambda said: complaints.append(said.text) if said.type in {"error", "warning"} else None)
+        page.on(
+            "console",
+            lambda said: (
+                complaints.append(said.text) if said.type in {"error", "warning"} else None
+            ),
+        )
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on(
-            "request", lambda asked: None if asked.url.startswith((address, "data:")) else complaints.append(asked.url)
+            "request",
+            lambda asked: (
+                None if asked.url.startswith((address, "data:")) else complaints.append(asked.url)
+            ),
         )
         page.add_init_script(path=AXE)
         page.goto(address)
@@ -119,7 +144,9 @@ def show(page, view):
 
 
 def test_a_page_comes_back_after_a_proxy_said_no(fleet, browser):
-    """A browser asks no more for what was answered with an error; what nobody knows has a heading of its own."""
+    """A browser asks no more for what was answered with an error; what nobody knows has a heading
+    of its own.
+    """
     page = browser.new_page()
     page.set_default_timeout(PATIENCE)
     page.route("**/api/v1/events?*", lambda route: route.fulfill(status=502))
@@ -136,7 +163,9 @@ def test_a_page_comes_back_after_a_proxy_said_no(fleet, browser):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_view_is_open_to_everybody_and_fits(fleet, opened, scheme):
-    """No violation of axe-core's rules, nothing wider than the window, at the width of a phone and of a desk."""
+    """No violation of axe-core's rules, nothing wider than the window, at the width of a phone and
+    of a desk.
+    """
     for width in (390, 1280):
         page = opened(fleet, viewport={"width": width, "height": 900}, color_scheme=scheme)
         for view in VIEWS:
@@ -153,7 +182,8 @@ def _answer_with_a_hostile_name(route):
 
 
 def test_names_and_logs_are_text(fleet, opened):
-    """Markup that a device calls itself, or writes into the log, is shown letter by letter and never read.
+    """Markup that a device calls itself, or writes into the log, is shown letter by letter and
+    never read.
 
     No store of this server has a device of such a name; the page of another may.
     """
@@ -172,7 +202,9 @@ def test_names_and_logs_are_text(fleet, opened):
 
 
 def test_it_says_who_learns_who_does_not_and_what_to_do(fleet, opened):
-    """Reasons and remedies beside the devices, rules with their evidence, and the coverage of each tier in words."""
+    """Reasons and remedies beside the devices, rules with their evidence, and the coverage of each
+    tier in words.
+    """
     page = opened(fleet)
     row = page.get_by_role("row", name="pi-0004").first
     assert "offline" in row.inner_text()
@@ -182,13 +214,25 @@ def test_it_says_who_learns_who_does_not_and_what_to_do(fleet, opened):
     assert titles.index("What to do next") < titles.index("Devices")
     assert f"({TIERS[1]}) has 0.5000" in page.get_by_text("On their own samples").inner_text()
     show(page, "view=coverage")
-    assert page.get_by_role("img", name=f"Tier {TIERS[1]}: ").get_attribute("aria-label").count("of 8 units") == 2
+    assert (
+        page.get_by_role("img", name=f"Tier {TIERS[1]}: ")
+        .get_attribute("aria-label")
+        .count("of 8 units")
+        == 2
+    )
     page.get_by_label("Up to round").fill("1")
     page.get_by_text("50 % of 16 coordinates covered by").first.wait_for()
     show(page, "view=models")
     shares = page.get_by_role("region", name="Of the samples of each label").get_by_role("row")
-    assert [row.inner_text().split("\t") for row in shares.all()[1:3]] == [["0", "0.7833"], ["1", "0.7750"]]
-    tiers = page.get_by_role("region", name="The newest version that was judged").get_by_role("row").all()[1:]
+    assert [row.inner_text().split("\t") for row in shares.all()[1:3]] == [
+        ["0", "0.7833"],
+        ["1", "0.7750"],
+    ]
+    tiers = (
+        page.get_by_role("region", name="The newest version that was judged")
+        .get_by_role("row")
+        .all()[1:]
+    )
     assert [row.inner_text().split("\t")[:5] for row in tiers] == [
         [TIERS[0], "2", "0.7800", "0.9000", "0.9000 to 0.9000"],
         [TIERS[1], "4", "0.6800", "0.5000", "0.5000 to 0.5000"],
@@ -202,15 +246,22 @@ def test_it_says_who_learns_who_does_not_and_what_to_do(fleet, opened):
     for kind, words in (("good", "merged"), ("bad", "missed"), ("none", "not asked")):
         assert f"{states.count(kind)} {words}" in asked or kind not in states
     show(page, "view=run")
-    assert "whole model: 0.6000 at first" in page.get_by_role("img", name="Accuracy").get_attribute("aria-label")
+    assert "whole model: 0.6000 at first" in page.get_by_role("img", name="Accuracy").get_attribute(
+        "aria-label"
+    )
 
 
 def test_what_looks_wrong_in_a_boards_data_is_said(tmp_path, opened):
     """On the page of the device and among what to do next, as text."""
     store = made(tmp_path)
-    findings = ("values range from 0 to 255, the fleet's range from 0 to 1", "column '<b>bold</b>' is 7")
+    findings = (
+        "values range from 0 to 255, the fleet's range from 0 to 1",
+        "column '<b>bold</b>' is 7",
+    )
     with closing(Store(store)) as written:
-        written.see_device(DeviceProfile(fleet="lab", device="pi-0000", profile=profile(findings=findings)))
+        written.see_device(
+            DeviceProfile(fleet="lab", device="pi-0000", profile=profile(findings=findings))
+        )
         written.flush()
     with serving(store, ViewConfig(port=0)) as address:
         page = opened(address)
@@ -223,12 +274,16 @@ def test_what_looks_wrong_in_a_boards_data_is_said(tmp_path, opened):
 
 
 def test_a_version_is_downloaded_or_it_is_said_why_not(tmp_path, opened):
-    """In the page's own words, with the file that the command would write, and the spread between devices beside it."""
+    """In the page's own words, with the file that the command would write, and the spread between
+    devices beside it.
+    """
     store = made(tmp_path)
     weights = encode_weights({"w": np.arange(2, dtype=np.float32)})
     digest = BlobStore(store / "blobs").put(weights)
     with closing(Store(store)) as written, written._begin() as connection:
-        connection.execute(update(schema.versions).where(schema.versions.c.number == 2).values(digest=digest))
+        connection.execute(
+            update(schema.versions).where(schema.versions.c.number == 2).values(digest=digest)
+        )
     with serving(store, ViewConfig(port=0, actions=True)) as address:
         page = opened(address)
         show(page, "view=models")
@@ -250,7 +305,9 @@ def test_a_version_is_downloaded_or_it_is_said_why_not(tmp_path, opened):
         page.get_by_role("button", name="Download version 2 as ONNX").click()
         page.locator("#said").get_by_text("Not written: ").wait_for()
         page.close()
-        opened.complaints[:] = [text for text in opened.complaints if "404" not in text and "503" not in text]
+        opened.complaints[:] = [
+            text for text in opened.complaints if "404" not in text and "503" not in text
+        ]
 
 
 def test_a_keyboard_reaches_everything(fleet, opened):
@@ -266,7 +323,9 @@ def test_a_keyboard_reaches_everything(fleet, opened):
 
 
 def test_what_is_written_meanwhile_appears(tmp_path, opened):
-    """A store without a run, then with a line in its log; an unknown run is said, and the way back stays."""
+    """A store without a run, then with a line in its log; an unknown run is said, and the way back
+    stays.
+    """
     store = tmp_path / "store"
     Store(store).close()
     with serving(store, ViewConfig(port=0)) as address:
@@ -286,7 +345,11 @@ def test_what_is_judged_beside_the_next_round_appears(tmp_path, opened):
         def say(found):
             with writing._begin() as connection:
                 known = None if found is None else found.model_dump_json()
-                connection.execute(update(schema.rounds).where(schema.rounds.c.number == 3).values(evaluation=known))
+                connection.execute(
+                    update(schema.rounds)
+                    .where(schema.rounds.c.number == 3)
+                    .values(evaluation=known)
+                )
 
         say(None)
         page = opened(address)
@@ -322,22 +385,31 @@ def test_without_the_token_there_is_nothing_to_see(fleet, browser, tmp_path):
 def test_a_thousand_devices_and_five_hundred_rounds(tmp_path, opened, capsys):
     """Weight, first paint, and time to handle an update; printed, for docs/page.md."""
     store = made(tmp_path, devices=1000, rounds=500, asked=100)
-    weight = sum(path.stat().st_size for path in (Path(__file__).parents[3] / "shoal/view/static").rglob("*.*"))
+    weight = sum(
+        path.stat().st_size
+        for path in (Path(__file__).parents[3] / "shoal/view/static").rglob("*.*")
+    )
     with serving(store, ViewConfig(port=0)) as address:
         page = opened(address)
         there = page.evaluate(
             "performance.getEntriesByName('update').map(entry => entry.startTime + entry.duration)[0]"
         )
-        painted = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
+        painted = page.evaluate(
+            "performance.getEntriesByName('first-contentful-paint')[0].startTime"
+        )
         page.get_by_text("500 of 502").wait_for()
         page.evaluate("performance.clearMeasures()")
         for number in range(5):
             with closing(Store(store)) as writer:
                 writer.log("said", f"update {number}", run=RUN)
             page.get_by_text(f"update {number}").wait_for()
-        updates = page.evaluate("performance.getEntriesByName('update').map(entry => Math.round(entry.duration))")
+        updates = page.evaluate(
+            "performance.getEntriesByName('update').map(entry => Math.round(entry.duration))"
+        )
     with capsys.disabled():
-        print(f"\nweight {weight}, first paint {painted:.0f} ms, fleet {there:.0f} ms, updates {updates}")
+        print(
+            f"\nweight {weight}, first paint {painted:.0f} ms, fleet {there:.0f} ms, updates {updates}"
+        )
     assert weight <= 400_000
     assert painted <= 15_000
     assert updates
@@ -345,12 +417,19 @@ def test_a_thousand_devices_and_five_hundred_rounds(tmp_path, opened, capsys):
 
 
 def test_an_operator_acts_once_it_is_confirmed(tmp_path, opened):
-    """No button before the login; a question answered with no does nothing; what was done, or why not, is said."""
-    store, asked = made(tmp_path), []
+    """No button before the login; a question answered with no does nothing; what was done, or why
+    not, is said.
+    """
+    store = made(tmp_path)
+    asked = []
     digest = BlobStore(store / "blobs").put(encode_weights({"w": np.zeros(2, np.float32)}))
     with closing(Store(store)) as written, written._begin() as connection:
-        connection.execute(update(schema.versions).where(schema.versions.c.number == 2).values(digest=digest))
-    with serving(store, ViewConfig(port=0, actions=True), steer=lambda *wanted: asked.append(wanted) or RUN) as address:
+        connection.execute(
+            update(schema.versions).where(schema.versions.c.number == 2).values(digest=digest)
+        )
+    with serving(
+        store, ViewConfig(port=0, actions=True), steer=lambda *wanted: asked.append(wanted) or RUN
+    ) as address:
         page = opened(address)
         show(page, "view=models")
         assert page.get_by_role("button", name="Promote").count() == 0
@@ -362,10 +441,15 @@ def test_an_operator_acts_once_it_is_confirmed(tmp_path, opened):
             page.emulate_media(color_scheme=scheme)
             for view in ("view=run", "view=models"):
                 show(page, view)
-                page.get_by_role("button", name="Promote" if view == "view=models" else "Pause").wait_for()
+                page.get_by_role(
+                    "button", name="Promote" if view == "view=models" else "Pause"
+                ).wait_for()
                 assert page.evaluate("document.documentElement.scrollWidth") <= width, (view, width)
                 found = page.evaluate("axe.run().then(found => found.violations)")
-                assert [(item["id"], item["nodes"][0]["html"]) for item in found] == [], (view, width)
+                assert [(item["id"], item["nodes"][0]["html"]) for item in found] == [], (
+                    view,
+                    width,
+                )
         for verb, answer, said in (
             ("Promote", "dismiss", ""),
             ("Promote", "accept", "Done: promote 2."),
@@ -385,19 +469,31 @@ def test_an_operator_acts_once_it_is_confirmed(tmp_path, opened):
         page.get_by_text("promote 2, on the page, from 127.0.0.1").first.wait_for()
         assert asked == [("pause", RUN)]
         page.close()  # it would look for a server that ends
-        opened.complaints[:] = [text for text in opened.complaints if "409" not in text]  # the refusal, by Chromium
+        opened.complaints[:] = [
+            text for text in opened.complaints if "409" not in text
+        ]  # the refusal, by Chromium
 
 
 def test_a_release_is_followed_and_stopped(tmp_path, opened):
-    """Its stages, its boards with the reasons, and those before it; to stop it takes a login and a yes."""
+    """Its stages, its boards with the reasons, and those before it; to stop it takes a login and a
+    yes.
+    """
     store = made(tmp_path, devices=8)
     with serving(store, ViewConfig(port=0, actions=True)) as address:
         page = opened(address)
         show(page, "view=rollouts")
         stages = page.get_by_role("region", name="Each begins when").get_by_role("row").all()[1:]
-        assert [row.inner_text().split("\t")[2:] for row in stages] == [["1", "over"], ["4", "over"], ["8", "waits"]]
+        assert [row.inner_text().split("\t")[2:] for row in stages] == [
+            ["1", "over"],
+            ["4", "over"],
+            ["8", "waits"],
+        ]
         boards = page.get_by_role("region", name="Every board").get_by_role("row").all()[1:]
-        assert boards[0].inner_text().split("\t")[:3] == ["pi-0002", "failed", "its self-test failed: no numpy"]
+        assert boards[0].inner_text().split("\t")[:3] == [
+            "pi-0002",
+            "failed",
+            "its self-test failed: no numpy",
+        ]
         assert (
             sorted(row.inner_text().split("\t")[1] for row in boards)
             == ["failed"] * 2 + ["not asked"] * 4 + ["running"] * 2
@@ -416,7 +512,9 @@ def test_a_release_is_followed_and_stopped(tmp_path, opened):
 
 
 def test_results_without_a_run_show_their_tables(tmp_path, opened):
-    """Every arm beside what was published, before the first run has begun, and nothing that needs one."""
+    """Every arm beside what was published, before the first run has begun, and nothing that needs
+    one.
+    """
     shutil.copytree(RESULTS / "fedrolex-3" / "stated-nothing", tmp_path / "fedrolex-3" / "small")
     store = tmp_path / "fedrolex-3" / "small" / "arm" / "seed-1" / "store"
     Store(store).close()
@@ -427,7 +525,9 @@ def test_results_without_a_run_show_their_tables(tmp_path, opened):
         row = arms.get_by_role("row", name="federated-dropout/cifar10-high")
         assert "fedrolex-3/small/fedrolex-3.csv" in row.first.inner_text()
         page.get_by_label("Draw federated-dropout/cifar10-high, global").check()
-        page.get_by_role("img", name="federated-dropout/cifar10-high, published: 0.4664 at first").wait_for()
+        page.get_by_role(
+            "img", name="federated-dropout/cifar10-high, published: 0.4664 at first"
+        ).wait_for()
         assert page.evaluate("axe.run().then(found => found.violations.map(item => item.id))") == []
         show(page, "view=run")
         page.get_by_text("No run yet.").wait_for()
@@ -437,7 +537,9 @@ def test_results_without_a_run_show_their_tables(tmp_path, opened):
 
 
 def test_methods_stand_side_by_side(fleet, opened, tmp_path):
-    """Runs of the store, rounds of another one, and published values on one chart, which says the same in words."""
+    """Runs of the store, rounds of another one, and published values on one chart, which says the
+    same in words.
+    """
     page = opened(fleet)
     show(page, "view=methods")
     page.get_by_label(f"heterofl {OTHER}").check()
@@ -450,7 +552,9 @@ def test_methods_stand_side_by_side(fleet, opened, tmp_path):
     row = page.get_by_role("region", name="Each run that is shown").get_by_role("row", name=OTHER)
     assert row.inner_text().split("\t")[2:5] == ["4", "0.3900", "0.3900"]
     settings = page.get_by_role("region", name="Settings that differ").get_by_role("row").all()[1:]
-    assert ["strategy.name", '"fedrolex"', '"heterofl"'] in [item.inner_text().split("\t") for item in settings]
+    assert ["strategy.name", '"fedrolex"', '"heterofl"'] in [
+        item.inner_text().split("\t") for item in settings
+    ]
     assert all(item.inner_text().startswith("strategy.") for item in settings)
     with closing(Store(made(tmp_path), read_only=True)) as other:
         rounds = flat(queries.plain(queries.rounds(other, last=2, tasks=False)))
@@ -463,7 +567,9 @@ def test_methods_stand_side_by_side(fleet, opened, tmp_path):
     )
     page.get_by_role("img", name="rounds.json: 0.2500 at first").wait_for()
     page.get_by_label("Draw federated-dropout/cifar10-high, global").check()
-    page.get_by_role("img", name="federated-dropout/cifar10-high, published: 0.4664 at first").wait_for()
+    page.get_by_role(
+        "img", name="federated-dropout/cifar10-high, published: 0.4664 at first"
+    ).wait_for()
     arm = (
         page.get_by_role("region", name="Arms of the tables")
         .get_by_role("row", name="federated-dropout/cifar10-high")

@@ -1,1 +1,4 @@
-"""Lowerings of torch operators, one module per kind; the table ``LOWERINGS`` of each is found by itself."""
+"""Lowerings of torch operators, one module per kind.
+
+The table ``LOWERINGS`` of each is found by itself.
+"""

@@ -14,8 +14,9 @@ from trainer_export.lowering.values import Dim, Spec, Value, numpy_dtype, overlo
 
 aten = torch.ops.aten
 
-# HardSigmoid is max(0, min(1, alpha * x + beta)): with the largest slope a float holds it is the step function, in
-# one vectorised pass. Greater + Cast takes eight times as long, Where fifty times (onnxruntime 1.19, 1.6 M elements).
+# HardSigmoid is max(0, min(1, alpha * x + beta)): with the largest slope a float holds it is the
+# step function, in one vectorised pass. Greater + Cast takes eight times as long, Where fifty times
+# (onnxruntime 1.19, 1.6 M elements).
 _STEEPEST = 3e38
 _LINEAR = 17.0  # from here on the softplus of a number is the number, in float32
 
@@ -30,7 +31,11 @@ def operand(e: Emitter, value: Value | complex | Dim, dtype: torch.dtype) -> Val
     """A number, a size or a value as a value of the given type."""
     if isinstance(value, Value):
         return e.cast(value, dtype)
-    return e.scalar(value, dtype) if isinstance(value, (int, float, bool)) else e.cast(e.size_as_float(value), dtype)
+    return (
+        e.scalar(value, dtype)
+        if isinstance(value, (int, float, bool))
+        else e.cast(e.size_as_float(value), dtype)
+    )
 
 
 def step(e: Emitter, value: Value) -> Value:
@@ -78,20 +83,27 @@ def _example(value: Any) -> Any:
 
 def _scaled(op_type: str) -> Callable[..., Value]:
     def lower(e: Emitter, out: Spec, a: Any, b: Any, *, alpha: float = 1) -> Value:
-        left, right = operand(e, a, out.dtype), operand(e, b, out.dtype)
+        left = operand(e, a, out.dtype)
+        right = operand(e, b, out.dtype)
         return e.pointwise(op_type, left, multiply(e, right, alpha))
 
     return lower
 
 
 def _div(e: Emitter, out: Spec, a: Any, b: Any, *, rounding_mode: str | None = None) -> Value:
-    a, b = operand(e, a, out.dtype), operand(e, b, out.dtype)
+    a = operand(e, a, out.dtype)
+    b = operand(e, b, out.dtype)
     result = e.pointwise("Div", a, b)
     if (
         rounding_mode == "floor"
     ):  # by the rest, as in PyTorch: the quotient of 1 and 0.1 is rounded up, and its floor is 9
         rest = e.pointwise("Mod", a, b, fmod=1)
-        below = e.pointwise("Less", e.pointwise("Mul", rest, b), e.scalar(0, out.dtype), dtype=torch.bool)
+        below = e.pointwise(
+            "Less",
+            e.pointwise("Mul", rest, b),
+            e.scalar(0, out.dtype),
+            dtype=torch.bool,
+        )
         whole = e.pointwise("Div", e.pointwise("Sub", a, rest), b)
         if not out.dtype.is_floating_point:
             return e.pointwise("Sub", whole, e.cast(below, out.dtype))
@@ -100,7 +112,11 @@ def _div(e: Emitter, out: Spec, a: Any, b: Any, *, rounding_mode: str | None = N
         return e.pointwise("Where", none, result, found, dtype=out.dtype)
     if rounding_mode is None or not out.dtype.is_floating_point:
         return result
-    return e.pointwise("Mul", e.pointwise("Sign", result), e.pointwise("Floor", e.pointwise("Abs", result)))
+    return e.pointwise(
+        "Mul",
+        e.pointwise("Sign", result),
+        e.pointwise("Floor", e.pointwise("Abs", result)),
+    )
 
 
 def _pow(e: Emitter, out: Spec, x: Any, exponent: Any) -> Value:
@@ -109,7 +125,11 @@ def _pow(e: Emitter, out: Spec, x: Any, exponent: Any) -> Value:
         return e.pointwise("Mul", x, x)
     if exponent == 3:
         return e.pointwise("Mul", e.pointwise("Mul", x, x), x)
-    return e.pointwise("Sqrt", x) if exponent == 0.5 else e.pointwise("Pow", x, operand(e, exponent, out.dtype))
+    return (
+        e.pointwise("Sqrt", x)
+        if exponent == 0.5
+        else e.pointwise("Pow", x, operand(e, exponent, out.dtype))
+    )
 
 
 def _rsqrt(e: Emitter, out: Spec, x: Value) -> Value:
@@ -117,13 +137,20 @@ def _rsqrt(e: Emitter, out: Spec, x: Value) -> Value:
 
 
 def _log1p(e: Emitter, out: Spec, x: Value) -> Value:
-    """``x * log(u) / (u - 1)`` with ``u = 1 + x``: what the sum loses of a small x, the quotient gives back."""
-    x, one = e.cast(x, out.dtype), e.scalar(1, out.dtype)
+    """``x * log(u) / (u - 1)`` with ``u = 1 + x``: what the sum loses of a small x, the quotient
+    gives back.
+    """
+    x = e.cast(x, out.dtype)
+    one = e.scalar(1, out.dtype)
     whole = e.pointwise("Add", x, one)
-    kept, log = e.pointwise("Sub", whole, one), e.pointwise("Log", whole)
-    exact = e.pointwise("Equal", kept, x, dtype=torch.bool)  # infinity too, of which there is no quotient
+    kept = e.pointwise("Sub", whole, one)
+    log = e.pointwise("Log", whole)
+    exact = e.pointwise(
+        "Equal", kept, x, dtype=torch.bool
+    )  # infinity too, of which there is no quotient
     large = replace(
-        e.pointwise("Where", exact, log, e.pointwise("Div", e.pointwise("Mul", x, log), kept)), dtype=out.dtype
+        e.pointwise("Where", exact, log, e.pointwise("Div", e.pointwise("Mul", x, log), kept)),
+        dtype=out.dtype,
     )
     nothing = e.pointwise("Equal", kept, e.scalar(0, out.dtype), dtype=torch.bool)
     return replace(e.pointwise("Where", nothing, x, large), dtype=out.dtype)
@@ -137,8 +164,11 @@ def _expm1(e: Emitter, out: Spec, x: Value) -> Value:
 
 
 def _softplus(e: Emitter, out: Spec, x: Value, beta: float = 1.0, threshold: float = 20.0) -> Value:
-    """``relu(x) + log1p(z)`` with ``z = exp(-|x|)``, whose sum with 1 is put right by ``(z - (u - 1)) / u``."""
-    bent, one = multiply(e, x, beta), e.scalar(1, out.dtype)
+    """``relu(x) + log1p(z)`` with ``z = exp(-|x|)``, whose sum with 1 is put right by ``(z - (u -
+    1)) / u``.
+    """
+    bent = multiply(e, x, beta)
+    one = e.scalar(1, out.dtype)
     rest = e.pointwise("Exp", e.pointwise("Neg", e.pointwise("Abs", bent)))
     whole = e.pointwise("Add", rest, one)
     lost = e.pointwise("Div", e.pointwise("Sub", rest, e.pointwise("Sub", whole, one)), whole)
@@ -146,7 +176,12 @@ def _softplus(e: Emitter, out: Spec, x: Value, beta: float = 1.0, threshold: flo
     soft = multiply(e, e.pointwise("Add", e.pointwise("Relu", bent), log), 1 / beta)
     if threshold >= _LINEAR:
         return soft
-    above = e.pointwise("Greater", multiply(e, x, beta), e.scalar(threshold, out.dtype), dtype=torch.bool)
+    above = e.pointwise(
+        "Greater",
+        multiply(e, x, beta),
+        e.scalar(threshold, out.dtype),
+        dtype=torch.bool,
+    )
     return _where(e, out, above, x, soft)
 
 
@@ -169,17 +204,22 @@ def _threshold_backward(e: Emitter, _out: Spec, grad: Value, x: Value, threshold
 
 
 def _tanh_backward(e: Emitter, _out: Spec, grad: Value, y: Value) -> Value:
-    return e.pointwise("Mul", grad, e.pointwise("Sub", e.scalar(1, y.dtype), e.pointwise("Mul", y, y)))
+    return e.pointwise(
+        "Mul", grad, e.pointwise("Sub", e.scalar(1, y.dtype), e.pointwise("Mul", y, y))
+    )
 
 
 def _sigmoid_backward(e: Emitter, _out: Spec, grad: Value, y: Value) -> Value:
-    return e.pointwise("Mul", grad, e.pointwise("Mul", y, e.pointwise("Sub", e.scalar(1, y.dtype), y)))
+    return e.pointwise(
+        "Mul", grad, e.pointwise("Mul", y, e.pointwise("Sub", e.scalar(1, y.dtype), y))
+    )
 
 
 def _normal_share(e: Emitter, x: Value) -> tuple[Value, Value]:
     """``s = x / sqrt 2`` and the normal distribution of ``x``; shared by gelu and its gradient."""
     scaled = multiply(e, x, math.sqrt(0.5))
-    # (1 + erf) / 2 in one pass: the error function never leaves the range that HardSigmoid would cut.
+    # (1 + erf) / 2 in one pass: the error function never leaves the range that HardSigmoid would
+    # cut.
     return scaled, e.pointwise("HardSigmoid", e.pointwise("Erf", scaled), alpha=0.5, beta=0.5)
 
 
@@ -188,11 +228,17 @@ def _gelu(e: Emitter, _out: Spec, x: Value, *, approximate: str = "none") -> Val
     return e.pointwise("Mul", x, _normal_share(e, x)[1])
 
 
-def _gelu_backward(e: Emitter, _out: Spec, grad: Value, x: Value, *, approximate: str = "none") -> Value:
+def _gelu_backward(
+    e: Emitter, _out: Spec, grad: Value, x: Value, *, approximate: str = "none"
+) -> Value:
     """``share + x * density``, the second term as ``s * exp(-s^2 - log(pi) / 2)``."""
     only_exact(approximate)
     scaled, share = _normal_share(e, x)
-    exponent = e.pointwise("Sub", e.scalar(-0.5 * math.log(math.pi), x.dtype), e.pointwise("Mul", scaled, scaled))
+    exponent = e.pointwise(
+        "Sub",
+        e.scalar(-0.5 * math.log(math.pi), x.dtype),
+        e.pointwise("Mul", scaled, scaled),
+    )
     density = e.pointwise("Mul", scaled, e.pointwise("Exp", exponent))
     return e.pointwise("Mul", grad, e.pointwise("Add", share, density))
 
@@ -200,12 +246,25 @@ def _gelu_backward(e: Emitter, _out: Spec, grad: Value, x: Value, *, approximate
 def only_exact(approximate: str) -> None:
     """Refuse the approximation by tanh, which is rewritten before."""
     if approximate != "none":
-        raise ExportError(f"gelu(approximate={approximate!r}) cannot be exported; use the exact one")
+        raise ExportError(
+            f"gelu(approximate={approximate!r}) cannot be exported; use the exact one"
+        )
 
 
-def _elu(e: Emitter, out: Spec, x: Value, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Value:
-    """``scale * (max(x, 0) + alpha * (exp(min(x, 0) * input_scale) - 1))``, without a choice per element."""
-    raised = e.pointwise("Exp", multiply(e, e.pointwise("Min", x, e.scalar(0, out.dtype)), input_scale))
+def _elu(
+    e: Emitter,
+    out: Spec,
+    x: Value,
+    alpha: float = 1.0,
+    scale: float = 1.0,
+    input_scale: float = 1.0,
+) -> Value:
+    """``scale * (max(x, 0) + alpha * (exp(min(x, 0) * input_scale) - 1))``, without a choice per
+    element.
+    """
+    raised = e.pointwise(
+        "Exp", multiply(e, e.pointwise("Min", x, e.scalar(0, out.dtype)), input_scale)
+    )
     low = e.pointwise("Sub", raised, e.scalar(1, out.dtype))
     return multiply(e, e.pointwise("Add", e.pointwise("Relu", x), multiply(e, low, alpha)), scale)
 
@@ -226,7 +285,10 @@ def fill(e: Emitter, out: Spec, value: float) -> Value:
 
 def _full(e: Emitter, out: Spec, _size: Any, value: Any, **_: object) -> Value:
     if isinstance(value, Value):
-        return replace(fill(e, out, 0), name=e.view(e.cast(value, out.dtype), (1,) * len(out.shape)).name)
+        return replace(
+            fill(e, out, 0),
+            name=e.view(e.cast(value, out.dtype), (1,) * len(out.shape)).name,
+        )
     return fill(e, out, value)
 
 
@@ -253,7 +315,9 @@ _WITH_NUMBERS: dict[str, Callable[..., Value]] = {
     "rsub": lambda e, out, a, b, alpha=1: _scaled("Sub")(e, out, b, a, alpha=alpha),
     "mul": _binary("Mul"),
     "div": _div,
-    "fmod": lambda e, out, a, b: e.pointwise("Mod", operand(e, a, out.dtype), operand(e, b, out.dtype), fmod=1),
+    "fmod": lambda e, out, a, b: e.pointwise(
+        "Mod", operand(e, a, out.dtype), operand(e, b, out.dtype), fmod=1
+    ),
     "masked_fill": lambda e, out, x, mask, value: _where(e, out, mask, value, x),
     "eq": _compare("Equal"),
     "ne": _compare("Equal", negate=True),
@@ -284,7 +348,9 @@ LOWERINGS: dict[Any, Callable[..., Any]] = {
     aten.sigmoid_backward.default: _sigmoid_backward,
     aten.elu.default: _elu,
     aten.hardtanh.default: lambda e, out, x, low=-1.0, high=1.0: _clamp(e, out, x, low, high),
-    aten.leaky_relu.default: lambda e, _, x, slope=0.01: e.pointwise("LeakyRelu", x, alpha=float(slope)),
+    aten.leaky_relu.default: lambda e, _, x, slope=0.01: e.pointwise(
+        "LeakyRelu", x, alpha=float(slope)
+    ),
     aten.gelu.default: _gelu,
     aten.gelu_backward.default: _gelu_backward,
     aten.full.default: _full,
@@ -303,14 +369,28 @@ LOWERINGS: dict[Any, Callable[..., Any]] = {
     aten.bitwise_or.Tensor: _binary("Or"),
 }
 _FILLED = {
-    0: ("zeros", "zeros_like", "new_zeros", "new_empty", "new_empty_strided", "empty_like"),
+    0: (
+        "zeros",
+        "zeros_like",
+        "new_zeros",
+        "new_empty",
+        "new_empty_strided",
+        "empty_like",
+    ),
     1: ("ones", "ones_like", "new_ones"),
 }
-LOWERINGS |= {getattr(aten, name).default: _filled(value) for value, names in _FILLED.items() for name in names}
+LOWERINGS |= {
+    getattr(aten, name).default: _filled(value)
+    for value, names in _FILLED.items()
+    for name in names
+}
 LOWERINGS |= {getattr(aten, op_type.lower()).default: _unary(op_type) for op_type in UNARY.split()}
 LOWERINGS |= {
-    getattr(aten, name).default: _same for name in ("detach", "clone", "alias", "lift_fresh_copy", "contiguous")
+    getattr(aten, name).default: _same
+    for name in ("detach", "clone", "alias", "lift_fresh_copy", "contiguous")
 }
 LOWERINGS |= {
-    getattr(getattr(aten, name), kind): lower for name, lower in _WITH_NUMBERS.items() for kind in ("Tensor", "Scalar")
+    getattr(getattr(aten, name), kind): lower
+    for name, lower in _WITH_NUMBERS.items()
+    for kind in ("Tensor", "Scalar")
 }

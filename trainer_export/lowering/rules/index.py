@@ -33,7 +33,9 @@ def _flip(e: Emitter, out: Spec, x: Value, dims: Sequence[int]) -> Value:
     return x
 
 
-def _roll(e: Emitter, out: Spec, x: Value, shifts: Sequence[int], dims: Sequence[int] = ()) -> Value:
+def _roll(
+    e: Emitter, out: Spec, x: Value, shifts: Sequence[int], dims: Sequence[int] = ()
+) -> Value:
     if not dims:
         raise ExportError("roll without dims cannot be exported; name the dimension")
     for shift, dim in zip(shifts, dims, strict=True):
@@ -58,7 +60,10 @@ _BEYOND = 2**62
 
 
 def _places(e: Emitter, sizes: Sequence[Dim], indices: Sequence[Value]) -> Value:
-    """Flat places in dimensions of some sizes, from an index for each; of one beyond its size, a place beyond all."""
+    """Flat places in dimensions of some sizes, from an index for each.
+
+    Of one beyond its size, a place beyond all.
+    """
     flat: Value | None = None
     beyond: list[Value] = []
     for number, (size, index) in enumerate(zip(sizes, indices, strict=True)):
@@ -73,10 +78,19 @@ def _places(e: Emitter, sizes: Sequence[Dim], indices: Sequence[Value]) -> Value
             from_end = e.pointwise("Add", place, e.scalar(size, torch.int64))
             place = e.pointwise("Where", low, from_end, place, dtype=torch.int64)
             beyond.append(e.pointwise("Less", place, e.scalar(0, torch.int64), dtype=torch.bool))
-            beyond.append(e.pointwise("GreaterOrEqual", place, e.scalar(size, torch.int64), dtype=torch.bool))
+            beyond.append(
+                e.pointwise(
+                    "GreaterOrEqual",
+                    place,
+                    e.scalar(size, torch.int64),
+                    dtype=torch.bool,
+                )
+            )
         stride = math.prod(sizes[number + 1 :])
         if not isinstance(stride, int):
-            raise ExportError("an index before one of the batch cannot be exported; put the batch first")
+            raise ExportError(
+                "an index before one of the batch cannot be exported; put the batch first"
+            )
         part = e.pointwise("Mul", place, e.scalar(stride, torch.int64))
         flat = part if flat is None else e.pointwise("Add", flat, part)
     assert flat is not None
@@ -96,24 +110,49 @@ def _index(e: Emitter, _out: Spec, x: Value, indices: Sequence[Value | None]) ->
     chosen, rest, together = _indexed(x, indices)
     flat = _places(e, [x.shape[d] for d in chosen], [i for i in indices if i is not None])
     kept = tuple(x.shape[d] for d in rest)
-    rows = e.plain(e.view(permuted(x, [*chosen, *rest]), (math.prod(x.shape[d] for d in chosen), *kept)))
-    found = e.value(e.graph.node("Gather", rows, e.plain(flat), axis=0), (*flat.shape, *kept), x.dtype)
+    rows = e.plain(
+        e.view(
+            permuted(x, [*chosen, *rest]),
+            (math.prod(x.shape[d] for d in chosen), *kept),
+        )
+    )
+    found = e.value(
+        e.graph.node("Gather", rows, e.plain(flat), axis=0),
+        (*flat.shape, *kept),
+        x.dtype,
+    )
     if not together:
         return found
     # The new dimensions stand where the first indexed one stood.
-    before, many = chosen[0], flat.rank
-    return permuted(found, [*range(many, many + before), *range(many), *range(many + before, found.rank)])
+    before = chosen[0]
+    many = flat.rank
+    return permuted(
+        found,
+        [*range(many, many + before), *range(many), *range(many + before, found.rank)],
+    )
 
 
 def _index_put(
-    e: Emitter, out: Spec, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool = False
+    e: Emitter,
+    out: Spec,
+    x: Value,
+    indices: Sequence[Value | None],
+    values: Value,
+    accumulate: bool = False,
 ) -> Value:
-    """Serial, as the look-up's gradient in `shape`: the runtime's parallel scatter loses sums of repeated places.
+    """Serial, as the look-up's gradient in `shape`: the runtime's parallel scatter loses sums of
+    repeated places.
 
     One number where a mask is true is a choice.
     """
     mask = indices[0]
-    if len(indices) == 1 and mask is not None and mask.dtype == torch.bool and not values.rank and not accumulate:
+    if (
+        len(indices) == 1
+        and mask is not None
+        and mask.dtype == torch.bool
+        and not values.rank
+        and not accumulate
+    ):
         over = e.view(mask, (*mask.shape, *(1,) * (x.rank - mask.rank)))
         return e.pointwise("Where", over, values, x, dtype=out.dtype)
     chosen, rest, together = _indexed(x, indices)
@@ -125,8 +164,16 @@ def _index_put(
     lifted = e.view(values, (1,) * (len(whole) - values.rank) + tuple(values.shape))
     spread = Value(lifted.name, whole, lifted.dtype, lifted.stored, lifted.order)
     many = flat.rank
-    front = permuted(spread, [*range(before, before + many), *range(before), *range(before + many, len(whole))])
-    rows, width = math.prod(sizes), math.prod(kept)
+    front = permuted(
+        spread,
+        [
+            *range(before, before + many),
+            *range(before),
+            *range(before + many, len(whole)),
+        ],
+    )
+    rows = math.prod(sizes)
+    width = math.prod(kept)
     count = math.prod(flat.shape)
     target = e.plain(e.view(permuted(x, [*chosen, *rest]), (rows, width)))
     updates = e.plain(e.view(front, (count, width)))
@@ -143,11 +190,22 @@ def _scatter(reduction: str) -> Callable[..., Value]:
         given = source if isinstance(source, Value) else e.scalar(source, x.dtype)
         updates = Value(given.name, index.shape, given.dtype, given.stored, given.order)
         if given.rank != index.rank:
-            updates = e.value(e.graph.node("Expand", given.name, e.shape_tensor(index.shape)), index.shape, x.dtype)
+            updates = e.value(
+                e.graph.node("Expand", given.name, e.shape_tensor(index.shape)),
+                index.shape,
+                x.dtype,
+            )
         elif given.shape != index.shape:
-            raise ExportError("scatter with more sources than places cannot be exported; cut the sources first")
+            raise ExportError(
+                "scatter with more sources than places cannot be exported; cut the sources first"
+            )
         name = e.graph.node(
-            "ScatterElements", e.plain(x), e.plain(index), e.plain(updates), axis=dim % x.rank, reduction=reduction
+            "ScatterElements",
+            e.plain(x),
+            e.plain(index),
+            e.plain(updates),
+            axis=dim % x.rank,
+            reduction=reduction,
         )
         return e.value(name, out.shape, x.dtype)
 
@@ -155,7 +213,9 @@ def _scatter(reduction: str) -> Callable[..., Value]:
 
 
 def _extreme(op_type: str, place: str) -> Callable[..., tuple[Value, Value]]:
-    def lower(e: Emitter, out: Sequence[Spec], x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
+    def lower(
+        e: Emitter, out: Sequence[Spec], x: Value, dim: int, keepdim: bool = False
+    ) -> tuple[Value, Value]:
         index = e.graph.node(place, e.plain(x), axis=dim % x.rank, keepdims=int(keepdim))
         return e.reduce(op_type, x, [dim], keep=keepdim), e.value(index, out[1].shape, torch.int64)
 
@@ -163,7 +223,13 @@ def _extreme(op_type: str, place: str) -> Callable[..., tuple[Value, Value]]:
 
 
 def _top(
-    e: Emitter, out: Sequence[Spec], x: Value, count: int, dim: int = -1, largest: bool = True, *_: bool
+    e: Emitter,
+    out: Sequence[Spec],
+    x: Value,
+    count: int,
+    dim: int = -1,
+    largest: bool = True,
+    *_: bool,
 ) -> tuple[Value, Value]:
     names = e.graph.nodes(
         "TopK",
@@ -176,13 +242,22 @@ def _top(
 
 
 def _sort(
-    e: Emitter, out: Sequence[Spec], x: Value, dim: int = -1, descending: bool = False, **_: object
+    e: Emitter,
+    out: Sequence[Spec],
+    x: Value,
+    dim: int = -1,
+    descending: bool = False,
+    **_: object,
 ) -> tuple[Value, Value]:
     return _top(e, out, x, _known(x.shape[dim], "sort"), dim, descending)
 
 
 def _cumsum(e: Emitter, out: Spec, x: Value, dim: int, **_: object) -> Value:
-    name = e.graph.node("CumSum", e.plain(e.cast(x, out.dtype)), e.scalar(dim % x.rank, torch.int64).name)
+    name = e.graph.node(
+        "CumSum",
+        e.plain(e.cast(x, out.dtype)),
+        e.scalar(dim % x.rank, torch.int64).name,
+    )
     return e.value(name, out.shape, out.dtype)
 
 

@@ -1,7 +1,8 @@
-"""Lowerings of recurrent layers and their gradients as ONNX Scan: the size of a graph is that of one step.
+"""Lowerings of recurrent layers and their gradients as ONNX Scan: the size of a graph is that of
+one step.
 
-The body is traced from the step and lowered by the same rules as everything else. It reads the weights of the states
-from the graph around it.
+The body is traced from the step and lowered by the same rules as everything else. It reads the
+weights of the states from the graph around it.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,13 +31,16 @@ class _Loop:
     backwards: bool = False  # whether it starts at the last step
 
 
-def _run(e: Emitter, loop: _Loop, step: Callable[..., list[Tensor]], shapes: Sequence[Shape]) -> list[Value]:
+def _run(
+    e: Emitter, loop: _Loop, step: Callable[..., list[Tensor]], shapes: Sequence[Shape]
+) -> list[Value]:
     """Run a loop.
 
     Args:
         e: where to.
         loop: what it reads.
-        step: a function of states, rows and what is around to the new states and what is kept of the step.
+        step: a function of states, rows and what is around to the new states and what is kept of
+            the step.
         shapes: of what is kept of all steps.
 
     Returns:
@@ -47,17 +51,30 @@ def _run(e: Emitter, loop: _Loop, step: Callable[..., list[Tensor]], shapes: Seq
 
     body = GraphBuilder("step", e.graph.inner_prefix())
     moving = [(v, v.shape[1:]) for v in loop.states] + [(v, v.shape[2:]) for v in loop.rows]
-    ports = tuple(Port(f"{body.prefix}in{i}", "float32", (_BATCH, *shape)) for i, (_, shape) in enumerate(moving))
+    ports = tuple(
+        Port(f"{body.prefix}in{i}", "float32", (_BATCH, *shape))
+        for i, (_, shape) in enumerate(moving)
+    )
     fixed = tuple(Port(f"around{i}", "float32", tuple(v.shape)) for i, v in enumerate(loop.around))
     trace = trace_program("step", step, (*ports, *fixed), ())
     inside = Emitter(body, ports[0].name)
     sizes = [spec.shape for spec in trace.input_specs]
-    names = [*(body.input(port) for port in ports), *(e.plain(value) for value in loop.around)]
-    made = lower(inside, trace, [inside.value(name, size) for name, size in zip(names, sizes, strict=True)])
+    names = [
+        *(body.input(port) for port in ports),
+        *(e.plain(value) for value in loop.around),
+    ]
+    made = lower(
+        inside,
+        trace,
+        [inside.value(name, size) for name, size in zip(names, sizes, strict=True)],
+    )
     kept = made[len(loop.states) :]
     unique = list({value.name: value for value in kept}.values())
     for i, value in enumerate([*made[: len(loop.states)], *unique]):
-        body.output(Port(f"{body.prefix}out{i}", "float32", (_BATCH, *value.shape[1:])), inside.plain(value))
+        body.output(
+            Port(f"{body.prefix}out{i}", "float32", (_BATCH, *value.shape[1:])),
+            inside.plain(value),
+        )
     way = [int(loop.backwards)]
     names = list(
         e.graph.nodes(
@@ -74,13 +91,23 @@ def _run(e: Emitter, loop: _Loop, step: Callable[..., list[Tensor]], shapes: Seq
     )
     ends = [e.value(name, state.shape) for name, state in zip(names, loop.states, strict=False)]
     found = dict(zip((value.name for value in unique), names[len(ends) :], strict=True))
-    return [*ends, *(e.value(found[value.name], shape) for value, shape in zip(kept, shapes, strict=True))]
+    return [
+        *ends,
+        *(e.value(found[value.name], shape) for value, shape in zip(kept, shapes, strict=True)),
+    ]
 
 
 def _recurrence(
-    e: Emitter, out: Sequence[Spec], kind: str, z: Value, weight: Value, bias: Value, start: Sequence[Value]
+    e: Emitter,
+    out: Sequence[Spec],
+    kind: str,
+    z: Value,
+    weight: Value,
+    bias: Value,
+    start: Sequence[Value],
 ) -> list[Value]:
-    cell, count = CELLS[kind], len(start)
+    cell = CELLS[kind]
+    count = len(start)
 
     def step(*tensors: Tensor) -> list[Tensor]:
         row, hold, shift = tensors[count:]
@@ -92,14 +119,21 @@ def _recurrence(
 
 
 def _backward(
-    e: Emitter, out: Sequence[Spec], kind: str, slopes: Sequence[Value | None], z: Value, *rest: Any
+    e: Emitter,
+    out: Sequence[Spec],
+    kind: str,
+    slopes: Sequence[Value | None],
+    z: Value,
+    *rest: Any,
 ) -> list[Value]:
     weight, bias, before = rest
-    cell, count = CELLS[kind], len(before)
+    cell = CELLS[kind]
+    count = len(before)
     told = [i for i, slope in enumerate(slopes) if slope is not None]
 
     def step(*tensors: Tensor) -> list[Tensor]:
-        total, given = list(tensors[:count]), list(tensors[count:])
+        total = list(tensors[:count])
+        given = list(tensors[count:])
         for i in told:
             total[i] = total[i] + given.pop(0)
         row, *states, hold, shift = given

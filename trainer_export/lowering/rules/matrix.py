@@ -1,4 +1,7 @@
-"""Lowerings of matrix products. An operand that is a pending transpose is read as it lies (Gemm's own flags)."""
+"""Lowerings of matrix products.
+
+An operand that is a pending transpose is read as it lies (Gemm's own flags).
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,11 +30,17 @@ class _Scales:
     alpha: float = 1.0
 
 
-def matrix_product(e: Emitter, left: Value, right: Value, added: str = "", scales: _Scales = _Scales()) -> Value:
-    """``alpha * left @ right + beta * added`` for two matrices; ``added`` is the name of what broadcasts to it."""
+def matrix_product(
+    e: Emitter, left: Value, right: Value, added: str = "", scales: _Scales = _Scales()
+) -> Value:
+    """``alpha * left @ right + beta * added`` for two matrices.
+
+    ``added`` is the name of what broadcasts to it.
+    """
     (a, trans_a), (b, trans_b) = _matrix(e, left), _matrix(e, right)
     inputs = (a, b, added) if added else (a, b)
-    alpha, beta = float(scales.alpha), float(scales.beta)
+    alpha = float(scales.alpha)
+    beta = float(scales.beta)
     name = e.graph.node("Gemm", *inputs, transA=trans_a, transB=trans_b, alpha=alpha, beta=beta)
     return e.value(name, (left.shape[0], right.shape[1]))
 
@@ -48,11 +57,12 @@ def _bmm(e: Emitter, out: Spec, a: Value, b: Value) -> Value:
 def _batched(e: Emitter, x: Value) -> str:
     """An operand of a batched product.
 
-    Where the last two axes lie swapped it is written as a tensor in the swapped order and a Transpose of the last two,
-    which the runtime folds into the product.
+    Where the last two axes lie swapped it is written as a tensor in the swapped order and a
+    Transpose of the last two, which the runtime folds into the product.
     """
     x = e.full(x)
-    last, before = x.rank - 1, x.rank - 2
+    last = x.rank - 1
+    before = x.rank - 2
     if x.is_plain or x.order.index(last) > x.order.index(before):
         return e.plain(x)
     swapped = e.arranged(x, (*range(before), last, before))
@@ -62,7 +72,11 @@ def _batched(e: Emitter, x: Value) -> str:
 def _baddbmm(e: Emitter, out: Spec, added: Value, a: Value, b: Value, **scales: float) -> Value:
     factors = _Scales(**scales)
     product = multiply(e, _bmm(e, out, a, b), float(factors.alpha))
-    return product if factors.beta == 0 else e.pointwise("Add", product, multiply(e, added, float(factors.beta)))
+    return (
+        product
+        if factors.beta == 0
+        else e.pointwise("Add", product, multiply(e, added, float(factors.beta)))
+    )
 
 
 def _mv(e: Emitter, out: Spec, a: Value, vector: Value) -> Value:

@@ -18,16 +18,27 @@ aten = torch.ops.aten
 def _layer_norm(e: Emitter, out: Sequence[Spec], x: Value, *settings: Any) -> tuple[Value, ...]:
     sizes, weight, bias, eps = settings
     axis = x.rank - len(sizes)
-    # Runtimes before 1.31 lose the variance in the digits of a much larger mean; the difference is needed anyway.
+    # Runtimes before 1.31 lose the variance in the digits of a much larger mean; the difference is
+    # needed anyway.
     mean = e.reduce("ReduceMean", x, range(axis, x.rank), keep=True)
     centred = e.pointwise("Sub", x, mean)
-    scale = e.plain(weight) if weight is not None else e.graph.constant(np.ones(tuple(sizes), np.float32))
-    name, shape = e.plain(centred), x.shape
+    scale = (
+        e.plain(weight)
+        if weight is not None
+        else e.graph.constant(np.ones(tuple(sizes), np.float32))
+    )
+    name = e.plain(centred)
+    shape = x.shape
     if len(sizes) == 1:
         name, shape = e.unfolded(name, shape)
         axis = len(shape) - 1
     inputs = [name, scale, *([e.plain(bias)] if bias is not None else [])]
-    names = e.graph.nodes("LayerNormalization", *inputs, outputs=3, attributes={"axis": axis, "epsilon": eps})
+    names = e.graph.nodes(
+        "LayerNormalization",
+        *inputs,
+        outputs=3,
+        attributes={"axis": axis, "epsilon": eps},
+    )
     found = (shape, *[(*shape[:axis], *[1] * len(sizes))] * 2)
     normal, _, inverse = (
         e.value(e.reshaped(name, lying, spec.shape), spec.shape)
@@ -58,9 +69,17 @@ def _layer_norm_backward(
 
 
 def _weighted_mean(e: Emitter, x: Value, weight: Value | None, inner: list[int]) -> Value:
-    """The mean of ``x * weight`` over the normalised axes, kept with size 1; over one axis a product with a vector."""
+    """The mean of ``x * weight`` over the normalised axes, kept with size 1.
+
+    Over one axis a product with a vector.
+    """
     if weight is None or len(inner) > 1:
-        return e.reduce("ReduceMean", x if weight is None else e.pointwise("Mul", x, weight), inner, keep=True)
+        return e.reduce(
+            "ReduceMean",
+            x if weight is None else e.pointwise("Mul", x, weight),
+            inner,
+            keep=True,
+        )
     count = x.shape[-1]
     column = e.view(multiply(e, weight, 1 / count), (count, 1))
     rows, shape = e.unfolded(e.plain(x), x.shape)
@@ -75,7 +94,9 @@ def _channels(e: Emitter, vector: Value, rank: int) -> Value:
 
 
 def _moments(e: Emitter, x: Value, eps: float) -> tuple[Value, Value]:
-    """``x - mean`` and ``1 / sqrt(var + eps)`` [1, channels, 1, ...], equal nodes for forward and backward pass."""
+    """``x - mean`` and ``1 / sqrt(var + eps)`` [1, channels, 1, ...], equal nodes for forward and
+    backward pass.
+    """
     axes = [0, *range(2, x.rank)]
     centred = e.pointwise("Sub", x, e.reduce("ReduceMean", x, axes, keep=True))
     variance = e.reduce("ReduceMean", e.pointwise("Mul", centred, centred), axes, keep=True)
@@ -83,7 +104,9 @@ def _moments(e: Emitter, x: Value, eps: float) -> tuple[Value, Value]:
     return centred, e.pointwise("Reciprocal", deviation)
 
 
-def _static_batch_norm(e: Emitter, _out: Spec, x: Value, weight: Value, bias: Value, eps: float) -> Value:
+def _static_batch_norm(
+    e: Emitter, _out: Spec, x: Value, weight: Value, bias: Value, eps: float
+) -> Value:
     x = e.full(x)
     centred, inverse = _moments(e, x, eps)
     scale = e.pointwise("Mul", inverse, _channels(e, weight, x.rank))
@@ -93,16 +116,25 @@ def _static_batch_norm(e: Emitter, _out: Spec, x: Value, weight: Value, bias: Va
 def _static_batch_norm_backward(
     e: Emitter, _out: Sequence[Spec], grad: Value, x: Value, weight: Value, eps: float
 ) -> tuple[Value, Value, Value]:
-    x, grad = e.full(x), e.full(grad)
+    x = e.full(x)
+    grad = e.full(grad)
     centred, inverse = _moments(e, x, eps)
     axes = [0, *range(2, x.rank)]
     count = e.size_as_float(math.prod(x.shape[axis] for axis in axes))
     mean = e.reduce("ReduceMean", grad, axes, keep=True)
-    product = e.pointwise("Mul", e.reduce("ReduceMean", e.pointwise("Mul", grad, centred), axes, keep=True), inverse)
-    straight = e.pointwise("Sub", grad, e.pointwise("Mul", centred, e.pointwise("Mul", product, inverse)))
+    product = e.pointwise(
+        "Mul",
+        e.reduce("ReduceMean", e.pointwise("Mul", grad, centred), axes, keep=True),
+        inverse,
+    )
+    straight = e.pointwise(
+        "Sub", grad, e.pointwise("Mul", centred, e.pointwise("Mul", product, inverse))
+    )
     scale = e.pointwise("Mul", inverse, _channels(e, weight, x.rank))
     grad_x = e.pointwise("Mul", e.pointwise("Sub", straight, mean), scale)
-    grad_weight, grad_bias = (e.view(e.pointwise("Mul", value, count), weight.shape) for value in (product, mean))
+    grad_weight, grad_bias = (
+        e.view(e.pointwise("Mul", value, count), weight.shape) for value in (product, mean)
+    )
     return grad_x, grad_weight, grad_bias
 
 

@@ -1,9 +1,11 @@
-"""Lowerings of pooling and its gradient, channels-last or in planes, without the scatter of indices.
+"""Lowerings of pooling and its gradient, channels-last or in planes, without the scatter of
+indices.
 
-Max-pooling by windows that touch and do not overlap is done one axis at a time: the windows' members are separated by
-Split (of channels-last maps whole rows of channels), compared, and the gradient is sent back through the comparisons.
-The last spatial axis comes first and an earlier member wins ties, which is the first maximum in the order PyTorch scans
-a window in: equal maxima are common, because equal patches of an image give equal activations.
+Max-pooling by windows that touch and do not overlap is done one axis at a time: the windows'
+members are separated by Split (of channels-last maps whole rows of channels), compared, and the
+gradient is sent back through the comparisons. The last spatial axis comes first and an earlier
+member wins ties, which is the first maximum in the order PyTorch scans a window in: equal maxima
+are common, because equal patches of an image give equal activations.
 """
 
 import math
@@ -35,7 +37,9 @@ class _Stage:
 def _stage(e: Emitter, name: str, size: int, inner: int) -> _Stage:
     """Separate windows of ``size`` along an axis whose elements are runs of ``inner`` numbers."""
     rows = e.graph.node("Reshape", name, e.graph.ints(-1, size, inner))
-    members = e.graph.nodes("Split", rows, outputs=size, attributes={"axis": 1, "num_outputs": size})
+    members = e.graph.nodes(
+        "Split", rows, outputs=size, attributes={"axis": 1, "num_outputs": size}
+    )
     running = [members[0]]
     for member in members[1:]:
         running.append(e.graph.node("Max", running[-1], member))
@@ -43,10 +47,14 @@ def _stage(e: Emitter, name: str, size: int, inner: int) -> _Stage:
 
 
 def _unstage(e: Emitter, grad: str, stage: _Stage) -> str:
-    """Send a gradient back to the members that were the first maximum, joined as they were separated."""
+    """Send a gradient back to the members that were the first maximum, joined as they were
+    separated.
+    """
     parts: list[str] = []
     for member, before in zip(stage.members[:0:-1], stage.running[-2::-1], strict=True):
-        wins = e.graph.node("HardSigmoid", e.graph.node("Sub", member, before), alpha=3e38, beta=0.0)
+        wins = e.graph.node(
+            "HardSigmoid", e.graph.node("Sub", member, before), alpha=3e38, beta=0.0
+        )
         taken = e.graph.node("Mul", grad, wins)
         parts.append(taken)
         grad = e.graph.node("Sub", grad, taken)
@@ -62,16 +70,31 @@ def _cropped(e: Emitter, x: Value, kernel: tuple[int, ...]) -> tuple[str, tuple[
     table = np.arange(math.prod(x.shape[2:]), dtype=np.int64).reshape(x.shape[2:])
     table = table[tuple(slice(size) for size in sizes)]
     rows = e.graph.node("Reshape", name, e.graph.ints(-1, math.prod(x.shape[2:]), x.shape[1]))
-    return e.graph.node("Gather", rows, e.graph.constant(np.ascontiguousarray(table).reshape(-1)), axis=1), sizes
+    return e.graph.node(
+        "Gather",
+        rows,
+        e.graph.constant(np.ascontiguousarray(table).reshape(-1)),
+        axis=1,
+    ), sizes
 
 
-def _stages(e: Emitter, x: Value, kernel: tuple[int, ...]) -> tuple[list[_Stage], tuple[int, ...], tuple[int, ...]]:
-    """The stages of a pooling, the order that it works in, and the spatial sizes that its windows cover."""
-    order, inner = planes(x.rank), 1
+def _stages(
+    e: Emitter, x: Value, kernel: tuple[int, ...]
+) -> tuple[list[_Stage], tuple[int, ...], tuple[int, ...]]:
+    """The stages of a pooling, the order that it works in, and the spatial sizes that its windows
+    cover.
+    """
+    order = planes(x.rank)
+    inner = 1
     if x.lies(order) and not any(size % k for size, k in zip(x.shape[2:], kernel, strict=True)):
-        name, sizes = e.arranged(x, order), x.shape[2:]
+        name = e.arranged(x, order)
+        sizes = x.shape[2:]
     else:
-        order, inner, (name, sizes) = channels_last(x.rank), x.shape[1], _cropped(e, x, kernel)
+        order, inner, (name, sizes) = (
+            channels_last(x.rank),
+            x.shape[1],
+            _cropped(e, x, kernel),
+        )
     stages = []
     for axis in reversed(range(len(kernel))):
         stage = _stage(e, name, kernel[axis], inner)
@@ -81,18 +104,38 @@ def _stages(e: Emitter, x: Value, kernel: tuple[int, ...]) -> tuple[list[_Stage]
     return stages, order, sizes
 
 
-def _max_pool(e: Emitter, out: Sequence[Spec], x: Value, *settings: Any) -> tuple[Value | None, ...]:
+def _max_pool(
+    e: Emitter, out: Sequence[Spec], x: Value, *settings: Any
+) -> tuple[Value | None, ...]:
     window = Window(*settings)
     x = e.full(x)
     if window.is_tiling:
         stages, order, _ = _stages(e, x, window.size)
         return _uncropped(e, stages[-1].running[-1], out[0], out[0].shape[2:], order), None
-    attributes = {**window.attributes, "dilations": spread(window.dilation, 2), "ceil_mode": 0}
-    if window.ceil_mode:  # of which onnxruntime 1.19 makes a row too many: padded as far as the last window goes
-        ends = zip(x.shape[2:], out[0].shape[2:], window.size, window.steps, attributes["dilations"], strict=True)
-        reach = [(n - 1) * step + spacing * (k - 1) + 1 - size for size, n, k, step, spacing in ends]
+    attributes = {
+        **window.attributes,
+        "dilations": spread(window.dilation, 2),
+        "ceil_mode": 0,
+    }
+    if (
+        window.ceil_mode
+    ):  # of which onnxruntime 1.19 makes a row too many: padded as far as the last window goes
+        ends = zip(
+            x.shape[2:],
+            out[0].shape[2:],
+            window.size,
+            window.steps,
+            attributes["dilations"],
+            strict=True,
+        )
+        reach = [
+            (n - 1) * step + spacing * (k - 1) + 1 - size for size, n, k, step, spacing in ends
+        ]
         begin = spread(window.padding, 2)
-        attributes["pads"] = [*begin, *(max(0, far - pad) for far, pad in zip(reach, begin, strict=True))]
+        attributes["pads"] = [
+            *begin,
+            *(max(0, far - pad) for far, pad in zip(reach, begin, strict=True)),
+        ]
     names = e.graph.nodes("MaxPool", e.plain(x), outputs=2, attributes=attributes)
     return e.value(names[0], out[0].shape), e.value(names[1], out[1].shape, torch.int64)
 
@@ -109,18 +152,30 @@ def _max_pool_backward(e: Emitter, out: Spec, grad: Value, x: Value, *rest: Any)
     return _uncropped(e, name, out, sizes, order)
 
 
-def _uncropped(e: Emitter, name: str, out: Spec, sizes: tuple[int, ...], order: tuple[int, ...]) -> Value:
+def _uncropped(
+    e: Emitter, name: str, out: Spec, sizes: tuple[int, ...], order: tuple[int, ...]
+) -> Value:
     """What lies in an order as a feature map, with zeros for what no window covers."""
     covered = (-1, out.shape[1], *sizes)
     name = e.graph.node("Reshape", name, e.graph.ints(*(covered[axis] for axis in order)))
-    missing = (0, 0, *(full - size for full, size in zip(out.shape[2:], sizes, strict=True)))
+    missing = (
+        0,
+        0,
+        *(full - size for full, size in zip(out.shape[2:], sizes, strict=True)),
+    )
     if any(missing):
-        name = e.graph.node("Pad", name, e.graph.ints(*[0] * len(order), *(missing[axis] for axis in order)))
+        name = e.graph.node(
+            "Pad",
+            name,
+            e.graph.ints(*[0] * len(order), *(missing[axis] for axis in order)),
+        )
     return e.value(name, out.shape, order=order)
 
 
 def _scattered(e: Emitter, out: Spec, grad: Value, indices: Value) -> Value:
-    """The general case: add each gradient to the element its maximum came from (flat indices over the whole batch)."""
+    """The general case: add each gradient to the element its maximum came from (flat indices over
+    the whole batch).
+    """
     total = e.graph.node("Reshape", e.shape_tensor((math.prod(out.shape),)), e.graph.ints(1))
     zeros = e.graph.node("Expand", e.scalar(0, torch.float32).name, total)
     flat = [e.graph.node("Reshape", e.plain(v), e.graph.ints(-1)) for v in (indices, grad)]
@@ -131,8 +186,12 @@ def _scattered(e: Emitter, out: Spec, grad: Value, indices: Value) -> Value:
 def _average_pool(e: Emitter, out: Spec, x: Value, *settings: Any) -> Value:
     size, members = _tiling_of_average(settings)
     name, sizes = _cropped(e, e.full(x), size)
-    opened = e.graph.node("Reshape", name, e.graph.ints(-1, *_open_windows(sizes, size), x.shape[1]))
-    name = e.graph.node("ReduceSum", opened, e.graph.ints(*range(2, 2 * len(size) + 1, 2)), keepdims=0)
+    opened = e.graph.node(
+        "Reshape", name, e.graph.ints(-1, *_open_windows(sizes, size), x.shape[1])
+    )
+    name = e.graph.node(
+        "ReduceSum", opened, e.graph.ints(*range(2, 2 * len(size) + 1, 2)), keepdims=0
+    )
     return multiply(e, e.value(name, out.shape, order=channels_last(x.rank)), 1 / members)
 
 
@@ -155,7 +214,11 @@ def _average_pool_backward(e: Emitter, out: Spec, grad: Value, x: Value, *settin
     sizes = tuple(s // k * k for s, k in zip(x.shape[2:], size, strict=True))
     share = multiply(e, e.full(grad), 1 / members)
     closed = [n for s, k in zip(sizes, size, strict=True) for n in (s // k, 1)]
-    name = e.graph.node("Reshape", e.arranged(share, channels_last(x.rank)), e.graph.ints(-1, *closed, x.shape[1]))
+    name = e.graph.node(
+        "Reshape",
+        e.arranged(share, channels_last(x.rank)),
+        e.graph.ints(-1, *closed, x.shape[1]),
+    )
     wide = e.graph.node("Expand", name, e.graph.ints(1, *_open_windows(sizes, size), 1))
     return _uncropped(e, wide, out, sizes, channels_last(x.rank))
 

@@ -26,14 +26,21 @@ def _softmax_backward(e: Emitter, _out: Spec, grad: Value, y: Value, dim: int, *
     return e.pointwise("Mul", y, e.pointwise("Sub", grad, total))
 
 
-def _log_softmax_backward(e: Emitter, _out: Spec, grad: Value, y: Value, dim: int, *_: object) -> Value:
+def _log_softmax_backward(
+    e: Emitter, _out: Spec, grad: Value, y: Value, dim: int, *_: object
+) -> Value:
     total = e.reduce("ReduceSum", grad, [dim], keep=True)
     return e.pointwise("Sub", grad, e.pointwise("Mul", e.pointwise("Exp", y), total))
 
 
 def _reduction(op_type: str) -> Callable[..., Value]:
     def lower(
-        e: Emitter, out: Spec, x: Value, dim: Sequence[int] | None = None, keepdim: bool = False, **_: object
+        e: Emitter,
+        out: Spec,
+        x: Value,
+        dim: Sequence[int] | None = None,
+        keepdim: bool = False,
+        **_: object,
     ) -> Value:
         return e.reduce(op_type, e.cast(x, out.dtype), list(dim or range(x.rank)), keep=keepdim)
 
@@ -45,7 +52,14 @@ def _any(e: Emitter, out: Spec, x: Value, dim: Any = None, keepdim: bool = False
     return e.cast(e.reduce("ReduceMax", e.cast(x, torch.float32), axes, keep=keepdim), out.dtype)
 
 
-def _var(e: Emitter, out: Spec, x: Value, dim: Any = None, correction: float = 1, keepdim: bool = False) -> Value:
+def _var(
+    e: Emitter,
+    out: Spec,
+    x: Value,
+    dim: Any = None,
+    correction: float = 1,
+    keepdim: bool = False,
+) -> Value:
     axes = list(range(x.rank)) if dim is None else [axis % x.rank for axis in dim]
     centred = e.pointwise("Sub", x, e.reduce("ReduceMean", x, axes, keep=True))
     total = e.reduce("ReduceSum", e.pointwise("Mul", centred, centred), axes, keep=keepdim)
@@ -54,16 +68,27 @@ def _var(e: Emitter, out: Spec, x: Value, dim: Any = None, correction: float = 1
 
 
 def _var_mean(
-    e: Emitter, out: Sequence[Spec], x: Value, dim: Any = None, *, correction: float = 1, keepdim: bool = False
+    e: Emitter,
+    out: Sequence[Spec],
+    x: Value,
+    dim: Any = None,
+    *,
+    correction: float = 1,
+    keepdim: bool = False,
 ) -> tuple[Value, Value]:
     axes = list(range(x.rank)) if dim is None else list(dim)
-    return _var(e, out[0], x, dim, correction, keepdim), e.reduce("ReduceMean", x, axes, keep=keepdim)
+    return _var(e, out[0], x, dim, correction, keepdim), e.reduce(
+        "ReduceMean", x, axes, keep=keepdim
+    )
 
 
 def _place(op_type: str) -> Callable[..., Value]:
-    def lower(e: Emitter, out: Spec, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
+    def lower(
+        e: Emitter, out: Spec, x: Value, dim: int | None = None, keepdim: bool = False
+    ) -> Value:
         if dim is None:
-            x, dim = e.view(x, (math.prod(x.shape),)), 0
+            x = e.view(x, (math.prod(x.shape),))
+            dim = 0
         name = e.graph.node(op_type, e.plain(x), axis=dim % x.rank, keepdims=int(keepdim))
         return e.value(name, out.shape, torch.int64)
 
@@ -74,15 +99,28 @@ def _vector_norm(e: Emitter, _out: Spec, x: Value, *args: Any, **_: object) -> V
     given: tuple[Any, ...] = (*args, *(2, None, False)[len(args) :])
     order, dim, keepdim = given
     if order == 0:
-        raise ExportError("vector norm of order 0 cannot be exported, nor does it train; use order 1 or 2")
-    size, axes = e.pointwise("Abs", x), list(dim or range(x.rank))
+        raise ExportError(
+            "vector norm of order 0 cannot be exported, nor does it train; use order 1 or 2"
+        )
+    size = e.pointwise("Abs", x)
+    axes = list(dim or range(x.rank))
     if x.rank == 0:
         return size
     if order == 2:
         return e.reduce("ReduceL2", x, axes, keep=keepdim)
     if order == 1 or math.isinf(order):
-        return e.reduce({1: "ReduceSum", math.inf: "ReduceMax"}.get(order, "ReduceMin"), size, axes, keep=keepdim)
-    total = e.reduce("ReduceSum", e.pointwise("Pow", size, e.scalar(order, x.dtype)), axes, keep=keepdim)
+        return e.reduce(
+            {1: "ReduceSum", math.inf: "ReduceMax"}.get(order, "ReduceMin"),
+            size,
+            axes,
+            keep=keepdim,
+        )
+    total = e.reduce(
+        "ReduceSum",
+        e.pointwise("Pow", size, e.scalar(order, x.dtype)),
+        axes,
+        keep=keepdim,
+    )
     return e.pointwise("Pow", total, e.scalar(1 / order, x.dtype))
 
 

@@ -1,4 +1,7 @@
-"""Lowerings of views, slices, joins, padding and look-ups. Transposes and expansions stay pending (see `values`)."""
+"""Lowerings of views, slices, joins, padding and look-ups.
+
+Transposes and expansions stay pending (see `values`).
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +25,10 @@ def _view(e: Emitter, out: Spec, x: Value, *_: object) -> Value:
 
 
 def _with_axes(x: Value, keep: Sequence[int | None]) -> Value:
-    """The value with logical axes dropped (absent from ``keep``) or new ones of size 1 (None); costs a Reshape."""
+    """The value with logical axes dropped (absent from ``keep``) or new ones of size 1 (None).
+
+    Costs a Reshape.
+    """
     shape = tuple(1 if axis is None else x.shape[axis] for axis in keep)
     stored = tuple(1 if axis is None else x.stored[axis] for axis in keep)
     place = {axis: i for i, axis in enumerate(keep) if axis is not None}
@@ -90,7 +96,8 @@ class _Range:
 
 def _slice(e: Emitter, out: Spec, x: Value, *positions: Any) -> Value:
     chosen = _Range(*positions)
-    end, step = chosen.end, chosen.step
+    end = chosen.end
+    step = chosen.step
     if out.shape == x.shape and step == 1:
         return x
     x, dim = e.full(x), chosen.dim % x.rank
@@ -98,24 +105,36 @@ def _slice(e: Emitter, out: Spec, x: Value, *positions: Any) -> Value:
     start = 0 if chosen.start is None else chosen.start
     stop = _END if end is None or (isinstance(end, int) and end > _END) or end == size else end
     bounds = [e.size(bound) for bound in (start, stop)]
-    name = e.graph.node("Slice", x.name, *bounds, e.graph.ints(x.order.index(dim)), e.graph.ints(step))
+    name = e.graph.node(
+        "Slice", x.name, *bounds, e.graph.ints(x.order.index(dim)), e.graph.ints(step)
+    )
     return e.value(name, out.shape, x.dtype, x.order)
 
 
-def _slice_backward(e: Emitter, out: Spec, grad: Value, sizes: Sequence[Dim], *positions: Any) -> Value:
+def _slice_backward(
+    e: Emitter, out: Spec, grad: Value, sizes: Sequence[Dim], *positions: Any
+) -> Value:
     dim, start, _, step = positions  # the gradient's own size says where it ends
-    grad, dim = e.full(grad), dim % len(sizes)
+    grad = e.full(grad)
+    dim = dim % len(sizes)
     size = sizes[dim]
     if out.shape == grad.shape and step == 1:
         return grad
     if not isinstance(size, int):
-        raise ExportError("the gradient of a slice of the batch cannot be exported; use the whole batch")
+        raise ExportError(
+            "the gradient of a slice of the batch cannot be exported; use the whole batch"
+        )
     if step != 1:
         place = grad.order.index(dim)
         kept = grad.shape[dim]
         index = np.full(size, kept)
         index[slice(start, None, step)][:kept] = np.arange(kept)
-        name = e.graph.node("Gather", padded(e, grad, dim, (0, 1)).name, e.graph.constant(index), axis=place)
+        name = e.graph.node(
+            "Gather",
+            padded(e, grad, dim, (0, 1)).name,
+            e.graph.constant(index),
+            axis=place,
+        )
         return e.value(name, out.shape, grad.dtype, grad.order)
     start = max(start + size, 0) if start < 0 else min(start, size)
     kept = grad.shape[dim]
@@ -130,13 +149,20 @@ def _slice_scatter(e: Emitter, out: Spec, x: Value, part: Value, *positions: Any
     if not isinstance(size, int):
         if part.shape[dim] == size:
             return part
-        raise ExportError("writing into a part of the batch cannot be exported; use torch.where with a mask")
+        raise ExportError(
+            "writing into a part of the batch cannot be exported; use torch.where with a mask"
+        )
     places = np.arange(size)[slice(chosen.start, chosen.end, chosen.step)]
     if len(places) == size:
         return part
     table = np.arange(size)
     table[places] = size + np.arange(len(places))
-    joined = _join(e, Spec((*out.shape[:dim], size + len(places), *out.shape[dim + 1 :]), out.dtype), [x, part], dim)
+    joined = _join(
+        e,
+        Spec((*out.shape[:dim], size + len(places), *out.shape[dim + 1 :]), out.dtype),
+        [x, part],
+        dim,
+    )
     axis = joined.order.index(dim)
     name = e.graph.node("Gather", joined.name, e.graph.constant(table), axis=axis)
     return e.value(name, out.shape, out.dtype, joined.order)
@@ -161,13 +187,19 @@ def padded(e: Emitter, x: Value, dim: int, around: tuple[int, int], value: float
     return e.value(name, shape, x.dtype, x.order)
 
 
-def _constant_pad(e: Emitter, _out: Spec, x: Value, pads: Sequence[int], value: float = 0.0) -> Value:
+def _constant_pad(
+    e: Emitter, _out: Spec, x: Value, pads: Sequence[int], value: float = 0.0
+) -> Value:
     x = e.full(x)
     for i in range(0, len(pads), 2):
         dim, (before, after) = x.rank - 1 - i // 2, pads[i : i + 2]
         if before < 0 or after < 0:
-            place, rest = e.graph.ints(x.order.index(dim)), x.shape[dim] + min(before, 0) + min(after, 0)
-            bounds = e.graph.ints(max(-before, 0)), e.graph.ints(after if after < 0 else _END)
+            place = e.graph.ints(x.order.index(dim))
+            rest = x.shape[dim] + min(before, 0) + min(after, 0)
+            bounds = (
+                e.graph.ints(max(-before, 0)),
+                e.graph.ints(after if after < 0 else _END),
+            )
             name = e.graph.node("Slice", x.name, *bounds, place)
             x = e.value(name, (*x.shape[:dim], rest, *x.shape[dim + 1 :]), x.dtype, x.order)
         x = padded(e, x, dim, (max(before, 0), max(after, 0)), value)
@@ -182,22 +214,32 @@ def _select(e: Emitter, out: Spec, x: Value, dim: int, index: int) -> Value:
     return e.value(name, out.shape, x.dtype, [kept.index(axis) for axis in x.order if axis != dim])
 
 
-def _select_backward(e: Emitter, out: Spec, grad: Value, sizes: Sequence[Dim], *place: int) -> Value:
+def _select_backward(
+    e: Emitter, out: Spec, grad: Value, sizes: Sequence[Dim], *place: int
+) -> Value:
     dim = place[0] % len(sizes)
     size = sizes[dim]
     if not isinstance(size, int):
-        raise ExportError("the gradient of a selection along the batch cannot be exported; use the whole batch")
+        raise ExportError(
+            "the gradient of a selection along the batch cannot be exported; use the whole batch"
+        )
     lifted = e.full(_unsqueeze(e, out, grad, dim))
     index = place[1] % size
     return padded(e, lifted, dim, (index, size - index - 1))
 
 
 def _join(e: Emitter, out: Spec, parts: Sequence[Value], dim: int = 0) -> Value:
-    parts = [e.cast(e.full(part), out.dtype) for part in parts if hint(part.shape) or len(part.shape) != 1]
+    parts = [
+        e.cast(e.full(part), out.dtype)
+        for part in parts
+        if hint(part.shape) or len(part.shape) != 1
+    ]
     dim %= len(out.shape)
     leader = max(parts, key=lambda part: hint(part.shape))
     names = [e.arranged(part, leader.order) for part in parts]
-    name = e.graph.node("Concat", *names, axis=leader.order.index(dim)) if len(names) > 1 else names[0]
+    name = (
+        e.graph.node("Concat", *names, axis=leader.order.index(dim)) if len(names) > 1 else names[0]
+    )
     return e.value(name, out.shape, out.dtype, leader.order)
 
 
@@ -206,13 +248,21 @@ def _stack(e: Emitter, out: Spec, parts: Sequence[Value], dim: int = 0) -> Value
     return _join(e, out, [_unsqueeze(e, out, part, dim) for part in parts], dim)
 
 
-def _split(e: Emitter, out: Sequence[Spec], x: Value, _sizes: Any, dim: int = 0) -> tuple[Value, ...]:
+def _split(
+    e: Emitter, out: Sequence[Spec], x: Value, _sizes: Any, dim: int = 0
+) -> tuple[Value, ...]:
     x, dim = e.full(x), dim % x.rank
     lengths = [spec.shape[dim] for spec in out]
     names = e.graph.nodes(
-        "Split", x.name, e.shape_tensor(tuple(lengths)), outputs=len(out), attributes={"axis": x.order.index(dim)}
+        "Split",
+        x.name,
+        e.shape_tensor(tuple(lengths)),
+        outputs=len(out),
+        attributes={"axis": x.order.index(dim)},
     )
-    return tuple(e.value(n, spec.shape, x.dtype, x.order) for n, spec in zip(names, out, strict=True))
+    return tuple(
+        e.value(n, spec.shape, x.dtype, x.order) for n, spec in zip(names, out, strict=True)
+    )
 
 
 @dataclass(frozen=True)
@@ -226,16 +276,20 @@ class _Table:
 
 def _embedding(e: Emitter, out: Spec, weight: Value, indices: Value, *_: Any) -> Value:
     low = e.pointwise("Less", indices, e.scalar(0, indices.dtype), dtype=torch.bool)
-    rows = e.scalar(weight.shape[0], indices.dtype)  # a graph would look up from the end, and refuses this one
+    rows = e.scalar(
+        weight.shape[0], indices.dtype
+    )  # a graph would look up from the end, and refuses this one
     indices = e.pointwise("Where", low, rows, indices, dtype=indices.dtype)
     return e.value(e.graph.node("Gather", e.plain(weight), e.plain(indices), axis=0), out.shape)
 
 
-def _embedding_backward(e: Emitter, out: Spec, grad: Value, indices: Value, *settings: Any) -> Value:
+def _embedding_backward(
+    e: Emitter, out: Spec, grad: Value, indices: Value, *settings: Any
+) -> Value:
     """The sum of the gradients of each row.
 
-    ScatterND with addition runs in parallel without locks in onnxruntime (1.19 and 1.31 alike) and loses updates of
-    repeated rows, so it must not be used; ScatterElements is serial and right.
+    ScatterND with addition runs in parallel without locks in onnxruntime (1.19 and 1.31 alike) and
+    loses updates of repeated rows, so it must not be used; ScatterElements is serial and right.
     """
     table = _Table(*settings)
     if table.scale:
@@ -248,7 +302,9 @@ def _embedding_backward(e: Emitter, out: Spec, grad: Value, indices: Value, *set
         hot = e.graph.node("Cast", e.graph.node("Equal", flat, numbers), to=1)
         name = e.graph.node("Gemm", hot, updates, transA=1)
     else:
-        zeros = e.graph.node("Expand", e.scalar(0, grad.dtype).name, e.graph.ints(table.rows, width))
+        zeros = e.graph.node(
+            "Expand", e.scalar(0, grad.dtype).name, e.graph.ints(table.rows, width)
+        )
         wide = e.graph.node("Expand", flat, e.graph.ints(1, width))
         name = e.graph.node("ScatterElements", zeros, wide, updates, axis=0, reduction="add")
     if table.padding >= 0:
@@ -259,11 +315,19 @@ def _embedding_backward(e: Emitter, out: Spec, grad: Value, indices: Value, *set
 
 
 def _gather(e: Emitter, out: Spec, x: Value, dim: int, index: Value, **_: object) -> Value:
-    return e.value(e.graph.node("GatherElements", e.plain(x), e.plain(index), axis=dim % x.rank), out.shape, x.dtype)
+    return e.value(
+        e.graph.node("GatherElements", e.plain(x), e.plain(index), axis=dim % x.rank),
+        out.shape,
+        x.dtype,
+    )
 
 
 def _index_select(e: Emitter, out: Spec, x: Value, dim: int, index: Value) -> Value:
-    return e.value(e.graph.node("Gather", e.plain(x), e.plain(index), axis=dim % x.rank), out.shape, x.dtype)
+    return e.value(
+        e.graph.node("Gather", e.plain(x), e.plain(index), axis=dim % x.rank),
+        out.shape,
+        x.dtype,
+    )
 
 
 LOWERINGS: dict[Any, Callable[..., Any]] = {
@@ -291,7 +355,9 @@ LOWERINGS: dict[Any, Callable[..., Any]] = {
     aten.stack.default: _stack,
     aten.split.Tensor: _split,
     aten.split_with_sizes.default: _split,
-    aten.unbind.int: lambda e, out, x, dim=0: tuple(_select(e, spec, x, dim, i) for i, spec in enumerate(out)),
+    aten.unbind.int: lambda e, out, x, dim=0: tuple(
+        _select(e, spec, x, dim, i) for i, spec in enumerate(out)
+    ),
     aten.embedding.default: _embedding,
     aten.embedding_dense_backward.default: _embedding_backward,
     aten.gather.default: _gather,

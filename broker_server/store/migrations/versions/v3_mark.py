@@ -1,4 +1,7 @@
-"""Version 3: the oldest that is read; its tables are in ``tests/broker_server/fixtures/store-v3.sql``."""
+"""Version 3: the oldest that is read.
+
+Its tables are in ``tests/broker_server/fixtures/store-v3.sql``.
+"""
 
 revision = "3"
 down_revision = None

@@ -1,4 +1,6 @@
-"""Version 4: what explains a round: how it ended, who was left out, when devices answered, how updates were counted."""
+"""Version 4: what explains a round: how it ended, who was left out, when devices answered, how
+updates were counted.
+"""
 
 from alembic import op
 from sqlalchemy import Column, Float, Integer, String, Text
