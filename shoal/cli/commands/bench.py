@@ -7,8 +7,8 @@ import typer
 from shoal.bench.settings import FleetBench
 from shoal.cli.common import AsJson
 from shoal.cli.console import print_json
-from shoal.cli.extras import needs
 from shoal.cli.grouped import grouped
+from shoal.extras import needs
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from shoal.cli.common import DEFAULT_STORE, AsJson, PageUrl, StoreFolder
-from shoal.cli.extras import needs
+from shoal.extras import needs
 
 Run = Annotated[str, typer.Argument(help="Id of a run, its beginning, or `newest`.")]
 
@@ -20,6 +20,6 @@ def _compare(
     as_json: AsJson = False,
 ) -> None:
     with needs("server"):
-        from shoal.cli.explained import comparison
+        from shoal.cli.views.comparison import comparison_with
 
-    comparison(other).show(store, one, as_json=as_json, url=url)
+    comparison_with(other).show(store, one, as_json=as_json, url=url)

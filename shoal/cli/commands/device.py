@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from shoal.cli.common import AsJson
-from shoal.cli.extras import needs
+from shoal.extras import needs
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 

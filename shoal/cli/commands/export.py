@@ -19,8 +19,8 @@ from shoal.cli.console import (
     print_json,
     print_rows,
 )
-from shoal.cli.extras import needs
 from shoal.cli.grouped import grouped
+from shoal.extras import needs
 
 if TYPE_CHECKING:
     from fleet_protocol.recipe import RecipeTable

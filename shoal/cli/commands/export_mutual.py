@@ -10,8 +10,8 @@ import typer
 
 from shoal.cli.common import AsJson, ModelsFile, Settings
 from shoal.cli.console import bytes_text, error_console, print_json, print_rows, say
-from shoal.cli.extras import needs
 from shoal.cli.grouped import grouped
+from shoal.extras import needs
 
 if TYPE_CHECKING:
     from fleet_protocol.manifest import Manifest

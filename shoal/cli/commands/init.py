@@ -13,7 +13,7 @@ from fleet_protocol.errors import ConfigError, StorageError
 from fleet_protocol.spelling import did_you_mean
 from fleet_protocol.topics import check_name
 from shoal.cli.console import say
-from shoal.cli.extras import needs
+from shoal.extras import needs
 
 _FOLDER = Path(__file__).parents[2] / "templates"
 _COMMON = "common"

@@ -17,8 +17,8 @@ import typer
 from fleet_protocol.errors import ConfigError, DataError
 from shoal.cli.common import AsJson
 from shoal.cli.console import error_console, print_json, print_rows, say, seconds_text
-from shoal.cli.extras import needs
 from shoal.cli.grouped import grouped
+from shoal.extras import needs
 
 if TYPE_CHECKING:
     from reproduction.experiment import Experiment, Scale

@@ -5,7 +5,7 @@ lasts.
 import typer
 
 from shoal.cli.common import AsJson, BrokerUrl, FleetFile
-from shoal.cli.extras import needs
+from shoal.extras import needs
 
 
 def _run(config: FleetFile, broker: BrokerUrl = None, as_json: AsJson = False) -> None:

@@ -12,8 +12,8 @@ import typer
 
 from shoal.cli.common import AsJson
 from shoal.cli.console import error_console, print_json, say, seconds_text
-from shoal.cli.extras import needs
 from shoal.cli.grouped import grouped
+from shoal.extras import needs
 
 if TYPE_CHECKING:
     from simulation.results.history import RoundRow
