@@ -90,7 +90,7 @@ def cut_again(
     for digest, (task, choice) in sent.items():
         version = versions(task.version)
         if digest != version.digest and not (
-            blobs.has(digest) and matches(blobs.bytes_of(digest), digest)
+            blobs.has(digest) and matches(blobs.read_unchecked(digest), digest)
         ):
             blobs.remove(digest)
             request = PlanRequest(

@@ -107,7 +107,7 @@ def finished(task: Task, bench: Bench, result: Result) -> Outcome:
 def _labels(task: Task, bench: Bench) -> tuple[int, ...]:
     return tuple(
         present_labels(
-            bench.data.fitted(task.manifest).y[bench.split()[0]], task.manifest.classes
+            bench.data.fit_to(task.manifest).y[bench.split()[0]], task.manifest.classes
         ).tolist()
     )
 

@@ -254,7 +254,7 @@ class TorchTrainer:
 
     def _fitted(self, job: TorchJob) -> TorchJob:
         """The job with targets as the loss takes them."""
-        return replace(job, course=replace(job.course, data=job.course.data.fitted(self._manifest)))
+        return replace(job, course=replace(job.course, data=job.course.data.fit_to(self._manifest)))
 
     def _ready(self, place: int, job: TorchJob) -> _Ready:
         """See that a job can be done.

@@ -156,7 +156,7 @@ def _run(task: Task, bench: Bench, hooks: Hooks) -> Result:
     pair = _load_pair(_own_model(bench), task)
     meme = pair.manifest.sent
     sent = read_weights(bench.blobs.path(task.weights.digest), task.manifest)
-    bench = replace(bench, data=bench.data.fitted(meme))
+    bench = replace(bench, data=bench.data.fit_to(meme))
     session = PairSession(
         pair.manifest, pair.model.path(pair.manifest.graph), threads=bench.threads
     )

@@ -26,7 +26,7 @@ def _graphs(manifest: Manifest, _bench: Bench) -> tuple[str, ...]:
 
 def _run(task: Task, bench: Bench, hooks: Hooks) -> Result:
     manifest = task.manifest
-    bench = replace(bench, data=bench.data.fitted(manifest))
+    bench = replace(bench, data=bench.data.fit_to(manifest))
     started = time.monotonic()
     parameters = {
         **base_tensors(manifest, bench.blobs),

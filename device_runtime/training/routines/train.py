@@ -54,7 +54,7 @@ def _step_key(manifest: Manifest, bench: Bench) -> str:
 
 
 def _run(task: Task, bench: Bench, hooks: Hooks) -> Result:
-    bench = replace(bench, data=bench.data.fitted(task.manifest))
+    bench = replace(bench, data=bench.data.fit_to(task.manifest))
     tensors, result = _accelerated(task, bench, hooks)
     evaluation = _evaluate(task, bench, tensors, hooks)
     return Result(tensors, result.steps, result.seconds, result.loss, result.mean_loss, evaluation)
