@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from broker_server.rounds.closing import ClosingRule, Standing
+from broker_server.rounds.closing import ClosingRule, TaskProgress
 from broker_server.rounds.validation import size_limit
 from broker_server.store import TaskPhase, TaskRecord, Timing
 from fleet_protocol.errors import RefusalReason, RefusedError
@@ -129,7 +129,7 @@ class Collection:
         """When it ends, on the dispatcher's clock."""
         return self.rule.deadline
 
-    def look(self, now: float, is_online: Callable[[str], bool]) -> list[Standing]:
+    def look(self, now: float, is_online: Callable[[str], bool]) -> list[TaskProgress]:
         """Note, by the dispatcher's clock, whose answer has come and who is away, and say how every
         task stands.
         """
@@ -142,7 +142,8 @@ class Collection:
             elif task.left is None:
                 task.left = now
         return [
-            Standing(task.record.phase, task.answered, task.left) for task in self.tasks.values()
+            TaskProgress(task.record.phase, task.answered, task.left)
+            for task in self.tasks.values()
         ]
 
     def timings(self) -> dict[str, Timing]:
