@@ -196,7 +196,7 @@ def training_tasks(context: RunContext, store: Store, number: int) -> list[TaskR
     from earlier ones.
     """
     late = (
-        store.late(context.run, number, waiting=True)
+        store.late_tasks(context.run, number, waiting=True)
         if context.config.round.buffer is not None
         else []
     )
