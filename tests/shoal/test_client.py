@@ -62,7 +62,7 @@ def test_every_answer_is_what_the_store_holds(store, address):
         assert client.devices() == queries.devices(opened)
         asked = client.ask(list[TaskRecord], f"/runs/{RUN}/devices/pi-0000")
         assert asked == opened.device_tasks(RUN, "pi-0000") != []
-        assert client.versions() == versions(opened, RUN)
+        assert client.versions() == read_versions(opened, RUN)
         assert client.rollouts() == rollouts(opened) != []
         assert client.advice() == find_advice(opened, RUN)
         asked = client.ask(Coverage, f"/runs/{RUN}/coverage", last=2, tier=TIERS[1])
