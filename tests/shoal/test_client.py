@@ -18,6 +18,7 @@ from typer.main import get_command
 pytest.importorskip("fastapi")
 
 from broker_server.rounds.advice import find_advice
+from broker_server.rounds.best import read_versions
 from broker_server.rounds.coverage import Coverage, count_coverage
 from broker_server.rounds.tier_version import stored_context
 from broker_server.service.rollout import rollouts
