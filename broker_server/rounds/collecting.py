@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from broker_server.rounds.closing import ClosingRule, Standing
+from broker_server.rounds.closing import ClosingRule, TaskProgress
 from broker_server.rounds.validation import size_limit
 from broker_server.store import TaskPhase, TaskRecord, Timing
 from fleet_protocol.errors import RefusalReason, RefusedError
@@ -72,7 +72,7 @@ class OpenTask:
         One that was not offered changes nothing, nor does a change of mind that is one too many:
         each waits for the disk.
         """
-        changed = self.record.taking(tier)
+        changed = self.record.with_tier(tier)
         if changed is self.record or self.taken >= _MOST_TAKEN:
             return False
         self.taken += 1
@@ -129,7 +129,7 @@ class Collection:
         """When it ends, on the dispatcher's clock."""
         return self.rule.deadline
 
-    def look(self, now: float, is_online: Callable[[str], bool]) -> list[Standing]:
+    def look(self, now: float, is_online: Callable[[str], bool]) -> list[TaskProgress]:
         """Note, by the dispatcher's clock, whose answer has come and who is away, and say how every
         task stands.
         """
@@ -142,7 +142,8 @@ class Collection:
             elif task.left is None:
                 task.left = now
         return [
-            Standing(task.record.phase, task.answered, task.left) for task in self.tasks.values()
+            TaskProgress(task.record.phase, task.answered, task.left)
+            for task in self.tasks.values()
         ]
 
     def timings(self) -> dict[str, Timing]:

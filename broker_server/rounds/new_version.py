@@ -218,7 +218,7 @@ def begin_folding(
     def measure(task: str, update: Contribution) -> Measured:
         record = opened[task].record
         norm, values = opened[task].norm or difference(update.weights, sent(record.weights.digest))
-        announced = services.dispatcher.fleet.announced(update.device)
+        announced = services.dispatcher.fleet.announced_examples(update.device)
         return Measured(
             record.tier, norm, values, update.metrics.examples, announced, update.device
         )

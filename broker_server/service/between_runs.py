@@ -50,7 +50,7 @@ class BetweenRuns:
     def handlers(self, request: Callable[[Received | LocalRequest], None]) -> Handlers:
         """Return the handlers, with the one of requests to the server."""
         return Handlers(
-            sign_of_life=self.known.heard,
+            sign_of_life=self.known.mark_active,
             presence=self._see,
             reply=self._answer_reply,
             chunk=_ignore_chunk,
@@ -60,8 +60,8 @@ class BetweenRuns:
         )
 
     def _see(self, presence: DeviceStatus | DeviceProfile) -> None:
-        self.known.see(presence)
-        self.store.see_device(presence)
+        self.known.receive(presence)
+        self.store.record_device(presence)
 
     def _answer_reply(self, device: str, payload: bytes) -> None:
         reply = parse_device_message(payload).told(device=device)

@@ -30,7 +30,7 @@ from broker_server.rounds.judging import Evaluators, open_test_sets
 from broker_server.rounds.new_version import first_version
 from broker_server.rounds.reporting import Listener, Reporter
 from broker_server.rounds.run_context import RunContext, new_run_id, prepare_run
-from broker_server.rounds.stopping import ASKED, Steering, StopRequested
+from broker_server.rounds.stopping import ASKED, OperatorWish, StopRequested
 from broker_server.service.asking import Answer, Asking
 from broker_server.service.between_runs import BetweenRuns
 from broker_server.service.blob_service import BlobService, chunk_bytes_for
@@ -65,7 +65,7 @@ from broker_server.service.trusted import note_nameless, trusted_config, what_di
 from broker_server.service.uploads import Uploads
 from broker_server.settings.fleet import BrokerConfig, FleetConfig
 from broker_server.store import RunRecord, Store
-from broker_server.store.backup import sweep
+from broker_server.store.backup import remove_leftovers
 from broker_server.store.machine import FINAL
 from broker_server.store.update_store import UpdateStore
 from fleet_protocol import control, requests
@@ -175,7 +175,7 @@ class Server:
             stack.enter_context(held(self._folder, taken))
             self._store = stack.enter_context(contextlib.closing(Store(self._folder)))
             self._blobs = BlobStore(self._folder / "blobs")
-            sweep(self._store, self._folder)
+            remove_leftovers(self._store, self._folder)
             note_nameless(self._store, self.fleet)
             self._updates = stack.enter_context(
                 contextlib.closing(UpdateStore(self._folder / "updates"))
@@ -291,7 +291,7 @@ class Server:
         unfinished = self._store.unfinished(self.fleet)
         changed = "" if unfinished is None else what_differs(config, unfinished.config)
         if unfinished is not None and not changed:
-            return self._go_on(unfinished, config.as_begun(unfinished.config), request)
+            return self._go_on(unfinished, config.with_stored_contract(unfinished.config), request)
         self._control.followed = followed
         context, evaluators = self._prepare(new_run_id(), config)
         if unfinished is not None:
@@ -324,7 +324,7 @@ class Server:
     ) -> control.RunFinished:
         self._control.followed = self._control.open
         context, evaluators = self._prepare(record.id, config)
-        self._store.note_config(record.id, context.begun().config)  # the folder may have moved
+        self._store.record_config(record.id, context.begun().config)  # the folder may have moved
         return self._work(context, evaluators, request)
 
     def _prepare(self, run: str, config: FleetConfig) -> tuple[RunContext, Evaluators]:
@@ -346,7 +346,7 @@ class Server:
     ) -> control.RunFinished:
         reporter = Reporter(context.run, self._store, self._tell)
         record = self._store.run(context.run)
-        steering = Steering.stored(record)
+        operator = OperatorWish.from_run(record)
         partial = PartialUploads(self._updates, self._blobs)
         clock = Clock(connected=self._link.connected)
         uploads = Uploads(self._store, partial, self._outbox, reporter, clock, self.receivers)
@@ -360,14 +360,14 @@ class Server:
                 blobs,
                 uploads,
                 reporter,
-                steering,
+                operator,
                 clock,
                 context.open_labels,
             ),
             nudge_seconds=context.config.round.nudge_seconds,
             on_control=lambda event: self._control.take(
                 event,
-                lambda request, answer: self._asked_meanwhile(request, answer, reporter, steering),
+                lambda request, answer: self._asked_meanwhile(request, answer, reporter, operator),
             ),
         )
         coordinator = Coordinator(
@@ -377,7 +377,8 @@ class Server:
         )
         last = self._store.last_round(context.run)
         if last is None or (
-            last.state in FINAL and not self._store.late(context.run, last.number + 1, waiting=True)
+            last.state in FINAL
+            and not self._store.late_tasks(context.run, last.number + 1, waiting=True)
         ):
             partial.clear()
         self._outbox.status(context.run)
@@ -523,7 +524,7 @@ class Server:
         request: ServerRequested,
         answer: Answer,
         reporter: Reporter,
-        steering: Steering,
+        operator: OperatorWish,
     ) -> None:
         """What a run in progress is asked for: to be steered, as no second one is taken."""
         if request.fleet != self.fleet or not isinstance(request, requests.SteerRequest):
@@ -531,11 +532,11 @@ class Server:
         elif not reporter.run.startswith(request.run):
             detail = f"run {request.run} is not in progress, run {reporter.run} is"
         else:
-            steering.wish = request.wish
+            operator.wish = request.wish
             steered = control.RunSteered(
                 **reporter.stamp, request=request.request, wish=request.wish
             )
-            self._store.note_wish(
+            self._store.record_request(
                 reporter.run, None if request.wish == "go" else ASKED + request.wish
             )
             reporter.emit(steered, ASKED + request.wish)

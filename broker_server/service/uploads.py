@@ -116,7 +116,7 @@ class Uploads:
         if task.record.id in self._accepted:
             return False
         if task.take(message.tier):
-            self._store.take(task.record)
+            self._store.choose_tier(task.record)
         record = task.record
         try:
             asked = task.instructions
@@ -206,7 +206,7 @@ class Uploads:
         if not self._accepted:
             return
         accepted = [
-            (task, task.record.receiving(merged, done.update.size, done.metrics), done)
+            (task, task.record.with_update(merged, done.update.size, done.metrics), done)
             for task, done, merged in self._accepted.values()
         ]
         self._accepted.clear()

@@ -57,16 +57,16 @@ def test_an_unexpected_exception_does_not_end_an_idle_server(
     url, settings, fleet, publish, monkeypatch
 ):
     """It is counted and logged with the topic; the server does the next run that is requested."""
-    see = Fleet.see
+    receive = Fleet.receive
     broken = []
 
     def stumble(self, presence):
         if not broken:
             broken.append(presence.device)
             raise OverflowError("int too large")
-        return see(self, presence)
+        return receive(self, presence)
 
-    monkeypatch.setattr(Fleet, "see", stumble)
+    monkeypatch.setattr(Fleet, "receive", stumble)
     topic = Topics(fleet).status("odd")
     status = DeviceStatus(fleet=fleet, device="odd", online=True, state="idle")
     with Serving(settings, url):
