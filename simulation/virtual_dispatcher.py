@@ -323,7 +323,7 @@ class VirtualDispatcher:
                 result.exit_code,
             )
         if isinstance(result, Finished):
-            record = record.receiving(result.update.digest, result.update.size, result.metrics)
+            record = record.with_update(result.update.digest, result.update.size, result.metrics)
         at = self._seconds(record, task)
         if self._in_order:
             heapq.heappush(self._ahead, (at, record.device, result))
@@ -354,7 +354,7 @@ class VirtualDispatcher:
             updates.remove(merged)
             merged = updates.put(arrived.data)
         task.distance = arrived.distance
-        task.record = record.receiving(merged, update.size, result.metrics)
+        task.record = record.with_update(merged, update.size, result.metrics)
         self._records.store.receive([task.record], later=True)
         self._upload_bytes += update.size
         self.reporter.received(record, update, result.metrics, log=False)
@@ -385,7 +385,7 @@ class VirtualDispatcher:
             step_seconds=times.step_seconds(board.index, record.round, narrowest, train),
         )
         if task.take(chooser.choose(self._memories.get(board.id), situation)):
-            self._records.store.take(task.record)
+            self._records.store.choose_tier(task.record)
 
     def _replay(self, run: str, before: int, chooser: TierChooser) -> None:
         """Bring what devices remember up to a round, from the losses in the store."""

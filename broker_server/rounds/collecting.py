@@ -76,7 +76,7 @@ class OpenTask:
         One that was not offered changes nothing, nor does a change of mind that is one too many:
         each waits for the disk.
         """
-        changed = self.record.taking(tier)
+        changed = self.record.with_tier(tier)
         if changed is self.record or self.taken >= _MOST_TAKEN:
             return False
         self.taken += 1

@@ -28,10 +28,10 @@ from broker_server.rounds.run_context import RunContext
 from broker_server.rounds.stopping import Halted
 from broker_server.rounds.summing import sum_up
 from broker_server.store import RoundRecord, TaskPhase, TaskRecord, VersionRecord
-from broker_server.store.choosing import promoted
 from broker_server.store.export import require_whole
 from broker_server.store.machine import FINAL, RoundEvent, RoundState
-from broker_server.store.privacy_spent import epsilons
+from broker_server.store.privacy_spent import epsilon_by_round
+from broker_server.store.promotion import promoted
 from broker_server.updates.folding import Folding
 from fleet_protocol import control
 from fleet_protocol.errors import BlobError, ShoalError, StorageError, TransportError
@@ -341,7 +341,7 @@ class Coordinator:
                 folding.advance(phases)
 
         decision = gather(self._dispatcher, collection, advance)
-        self._store.note_answers(collection.timings())
+        self._store.record_timings(collection.timings())
         seconds = self._dispatcher.now() - now
         waits = config.buffer is not None
         if decision.event is None or decision.event is RoundEvent.GIVE_UP:
@@ -414,7 +414,7 @@ class Coordinator:
         trained = [task for task in tasks if task.kind == "train"]
         run = self._store.run(record.run)
         found = judgement.evaluation
-        epsilon = None if run is None else epsilons(self._store, run).get(record.number)
+        epsilon = None if run is None else epsilon_by_round(self._store, run).get(record.number)
         merged = {task.device: task.tier for task in trained if task.phase is TaskPhase.MERGED}
         self._reporter.emit(
             control.RoundClosed(
@@ -458,7 +458,7 @@ class Coordinator:
         slices = _slices(tasks) - _slices(waiting)
         self._dispatcher.blobs.withdraw(slices)
         over = slices | states
-        for digest in over - self._store.used(over) - _slices(waiting):
+        for digest in over - self._store.used_blobs(over) - _slices(waiting):
             blobs.remove(digest)
         for task in tasks:
             self._dispatcher.forget(task.id)
@@ -467,7 +467,7 @@ class Coordinator:
         if self._context.config.keep_versions is not None:
             versions = self._store.versions(record.run)
             kept = promoted(self._store, record.run)
-            used = self._store.used(
+            used = self._store.used_blobs(
                 {item.digest for item in versions}, beside=record.run
             ) | _slices(waiting)
             used |= set() if kept is None else {kept.digest}

@@ -194,7 +194,7 @@ def tasks_of(context: RunContext, store: Store, number: int) -> list[TaskRecord]
     from earlier ones.
     """
     late = (
-        store.late(context.run, number, waiting=True)
+        store.late_tasks(context.run, number, waiting=True)
         if context.config.round.buffer is not None
         else []
     )

@@ -67,7 +67,7 @@ class BetweenRuns:
             said = parse_presence(payload).told(fleet=self.topics.fleet, device=topic.device)
             if (said.fleet, said.device) == (self.topics.fleet, topic.device):
                 self.known.see(said)
-                self.store.see_device(said)
+                self.store.record_device(said)
         elif topic.channel == "reply":
             reply = parse_device_message(payload).told(device=topic.device)
             if isinstance(reply, NeedChunks) and reply.device == topic.device:

@@ -299,7 +299,7 @@ class MqttDispatcher:
                 f"a {said.type} of {said.device} in fleet {said.fleet} came on the topic of {device}",
             )
         changed = self.fleet.see(said)
-        self._store.see_device(said)
+        self._store.record_device(said)
         self._label_orders.look(device)
         if isinstance(said, DeviceProfile):
             self._findings.look(device, self._number)

@@ -64,7 +64,7 @@ from broker_server.service.trusted import note_nameless, trusted_config, what_di
 from broker_server.service.uploads import Uploads
 from broker_server.settings.fleet import BrokerConfig, FleetConfig
 from broker_server.store import RunRecord, Store
-from broker_server.store.backup import sweep
+from broker_server.store.backup import remove_leftovers
 from broker_server.store.machine import FINAL
 from broker_server.store.update_store import UpdateStore
 from fleet_protocol import control, requests
@@ -155,7 +155,7 @@ class Server:
             stack.enter_context(held(self._folder, taken))
             self._store = stack.enter_context(contextlib.closing(Store(self._folder)))
             self._blobs = BlobStore(self._folder / "blobs")
-            sweep(self._store, self._folder)
+            remove_leftovers(self._store, self._folder)
             note_nameless(self._store, self.fleet)
             self._updates = stack.enter_context(
                 contextlib.closing(UpdateStore(self._folder / "updates"))
@@ -304,7 +304,7 @@ class Server:
     ) -> control.RunFinished:
         self._control.followed = self._control.open
         context, evaluators = self._prepare(record.id, config)
-        self._store.note_config(record.id, context.begun().config)  # the folder may have moved
+        self._store.record_config(record.id, context.begun().config)  # the folder may have moved
         return self._work(context, evaluators, request)
 
     def _prepare(self, run: str, config: FleetConfig) -> tuple[RunContext, Evaluators]:
@@ -357,7 +357,8 @@ class Server:
         )
         last = self._store.last_round(context.run)
         if last is None or (
-            last.state in FINAL and not self._store.late(context.run, last.number + 1, waiting=True)
+            last.state in FINAL
+            and not self._store.late_tasks(context.run, last.number + 1, waiting=True)
         ):
             partial.clear()
         self._outbox.status(context.run)
@@ -505,7 +506,7 @@ class Server:
             steered = control.RunSteered(
                 **reporter.stamp, request=request.request, wish=request.wish
             )
-            self._store.note_wish(
+            self._store.record_request(
                 reporter.run, None if request.wish == "go" else ASKED + request.wish
             )
             reporter.emit(steered, ASKED + request.wish)

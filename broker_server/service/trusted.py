@@ -10,7 +10,7 @@ import logging
 from broker_server.settings.fleet import FleetConfig
 from broker_server.settings.requested import Wanted, granted, in_words
 from broker_server.store import RunRecord, Store
-from broker_server.store.configurations import read_kept
+from broker_server.store.configurations import read_saved_config
 from fleet_protocol.errors import ConfigError
 
 _LOG = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ def trusted_config(store: Store, record: RunRecord, own: FleetConfig | None) -> 
         ConfigError: none was saved, and the database's differs from the server's own; the message
             says in what.
     """
-    kept = read_kept(store.folder, record.id)
+    kept = read_saved_config(store.folder, record.id)
     if isinstance(kept, str):
         _LOG.warning("run %s: %s", record.id, kept)
         store.log("configuration-not-kept", kept, run=record.id)
@@ -64,7 +64,7 @@ def note_nameless(store: Store, fleet: str) -> None:
     """Log which runs of a fleet a server leaves alone, because their ids could lead anywhere as
     parts of paths.
     """
-    for run in store.nameless(fleet):
+    for run in store.invalid_run_ids(fleet):
         why = (
             f"run {run!r} has not ended, but a server does not give such an id, so the database was changed: no server "
             "resumes it, and `shoal run` begins another"

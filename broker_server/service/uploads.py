@@ -115,7 +115,7 @@ class Uploads:
         if task.record.id in self._accepted:
             return False
         if task.take(message.tier):
-            self._store.take(task.record)
+            self._store.choose_tier(task.record)
         record = task.record
         try:
             check_done(message, task.expected)
@@ -204,7 +204,7 @@ class Uploads:
         if not self._accepted:
             return
         accepted = [
-            (task, task.record.receiving(stored.digest, done.update.size, done.metrics), done)
+            (task, task.record.with_update(stored.digest, done.update.size, done.metrics), done)
             for task, done, stored in self._accepted.values()
         ]
         for task, _, stored in self._accepted.values():

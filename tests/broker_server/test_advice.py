@@ -137,7 +137,7 @@ def test_data_that_looks_wrong_is_named_with_its_board(opened):
             else ("samples have shape [3]",)
         )
         name = f"pi-000{number}"
-        opened.see_device(
+        opened.record_device(
             DeviceProfile(fleet="lab", device=name, profile=profile(findings=sentences))
         )
         opened.flush()

@@ -18,7 +18,7 @@ from broker_server.service.server import Server
 from broker_server.settings.fleet import BrokerConfig, FleetConfig
 from broker_server.settings.named import names_in
 from broker_server.store import Store
-from broker_server.store.configurations import keep_config
+from broker_server.store.configurations import save_config
 from broker_server.store.queries import devices
 from broker_server.store.remedies import remedy
 from broker_server.store.rows import DamagedRowError
@@ -111,7 +111,7 @@ def sign_again(store):
     """Save the run's configuration for this copy of a store: that of the first counts only there."""
     with contextlib.closing(sqlite3.connect(store / "shoal.db")) as opened:
         ((run, config),) = opened.execute("SELECT id, config FROM runs").fetchall()
-    keep_config(store, run, config)
+    save_config(store, run, config)
 
 
 def damage(store, table, column, value):

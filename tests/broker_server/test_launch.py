@@ -596,7 +596,7 @@ def test_views_of_a_stored_run(stored):
     assert kinds[-1] == "run-finished"
     assert len(queries.log(store, last=3)) == 3
     for view in (status, devices, rounds, queries.log(store)):
-        json.dumps(queries.plain(view), allow_nan=False)
+        json.dumps(queries.to_json_values(view), allow_nan=False)
     with pytest.raises(ConfigError, match="has no run nope; its runs: "):
         queries.status(store, "nope")
 

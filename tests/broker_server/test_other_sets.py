@@ -145,7 +145,7 @@ def test_tasks_name_them_for_boards_that_have_passed(
         carrier = Carrier(folder, lambda: {"b": b'{"revoked": "00"}'}, lambda: members)
         fleet = Fleet()
         for name in "ab":
-            store.see_device(DeviceStatus(fleet="lab", device=name, online=True, state="idle"))
+            store.record_device(DeviceStatus(fleet="lab", device=name, online=True, state="idle"))
             fleet.see(DeviceStatus(fleet="lab", device=name, online=True, state="idle"))
         carrier.turn(fleet, blobs, store)
         assert set(read_rollout(folder).asked) == {
@@ -156,7 +156,7 @@ def test_tasks_name_them_for_boards_that_have_passed(
             ("a", False, "revoked"),
             ("b", True, "idle"),
         ]
-        store.see_device(DeviceProfile(fleet="lab", device="a", profile=profile()))
+        store.record_device(DeviceProfile(fleet="lab", device="a", profile=profile()))
         assert (
             Fleet(store.devices()).dismiss({"b"}) == []
         )  # which a server that starts again need not say once more

@@ -20,7 +20,7 @@ from broker_server.service.visiting import Home, by_broker
 from broker_server.settings.fleet import FleetConfig
 from broker_server.settings.requested import SETTABLE, Wanted
 from broker_server.store import Store
-from broker_server.store.configurations import FOLDER, keep_config
+from broker_server.store.configurations import FOLDER, save_config
 from fleet_protocol import control
 from fleet_protocol.errors import ConfigError, RefusedError
 from fleet_protocol.link import Link
@@ -474,7 +474,7 @@ def test_a_store_that_a_stranger_packed_runs_nothing(
     document = json.loads(theirs.model_dump_json())
     text = json.dumps({**document, **attacks(document, evil)[attack]})
     changed_in(theirs.store, json.loads(text))
-    keep_config(theirs.store, run, text)
+    save_config(theirs.store, run, text)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "me"))
     settings = config(broker={"url": url}, store=tmp_path / "unpacked")
     shutil.copytree(theirs.store, settings.store)

@@ -62,7 +62,7 @@ def test_every_answer_is_what_the_store_holds(store, address):
         assert client.explained(2) == client.explained(2, RUN[:10]) == explain_round(opened, 2, RUN)
         assert client.devices() == queries.devices(opened)
         asked = client.ask(list[TaskRecord], f"/runs/{RUN}/devices/pi-0000")
-        assert asked == opened.tasks_of(RUN, "pi-0000") != []
+        assert asked == opened.device_tasks(RUN, "pi-0000") != []
         assert client.versions() == versions(opened, RUN)
         assert client.rollouts() == rollouts(opened) != []
         assert client.advice() == advice(opened, RUN)
