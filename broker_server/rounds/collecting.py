@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from broker_server.rounds.closing import ClosingRule, Standing
+from broker_server.rounds.closing import ClosingRule, TaskProgress
 from broker_server.store import TaskPhase, TaskRecord, Timing
 from broker_server.updates.checks import size_limit
 from broker_server.updates.values import Distance, Expected
@@ -133,7 +133,7 @@ class Collection:
         """When it ends, on the dispatcher's clock."""
         return self.rule.deadline
 
-    def look(self, now: float, is_online: Callable[[str], bool]) -> list[Standing]:
+    def look(self, now: float, is_online: Callable[[str], bool]) -> list[TaskProgress]:
         """Note, by the dispatcher's clock, whose answer has come and who is away, and say how every
         task stands.
         """
@@ -146,7 +146,8 @@ class Collection:
             elif task.left is None:
                 task.left = now
         return [
-            Standing(task.record.phase, task.answered, task.left) for task in self.tasks.values()
+            TaskProgress(task.record.phase, task.answered, task.left)
+            for task in self.tasks.values()
         ]
 
     def timings(self) -> dict[str, Timing]:

@@ -221,7 +221,7 @@ def begin_folding(
         norm, values = opened[task].distance or measured_distance(
             update.weights, sent(record.weights.digest)
         )
-        announced = services.dispatcher.fleet.announced(update.device)
+        announced = services.dispatcher.fleet.announced_examples(update.device)
         return Measured(
             record.tier, norm, values, update.metrics.examples, announced, update.device
         )

@@ -52,7 +52,7 @@ class BetweenRuns:
         try:
             if isinstance(topic, DeviceTopic):
                 self.limits.check(topic.device, topic.channel, time.monotonic(), len(event.payload))
-                self.known.heard(topic.device)
+                self.known.mark_active(topic.device)
                 self._of_device(topic, event.payload)
             elif topic == ServerTopic("control"):
                 control.take(event, act)
@@ -66,7 +66,7 @@ class BetweenRuns:
         if topic.channel in {"status", "profile"}:
             said = parse_presence(payload).told(fleet=self.topics.fleet, device=topic.device)
             if (said.fleet, said.device) == (self.topics.fleet, topic.device):
-                self.known.see(said)
+                self.known.receive(said)
                 self.store.record_device(said)
         elif topic.channel == "reply":
             reply = parse_device_message(payload).told(device=topic.device)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from broker_server.rounds.fleet import Fleet
 from broker_server.rounds.reporting import Reporter
-from broker_server.rounds.stopping import Steering
+from broker_server.rounds.stopping import OperatorWish
 from broker_server.service.asking import Asking
 from broker_server.service.blob_service import BlobService
 from broker_server.service.clock import Clock
@@ -32,7 +32,7 @@ class RunParts:
     blobs: BlobService
     uploads: Uploads
     reporter: Reporter
-    steering: Steering
+    operator: OperatorWish
     clock: Clock
     open_labels: bool = (
         False  # whether only the boards say what labels mean, so that these must agree

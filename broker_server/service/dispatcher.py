@@ -76,7 +76,7 @@ class MqttDispatcher:
         on_control: Callable[[Received | LocalRequest], None],
     ) -> None:
         self.settling_seconds = SETTLING_SECONDS
-        self.steering = parts.steering
+        self.operator = parts.operator
         self.fleet = parts.fleet
         self.blobs = parts.blobs
         self.reporter = parts.reporter
@@ -194,7 +194,7 @@ class MqttDispatcher:
             silence = now - task.sign
             device = task.record.device
             if silence >= SILENT_SECONDS and self.fleet.is_online(device):
-                self.fleet.silence(device)
+                self.fleet.mark_silent(device)
                 task.left = task.sign
                 why = f"{device} is connected, and has said nothing for {silence:.0f} s; it is waited for no longer"
                 self.reporter.note("silent", why, self._number)
@@ -287,7 +287,7 @@ class MqttDispatcher:
     # Presence.
 
     def _heard(self, device: str) -> None:
-        self.fleet.heard(device)
+        self.fleet.mark_active(device)
         for task in self._collection.of_device(device) if self._collection is not None else ():
             task.sign = self._clock.now()
 
@@ -298,7 +298,7 @@ class MqttDispatcher:
                 RefusalReason.UNKNOWN_DEVICE,
                 f"a {said.type} of {said.device} in fleet {said.fleet} came on the topic of {device}",
             )
-        changed = self.fleet.see(said)
+        changed = self.fleet.receive(said)
         self._store.record_device(said)
         self._label_orders.look(device)
         if isinstance(said, DeviceProfile):

@@ -30,7 +30,7 @@ from broker_server.rounds.judging import Evaluators, open_test_sets
 from broker_server.rounds.new_version import first_version
 from broker_server.rounds.reporting import Listener, Reporter
 from broker_server.rounds.run_context import RunContext, new_run_id, prepare_run
-from broker_server.rounds.stopping import ASKED, Steering, StopRequested
+from broker_server.rounds.stopping import ASKED, OperatorWish, StopRequested
 from broker_server.service.asking import Answer, Asking
 from broker_server.service.between_runs import BetweenRuns
 from broker_server.service.blob_service import BlobService, chunk_bytes_for
@@ -271,7 +271,7 @@ class Server:
         unfinished = self._store.unfinished(self.fleet)
         changed = "" if unfinished is None else what_differs(config, unfinished.config)
         if unfinished is not None and not changed:
-            return self._go_on(unfinished, config.as_begun(unfinished.config), request)
+            return self._go_on(unfinished, config.with_stored_contract(unfinished.config), request)
         self._control.followed = followed
         context, evaluators = self._prepare(new_run_id(), config)
         if unfinished is not None:
@@ -326,7 +326,7 @@ class Server:
     ) -> control.RunFinished:
         reporter = Reporter(context.run, self._store, self._tell)
         record = self._store.run(context.run)
-        steering = Steering.stored(record)
+        operator = OperatorWish.from_run(record)
         partial = PartialUploads(self._updates, self._blobs)
         clock = Clock(connected=self._link.connected)
         uploads = Uploads(self._store, partial, self._outbox, reporter, clock, self.receivers)
@@ -340,14 +340,14 @@ class Server:
                 blobs,
                 uploads,
                 reporter,
-                steering,
+                operator,
                 clock,
                 context.open_labels,
             ),
             nudge_seconds=context.config.round.nudge_seconds,
             on_control=lambda event: self._control.take(
                 event,
-                lambda request, answer: self._asked_meanwhile(request, answer, reporter, steering),
+                lambda request, answer: self._asked_meanwhile(request, answer, reporter, operator),
             ),
         )
         coordinator = Coordinator(
@@ -494,7 +494,7 @@ class Server:
         request: ServerRequested,
         answer: Answer,
         reporter: Reporter,
-        steering: Steering,
+        operator: OperatorWish,
     ) -> None:
         """What a run in progress is asked for: to be steered, as no second one is taken."""
         if request.fleet != self.fleet or not isinstance(request, requests.SteerRequest):
@@ -502,7 +502,7 @@ class Server:
         elif not reporter.run.startswith(request.run):
             detail = f"run {request.run} is not in progress, run {reporter.run} is"
         else:
-            steering.wish = request.wish
+            operator.wish = request.wish
             steered = control.RunSteered(
                 **reporter.stamp, request=request.request, wish=request.wish
             )
