@@ -38,12 +38,12 @@ from broker_server.rounds.planning import (
     store_sent_weights,
     training_tasks,
 )
-from broker_server.rounds.quarantine import quarantined
 from broker_server.rounds.run_context import RunContext
 from broker_server.rounds.stopping import StopRequested
 from broker_server.rounds.tier_models import model_of
 from broker_server.store import RoundRecord, TaskPhase, VersionRecord
 from broker_server.store.machine import RoundEvent, RoundState
+from broker_server.updates.quarantine import quarantined
 from fleet_protocol import control
 from fleet_protocol.control import VersionEvaluation
 from fleet_protocol.data import DataSet
