@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from broker_server.rounds.advice import Advice, advice
-from broker_server.rounds.best import VersionView, versions
+from broker_server.rounds.advice import Advice, find_advice
+from broker_server.rounds.best import VersionView, read_versions
 from broker_server.store import EventRecord, Store, following, queries
 from broker_server.store.explaining import DeviceInRound, explain_round
 from fleet_protocol.errors import ConfigError
@@ -50,11 +50,11 @@ class LocalStore:
 
     def versions(self, run: str = "") -> list[VersionView]:
         """Return the global versions of a run with their evaluations."""
-        return versions(self.store, run or None)
+        return read_versions(self.store, run or None)
 
     def advice(self, run: str = "") -> list[Advice]:
         """Return what to do next about a run, with the evidence."""
-        return advice(self.store, run or None)
+        return find_advice(self.store, run or None)
 
     def explained(self, number: int, run: str = "") -> list[DeviceInRound]:
         """Return what became of every device in a round, and why."""

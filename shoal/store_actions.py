@@ -1,8 +1,8 @@
 """Changes a store for an operator: promotes a version, rolls back to one, or releases a device."""
 
-from broker_server.rounds.quarantine import release
-from broker_server.store import Store, choosing, queries
+from broker_server.store import Store, promotion, queries
 from broker_server.store.export import load_version
+from broker_server.updates.quarantine import release
 from fleet_protocol.errors import ConfigError
 from shoal.client import Verb
 
@@ -34,7 +34,7 @@ def act_on_run(
         raise ConfigError(f"{verb}: which version? Give ?version=N")
     record = load_version(store, run_id, version).record
     if verb == "promote":
-        choosing.promote(store, record)
+        promotion.promote(store, record)
     else:
-        choosing.roll_back(store, record)
+        promotion.roll_back(store, record)
     return run_id

@@ -37,7 +37,7 @@ def choosing(verb: Literal["promote", "rollback"]) -> Callable[..., None]:
             chosen = next(record for record in records if record.number == version)
             effect = "is promoted"
         if as_json:
-            print_json(queries.plain(chosen))
+            print_json(queries.to_json_values(chosen))
             return
         say(f"version {chosen.number} of run {chosen.run} {effect}")
 

@@ -72,8 +72,8 @@ def _start(
         from broker_server.service.certificates import Authority
         from broker_server.service.rollout import begin
         from broker_server.store import Store
-        from broker_server.store.configurations import kept_config
-    from fleet_protocol.identity.release import kind_of
+        from broker_server.store.configurations import saved_config
+    from fleet_protocol.identity.release import board_kind
     from shoal.flash.bundle import release_files
     from shoal.flash.settings import load_flash_config
 
@@ -91,7 +91,7 @@ def _start(
             raise ConfigError(
                 f"no run is in progress in {store}; a run that begins takes the sets of its [model]"
             )
-        kept = kept_config(store, run.id)
+        kept = saved_config(store, run.id)
         if kept is None:
             raise ConfigError(
                 f"the server of {store} has not resumed run {run.id} yet: start the server, and repeat this command"
@@ -100,7 +100,7 @@ def _start(
         gate = max(gate, 1)
     boards = [load_flash_config(path) for path in configs or ()]
     builds = {
-        kind_of(each.target.machine, each.target.python): release_files(each) for each in boards
+        board_kind(each.target.machine, each.target.python): release_files(each) for each in boards
     }
     shares = [
         share / 100 for share in stages or ((5, 25, 100) if canary is None else (canary, 100))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from broker_server.store import RoundRecord
 from broker_server.store.explaining import DeviceInRound
-from broker_server.store.queries import plain
+from broker_server.store.queries import to_json_values
 from shoal.cli.console import print_json, print_rows, say, seconds_text
 from shoal.sources import open_source
 
@@ -20,7 +20,7 @@ def show_round(store: Path, number: int, run: str | None, *, as_json: bool, url:
         outcomes = source.explained(number, run or "")
         (view,) = source.rounds(run or "", first=number, last=number)
     if as_json:
-        print_json(plain(outcomes))
+        print_json(to_json_values(outcomes))
         return
     _draw_head(view.round)
     rows = [_row(outcome) for outcome in outcomes]

@@ -40,7 +40,7 @@ def follow_log(store: Path, run: str | None, *, last: int, as_json: bool, url: s
                 _draw(events)
                 continue
             for event in events:
-                print_json(queries.plain(event), line=True)
+                print_json(queries.to_json_values(event), line=True)
 
 
 def _draw(events: Sequence[EventRecord]) -> None:

@@ -27,7 +27,7 @@ class View(Generic[_Content]):
 
     read: Callable[[Source, str], _Content]
     draw: Callable[[_Content], None]
-    as_records: Callable[[_Content], Any] = queries.plain
+    as_records: Callable[[_Content], Any] = queries.to_json_values
 
     def show(
         self,
@@ -83,4 +83,4 @@ def follow(source: Source, run: str, read: Callable[[Source, str], _Content]) ->
 
 def without_field(field: str, view: Any) -> dict[str, Any]:
     """Return the record of a view without a field that another command lists."""
-    return {name: value for name, value in queries.plain(view).items() if name != field}
+    return {name: value for name, value in queries.to_json_values(view).items() if name != field}
