@@ -1,6 +1,4 @@
-"""Show two runs of a store side by side: the settings that differ, and the accuracy of every
-version.
-"""
+"""Show two runs of a store side by side: settings that differ, and the accuracy of each version."""
 
 from typing import Annotated
 

@@ -1,6 +1,4 @@
-"""Train a fleet of device processes on this machine, compare it with its baselines, and write a
-report.
-"""
+"""Train a small fleet on this machine, compare it with its baselines, and write a report."""
 
 from dataclasses import dataclass
 from pathlib import Path

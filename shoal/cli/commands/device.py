@@ -1,6 +1,4 @@
-"""Run the agent on this board, look what ails it, let its model predict, or measure what training
-costs.
-"""
+"""Run the agent on this board, find what ails it, let its model predict, or measure training."""
 
 import sys
 from pathlib import Path

@@ -1,5 +1,6 @@
-"""Lower the training step of an architecture for each tier, check it against PyTorch, and publish
-the sets.
+"""Lower the training step of an architecture for each tier, check it, and publish the sets.
+
+Each graph is compared with PyTorch.
 """
 
 from collections.abc import Sequence

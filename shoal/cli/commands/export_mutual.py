@@ -1,5 +1,6 @@
-"""Lower the step in which two models teach each other, check it against PyTorch, and publish it as
-one set (FML).
+"""Lower the step in which two models teach each other, check it, and publish one set (FML).
+
+Each graph is compared with PyTorch.
 """
 
 from dataclasses import dataclass

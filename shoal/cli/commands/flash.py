@@ -1,6 +1,4 @@
-"""Make boards from one flash.toml: a card's image, a bundle, a Debian package, or a card's first
-start.
-"""
+"""Make boards from one flash.toml: an image, a bundle, a Debian package, or a first start."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,6 +1,4 @@
-"""Make the folder of a fleet with identities (--host), or of a project with model and data
-(--template).
-"""
+"""Make a folder for a fleet with identities (--host), or for a model and data (--template)."""
 
 from dataclasses import replace
 from pathlib import Path

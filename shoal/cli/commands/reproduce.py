@@ -1,5 +1,4 @@
-"""Run a table of a paper, and write it with the published numbers beside ours and a verdict for
-each claim.
+"""Run a table of a paper, and write published figures beside ours with a verdict for each claim.
 
 Given again, the command goes on where it was stopped; arms that are complete are not run again.
 """

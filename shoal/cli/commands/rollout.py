@@ -1,5 +1,6 @@
-"""Bring a new runtime or new artifact sets to boards over the air: to a few first, and back where
-they fail.
+"""Bring a new runtime or new artifact sets to boards over the air, to a few of them first.
+
+Boards on which it fails go back.
 """
 
 from contextlib import closing

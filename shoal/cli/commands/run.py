@@ -1,6 +1,4 @@
-"""Do a run: on the server that is up on the broker, or with a server of its own for as long as it
-lasts.
-"""
+"""Do a run: on the server that is up on the broker, or with a server that ends with it."""
 
 import typer
 

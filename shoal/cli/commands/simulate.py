@@ -1,7 +1,6 @@
 """Simulate a fleet: the planning, training and merging of real rounds, with emulated clocks.
 
-Started again with the same configuration it goes on where it was stopped; with more rounds it goes
-on, too.
+Started again with the same configuration it goes on where it was stopped, also for more rounds.
 """
 
 from dataclasses import dataclass

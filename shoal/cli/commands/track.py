@@ -1,6 +1,4 @@
-"""Write the rounds of a run to TensorBoard, MLflow or OpenTelemetry, or show the fleet in Home
-Assistant.
-"""
+"""Write the rounds of a run to TensorBoard, MLflow, OpenTelemetry or Home Assistant."""
 
 from collections.abc import Iterator
 from contextlib import closing
