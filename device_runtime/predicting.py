@@ -20,10 +20,10 @@ from device_runtime.agent.cache import CacheIndex, read_index
 from device_runtime.settings import DeviceConfig
 from device_runtime.training.backends import ForwardSession, choose_backend
 from device_runtime.training.backends.runtime import open_session
-from device_runtime.training.course import Course, holdout_split
 from device_runtime.training.hooks import Hooks
 from device_runtime.training.measuring import INFER, STATS, Statistics, measure
 from device_runtime.training.own_model import OwnModel
+from device_runtime.training.schedule import TrainingSchedule, holdout_split
 from device_runtime.training.task import base_tensors
 from device_runtime.training.weights_file import read_weights
 from fleet_protocol.blob_store import BlobStore
@@ -255,7 +255,7 @@ def _statistics(config: DeviceConfig, model: _Model) -> Statistics:
     session = ForwardSession(
         model.manifest, model.graphs[STATS], model.parameters, threads=config.threads
     )
-    course = Course(data, holdout_split(len(data), config.holdout)[0], settings, 0)
-    statistics = measure(session, model.manifest, course, Hooks())[0]
+    schedule = TrainingSchedule(data, holdout_split(len(data), config.holdout)[0], settings, 0)
+    statistics = measure(session, model.manifest, schedule, Hooks())[0]
     data.check_unchanged()
     return statistics

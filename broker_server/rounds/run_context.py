@@ -164,7 +164,11 @@ class RunContext:
         }
         plans = {tier: self.strategy.plan(request).plan for tier, request in asked.items()}
         return next(
-            (tier for tier, plan in plans.items() if plan.kind != "static" or self.strategy.anew),
+            (
+                tier
+                for tier, plan in plans.items()
+                if plan.kind != "static" or self.strategy.renews_units
+            ),
             None,
         )
 

@@ -45,7 +45,7 @@ _OLD_SECONDS = 86400.0
 _LOG = logging.getLogger(__name__)
 
 
-def sweep(store: Store, folder: Path) -> None:
+def remove_leftovers(store: Store, folder: Path) -> None:
     """Remove from an open store's folder what killed processes left, and what the last rounds of
     ended runs have sent.
 
@@ -78,7 +78,7 @@ def _sent_last(store: Store) -> set[str]:
         last = store.last_round(run.id)
         sent = store.tasks(run.id, last.number, "train") if last is not None else []
         slices = {choice.weights.digest for task in sent for choice in task.choices}
-        digests |= slices - store.used(slices)
+        digests |= slices - store.used_blobs(slices)
     return digests
 
 

@@ -72,7 +72,7 @@ def seal(folder: Path, run: str, config: str) -> tuple[SealedConfig, str | None]
     ), None
 
 
-def why_not_sealed(folder: Path, run: str, kept: SealedConfig) -> str | None:
+def seal_problem(folder: Path, run: str, kept: SealedConfig) -> str | None:
     """Say why a kept configuration does not count for this user in this store.
 
     None where it counts.

@@ -7,7 +7,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from broker_server.store import Store, VersionRecord
-from broker_server.store.choosing import promoted
+from broker_server.store.promotion import promoted
 from broker_server.store.queries import find_run
 from fleet_protocol.blob_store import BlobStore, write_atomically
 from fleet_protocol.digests import matches

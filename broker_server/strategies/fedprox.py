@@ -31,7 +31,7 @@ def build(basis: Basis[FedProxSettings]) -> Strategy:
     """The strategy as configured, with ``mu``; the rest, errors too, is as for FedAvg."""
 
     def instruct(instructions: Instructions, _closed_rounds: int) -> Instructions:
-        train = instructions.train.model_copy(update={"proximal_mu": basis.own.mu})
+        train = instructions.train.model_copy(update={"proximal_mu": basis.options.mu})
         return instructions.model_copy(update={"train": train})
 
     return replace(

@@ -71,7 +71,7 @@ def build(basis: Basis[FedRolexSettings]) -> Strategy:
         PlanError: a plan is configured, or two ways of weighting are, or a window would leave units
             untrained.
     """
-    keys = basis.own
+    keys = basis.options
     window = Window(keys.window, keys.step, keys.direction, keys.heads)
     if keys.weighting == "avg":
         return _windowed(basis, window)
@@ -97,7 +97,7 @@ def build_dropout(basis: Basis[DropoutSettings]) -> Strategy:
     Federated Learning by Reducing Client Resource Requirements", 2018,
     https://arxiv.org/abs/1812.07210. A configured plan is a PlanError.
     """
-    built = _windowed(basis, Window(kind="random", draw=basis.own.draw))
+    built = _windowed(basis, Window(kind="random", draw=basis.options.draw))
     return replace(built, paper="https://arxiv.org/abs/1812.07210")
 
 
@@ -125,7 +125,7 @@ def plan_window(layout: Layout, request: PlanRequest, window: Window) -> Planned
             units.
     """
     check_coverage(layout, request.tier.width, window)
-    return heterofl.planned(layout, request, window)
+    return heterofl.plan_tier(layout, request, window)
 
 
 def check_coverage(layout: Layout, width: float, window: Window) -> None:

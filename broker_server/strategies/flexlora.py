@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from broker_server.strategies.low_rank import Folding, Pair, Pieces, merged_by
+from broker_server.strategies.low_rank import Folding, Pair, Pieces, merge_adapters
 from broker_server.strategies.strategy import Basis, Method, Strategy
 from fleet_protocol.errors import PlanError
 from fleet_protocol.frozen import FrozenModel
@@ -48,11 +48,11 @@ def build(basis: Basis[FrozenModel | None]) -> Strategy:
             "flexlora factors its adapters anew in each round; remove [server_optimizer], or take hetlora"
         )
     weighted = replace(basis, weighting=basis.weighting or "samples")
-    built = merged_by(
+    built = merge_adapters(
         Folding(lambda pair, _: (pair.up @ pair.down,), lambda _: 1.0, _factored),
         weighted,
     )
-    return replace(built, paper="https://arxiv.org/abs/2402.11505", anew=True)
+    return replace(built, paper="https://arxiv.org/abs/2402.11505", renews_units=True)
 
 
 STRATEGIES = {"flexlora": Method(build)}

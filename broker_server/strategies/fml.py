@@ -26,7 +26,7 @@ from broker_server.strategies.strategy import (
     Merge,
     Method,
     Strategy,
-    stepped,
+    average_and_step,
 )
 from fleet_protocol.errors import PlanError
 from fleet_protocol.frozen import FrozenModel
@@ -79,12 +79,12 @@ def build(basis: Basis[FmlSettings]) -> Strategy:
     """
     if basis.weighting == "samples":
         raise PlanError("fml takes the plain mean of the memes; remove weighting")
-    keys = basis.own
+    keys = basis.options
     layout = basis.layout
     part = layout if keys.shared is None else trunk(layout, keys.shared)
     shared = [item.name for item in part.parameters]
     plan = compile_plan(part, make_plan(part, part.tier(1.0)))
-    mean = stepped(finish, basis.optimizer)
+    mean = average_and_step(finish, basis.optimizer)
 
     def add(sums: Accumulator, update: Contribution) -> None:
         fold(sums, update.key, plan, update.weights)

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from broker_server.strategies.accumulator import Accumulator, finish, fold, start
-from broker_server.strategies.holders import merge_of_holders
+from broker_server.strategies.holders import robust_merge
 from broker_server.strategies.strategy import (
     Basis,
     Contribution,
@@ -25,7 +25,7 @@ from broker_server.strategies.strategy import (
     PlannedTier,
     PlanRequest,
     Strategy,
-    stepped,
+    average_and_step,
 )
 from fleet_protocol.frozen import FrozenModel
 from models.draws import PlanKind, Window
@@ -33,7 +33,7 @@ from models.layout import Layout
 from models.plan import make_plan
 
 
-def planned(
+def plan_tier(
     layout: Layout,
     request: PlanRequest,
     window: Window | PlanKind = "static",
@@ -68,17 +68,15 @@ def build(basis: Basis[FrozenModel | None]) -> Strategy:
         )
 
     merge: Merge[Any] = Merge(
-        lambda: start(basis.layout), add, stepped(finish, basis.optimizer), deltas=True
+        lambda: start(basis.layout), add, average_and_step(finish, basis.optimizer), deltas=True
     )
     if basis.average != "mean":
-        merge = merge_of_holders(
-            basis.average, basis.faulty, basis.optimizer, label_rule=label_rule
-        )
+        merge = robust_merge(basis.average, basis.faulty, basis.optimizer, label_rule=label_rule)
     return Strategy(
         name="heterofl",
         paper="https://arxiv.org/abs/2010.01264",
         tiers=tuple(basis.tiers),
-        plan=lambda request: planned(basis.layout, request, basis.plan),
+        plan=lambda request: plan_tier(basis.layout, request, basis.plan),
         merge=merge,
     )
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from broker_server.strategies.low_rank import Folding, Pair, Pieces, merged_by
+from broker_server.strategies.low_rank import Folding, Pair, Pieces, merge_adapters
 from broker_server.strategies.strategy import Basis, Method, Strategy
 from fleet_protocol.frozen import FrozenModel
 
@@ -36,7 +36,7 @@ def build(basis: Basis[FrozenModel | None]) -> Strategy:
     Raises:
         PlanError: the model has no adapters, or the plan is not static.
     """
-    built = merged_by(Folding(_padded, _norm, lambda mean, _: Pair(*mean)), basis)
+    built = merge_adapters(Folding(_padded, _norm, lambda mean, _: Pair(*mean)), basis)
     return replace(built, paper="https://arxiv.org/abs/2401.06432")
 
 

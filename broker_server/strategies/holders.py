@@ -18,14 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker_server.strategies.server_optimizer import OptimizerSettings
-from broker_server.strategies.strategy import Average, Contribution, Merge, stepped
+from broker_server.strategies.strategy import Average, Contribution, Merge, average_and_step
 from models.slicing import Tensors, tensor_regions
 
 Floats = NDArray[np.float32]
 Counts = NDArray[np.intp]
 
 
-def merge_of_holders(
+def robust_merge(
     average: Average,
     faulty: float,
     optimizer: OptimizerSettings | None,
@@ -54,7 +54,7 @@ def merge_of_holders(
             for name in old
         }
 
-    return Merge(start, list.append, stepped(merged, optimizer), average)
+    return Merge(start, list.append, average_and_step(merged, optimizer), average)
 
 
 def _values(name: str, updates: Sequence[Contribution], old: Floats, *, label_rule: bool) -> Floats:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from broker_server.strategies import inclusivefl
-from broker_server.strategies.heterofl import planned
+from broker_server.strategies.heterofl import plan_tier
 from broker_server.strategies.inclusivefl import (
     BASELINES,
     Baseline,
@@ -70,7 +70,7 @@ class InclusiveTable(FrozenModel):
     ] = "inclusive"
 
 
-def group_of(tier: Tier) -> str:
+def group_name(tier: Tier) -> str:
     """The name of the group that trains a tier."""
     return f"d{tier.depth}"
 
@@ -118,7 +118,7 @@ def build(basis: Basis[InclusiveTable]) -> Strategy:
         raise PlanError(
             f"inclusivefl cuts by depth and takes the plain mean of each group, so {given[0]} has no place; remove it"
         )
-    baseline = BASELINES[basis.own.baseline]
+    baseline = BASELINES[basis.options.baseline]
     if baseline.alone and basis.optimizer is not None:
         raise PlanError(
             "inclusivefl: in the baseline local every device keeps its own weights; remove server_optimizer"
@@ -130,7 +130,7 @@ def build(basis: Basis[InclusiveTable]) -> Strategy:
         name="inclusivefl",
         paper="https://arxiv.org/abs/2202.08036",
         tiers=in_use,
-        plan=lambda request: planned(layout, request, own=True),
+        plan=lambda request: plan_tier(layout, request, own=True),
         merge=Merge(
             GroupSums,
             lambda sums, update: sums.add(update.device, update.weights),
@@ -146,15 +146,15 @@ def build(basis: Basis[InclusiveTable]) -> Strategy:
     chosen = basis.optimizer or OptimizerSettings(name="fedadam")
     rounds = _Rounds(
         layout,
-        {group_of(tier): tier.depth for tier in in_use},
-        baseline.settings(InclusiveSettings(basis.own.beta, chosen)),
+        {group_name(tier): tier.depth for tier in in_use},
+        baseline.settings(InclusiveSettings(basis.options.beta, chosen)),
     )
     return replace(
         alone,
-        plan=lambda request: planned(layout, request),
+        plan=lambda request: plan_tier(layout, request),
         merge=Merge(
             GroupSums,
-            lambda sums, update: sums.add(group_of(update.tier), update.weights),
+            lambda sums, update: sums.add(group_name(update.tier), update.weights),
             rounds.finish,
         ),
         begin=rounds.begin,
@@ -195,7 +195,7 @@ class _Rounds:
 
     def begin(self, weights: Tensors, heads: Mapping[Tier, Tensors]) -> ServerState:
         """The state of groups with heads of their own, which are in no other group's weights."""
-        own = {group_of(tier): head for tier, head in heads.items()}
+        own = {group_name(tier): head for tier, head in heads.items()}
         return inclusivefl.state_tensors(
             inclusivefl.init(self.layout, self.depths, weights, self.settings, own)
         )
@@ -204,7 +204,7 @@ class _Rounds:
         """The model of the device's group."""
         if not model.state:
             return plan.slice(model.weights)  # every group starts from the bottom of the same model
-        group = group_of(request.tier)
+        group = group_name(request.tier)
         return {
             name: model.state[f"{group}/model/{name}"] for name in self.layout.shapes(request.tier)
         }

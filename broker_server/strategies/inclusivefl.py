@@ -140,7 +140,7 @@ def init(
         PlanError: the model cannot be layered so: it has no such depth, or its layers are not
             alike.
     """
-    ladder = Ladder.of(depths)
+    ladder = Ladder.from_depths(depths)
     stack = stack_of(layout)
     if ladder.deepest > len(stack.layers):
         raise PlanError(
@@ -312,7 +312,7 @@ def state_from_tensors(
 
     Else a PlanError.
     """
-    ladder = Ladder.of(depths)
+    ladder = Ladder.from_depths(depths)
     stack = stack_of(layout)
     parts: dict[str, dict[str, Array]] = {group: {} for group in ladder.groups}
     for key, value in tensors.items():

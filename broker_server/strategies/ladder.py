@@ -18,7 +18,7 @@ class Ladder:
     """Groups of devices by the depth they train, a number of layers, shallowest first.
 
     Example:
-        >>> ladder = Ladder.of({"weak": 4, "medium": 8, "strong": 12})
+        >>> ladder = Ladder.from_depths({"weak": 4, "medium": 8, "strong": 12})
         >>> ladder.owners(4), list(ladder.momentum_layers("medium"))
         (('medium', 'strong'), [4, 5, 6, 7, 8])
     """
@@ -27,7 +27,7 @@ class Ladder:
     depths: Mapping[str, int]
 
     @classmethod
-    def of(cls, depths: Mapping[str, int]) -> "Ladder":
+    def from_depths(cls, depths: Mapping[str, int]) -> "Ladder":
         """Order the groups by their numbers of layers, at least 1 and all different, or else raise
         a PlanError.
         """

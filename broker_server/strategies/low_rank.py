@@ -21,7 +21,7 @@ from broker_server.strategies.strategy import (
     Merge,
     Strategy,
     Weights,
-    stepped,
+    average_and_step,
 )
 from fleet_protocol.errors import PlanError
 from fleet_protocol.frozen import FrozenModel
@@ -104,7 +104,7 @@ class _Sums:
     totals: dict[Adapter, float] = field(default_factory=dict)
 
 
-def merged_by(folding: Folding, basis: Basis[FrozenModel | None]) -> Strategy:
+def merge_adapters(folding: Folding, basis: Basis[FrozenModel | None]) -> Strategy:
     """HeteroFL with another merge of adapters; ``weighting`` is uniform by default.
 
     Raises:
@@ -152,6 +152,6 @@ def merged_by(folding: Folding, basis: Basis[FrozenModel | None]) -> Strategy:
         return merged
 
     merge: Merge[Any] = Merge(
-        lambda: _Sums(built.merge.start()), fold, stepped(average, basis.optimizer)
+        lambda: _Sums(built.merge.start()), fold, average_and_step(average, basis.optimizer)
     )
     return replace(built, name=basis.name, merge=merge)

@@ -26,7 +26,7 @@ from broker_server.strategies.accumulator import (
     start,
 )
 from broker_server.strategies.server_optimizer import OptimizerSettings
-from broker_server.strategies.strategy import Contribution, Merge, stepped
+from broker_server.strategies.strategy import Contribution, Merge, average_and_step
 from fleet_protocol.noise import Draw, gaussian
 from models.layout import Layout
 from models.slicing import CompiledPlan, Tensors
@@ -60,4 +60,4 @@ def private_merge(
             total[...] = old[name] + share * (total + deviation * gaussian(draw, total.shape))
         return sums.sums
 
-    return Merge(lambda: start(layout), add, stepped(noisy, optimizer), deltas=True)
+    return Merge(lambda: start(layout), add, average_and_step(noisy, optimizer), deltas=True)

@@ -47,7 +47,7 @@ class StrategySettings(Generic[OwnT_co]):
         weighting: every update alike, or by its number of samples; None takes the strategy's own.
         label_rule: take rows of label axes only for labels the device holds; None takes the
             strategy's own.
-        own: the table of the method's own; None for methods without.
+        options: the table of the method's own; None for methods without.
         average: how the values of an entry become one.
         faulty: share of the devices that may be bad, in [0, 0.5); the trimmed mean leaves out so
             many at either end.
@@ -57,7 +57,7 @@ class StrategySettings(Generic[OwnT_co]):
     plan: Literal["static", "rolling", "random"]
     weighting: Literal["uniform", "samples"] | None
     label_rule: bool | None
-    own: OwnT_co
+    options: OwnT_co
     average: Average = "mean"
     faulty: float = 0.2
 
@@ -147,7 +147,7 @@ class Merge(Generic[SumsT]):
     deltas: bool = False
 
 
-def stepped(
+def average_and_step(
     average: Callable[[SumsT, Tensors], Weights], optimizer: OptimizerSettings | None
 ) -> Callable[[SumsT, GlobalModel], GlobalModel]:
     """Finish a merge by an average and a step of the server's optimizer, if any, towards it.
@@ -183,7 +183,7 @@ class Strategy:
         instruct: what it changes in what a training task asks of a device, given the rounds closed
             so far.
         stays: parameters that stay on the devices: each trains its own, and they are in no update.
-        anew: whether the units of a plan that stays are others in each round, so that devices keep
+        renews_units: whether the units of a plan that stays are others in each round, so that devices keep
             nothing of them.
     """
 
@@ -199,7 +199,7 @@ class Strategy:
     offer: Callable[[Tier], tuple[Tier, ...]] = lambda largest: (largest,)
     instruct: Callable[[Instructions, int], Instructions] = lambda asked, _: asked
     stays: tuple[str, ...] = ()
-    anew: bool = False
+    renews_units: bool = False
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ def build(basis: Basis[SizingConstants]) -> Strategy:
             f"whalefl cuts leading units, as HeteroFL does; remove plan = {basis.plan!r}"
         )
     sizing = Sizing(
-        constants=basis.own,
+        constants=basis.options,
         full_bytes=_FLOAT_BYTES * basis.layout.parameter_count(basis.layout.tier(1.0)),
     )
     chooser = Chooser(rule="whalefl", settings=sizing.model_dump(mode="json"))
@@ -45,12 +45,12 @@ def build(basis: Basis[SizingConstants]) -> Strategy:
         heterofl.build(basis),
         name="whalefl",
         paper="https://arxiv.org/abs/2405.00885",
-        offer=lambda largest: offered(basis.tiers, largest),
+        offer=lambda largest: tiers_within(basis.tiers, largest),
         instruct=lambda instructions, _closed: instructions.model_copy(update={"chooser": chooser}),
     )
 
 
-def offered(allowed: Sequence[Tier], maximum: Tier) -> tuple[Tier, ...]:
+def tiers_within(allowed: Sequence[Tier], maximum: Tier) -> tuple[Tier, ...]:
     """The allowed tiers of the maximum's depth that are no wider than it, widest first.
 
     A PlanError if there is none.

@@ -6,7 +6,7 @@ from typing import Any
 
 from broker_server.store import Store, queries
 from broker_server.store.explaining import DeviceInRound, explain_round
-from broker_server.store.queries import RoundView, plain, rounds
+from broker_server.store.queries import RoundView, rounds, to_json_values
 from shoal.cli.console import flat, print_json, print_rows, say, seconds_text
 from shoal.cli.source import Asked, opened
 from shoal.cli.stored import Shown, number_text
@@ -33,7 +33,7 @@ def show_round(store: Path, number: int, run: str | None, *, as_json: bool, url:
         rows, (view,) = look(source, run)
     record = view.round
     if as_json:
-        print_json(plain(rows))
+        print_json(to_json_values(rows))
         return
     ended = "" if record.ending is None else f", ended by {record.ending.value}"
     took = "" if record.collect_seconds is None else f" after {record.collect_seconds:.2f} s"

@@ -14,18 +14,18 @@ from typing import Any, Generic, TypeVar
 
 from rich.markup import escape
 
-from broker_server.rounds.advice import Advice, advice
-from broker_server.rounds.best import VersionView, versions
-from broker_server.rounds.quarantine import release
+from broker_server.rounds.advice import Advice, find_advice
+from broker_server.rounds.best import VersionView, read_versions
 from broker_server.store import (
     EventRecord,
     RoundRecord,
     RunRecord,
     Store,
-    choosing,
+    promotion,
     queries,
 )
 from broker_server.store.export import load_version
+from broker_server.updates.quarantine import release
 from fleet_protocol.errors import ConfigError, visible
 from fleet_protocol.signals import on_signals
 from shoal.cli.console import (
@@ -63,7 +63,7 @@ class Shown(Generic[_View]):
 
     look: Asked[Store, _View]
     draw: Callable[[_View], None]
-    plain: Callable[[_View], Any] = queries.plain
+    plain: Callable[[_View], Any] = queries.to_json_values
 
     def show(
         self,
@@ -288,11 +288,11 @@ def _draw_log(events: Sequence[EventRecord]) -> None:
 
 def _without(name: str, view: Any) -> dict[str, Any]:
     """A view but for what another command lists."""
-    return {key: value for key, value in queries.plain(view).items() if key != name}
+    return {key: value for key, value in queries.to_json_values(view).items() if key != name}
 
 
 STATUS = Shown(Asked(queries.status, Client.status), _draw_status, partial(_without, "runs"))
-ADVICE = Shown(Asked(advice, Client.advice), _draw_advice)
+ADVICE = Shown(Asked(find_advice, Client.advice), _draw_advice)
 DEVICES = Shown(Asked(queries.devices, Client.devices), _draw_devices)
 ROUNDS = Shown(
     Asked(
@@ -303,7 +303,7 @@ ROUNDS = Shown(
     lambda views: [_without("tasks", view) for view in views],
 )
 RUNS = Shown(Asked(queries.runs, Client.runs), _draw_runs)
-VERSIONS = Shown(Asked(versions, Client.versions), _draw_versions)
+VERSIONS = Shown(Asked(read_versions, Client.versions), _draw_versions)
 
 
 def show_log(
@@ -333,7 +333,7 @@ def show_log(
                 known = event.id
                 last = _FOLLOWED
                 if as_json:
-                    print_json(queries.plain(event), line=True)
+                    print_json(queries.to_json_values(event), line=True)
             if events and not as_json:
                 _draw_log(events)
 
@@ -380,6 +380,6 @@ def act(store: Store, verb: Verb, run: str | None, version: Any = None, device: 
     elif version is None:
         raise ConfigError(f"{verb}: which version? Give ?version=N")
     else:
-        use = choosing.promote if verb == "promote" else choosing.roll_back
+        use = promotion.promote if verb == "promote" else promotion.roll_back
         use(store, load_version(store, of, version).record)
     return of

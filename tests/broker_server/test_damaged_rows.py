@@ -13,12 +13,12 @@ import time
 import pytest
 from fastapi.testclient import TestClient
 
-from broker_server.rounds.advice import advice
+from broker_server.rounds.advice import find_advice
 from broker_server.service.server import Server
 from broker_server.settings.fleet import BrokerConfig, FleetConfig
 from broker_server.settings.named import names_in
 from broker_server.store import Store
-from broker_server.store.configurations import keep_config
+from broker_server.store.configurations import save_config
 from broker_server.store.queries import devices
 from broker_server.store.remedies import remedy
 from broker_server.store.rows import DamagedRowError
@@ -111,7 +111,7 @@ def sign_again(store):
     """Save the run's configuration for this copy of a store: that of the first counts only there."""
     with contextlib.closing(sqlite3.connect(store / "shoal.db")) as opened:
         ((run, config),) = opened.execute("SELECT id, config FROM runs").fetchall()
-    keep_config(store, run, config)
+    save_config(store, run, config)
 
 
 def damage(store, table, column, value):
@@ -226,7 +226,7 @@ def test_commands_to_copy_are_words_for_a_shell(store, tmp_path):
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_bytes(b"")
         opened.end_run(RUN, "finished", None)
-        remedies = [item.remedy for item in advice(opened)]
+        remedies = [item.remedy for item in find_advice(opened)]
     assert any(f"--store '{strange}' --run {RUN}" in text for text in remedies), remedies
     assert remedy("pi", "round `id`: missed") == ""
     assert remedy("a;id", "offline; the last that it said: x") == remedy("b", "offline")

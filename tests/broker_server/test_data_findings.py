@@ -24,7 +24,7 @@ def noted(tmp_path):
         findings = DataFindings(fleet, Reporter("run", store))
 
         def say(device, *sentences):
-            fleet.see(
+            fleet.receive(
                 DeviceProfile(
                     fleet="lab", device=device, profile=profile(findings=sentences or None)
                 )

@@ -179,14 +179,16 @@ def test_what_counts_is_how_often_the_most_asked_was_asked(config, where, times)
     states = [RoundState.CLOSED, RoundState.ABANDONED, RoundState.COLLECTING]
     asked = [(1, "a"), (2, "a"), (3, "a"), (1, "b")]
     store = SimpleNamespace(
-        planned=lambda _run: [
+        planned_tasks=lambda _run: [
             SimpleNamespace(round=number, device=device) for number, device in asked
         ],
         rounds=lambda _run: [
             SimpleNamespace(number=at, state=state) for at, state in enumerate(states, 1)
         ],
     )
-    found = privacy_spent.epsilons(store, SimpleNamespace(id="r", config=made.model_dump_json()))
+    found = privacy_spent.epsilon_by_round(
+        store, SimpleNamespace(id="r", config=made.model_dump_json())
+    )
     assert found == {
         at: privacy_spent.epsilon_after(made.privacy, n) for at, n in enumerate(times, 1)
     }

@@ -129,7 +129,7 @@ def test_what_became_of_boards_stays_when_they_take_the_next_release(tmp_path):
         for name, record in zip(
             NAMES[1:6], ["running 8 7 0"] * 3 + ["trial 7 0 1"] * 2, strict=True
         ):
-            store.see_device(
+            store.record_device(
                 DeviceProfile(fleet="lab", device=name, profile=profile(release=record))
             )
         view = view_of(over, store)

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from broker_server.rounds.artifacts import load_artifacts
 from broker_server.rounds.evaluation import Evaluator, load_test_set
-from broker_server.rounds.judging import over_batches
+from broker_server.rounds.judging import batch_statistics
 from broker_server.store import Store, TaskPhase
 from fleet_protocol import control
 from fleet_protocol.digests import place_of
@@ -259,7 +259,7 @@ def test_further_tiers_are_judged_beside_the_whole_model(
     store.close()
     weights = open_tensors(settings.store / "blobs" / "objects" / place_of(digest))
     cut = compile_plan(artifacts.layout, make_plan(artifacts.layout, tier.tier)).slice(weights)
-    statistics = over_batches(tier, cut, data, batch_size=settings.train.batch_size, threads=1)
+    statistics = batch_statistics(tier, cut, data, batch_size=settings.train.batch_size, threads=1)
     assert found[small] == Evaluator(tier, data, batch_size=256, threads=1).evaluate(
         cut, statistics
     )

@@ -114,7 +114,7 @@ def test_a_release_that_fails_in_a_round_goes_no_further(lab):
     server = up(rounds=100_000)
     boards = [board(index) for index in range(2)]
     until(lambda: len(server._known.releases()) == 2, *(each.log for each in boards))
-    ends = "    check_parameters(session.parameters(), course.round, step)\n"
+    ends = "    check_parameters(session.parameters(), schedule.round, step)\n"
     bad = built(
         device_runtime__training__epochs=(
             ends,

@@ -179,7 +179,7 @@ def changed(store: Path, to: Path, **tables: dict[str, object]) -> Path:
         config = json.loads(opened.runs()[0].config)
         for name, table in tables.items():
             config[name] |= table
-        opened.note_config("r1", json.dumps(config))
+        opened.record_config("r1", json.dumps(config))
     return other
 
 

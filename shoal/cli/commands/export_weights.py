@@ -58,7 +58,7 @@ def _export_weights(options: _Options) -> None:
         download = save(source, run, number, of, path, options.artifacts)
     record = download.record
     if options.as_json:
-        described = queries.plain(record)
+        described = queries.to_json_values(record)
         print_json(
             {
                 "path": str(path),

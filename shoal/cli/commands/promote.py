@@ -36,7 +36,7 @@ def choosing(verb: Literal["promote", "rollback"]) -> Callable[..., None]:
             else next(item for item in known if item.number == version)
         )
         if as_json:
-            print_json(queries.plain(chosen))
+            print_json(queries.to_json_values(chosen))
             return
         done = (
             "is promoted"

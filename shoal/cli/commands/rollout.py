@@ -72,7 +72,7 @@ def _start(
         from broker_server.service.certificates import Authority
         from broker_server.service.rollout import begin
         from broker_server.store import Store
-        from broker_server.store.configurations import kept_config
+        from broker_server.store.configurations import saved_config
     from fleet_protocol.identity.release import kind_of
     from shoal.flash.bundle import release_files
     from shoal.flash.settings import load_flash_config
@@ -91,7 +91,7 @@ def _start(
             raise ConfigError(
                 f"no run is in progress in {store}; a run that begins takes the sets of its [model]"
             )
-        kept = kept_config(store, run.id)
+        kept = saved_config(store, run.id)
         if kept is None:
             raise ConfigError(
                 f"the server of {store} has not resumed run {run.id} yet: start the server, and repeat this command"

@@ -10,12 +10,12 @@ import sys
 import numpy as np
 import pytest
 
-from broker_server.rounds.best import stalled
+from broker_server.rounds.best import reason_to_stop
 from broker_server.service.launch import steer
 from broker_server.settings.evaluation import EvaluationKeys
 from broker_server.store import Store, queries
-from broker_server.store.choosing import chosen, promote, roll_back
 from broker_server.store.export import load_version
+from broker_server.store.promotion import marked_versions, promote, roll_back
 from fleet_protocol.errors import ConfigError
 from shoal.cli.main import main
 from tests.broker_server.peer import Peer, honest
@@ -70,7 +70,7 @@ def test_a_held_run_goes_on_from_an_earlier_version(url, config, fleet, shoal, m
             load_version(opened, version=number).weights for number in range(4)
         )
         assert [item.version for item in opened.rounds(made["run"])] == [0, 2]
-        assert chosen(opened, made["run"]) == {"newest": 3}
+        assert marked_versions(opened, made["run"]) == {"newest": 3}
         assert queries.status(opened).closed == queries.runs(opened)[0].closed == 2
     assert all(np.array_equal(first[name], third[name]) for name in first)
     assert all(np.array_equal(second[name], last[name]) for name in first)
@@ -100,7 +100,7 @@ def test_the_promoted_version_is_exported_and_keeps_its_weights(
         run = running(settings, url).wait().run
     with contextlib.closing(Store(settings.store)) as opened:
         assert load_version(opened).record.number == 2
-        assert chosen(opened, run) == {"newest": 4, "promoted": 2}
+        assert marked_versions(opened, run) == {"newest": 4, "promoted": 2}
         promote(opened, opened.version(run))
         assert load_version(opened).record.number == 4
         with pytest.raises(ConfigError, match="no longer in"):
@@ -139,6 +139,6 @@ def test_patience_begins_again_where_one_went_back(url, config, fleet, running):
         run = running(settings, url).wait().run
     with contextlib.closing(Store(settings.store)) as store:
         keys = EvaluationKeys(patience=1, min_delta=9.0)
-        assert stalled(keys, store.versions(run))
+        assert reason_to_stop(keys, store.versions(run))
         roll_back(store, store.version(run, 1))
-        assert stalled(keys, store.versions(run)) is None
+        assert reason_to_stop(keys, store.versions(run)) is None

@@ -24,7 +24,7 @@ def quarantined(store: Store, run: str, config: RobustConfig) -> dict[str, int]:
         refusal.by == "server" for refusal in store.refusals(run)
     ):
         return {}  # to look at every task of a long run takes its time
-    return judged(store.refused_devices(run), store.newest_marks(run, RELEASED), config)
+    return judged(store.refused_devices(run), store.marked_rounds(run, RELEASED), config)
 
 
 def judged(

@@ -17,7 +17,7 @@ _PROMOTED = "promoted"
 
 def promoted(store: Store, run: str) -> VersionRecord | None:
     """The version of a run that was promoted last, None where none was."""
-    made_by = store.newest_marks(run, _PROMOTED).get(None)
+    made_by = store.marked_rounds(run, _PROMOTED).get(None)
     return (
         None
         if made_by is None
@@ -25,7 +25,7 @@ def promoted(store: Store, run: str) -> VersionRecord | None:
     )
 
 
-def chosen(store: Store, run: str) -> dict[str, int]:
+def marked_versions(store: Store, run: str) -> dict[str, int]:
     """Which versions of a run count: the newest, the earlier one that it repeats if it does, and
     one promoted.
     """
