@@ -122,7 +122,7 @@ def _check_functions(layer: _Layer) -> str | None:
 
 def _functions(layer: nn.Module) -> Iterator[tuple[str, FunctionType]]:
     """Yield hooks and attributes that are functions with a module or tensor in them."""
-    hooks = [*layer._forward_hooks.values(), *layer._forward_pre_hooks.values()]  # noqa: SLF001 - no public name
+    hooks = [*layer._forward_hooks.values(), *layer._forward_pre_hooks.values()]  # noqa: SLF001
     for hook in hooks:
         if isinstance(hook, FunctionType) and _holds(hook, (nn.Module, Tensor, list, dict)):
             yield "a hook", hook
@@ -162,7 +162,8 @@ def _parameter_problems(module: nn.Module) -> Iterator[str]:
     for name, value in module.named_parameters():
         if isinstance(value, UninitializedParameter):
             yield f"parameter {name} has no shape yet; use no lazy layers"
-        memory = (value.untyped_storage()._cdata, value.storage_offset())  # noqa: SLF001 - no public name
+        # PyTorch has no public names for what is asked of storages and parameters here.
+        memory = (value.untyped_storage()._cdata, value.storage_offset())  # noqa: SLF001
         first = first_in_memory.setdefault(memory, name)
         if first != name:
             yield (
@@ -170,7 +171,7 @@ def _parameter_problems(module: nn.Module) -> Iterator[str]:
                 "let both layers have one nn.Parameter, without .data, or compute with one twice: "
                 "F.linear(x, weight.T)"
             )
-        if value._backward_hooks or value._post_accumulate_grad_hooks:  # noqa: SLF001 - no public name
+        if value._backward_hooks or value._post_accumulate_grad_hooks:  # noqa: SLF001
             yield (
                 f"parameter {name} has a hook on its gradient, which no copy of it has; register "
                 "it in forward on a clone of it, to compute with, or bound gradients with "

@@ -118,10 +118,8 @@ def check_buffers_unchanged(
 
 def agree(first: Run, second: Run) -> bool:
     """Return whether two runs have the same outputs but for rounding."""
-    for old, new in zip(first.outputs, second.outputs, strict=False):
-        if old.shape != new.shape or not torch.allclose(old, new):
-            return False
-    return True
+    pairs = zip(first.outputs, second.outputs, strict=False)
+    return all(old.shape == new.shape and torch.allclose(old, new) for old, new in pairs)
 
 
 def is_finite(run: Run) -> bool:
