@@ -69,7 +69,7 @@ from broker_server.store.backup import remove_leftovers
 from broker_server.store.machine import FINAL
 from broker_server.store.update_store import UpdateStore
 from fleet_protocol import control, requests
-from fleet_protocol.allocator import memory_of_a_server
+from fleet_protocol.allocator import server_memory
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.blobs import DEFAULT_CHUNK_BYTES
 from fleet_protocol.errors import ConfigError, ShoalError, StorageError
@@ -164,7 +164,7 @@ class Server:
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(memory_of_a_server())
+            stack.enter_context(server_memory())
             taken = f"another server works on the store {self._folder}: stop it, or give this one a `store` of its own"
             for folder in (
                 self._folder,
