@@ -15,7 +15,6 @@ from broker_server.rounds.best import drop_old_weights, reason_to_stop
 from broker_server.rounds.closing import ClosingRule, quorum_size
 from broker_server.rounds.dispatch import Services, gather
 from broker_server.rounds.evaluators import Evaluators
-from broker_server.rounds.fold_order import Folding
 from broker_server.rounds.judging import Judge, Judgement
 from broker_server.rounds.new_version import begin_folding, make_version
 from broker_server.rounds.planning import (
@@ -34,6 +33,7 @@ from broker_server.store.export import require_whole
 from broker_server.store.machine import FINAL, RoundEvent, RoundState
 from broker_server.store.privacy_spent import epsilon_by_round
 from broker_server.store.promotion import promoted
+from broker_server.updates.folding import Folding
 from fleet_protocol import control
 from fleet_protocol.errors import BlobError, ShoalError, StorageError, TransportError
 

@@ -1,7 +1,7 @@
 """From a round's updates on disk to a new global version in the store: which are merged, and how
 each counts.
 
-Updates are folded as they come (`broker_server.rounds.fold_order`), though what they may be is
+Updates are folded as they come (`broker_server.updates.folding`), though what they may be is
 known at the close only: bounds are taken from all of them. Where one is not as it should be the
 sums are made again without it.
 """
@@ -17,17 +17,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker_server.rounds.collecting import OpenTask
-from broker_server.rounds.decoding import MOST_SENT
 from broker_server.rounds.dispatch import Services
-from broker_server.rounds.fold_order import Folding
-from broker_server.rounds.krum import left_out
 from broker_server.rounds.planning import compiled_plans
 from broker_server.rounds.run_context import RunContext
-from broker_server.rounds.screening import PEERS, Measured, Verdict, difference, screen
 from broker_server.rounds.tier_models import open_model
 from broker_server.store import Outcome, TaskPhase, TaskRecord, VersionRecord
 from broker_server.strategies.private_merge import private_merge
 from broker_server.strategies.strategy import Contribution
+from broker_server.updates.bounds import PEERS, Measured, Verdict, screen
+from broker_server.updates.distance import measure as measured_distance
+from broker_server.updates.folding import Folding
+from broker_server.updates.intake import MOST_SENT
+from broker_server.updates.krum import left_out
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.encodings import open_weights
 from fleet_protocol.errors import RefusalReason, RefusedError
@@ -217,7 +218,9 @@ def begin_folding(
 
     def measure(task: str, update: Contribution) -> Measured:
         record = opened[task].record
-        norm, values = opened[task].norm or difference(update.weights, sent(record.weights.digest))
+        norm, values = opened[task].distance or measured_distance(
+            update.weights, sent(record.weights.digest)
+        )
         announced = services.dispatcher.fleet.announced_examples(update.device)
         return Measured(
             record.tier, norm, values, update.metrics.examples, announced, update.device

@@ -17,10 +17,10 @@ from broker_server.rounds.planning import (
     store_sent_weights,
     training_tasks,
 )
-from broker_server.rounds.quarantine import quarantined
 from broker_server.rounds.run_context import RunContext
 from broker_server.store import RoundRecord, TaskPhase, TaskRecord, VersionRecord
 from broker_server.store.machine import RoundEvent
+from broker_server.updates.quarantine import quarantined
 from fleet_protocol import control
 from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.messages import BlobRef

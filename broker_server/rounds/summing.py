@@ -12,8 +12,8 @@ import numpy as np
 
 from broker_server.rounds.collecting import Collection, OpenTask
 from broker_server.rounds.dispatch import Services
-from broker_server.rounds.validation import expected_shapes
 from broker_server.store import TaskPhase
+from broker_server.updates.checks import expected_shapes
 from fleet_protocol.encodings import open_weights
 from fleet_protocol.errors import RefusedError
 from fleet_protocol.secure_sum import Words, restored
@@ -52,7 +52,7 @@ def sum_up(services: Services, collection: Collection) -> str:
 def _replace(services: Services, came: Sequence[OpenTask], total: Words, clip: float) -> None:
     first = came[0]
     updates = services.updates
-    shapes = expected_shapes(first.record, first.manifest, first.instructions.stays)
+    shapes = expected_shapes(first.expected)
     sent = open_weights(services.blobs.path(first.record.weights.digest))
     names = sorted(shapes)
     parts = np.split(

@@ -16,7 +16,6 @@ from rich.markup import escape
 
 from broker_server.rounds.advice import Advice, find_advice
 from broker_server.rounds.best import VersionView, read_versions
-from broker_server.rounds.quarantine import release
 from broker_server.store import (
     EventRecord,
     RoundRecord,
@@ -26,6 +25,7 @@ from broker_server.store import (
     queries,
 )
 from broker_server.store.export import load_version
+from broker_server.updates.quarantine import release
 from fleet_protocol.errors import ConfigError, visible
 from fleet_protocol.signals import on_signals
 from shoal.cli.console import (

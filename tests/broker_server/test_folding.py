@@ -8,9 +8,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker_server.rounds.fold_order import Folding
 from broker_server.store import TaskPhase
 from broker_server.strategies.strategy import Contribution, GlobalModel
+from broker_server.updates.folding import Folding
 from fleet_protocol.messages import TaskMetrics
 from models.plan import compile_plan, make_plan
 from tests.broker_server.artifacts import tiny_layout, tiny_weights

@@ -5,13 +5,13 @@ is folded as soon as everyone before it has answered, so at the close little is 
 to wait waits on disk.
 """
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from broker_server.rounds.collecting import folded_prefix
-from broker_server.rounds.screening import Measured
 from broker_server.store import TaskPhase
 from broker_server.strategies.strategy import Contribution, GlobalModel, Merge
+from broker_server.updates.bounds import Measured
 
 
 class Folding:
@@ -75,3 +75,17 @@ class Folding:
     def finish(self, old: GlobalModel) -> GlobalModel:
         """The next global model after the old one; the accumulator's memory becomes its."""
         return self._merge.finish(self._sums, old)
+
+
+def folded_prefix(order: Sequence[str], phases: Mapping[str, TaskPhase], done: int) -> list[str]:
+    """Return the next tasks in the order of the devices, up to the first that is not answered.
+
+    Args:
+        order: all tasks of a round.
+        phases: where each of them is.
+        done: how many were passed before.
+
+    Returns:
+        Ids of tasks, those without an update included.
+    """
+    return list(itertools.takewhile(lambda task: phases[task].answered, order[done:]))
