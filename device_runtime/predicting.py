@@ -28,7 +28,7 @@ from device_runtime.training.task import base_tensors
 from device_runtime.training.weights_file import read_weights
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.data import load_data
-from fleet_protocol.data.contract import NO_CONTRACT, in_columns, read_contract
+from fleet_protocol.data.contract import NO_CONTRACT, order_columns, read_contract
 from fleet_protocol.data.readers import Named
 from fleet_protocol.data.samples import read_samples
 from fleet_protocol.digests import blob_digest
@@ -248,9 +248,9 @@ def _statistics(config: DeviceConfig, model: _Model) -> Statistics:
     """Of the static batch norms, on the board's own training samples, as its evaluation has them."""
     if not model.manifest.statistics:
         return {}
-    data = in_columns(
+    data = order_columns(
         load_data(config.data), read_contract(config.state_dir) or NO_CONTRACT
-    ).fitted(model.manifest)
+    ).fit_to(model.manifest)
     settings = TrainSettings(learning_rate=1.0, epochs=1, batch_size=_BATCH, seed=0)
     session = ForwardSession(
         model.manifest, model.graphs[STATS], model.parameters, threads=config.threads

@@ -13,6 +13,7 @@ from broker_server.service.asking import Asking
 from broker_server.service.blob_service import BlobService
 from broker_server.service.clock import Clock
 from broker_server.service.inbox import Inbox
+from broker_server.service.limits import Limits
 from broker_server.service.outbox import Outbox
 from broker_server.service.uploads import Uploads
 from broker_server.store import Store
@@ -52,6 +53,7 @@ class Connection:
     topics: Topics  # of the fleet
     outbox: Outbox  # everything the server says
     inbox: Inbox  # everything it hears
+    limits: Limits  # how many messages of each device are read
     asking: Asking  # what operators ask of boards
     stopping: threading.Event  # set when it shall end
     # called now and then, with who serves blobs now and the run in progress; tells boards of

@@ -90,7 +90,7 @@ def _current(data: AgreedData, hooks: Hooks) -> AgreedData:
     stamps = data.raw.stamps
     if stamps is None:
         return data
-    later = stamps.again()
+    later = stamps.current()
     changes = stamps.changes(later)
     seen = None
     if changes:
