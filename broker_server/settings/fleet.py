@@ -245,6 +245,19 @@ class RunKeys(FrozenModel):
             raise ValueError("train.milestones must ascend")
         return self
 
+    @property
+    def central_noise(self) -> PrivacyConfig | None:
+        """Return the noise that the server adds to sums; None for none."""
+        return self._noise("central")
+
+    @property
+    def local_noise(self) -> PrivacyConfig | None:
+        """Return the noise that devices add to their updates; None for none."""
+        return self._noise("local")
+
+    def _noise(self, where: str) -> PrivacyConfig | None:
+        return self.privacy if self.privacy is not None and self.privacy.where == where else None
+
 
 class FleetConfig(RunKeys):
     """Everything ``fleet.toml`` says.
