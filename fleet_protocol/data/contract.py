@@ -194,7 +194,7 @@ def order_columns(data: DataSet, contract: ContractTerms) -> DataSet:
 def _no_column(data: DataSet, name: str) -> str:
     """A column is missing: whether the file lacks it, or the board's own `columns` left it out."""
     names = data.column_names
-    text = f"{data.source} has no column {name!r}, which the fleet's model reads (it has {shown(names)})"
+    text = f"{data.source} has no column {name!r}, which the fleet's model reads (it has {list_names(names)})"
     if name in data.facts.columns_left_out:
         return f"{text}: the file has it, and `columns` in [data] of device.toml leaves it out; name it there"
     alike = [
@@ -258,7 +258,7 @@ def _in_labels(data: DataSet, contract: ContractTerms, *, own_labels: bool) -> D
         if own_labels or data.facts.labels_said:
             return data
         raise MismatchError(
-            f"{data.source} has the labels {shown(names)}, and nothing sets their order, so this board would "
+            f"{data.source} has the labels {list_names(names)}, and nothing sets their order, so this board would "
             f"number them by itself: set all labels of the model in its order for all boards, {PLACEHOLDERS} in "
             "[contract] of fleet.toml; or, if the server cannot, write the same line into [data] of every device.toml"
         )
@@ -269,7 +269,7 @@ def _in_labels(data: DataSet, contract: ContractTerms, *, own_labels: bool) -> D
     if unknown:
         raise MismatchError(
             f"{data.source} has the label {unknown[0]!r}, which is not a label of the fleet "
-            f"({shown(contract.labels)}): rename it or move its samples away, or name it in [contract] labels of "
+            f"({list_names(contract.labels)}): rename it or move its samples away, or name it in [contract] labels of "
             "fleet.toml"
         )
     places = {name: place for place, name in enumerate(contract.labels)}
@@ -295,7 +295,7 @@ def check_own_labels(data: DataSet, manifest: Manifest) -> None:
     ):
         return
     raise MismatchError(
-        f"`labels` in [data] of device.toml names {len(names)} labels for {data.source} ({shown(names)}), and "
+        f"`labels` in [data] of device.toml names {len(names)} labels for {data.source} ({list_names(names)}), and "
         f"{manifest.arch} {manifest.tier} has {manifest.classes} classes: name all labels of the model in its order, "
         f"{PLACEHOLDERS}, or say them for all boards in [contract] of fleet.toml"
     )
@@ -326,14 +326,14 @@ def _check_numbers(data: DataSet, contract: ContractTerms) -> None:
             "file uses, the first for 0"
         )
         raise MismatchError(
-            f"{data.source} has numbers as labels, and the fleet's labels have names ({shown(contract.labels)}), so "
+            f"{data.source} has numbers as labels, and the fleet's labels have names ({list_names(contract.labels)}), so "
             f"the name of each number is ambiguous: {remedy}"
         )
     if not are_numbers:
         return
     raise MismatchError(
         f"{data.source} has numbers as labels, and the fleet's labels have numbers as names in another order "
-        f"({shown(contract.labels)}), so their meaning is ambiguous: set labels in the order of the numbers "
+        f"({list_names(contract.labels)}), so their meaning is ambiguous: set labels in the order of the numbers "
         "in [contract] of fleet.toml"
     )
 
@@ -398,7 +398,7 @@ def _check_range(data: DataSet, contract: ContractTerms) -> None:
         )
 
 
-def shown(names: Sequence[str]) -> str:
+def list_names(names: Sequence[str]) -> str:
     """Names for people, of many the first."""
     more = f", ... {len(names)} in all" if len(names) > _SHOWN else ""
     return ", ".join(name or "one without a name" for name in names[:_SHOWN]) + more
