@@ -20,15 +20,15 @@ from device_runtime.agent.cache import CacheIndex, read_index
 from device_runtime.settings import DeviceConfig
 from device_runtime.training.backends import ForwardSession, choose_backend
 from device_runtime.training.backends.runtime import open_session
-from device_runtime.training.course import Course, holdout_split
 from device_runtime.training.hooks import Hooks
 from device_runtime.training.measuring import INFER, STATS, Statistics, measure
 from device_runtime.training.own_model import OwnModel
+from device_runtime.training.schedule import TrainingSchedule, holdout_split
 from device_runtime.training.task import base_tensors
 from device_runtime.training.weights_file import read_weights
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.data import load_data
-from fleet_protocol.data.contract import NO_CONTRACT, in_columns, read_contract
+from fleet_protocol.data.contract import NO_CONTRACT, order_columns, read_contract
 from fleet_protocol.data.readers import Named
 from fleet_protocol.data.samples import read_samples
 from fleet_protocol.digests import blob_digest
@@ -248,14 +248,14 @@ def _statistics(config: DeviceConfig, model: _Model) -> Statistics:
     """Of the static batch norms, on the board's own training samples, as its evaluation has them."""
     if not model.manifest.statistics:
         return {}
-    data = in_columns(
+    data = order_columns(
         load_data(config.data), read_contract(config.state_dir) or NO_CONTRACT
-    ).fitted(model.manifest)
+    ).fit_to(model.manifest)
     settings = TrainSettings(learning_rate=1.0, epochs=1, batch_size=_BATCH, seed=0)
     session = ForwardSession(
         model.manifest, model.graphs[STATS], model.parameters, threads=config.threads
     )
-    course = Course(data, holdout_split(len(data), config.holdout)[0], settings, 0)
-    statistics = measure(session, model.manifest, course, Hooks())[0]
+    schedule = TrainingSchedule(data, holdout_split(len(data), config.holdout)[0], settings, 0)
+    statistics = measure(session, model.manifest, schedule, Hooks())[0]
     data.check_unchanged()
     return statistics

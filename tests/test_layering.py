@@ -19,7 +19,7 @@ ALLOWED = {
 }
 ALLOWED["reproduction"] = {*ALLOWED, "simulation"}
 ALLOWED["shoal"] = {*ALLOWED, "reproduction"}
-ROOMS = {"broker_server": ("strategies", "settings", "store", "rounds", "service")}
+ROOMS = {"broker_server": ("strategies", "settings", "store", "updates", "rounds", "service")}
 """Rooms of a package from the lowest to the highest: a room imports only itself and those before
 it.
 """
@@ -28,6 +28,7 @@ CLOSED = {
     "broker_server.strategies": MQTT,
     "broker_server.settings": MQTT,
     "broker_server.store": MQTT,
+    "broker_server.updates": MQTT,
     "broker_server.rounds": MQTT,
     "simulation": {"broker_server.service"},
     "reproduction": {"broker_server.service"},

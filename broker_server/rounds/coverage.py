@@ -70,7 +70,7 @@ class Coverage:
     axes: tuple[CoveredAxis, ...]
 
 
-def coverage(
+def count_coverage(
     store: Store,
     context: RunContext,
     *,

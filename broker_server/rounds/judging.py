@@ -33,17 +33,17 @@ from broker_server.rounds.dispatch import Services, gather
 from broker_server.rounds.evaluation import Evaluator
 from broker_server.rounds.onnx_runtime import Halt, open_graph, run_graph
 from broker_server.rounds.planning import (
-    keep_sent,
     open_collection,
     statistics_tasks,
-    tasks_of,
+    store_sent_weights,
+    training_tasks,
 )
-from broker_server.rounds.quarantine import quarantined
 from broker_server.rounds.run_context import RunContext
 from broker_server.rounds.stopping import StopRequested
 from broker_server.rounds.tier_models import model_of
 from broker_server.store import RoundRecord, TaskPhase, VersionRecord
 from broker_server.store.machine import RoundEvent, RoundState
+from broker_server.updates.quarantine import quarantined
 from fleet_protocol import control
 from fleet_protocol.control import VersionEvaluation
 from fleet_protocol.data import DataSet
@@ -69,7 +69,7 @@ def has_statistics(full: TierArtifacts) -> bool:
     return bool(full.manifest.statistics)
 
 
-def combine(
+def combine_statistics(
     answers: Sequence[tuple[int, Mapping[str, NDArray[Any]]]],
     norms: Sequence[str],
     rule: Literal["pooled", "per_client"],
@@ -107,7 +107,7 @@ def combine(
     return combined
 
 
-def over_batches(
+def batch_statistics(
     full: TierArtifacts,
     weights: Mapping[str, NDArray[Any]],
     data: DataSet,
@@ -406,7 +406,7 @@ class Judge:
     def _over_test_set(self, evaluator: Evaluator, weights: Tensors) -> Statistics:
         size = self._context.config.train.batch_size
         threads = self._context.config.evaluation.threads
-        return over_batches(
+        return batch_statistics(
             evaluator.judged,
             weights,
             evaluator.data,
@@ -441,7 +441,7 @@ class Judge:
         if (
             context.config.download.encoding != "fp32"
         ):  # as a round sends them, so that a device has them then
-            judged, _ = keep_sent(
+            judged, _ = store_sent_weights(
                 context,
                 open_tensors(self._blobs.path(judged.digest)),
                 self._blobs,
@@ -450,7 +450,7 @@ class Judge:
         tasks = self._store.tasks(record.run, record.number, "statistics")
         if not tasks:
             own = self._store.tasks(record.run, record.number, "train")
-            late = tasks_of(context, self._store, record.number + 1)
+            late = training_tasks(context, self._store, record.number + 1)
             absent = {task.device for task in late if not task.phase.answered}
             absent |= {task.device for task in own if task.phase is TaskPhase.REFUSED}
             banned = quarantined(self._store, context.run, context.config.robust)
@@ -513,4 +513,4 @@ class Judge:
             and record.update_digest is not None
         ]
         norms = [spec.name for spec in self._context.judged.manifest.statistics]
-        return combine(answers, norms, self._context.config.evaluation.combine)
+        return combine_statistics(answers, norms, self._context.config.evaluation.combine)

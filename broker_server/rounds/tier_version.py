@@ -8,7 +8,7 @@ from pathlib import Path
 
 from broker_server.rounds.artifacts import TierArtifacts, load_artifacts
 from broker_server.rounds.contracts import FleetContracts
-from broker_server.rounds.judging import over_batches
+from broker_server.rounds.judging import batch_statistics
 from broker_server.rounds.run_context import RunContext, prepare_run
 from broker_server.rounds.tier_models import model_of
 from broker_server.settings.fleet import FleetConfig
@@ -231,7 +231,7 @@ def _over_test_set(version: TierVersion, context: RunContext) -> Tensors:
     data = FleetContracts(context).test_set(version.artifacts)
     size = config.train.batch_size
     threads = config.evaluation.threads
-    return over_batches(
+    return batch_statistics(
         version.artifacts,
         version.exported.weights,
         data,

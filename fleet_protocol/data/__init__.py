@@ -55,7 +55,7 @@ def load_data(config: DataConfig, *, labelled: bool = True, given: Arrays | None
             data = _made(config, _read(config, labelled=labelled), labelled=labelled)
         except Exception as error:  # noqa: BLE001 - half of a file may cause any error
             failure = error
-        after = before.again()
+        after = before.current()
         changes = before.changes(after)
         if not changes and failure is not None:
             raise failure

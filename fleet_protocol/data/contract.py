@@ -117,18 +117,18 @@ class DataContract(ContractTerms):
 NO_CONTRACT = DataContract()
 
 
-def contract_of(data: DataSet, said: ContractTerms = NO_CONTRACT) -> DataContract:
+def complete_contract(data: DataSet, said: ContractTerms = NO_CONTRACT) -> DataContract:
     """Complete the terms in `said` from a server's own samples.
 
     Args:
-        data: samples, `reconciled` with `said`.
+        data: samples, `reconcile` with `said`.
         said: the terms that are set already.
 
     Raises:
         MismatchError: a column of a table has no name.
         ConfigError: names are not printable, or too long together.
     """
-    in_columns(data, said)
+    order_columns(data, said)
     update = {
         "labels": said.labels or data.label_names,
         "columns": said.columns or data.column_names,
@@ -140,7 +140,7 @@ def contract_of(data: DataSet, said: ContractTerms = NO_CONTRACT) -> DataContrac
         raise ConfigError(f"{data.source}: {problems(error, 'the names')}") from error
 
 
-def reconciled(
+def reconcile(
     data: DataSet, contract: ContractTerms | None, *, own_labels: bool = False
 ) -> DataSet:
     """Put labels and columns of samples into the order of a contract, by name.
@@ -161,7 +161,7 @@ def reconciled(
             do.
     """
     contract = contract or NO_CONTRACT
-    data = in_columns(data, contract)
+    data = order_columns(data, contract)
     _check_shape(data, contract)
     data = _in_labels(data, contract, own_labels=own_labels)
     _check_filled(data, contract)
@@ -169,7 +169,7 @@ def reconciled(
     return data
 
 
-def in_columns(data: DataSet, contract: ContractTerms) -> DataSet:
+def order_columns(data: DataSet, contract: ContractTerms) -> DataSet:
     """Put columns into the order of a contract, and check the bound of tokens.
 
     Labels are not needed.
@@ -281,7 +281,7 @@ def check_own_labels(data: DataSet, manifest: Manifest) -> None:
     """See that a board which orders labels by its own `labels` names as many as the model has.
 
     Args:
-        data: as `reconciled`; where the fleet's contract names labels, nothing is looked at.
+        data: as `reconcile`; where the fleet's contract names labels, nothing is looked at.
         manifest: of the model.
 
     Raises:

@@ -84,7 +84,7 @@ class DataSet:
 
     def changes(self) -> tuple[str, ...]:
         """Return the paths of the files that have changed since the samples were read."""
-        return () if self.stamps is None else self.stamps.changes(self.stamps.again())
+        return () if self.stamps is None else self.stamps.changes(self.stamps.current())
 
     def check_unchanged(self) -> None:
         """Raise a DataChangedError that names the files that changed after they were read, if any."""
@@ -174,7 +174,7 @@ class DataSet:
         values /= self.std
         return values
 
-    def fitted(self, manifest: Manifest, *, labelled: bool = True) -> "DataSet":
+    def fit_to(self, manifest: Manifest, *, labelled: bool = True) -> "DataSet":
         """The same samples with their targets as a model's loss takes them, or with targets that
         mean nothing.
 

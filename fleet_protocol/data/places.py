@@ -12,7 +12,7 @@ _OF_A_BOARD = re.compile(r"\[data\](?: of device\.toml)?")
 
 
 @contextmanager
-def table_named(table: str) -> Iterator[None]:
+def naming_table(table: str) -> Iterator[None]:
     """Let refusals of a source name the table that its user has written, instead of ``[data]`` of a
     board.
 

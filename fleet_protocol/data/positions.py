@@ -4,7 +4,9 @@ from fleet_protocol.data.contract import NO_CONTRACT, ContractTerms
 from fleet_protocol.data.dataset import DataSet
 
 
-def by_position(data: DataSet, contract: ContractTerms | None, *, own_labels: bool = False) -> str:
+def describe_positions(
+    data: DataSet, contract: ContractTerms | None, *, own_labels: bool = False
+) -> str:
     """What of samples is taken by position where the contract has names, for people.
 
     Empty where names decide.

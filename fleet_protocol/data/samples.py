@@ -16,7 +16,7 @@ from fleet_protocol.data import (
     NpzData,
     load_data,
 )
-from fleet_protocol.data.contract import NO_CONTRACT, ContractTerms, in_columns
+from fleet_protocol.data.contract import NO_CONTRACT, ContractTerms, order_columns
 from fleet_protocol.data.images import IMAGE_SUFFIXES
 from fleet_protocol.data.readers import Arrays, Named
 from fleet_protocol.errors import DataError
@@ -74,10 +74,10 @@ def read_samples(
     }
     given: Arrays | None = None if isinstance(samples, Path) else (samples, {})
     data = load_data(own.model_copy(update=update), labelled=False, given=given)
-    return in_columns(data, contract or NO_CONTRACT).fitted(manifest, labelled=False)
+    return order_columns(data, contract or NO_CONTRACT).fit_to(manifest, labelled=False)
 
 
-def asked(path: Path) -> Any:
+def read_request(path: Path) -> Any:
     """The samples of an ``.npy`` file, or of nested lists in ``.json``, as a request.
 
     A DataError where it is none.

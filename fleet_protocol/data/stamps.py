@@ -74,7 +74,7 @@ class Stamps:
         ]
         return tuple(dict.fromkeys([*changed, *rewritten]))
 
-    def again(self) -> "Stamps":
+    def current(self) -> "Stamps":
         """Return the current state of the same files."""
         return stamps_of(self.config, labelled=self.labelled)
 

@@ -108,7 +108,7 @@ _SIZED: Mapping[str, tuple[int, ...]] = MappingProxyType(
 """Operators that make a value larger, with the inputs that say how large."""
 
 
-def is_batch(name: str) -> bool:
+def is_sample_input(name: str) -> bool:
     """Whether a graph's input belongs to the samples: ``x`` and ``y``.
 
     The label mask is what the device has, too.
@@ -129,7 +129,7 @@ class _Kind:
 _NEITHER = _Kind(bare=False, model=False)
 
 
-def bare_outputs(graph: Graph, batch: Iterable[str]) -> tuple[str, ...]:
+def exposed_outputs(graph: Graph, batch: Iterable[str]) -> tuple[str, ...]:
     """Names of outputs that the batch reaches without a reduction, or a contraction that parameters
     have a part in.
 
@@ -241,7 +241,7 @@ def check_graph(data: Buffer, specs: Iterable[GraphSpec], *, leaves: bool = True
     _on_view(data, lambda view: _check(view, specs, leaves))
 
 
-def read_checked(path: Path) -> bytes:
+def read_checked_graph(path: Path) -> bytes:
     """Read a graph that has only operators and parts that the exporter writes, like
     `check_structure`.
 
@@ -299,7 +299,9 @@ def _check_outputs(graph: Graph, path: str) -> None:
     ]
     if grown:
         raise _unsafe(f"output {grown[0]!r} of graph {path} grows with the batch")
-    bare = bare_outputs(graph, (port.name for port in graph.inputs if is_batch(port.name)))
+    bare = exposed_outputs(
+        graph, (port.name for port in graph.inputs if is_sample_input(port.name))
+    )
     if bare:
         raise _unsafe(f"output {bare[0]!r} of graph {path} carries the batch itself")
 

@@ -15,7 +15,7 @@ from broker_server.store import RunRecord, Store, VersionRecord, queries
 from broker_server.store.export import ExportedVersion, export_safetensors, load_version
 from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.errors import ConfigError, ShoalError
-from fleet_protocol.graphs.check import read_checked
+from fleet_protocol.graphs.check import read_checked_graph
 from fleet_protocol.manifest import parameter_input
 from shoal.cli.extras import needs
 from shoal.cli.load_lines import load_lines
@@ -170,7 +170,7 @@ def _save_onnx(found: TierVersion, path: Path) -> None:
         metadata["preprocessing"] = data.model_dump_json(
             include={"shape", "scale", "mean", "std", "transforms"}
         )
-    graph = read_checked(found.artifacts.path(manifest.graphs["onnx/infer"]))
+    graph = read_checked_graph(found.artifacts.path(manifest.graphs["onnx/infer"]))
     write_atomically(path, runnable(graph, tensors, metadata))
 
 

@@ -15,7 +15,7 @@ from broker_server.settings.fleet import BrokerConfig, FleetConfig, ViewConfig
 from fleet_protocol import control
 from fleet_protocol.configuration import load_config
 from fleet_protocol.data.own_functions import require_own_functions
-from fleet_protocol.data.samples import asked, print_predictions
+from fleet_protocol.data.samples import print_predictions, read_request
 from fleet_protocol.requests import Wanted, Wish
 from shoal.cli.console import error_console, print_json, say
 from shoal.cli.extras import needs
@@ -124,9 +124,9 @@ def predict_at(
 ) -> None:
     """Print what the model of a board says of the samples in a file.
 
-    Errors as of `predict` and `asked`.
+    Errors as of `predict` and `read_request`.
     """
-    found = predict(source, device, asked(data), seconds)
+    found = predict(source, device, read_request(data), seconds)
     print_predictions(found.model, found.predictions, as_json=as_json)
 
 

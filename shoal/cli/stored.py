@@ -14,9 +14,8 @@ from typing import Any, Generic, TypeVar
 
 from rich.markup import escape
 
-from broker_server.rounds.advice import Advice, advice
-from broker_server.rounds.best import VersionView, versions
-from broker_server.rounds.quarantine import release
+from broker_server.rounds.advice import Advice, find_advice
+from broker_server.rounds.best import VersionView, read_versions
 from broker_server.store import (
     EventRecord,
     RoundRecord,
@@ -26,6 +25,7 @@ from broker_server.store import (
     queries,
 )
 from broker_server.store.export import load_version
+from broker_server.updates.quarantine import release
 from fleet_protocol.errors import ConfigError, visible
 from fleet_protocol.signals import on_signals
 from shoal.cli.console import (
@@ -292,7 +292,7 @@ def _without(name: str, view: Any) -> dict[str, Any]:
 
 
 STATUS = Shown(Asked(queries.status, Client.status), _draw_status, partial(_without, "runs"))
-ADVICE = Shown(Asked(advice, Client.advice), _draw_advice)
+ADVICE = Shown(Asked(find_advice, Client.advice), _draw_advice)
 DEVICES = Shown(Asked(queries.devices, Client.devices), _draw_devices)
 ROUNDS = Shown(
     Asked(
@@ -303,7 +303,7 @@ ROUNDS = Shown(
     lambda views: [_without("tasks", view) for view in views],
 )
 RUNS = Shown(Asked(queries.runs, Client.runs), _draw_runs)
-VERSIONS = Shown(Asked(versions, Client.versions), _draw_versions)
+VERSIONS = Shown(Asked(read_versions, Client.versions), _draw_versions)
 
 
 def show_log(

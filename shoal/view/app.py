@@ -23,9 +23,9 @@ from fastapi.staticfiles import StaticFiles
 from prometheus_client.exposition import choose_encoder
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-from broker_server.rounds.advice import Advice, advice
-from broker_server.rounds.best import VersionView, versions
-from broker_server.rounds.coverage import Coverage, coverage
+from broker_server.rounds.advice import Advice, find_advice
+from broker_server.rounds.best import VersionView, read_versions
+from broker_server.rounds.coverage import Coverage, count_coverage
 from broker_server.rounds.run_context import RunContext
 from broker_server.rounds.tier_version import stored_context
 from broker_server.service.rollout import RolloutView, rollouts
@@ -253,11 +253,11 @@ def _api(store: Path) -> APIRouter:
         "The global versions of a run, with what they were judged.",
     )
     def _versions(run: Run) -> JSONResponse:
-        return look(versions, run)
+        return look(read_versions, run)
 
     @get("/runs/{run}/advice", list[Advice], "What to do next, with the evidence.")
     def _advice(run: Run) -> JSONResponse:
-        return look(advice, run)
+        return look(find_advice, run)
 
     @get(
         "/runs/{run}/coverage",
@@ -267,7 +267,7 @@ def _api(store: Path) -> APIRouter:
     def _coverage(
         run: Run, last: Last = None, tier: str | None = None, device: str | None = None
     ) -> JSONResponse:
-        return look(coverage, context(run), upto=last, tier=tier, device=device)
+        return look(count_coverage, context(run), upto=last, tier=tier, device=device)
 
     @get(
         "/runs/{run}/artifacts",

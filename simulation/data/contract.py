@@ -7,7 +7,7 @@ from fleet_protocol.data.contract import (
     NO_CONTRACT,
     PLACEHOLDERS,
     DataContract,
-    in_columns,
+    order_columns,
     present_names,
     shown,
 )
@@ -37,7 +37,7 @@ def common_contract(train: Sequence[DataSet], test: Sequence[DataSet]) -> DataCo
     _check_labels(train, test, labels)
     tables = [data for data in sets if data.column_names]
     if tables:
-        in_columns(tables[0], NO_CONTRACT)
+        order_columns(tables[0], NO_CONTRACT)
     rules = [data.facts.filled for data in sets if data.facts.filled is not None]
     return DataContract(
         labels=labels,

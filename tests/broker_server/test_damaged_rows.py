@@ -13,7 +13,7 @@ import time
 import pytest
 from fastapi.testclient import TestClient
 
-from broker_server.rounds.advice import advice
+from broker_server.rounds.advice import find_advice
 from broker_server.service.server import Server
 from broker_server.settings.fleet import BrokerConfig, FleetConfig
 from broker_server.settings.named import names_in
@@ -226,7 +226,7 @@ def test_commands_to_copy_are_words_for_a_shell(store, tmp_path):
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_bytes(b"")
         opened.end_run(RUN, "finished", None)
-        remedies = [item.remedy for item in advice(opened)]
+        remedies = [item.remedy for item in find_advice(opened)]
     assert any(f"--store '{strange}' --run {RUN}" in text for text in remedies), remedies
     assert remedy("pi", "round `id`: missed") == ""
     assert remedy("a;id", "offline; the last that it said: x") == remedy("b", "offline")

@@ -13,8 +13,8 @@ from broker_server.rounds.fleet import (
     Fleet,
     assign,
     choose,
+    count_wanted,
     usable_tiers,
-    wanted_of,
     why_unfit,
 )
 from broker_server.rounds.new_version import first_version
@@ -139,7 +139,7 @@ def test_devices_are_drawn_by_seed_and_round(tiers):
     )
 
     def drawn(fraction, least, number):
-        wanted = wanted_of(len(eligible), fraction=fraction, least=least)
+        wanted = count_wanted(len(eligible), fraction=fraction, least=least)
         return [item.device for item in choose(eligible, wanted=wanted, seed=1, number=number)]
 
     assert len(drawn(0.25, 1, 1)) == 3
@@ -152,12 +152,12 @@ def test_devices_are_drawn_by_seed_and_round(tiers):
 def test_presence_follows_the_status_messages():
     """A device is known by either word; its will takes it offline and keeps what is known about it."""
     fleet = Fleet()
-    assert fleet.see(DeviceStatus(fleet="lab", device="a", online=True, state="idle"))
+    assert fleet.receive(DeviceStatus(fleet="lab", device="a", online=True, state="idle"))
     assert fleet.profiles() == {}
-    assert not fleet.see(DeviceProfile(fleet="lab", device="a", profile=profile()))
-    assert not fleet.see(DeviceStatus(fleet="lab", device="a", online=True, state="training"))
+    assert not fleet.receive(DeviceProfile(fleet="lab", device="a", profile=profile()))
+    assert not fleet.receive(DeviceStatus(fleet="lab", device="a", online=True, state="training"))
     assert list(fleet.profiles()) == ["a"]
-    assert fleet.see(DeviceStatus(fleet="lab", device="a", online=False, state="gone"))
+    assert fleet.receive(DeviceStatus(fleet="lab", device="a", online=False, state="gone"))
     assert fleet.profiles() == {}
     assert fleet.knows("a")
     assert not fleet.knows("b")

@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from broker_server.rounds.best import stalled
+from broker_server.rounds.best import reason_to_stop
 from broker_server.service.launch import steer
 from broker_server.settings.evaluation import EvaluationKeys
 from broker_server.store import Store, queries
@@ -139,6 +139,6 @@ def test_patience_begins_again_where_one_went_back(url, config, fleet, running):
         run = running(settings, url).wait().run
     with contextlib.closing(Store(settings.store)) as store:
         keys = EvaluationKeys(patience=1, min_delta=9.0)
-        assert stalled(keys, store.versions(run))
+        assert reason_to_stop(keys, store.versions(run))
         roll_back(store, store.version(run, 1))
-        assert stalled(keys, store.versions(run)) is None
+        assert reason_to_stop(keys, store.versions(run)) is None

@@ -179,7 +179,7 @@ def test_a_device_without_samples_or_with_foreign_labels_trains_nothing(tmp_path
     made = config()
     tiers = list(load_artifacts(made.model.artifacts, ARCH, chunk_bytes=CHUNK).tiers.values())
     with pytest.raises(DataError, match="label"):
-        load_data(NpzData(path=tmp_path / "labels.npz")).fitted(tiers[0].manifest)
+        load_data(NpzData(path=tmp_path / "labels.npz")).fit_to(tiers[0].manifest)
     assert assign({"d": profile(examples=0)}, tiers, made.tiers) == {}
 
 

@@ -32,7 +32,7 @@ from broker_server.store.backup_signature import (
 from broker_server.store.records import RunRecord, VersionRecord
 from broker_server.store.restoring import restore
 from fleet_protocol.blob_store import BlobStore
-from fleet_protocol.digests import blob_digest, place_of
+from fleet_protocol.digests import blob_digest, blob_path
 from fleet_protocol.errors import BlobError, ConfigError
 from shoal.cli.main import main
 
@@ -132,7 +132,7 @@ def one_byte_of_a_blob(_, members):
 
 
 def an_added_blob(_, members):
-    return {**members, f"blobs/objects/{place_of(blob_digest(b'more')).as_posix()}": b"more"}, b""
+    return {**members, f"blobs/objects/{blob_path(blob_digest(b'more')).as_posix()}": b"more"}, b""
 
 
 def an_added_file(_, members):

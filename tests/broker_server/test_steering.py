@@ -12,7 +12,7 @@ from functools import partial
 
 import pytest
 
-from broker_server.rounds.stopping import ASKED, Steering
+from broker_server.rounds.stopping import ASKED, OperatorWish
 from broker_server.service.launch import RunRejectedError, run_fleet, steer
 from broker_server.settings.fleet import ViewConfig
 from broker_server.store import RunRecord, Store, queries
@@ -116,7 +116,7 @@ def test_a_paused_run_holds_after_its_round_and_goes_on_when_told(url, settings,
 def test_a_server_that_is_started_again_knows_what_was_wanted_last(status, detail, wish):
     """The newest wish counts for more than whether the run was held when the server ended."""
     assert (
-        Steering.stored(RunRecord("r", "f", "a", "{}", status, detail, 0.0, None, 0, 0)).wish
+        OperatorWish.from_run(RunRecord("r", "f", "a", "{}", status, detail, 0.0, None, 0, 0)).wish
         == wish
     )
 

@@ -73,7 +73,7 @@ def _start(
         from broker_server.service.rollout import begin
         from broker_server.store import Store
         from broker_server.store.configurations import saved_config
-    from fleet_protocol.identity.release import kind_of
+    from fleet_protocol.identity.release import board_kind
     from shoal.flash.bundle import release_files
     from shoal.flash.settings import load_flash_config
 
@@ -100,7 +100,7 @@ def _start(
         gate = max(gate, 1)
     boards = [load_flash_config(path) for path in configs or ()]
     builds = {
-        kind_of(each.target.machine, each.target.python): release_files(each) for each in boards
+        board_kind(each.target.machine, each.target.python): release_files(each) for each in boards
     }
     shares = [
         share / 100 for share in stages or ((5, 25, 100) if canary is None else (canary, 100))

@@ -1,4 +1,4 @@
-"""The course of a task through a board's samples: which are held out, their order, and what is
+"""The schedule of a task through a board's samples: which are held out, their order, and what is
 drawn at random.
 
 Nothing here knows the agent, MQTT or the disk. Every order is a function of numbers in the offer
@@ -10,7 +10,7 @@ and of the number of samples alone, so that a simulation reproduces a device bit
 - ``sample_order(seed, round, epoch, n)``: a permutation of ``n`` from ``PCG64(SeedSequence([seed,
   round, epoch]))``, epochs from 0. Batches are consecutive pieces of it; a short last batch is kept
   (specification 1.3: local SGD over all batches).
-- ``draw_noise(layers, moment, count)``: what the layers of a model draw at random in one step, from
+- ``draw_noise(layers, step_seed, count)``: what the layers of a model draw at random in one step, from
   ``PCG64(SeedSequence([seed, round, epoch, step], spawn_key=(1,)))``: one generator for the layers
   in manifest order, ``random((count, *shape), float32)`` each; steps count from 0 within an epoch.
   Evaluation draws nothing.
@@ -45,7 +45,7 @@ _AUGMENT = 2
 
 
 @dataclass(frozen=True)
-class Moment:
+class StepSeed:
     """A step of a training; the numbers that everything it draws at random follows from.
 
     Rounds count from 1, epochs and the steps within one from 0.
@@ -105,27 +105,27 @@ def batches(order: Indices, batch_size: int) -> Iterator[Indices]:
 
 
 def draw_noise(
-    layers: Sequence[NoiseSpec], moment: Moment, count: int
+    layers: Sequence[NoiseSpec], step_seed: StepSeed, count: int
 ) -> dict[str, NDArray[np.float32]]:
     """What the layers draw in one training step, float32 ``[count, *shape]`` in [0, 1) each (see
     the module's text).
     """
     if not layers:
         return {}
-    generator = moment.generator(_NOISE)
+    generator = step_seed.generator(_NOISE)
     return {layer.name: generator.random((count, *layer.shape), np.float32) for layer in layers}
 
 
 def training_batch(
-    data: DataSet, indices: Indices, dtype: str, moment: Moment
+    data: DataSet, indices: Indices, dtype: str, step_seed: StepSeed
 ) -> tuple[NDArray[Any], Targets]:
     """Samples and targets ``[B, ...]`` of one training step, new arrays (see the module's text)."""
     x, y = data.batch(indices, dtype)
-    return (data.augmented(x, moment.generator(_AUGMENT)) if data.augment else x), y
+    return (data.augmented(x, step_seed.generator(_AUGMENT)) if data.augment else x), y
 
 
 @dataclass(frozen=True)
-class Course:
+class TrainingSchedule:
     """What one task trains on or measures, and how.
 
     `chosen` are the indices of the training samples.
@@ -153,9 +153,9 @@ class Course:
         """The samples of a pass, in its order."""
         return self.chosen[sample_order(self.settings.seed, self.round, epoch, len(self.chosen))]
 
-    def moment(self, epoch: int, step: int) -> Moment:
+    def step_seed(self, epoch: int, step: int) -> StepSeed:
         """A step of this task."""
-        return Moment(self.settings.seed, self.round, epoch, step)
+        return StepSeed(self.settings.seed, self.round, epoch, step)
 
     @property
     def measurable(self) -> bool:
