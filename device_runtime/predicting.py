@@ -72,7 +72,9 @@ class Predictor:
         self._key: object = None
         self._model: Any = None
 
-    def __call__(self, samples: Path | ArrayOrNamed, seconds: float = threading.TIMEOUT_MAX) -> _Found:
+    def __call__(
+        self, samples: Path | ArrayOrNamed, seconds: float = threading.TIMEOUT_MAX
+    ) -> _Found:
         """As `predict`, of a file or of arrays, of several threads.
 
         A DataError where there is no time for it.

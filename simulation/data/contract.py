@@ -7,9 +7,9 @@ from fleet_protocol.data.contract import (
     NO_CONTRACT,
     PLACEHOLDERS,
     DataContract,
+    list_names,
     order_columns,
     present_names,
-    list_names,
 )
 from fleet_protocol.errors import MismatchError
 

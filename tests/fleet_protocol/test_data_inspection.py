@@ -354,7 +354,11 @@ def test_no_samples_make_it_fail(x, targets, seed):
     }[targets]
     data = data_of(x, y)
     other = summarise(data_of(np.flip(x, 1) * (seed % 3 + 1), y))
-    for finding in (*find_problems(data), *find_problems(data, summarise(data)), *find_problems(data, other)):
+    for finding in (
+        *find_problems(data),
+        *find_problems(data, summarise(data)),
+        *find_problems(data, other),
+    ):
         assert finding.text
         assert finding.text.isprintable()
     assert compare(summarise(data), summarise(data)) == ()
