@@ -28,9 +28,10 @@ from device_runtime.training.task import base_tensors
 from device_runtime.training.weights_file import read_weights
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.data import load_data
-from fleet_protocol.data.contract import NO_CONTRACT, order_columns, read_contract
+from fleet_protocol.data.column_order import order_columns
 from fleet_protocol.data.readers import ArrayOrNamed
 from fleet_protocol.data.samples import read_samples
+from fleet_protocol.data.terms import NO_CONTRACT, read_contract
 from fleet_protocol.digests import blob_digest
 from fleet_protocol.errors import (
     BlobError,

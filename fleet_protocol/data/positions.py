@@ -1,7 +1,7 @@
 """Describes what of samples is read by position although the fleet's contract has names."""
 
-from fleet_protocol.data.contract import NO_CONTRACT, ContractTerms
 from fleet_protocol.data.dataset import DataSet
+from fleet_protocol.data.terms import NO_CONTRACT, ContractTerms
 
 
 def describe_positions(

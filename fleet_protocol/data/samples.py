@@ -14,9 +14,10 @@ from fleet_protocol.data import (
     NpzData,
     load_data,
 )
-from fleet_protocol.data.contract import NO_CONTRACT, ContractTerms, order_columns
+from fleet_protocol.data.column_order import order_columns
 from fleet_protocol.data.images import IMAGE_SUFFIXES
 from fleet_protocol.data.readers import ArrayOrNamed, Arrays
+from fleet_protocol.data.terms import NO_CONTRACT, ContractTerms
 from fleet_protocol.errors import DataError
 from fleet_protocol.logs import print_line
 from fleet_protocol.manifest import Manifest

@@ -3,14 +3,10 @@
 from collections.abc import Sequence
 
 from fleet_protocol.data import DataSet
-from fleet_protocol.data.contract import (
-    NO_CONTRACT,
-    PLACEHOLDERS,
-    DataContract,
-    list_names,
-    order_columns,
-    present_names,
-)
+from fleet_protocol.data.column_order import order_columns
+from fleet_protocol.data.label_order import PLACEHOLDERS, present_names
+from fleet_protocol.data.name_lists import list_names
+from fleet_protocol.data.terms import NO_CONTRACT, DataContract
 from fleet_protocol.errors import MismatchError
 
 _SAY_ALL = f"say all labels in their order in [data.test] of sim.toml: {PLACEHOLDERS}"
