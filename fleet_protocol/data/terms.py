@@ -40,6 +40,14 @@ Title = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_chec
 """Name of a label or a column."""
 
 
+def _check_different(what: str, names: Sequence[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise ValueError(f"{what} has the name {name!r} twice")
+        seen.add(name)
+
+
 class ContractTerms(FrozenModel):
     """The terms of a fleet for its samples, ``[contract]`` in ``fleet.toml``.
 
@@ -93,11 +101,3 @@ def read_contract(folder: Path) -> DataContract | None:
         return DataContract.model_validate_json((folder / CONTRACT_FILE).read_bytes())
     except (OSError, ValidationError):
         return None
-
-
-def _check_different(what: str, names: Sequence[str]) -> None:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            raise ValueError(f"{what} has the name {name!r} twice")
-        seen.add(name)
