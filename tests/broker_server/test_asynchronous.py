@@ -11,7 +11,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from shoal.cli.explained import show_round
+from shoal.cli.views.explained_round import show_round
 
 from broker_server.store import Store, TaskPhase, queries
 from broker_server.store.explaining import explain_round
