@@ -180,7 +180,7 @@ def test_measurements_that_the_database_itself_reads_are_named(store):
         contextlib.closing(Store(store, read_only=True)) as opened,
         pytest.raises(DamagedRowError, match=message),
     ):
-        opened.parts(RUN)
+        opened.device_parts(RUN)
 
 
 @pytest.mark.parametrize(

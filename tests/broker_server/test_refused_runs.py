@@ -12,7 +12,7 @@ from broker_server.rounds.fleet import assign
 from broker_server.rounds.run_context import prepare_run
 from broker_server.settings.fleet import BrokerConfig, FleetConfig
 from broker_server.settings.method import StrategyConfig
-from broker_server.strategies.server_optimizer import OptimizerSettings
+from broker_server.strategies.optimizer_rules import OptimizerSettings
 from fleet_protocol.configuration import load_config, parse_config
 from fleet_protocol.data import load_data
 from fleet_protocol.data.sources import NpzData
