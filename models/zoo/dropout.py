@@ -168,8 +168,8 @@ def noise_shapes(module: nn.Module, x: Tensor) -> dict[str, Shape]:
         if not _grows(shapes, larger_uses[path], batch):
             raise ExportError(
                 f"layer {path} draws noise for {', '.join(map(str, shapes))} with a batch of "
-                f"{batch}, which is not so much for each sample; use it on what has the batch among "
-                "its dimensions, or give it rate 0"
+                f"{batch}, which is not so much for each sample; use it on what has the batch "
+                "among its dimensions, or give it rate 0"
             )
         rows[path] = (sum(map(math.prod, shapes)) // batch,)
     return rows
