@@ -20,7 +20,8 @@ from broker_server.service.connection import Connection, RunParts, Stop
 from broker_server.service.control_socket import LocalRequest
 from broker_server.service.data_findings import DataFindings
 from broker_server.service.label_orders import LabelOrders
-from broker_server.service.receiver import Report
+from broker_server.service.reassembly import require_owner
+from broker_server.service.receiver_messages import Report
 from broker_server.service.replies import Replies
 from broker_server.service.routing import Handlers, Router
 from fleet_protocol.errors import RefusalReason, RefusedError
@@ -138,8 +139,9 @@ class MqttDispatcher:
             raise StopRequested
         now = time.monotonic()
         until = now + until - self._clock.now()
-        quiet = [task.quiet for task in self._unanswered if not self._clock.stands]
-        wake = min(until, now + PATIENCE_SECONDS, self.blobs.next_due() or until, *quiet)
+        wake = min(until, now + PATIENCE_SECONDS, self.blobs.next_due() or until)
+        if not self._clock.stands:
+            wake = min(wake, self._uploads.next_due())
         with contextlib.suppress(queue.Empty):
             self._handle(self._connection.inbox.get(timeout=max(0.0, wake - now)))
             self._handle_more(time.monotonic(), wake)
@@ -161,12 +163,12 @@ class MqttDispatcher:
     def _do_what_is_due(self, now: float) -> None:
         for problem in self.blobs.flush(now):
             self.reporter.note("blob-delayed", problem)
-        self._uploads.turn(now)
-        self._uploads.cohorts.turn(self.fleet.is_online)
+        self._uploads.restart_failed_receivers(now)
+        self._uploads.cohorts.advance_due(self.fleet.is_online)
         # What is sent while the broker is away waits in memory.
+        if not self._clock.stands:
+            self._uploads.ask_for_missing(now)
         for task in self._unanswered if not self._clock.stands else ():
-            if task.quiet <= now:
-                self._uploads.ask_for_missing(task)
             if (
                 now - max(task.heard, task.offered) >= self._nudge_seconds
             ):  # silent for so long, it gets it again
@@ -236,10 +238,15 @@ class MqttDispatcher:
                 event.error.reason, str(event.error), device=None, number=self._number
             )
         elif isinstance(event, Report):
-            self._uploads.reported(event, self._open)
-            for name in event.heard:
-                if (heard := self._open.get(name)) is not None:
-                    self._heard(heard.record.device)
+            self._receive_report(event)
+
+    def _receive_report(self, report: Report) -> None:
+        self._uploads.apply_report(report, self._open)
+        for name in report.active_tasks:
+            task = self._open.get(name)
+            if task is not None:
+                task.heard = time.monotonic()
+                self._heard(task.record.device)
 
     def _note_rival(self, payload: bytes) -> None:
         why = self._outbox.rival(payload, self.reporter.run)
@@ -303,7 +310,7 @@ class MqttDispatcher:
             self._waiting = {}
         self._open = {**self._waiting, **collection.tasks}
         self._uploads.cohorts.open(collection)
-        self._uploads.open(self._open.values())
+        self._uploads.set_open_tasks(self._open)
         self._strangers.clear()
         for task in collection.tasks.values():
             self._findings.look(task.record.device, collection.number)
@@ -331,7 +338,7 @@ class MqttDispatcher:
         if collection is None or waits:
             self._waiting = {task.record.id: task for task in over if waits}
         self._open = self._waiting
-        self._uploads.open(self._waiting.values())
+        self._uploads.set_open_tasks(self._waiting)
         if waits:
             return
         for task in over:
@@ -365,15 +372,10 @@ class MqttDispatcher:
     def _chunk(self, task_id: str, event: Received) -> None:
         task = self._open.get(task_id)
         if task is not None:
-            owner = task.record.device
-            if event.signer not in {None, owner}:
-                raise RefusedError(
-                    RefusalReason.FORGED,
-                    f"{event.signer} sent chunks of the update of {owner}",
-                )
+            require_owner(task, event.signer)
             task.heard = time.monotonic()
-            self._heard(owner)
-            self._uploads.chunk(task, event.payload)
+            self._heard(task.record.device)
+            self._uploads.receive_chunk(task, event.payload)
             return
         if task_id in self._strangers or len(self._strangers) >= _MOST_STRANGERS:
             return

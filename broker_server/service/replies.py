@@ -90,7 +90,7 @@ class Replies:
             )
         task.heard = time.monotonic()
         if isinstance(message, messages.Done):
-            self._parts.uploads.done(task, message)
+            self._parts.uploads.receive_announcement(task, message)
         elif (message.run, message.round) != (task.record.run, task.record.round):
             raise RefusedError(
                 RefusalReason.WRONG_ROUND,
@@ -125,12 +125,12 @@ class Replies:
             )
             lacks: list[str] = [getattr(choice, what).digest for what in message.lacks]
             self._parts.blobs.forget(record.device, but=lacks)
-            self._parts.uploads.cohorts.join(task, message.keys)
+            self._parts.uploads.cohorts.receive_keys(task, message.keys)
             reporter.emit(control.DeviceAccepted(**where, kind=record.kind, tier=message.tier))
             for digest in lacks:
                 self._need(message, digest, task)
         elif isinstance(message, messages.Shares):
-            self._parts.uploads.cohorts.take(task, message)
+            self._parts.uploads.cohorts.receive_shares(task, message)
         elif isinstance(message, messages.Progress):
             how_far = message.model_dump(include={"epoch", "epochs", "step", "loss"})
             reporter.emit(control.DeviceProgressed(**where, **how_far))

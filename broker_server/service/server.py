@@ -36,6 +36,7 @@ from broker_server.service.between_runs import BetweenRuns
 from broker_server.service.blob_service import BlobService, chunk_bytes_for
 from broker_server.service.broker import ChildBroker
 from broker_server.service.clock import Clock
+from broker_server.service.cohorts import Cohorts
 from broker_server.service.connection import Connection, RunParts, Stop
 from broker_server.service.control import (
     Control,
@@ -57,7 +58,8 @@ from broker_server.service.membership import (
 )
 from broker_server.service.outbox import Outbox
 from broker_server.service.partial_uploads import PartialUploads
-from broker_server.service.receiver import Begin
+from broker_server.service.reassembly import Reassembly
+from broker_server.service.receiver_messages import ReceiverSettings
 from broker_server.service.receivers import Receivers
 from broker_server.service.rollout import Carrier
 from broker_server.service.routing import Router
@@ -195,12 +197,12 @@ class Server:
             ):
                 self._link.subscribe(each)
             if self._broker_config.receivers:
-                begin = Begin(
+                settings = ReceiverSettings(
                     fleet=self.fleet,
                     store=self._folder.resolve(),
                     broker=self._broker_config,
                 )
-                self.receivers = stack.enter_context(Receivers(begin, self._inbox))
+                self.receivers = stack.enter_context(Receivers(settings, self._inbox))
             else:
                 self._link.subscribe(its.upload("+", "+"))
             at_hand = stack.enter_context(ControlSocket(self._folder, self._inbox.put))
@@ -349,7 +351,14 @@ class Server:
         operator = OperatorWish.from_run(record)
         partial = PartialUploads(self._updates, self._blobs)
         clock = Clock(connected=self._link.connected)
-        uploads = Uploads(self._store, partial, self._outbox, reporter, clock, self.receivers)
+        uploads = Uploads(
+            self._store,
+            Reassembly(partial),
+            self._outbox,
+            reporter,
+            Cohorts(self._store, partial.blobs, self._outbox, clock),
+            self.receivers,
+        )
         blobs = BlobService(self._link, self._topics, context.config.round.chunk_bytes)
         blobs.serve(context.artifacts.files)
         dispatcher = MqttDispatcher(
