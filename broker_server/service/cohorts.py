@@ -205,13 +205,13 @@ class Cohorts:
     def _send(self, secure_sum: _SecureSum, device: str) -> None:
         if device in secure_sum.members:
             record = secure_sum.cohort.tasks[device].record
-            self.outbox.tell(Sum, record, **secure_sum.content_for(device))
+            self.outbox.send_about(Sum, record, **secure_sum.content_for(device))
 
     def _drop(self, task: OpenTask, detail: str) -> None:
         if not task.record.phase.answered:
             self.store.settle([task.record.id], TaskPhase.MISSED, detail)
             task.record = replace(task.record, phase=TaskPhase.MISSED, detail=detail)
-            self.outbox.tell(Cancel, task.record, reason=detail)
+            self.outbox.send_about(Cancel, task.record, reason=detail)
 
     def total(self, cohort: Cohort, pump: Callable[[float], None]) -> Words:
         """Return the sum of the updates of a cohort, for `rounds.dispatch.Dispatcher.total`.
@@ -254,5 +254,5 @@ class Cohorts:
         for secure_sum in self._sums:
             for task in secure_sum.cohort.tasks.values():
                 if task.record.update_digest is not None:
-                    self.outbox.tell(UploadAck, task.record)
+                    self.outbox.send_about(UploadAck, task.record)
         self._sums = []

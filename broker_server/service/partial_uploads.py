@@ -95,7 +95,7 @@ class PartialUploads:
             raise _malformed(task, error) from error
 
     def missing(self, task: str, ref: BlobRef) -> Ranges:
-        """Return the ranges of chunks that are not here; a part of another size or cut is dropped."""
+        """Return which chunks are not here, after dropping a part of another size or cut."""
         part = self._part(task, ref)
         if (part.ref.size, part.ref.chunk_bytes) != (ref.size, ref.chunk_bytes):
             self.drop(task)

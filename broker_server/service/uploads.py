@@ -109,7 +109,7 @@ class Uploads:
             task = missing.task
             task.announced = None
             if not task.record.phase.answered:
-                self.outbox.tell(UploadMissing, task.record, ranges=missing.ranges)
+                self.outbox.send_about(UploadMissing, task.record, ranges=missing.ranges)
 
     def receive_announcement(self, task: OpenTask, message: Done) -> bool:
         """Receive the announcement of a complete update of an open task from its device.
@@ -197,7 +197,7 @@ class Uploads:
             return
         match outcome.kind:
             case "missing":
-                self.outbox.tell(UploadMissing, task.record, ranges=outcome.ranges)
+                self.outbox.send_about(UploadMissing, task.record, ranges=outcome.ranges)
             case "damaged":
                 self._handle_damage(task, message, outcome.detail)
             case "refused":
@@ -260,7 +260,7 @@ class Uploads:
     def _acknowledge(self, task: OpenTask) -> None:
         # An acknowledged device drops its task, but one in a secure sum still has shares to reveal.
         if task.instructions.upload.summing is None:
-            self.outbox.tell(UploadAck, task.record)
+            self.outbox.send_about(UploadAck, task.record)
 
     def _handle_damage(self, task: OpenTask, message: Done, detail: str) -> bool:
         """Ask for a damaged update again, or refuse it; return whether it was refused."""
@@ -272,7 +272,7 @@ class Uploads:
         if task.damaged > _DAMAGED_UPLOADS:
             return self._refuse(task, error)
         self._count(task, error)
-        self.outbox.tell(UploadMissing, task.record, ranges=((0, message.update.chunks),))
+        self.outbox.send_about(UploadMissing, task.record, ranges=((0, message.update.chunks),))
         return False
 
     def _count(self, task: OpenTask, error: RefusedError) -> None:
