@@ -92,7 +92,7 @@ def restore_sent_weights(
     for digest, (task, choice) in sent.items():
         version = versions(task.version)
         if digest != version.digest and not (
-            blobs.has(digest) and matches(blobs.bytes_of(digest), digest)
+            blobs.has(digest) and matches(blobs.read_unchecked(digest), digest)
         ):
             blobs.remove(digest)
             request = PlanRequest(

@@ -51,7 +51,7 @@ from broker_server.store import Store
 from broker_server.store.backup import remove_leftovers
 from broker_server.store.update_store import UpdateStore
 from fleet_protocol import control
-from fleet_protocol.allocator import memory_of_a_server
+from fleet_protocol.allocator import server_memory
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.blobs import DEFAULT_CHUNK_BYTES
 from fleet_protocol.errors import ShoalError, StorageError
@@ -125,7 +125,7 @@ class Server:
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(memory_of_a_server())
+            stack.enter_context(server_memory())
             self._open_store(stack)
             self._broker = hosted_broker(self._broker_config, self.fleet, self._folder / "broker")
             stack.enter_context(self._broker or contextlib.nullcontext())

@@ -23,7 +23,7 @@ from broker_server.store.rows import from_row, to_row
 from broker_server.store.task_records import Outcome, TaskPhase, TaskRecord
 from broker_server.store.task_table import OF_TASK, TaskTable
 from fleet_protocol.control import VersionEvaluation
-from fleet_protocol.errors import RefusalReason, plain
+from fleet_protocol.errors import RefusalReason, single_line
 from fleet_protocol.messages import DeviceProfile, DeviceStatus
 
 _LOG = logging.getLogger(__name__)
@@ -299,8 +299,8 @@ class Store(TaskTable):
         device: str | None = None,
     ) -> None:
         """Write a line of the log."""
-        device = device and plain(device)
-        detail = plain(detail)
+        device = device and single_line(device)
+        detail = single_line(detail)
         self._later(
             _LINE,
             {

@@ -32,7 +32,7 @@ from device_runtime.training.choosers import chooser_of
 from device_runtime.training.task import DeviceSetup
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.data import PythonData, load_data
-from fleet_protocol.data.positions import by_position
+from fleet_protocol.data.positions import describe_positions
 from fleet_protocol.data.stamps import Stamps
 from fleet_protocol.errors import (
     DataError,
@@ -342,7 +342,7 @@ class Context:
         stamps = self.unread or setup.data.stamps
         if stamps is None:
             return
-        later = stamps.again()
+        later = stamps.current()
         if not stamps.changes(later) and not isinstance(config, PythonData):
             return
         try:
@@ -417,7 +417,9 @@ class Context:
             self.failure = problem or limited
             self.post(Event.UNSUITABLE)
             return
-        taken = by_position(self.need_setup().data, offer.contract, own_labels=bool(offer.stays))
+        taken = describe_positions(
+            self.need_setup().data, offer.contract, own_labels=bool(offer.stays)
+        )
         note = f"; {taken}" if taken else ""
         self.kit.journal.info(
             f"offer {offer.routine} tier={choice.tier} seconds_left={offer.seconds_left:g}{note}"

@@ -19,7 +19,7 @@ from broker_server.updates.distance import measure
 from broker_server.updates.krum import left_out, squared_distances
 from broker_server.updates.quarantine import judged, quarantined
 from fleet_protocol import control
-from fleet_protocol.digests import place_of
+from fleet_protocol.digests import blob_path
 from fleet_protocol.errors import ConfigError, PlanError, RefusalReason
 from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.weights import encode_weights
@@ -337,7 +337,7 @@ def attacked(scripts, settings, url, running, fleet):
 
 
 def _blob(folder, digest):
-    return folder / "blobs" / "objects" / place_of(digest)
+    return folder / "blobs" / "objects" / blob_path(digest)
 
 
 GOOD = {f"good{i}": honest(1.0) for i in range(3)}

@@ -34,7 +34,7 @@ from fleet_protocol.errors import (
     RefusedError,
     ShoalError,
     StorageError,
-    plain,
+    single_line,
 )
 from fleet_protocol.manifest import BASE, parse_manifest
 from fleet_protocol.messages import BlobRef, Refuse
@@ -62,7 +62,7 @@ class Starting(DeviceState):
         try:
             self._prepare()
         except (ConfigError, DataError) as error:
-            ctx.measured.unable = plain(str(error))
+            ctx.measured.unable = single_line(str(error))
             ctx.kit.journal.error(f"{error}; the fleet is told, if the broker is there")
             with contextlib.suppress(
                 ShoalError

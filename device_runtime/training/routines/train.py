@@ -54,7 +54,7 @@ def _step_key(manifest: Manifest, setup: DeviceSetup) -> str:
 
 
 def _run(task: Task, setup: DeviceSetup, hooks: Hooks) -> Result:
-    setup = replace(setup, data=setup.data.fitted(task.manifest))
+    setup = replace(setup, data=setup.data.fit_to(task.manifest))
     tensors, result = _accelerated(task, setup, hooks)
     evaluation = _evaluate(task, setup, tensors, hooks)
     return Result(tensors, result.steps, result.seconds, result.loss, result.mean_loss, evaluation)

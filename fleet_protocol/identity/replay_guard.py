@@ -19,10 +19,10 @@ from fleet_protocol.identity.enrolment import write_secret
 _SESSION_BITS = 32
 
 
-Kept = TypeVar("Kept", dict[str, int], dict[str, str])
+SavedT = TypeVar("SavedT", dict[str, int], dict[str, str])
 
 
-def read_kept(path: Path | None, kind: type[Kept]) -> Kept:
+def read_saved(path: Path | None, kind: type[SavedT]) -> SavedT:
     """What a file keeps of names in JSON; nothing where there is no file."""
     with contextlib.suppress(
         OSError, ValidationError
@@ -40,7 +40,7 @@ def next_session(path: Path) -> int:
     so.
     """
     session: int = (
-        max(int(time.time()), read_kept(path, dict[str, int]).get("session", 0) + 1)
+        max(int(time.time()), read_saved(path, dict[str, int]).get("session", 0) + 1)
         % 2**_SESSION_BITS
     )
     with contextlib.suppress(StorageError):
@@ -54,7 +54,7 @@ def next_session(path: Path) -> int:
     return session
 
 
-class Marks:
+class ReplayGuard:
     """The highest counter of every signer on every topic; a path is where they survive a restart.
 
     Where they cannot be kept, nothing was heard; but a board that is `patient` keeps them in memory
@@ -64,9 +64,9 @@ class Marks:
     def __init__(self, path: Path | None = None, *, patient: bool = False) -> None:
         self._path = path
         self._patient = patient
-        self._highest = read_kept(path, dict[str, int])
+        self._highest = read_saved(path, dict[str, int])
 
-    def pass_on(
+    def record_message(
         self,
         signer: Certificate,
         topic: str,
@@ -98,7 +98,7 @@ class Marks:
             )
         self._keep(key, counter)
 
-    def server(self, signer: Certificate) -> None:
+    def record_server(self, signer: Certificate) -> None:
         """Note the certificate of a server; a RefusedError where a newer one was seen."""
         known = self._highest.get("server", -1)
         if signer.serial < known:
