@@ -10,36 +10,44 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from broker_server.store import TaskPhase
-from broker_server.strategies.strategy import Contribution, GlobalModel, Merge
+from broker_server.strategies.strategy import GlobalModel, Merge
 from broker_server.updates.bounds import Measured
+from broker_server.updates.distance import measure
+from broker_server.updates.values import Update
+
+Move = Callable[[Update], Update]
 
 
 class Folding:
     """The merge of one round in progress, over tasks in the order of their devices.
 
-    An update is loaded from disk by its task, measured when it is folded for the first time, and
-    moved where it was made from an earlier version.
-
     Attributes:
         folded: tasks whose updates are in it, in their order.
-        measured: what was measured of the updates, by task.
+        measured: what screens judge updates by, by task, taken when they were folded first.
+        load: reads an update of a task from the disk.
     """
 
     def __init__(
         self,
         merge: Merge[Any],
         order: Sequence[str],
-        load: Callable[[str], Contribution],
-        measure: Callable[[str, Contribution], Measured] | None = None,
-        moved: Callable[[str, Contribution], Contribution] = lambda _task, update: update,
+        load: Callable[[str], Update],
+        move: Move = lambda update: update,
     ) -> None:
+        """Begin with empty sums.
+
+        Args:
+            merge: adds updates up.
+            order: tasks in the order of their devices' ids.
+            load: see `Folding`.
+            move: moves an update to the version that it is folded into.
+        """
         self._merge = merge
         self._order = tuple(order)
-        self._measure = measure
-        self._moved = moved
+        self._move = move
         self.load = load
         self.measured: dict[str, Measured] = {}
-        self._done = 0
+        self._passed = 0  # tasks of the order that have their turn behind them
         self._sums = merge.start()
         self.folded: list[str] = []
 
@@ -49,43 +57,56 @@ class Folding:
         Raises:
             BlobError: an update on disk can no longer be read.
         """
-        for task in folded_prefix(self._order, phases, self._done):
+        for task in folded_prefix(self._order, phases, self._passed):
             if phases[task].arrived:
                 update = self.load(task)
-                if self._measure is not None:
-                    self.measured[task] = self._measure(task, update)
-                self._merge.fold(self._sums, self._moved(task, update))
-                self.folded.append(task)
-            self._done += 1
+                self.measured[task] = _measured(update)
+                self._fold(task, update)
+            self._passed += 1
 
-    def again(self, treated: Callable[[str, Contribution], Contribution | None]) -> "Folding":
-        """Fold the same updates anew, each as it is treated; None leaves it out.
+    def fold_again(self, treat: Callable[[str, Update], Update | None]) -> "Folding":
+        """Fold the same updates into new sums, each as it is treated; None leaves it out.
 
         Raises:
             BlobError: an update on disk can no longer be read.
         """
-        other = Folding(self._merge, (), self.load, moved=self._moved)
+        again = Folding(self._merge, (), self.load, self._move)
         for task in self.folded:
-            update = treated(task, self.load(task))
+            update = treat(task, self.load(task))
             if update is not None:
-                self._merge.fold(other._sums, self._moved(task, update))
-                other.folded.append(task)
-        return other
+                again._fold(task, update)
+        return again
+
+    def _fold(self, task: str, update: Update) -> None:
+        self._merge.fold(self._sums, self._move(update))
+        self.folded.append(task)
 
     def finish(self, old: GlobalModel) -> GlobalModel:
-        """The next global model after the old one; the accumulator's memory becomes its."""
+        """Return the next global model after the old one, whose arrays are those of the sums."""
         return self._merge.finish(self._sums, old)
 
 
-def folded_prefix(order: Sequence[str], phases: Mapping[str, TaskPhase], done: int) -> list[str]:
+def _measured(update: Update) -> Measured:
+    distance = update.distance or measure(update.weights, update.sent())
+    return Measured(
+        tier=update.task.tier,
+        norm=distance.norm,
+        values=distance.values,
+        declared=update.metrics.examples,
+        announced=update.announced,
+        device=update.device,
+    )
+
+
+def folded_prefix(order: Sequence[str], phases: Mapping[str, TaskPhase], passed: int) -> list[str]:
     """Return the next tasks in the order of the devices, up to the first that is not answered.
 
     Args:
         order: all tasks of a round.
         phases: where each of them is.
-        done: how many were passed before.
+        passed: how many had their turn before.
 
     Returns:
         Ids of tasks, those without an update included.
     """
-    return list(itertools.takewhile(lambda task: phases[task].answered, order[done:]))
+    return list(itertools.takewhile(lambda task: phases[task].answered, order[passed:]))

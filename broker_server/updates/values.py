@@ -1,12 +1,13 @@
-"""The values of the pipeline: what an update must be, what arrived, and how far it went."""
+"""The values of the pipeline: what an update must be, what arrived, and what is folded."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
 from broker_server.store import TaskRecord
+from broker_server.strategies.strategy import Contribution
 from fleet_protocol.manifest import Manifest
 from fleet_protocol.messages import Instructions
 
@@ -70,3 +71,24 @@ class Stored:
 
     digest: str
     distance: Distance | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Update(Contribution):
+    """A stored update on its way into the sums; what a method sees of it is a `Contribution`.
+
+    Its weight is `metrics.examples`, and the rows of label axes that it may move are those of
+    `metrics.labels`.
+
+    Attributes:
+        task: whose answer it is.
+        sent: reads the weights that its device was sent, float32 tensors of the same names.
+        distance: from what was sent, as the intake measured it; None after a restart of the server
+            and for the mean of a secure sum, which are measured when they are folded.
+        announced: samples that its device announced before; None if it has not.
+    """
+
+    task: TaskRecord
+    sent: Callable[[], Tensors]
+    distance: Distance | None = None
+    announced: int | None = None
