@@ -111,10 +111,10 @@ class RotaryAttention(nn.Module):
             batch, self.shared, self.group * length, self.shape.head_dim
         )
         scores = query @ _rotate(key, angles).transpose(-1, -2) * self.shape.head_dim**-0.5
-        scores = scores.unflatten(2, (self.group, length))  # type: ignore[no-untyped-call]
-        scores = scores + future_penalty(length, x)
+        scores = scores.unflatten(2, (self.group, length)) + future_penalty(length, x)
         mixed = torch.softmax(scores, -1).flatten(2, 3) @ value
-        mixed = mixed.unflatten(2, (self.group, length)).permute(0, 3, 1, 2, 4)
+        mixed = mixed.unflatten(2, (self.group, length))  # type: ignore[no-untyped-call]
+        mixed = mixed.permute(0, 3, 1, 2, 4)
         out: Tensor = self.o_proj(mixed.reshape(batch, length, -1))
         return out
 
