@@ -233,14 +233,15 @@ def _providers(config: DeviceConfig) -> str:
 def _data(config: DeviceConfig) -> str:
     from device_runtime.agent.data_findings import sentences  # noqa: PLC0415  (numpy)
     from fleet_protocol.data import load_data  # noqa: PLC0415
-    from fleet_protocol.data.contract import read_contract, reconciled  # noqa: PLC0415
-    from fleet_protocol.data.positions import by_position  # noqa: PLC0415
+    from fleet_protocol.data.contract import reconcile  # noqa: PLC0415
+    from fleet_protocol.data.positions import describe_positions  # noqa: PLC0415
+    from fleet_protocol.data.terms import read_contract  # noqa: PLC0415
 
     data = load_data(config.data)
     contract = read_contract(config.state_dir)
     own_labels = config.own_model is not None
     try:
-        reconciled(data, contract, own_labels=own_labels)
+        reconcile(data, contract, own_labels=own_labels)
     except MismatchError as error:
         if contract is None:  # the fleet may have one that this board has not received yet
             raise _DoubtError(
@@ -250,7 +251,7 @@ def _data(config: DeviceConfig) -> str:
     text = f"{len(data)} samples of shape {tuple(data.x.shape[1:])} in {data.source}"
     if contract is not None:
         text += "; they fit the fleet's contract"
-    taken = by_position(data, contract, own_labels=own_labels)
+    taken = describe_positions(data, contract, own_labels=own_labels)
     if taken:
         text += f", where {taken}"
     if data.facts.left_out:

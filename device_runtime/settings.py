@@ -245,9 +245,9 @@ class DeviceConfig(FrozenModel):
         if member is None:
             return ""
         # It needs cryptography, which takes memory that other tasks of a small board keep.
-        from fleet_protocol.identity.papers import Standing  # noqa: PLC0415
+        from fleet_protocol.identity.papers import Membership  # noqa: PLC0415
 
-        papers = Standing(member.enrolment, member.folder / "papers.json")
+        papers = Membership(member.enrolment, member.folder / "papers.json")
         expires = papers.certificate.expires
         if not 0 < expires < time.time():  # 0 is for one without an end
             return ""

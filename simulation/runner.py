@@ -23,7 +23,7 @@ from broker_server.rounds.artifacts import load_artifacts
 from broker_server.rounds.coordinator import Coordinator
 from broker_server.rounds.dispatch import Services
 from broker_server.rounds.evaluation import Evaluator
-from broker_server.rounds.judging import Evaluators
+from broker_server.rounds.evaluators import Evaluators
 from broker_server.rounds.new_version import first_version
 from broker_server.rounds.reporting import Reporter
 from broker_server.rounds.run_context import RunContext, new_run_id, prepare_run

@@ -25,11 +25,11 @@ import numpy as np
 
 from broker_server.rounds.accounting import ByteCount
 from broker_server.rounds.collecting import Cohort, Collection, OpenTask
-from broker_server.rounds.decoding import MOST_SENT, take_update
 from broker_server.rounds.fleet import Fleet
 from broker_server.rounds.reporting import Reporter
 from broker_server.rounds.stopping import OperatorWish, StopRequested
 from broker_server.store import Store, TaskPhase, TaskRecord
+from broker_server.updates.intake import MOST_SENT, receive_update
 from device_runtime.training.choosers import Situation, TierChooser, chooser_of
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.encodings import open_weights
@@ -345,14 +345,15 @@ class VirtualDispatcher:
         data = updates.path(update.digest).read_bytes()
         merged = update.digest
         try:
-            whole = take_update(data, task, self._sent)
+            arrived = receive_update(data, task.expected, self._sent)
         except RefusedError as error:
             updates.remove(merged)
             self._settle(task, TaskPhase.REFUSED, error.reason, str(error))
             return
-        if whole is not data:
+        if arrived.data is not data:
             updates.remove(merged)
-            merged = updates.put(whole)
+            merged = updates.put(arrived.data)
+        task.distance = arrived.distance
         task.record = record.with_update(merged, update.size, result.metrics)
         self._records.store.receive([task.record], later=True)
         self._upload_bytes += update.size

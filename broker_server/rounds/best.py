@@ -12,7 +12,7 @@ from broker_server.store import Store, VersionRecord
 from broker_server.store.queries import find_run
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.control import VersionEvaluation
-from fleet_protocol.digests import place_of
+from fleet_protocol.digests import blob_path
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.messages import Evaluation
 from fleet_protocol.metrics import label_accuracies
@@ -163,7 +163,7 @@ def read_versions(store: Store, run: str | None = None) -> list[VersionView]:
     judging = FleetConfig.stored(record.config).evaluation
     views = []
     for item in store.versions(record.id):
-        path = blobs / place_of(item.digest)  # a `BlobStore` makes its folder, and this only looks
+        path = blobs / blob_path(item.digest)  # a `BlobStore` makes its folder, and this only looks
         kept = path.is_file()
         judged = item.evaluation
         views.append(

@@ -4,16 +4,16 @@ When it is over is decided in `broker_server.rounds.closing`; sending, storing a
 by others.
 """
 
-import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
 from broker_server.rounds.closing import ClosingRule, TaskProgress
-from broker_server.rounds.validation import size_limit
 from broker_server.store import TaskPhase, TaskRecord, Timing
+from broker_server.updates.checks import size_limit
+from broker_server.updates.values import Distance, Expected
 from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.manifest import Manifest
 from fleet_protocol.messages import Done, Instructions
@@ -36,14 +36,12 @@ class OpenTask:
         damaged: uploads whose digest was wrong.
         taken: times that the device changed its tier.
         announced: the device's Done while chunks are still missing.
-        quiet: ``time.monotonic()`` from which on they count as lost if none has come.
         instructions: what its offers ask of the device.
         answered: when its answer came, on the dispatcher's clock.
         left: since when its device is away, on the same clock.
         sign: the last sign of any kind that its device gave, on the same clock; infinite where
             silence means nothing.
-        norm: of its update's difference to what was sent, and how many values that has, once it is
-            checked.
+        distance: of its update to what was sent, once that is checked.
     """
 
     record: TaskRecord
@@ -54,17 +52,21 @@ class OpenTask:
     damaged: int = 0
     taken: int = 0
     announced: Done | None = None
-    quiet: float = math.inf
     manifests: Mapping[str, Manifest] = field(default_factory=dict)
     answered: float | None = None
     left: float | None = None
     sign: float = math.inf
-    norm: tuple[float, int] | None = None
+    distance: Distance | None = None
+
+    @property
+    def expected(self) -> Expected:
+        """Return what the update must be."""
+        return Expected(self.record, self.manifest, self.instructions)
 
     @cached_property
     def limit_bytes(self) -> int:
         """The most bytes that its update may have: asked for with every chunk."""
-        return size_limit(self.record, self.manifest, self.instructions.stays)
+        return size_limit(self.expected)
 
     def take(self, tier: str) -> bool:
         """Follow the device to the tier it took; True if it is another one than before.
@@ -186,13 +188,3 @@ class Collection:
             for parts in [math.ceil(len(items) / SUM_LIMIT)]
             for at in range(parts)
         ]
-
-
-def folded_prefix(order: Sequence[str], phases: Mapping[str, TaskPhase], done: int) -> list[str]:
-    """The next tasks that may be folded in the order of the devices, of which so many were passed
-    before.
-
-    Returns:
-        The next ids up to the first that is not answered, those without an update included.
-    """
-    return list(itertools.takewhile(lambda task: phases[task].answered, order[done:]))

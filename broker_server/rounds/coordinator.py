@@ -14,8 +14,8 @@ from dataclasses import replace
 from broker_server.rounds.best import drop_old_weights, reason_to_stop
 from broker_server.rounds.closing import ClosingRule, quorum_size
 from broker_server.rounds.dispatch import Services, gather
-from broker_server.rounds.fold_order import Folding
-from broker_server.rounds.judging import Evaluators, Judge, Judgement
+from broker_server.rounds.evaluators import Evaluators
+from broker_server.rounds.judging import Judge, Judgement
 from broker_server.rounds.new_version import begin_folding, make_version
 from broker_server.rounds.planning import (
     open_collection,
@@ -33,6 +33,7 @@ from broker_server.store.export import require_whole
 from broker_server.store.machine import FINAL, RoundEvent, RoundState
 from broker_server.store.privacy_spent import epsilon_by_round
 from broker_server.store.promotion import promoted
+from broker_server.updates.folding import Folding
 from fleet_protocol import control
 from fleet_protocol.errors import BlobError, ShoalError, StorageError, TransportError
 
@@ -81,7 +82,7 @@ class Coordinator:
 
     def _work(self) -> control.RunFinished:
         try:
-            self._judge.go_on()
+            self._judge.resume()
             while (
                 version := self._version()
             ).number < self._context.config.round.rounds or self._in_a_round():
@@ -336,7 +337,7 @@ class Coordinator:
             ), folding
 
         def advance(phases: Mapping[str, TaskPhase]) -> None:
-            self._judge.look()
+            self._judge.record_if_done()
             if not summing:  # updates that nobody sees are folded when they are added up
                 folding.advance(phases)
 
@@ -432,7 +433,7 @@ class Coordinator:
                 payload_bytes=run.payload_bytes if run is not None else 0,
                 epsilon=epsilon,
             ),
-            f"version {version.number} from {len(merged)} updates; {judgement.shown}"
+            f"version {version.number} from {len(merged)} updates; {judgement.summary}"
             + ("" if epsilon is None else f"; epsilon {epsilon:.4g}"),
         )
         self._tidy(record, tasks)

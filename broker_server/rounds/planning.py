@@ -12,7 +12,6 @@ from broker_server.rounds.closing import ClosingRule, quorum_size
 from broker_server.rounds.collecting import Collection, OpenTask
 from broker_server.rounds.fleet import Assignment
 from broker_server.rounds.run_context import RunContext
-from broker_server.rounds.screening import difference
 from broker_server.rounds.tier_models import open_model
 from broker_server.store import (
     Alternatives,
@@ -24,6 +23,7 @@ from broker_server.store import (
 from broker_server.store.machine import FINAL, RoundState
 from broker_server.store.task_records import alternative
 from broker_server.strategies.strategy import GlobalModel, PlanRequest
+from broker_server.updates.distance import measure
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.digests import matches
 from fleet_protocol.encodings import encode_whole, open_weights
@@ -56,7 +56,7 @@ def store_sent_weights(
     size = sum(map(len, parts))
     if encoding != "fp32":
         whole = math.sqrt(sum(float(np.vdot(tensor, tensor)) for tensor in weights.values()))
-        lost = difference(open_weights(blobs.path(digest)), weights)[0] / (whole or 1.0)
+        lost = measure(open_weights(blobs.path(digest)), weights).norm / (whole or 1.0)
     return BlobRef(digest=digest, size=size, chunk_bytes=context.config.round.chunk_bytes), lost
 
 
@@ -92,7 +92,7 @@ def restore_sent_weights(
     for digest, (task, choice) in sent.items():
         version = versions(task.version)
         if digest != version.digest and not (
-            blobs.has(digest) and matches(blobs.bytes_of(digest), digest)
+            blobs.has(digest) and matches(blobs.read_unchecked(digest), digest)
         ):
             blobs.remove(digest)
             request = PlanRequest(

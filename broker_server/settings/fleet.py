@@ -19,8 +19,8 @@ from broker_server.settings.method import StrategyConfig
 from broker_server.settings.privacy import PrivacyConfig, SecureSumConfig
 from broker_server.settings.robust import RobustConfig
 from broker_server.settings.rounds import DownloadConfig, RoundConfig, UploadConfig
-from broker_server.strategies.server_optimizer import OptimizerSettings
-from fleet_protocol.data.contract import ContractTerms
+from broker_server.strategies.optimizer_rules import OptimizerSettings
+from fleet_protocol.data.terms import ContractTerms
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.frozen import STORED, FrozenModel, problems
 from fleet_protocol.messages import Name
@@ -244,6 +244,19 @@ class RunKeys(FrozenModel):
         if list(self.train.milestones) != sorted(set(self.train.milestones)):
             raise ValueError("train.milestones must ascend")
         return self
+
+    @property
+    def central_noise(self) -> PrivacyConfig | None:
+        """Return the noise that the server adds to sums; None for none."""
+        return self._noise("central")
+
+    @property
+    def local_noise(self) -> PrivacyConfig | None:
+        """Return the noise that devices add to their updates; None for none."""
+        return self._noise("local")
+
+    def _noise(self, where: str) -> PrivacyConfig | None:
+        return self.privacy if self.privacy is not None and self.privacy.where == where else None
 
 
 class FleetConfig(RunKeys):

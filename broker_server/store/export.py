@@ -83,7 +83,7 @@ def require_whole(blobs: BlobStore, number: int, *digests: str | None) -> None:
     It is left where it is, for who can mend it.
     """
     for digest in digests:
-        if digest is not None and not matches(blobs.bytes_of(digest), digest):
+        if digest is not None and not matches(blobs.read_unchecked(digest), digest):
             raise BlobError(
                 f"{blobs.path(digest)}, of version {number}, is damaged; `shoal restore` a backup"
             )

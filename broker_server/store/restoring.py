@@ -23,7 +23,7 @@ from broker_server.store.rows import DamagedRowError
 from broker_server.store.table_check import unexpected_part
 from fleet_protocol.blob_store import replacing
 from fleet_protocol.blobs import storage_error
-from fleet_protocol.digests import DIGEST_PATTERN, pieces_match, place_of
+from fleet_protocol.digests import DIGEST_PATTERN, blob_path, pieces_match
 from fleet_protocol.errors import BlobError, ConfigError
 from fleet_protocol.foreign_archives import (
     Archive,
@@ -161,7 +161,7 @@ def _places(name: str, digest: str) -> Collection[str]:
     """
     if name == DATABASE:
         return (DATABASE,)
-    return [Path(root, "objects", place_of(digest)).as_posix() for root in ROOTS]
+    return [Path(root, "objects", blob_path(digest)).as_posix() for root in ROOTS]
 
 
 def _signed_contents(

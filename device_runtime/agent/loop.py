@@ -47,7 +47,7 @@ from fleet_protocol.messages import (
 from fleet_protocol.messages.presence import ALIVE_SECONDS
 from fleet_protocol.signals import on_signals
 from fleet_protocol.topics import BlobTopic
-from fleet_protocol.transport import Connected, Disconnected, Received, Rejected, Told
+from fleet_protocol.transport import Connected, Disconnected, OperatorNotice, Received, Rejected
 
 if TYPE_CHECKING:
     from device_runtime.predictions.service import PredictionService
@@ -224,7 +224,7 @@ class Agent:
             self._on_connected(item)
         elif isinstance(item, Disconnected):
             self._on_disconnected(item)
-        elif isinstance(item, Told):
+        elif isinstance(item, OperatorNotice):
             self._on_operator_news(item)
         elif isinstance(item, Rejected):
             self.ctx.journal_refusal(item.error)
@@ -268,7 +268,7 @@ class Agent:
         if not item.session_present and ctx.state in WORKING:
             self._state.on_repeat()
 
-    def _on_operator_news(self, item: Told) -> None:
+    def _on_operator_news(self, item: OperatorNotice) -> None:
         ctx = self.ctx
         before = (ctx.releases.record, ctx.releases.wanted)
         try:

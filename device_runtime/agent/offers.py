@@ -9,7 +9,7 @@ from device_runtime.agent.refusals import Refusal, refusal_of
 from device_runtime.agent.task_in_hand import TaskInHand
 from device_runtime.agent.task_store import StoredTask
 from device_runtime.training.choosers import chooser_of
-from fleet_protocol.data.positions import by_position
+from fleet_protocol.data.positions import describe_positions
 from fleet_protocol.errors import DataError, RefusalReason, RefusedError
 from fleet_protocol.messages import Offer, Refuse, TierChoice
 
@@ -47,7 +47,7 @@ def begin_task(ctx: Context, offer: Offer) -> None:
         ctx.failure = problem or _beyond_limits(ctx, offer)
         ctx.post(Event.UNSUITABLE)
         return
-    taken = by_position(ctx.need_setup().data, offer.contract, own_labels=bool(offer.stays))
+    taken = describe_positions(ctx.need_setup().data, offer.contract, own_labels=bool(offer.stays))
     note = f"; {taken}" if taken else ""
     ctx.kit.journal.info(
         f"offer {offer.routine} tier={choice.tier} seconds_left={offer.seconds_left:g}{note}"

@@ -24,7 +24,7 @@ from device_runtime.training.choosers.rule import within
 from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.messages.values import RELEASE_PATTERN, BlobRef
-from fleet_protocol.transport import Told
+from fleet_protocol.transport import OperatorNotice
 
 if TYPE_CHECKING:
     from fleet_protocol.identity.release import Release
@@ -83,7 +83,7 @@ class Releases:
     def _on_trial(self) -> bool:
         return _is_trial(self.record)
 
-    def receive(self, news: Told) -> None:
+    def receive(self, news: OperatorNotice) -> None:
         """Take in what the operator says of releases.
 
         Raises:
@@ -125,18 +125,18 @@ class Releases:
             self.wanted = (release, ref)
 
     def _file_for_board(self, release: "Release") -> BlobRef | None:
-        from fleet_protocol.identity.release import kind_of  # noqa: PLC0415  (as in receive)
+        from fleet_protocol.identity.release import board_kind  # noqa: PLC0415  (as in receive)
 
         if release.sets:
             return release.sets.get(self._tier(release.sets))
-        return release.builds.get(kind_of())
+        return release.builds.get(board_kind())
 
     def _why_none(self, release: "Release") -> str:
-        from fleet_protocol.identity.release import kind_of  # noqa: PLC0415  (as in receive)
+        from fleet_protocol.identity.release import board_kind  # noqa: PLC0415  (as in receive)
 
         if release.sets:
             return f"tiers {', '.join(release.sets)} are beyond this board's limits"
-        return f"it is for {', '.join(release.builds)}, and this board is {kind_of()}"
+        return f"it is for {', '.join(release.builds)}, and this board is {board_kind()}"
 
     def _decline(self, release: "Release", why: str) -> None:
         self.move("unfit", release.number, why, sets=bool(release.sets))

@@ -30,7 +30,7 @@ class SampleFiles:
         stamps = self._unreadable or setup.data.stamps
         if stamps is None:
             return setup
-        current = stamps.again()
+        current = stamps.current()
         if not stamps.changes(current) and not isinstance(self._config, PythonData):
             return setup
         try:

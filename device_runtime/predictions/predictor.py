@@ -19,9 +19,9 @@ from device_runtime.predictions.stored_models import (
 )
 from device_runtime.settings import DeviceConfig
 from device_runtime.training.backends import choose_backend
-from fleet_protocol.data.contract import read_contract
-from fleet_protocol.data.readers import Named
+from fleet_protocol.data.readers import ArrayOrNamed
 from fleet_protocol.data.samples import read_samples
+from fleet_protocol.data.terms import read_contract
 from fleet_protocol.errors import BlobError, DataError, RefusalReason, RefusedError, StorageError
 from fleet_protocol.manifest import Manifest
 
@@ -45,7 +45,7 @@ class Predictor:
         self._fixed: dict[str, NDArray[Any]] = {}
 
     def __call__(
-        self, samples: Path | Named, seconds: float = threading.TIMEOUT_MAX
+        self, samples: Path | ArrayOrNamed, seconds: float = threading.TIMEOUT_MAX
     ) -> Predictions:
         """Predict as `predict` does, from a file or from arrays; several threads may call.
 
@@ -63,7 +63,7 @@ class Predictor:
         finally:
             self._lock.release()
 
-    def _predict(self, samples: Path | Named, deadline: float) -> Predictions:
+    def _predict(self, samples: Path | ArrayOrNamed, deadline: float) -> Predictions:
         config = self._config
         index = read_index(config.state_dir)
         try:

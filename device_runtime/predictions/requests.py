@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_runtime.predictions.predictor import Predictor
-from fleet_protocol.data.readers import Named
+from fleet_protocol.data.readers import ArrayOrNamed
 from fleet_protocol.errors import DataError, ShoalError
 
 _NUMBER_KINDS = "fiub"
@@ -41,7 +41,7 @@ def encode_answer(**fields: str | int | Mapping[str, Any] | list[Any]) -> bytes:
     return json.dumps(fields, allow_nan=False).encode() + b"\n"
 
 
-def read_request(document: Any) -> Named:
+def read_request(document: Any) -> ArrayOrNamed:
     """Return the samples of a request, as arrays.
 
     Raises:

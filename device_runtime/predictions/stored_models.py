@@ -24,7 +24,8 @@ from device_runtime.training.task import base_tensors
 from device_runtime.training.weights_file import read_weights
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.data import load_data
-from fleet_protocol.data.contract import NO_CONTRACT, in_columns, read_contract
+from fleet_protocol.data.column_order import order_columns
+from fleet_protocol.data.terms import NO_CONTRACT, read_contract
 from fleet_protocol.digests import blob_digest
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.manifest import Manifest, parameter_input
@@ -132,7 +133,7 @@ def _own_statistics(config: DeviceConfig, model: StoredModel) -> Statistics:
     if not model.manifest.statistics:
         return {}
     contract = read_contract(config.state_dir) or NO_CONTRACT
-    data = in_columns(load_data(config.data), contract).fitted(model.manifest)
+    data = order_columns(load_data(config.data), contract).fit_to(model.manifest)
     settings = TrainSettings(learning_rate=1.0, epochs=1, batch_size=BATCH_SIZE, seed=0)
     session = ForwardSession(
         model.manifest, model.graphs[STATS], model.parameters, threads=config.threads

@@ -199,7 +199,7 @@ def _metrics(task: Task, setup: DeviceSetup, result: Result) -> TaskMetrics:
 
 def _present_labels(task: Task, setup: DeviceSetup) -> tuple[int, ...]:
     training, _held_out = setup.split()
-    targets = setup.data.fitted(task.manifest).y[training]
+    targets = setup.data.fit_to(task.manifest).y[training]
     return tuple(present_labels(targets, task.manifest.classes).tolist())
 
 

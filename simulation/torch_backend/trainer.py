@@ -255,7 +255,7 @@ class TorchTrainer:
     def _fitted(self, job: TorchJob) -> TorchJob:
         """The job with targets as the loss takes them."""
         return replace(
-            job, schedule=replace(job.schedule, data=job.schedule.data.fitted(self._manifest))
+            job, schedule=replace(job.schedule, data=job.schedule.data.fit_to(self._manifest))
         )
 
     def _ready(self, place: int, job: TorchJob) -> _Ready:

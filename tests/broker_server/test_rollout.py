@@ -26,11 +26,11 @@ from broker_server.store import Store, TaskPhase
 from broker_server.store.queries import find_run
 from fleet_protocol.blobs import blob_ref
 from fleet_protocol.errors import ConfigError, StorageError
-from fleet_protocol.identity.release import Release, kind_of
+from fleet_protocol.identity.release import Release, board_kind
 from fleet_protocol.messages import DeviceProfile, Profile
 from tests.broker_server.peer import profile
 
-RELEASE = Release(fleet="lab", number=7, builds={kind_of(): blob_ref(b"a runtime")})
+RELEASE = Release(fleet="lab", number=7, builds={board_kind(): blob_ref(b"a runtime")})
 NAMES = [f"pi-{number}" for number in range(20)]
 
 

@@ -239,7 +239,7 @@ def test_what_is_no_image_is_refused():
         "tokens", np.zeros((4, 1, 2, 3), np.int64), np.zeros(4), augment=CROP_FLIP
     )
     with pytest.raises(DataError, match="the model takes tokens"):
-        tokens.fitted(SimpleNamespace(input_shape=(1, 2, 3), input_dtype="int64", parts=NO_PARTS))
+        tokens.fit_to(SimpleNamespace(input_shape=(1, 2, 3), input_dtype="int64", parts=NO_PARTS))
 
 
 def test_the_page_of_the_data_documents_it():

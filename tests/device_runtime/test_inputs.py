@@ -176,15 +176,15 @@ def test_label_shapes_are_checked():
     y = np.zeros((3, 6), np.int64)
     each = model((6,), "int64", 4, (6,))
     one = model((6,), "int64", 4)
-    make_dataset("a.npz", x, y - 1).fitted(each)
+    make_dataset("a.npz", x, y - 1).fit_to(each)
     with pytest.raises(
         DataError, match=r"labels in a\.npz have shape \[6\] per sample.* one label per sample"
     ):
-        make_dataset("a.npz", x, y).fitted(one)
+        make_dataset("a.npz", x, y).fit_to(one)
     with pytest.raises(DataError, match="one label per token"):
-        make_dataset("a.npz", x, y[:, 0]).fitted(each)
+        make_dataset("a.npz", x, y[:, 0]).fit_to(each)
     y[2, 3] = 9
     with pytest.raises(DataError, match="label 9 of sample 2"):
-        make_dataset("a.npz", x, y).fitted(each)
+        make_dataset("a.npz", x, y).fit_to(each)
     with pytest.raises(DataError, match="label -1 of sample 0"):
-        make_dataset("a.npz", x, y[:, 0] - 1).fitted(one)
+        make_dataset("a.npz", x, y[:, 0] - 1).fit_to(one)

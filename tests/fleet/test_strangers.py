@@ -25,7 +25,7 @@ from fleet_protocol.identity.member import Member
 from fleet_protocol.link import Link
 from fleet_protocol.topics import Topics
 from fleet_protocol.transport import BrokerAddress, Connected, Received, Rejected, open_transport
-from shoal.cli.demo import LocalDevice
+from shoal.local_fleet import LocalDevice
 from tests.brokers import free_port, mosquitto_broker
 
 TOPICS = Topics("test")
@@ -199,7 +199,7 @@ def test_a_board_that_is_renewed_after_its_end_says_that_it_is_there(ground, mon
         stack.callback(server.stop)
         fleet = stack.enter_context(ground.fleet(read_enrolment(path).broker, [device]))
         until(refused)
-        assert not server._known.knows("device-0")
+        assert not server._devices.knows("device-0")
         renew(folder, ["device-0"], days=30)
-        until(lambda: server._known.knows("device-0"))
+        until(lambda: server._devices.knows("device-0"))
         fleet.check()

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from broker_server.store import Store
 from device_runtime.training.schedule import StepSeed, training_batch
 from fleet_protocol.data import DataConfig, load_data
-from fleet_protocol.data.contract import contract_of, reconciled
+from fleet_protocol.data.contract import complete_contract, reconcile
 from fleet_protocol.errors import ConfigError, DataError, MismatchError
 from models import Registry
 from models.pretrained import MINILM_VOCAB
@@ -192,9 +192,9 @@ def test_a_simulation_has_the_labels_of_a_fleet(tmp_path):
     train = config(tmp_path, path="a", **table)
     test = config(tmp_path, path="test", **table)
     data = own_data(train, test)
-    contract = contract_of(load_data(test))
+    contract = complete_contract(load_data(test))
     assert (data.train_y.tolist(), data.test_y.tolist(), data.classes) == ([0, 1], [0, 1, 2], 3)
-    assert reconciled(load_data(train), contract).y.tolist() == data.train_y.tolist()
+    assert reconcile(load_data(train), contract).y.tolist() == data.train_y.tolist()
 
 
 def write_table(path, labels, values="12"):

@@ -31,7 +31,7 @@ from fleet_protocol.messages import Instructions, TrainSettings
 from fleet_protocol.weights import encode_weights
 from models import Registry, build
 from models.tier import Tier
-from models.zoo.inference import initial_weights
+from models.zoo.initial_state import initial_weights
 from models.zoo.layers import StaticBatchNorm, set_mode
 from trainer_export.pair_set import Pair, PairModel, export_pairs
 from trainer_export.recipe import Recipe

@@ -20,7 +20,7 @@ from device_runtime.training.compute import compute, time_step
 from device_runtime.training.current_data import DataSeen, on_current_data
 from device_runtime.training.hooks import EpochReport, Hooks, SelfTested, Settled, TaskStopped
 from device_runtime.training.task import DeviceSetup, Task
-from fleet_protocol.data.contract import check_own_labels
+from fleet_protocol.data.label_order import check_own_labels
 from fleet_protocol.errors import DataError, StorageError
 from fleet_protocol.manifest import Manifest
 from fleet_protocol.messages import Progress

@@ -23,7 +23,7 @@ from fleet_protocol.errors import (
     RefusalReason,
     ShoalError,
     StorageError,
-    plain,
+    single_line,
 )
 from fleet_protocol.transport import Transport, open_transport
 
@@ -79,7 +79,7 @@ class Starting(DeviceState):
         """Tell the fleet why this board cannot start; its log says it in any case."""
         ctx = self.ctx
         config = ctx.kit.config
-        ctx.measurements.unable = plain(str(error))
+        ctx.measurements.unable = single_line(str(error))
         ctx.kit.journal.error(f"{error}; the fleet is told, if the broker is there")
         with contextlib.suppress(ShoalError):
             link = _connect(ctx, min(_LAST_WORD_SECONDS, config.connect_timeout_seconds))

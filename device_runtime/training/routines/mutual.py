@@ -82,7 +82,7 @@ def _run(task: Task, setup: DeviceSetup, hooks: Hooks) -> Result:
     pair = _load_pair(_require_own_model(setup), task)
     meme = pair.manifest.sent
     weights = read_weights(setup.blobs.path(task.weights.digest), task.manifest)
-    setup = replace(setup, data=setup.data.fitted(meme))
+    setup = replace(setup, data=setup.data.fit_to(meme))
     session = PairSession(
         pair.manifest, pair.model.path(pair.manifest.graph), threads=setup.threads
     )

@@ -27,7 +27,7 @@ def _graphs(manifest: Manifest, _bench: DeviceSetup) -> tuple[str, ...]:
 
 def _run(task: Task, setup: DeviceSetup, hooks: Hooks) -> Result:
     manifest = task.manifest
-    setup = replace(setup, data=setup.data.fitted(manifest))
+    setup = replace(setup, data=setup.data.fit_to(manifest))
     started = time.monotonic()
     parameters = {
         **base_tensors(manifest, setup.blobs),

@@ -57,7 +57,7 @@ def _step_key(manifest: Manifest, setup: DeviceSetup) -> str:
 
 
 def _run(task: Task, setup: DeviceSetup, hooks: Hooks) -> Result:
-    setup = replace(setup, data=setup.data.fitted(task.manifest))
+    setup = replace(setup, data=setup.data.fit_to(task.manifest))
     if setup.accelerators is None:
         tensors, result = _train(task, setup, hooks)
     else:
