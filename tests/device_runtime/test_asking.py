@@ -43,8 +43,8 @@ class Served:
 
     def hold(self):
         """Let it answer nobody until this is released."""
-        self.asking._predictor._turn.acquire()
-        return self.asking._predictor._turn
+        self.asking._predictor._lock.acquire()
+        return self.asking._predictor._lock
 
 
 @pytest.fixture

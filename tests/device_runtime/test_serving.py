@@ -183,7 +183,7 @@ def test_no_time_for_all(board):
     predictor = Predictor(load_device_config(board / "device.toml"), 1e-9)
     with pytest.raises(DataError, match="no time for more than 0 of the samples"):
         predictor(samples(40)[0])
-    predictor._turn.acquire()
+    predictor._lock.acquire()
     with pytest.raises(DataError, match="ask again"):
         predictor(samples(1)[0])
 
