@@ -16,6 +16,7 @@ from broker_server.rounds.dispatch import Services
 from broker_server.rounds.planning import compiled_plans
 from broker_server.rounds.run_context import RunContext
 from broker_server.rounds.tier_models import open_model
+from broker_server.settings.combinations import Trait
 from broker_server.store import Outcome, TaskRecord, VersionRecord
 from broker_server.strategies.strategy import GlobalModel
 from broker_server.updates.combine import Noise, choose_merge
@@ -155,7 +156,7 @@ def make_version(
     model = GlobalModel(weights, new.state)
     version = _version(context, services.blobs, model, number=old.number + 1, round_number=number)
     outcomes = screened.outcomes
-    if context.config.round.buffer is not None:
+    if not context.keeps(Trait.ONE_VERSION):
         outcomes = {
             task: _noting_staleness(outcome, number, base.weight_of(tasks[task].version))
             for task, outcome in outcomes.items()

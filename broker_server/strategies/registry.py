@@ -34,10 +34,4 @@ def build_strategy(
         raise ConfigError(
             f"strategy.name: no strategy {settings.name!r}{hint}; there are {', '.join(KNOWN)}"
         )
-    built = method.build(Basis(**vars(settings), layout=layout, tiers=tiers, optimizer=optimizer))
-    if built.merge.average != settings.average:
-        raise PlanError(
-            f'{built.name} merges in a way of its own, which robust.merge = "{settings.average}" cannot replace; remove'
-            " it, or take another strategy"
-        )
-    return built
+    return method.build(Basis(**vars(settings), layout=layout, tiers=tiers, optimizer=optimizer))
