@@ -20,8 +20,9 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from broker_server.settings.combinations import Trait, keeps
 from broker_server.store import Store, TaskPhase
-from broker_server.strategies.registry import KNOWN
+from broker_server.strategies.registry import STRATEGIES
 from fleet_protocol import control
 from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.errors import ConfigError, DataError, ShoalError
@@ -75,7 +76,7 @@ def rounds_with(
         return ()
     by_time = (
         rule.over_selection
-        or rule.buffer is not None
+        or not keeps(config, Trait.ONE_VERSION)
         or rule.deadline_seconds < NO_DEADLINE
         or leave
     )
@@ -94,7 +95,7 @@ def rounds_with(
 
 def devices_choose(config: SimulationConfig) -> bool:
     """Whether every device chooses its own width before every round."""
-    return KNOWN[config.strategy.name].settings is SizingConstants
+    return STRATEGIES[config.strategy.name].settings is SizingConstants
 
 
 def widths_in(config: SimulationConfig, folder: Path) -> dict[int, tuple[float | None, ...]]:

@@ -14,7 +14,8 @@ from dataclasses import replace
 from broker_server.rounds.best import drop_old_weights, reason_to_stop
 from broker_server.rounds.closing import ClosingRule, quorum_size
 from broker_server.rounds.dispatch import Services, gather
-from broker_server.rounds.judging import Evaluators, Judge, Judgement
+from broker_server.rounds.evaluators import Evaluators
+from broker_server.rounds.judging import Judge, Judgement
 from broker_server.rounds.new_version import begin_folding, make_version
 from broker_server.rounds.planning import (
     open_collection,
@@ -27,6 +28,7 @@ from broker_server.rounds.recruiting import recruit
 from broker_server.rounds.run_context import RunContext
 from broker_server.rounds.stopping import Halted
 from broker_server.rounds.summing import sum_up
+from broker_server.settings.combinations import Trait
 from broker_server.store import RoundRecord, TaskPhase, TaskRecord, VersionRecord
 from broker_server.store.export import require_whole
 from broker_server.store.machine import FINAL, RoundEvent, RoundState
@@ -81,7 +83,7 @@ class Coordinator:
 
     def _work(self) -> control.RunFinished:
         try:
-            self._judge.go_on()
+            self._judge.resume()
             while (
                 version := self._version()
             ).number < self._context.config.round.rounds or self._in_a_round():
@@ -284,14 +286,14 @@ class Coordinator:
         if (encoding := self._context.config.download.encoding) != "fp32":
             detail = f"weights travel in {encoding}, which takes {lost:.3%} of their norm at most"
             self._reporter.note("download", detail, number)
-        alone = self._context.config.round.buffer is None
+        alone = self._context.keeps(Trait.ONE_VERSION)
         return record, tasks if alone else training_tasks(self._context, self._store, number)
 
     # Collecting.
 
     def _collect(self, record: RoundRecord, tasks: list[TaskRecord]) -> tuple[RoundRecord, Folding]:
         config = self._context.config.round
-        summing = self._context.config.secure_sum is not None
+        summing = not self._context.keeps(Trait.SINGLE)
         # After a restart the full time: how long the server was away says nothing about the
         # devices.
         now = self._dispatcher.now()
@@ -336,14 +338,14 @@ class Coordinator:
             ), folding
 
         def advance(phases: Mapping[str, TaskPhase]) -> None:
-            self._judge.look()
+            self._judge.record_if_done()
             if not summing:  # updates that nobody sees are folded when they are added up
                 folding.advance(phases)
 
         decision = gather(self._dispatcher, collection, advance)
         self._store.record_timings(collection.timings())
         seconds = self._dispatcher.now() - now
-        waits = config.buffer is not None
+        waits = not self._context.keeps(Trait.ONE_VERSION)
         if decision.event is None or decision.event is RoundEvent.GIVE_UP:
             return self._abandon(record, decision.reason, seconds), folding
         lost = sum_up(self._services, collection) if summing else ""
@@ -359,7 +361,7 @@ class Coordinator:
     def _abandon(
         self, record: RoundRecord, reason: str, seconds: float | None = None
     ) -> RoundRecord:
-        waits = self._context.config.round.buffer is not None
+        waits = not self._context.keeps(Trait.ONE_VERSION)
         self._judge.finish()
         event = RoundEvent.GIVE_UP
         record = self._store.advance_round(
@@ -432,7 +434,7 @@ class Coordinator:
                 payload_bytes=run.payload_bytes if run is not None else 0,
                 epsilon=epsilon,
             ),
-            f"version {version.number} from {len(merged)} updates; {judgement.shown}"
+            f"version {version.number} from {len(merged)} updates; {judgement.summary}"
             + ("" if epsilon is None else f"; epsilon {epsilon:.4g}"),
         )
         self._tidy(record, tasks)

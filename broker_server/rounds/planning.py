@@ -13,6 +13,7 @@ from broker_server.rounds.collecting import Collection, OpenTask
 from broker_server.rounds.fleet import Assignment
 from broker_server.rounds.run_context import RunContext
 from broker_server.rounds.tier_models import open_model
+from broker_server.settings.combinations import Trait
 from broker_server.store import (
     Alternatives,
     RoundRecord,
@@ -73,9 +74,7 @@ def _cut(
     layout = context.artifacts.layout
     sent = context.strategy.send(compile_plan(layout, plan), request, model)
     weights = {name: sent[name] for name in layout.shapes(request.tier)}
-    return store_sent_weights(
-        context, weights, blobs, durable=context.config.round.buffer is not None
-    )
+    return store_sent_weights(context, weights, blobs, durable=not context.keeps(Trait.ONE_VERSION))
 
 
 def restore_sent_weights(
@@ -195,15 +194,10 @@ def training_tasks(context: RunContext, store: Store, number: int) -> list[TaskR
     """The training tasks that a round has to do with, by device: its own, and those it took over
     from earlier ones.
     """
-    late = (
-        store.late_tasks(context.run, number, waiting=True)
-        if context.config.round.buffer is not None
-        else []
-    )
-    return sorted(
-        [*store.tasks(context.run, number, "train"), *late],
-        key=lambda task: task.device,
-    )
+    tasks = store.tasks(context.run, number, "train")
+    if not context.keeps(Trait.ONE_VERSION):
+        tasks = [*tasks, *store.late_tasks(context.run, number, waiting=True)]
+    return sorted(tasks, key=lambda task: task.device)
 
 
 def require_tiers(context: RunContext, store: Store) -> None:

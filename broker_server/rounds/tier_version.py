@@ -8,7 +8,7 @@ from pathlib import Path
 
 from broker_server.rounds.artifacts import TierArtifacts, load_artifacts
 from broker_server.rounds.contracts import FleetContracts
-from broker_server.rounds.judging import batch_statistics
+from broker_server.rounds.norm_statistics import batch_statistics
 from broker_server.rounds.run_context import RunContext, prepare_run
 from broker_server.rounds.tier_models import model_of
 from broker_server.settings.fleet import FleetConfig

@@ -25,8 +25,8 @@ from typing_extensions import Self
 from broker_server.rounds.artifacts import load_artifacts
 from broker_server.rounds.coordinator import Coordinator
 from broker_server.rounds.dispatch import Services
+from broker_server.rounds.evaluators import Evaluators, open_test_sets
 from broker_server.rounds.fleet import Fleet
-from broker_server.rounds.judging import Evaluators, open_test_sets
 from broker_server.rounds.new_version import first_version
 from broker_server.rounds.reporting import Listener, Reporter
 from broker_server.rounds.run_context import RunContext, new_run_id, prepare_run

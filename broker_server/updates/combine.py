@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from broker_server.settings.privacy import PrivacyConfig
+from broker_server.strategies.optimizer_rules import OptimizerSettings
 from broker_server.strategies.private_merge import private_merge
-from broker_server.strategies.server_optimizer import OptimizerSettings
 from broker_server.strategies.strategy import Merge
 from broker_server.updates.checks import expected_shapes
 from broker_server.updates.values import Expected, Tensors

@@ -11,7 +11,7 @@ from PIL import Image
 
 from broker_server.rounds.artifacts import load_artifacts
 from broker_server.rounds.evaluation import Evaluator, load_test_set
-from broker_server.rounds.judging import batch_statistics
+from broker_server.rounds.norm_statistics import batch_statistics
 from broker_server.settings.evaluation import EvaluationConfig
 from fleet_protocol.data import IdxData, NpzData
 from fleet_protocol.errors import DataChangedError, DataError

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from broker_server.strategies import inclusivefl
 from broker_server.strategies.inclusivefl import BASELINES, InclusiveSettings
 from broker_server.strategies.ladder import Ladder, stack_of
-from broker_server.strategies.server_optimizer import OptimizerSettings
+from broker_server.strategies.optimizer_rules import OptimizerSettings
 from fleet_protocol.errors import PlanError
 from models import Registry, infer_layout
 from tests.models.layouts import noise

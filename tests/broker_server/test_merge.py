@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker_server.rounds.judging import combine_statistics
+from broker_server.rounds.norm_statistics import combine_statistics
 from broker_server.strategies.accumulator import coverage, finish, fold, start
 from fleet_protocol.errors import PlanError
 from models.draws import Window

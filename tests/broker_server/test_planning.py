@@ -22,7 +22,7 @@ from broker_server.rounds.planning import open_collection, plan_round, task_id
 from broker_server.rounds.run_context import prepare_run
 from broker_server.service.outbox import Outbox
 from broker_server.settings.fleet import FleetConfig, TiersConfig
-from broker_server.strategies.registry import KNOWN
+from broker_server.strategies.registry import STRATEGIES
 from broker_server.strategies.strategy import PlanRequest
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.configuration import parse_config
@@ -211,7 +211,7 @@ def test_an_unknown_strategy_is_named_with_a_suggestion():
     with pytest.raises(ConfigError, match="did you mean 'heterofl'"):
         built({"name": "hetrofl"}, tiny_layout())
     with pytest.raises(TypeError):
-        KNOWN["mine"] = None
+        STRATEGIES["mine"] = None
 
 
 class Letterbox:

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from broker_server.rounds.artifacts import load_artifacts
 from broker_server.rounds.evaluation import Evaluator, load_test_set
-from broker_server.rounds.judging import batch_statistics
+from broker_server.rounds.norm_statistics import batch_statistics
 from broker_server.store import Store, TaskPhase
 from fleet_protocol import control
 from fleet_protocol.digests import blob_path

@@ -16,8 +16,9 @@ from broker_server.rounds.stopping import ASKED, OperatorWish
 from broker_server.service.launch import RunRejectedError, run_fleet, steer
 from broker_server.settings.fleet import ViewConfig
 from broker_server.store import RunRecord, Store, queries
-from shoal.cli.explained import comparison
-from shoal.cli.stored import RUNS, show_log
+from shoal.cli.views.comparison import comparison_with
+from shoal.cli.views.log import follow_log
+from shoal.cli.views.runs import RUNS
 from tests.broker_server.peer import Peer, honest
 from tests.broker_server.test_launch import Serving
 
@@ -179,17 +180,17 @@ def test_runs_are_listed_compared_and_followed(url, settings, fleet, capsys):
         (one.run, 3, 3),
     ]
     assert listed[0]["run.config.seed"] == 9  # an object, not text in text
-    comparison(two.run).show(settings.store, one.run, as_json=True)
+    comparison_with(two.run).show(settings.store, one.run, as_json=True)
     (differs,) = [item for item in json.loads(capsys.readouterr().out) if item["what"] == "setting"]
     assert [differs[name] for name in ("name", "value", "other_value")] == [
         "seed",
         settings.seed,
         9,
     ]
-    for view in (RUNS, comparison(two.run)):
+    for view in (RUNS, comparison_with(two.run)):
         view.show(settings.store, one.run, as_json=False)
         assert one.run in "".join(capsys.readouterr().out.split())
-    show_log(settings.store, one.run, last=2, as_json=True, follow=True)
+    follow_log(settings.store, one.run, last=2, as_json=True)
     assert [json.loads(line)["kind"] for line in capsys.readouterr().out.splitlines()] == [
         "round-closed",
         "run-finished",

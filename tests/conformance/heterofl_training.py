@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from broker_server.rounds.judging import combine_statistics
+from broker_server.rounds.norm_statistics import combine_statistics
 from fleet_protocol.manifest import statistic_mean, statistic_variance
 from models.zoo.layers import Scaler, StaticBatchNorm, set_mode
 from tests.conformance.entry import Check, Entry

@@ -11,7 +11,7 @@ from broker_server.strategies import accumulator as merge
 from broker_server.strategies import inclusivefl, server_optimizer
 from broker_server.strategies.inclusivefl import InclusiveSettings, InclusiveState
 from broker_server.strategies.ladder import Ladder
-from broker_server.strategies.server_optimizer import OptimizerSettings
+from broker_server.strategies.optimizer_rules import OptimizerSettings
 from models import Axis, AxisKind, Dim, Layout, compile_plan, make_plan
 from tests.conformance.entry import Check, Entry, NotApplicableError
 from tests.conformance.small import layout_of

@@ -12,7 +12,7 @@ from broker_server.service.data_findings import EVENT
 from broker_server.settings.evaluation import EvaluationConfig
 from broker_server.store import Store, queries
 from fleet_protocol import control
-from shoal.cli.demo import LocalDevice
+from shoal.local_fleet import LocalDevice
 from tests.brokers import embedded_broker
 from tests.device_runtime.device_process import REPOSITORY
 from tests.fleet.conftest import Watcher, run

@@ -52,7 +52,7 @@ from fleet_protocol.transport import (
     Received,
     open_transport,
 )
-from shoal.cli.demo import LocalDevice
+from shoal.local_fleet import LocalDevice
 from tests.brokers import embedded_broker, free_port, mosquitto_broker
 from tests.fleet.conftest import WIDTHS, Watcher
 

@@ -7,7 +7,7 @@ import typer
 
 from shoal.cli.common import AsJson
 from shoal.cli.console import print_json, print_rows, say
-from shoal.cli.extras import needs
+from shoal.extras import needs
 
 
 def _restore(

@@ -17,10 +17,9 @@ from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.errors import ConfigError, ShoalError
 from fleet_protocol.graphs.check import read_checked_graph
 from fleet_protocol.manifest import parameter_input
-from shoal.cli.extras import needs
-from shoal.cli.load_lines import load_lines
-from shoal.cli.stored import VERSIONS
-from shoal.client import Client
+from shoal.extras import needs
+from shoal.load_lines import load_lines
+from shoal.sources import LocalStore, Source
 
 FileFormat = Literal["safetensors", "torch", "onnx"]
 SUFFIXES: Mapping[str, str] = MappingProxyType(
@@ -118,7 +117,7 @@ def _written(
 
 
 def save(
-    source: Store | Client,
+    source: Source,
     run: RunRecord,
     version: int,
     of: Mapping[str, str],
@@ -128,13 +127,11 @@ def save(
     """Write a version, or the ``tier`` `of` it, in a ``format``, like `save_version`."""
     tier = of.get("tier")
     kind = cast("FileFormat", of["format"])
-    if isinstance(source, Store):
-        return save_version(source, run.id, version, tier, kind, path, artifacts=artifacts)
+    if isinstance(source, LocalStore):
+        return save_version(source.store, run.id, version, tier, kind, path, artifacts=artifacts)
     data, lines, note = source.weights(version, run.id, **of)
     write_atomically(path, data)
-    known = next(
-        view.version for view in VERSIONS.look(source, run.id) if view.version.number == version
-    )
+    known = next(view.version for view in source.versions(run.id) if view.version.number == version)
     lines = tuple(line.replace(repr(str(ELSEWHERE)), repr(str(path))) for line in lines)
     return Download(_judged(known, run, tier), lines, note)
 
