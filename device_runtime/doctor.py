@@ -217,8 +217,9 @@ def _providers(config: DeviceConfig) -> str:
 def _data(config: DeviceConfig) -> str:
     from device_runtime.agent.data_findings import sentences  # noqa: PLC0415  (numpy)
     from fleet_protocol.data import load_data  # noqa: PLC0415
-    from fleet_protocol.data.contract import read_contract, reconcile  # noqa: PLC0415
+    from fleet_protocol.data.contract import reconcile  # noqa: PLC0415
     from fleet_protocol.data.positions import describe_positions  # noqa: PLC0415
+    from fleet_protocol.data.terms import read_contract  # noqa: PLC0415
 
     data = load_data(config.data)
     contract = read_contract(config.state_dir)

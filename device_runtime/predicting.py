@@ -28,9 +28,10 @@ from device_runtime.training.task import base_tensors
 from device_runtime.training.weights_file import read_weights
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.data import load_data
-from fleet_protocol.data.contract import NO_CONTRACT, order_columns, read_contract
-from fleet_protocol.data.readers import Named
+from fleet_protocol.data.column_order import order_columns
+from fleet_protocol.data.readers import ArrayOrNamed
 from fleet_protocol.data.samples import read_samples
+from fleet_protocol.data.terms import NO_CONTRACT, read_contract
 from fleet_protocol.digests import blob_digest
 from fleet_protocol.errors import (
     BlobError,
@@ -72,7 +73,9 @@ class Predictor:
         self._key: object = None
         self._model: Any = None
 
-    def __call__(self, samples: Path | Named, seconds: float = threading.TIMEOUT_MAX) -> _Found:
+    def __call__(
+        self, samples: Path | ArrayOrNamed, seconds: float = threading.TIMEOUT_MAX
+    ) -> _Found:
         """As `predict`, of a file or of arrays, of several threads.
 
         A DataError where there is no time for it.
@@ -88,7 +91,7 @@ class Predictor:
         finally:
             self._turn.release()
 
-    def _run(self, samples: Path | Named, ends: float) -> _Found:
+    def _run(self, samples: Path | ArrayOrNamed, ends: float) -> _Found:
         config = self._config
         index = read_index(self._config.state_dir)
         try:

@@ -22,9 +22,10 @@ from broker_server.settings.method import StrategyConfig
 from broker_server.strategies.registry import build_strategy
 from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.data import DataConfig, DataSet, load_data
-from fleet_protocol.data.contract import DataContract, reconcile
+from fleet_protocol.data.contract import reconcile
 from fleet_protocol.data.dataset import check_parts
 from fleet_protocol.data.places import naming_table
+from fleet_protocol.data.terms import DataContract
 from fleet_protocol.errors import ConfigError, DataError
 from fleet_protocol.manifest import parse_manifest
 from fleet_protocol.targets import fit_targets

@@ -9,12 +9,8 @@ from broker_server.rounds.artifacts import TierArtifacts
 from broker_server.rounds.evaluation import load_test_set
 from broker_server.rounds.run_context import RunContext
 from fleet_protocol.data import CsvData, DataConfig, DataSet
-from fleet_protocol.data.contract import (
-    NO_CONTRACT,
-    ContractTerms,
-    DataContract,
-    complete_contract,
-)
+from fleet_protocol.data.contract import complete_contract
+from fleet_protocol.data.terms import NO_CONTRACT, ContractTerms, DataContract
 from fleet_protocol.errors import ConfigError, MismatchError
 from fleet_protocol.manifest import Manifest
 

@@ -9,7 +9,7 @@ from broker_server.rounds.evaluation import Evaluator
 from broker_server.rounds.norm_statistics import has_statistics
 from broker_server.rounds.onnx_runtime import Halt
 from broker_server.rounds.run_context import RunContext
-from fleet_protocol.data.contract import ContractTerms, DataContract
+from fleet_protocol.data.terms import ContractTerms, DataContract
 from fleet_protocol.errors import ConfigError
 
 

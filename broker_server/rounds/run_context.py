@@ -29,7 +29,7 @@ from broker_server.store.privacy_spent import require_accountant
 from broker_server.store.records import RunRecord
 from broker_server.strategies.registry import build_strategy
 from broker_server.strategies.strategy import PlanRequest, Strategy
-from fleet_protocol.data.contract import DataContract
+from fleet_protocol.data.terms import DataContract
 from fleet_protocol.encodings import LEVELS
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.manifest import Manifest

@@ -1,4 +1,4 @@
-"""Routes every message that reaches the server to the handler of its topic, in a run and between runs."""
+"""Routes every message to the handler of its topic, in a run and between runs."""
 
 import logging
 import time

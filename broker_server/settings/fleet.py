@@ -21,7 +21,7 @@ from broker_server.settings.privacy import PrivacyConfig, SecureSumConfig
 from broker_server.settings.robust import RobustConfig
 from broker_server.settings.rounds import DownloadConfig, RoundConfig, UploadConfig
 from broker_server.strategies.optimizer_rules import OptimizerSettings
-from fleet_protocol.data.contract import ContractTerms
+from fleet_protocol.data.terms import ContractTerms
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.frozen import STORED, FrozenModel, problems
 from fleet_protocol.messages import Name

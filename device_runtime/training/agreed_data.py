@@ -9,8 +9,9 @@ itself.
 from dataclasses import dataclass, replace
 
 from fleet_protocol.data import DataSet
-from fleet_protocol.data.contract import DataContract, reconcile
+from fleet_protocol.data.contract import reconcile
 from fleet_protocol.data.stamps import Stamps
+from fleet_protocol.data.terms import DataContract
 from fleet_protocol.messages import Instructions
 
 

@@ -15,7 +15,7 @@ from device_runtime.training.hooks import Hooks, TaskStopped
 from device_runtime.training.task import DeviceSetup, Task
 from device_runtime.training.update import FinishedUpdate
 from fleet_protocol.data import DataConfig, DataSet, load_data
-from fleet_protocol.data.stamps import REPLACING, shown
+from fleet_protocol.data.stamps import REPLACING, list_paths
 from fleet_protocol.errors import ConfigError, DataChangedError, DataError
 
 TRIES = 3
@@ -77,7 +77,7 @@ def on_current_data(
         _discard(result, setup)
         data = after
     raise DataChangedError(
-        f"{shown(changes)} changed during each of {TRIES} attempts at this task; {REPLACING}"
+        f"{list_paths(changes)} changed during each of {TRIES} attempts at this task; {REPLACING}"
     )
 
 
@@ -94,7 +94,7 @@ def _current(data: AgreedData, hooks: Hooks) -> AgreedData:
     changes = stamps.changes(later)
     seen = None
     if changes:
-        seen = DataSeen(data.terms.apply(_read_again(stamps.config, changes)), shown(changes))
+        seen = DataSeen(data.terms.apply(_read_again(stamps.config, changes)), list_paths(changes))
     elif stamps.young:  # they have aged, so their timestamps are enough from now on
         seen = DataSeen(data.stamped(later))
     if seen is None:
@@ -110,7 +110,7 @@ def _read_again(config: DataConfig, changes: tuple[str, ...]) -> DataSet:
         raise
     except (DataError, ConfigError) as error:
         raise DataChangedError(
-            f"{shown(changes)} changed, and cannot be used now: {error}; the next task checks again"
+            f"{list_paths(changes)} changed, and cannot be used now: {error}; the next task checks again"
         ) from error
 
 

@@ -18,8 +18,9 @@ from device_runtime.training.compute import compute
 from device_runtime.training.hooks import Hooks
 from device_runtime.training.task import DeviceSetup, Task
 from fleet_protocol.data import DataConfig, load_data, make_dataset
-from fleet_protocol.data.contract import DataContract, reconcile
+from fleet_protocol.data.contract import reconcile
 from fleet_protocol.data.summary import summarise
+from fleet_protocol.data.terms import DataContract
 from fleet_protocol.errors import RefusalReason
 from fleet_protocol.mapped_tensors import tensors_in
 from fleet_protocol.messages import Done, Offer, Refuse

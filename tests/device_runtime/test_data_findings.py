@@ -11,9 +11,10 @@ from sklearn.datasets import load_breast_cancer
 
 from device_runtime.doctor import examine
 from fleet_protocol.data import CsvData, load_data, make_dataset
-from fleet_protocol.data.contract import CONTRACT_FILE, DataContract, complete_contract
+from fleet_protocol.data.contract import complete_contract
 from fleet_protocol.data.facts import SourceFacts
 from fleet_protocol.data.summary import summarise
+from fleet_protocol.data.terms import CONTRACT_FILE, DataContract
 from fleet_protocol.messages import Accept, Refuse
 from tests.brokers import any_broker, free_port
 from tests.device_runtime.device_process import DeviceProcess

@@ -11,16 +11,10 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from fleet_protocol.data import DataConfig, load_data, make_dataset
-from fleet_protocol.data.contract import (
-    CONTRACT_FILE,
-    ContractTerms,
-    DataContract,
-    check_own_labels,
-    complete_contract,
-    read_contract,
-    reconcile,
-)
+from fleet_protocol.data.contract import complete_contract, reconcile
 from fleet_protocol.data.facts import SourceFacts
+from fleet_protocol.data.label_order import check_own_labels
+from fleet_protocol.data.terms import CONTRACT_FILE, ContractTerms, DataContract, read_contract
 from fleet_protocol.errors import ConfigError, MismatchError
 from fleet_protocol.manifest import Manifest
 from fleet_protocol.recipe_spec import LossSpec, OptimizerSpec, RecipeSpec

@@ -6,7 +6,8 @@ from PIL import Image
 from pydantic import TypeAdapter
 
 from fleet_protocol.data import DataConfig, load_data
-from fleet_protocol.data.contract import DataContract, reconcile
+from fleet_protocol.data.contract import reconcile
+from fleet_protocol.data.terms import DataContract
 from fleet_protocol.errors import DataError, MismatchError
 
 CONFIG = TypeAdapter(DataConfig)

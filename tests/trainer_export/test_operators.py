@@ -8,14 +8,14 @@ import pytest
 
 import trainer_export
 from fleet_protocol.errors import ExportError
-from fleet_protocol.graphs.check import (
+from fleet_protocol.graphs.check import check_structure
+from fleet_protocol.graphs.exposure import exposed_outputs
+from fleet_protocol.graphs.operators import (
     CONTRACTIONS,
     OPERATORS,
     REDUCTIONS,
     SELECTORS,
     SIZES,
-    check_structure,
-    exposed_outputs,
 )
 from tests.marking import mostly_slow
 from tests.trainer_export.helpers import TINY, graphs_of

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from fleet_protocol.errors import ExportError
-from fleet_protocol.graphs.check import check_structure, exposed_outputs
+from fleet_protocol.graphs.check import check_structure
+from fleet_protocol.graphs.exposure import exposed_outputs
 from tests.marking import mostly_slow
 from tests.trainer_export.helpers import (
     all_reports,

@@ -24,7 +24,7 @@ from device_runtime.training.hooks import (
     TaskStopped,
 )
 from device_runtime.training.task import DeviceSetup, Task
-from fleet_protocol.data.contract import check_own_labels
+from fleet_protocol.data.label_order import check_own_labels
 from fleet_protocol.errors import DataError, StorageError
 from fleet_protocol.messages import Progress
 
