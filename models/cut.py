@@ -120,7 +120,7 @@ class Cut:
         return self._kept(Axis(name, size, leading=leading))
 
     def widths(self, name: str, sizes: Iterable[int]) -> tuple[int, ...]:
-        """Name the axes of layers that follow one another: `name` and a number from 1, as `width`."""
+        """Name the axes of layers in a row, `name` and a number from 1, each as of `width`."""
         return tuple(self.width(f"{name}{number}", size) for number, size in enumerate(sizes, 1))
 
     def heads(self, name: str, heads: int, head_dim: int, *, leading: bool = False) -> int:
