@@ -117,7 +117,7 @@ class Offers:
         for task in self.unanswered:
             if deaf_seconds > DEAF_SECONDS:
                 task.sign += deaf_seconds
-            silence = now - task.sign
+            silence = now - task.sign  # negative infinity before its first offer
             device = task.record.device
             if silence >= SILENT_SECONDS and self._fleet.is_online(device):
                 self._fleet.mark_silent(device)
@@ -136,6 +136,8 @@ class Offers:
         device = task.record.device
         if collection is None or not self._fleet.is_online(device) or now >= collection.deadline:
             return
+        # Before the first offer of a task: blobs that several devices will ask for soon are held
+        # back, and published once for all of them.
         for ref in (task.record.artifact_set, task.record.weights):
             if task.offered < 0 and not self._blobs.asked(ref.digest, device):
                 self._blobs.expect(ref.digest, device)

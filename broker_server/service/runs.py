@@ -150,6 +150,7 @@ class Runs:
         return self._continue(unfinished, config, None)
 
     def _continue(self, record: RunRecord, config: FleetConfig, request: str | None) -> RunFinished:
+        # Its followers may be anywhere where requests over MQTT are open.
         self._control.followed = self._control.open
         context, evaluators = self._prepare(record.id, config)
         self._store.record_config(record.id, context.begun().config)  # the folder may have moved
@@ -167,6 +168,7 @@ class Runs:
         )
         context = prepare_run(run, config, artifacts)
         if self._resources.rollout is not None:
+            # A board that has taken a release trains with the set of that release.
             context = replace(context, sets=self._resources.rollout.sets)
         return open_test_sets(context)
 
@@ -178,6 +180,7 @@ class Runs:
         dispatcher = self._dispatcher(context, reporter, partial)
         services = Services(dispatcher, self._store, self._resources.blobs, self._resources.updates)
         coordinator = Coordinator(context, services, evaluators)
+        # Parts of updates are of use only to a round that goes on.
         if self._awaits_no_update(context.run):
             partial.clear()
         outbox = self._connection.outbox

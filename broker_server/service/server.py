@@ -131,9 +131,11 @@ class Server:
             stack.enter_context(self._broker or contextlib.nullcontext())
             self._devices = Fleet(self._store.known_devices(self.fleet))
             self._link = self._connect()
+            # The farewell replaces the retained status; the will does where the server is killed.
             stack.callback(self._link.close, farewell=self._farewell())
             self._subscribe(stack)
             self._open_services(stack)
+            # Last, as clients take it for the sign that the server handles requests.
             self._outbox.publish_status(None)
             why = why_unsealed(self._broker_config)
             if why is not None:
@@ -151,6 +153,7 @@ class Server:
             f"another server works on the store {self._folder}: stop it, or give this one a "
             "`store` of its own"
         )
+        # Before anything in the folder is read or removed.
         stack.enter_context(held(self._folder, taken))
         self._store = stack.enter_context(contextlib.closing(Store(self._folder)))
         self._blobs = BlobStore(self._folder / "blobs")
