@@ -117,6 +117,7 @@ class Ticks:
         text = read_text(root / "proc" / "stat")
         if text is None:
             return None
+        # user, nice, system, idle, iowait, irq, softirq and steal; guest time is in user already.
         fields = [int(field) for field in text.partition("\n")[0].split()[1:9]]
         idle = sum(fields[3:5])  # idle and iowait; all other time is busy
         own = time.process_time() * os.sysconf("SC_CLK_TCK")

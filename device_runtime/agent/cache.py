@@ -84,7 +84,12 @@ class Cache:
     Those that no task uses have a bound.
     """
 
-    def __init__(self, folder: Path, blobs: BlobStore, max_bytes: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        blobs: BlobStore,
+        max_bytes: int,
+    ) -> None:
         self._path = folder / _INDEX
         self._blobs = blobs
         self._max_bytes = max_bytes

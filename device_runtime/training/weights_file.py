@@ -50,6 +50,7 @@ def read_weights(
                 array = np.empty(spec.shape, spec.dtype) if into is None else into[spec.name]
                 file.seek(start + int(entry["data_offsets"][0]))
                 if entry["dtype"] in _ENCODED:
+                    # Its scale is a tensor of its own, so the file is opened as a whole.
                     decoded = decoded or open_weights(path)
                     array[...] = decoded[spec.name]
                 else:
