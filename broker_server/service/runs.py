@@ -24,7 +24,7 @@ from broker_server.service.dispatcher import MqttDispatcher
 from broker_server.service.partial_uploads import PartialUploads
 from broker_server.service.reassembly import Reassembly
 from broker_server.service.receivers import Receivers
-from broker_server.service.rollout import Carrier
+from broker_server.service.rollout_service import RolloutService
 from broker_server.service.server_requests import ServerRequests
 from broker_server.service.trusted import trusted_config, what_differs
 from broker_server.service.uploads import Uploads
@@ -61,7 +61,7 @@ class ServerResources:
     broker: BrokerConfig
     connection: Connection
     receivers: Receivers | None
-    rollout: Carrier | None
+    rollout: RolloutService | None
 
 
 class Runs:

@@ -41,7 +41,7 @@ from broker_server.service.outbox import Outbox
 from broker_server.service.prediction_requests import PredictionRequests
 from broker_server.service.receiver_messages import ReceiverSettings
 from broker_server.service.receivers import Receivers
-from broker_server.service.rollout import Carrier
+from broker_server.service.rollout_service import RolloutService
 from broker_server.service.routing import Router
 from broker_server.service.runs import Runs, ServerResources
 from broker_server.service.server_requests import ServerRequests
@@ -108,7 +108,7 @@ class Server:
         self._member = member_of(broker, fleet)
         self._rollout = None
         if self._member is not None and broker.identity is not None:
-            self._rollout = Carrier(
+            self._rollout = RolloutService(
                 broker.identity.parent, self._member.papers, self._member.members
             )
             self._member = replace(self._member, papers=self._rollout.papers)
@@ -359,7 +359,7 @@ class Server:
             run: id of the run in progress, if any.
         """
         self._predictions.answer_overdue()
-        if self._rollout is not None and self._rollout.turn(self._devices, blobs, self._store):
+        if self._rollout is not None and self._rollout.update(self._devices, blobs, self._store):
             self._outbox.publish_status(run)  # carries what the operator says
 
     def _revive_broker(self) -> None:

@@ -30,11 +30,12 @@ from device_runtime.training.own_model_files import OwnModelFiles
 from device_runtime.training.routines import Result, routine_of
 from device_runtime.training.task import DeviceSetup, Task
 from fleet_protocol.blob_store import BlobStore
-from fleet_protocol.encodings import LEVELS, decode, open_weights
+from fleet_protocol.encodings import decode, open_weights
 from fleet_protocol.encodings import encode as encode_tensors
 from fleet_protocol.errors import BlobError
 from fleet_protocol.messages import BlobRef, TaskMetrics
 from fleet_protocol.noise import bounded, gaussian
+from fleet_protocol.rounding import LEVELS
 from fleet_protocol.weights import MASKED, encode_weights
 
 if TYPE_CHECKING:
