@@ -30,12 +30,12 @@ from broker_server.store.records import RunRecord
 from broker_server.strategies.registry import build_strategy
 from broker_server.strategies.strategy import PlanRequest, Strategy
 from fleet_protocol.data.terms import DataContract
-from fleet_protocol.encodings import LEVELS
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.manifest import Manifest
 from fleet_protocol.messages import BlobRef, Instructions, TrainSettings
 from fleet_protocol.messages.instructions import Hiding, Ramp, Summing, Upload
 from fleet_protocol.noise import Draw
+from fleet_protocol.rounding import LEVELS
 from fleet_protocol.spelling import without_login
 
 _LOG = logging.getLogger(__name__)
