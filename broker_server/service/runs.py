@@ -18,7 +18,7 @@ from broker_server.service.blob_service import BlobService, chunk_bytes_for
 from broker_server.service.clock import Clock
 from broker_server.service.cohorts import Cohorts
 from broker_server.service.connection import Connection, RunParts
-from broker_server.service.control import say_started
+from broker_server.service.control import report_start
 from broker_server.service.data_findings import note_undescribed
 from broker_server.service.dispatcher import MqttDispatcher
 from broker_server.service.partial_uploads import PartialUploads
@@ -188,7 +188,7 @@ class Runs:
         outbox = self._connection.outbox
         outbox.publish_status(context.run)
         version = self._store.version(context.run)
-        say_started(context, reporter, request, version.number if version is not None else 0)
+        report_start(context, reporter, request, version.number if version is not None else 0)
         note_undescribed(context.contracts, reporter)
         try:
             finished = coordinator.run()
