@@ -24,8 +24,8 @@ from pathlib import Path
 from fleet_protocol import errors
 from fleet_protocol.errors import ExportError, ShoalError
 
-Tell = Callable[[str], None]
-"""Called with each stage of a job, for people."""
+ReportStage = Callable[[str], None]
+"""Called with the name of each stage of a job as it begins."""
 
 _PATIENCE_SECONDS = 3600.0  # without a word from any job
 _BUDGET_BYTES = 1_500_000_000  # of all jobs together, where nobody says how many
@@ -40,7 +40,7 @@ class Job:
 
     name: str
     nbytes: int
-    run: Callable[[Tell], None]
+    run: Callable[[ReportStage], None]
 
 
 def run_jobs(jobs: Sequence[Job], workers: int | None, told: Callable[[str, str], None]) -> None:
