@@ -95,20 +95,22 @@ class Geometry:
         return full.reshape(math.prod(here), self.taps)
 
 
-def rows_of(e: Emitter, x: Value, *, zero_row: bool) -> str:
+def rows_of(emit: Emitter, x: Value, *, zero_row: bool) -> str:
     """A feature map as [batch, positions, channels], with one row of zeros at the end if wanted."""
     positions = math.prod(x.shape[2:])
     channels = x.shape[1]
-    name = e.arranged(x, channels_last(x.rank))
-    rows = e.reshaped(name, (x.shape[0], *x.shape[2:], channels), (x.shape[0], positions, channels))
-    return e.graph.node("Pad", rows, e.graph.ints(0, 0, 0, 0, 1, 0)) if zero_row else rows
+    name = emit.arranged(x, channels_last(x.rank))
+    rows = emit.reshaped(
+        name, (x.shape[0], *x.shape[2:], channels), (x.shape[0], positions, channels)
+    )
+    return emit.graph.node("Pad", rows, emit.graph.ints(0, 0, 0, 0, 1, 0)) if zero_row else rows
 
 
-def look_up(e: Emitter, x: Value, table: NDArray[np.int64]) -> str:
+def look_up(emit: Emitter, x: Value, table: NDArray[np.int64]) -> str:
     """The rows of ``x`` that the table names, as a matrix [batch * len(table), taps * channels]."""
-    rows = rows_of(e, x, zero_row=bool((table == math.prod(x.shape[2:])).any()))
-    columns = e.graph.node("Gather", rows, e.graph.constant(table.reshape(-1)), axis=1)
-    return e.graph.node("Reshape", columns, e.graph.ints(-1, table.shape[1] * x.shape[1]))
+    rows = rows_of(emit, x, zero_row=bool((table == math.prod(x.shape[2:])).any()))
+    columns = emit.graph.node("Gather", rows, emit.graph.constant(table.reshape(-1)), axis=1)
+    return emit.graph.node("Reshape", columns, emit.graph.ints(-1, table.shape[1] * x.shape[1]))
 
 
 def look_up_ns(rows: int, taps: int, channels: int) -> float:
@@ -126,26 +128,26 @@ class Columns:
     transposed: int
 
 
-def columns_of(e: Emitter, x: Value, geometry: Geometry) -> Columns:
+def columns_of(emit: Emitter, x: Value, geometry: Geometry) -> Columns:
     """The columns of a convolution, taps before channels.
 
     Equal nodes for forward pass and weight gradient.
     """
     channels = x.shape[1]
     if geometry.is_pointwise:
-        return Columns(matrix_of(e, x), 0)
+        return Columns(matrix_of(emit, x), 0)
     row = geometry.outputs[-1]
     turned = _TRANSPOSE_NS * (not x.lies(planes(x.rank)))
     by_slices = channels * (geometry.taps * (_SLICE_ROW_NS / row + _SLICE_FLOAT_NS) + turned)
     if all(step == 1 for step in geometry.stride) and by_slices < look_up_ns(
         1, geometry.taps, channels
     ):
-        return Columns(_sliced(e, x, geometry), 1)
+        return Columns(_sliced(emit, x, geometry), 1)
     if _look_up_twice_ns(geometry, channels) < look_up_ns(
         math.prod(geometry.outputs), geometry.taps, channels
     ):
-        return Columns(_look_up_twice(e, x, geometry), 0)
-    return Columns(look_up(e, x, geometry.table()), 0)
+        return Columns(_look_up_twice(emit, x, geometry), 0)
+    return Columns(look_up(emit, x, geometry.table()), 0)
 
 
 def _look_up_twice_ns(geometry: Geometry, channels: int) -> float:
@@ -164,7 +166,7 @@ def _look_up_twice_ns(geometry: Geometry, channels: int) -> float:
     return first + look_up_ns(math.prod(geometry.outputs), height, width * channels)
 
 
-def _look_up_twice(e: Emitter, x: Value, geometry: Geometry) -> str:
+def _look_up_twice(emit: Emitter, x: Value, geometry: Geometry) -> str:
     """The columns by two look-ups: with few channels, fewer and longer rows than by one."""
     height, width = geometry.kernel
     padding = geometry.padding[0]
@@ -178,41 +180,43 @@ def _look_up_twice(e: Emitter, x: Value, geometry: Geometry) -> str:
         geometry.padding,
         (1, geometry.dilation[1]),
     )
-    strips = e.graph.node(
+    strips = emit.graph.node(
         "Reshape",
-        look_up(e, x, sides.table()),
-        e.graph.ints(-1, math.prod(sides.outputs), width * x.shape[1]),
+        look_up(emit, x, sides.table()),
+        emit.graph.ints(-1, math.prod(sides.outputs), width * x.shape[1]),
     )
     rows = (
         np.arange(geometry.outputs[0])[:, None, None] * step
         + np.arange(height)[None, None] * spread
     )
     table = rows * geometry.outputs[1] + np.arange(geometry.outputs[1])[None, :, None]
-    columns = e.graph.node("Gather", strips, e.graph.constant(table.reshape(-1)), axis=1)
-    return e.graph.node("Reshape", columns, e.graph.ints(-1, geometry.taps * x.shape[1]))
+    columns = emit.graph.node("Gather", strips, emit.graph.constant(table.reshape(-1)), axis=1)
+    return emit.graph.node("Reshape", columns, emit.graph.ints(-1, geometry.taps * x.shape[1]))
 
 
-def _sliced(e: Emitter, x: Value, geometry: Geometry) -> str:
+def _sliced(emit: Emitter, x: Value, geometry: Geometry) -> str:
     """The transposed columns as shifted copies of the whole input: few channels make short rows and
     long planes.
     """
     rank = x.rank
-    plane = e.arranged(x, planes(rank))
+    plane = emit.arranged(x, planes(rank))
     if any(geometry.padding):
         pads = (0, 0, *geometry.padding)
-        plane = e.graph.node("Pad", plane, e.graph.ints(*pads, *pads))
-    axes = e.graph.ints(*range(2, rank))
+        plane = emit.graph.node("Pad", plane, emit.graph.ints(*pads, *pads))
+    axes = emit.graph.ints(*range(2, rank))
     shifted = []
     for tap in itertools.product(*map(range, geometry.kernel)):
         start = [t * d for t, d in zip(tap, geometry.dilation, strict=True)]
         stop = [begin + size for begin, size in zip(start, geometry.outputs, strict=True)]
         shifted.append(
-            e.graph.node("Slice", plane, e.graph.ints(*start), e.graph.ints(*stop), axes)
+            emit.graph.node("Slice", plane, emit.graph.ints(*start), emit.graph.ints(*stop), axes)
         )
-    joined = e.graph.node("Concat", *shifted, axis=0)
-    return e.graph.node("Reshape", joined, e.graph.ints(geometry.taps * x.shape[1], -1))
+    joined = emit.graph.node("Concat", *shifted, axis=0)
+    return emit.graph.node("Reshape", joined, emit.graph.ints(geometry.taps * x.shape[1], -1))
 
 
-def matrix_of(e: Emitter, x: Value) -> str:
+def matrix_of(emit: Emitter, x: Value) -> str:
     """A feature map as a matrix [batch * positions, channels]."""
-    return e.graph.node("Reshape", rows_of(e, x, zero_row=False), e.graph.ints(-1, x.shape[1]))
+    return emit.graph.node(
+        "Reshape", rows_of(emit, x, zero_row=False), emit.graph.ints(-1, x.shape[1])
+    )

@@ -34,52 +34,52 @@ class _Stage:
     inner: int  # numbers in a run that belongs to one element of the axis
 
 
-def _stage(e: Emitter, name: str, size: int, inner: int) -> _Stage:
+def _stage(emit: Emitter, name: str, size: int, inner: int) -> _Stage:
     """Separate windows of ``size`` along an axis whose elements are runs of ``inner`` numbers."""
-    rows = e.graph.node("Reshape", name, e.graph.ints(-1, size, inner))
-    members = e.graph.nodes(
+    rows = emit.graph.node("Reshape", name, emit.graph.ints(-1, size, inner))
+    members = emit.graph.nodes(
         "Split", rows, outputs=size, attributes={"axis": 1, "num_outputs": size}
     )
     running = [members[0]]
     for member in members[1:]:
-        running.append(e.graph.node("Max", running[-1], member))
+        running.append(emit.graph.node("Max", running[-1], member))
     return _Stage(members, tuple(running), inner)
 
 
-def _unstage(e: Emitter, grad: str, stage: _Stage) -> str:
+def _unstage(emit: Emitter, grad: str, stage: _Stage) -> str:
     """Send a gradient back to the members that were the first maximum, joined as they were
     separated.
     """
     parts: list[str] = []
     for member, before in zip(stage.members[:0:-1], stage.running[-2::-1], strict=True):
-        wins = e.graph.node(
-            "HardSigmoid", e.graph.node("Sub", member, before), alpha=3e38, beta=0.0
+        wins = emit.graph.node(
+            "HardSigmoid", emit.graph.node("Sub", member, before), alpha=3e38, beta=0.0
         )
-        taken = e.graph.node("Mul", grad, wins)
+        taken = emit.graph.node("Mul", grad, wins)
         parts.append(taken)
-        grad = e.graph.node("Sub", grad, taken)
-    return e.graph.node("Concat", grad, *reversed(parts), axis=1)
+        grad = emit.graph.node("Sub", grad, taken)
+    return emit.graph.node("Concat", grad, *reversed(parts), axis=1)
 
 
-def _cropped(e: Emitter, x: Value, kernel: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
+def _cropped(emit: Emitter, x: Value, kernel: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
     """The part of a feature map that windows cover, channels-last, and its spatial sizes."""
-    name = e.arranged(x, channels_last(x.rank))
+    name = emit.arranged(x, channels_last(x.rank))
     sizes = tuple(size // k * k for size, k in zip(x.shape[2:], kernel, strict=True))
     if sizes == x.shape[2:]:
         return name, sizes
     table = np.arange(math.prod(x.shape[2:]), dtype=np.int64).reshape(x.shape[2:])
     table = table[tuple(slice(size) for size in sizes)]
-    rows = e.graph.node("Reshape", name, e.graph.ints(-1, math.prod(x.shape[2:]), x.shape[1]))
-    return e.graph.node(
+    rows = emit.graph.node("Reshape", name, emit.graph.ints(-1, math.prod(x.shape[2:]), x.shape[1]))
+    return emit.graph.node(
         "Gather",
         rows,
-        e.graph.constant(np.ascontiguousarray(table).reshape(-1)),
+        emit.graph.constant(np.ascontiguousarray(table).reshape(-1)),
         axis=1,
     ), sizes
 
 
 def _stages(
-    e: Emitter, x: Value, kernel: tuple[int, ...]
+    emit: Emitter, x: Value, kernel: tuple[int, ...]
 ) -> tuple[list[_Stage], tuple[int, ...], tuple[int, ...]]:
     """The stages of a pooling, the order that it works in, and the spatial sizes that its windows
     cover.
@@ -87,17 +87,17 @@ def _stages(
     order = planes(x.rank)
     inner = 1
     if x.lies(order) and not any(size % k for size, k in zip(x.shape[2:], kernel, strict=True)):
-        name = e.arranged(x, order)
+        name = emit.arranged(x, order)
         sizes = x.shape[2:]
     else:
         order, inner, (name, sizes) = (
             channels_last(x.rank),
             x.shape[1],
-            _cropped(e, x, kernel),
+            _cropped(emit, x, kernel),
         )
     stages = []
     for axis in reversed(range(len(kernel))):
-        stage = _stage(e, name, kernel[axis], inner)
+        stage = _stage(emit, name, kernel[axis], inner)
         name = stage.running[-1]
         stages.append(stage)
         inner *= sizes[axis] // kernel[axis]
@@ -105,13 +105,13 @@ def _stages(
 
 
 def _max_pool(
-    e: Emitter, out: Sequence[Spec], x: Value, *settings: Any
+    emit: Emitter, out: Sequence[Spec], x: Value, *settings: Any
 ) -> tuple[Value | None, ...]:
     window = Window(*settings)
-    x = e.full(x)
+    x = emit.full(x)
     if window.is_tiling:
-        stages, order, _ = _stages(e, x, window.size)
-        return _uncropped(e, stages[-1].running[-1], out[0], out[0].shape[2:], order), None
+        stages, order, _ = _stages(emit, x, window.size)
+        return _uncropped(emit, stages[-1].running[-1], out[0], out[0].shape[2:], order), None
     attributes = {
         **window.attributes,
         "dilations": spread(window.dilation, 2),
@@ -136,63 +136,69 @@ def _max_pool(
             *begin,
             *(max(0, far - pad) for far, pad in zip(reach, begin, strict=True)),
         ]
-    names = e.graph.nodes("MaxPool", e.plain(x), outputs=2, attributes=attributes)
-    return e.value(names[0], out[0].shape), e.value(names[1], out[1].shape, torch.int64)
+    names = emit.graph.nodes("MaxPool", emit.plain(x), outputs=2, attributes=attributes)
+    return emit.value(names[0], out[0].shape), emit.value(names[1], out[1].shape, torch.int64)
 
 
-def _max_pool_backward(e: Emitter, out: Spec, grad: Value, x: Value, *rest: Any) -> Value:
+def _max_pool_backward(emit: Emitter, out: Spec, grad: Value, x: Value, *rest: Any) -> Value:
     *settings, indices = rest
     if indices is not None:
-        return _scattered(e, out, grad, indices)
-    x = e.full(x)
-    stages, order, sizes = _stages(e, x, Window(*settings).size)
-    name = e.arranged(grad, order)
+        return _scattered(emit, out, grad, indices)
+    x = emit.full(x)
+    stages, order, sizes = _stages(emit, x, Window(*settings).size)
+    name = emit.arranged(grad, order)
     for stage in reversed(stages):
-        name = _unstage(e, e.graph.node("Reshape", name, e.graph.ints(-1, 1, stage.inner)), stage)
-    return _uncropped(e, name, out, sizes, order)
+        name = _unstage(
+            emit, emit.graph.node("Reshape", name, emit.graph.ints(-1, 1, stage.inner)), stage
+        )
+    return _uncropped(emit, name, out, sizes, order)
 
 
 def _uncropped(
-    e: Emitter, name: str, out: Spec, sizes: tuple[int, ...], order: tuple[int, ...]
+    emit: Emitter, name: str, out: Spec, sizes: tuple[int, ...], order: tuple[int, ...]
 ) -> Value:
     """What lies in an order as a feature map, with zeros for what no window covers."""
     covered = (-1, out.shape[1], *sizes)
-    name = e.graph.node("Reshape", name, e.graph.ints(*(covered[axis] for axis in order)))
+    name = emit.graph.node("Reshape", name, emit.graph.ints(*(covered[axis] for axis in order)))
     missing = (
         0,
         0,
         *(full - size for full, size in zip(out.shape[2:], sizes, strict=True)),
     )
     if any(missing):
-        name = e.graph.node(
+        name = emit.graph.node(
             "Pad",
             name,
-            e.graph.ints(*[0] * len(order), *(missing[axis] for axis in order)),
+            emit.graph.ints(*[0] * len(order), *(missing[axis] for axis in order)),
         )
-    return e.value(name, out.shape, order=order)
+    return emit.value(name, out.shape, order=order)
 
 
-def _scattered(e: Emitter, out: Spec, grad: Value, indices: Value) -> Value:
+def _scattered(emit: Emitter, out: Spec, grad: Value, indices: Value) -> Value:
     """The general case: add each gradient to the element its maximum came from (flat indices over
     the whole batch).
     """
-    total = e.graph.node("Reshape", e.shape_tensor((math.prod(out.shape),)), e.graph.ints(1))
-    zeros = e.graph.node("Expand", e.scalar(0, torch.float32).name, total)
-    flat = [e.graph.node("Reshape", e.plain(v), e.graph.ints(-1)) for v in (indices, grad)]
-    name = e.graph.node("ScatterElements", zeros, *flat, axis=0, reduction="add")
-    return e.value(e.graph.node("Reshape", name, e.graph.ints(-1, *out.shape[1:])), out.shape)
+    total = emit.graph.node(
+        "Reshape", emit.shape_tensor((math.prod(out.shape),)), emit.graph.ints(1)
+    )
+    zeros = emit.graph.node("Expand", emit.scalar(0, torch.float32).name, total)
+    flat = [emit.graph.node("Reshape", emit.plain(v), emit.graph.ints(-1)) for v in (indices, grad)]
+    name = emit.graph.node("ScatterElements", zeros, *flat, axis=0, reduction="add")
+    return emit.value(
+        emit.graph.node("Reshape", name, emit.graph.ints(-1, *out.shape[1:])), out.shape
+    )
 
 
-def _average_pool(e: Emitter, out: Spec, x: Value, *settings: Any) -> Value:
+def _average_pool(emit: Emitter, out: Spec, x: Value, *settings: Any) -> Value:
     size, members = _tiling_of_average(settings)
-    name, sizes = _cropped(e, e.full(x), size)
-    opened = e.graph.node(
-        "Reshape", name, e.graph.ints(-1, *_open_windows(sizes, size), x.shape[1])
+    name, sizes = _cropped(emit, emit.full(x), size)
+    opened = emit.graph.node(
+        "Reshape", name, emit.graph.ints(-1, *_open_windows(sizes, size), x.shape[1])
     )
-    name = e.graph.node(
-        "ReduceSum", opened, e.graph.ints(*range(2, 2 * len(size) + 1, 2)), keepdims=0
+    name = emit.graph.node(
+        "ReduceSum", opened, emit.graph.ints(*range(2, 2 * len(size) + 1, 2)), keepdims=0
     )
-    return multiply(e, e.value(name, out.shape, order=channels_last(x.rank)), 1 / members)
+    return multiply(emit, emit.value(name, out.shape, order=channels_last(x.rank)), 1 / members)
 
 
 def _tiling_of_average(settings: Sequence[Any]) -> tuple[tuple[int, ...], int]:
@@ -209,18 +215,20 @@ def _open_windows(sizes: Sequence[int], kernel: Sequence[int]) -> list[int]:
     return [n for size, k in zip(sizes, kernel, strict=True) for n in (size // k, k)]
 
 
-def _average_pool_backward(e: Emitter, out: Spec, grad: Value, x: Value, *settings: Any) -> Value:
+def _average_pool_backward(
+    emit: Emitter, out: Spec, grad: Value, x: Value, *settings: Any
+) -> Value:
     size, members = _tiling_of_average(settings)
     sizes = tuple(s // k * k for s, k in zip(x.shape[2:], size, strict=True))
-    share = multiply(e, e.full(grad), 1 / members)
+    share = multiply(emit, emit.full(grad), 1 / members)
     closed = [n for s, k in zip(sizes, size, strict=True) for n in (s // k, 1)]
-    name = e.graph.node(
+    name = emit.graph.node(
         "Reshape",
-        e.arranged(share, channels_last(x.rank)),
-        e.graph.ints(-1, *closed, x.shape[1]),
+        emit.arranged(share, channels_last(x.rank)),
+        emit.graph.ints(-1, *closed, x.shape[1]),
     )
-    wide = e.graph.node("Expand", name, e.graph.ints(1, *_open_windows(sizes, size), 1))
-    return _uncropped(e, wide, out, sizes, channels_last(x.rank))
+    wide = emit.graph.node("Expand", name, emit.graph.ints(1, *_open_windows(sizes, size), 1))
+    return _uncropped(emit, wide, out, sizes, channels_last(x.rank))
 
 
 LOWERINGS: dict[Any, Callable[..., Any]] = {

@@ -15,45 +15,51 @@ aten = torch.ops.aten
 
 
 def _along(op_type: str) -> Callable[..., Value]:
-    def lower(e: Emitter, _out: Spec, x: Value, dim: int, *_: object) -> Value:
-        return e.value(e.graph.node(op_type, e.plain(x), axis=dim % x.rank), x.shape)
+    def lower(emit: Emitter, _out: Spec, x: Value, dim: int, *_: object) -> Value:
+        return emit.value(emit.graph.node(op_type, emit.plain(x), axis=dim % x.rank), x.shape)
 
     return lower
 
 
-def _softmax_backward(e: Emitter, _out: Spec, grad: Value, y: Value, dim: int, *_: object) -> Value:
-    total = e.reduce("ReduceSum", e.pointwise("Mul", grad, y), [dim], keep=True)
-    return e.pointwise("Mul", y, e.pointwise("Sub", grad, total))
+def _softmax_backward(
+    emit: Emitter, _out: Spec, grad: Value, y: Value, dim: int, *_: object
+) -> Value:
+    total = emit.reduce("ReduceSum", emit.pointwise("Mul", grad, y), [dim], keep=True)
+    return emit.pointwise("Mul", y, emit.pointwise("Sub", grad, total))
 
 
 def _log_softmax_backward(
-    e: Emitter, _out: Spec, grad: Value, y: Value, dim: int, *_: object
+    emit: Emitter, _out: Spec, grad: Value, y: Value, dim: int, *_: object
 ) -> Value:
-    total = e.reduce("ReduceSum", grad, [dim], keep=True)
-    return e.pointwise("Sub", grad, e.pointwise("Mul", e.pointwise("Exp", y), total))
+    total = emit.reduce("ReduceSum", grad, [dim], keep=True)
+    return emit.pointwise("Sub", grad, emit.pointwise("Mul", emit.pointwise("Exp", y), total))
 
 
 def _reduction(op_type: str) -> Callable[..., Value]:
     def lower(
-        e: Emitter,
+        emit: Emitter,
         out: Spec,
         x: Value,
         dim: Sequence[int] | None = None,
         keepdim: bool = False,
         **_: object,
     ) -> Value:
-        return e.reduce(op_type, e.cast(x, out.dtype), list(dim or range(x.rank)), keep=keepdim)
+        return emit.reduce(
+            op_type, emit.cast(x, out.dtype), list(dim or range(x.rank)), keep=keepdim
+        )
 
     return lower
 
 
-def _any(e: Emitter, out: Spec, x: Value, dim: Any = None, keepdim: bool = False) -> Value:
+def _any(emit: Emitter, out: Spec, x: Value, dim: Any = None, keepdim: bool = False) -> Value:
     axes = list(range(x.rank)) if dim is None else [dim] if isinstance(dim, int) else list(dim)
-    return e.cast(e.reduce("ReduceMax", e.cast(x, torch.float32), axes, keep=keepdim), out.dtype)
+    return emit.cast(
+        emit.reduce("ReduceMax", emit.cast(x, torch.float32), axes, keep=keepdim), out.dtype
+    )
 
 
 def _var(
-    e: Emitter,
+    emit: Emitter,
     out: Spec,
     x: Value,
     dim: Any = None,
@@ -61,14 +67,16 @@ def _var(
     keepdim: bool = False,
 ) -> Value:
     axes = list(range(x.rank)) if dim is None else [axis % x.rank for axis in dim]
-    centred = e.pointwise("Sub", x, e.reduce("ReduceMean", x, axes, keep=True))
-    total = e.reduce("ReduceSum", e.pointwise("Mul", centred, centred), axes, keep=keepdim)
-    count = e.size_as_float(math.prod(x.shape[axis] for axis in axes))
-    return e.pointwise("Div", total, e.pointwise("Sub", count, operand(e, correction, out.dtype)))
+    centred = emit.pointwise("Sub", x, emit.reduce("ReduceMean", x, axes, keep=True))
+    total = emit.reduce("ReduceSum", emit.pointwise("Mul", centred, centred), axes, keep=keepdim)
+    count = emit.size_as_float(math.prod(x.shape[axis] for axis in axes))
+    return emit.pointwise(
+        "Div", total, emit.pointwise("Sub", count, operand(emit, correction, out.dtype))
+    )
 
 
 def _var_mean(
-    e: Emitter,
+    emit: Emitter,
     out: Sequence[Spec],
     x: Value,
     dim: Any = None,
@@ -77,51 +85,51 @@ def _var_mean(
     keepdim: bool = False,
 ) -> tuple[Value, Value]:
     axes = list(range(x.rank)) if dim is None else list(dim)
-    return _var(e, out[0], x, dim, correction, keepdim), e.reduce(
+    return _var(emit, out[0], x, dim, correction, keepdim), emit.reduce(
         "ReduceMean", x, axes, keep=keepdim
     )
 
 
 def _place(op_type: str) -> Callable[..., Value]:
     def lower(
-        e: Emitter, out: Spec, x: Value, dim: int | None = None, keepdim: bool = False
+        emit: Emitter, out: Spec, x: Value, dim: int | None = None, keepdim: bool = False
     ) -> Value:
         if dim is None:
-            x = e.view(x, (math.prod(x.shape),))
+            x = emit.view(x, (math.prod(x.shape),))
             dim = 0
-        name = e.graph.node(op_type, e.plain(x), axis=dim % x.rank, keepdims=int(keepdim))
-        return e.value(name, out.shape, torch.int64)
+        name = emit.graph.node(op_type, emit.plain(x), axis=dim % x.rank, keepdims=int(keepdim))
+        return emit.value(name, out.shape, torch.int64)
 
     return lower
 
 
-def _vector_norm(e: Emitter, _out: Spec, x: Value, *args: Any, **_: object) -> Value:
+def _vector_norm(emit: Emitter, _out: Spec, x: Value, *args: Any, **_: object) -> Value:
     given: tuple[Any, ...] = (*args, *(2, None, False)[len(args) :])
     order, dim, keepdim = given
     if order == 0:
         raise ExportError(
             "vector norm of order 0 cannot be exported, nor does it train; use order 1 or 2"
         )
-    size = e.pointwise("Abs", x)
+    size = emit.pointwise("Abs", x)
     axes = list(dim or range(x.rank))
     if x.rank == 0:
         return size
     if order == 2:
-        return e.reduce("ReduceL2", x, axes, keep=keepdim)
+        return emit.reduce("ReduceL2", x, axes, keep=keepdim)
     if order == 1 or math.isinf(order):
-        return e.reduce(
+        return emit.reduce(
             {1: "ReduceSum", math.inf: "ReduceMax"}.get(order, "ReduceMin"),
             size,
             axes,
             keep=keepdim,
         )
-    total = e.reduce(
+    total = emit.reduce(
         "ReduceSum",
-        e.pointwise("Pow", size, e.scalar(order, x.dtype)),
+        emit.pointwise("Pow", size, emit.scalar(order, x.dtype)),
         axes,
         keep=keepdim,
     )
-    return e.pointwise("Pow", total, e.scalar(1 / order, x.dtype))
+    return emit.pointwise("Pow", total, emit.scalar(1 / order, x.dtype))
 
 
 LOWERINGS: dict[Any, Callable[..., Any]] = {

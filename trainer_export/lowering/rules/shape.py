@@ -20,8 +20,8 @@ _END = 2**62  # torch writes an open end of a slice as the largest int64
 _ONE_HOT_LIMIT = 128  # rows up to which a product with the one-hot matrix beats a serial scatter
 
 
-def _view(e: Emitter, out: Spec, x: Value, *_: object) -> Value:
-    return e.view(x, out.shape)
+def _view(emit: Emitter, out: Spec, x: Value, *_: object) -> Value:
+    return emit.view(x, out.shape)
 
 
 def _with_axes(x: Value, keep: Sequence[int | None]) -> Value:
@@ -39,21 +39,21 @@ def _with_axes(x: Value, keep: Sequence[int | None]) -> Value:
     return Value(x.name, shape, x.dtype, stored, tuple(order))
 
 
-def _relabel(e: Emitter, x: Value, keep: Sequence[int | None]) -> Value:
+def _relabel(emit: Emitter, x: Value, keep: Sequence[int | None]) -> Value:
     result = _with_axes(x, keep)
-    return replace(result, name=e.reshaped(x.name, x.physical, result.physical))
+    return replace(result, name=emit.reshaped(x.name, x.physical, result.physical))
 
 
-def _unsqueeze(e: Emitter, _out: Spec, x: Value, dim: int) -> Value:
+def _unsqueeze(emit: Emitter, _out: Spec, x: Value, dim: int) -> Value:
     axes: list[int | None] = list(range(x.rank))
     axes.insert(dim % (x.rank + 1), None)
-    return _relabel(e, x, axes)
+    return _relabel(emit, x, axes)
 
 
-def _squeeze(e: Emitter, _out: Spec, x: Value, dim: Any = None) -> Value:
+def _squeeze(emit: Emitter, _out: Spec, x: Value, dim: Any = None) -> Value:
     dims = range(x.rank) if dim is None else [dim] if isinstance(dim, int) else dim
     dropped = {d % x.rank for d in dims if x.shape[d] == 1} if x.rank else set()
-    return _relabel(e, x, [axis for axis in range(x.rank) if axis not in dropped])
+    return _relabel(emit, x, [axis for axis in range(x.rank) if axis not in dropped])
 
 
 def permuted(x: Value, dims: Sequence[int]) -> Value:
@@ -69,7 +69,7 @@ def permuted(x: Value, dims: Sequence[int]) -> Value:
     )
 
 
-def _transpose(_e: Emitter, _out: Spec, x: Value, first: int, second: int) -> Value:
+def _transpose(_emit: Emitter, _out: Spec, x: Value, first: int, second: int) -> Value:
     if x.rank == 0:
         return x
     dims = list(range(x.rank))
@@ -77,10 +77,10 @@ def _transpose(_e: Emitter, _out: Spec, x: Value, first: int, second: int) -> Va
     return permuted(x, dims)
 
 
-def _expand(e: Emitter, out: Spec, x: Value, *_: object, **__: object) -> Value:
+def _expand(emit: Emitter, out: Spec, x: Value, *_: object, **__: object) -> Value:
     missing = len(out.shape) - x.rank
     if missing:
-        x = _relabel(e, x, [None] * missing + list(range(x.rank)))
+        x = _relabel(emit, x, [None] * missing + list(range(x.rank)))
     return replace(x, shape=out.shape)
 
 
@@ -94,28 +94,28 @@ class _Range:
     step: int = 1
 
 
-def _slice(e: Emitter, out: Spec, x: Value, *positions: Any) -> Value:
+def _slice(emit: Emitter, out: Spec, x: Value, *positions: Any) -> Value:
     chosen = _Range(*positions)
     end = chosen.end
     step = chosen.step
     if out.shape == x.shape and step == 1:
         return x
-    x, dim = e.full(x), chosen.dim % x.rank
+    x, dim = emit.full(x), chosen.dim % x.rank
     size = x.shape[dim]
     start = 0 if chosen.start is None else chosen.start
     stop = _END if end is None or (isinstance(end, int) and end > _END) or end == size else end
-    bounds = [e.size(bound) for bound in (start, stop)]
-    name = e.graph.node(
-        "Slice", x.name, *bounds, e.graph.ints(x.order.index(dim)), e.graph.ints(step)
+    bounds = [emit.size(bound) for bound in (start, stop)]
+    name = emit.graph.node(
+        "Slice", x.name, *bounds, emit.graph.ints(x.order.index(dim)), emit.graph.ints(step)
     )
-    return e.value(name, out.shape, x.dtype, x.order)
+    return emit.value(name, out.shape, x.dtype, x.order)
 
 
 def _slice_backward(
-    e: Emitter, out: Spec, grad: Value, sizes: Sequence[Dim], *positions: Any
+    emit: Emitter, out: Spec, grad: Value, sizes: Sequence[Dim], *positions: Any
 ) -> Value:
     dim, start, _, step = positions  # the gradient's own size says where it ends
-    grad = e.full(grad)
+    grad = emit.full(grad)
     dim = dim % len(sizes)
     size = sizes[dim]
     if out.shape == grad.shape and step == 1:
@@ -129,19 +129,19 @@ def _slice_backward(
         kept = grad.shape[dim]
         index = np.full(size, kept)
         index[slice(start, None, step)][:kept] = np.arange(kept)
-        name = e.graph.node(
+        name = emit.graph.node(
             "Gather",
-            padded(e, grad, dim, (0, 1)).name,
-            e.graph.constant(index),
+            padded(emit, grad, dim, (0, 1)).name,
+            emit.graph.constant(index),
             axis=place,
         )
-        return e.value(name, out.shape, grad.dtype, grad.order)
+        return emit.value(name, out.shape, grad.dtype, grad.order)
     start = max(start + size, 0) if start < 0 else min(start, size)
     kept = grad.shape[dim]
-    return padded(e, grad, dim, (start, size - start - kept))
+    return padded(emit, grad, dim, (start, size - start - kept))
 
 
-def _slice_scatter(e: Emitter, out: Spec, x: Value, part: Value, *positions: Any) -> Value:
+def _slice_scatter(emit: Emitter, out: Spec, x: Value, part: Value, *positions: Any) -> Value:
     """Both tensors joined, and a look-up that takes each position from where it comes from now."""
     chosen = _Range(*positions)
     dim = chosen.dim % x.rank
@@ -158,23 +158,23 @@ def _slice_scatter(e: Emitter, out: Spec, x: Value, part: Value, *positions: Any
     table = np.arange(size)
     table[places] = size + np.arange(len(places))
     joined = _join(
-        e,
+        emit,
         Spec((*out.shape[:dim], size + len(places), *out.shape[dim + 1 :]), out.dtype),
         [x, part],
         dim,
     )
     axis = joined.order.index(dim)
-    name = e.graph.node("Gather", joined.name, e.graph.constant(table), axis=axis)
-    return e.value(name, out.shape, out.dtype, joined.order)
+    name = emit.graph.node("Gather", joined.name, emit.graph.constant(table), axis=axis)
+    return emit.value(name, out.shape, out.dtype, joined.order)
 
 
-def _select_scatter(e: Emitter, out: Spec, x: Value, part: Value, *place: int) -> Value:
+def _select_scatter(emit: Emitter, out: Spec, x: Value, part: Value, *place: int) -> Value:
     dim = place[0] % x.rank
     index = place[1] % x.shape[dim]
-    return _slice_scatter(e, out, x, _unsqueeze(e, out, part, dim), dim, index, index + 1)
+    return _slice_scatter(emit, out, x, _unsqueeze(emit, out, part, dim), dim, index, index + 1)
 
 
-def padded(e: Emitter, x: Value, dim: int, around: tuple[int, int], value: float = 0.0) -> Value:
+def padded(emit: Emitter, x: Value, dim: int, around: tuple[int, int], value: float = 0.0) -> Value:
     """The complete value with so many more numbers before and after it along a dimension."""
     before, after = around
     if before == after == 0:
@@ -182,40 +182,42 @@ def padded(e: Emitter, x: Value, dim: int, around: tuple[int, int], value: float
     pads = [0] * (2 * x.rank)
     place = x.order.index(dim % x.rank)
     pads[place], pads[place + x.rank] = before, after
-    name = e.graph.node("Pad", x.name, e.graph.ints(*pads), e.scalar(value, x.dtype).name)
+    name = emit.graph.node("Pad", x.name, emit.graph.ints(*pads), emit.scalar(value, x.dtype).name)
     shape = tuple(s + before + after if i == dim % x.rank else s for i, s in enumerate(x.shape))
-    return e.value(name, shape, x.dtype, x.order)
+    return emit.value(name, shape, x.dtype, x.order)
 
 
 def _constant_pad(
-    e: Emitter, _out: Spec, x: Value, pads: Sequence[int], value: float = 0.0
+    emit: Emitter, _out: Spec, x: Value, pads: Sequence[int], value: float = 0.0
 ) -> Value:
-    x = e.full(x)
+    x = emit.full(x)
     for i in range(0, len(pads), 2):
         dim, (before, after) = x.rank - 1 - i // 2, pads[i : i + 2]
         if before < 0 or after < 0:
-            place = e.graph.ints(x.order.index(dim))
+            place = emit.graph.ints(x.order.index(dim))
             rest = x.shape[dim] + min(before, 0) + min(after, 0)
             bounds = (
-                e.graph.ints(max(-before, 0)),
-                e.graph.ints(after if after < 0 else _END),
+                emit.graph.ints(max(-before, 0)),
+                emit.graph.ints(after if after < 0 else _END),
             )
-            name = e.graph.node("Slice", x.name, *bounds, place)
-            x = e.value(name, (*x.shape[:dim], rest, *x.shape[dim + 1 :]), x.dtype, x.order)
-        x = padded(e, x, dim, (max(before, 0), max(after, 0)), value)
+            name = emit.graph.node("Slice", x.name, *bounds, place)
+            x = emit.value(name, (*x.shape[:dim], rest, *x.shape[dim + 1 :]), x.dtype, x.order)
+        x = padded(emit, x, dim, (max(before, 0), max(after, 0)), value)
     return x
 
 
-def _select(e: Emitter, out: Spec, x: Value, dim: int, index: int) -> Value:
-    x, dim = e.full(x), dim % x.rank
+def _select(emit: Emitter, out: Spec, x: Value, dim: int, index: int) -> Value:
+    x, dim = emit.full(x), dim % x.rank
     place = x.order.index(dim)
-    name = e.graph.node("Gather", x.name, e.scalar(index, torch.int64).name, axis=place)
+    name = emit.graph.node("Gather", x.name, emit.scalar(index, torch.int64).name, axis=place)
     kept = [axis for axis in range(x.rank) if axis != dim]
-    return e.value(name, out.shape, x.dtype, [kept.index(axis) for axis in x.order if axis != dim])
+    return emit.value(
+        name, out.shape, x.dtype, [kept.index(axis) for axis in x.order if axis != dim]
+    )
 
 
 def _select_backward(
-    e: Emitter, out: Spec, grad: Value, sizes: Sequence[Dim], *place: int
+    emit: Emitter, out: Spec, grad: Value, sizes: Sequence[Dim], *place: int
 ) -> Value:
     dim = place[0] % len(sizes)
     size = sizes[dim]
@@ -223,45 +225,47 @@ def _select_backward(
         raise ExportError(
             "the gradient of a selection along the batch cannot be exported; use the whole batch"
         )
-    lifted = e.full(_unsqueeze(e, out, grad, dim))
+    lifted = emit.full(_unsqueeze(emit, out, grad, dim))
     index = place[1] % size
-    return padded(e, lifted, dim, (index, size - index - 1))
+    return padded(emit, lifted, dim, (index, size - index - 1))
 
 
-def _join(e: Emitter, out: Spec, parts: Sequence[Value], dim: int = 0) -> Value:
+def _join(emit: Emitter, out: Spec, parts: Sequence[Value], dim: int = 0) -> Value:
     parts = [
-        e.cast(e.full(part), out.dtype)
+        emit.cast(emit.full(part), out.dtype)
         for part in parts
         if hint(part.shape) or len(part.shape) != 1
     ]
     dim %= len(out.shape)
     leader = max(parts, key=lambda part: hint(part.shape))
-    names = [e.arranged(part, leader.order) for part in parts]
+    names = [emit.arranged(part, leader.order) for part in parts]
     name = (
-        e.graph.node("Concat", *names, axis=leader.order.index(dim)) if len(names) > 1 else names[0]
+        emit.graph.node("Concat", *names, axis=leader.order.index(dim))
+        if len(names) > 1
+        else names[0]
     )
-    return e.value(name, out.shape, out.dtype, leader.order)
+    return emit.value(name, out.shape, out.dtype, leader.order)
 
 
-def _stack(e: Emitter, out: Spec, parts: Sequence[Value], dim: int = 0) -> Value:
+def _stack(emit: Emitter, out: Spec, parts: Sequence[Value], dim: int = 0) -> Value:
     dim %= len(out.shape)
-    return _join(e, out, [_unsqueeze(e, out, part, dim) for part in parts], dim)
+    return _join(emit, out, [_unsqueeze(emit, out, part, dim) for part in parts], dim)
 
 
 def _split(
-    e: Emitter, out: Sequence[Spec], x: Value, _sizes: Any, dim: int = 0
+    emit: Emitter, out: Sequence[Spec], x: Value, _sizes: Any, dim: int = 0
 ) -> tuple[Value, ...]:
-    x, dim = e.full(x), dim % x.rank
+    x, dim = emit.full(x), dim % x.rank
     lengths = [spec.shape[dim] for spec in out]
-    names = e.graph.nodes(
+    names = emit.graph.nodes(
         "Split",
         x.name,
-        e.shape_tensor(tuple(lengths)),
+        emit.shape_tensor(tuple(lengths)),
         outputs=len(out),
         attributes={"axis": x.order.index(dim)},
     )
     return tuple(
-        e.value(n, spec.shape, x.dtype, x.order) for n, spec in zip(names, out, strict=True)
+        emit.value(n, spec.shape, x.dtype, x.order) for n, spec in zip(names, out, strict=True)
     )
 
 
@@ -274,17 +278,19 @@ class _Table:
     scale: bool = False
 
 
-def _embedding(e: Emitter, out: Spec, weight: Value, indices: Value, *_: Any) -> Value:
-    low = e.pointwise("Less", indices, e.scalar(0, indices.dtype), dtype=torch.bool)
-    rows = e.scalar(
+def _embedding(emit: Emitter, out: Spec, weight: Value, indices: Value, *_: Any) -> Value:
+    low = emit.pointwise("Less", indices, emit.scalar(0, indices.dtype), dtype=torch.bool)
+    rows = emit.scalar(
         weight.shape[0], indices.dtype
     )  # a graph would look up from the end, and refuses this one
-    indices = e.pointwise("Where", low, rows, indices, dtype=indices.dtype)
-    return e.value(e.graph.node("Gather", e.plain(weight), e.plain(indices), axis=0), out.shape)
+    indices = emit.pointwise("Where", low, rows, indices, dtype=indices.dtype)
+    return emit.value(
+        emit.graph.node("Gather", emit.plain(weight), emit.plain(indices), axis=0), out.shape
+    )
 
 
 def _embedding_backward(
-    e: Emitter, out: Spec, grad: Value, indices: Value, *settings: Any
+    emit: Emitter, out: Spec, grad: Value, indices: Value, *settings: Any
 ) -> Value:
     """The sum of the gradients of each row.
 
@@ -295,36 +301,36 @@ def _embedding_backward(
     if table.scale:
         raise ExportError("Embedding(scale_grad_by_freq=True) cannot be exported; leave it False")
     width = out.shape[-1]
-    updates = e.reshaped(e.plain(grad), grad.shape, (-1, width))
-    flat = e.graph.node("Reshape", e.plain(indices), e.graph.ints(-1, 1))
+    updates = emit.reshaped(emit.plain(grad), grad.shape, (-1, width))
+    flat = emit.graph.node("Reshape", emit.plain(indices), emit.graph.ints(-1, 1))
     if table.rows <= _ONE_HOT_LIMIT:
-        numbers = e.graph.constant(np.arange(table.rows, dtype=np.int64)[None])
-        hot = e.graph.node("Cast", e.graph.node("Equal", flat, numbers), to=1)
-        name = e.graph.node("Gemm", hot, updates, transA=1)
+        numbers = emit.graph.constant(np.arange(table.rows, dtype=np.int64)[None])
+        hot = emit.graph.node("Cast", emit.graph.node("Equal", flat, numbers), to=1)
+        name = emit.graph.node("Gemm", hot, updates, transA=1)
     else:
-        zeros = e.graph.node(
-            "Expand", e.scalar(0, grad.dtype).name, e.graph.ints(table.rows, width)
+        zeros = emit.graph.node(
+            "Expand", emit.scalar(0, grad.dtype).name, emit.graph.ints(table.rows, width)
         )
-        wide = e.graph.node("Expand", flat, e.graph.ints(1, width))
-        name = e.graph.node("ScatterElements", zeros, wide, updates, axis=0, reduction="add")
+        wide = emit.graph.node("Expand", flat, emit.graph.ints(1, width))
+        name = emit.graph.node("ScatterElements", zeros, wide, updates, axis=0, reduction="add")
     if table.padding >= 0:
         keep = np.ones((table.rows, 1), np.float32)
         keep[table.padding] = 0
-        name = e.graph.node("Mul", name, e.graph.constant(keep))
-    return e.value(name, out.shape)
+        name = emit.graph.node("Mul", name, emit.graph.constant(keep))
+    return emit.value(name, out.shape)
 
 
-def _gather(e: Emitter, out: Spec, x: Value, dim: int, index: Value, **_: object) -> Value:
-    return e.value(
-        e.graph.node("GatherElements", e.plain(x), e.plain(index), axis=dim % x.rank),
+def _gather(emit: Emitter, out: Spec, x: Value, dim: int, index: Value, **_: object) -> Value:
+    return emit.value(
+        emit.graph.node("GatherElements", emit.plain(x), emit.plain(index), axis=dim % x.rank),
         out.shape,
         x.dtype,
     )
 
 
-def _index_select(e: Emitter, out: Spec, x: Value, dim: int, index: Value) -> Value:
-    return e.value(
-        e.graph.node("Gather", e.plain(x), e.plain(index), axis=dim % x.rank),
+def _index_select(emit: Emitter, out: Spec, x: Value, dim: int, index: Value) -> Value:
+    return emit.value(
+        emit.graph.node("Gather", emit.plain(x), emit.plain(index), axis=dim % x.rank),
         out.shape,
         x.dtype,
     )
@@ -339,11 +345,13 @@ LOWERINGS: dict[Any, Callable[..., Any]] = {
     aten.squeeze.default: _squeeze,
     aten.squeeze.dim: _squeeze,
     aten.squeeze.dims: _squeeze,
-    aten.permute.default: lambda _e, _out, x, dims: permuted(x, dims),
+    aten.permute.default: lambda _emit, _out, x, dims: permuted(x, dims),
     aten.transpose.int: _transpose,
-    aten.t.default: lambda _e, _out, x: x if x.rank < 2 else permuted(x, (1, 0)),
+    aten.t.default: lambda _emit, _out, x: x if x.rank < 2 else permuted(x, (1, 0)),
     aten.expand.default: _expand,
-    aten.copy.default: lambda e, out, _x, source, *_: _expand(e, out, e.cast(source, out.dtype)),
+    aten.copy.default: lambda emit, out, _x, source, *_: _expand(
+        emit, out, emit.cast(source, out.dtype)
+    ),
     aten.slice.Tensor: _slice,
     aten.slice_backward.default: _slice_backward,
     aten.slice_scatter.default: _slice_scatter,
@@ -355,8 +363,8 @@ LOWERINGS: dict[Any, Callable[..., Any]] = {
     aten.stack.default: _stack,
     aten.split.Tensor: _split,
     aten.split_with_sizes.default: _split,
-    aten.unbind.int: lambda e, out, x, dim=0: tuple(
-        _select(e, spec, x, dim, i) for i, spec in enumerate(out)
+    aten.unbind.int: lambda emit, out, x, dim=0: tuple(
+        _select(emit, spec, x, dim, i) for i, spec in enumerate(out)
     ),
     aten.embedding.default: _embedding,
     aten.embedding_dense_backward.default: _embedding_backward,
