@@ -43,7 +43,8 @@ from trainer_export.graph import IR_VERSION, GraphBuilder, Port
 from trainer_export.loss import Answer
 from trainer_export.lowering.emitter import Emitter
 from trainer_export.lowering.program import lower
-from trainer_export.lowering.rules.elementwise import multiply, only_exact
+from trainer_export.lowering.rules.activation import only_exact
+from trainer_export.lowering.rules.elementwise import multiply
 from trainer_export.lowering.table import LOWERINGS
 from trainer_export.lowering.values import Spec, Value
 from trainer_export.lowering.windows import Convolution, Window, mean_window, spread

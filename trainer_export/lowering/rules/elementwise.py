@@ -1,6 +1,5 @@
-"""Lowerings of element-wise operators, comparisons, reductions and constants."""
+"""Lowerings of arithmetic, comparisons, choices and constants, element by element."""
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from fleet_protocol.errors import ExportError
 from trainer_export.lowering.emitter import Emitter
 from trainer_export.lowering.values import Dim, Spec, Value, numpy_dtype, overload
 
@@ -18,7 +16,6 @@ aten = torch.ops.aten
 # step function, in one vectorised pass. Greater + Cast takes eight times as long, Where fifty times
 # (onnxruntime 1.19, 1.6 M elements).
 _STEEPEST = 3e38
-_LINEAR = 17.0  # from here on the softplus of a number is the number, in float32
 
 UNARY = """
 Abs Acos Acosh Asin Asinh Atan Atanh Ceil Cos Cosh Erf Exp Floor Log Neg Reciprocal Relu Round
@@ -28,26 +25,24 @@ Sigmoid Sign Sin Sinh Sqrt Tan Tanh
 
 
 def operand(emit: Emitter, value: Value | complex | Dim, dtype: torch.dtype) -> Value:
-    """A number, a size or a value as a value of the given type."""
+    """Return a number, a size or a value as a value of an element type."""
     if isinstance(value, Value):
         return emit.cast(value, dtype)
-    return (
-        emit.scalar(value, dtype)
-        if isinstance(value, (int, float, bool))
-        else emit.cast(emit.size_as_float(value), dtype)
-    )
+    if isinstance(value, (int, float, bool)):
+        return emit.scalar(value, dtype)
+    return emit.cast(emit.size_as_float(value), dtype)
 
 
 def step(emit: Emitter, value: Value) -> Value:
-    """1 where ``value`` is above 0, else 0, in its own type (float32)."""
+    """Return 1 where ``value`` is above 0, else 0, in its own type (float32)."""
     return emit.pointwise("HardSigmoid", value, alpha=_STEEPEST, beta=0.0)
 
 
 def multiply(emit: Emitter, value: Value, factor: float) -> Value:
-    """A value times a number, nothing at all for 1."""
-    return (
-        value if factor == 1.0 else emit.pointwise("Mul", value, emit.scalar(factor, value.dtype))
-    )
+    """Return a value times a number; for 1 the value itself."""
+    if factor == 1.0:
+        return value
+    return emit.pointwise("Mul", value, emit.scalar(factor, value.dtype))
 
 
 def _unary(op_type: str) -> Callable[..., Value]:
@@ -58,12 +53,15 @@ def _unary(op_type: str) -> Callable[..., Value]:
 
 
 def _binary(op_type: str) -> Callable[..., Value]:
+    neutral = 1 if op_type in ("Mul", "Div") else None
+
     def lower(emit: Emitter, out: Spec, a: Any, b: Any) -> Value:
         if op_type == "Mul" and out.dtype == torch.bool:
             return emit.pointwise("And", a, b)
-        if isinstance(b, (int, float)) and b == (1 if op_type in ("Mul", "Div") else None):
+        if isinstance(b, (int, float)) and b == neutral:
             return operand(emit, a, out.dtype)
-        return emit.pointwise(op_type, operand(emit, a, out.dtype), operand(emit, b, out.dtype))
+        left = operand(emit, a, out.dtype)
+        return emit.pointwise(op_type, left, operand(emit, b, out.dtype))
 
     return lower
 
@@ -71,18 +69,18 @@ def _binary(op_type: str) -> Callable[..., Value]:
 def _compare(op_type: str, *, negate: bool = False) -> Callable[..., Value]:
     def lower(emit: Emitter, out: Spec, a: Any, b: Any) -> Value:
         dtype = torch.result_type(_example(a), _example(b))
-        result = emit.pointwise(
-            op_type, operand(emit, a, dtype), operand(emit, b, dtype), dtype=out.dtype
-        )
+        left = operand(emit, a, dtype)
+        result = emit.pointwise(op_type, left, operand(emit, b, dtype), dtype=out.dtype)
         return emit.pointwise("Not", result) if negate else result
 
     return lower
 
 
 def _example(value: Any) -> Any:
-    if not isinstance(value, Value):
-        return value if isinstance(value, (int, float)) else 1
-    return torch.empty((1,) * value.rank, dtype=value.dtype)
+    """Return what torch derives the common element type of a comparison from."""
+    if isinstance(value, Value):
+        return torch.empty((1,) * value.rank, dtype=value.dtype)
+    return value if isinstance(value, (int, float)) else 1
 
 
 def _scaled(op_type: str) -> Callable[..., Value]:
@@ -97,43 +95,41 @@ def _scaled(op_type: str) -> Callable[..., Value]:
 def _div(emit: Emitter, out: Spec, a: Any, b: Any, *, rounding_mode: str | None = None) -> Value:
     a = operand(emit, a, out.dtype)
     b = operand(emit, b, out.dtype)
-    result = emit.pointwise("Div", a, b)
-    if (
-        rounding_mode == "floor"
-    ):  # by the rest, as in PyTorch: the quotient of 1 and 0.1 is rounded up, and its floor is 9
-        rest = emit.pointwise("Mod", a, b, fmod=1)
-        below = emit.pointwise(
-            "Less",
-            emit.pointwise("Mul", rest, b),
-            emit.scalar(0, out.dtype),
-            dtype=torch.bool,
-        )
-        whole = emit.pointwise("Div", emit.pointwise("Sub", a, rest), b)
-        if not out.dtype.is_floating_point:
-            return emit.pointwise("Sub", whole, emit.cast(below, out.dtype))
-        found = emit.pointwise("Sub", emit.pointwise("Round", whole), emit.cast(below, out.dtype))
-        none = emit.pointwise("Equal", b, emit.scalar(0, out.dtype), dtype=torch.bool)
-        return emit.pointwise("Where", none, result, found, dtype=out.dtype)
+    quotient = emit.pointwise("Div", a, b)
+    if rounding_mode == "floor":
+        return _floor_div(emit, out, a, b, quotient)
     if rounding_mode is None or not out.dtype.is_floating_point:
-        return result
-    return emit.pointwise(
-        "Mul",
-        emit.pointwise("Sign", result),
-        emit.pointwise("Floor", emit.pointwise("Abs", result)),
-    )
+        return quotient
+    # Towards 0: sign(q) * floor(|q|).
+    sign = emit.pointwise("Sign", quotient)
+    return emit.pointwise("Mul", sign, emit.pointwise("Floor", emit.pointwise("Abs", quotient)))
+
+
+def _floor_div(emit: Emitter, out: Spec, a: Value, b: Value, quotient: Value) -> Value:
+    # round((a - r) / b) - [r * b < 0] with r = fmod(a, b), as in PyTorch: the quotient of 1 and
+    # 0.1 is rounded up, and its floor would be 10, not 9.
+    remainder = emit.pointwise("Mod", a, b, fmod=1)
+    signs = emit.pointwise("Mul", remainder, b)
+    below = emit.pointwise("Less", signs, emit.scalar(0, out.dtype), dtype=torch.bool)
+    whole = emit.pointwise("Div", emit.pointwise("Sub", a, remainder), b)
+    if not out.dtype.is_floating_point:
+        return emit.pointwise("Sub", whole, emit.cast(below, out.dtype))
+    rounded = emit.pointwise("Round", whole)
+    floor = emit.pointwise("Sub", rounded, emit.cast(below, out.dtype))
+    by_zero = emit.pointwise("Equal", b, emit.scalar(0, out.dtype), dtype=torch.bool)
+    return emit.pointwise("Where", by_zero, quotient, floor, dtype=out.dtype)
 
 
 def _pow(emit: Emitter, out: Spec, x: Any, exponent: Any) -> Value:
+    # Squares, cubes and roots by operators that cost less than Pow.
     x = operand(emit, x, out.dtype)
     if exponent == 2:
         return emit.pointwise("Mul", x, x)
     if exponent == 3:
         return emit.pointwise("Mul", emit.pointwise("Mul", x, x), x)
-    return (
-        emit.pointwise("Sqrt", x)
-        if exponent == 0.5
-        else emit.pointwise("Pow", x, operand(emit, exponent, out.dtype))
-    )
+    if exponent == 0.5:
+        return emit.pointwise("Sqrt", x)
+    return emit.pointwise("Pow", x, operand(emit, exponent, out.dtype))
 
 
 def _rsqrt(emit: Emitter, out: Spec, x: Value) -> Value:
@@ -141,148 +137,42 @@ def _rsqrt(emit: Emitter, out: Spec, x: Value) -> Value:
 
 
 def _log1p(emit: Emitter, out: Spec, x: Value) -> Value:
-    """``x * log(u) / (u - 1)`` with ``u = 1 + x``: what the sum loses of a small x, the quotient
-    gives back.
-    """
+    # x * log(u) / (u - 1) with u = 1 + x: what the sum loses of a small x, the quotient gives back.
     x = emit.cast(x, out.dtype)
     one = emit.scalar(1, out.dtype)
     whole = emit.pointwise("Add", x, one)
     kept = emit.pointwise("Sub", whole, one)
     log = emit.pointwise("Log", whole)
-    exact = emit.pointwise(
-        "Equal", kept, x, dtype=torch.bool
-    )  # infinity too, of which there is no quotient
-    large = replace(
-        emit.pointwise(
-            "Where", exact, log, emit.pointwise("Div", emit.pointwise("Mul", x, log), kept)
-        ),
-        dtype=out.dtype,
-    )
-    nothing = emit.pointwise("Equal", kept, emit.scalar(0, out.dtype), dtype=torch.bool)
-    return replace(emit.pointwise("Where", nothing, x, large), dtype=out.dtype)
+    # Where nothing is lost; at infinity, too, where the quotient would not be a number.
+    exact = emit.pointwise("Equal", kept, x, dtype=torch.bool)
+    quotient = emit.pointwise("Div", emit.pointwise("Mul", x, log), kept)
+    large = replace(emit.pointwise("Where", exact, log, quotient), dtype=out.dtype)
+    # Where all is lost, log1p(x) is x.
+    vanished = emit.pointwise("Equal", kept, emit.scalar(0, out.dtype), dtype=torch.bool)
+    return replace(emit.pointwise("Where", vanished, x, large), dtype=out.dtype)
 
 
 def _expm1(emit: Emitter, out: Spec, x: Value) -> Value:
-    """``tanh(x / 2) * (exp(x) + 1)``, which loses nothing of a small x."""
+    # tanh(x / 2) * (exp(x) + 1), which loses nothing of a small x.
     x = emit.cast(x, out.dtype)
-    more = emit.pointwise("Add", emit.pointwise("Exp", x), emit.scalar(1, out.dtype))
-    return emit.pointwise("Mul", emit.pointwise("Tanh", multiply(emit, x, 0.5)), more)
-
-
-def _softplus(
-    emit: Emitter, out: Spec, x: Value, beta: float = 1.0, threshold: float = 20.0
-) -> Value:
-    """``relu(x) + log1p(z)`` with ``z = exp(-|x|)``, whose sum with 1 is put right by ``(z - (u -
-    1)) / u``.
-    """
-    bent = multiply(emit, x, beta)
-    one = emit.scalar(1, out.dtype)
-    rest = emit.pointwise("Exp", emit.pointwise("Neg", emit.pointwise("Abs", bent)))
-    whole = emit.pointwise("Add", rest, one)
-    lost = emit.pointwise(
-        "Div", emit.pointwise("Sub", rest, emit.pointwise("Sub", whole, one)), whole
-    )
-    log = emit.pointwise("Add", emit.pointwise("Log", whole), lost)
-    soft = multiply(emit, emit.pointwise("Add", emit.pointwise("Relu", bent), log), 1 / beta)
-    if threshold >= _LINEAR:
-        return soft
-    above = emit.pointwise(
-        "Greater",
-        multiply(emit, x, beta),
-        emit.scalar(threshold, out.dtype),
-        dtype=torch.bool,
-    )
-    return _where(emit, out, above, x, soft)
+    above = emit.pointwise("Add", emit.pointwise("Exp", x), emit.scalar(1, out.dtype))
+    return emit.pointwise("Mul", emit.pointwise("Tanh", multiply(emit, x, 0.5)), above)
 
 
 def _clamp(emit: Emitter, out: Spec, x: Value, low: Any = None, high: Any = None) -> Value:
     x = emit.cast(x, out.dtype)
     if low is not None:
         x = emit.pointwise("Max", x, operand(emit, low, out.dtype))
-    return x if high is None else emit.pointwise("Min", x, operand(emit, high, out.dtype))
+    if high is not None:
+        x = emit.pointwise("Min", x, operand(emit, high, out.dtype))
+    return x
 
 
-def _where(emit: Emitter, out: Spec, condition: Value, a: Any, b: Any) -> Value:
-    choice = emit.pointwise(
-        "Where", condition, operand(emit, a, out.dtype), operand(emit, b, out.dtype)
-    )
+def where(emit: Emitter, out: Spec, condition: Value, a: Any, b: Any) -> Value:
+    """Return ``a`` where a condition holds, else ``b``."""
+    left = operand(emit, a, out.dtype)
+    choice = emit.pointwise("Where", condition, left, operand(emit, b, out.dtype))
     return replace(choice, dtype=out.dtype)
-
-
-def _threshold_backward(
-    emit: Emitter, _out: Spec, grad: Value, x: Value, threshold: float
-) -> Value:
-    if threshold != 0:
-        x = emit.pointwise("Sub", x, emit.scalar(threshold, x.dtype))
-    return emit.pointwise("Mul", grad, step(emit, x))
-
-
-def _tanh_backward(emit: Emitter, _out: Spec, grad: Value, y: Value) -> Value:
-    return emit.pointwise(
-        "Mul", grad, emit.pointwise("Sub", emit.scalar(1, y.dtype), emit.pointwise("Mul", y, y))
-    )
-
-
-def _sigmoid_backward(emit: Emitter, _out: Spec, grad: Value, y: Value) -> Value:
-    return emit.pointwise(
-        "Mul", grad, emit.pointwise("Mul", y, emit.pointwise("Sub", emit.scalar(1, y.dtype), y))
-    )
-
-
-def _normal_share(emit: Emitter, x: Value) -> tuple[Value, Value]:
-    """``s = x / sqrt 2`` and the normal distribution of ``x``; shared by gelu and its gradient."""
-    scaled = multiply(emit, x, math.sqrt(0.5))
-    # (1 + erf) / 2 in one pass: the error function never leaves the range that HardSigmoid would
-    # cut.
-    return scaled, emit.pointwise("HardSigmoid", emit.pointwise("Erf", scaled), alpha=0.5, beta=0.5)
-
-
-def _gelu(emit: Emitter, _out: Spec, x: Value, *, approximate: str = "none") -> Value:
-    only_exact(approximate)
-    return emit.pointwise("Mul", x, _normal_share(emit, x)[1])
-
-
-def _gelu_backward(
-    emit: Emitter, _out: Spec, grad: Value, x: Value, *, approximate: str = "none"
-) -> Value:
-    """``share + x * density``, the second term as ``s * exp(-s^2 - log(pi) / 2)``."""
-    only_exact(approximate)
-    scaled, share = _normal_share(emit, x)
-    exponent = emit.pointwise(
-        "Sub",
-        emit.scalar(-0.5 * math.log(math.pi), x.dtype),
-        emit.pointwise("Mul", scaled, scaled),
-    )
-    density = emit.pointwise("Mul", scaled, emit.pointwise("Exp", exponent))
-    return emit.pointwise("Mul", grad, emit.pointwise("Add", share, density))
-
-
-def only_exact(approximate: str) -> None:
-    """Refuse the approximation by tanh, which is rewritten before."""
-    if approximate != "none":
-        raise ExportError(
-            f"gelu(approximate={approximate!r}) cannot be exported; use the exact one"
-        )
-
-
-def _elu(
-    emit: Emitter,
-    out: Spec,
-    x: Value,
-    alpha: float = 1.0,
-    scale: float = 1.0,
-    input_scale: float = 1.0,
-) -> Value:
-    """``scale * (max(x, 0) + alpha * (exp(min(x, 0) * input_scale) - 1))``, without a choice per
-    element.
-    """
-    raised = emit.pointwise(
-        "Exp", multiply(emit, emit.pointwise("Min", x, emit.scalar(0, out.dtype)), input_scale)
-    )
-    low = emit.pointwise("Sub", raised, emit.scalar(1, out.dtype))
-    return multiply(
-        emit, emit.pointwise("Add", emit.pointwise("Relu", x), multiply(emit, low, alpha)), scale
-    )
 
 
 def _filled(value: float) -> Callable[..., Value]:
@@ -293,30 +183,35 @@ def _filled(value: float) -> Callable[..., Value]:
 
 
 def fill(emit: Emitter, out: Spec, value: float) -> Value:
-    """A tensor of one number, kept as a scalar until a consumer needs it whole."""
+    """Return a tensor of one number, kept as a scalar until a consumer needs it whole."""
     ones = (1,) * len(out.shape)
     name = emit.graph.constant(np.full(ones, value, numpy_dtype(out.dtype)))
     return Value(name, out.shape, out.dtype, ones, tuple(range(len(ones))))
 
 
 def _full(emit: Emitter, out: Spec, _size: Any, value: Any, **_: object) -> Value:
-    if isinstance(value, Value):
-        return replace(
-            fill(emit, out, 0),
-            name=emit.view(emit.cast(value, out.dtype), (1,) * len(out.shape)).name,
-        )
-    return fill(emit, out, value)
+    if not isinstance(value, Value):
+        return fill(emit, out, value)
+    pending = fill(emit, out, 0)
+    number = emit.view(emit.cast(value, out.dtype), (1,) * len(out.shape))
+    return replace(pending, name=number.name)
 
 
 def _arange(emit: Emitter, out: Spec, *bounds: Any, **_: object) -> Value:
-    start, end, step_size = {1: (0, *bounds, 1), 2: (*bounds, 1), 3: bounds}[len(bounds)]
-    if all(isinstance(b, (int, float)) for b in (start, end, step_size)):
+    start: Any = 0
+    step_size: Any = 1
+    if len(bounds) == 1:
+        (end,) = bounds
+    elif len(bounds) == 2:
+        start, end = bounds
+    else:
+        start, end, step_size = bounds
+    if all(isinstance(bound, (int, float)) for bound in (start, end, step_size)):
         values = np.arange(start, end, step_size, dtype=numpy_dtype(out.dtype))
         return emit.value(emit.graph.constant(values), values.shape, out.dtype)
-    names = [operand(emit, b, torch.int64).name for b in (start, end, step_size)]
-    return emit.cast(
-        emit.value(emit.graph.node("Range", *names), out.shape, torch.int64), out.dtype
-    )
+    names = [operand(emit, bound, torch.int64).name for bound in (start, end, step_size)]
+    numbers = emit.value(emit.graph.node("Range", *names), out.shape, torch.int64)
+    return emit.cast(numbers, out.dtype)
 
 
 def _converted(emit: Emitter, out: Spec, value: Any, **_: object) -> Value:
@@ -336,7 +231,7 @@ _WITH_NUMBERS: dict[str, Callable[..., Value]] = {
     "fmod": lambda emit, out, a, b: emit.pointwise(
         "Mod", operand(emit, a, out.dtype), operand(emit, b, out.dtype), fmod=1
     ),
-    "masked_fill": lambda emit, out, x, mask, value: _where(emit, out, mask, value, x),
+    "masked_fill": lambda emit, out, x, mask, value: where(emit, out, mask, value, x),
     "eq": _compare("Equal"),
     "ne": _compare("Equal", negate=True),
     "lt": _compare("Less"),
@@ -355,22 +250,12 @@ LOWERINGS: dict[Any, Callable[..., Any]] = {
     aten.rsqrt.default: _rsqrt,
     aten.log1p.default: _log1p,
     aten.expm1.default: _expm1,
-    aten.softplus.default: _softplus,
     aten.clamp.default: _clamp,
     aten.clamp.Tensor: _clamp,
     aten.clamp_min.default: _clamp,
     aten.clamp_max.default: lambda emit, out, x, high: _clamp(emit, out, x, None, high),
-    aten.where.self: _where,
-    aten.threshold_backward.default: _threshold_backward,
-    aten.tanh_backward.default: _tanh_backward,
-    aten.sigmoid_backward.default: _sigmoid_backward,
-    aten.elu.default: _elu,
+    aten.where.self: where,
     aten.hardtanh.default: lambda emit, out, x, low=-1.0, high=1.0: _clamp(emit, out, x, low, high),
-    aten.leaky_relu.default: lambda emit, _, x, slope=0.01: emit.pointwise(
-        "LeakyRelu", x, alpha=float(slope)
-    ),
-    aten.gelu.default: _gelu,
-    aten.gelu_backward.default: _gelu_backward,
     aten.full.default: _full,
     aten.full_like.default: lambda emit, out, x, value, **_: _full(emit, out, x, value),
     aten.arange.default: _arange,

@@ -17,14 +17,14 @@ aten = torch.ops.aten
 
 
 def _matrix(emit: Emitter, x: Value) -> tuple[str, int]:
-    """Name of a matrix and whether it lies transposed."""
+    """Return the name of a matrix and whether it lies transposed."""
     x = emit.full(x)
     return (emit.plain(x), 0) if x.is_plain else (x.name, 1)
 
 
 @dataclass(frozen=True)
 class _Scales:
-    """What a product and what is added to it are multiplied with."""
+    """Factors of a product, ``alpha``, and of what is added to it, ``beta``."""
 
     beta: float = 1.0
     alpha: float = 1.0
@@ -33,31 +33,37 @@ class _Scales:
 def matrix_product(
     emit: Emitter, left: Value, right: Value, added: str = "", scales: _Scales = _Scales()
 ) -> Value:
-    """``alpha * left @ right + beta * added`` for two matrices.
+    """Return ``alpha * left @ right + beta * added`` for two matrices.
 
     ``added`` is the name of what broadcasts to it.
     """
-    (a, trans_a), (b, trans_b) = _matrix(emit, left), _matrix(emit, right)
+    # One Gemm. The gradients dA = dY B^T and dB = A^T dY are products of views in the trace, whose
+    # transposes are pending and become flags here.
+    a, a_transposed = _matrix(emit, left)
+    b, b_transposed = _matrix(emit, right)
     inputs = (a, b, added) if added else (a, b)
-    alpha = float(scales.alpha)
-    beta = float(scales.beta)
-    name = emit.graph.node("Gemm", *inputs, transA=trans_a, transB=trans_b, alpha=alpha, beta=beta)
+    name = emit.graph.node(
+        "Gemm",
+        *inputs,
+        transA=a_transposed,
+        transB=b_transposed,
+        alpha=float(scales.alpha),
+        beta=float(scales.beta),
+    )
     return emit.value(name, (left.shape[0], right.shape[1]))
 
 
 def _addmm(emit: Emitter, _out: Spec, bias: Value, a: Value, b: Value, **scales: float) -> Value:
-    stored = (
-        emit.arranged(bias, range(bias.rank)) if bias.stored == bias.shape else emit.plain(bias)
-    )
-    return matrix_product(emit, a, b, stored, _Scales(**scales))
+    return matrix_product(emit, a, b, emit.plain(bias), _Scales(**scales))
 
 
 def _bmm(emit: Emitter, out: Spec, a: Value, b: Value) -> Value:
-    return emit.value(emit.graph.node("MatMul", *[_batched(emit, x) for x in (a, b)]), out.shape)
+    name = emit.graph.node("MatMul", _batched(emit, a), _batched(emit, b))
+    return emit.value(name, out.shape)
 
 
 def _batched(emit: Emitter, x: Value) -> str:
-    """An operand of a batched product.
+    """Return an operand of a batched product.
 
     Where the last two axes lie swapped it is written as a tensor in the swapped order and a
     Transpose of the last two, which the runtime folds into the product.
@@ -74,17 +80,16 @@ def _batched(emit: Emitter, x: Value) -> str:
 def _baddbmm(emit: Emitter, out: Spec, added: Value, a: Value, b: Value, **scales: float) -> Value:
     factors = _Scales(**scales)
     product = multiply(emit, _bmm(emit, out, a, b), float(factors.alpha))
-    return (
-        product
-        if factors.beta == 0
-        else emit.pointwise("Add", product, multiply(emit, added, float(factors.beta)))
-    )
+    if factors.beta == 0:  # what is added may then be infinite, and counts for nothing
+        return product
+    return emit.pointwise("Add", product, multiply(emit, added, float(factors.beta)))
 
 
 def _mv(emit: Emitter, out: Spec, a: Value, vector: Value) -> Value:
     # As matrices: the runtime folds a Transpose into a MatMul, and then reads a vector wrongly.
     rows = a if a.rank > 1 else emit.view(a, (1, *a.shape))
-    return emit.view(matrix_product(emit, rows, emit.view(vector, (*vector.shape, 1))), out.shape)
+    column = emit.view(vector, (*vector.shape, 1))
+    return emit.view(matrix_product(emit, rows, column), out.shape)
 
 
 LOWERINGS: dict[Any, Callable[..., Any]] = {

@@ -16,7 +16,8 @@ aten = torch.ops.aten
 
 def _along(op_type: str) -> Callable[..., Value]:
     def lower(emit: Emitter, _out: Spec, x: Value, dim: int, *_: object) -> Value:
-        return emit.value(emit.graph.node(op_type, emit.plain(x), axis=dim % x.rank), x.shape)
+        name = emit.graph.node(op_type, emit.plain(x), axis=dim % x.rank)
+        return emit.value(name, x.shape)
 
     return lower
 
@@ -24,6 +25,7 @@ def _along(op_type: str) -> Callable[..., Value]:
 def _softmax_backward(
     emit: Emitter, _out: Spec, grad: Value, y: Value, dim: int, *_: object
 ) -> Value:
+    # dx = y * (dy - sum(dy * y)): the Jacobian diag(y) - y y^T applied without being formed.
     total = emit.reduce("ReduceSum", emit.pointwise("Mul", grad, y), [dim], keep=True)
     return emit.pointwise("Mul", y, emit.pointwise("Sub", grad, total))
 
@@ -31,8 +33,17 @@ def _softmax_backward(
 def _log_softmax_backward(
     emit: Emitter, _out: Spec, grad: Value, y: Value, dim: int, *_: object
 ) -> Value:
+    # dx = dy - exp(y) * sum(dy): exp(y) is the softmax, so that x is not needed.
     total = emit.reduce("ReduceSum", grad, [dim], keep=True)
-    return emit.pointwise("Sub", grad, emit.pointwise("Mul", emit.pointwise("Exp", y), total))
+    softmax = emit.pointwise("Exp", y)
+    return emit.pointwise("Sub", grad, emit.pointwise("Mul", softmax, total))
+
+
+def _all_or(dim: Any, rank: int) -> list[int]:
+    """Return the axes that an operator names by a number, by a list, or by None for all."""
+    if dim is None:
+        return list(range(rank))
+    return [dim] if isinstance(dim, int) else list(dim)
 
 
 def _reduction(op_type: str) -> Callable[..., Value]:
@@ -44,18 +55,17 @@ def _reduction(op_type: str) -> Callable[..., Value]:
         keepdim: bool = False,
         **_: object,
     ) -> Value:
-        return emit.reduce(
-            op_type, emit.cast(x, out.dtype), list(dim or range(x.rank)), keep=keepdim
-        )
+        axes = list(dim or range(x.rank))  # an empty list means all, too
+        return emit.reduce(op_type, emit.cast(x, out.dtype), axes, keep=keepdim)
 
     return lower
 
 
 def _any(emit: Emitter, out: Spec, x: Value, dim: Any = None, keepdim: bool = False) -> Value:
-    axes = list(range(x.rank)) if dim is None else [dim] if isinstance(dim, int) else list(dim)
-    return emit.cast(
-        emit.reduce("ReduceMax", emit.cast(x, torch.float32), axes, keep=keepdim), out.dtype
-    )
+    # The maximum of numbers, because ONNX reduces no booleans.
+    axes = _all_or(dim, x.rank)
+    largest = emit.reduce("ReduceMax", emit.cast(x, torch.float32), axes, keep=keepdim)
+    return emit.cast(largest, out.dtype)
 
 
 def _var(
@@ -66,13 +76,14 @@ def _var(
     correction: float = 1,
     keepdim: bool = False,
 ) -> Value:
-    axes = list(range(x.rank)) if dim is None else [axis % x.rank for axis in dim]
+    # sum((x - mean)^2) / (n - correction), from differences: squares of large numbers lose digits.
+    axes = [axis % x.rank for axis in _all_or(dim, x.rank)]
     centred = emit.pointwise("Sub", x, emit.reduce("ReduceMean", x, axes, keep=True))
-    total = emit.reduce("ReduceSum", emit.pointwise("Mul", centred, centred), axes, keep=keepdim)
+    squares = emit.pointwise("Mul", centred, centred)
+    total = emit.reduce("ReduceSum", squares, axes, keep=keepdim)
     count = emit.size_as_float(math.prod(x.shape[axis] for axis in axes))
-    return emit.pointwise(
-        "Div", total, emit.pointwise("Sub", count, operand(emit, correction, out.dtype))
-    )
+    freedom = emit.pointwise("Sub", count, operand(emit, correction, out.dtype))
+    return emit.pointwise("Div", total, freedom)
 
 
 def _var_mean(
@@ -84,10 +95,8 @@ def _var_mean(
     correction: float = 1,
     keepdim: bool = False,
 ) -> tuple[Value, Value]:
-    axes = list(range(x.rank)) if dim is None else list(dim)
-    return _var(emit, out[0], x, dim, correction, keepdim), emit.reduce(
-        "ReduceMean", x, axes, keep=keepdim
-    )
+    variance = _var(emit, out[0], x, dim, correction, keepdim)
+    return variance, emit.reduce("ReduceMean", x, _all_or(dim, x.rank), keep=keepdim)
 
 
 def _place(op_type: str) -> Callable[..., Value]:
@@ -97,15 +106,27 @@ def _place(op_type: str) -> Callable[..., Value]:
         if dim is None:
             x = emit.view(x, (math.prod(x.shape),))
             dim = 0
-        name = emit.graph.node(op_type, emit.plain(x), axis=dim % x.rank, keepdims=int(keepdim))
+        axis = dim % x.rank
+        name = emit.graph.node(op_type, emit.plain(x), axis=axis, keepdims=int(keepdim))
         return emit.value(name, out.shape, torch.int64)
 
     return lower
 
 
-def _vector_norm(emit: Emitter, _out: Spec, x: Value, *args: Any, **_: object) -> Value:
-    given: tuple[Any, ...] = (*args, *(2, None, False)[len(args) :])
-    order, dim, keepdim = given
+_NORMS = {1: "ReduceSum", math.inf: "ReduceMax", -math.inf: "ReduceMin"}
+"""Reductions of sizes that are norms, by order."""
+
+
+def _vector_norm(
+    emit: Emitter,
+    _out: Spec,
+    x: Value,
+    order: float = 2,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
+    **_: object,
+) -> Value:
+    # sum(|x|^order)^(1 / order), with one reduction where ONNX has it.
     if order == 0:
         raise ExportError(
             "vector norm of order 0 cannot be exported, nor does it train; use order 1 or 2"
@@ -116,19 +137,10 @@ def _vector_norm(emit: Emitter, _out: Spec, x: Value, *args: Any, **_: object) -
         return size
     if order == 2:
         return emit.reduce("ReduceL2", x, axes, keep=keepdim)
-    if order == 1 or math.isinf(order):
-        return emit.reduce(
-            {1: "ReduceSum", math.inf: "ReduceMax"}.get(order, "ReduceMin"),
-            size,
-            axes,
-            keep=keepdim,
-        )
-    total = emit.reduce(
-        "ReduceSum",
-        emit.pointwise("Pow", size, emit.scalar(order, x.dtype)),
-        axes,
-        keep=keepdim,
-    )
+    if order in _NORMS:
+        return emit.reduce(_NORMS[order], size, axes, keep=keepdim)
+    powers = emit.pointwise("Pow", size, emit.scalar(order, x.dtype))
+    total = emit.reduce("ReduceSum", powers, axes, keep=keepdim)
     return emit.pointwise("Pow", total, emit.scalar(1 / order, x.dtype))
 
 

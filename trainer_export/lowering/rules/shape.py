@@ -24,23 +24,25 @@ def _view(emit: Emitter, out: Spec, x: Value, *_: object) -> Value:
     return emit.view(x, out.shape)
 
 
-def _with_axes(x: Value, keep: Sequence[int | None]) -> Value:
-    """The value with logical axes dropped (absent from ``keep``) or new ones of size 1 (None).
+def _with_axes(x: Value, axes: Sequence[int | None]) -> Value:
+    """Return the value with these logical axes alone, and new ones of size 1 for None.
 
-    Costs a Reshape.
+    Its ONNX value is still that of ``x``: a Reshape is missing.
     """
-    shape = tuple(1 if axis is None else x.shape[axis] for axis in keep)
-    stored = tuple(1 if axis is None else x.stored[axis] for axis in keep)
-    place = {axis: i for i, axis in enumerate(keep) if axis is not None}
+    shape = tuple(1 if axis is None else x.shape[axis] for axis in axes)
+    stored = tuple(1 if axis is None else x.stored[axis] for axis in axes)
+    place = {axis: i for i, axis in enumerate(axes) if axis is not None}
     order = [place[axis] for axis in x.order if axis in place]
-    for i in (i for i, axis in enumerate(keep) if axis is None):
-        # Behind its left neighbour: what was plain stays plain.
-        order.insert(order.index(i - 1) + 1 if i else 0, i)
+    for i, axis in enumerate(axes):
+        if axis is None:
+            # Behind its left neighbour: what was plain stays plain.
+            order.insert(order.index(i - 1) + 1 if i else 0, i)
     return Value(x.name, shape, x.dtype, stored, tuple(order))
 
 
-def _relabel(emit: Emitter, x: Value, keep: Sequence[int | None]) -> Value:
-    result = _with_axes(x, keep)
+def _relabel(emit: Emitter, x: Value, axes: Sequence[int | None]) -> Value:
+    """Return `_with_axes` with its Reshape."""
+    result = _with_axes(x, axes)
     return replace(result, name=emit.reshaped(x.name, x.physical, result.physical))
 
 
@@ -51,20 +53,24 @@ def _unsqueeze(emit: Emitter, _out: Spec, x: Value, dim: int) -> Value:
 
 
 def _squeeze(emit: Emitter, _out: Spec, x: Value, dim: Any = None) -> Value:
-    dims = range(x.rank) if dim is None else [dim] if isinstance(dim, int) else dim
-    dropped = {d % x.rank for d in dims if x.shape[d] == 1} if x.rank else set()
+    dims = range(x.rank) if dim is None else dim
+    if isinstance(dims, int):
+        dims = [dims]
+    dropped: set[int] = set()
+    if x.rank:  # a number has no axis, though torch lets one be named
+        dropped.update(axis % x.rank for axis in dims if x.shape[axis] == 1)
     return _relabel(emit, x, [axis for axis in range(x.rank) if axis not in dropped])
 
 
 def permuted(x: Value, dims: Sequence[int]) -> Value:
-    """The value with its axes in another order; costs nothing yet."""
-    dims = [d % x.rank for d in dims]
+    """Return the value with its axes in another order; costs nothing yet."""
+    dims = [dim % x.rank for dim in dims]
     place = {axis: i for i, axis in enumerate(dims)}
     return Value(
         x.name,
-        tuple(x.shape[d] for d in dims),
+        tuple(x.shape[dim] for dim in dims),
         x.dtype,
-        tuple(x.stored[d] for d in dims),
+        tuple(x.stored[dim] for dim in dims),
         tuple(place[axis] for axis in x.order),
     )
 
@@ -96,24 +102,29 @@ class _Range:
 
 def _slice(emit: Emitter, out: Spec, x: Value, *positions: Any) -> Value:
     chosen = _Range(*positions)
-    end = chosen.end
-    step = chosen.step
-    if out.shape == x.shape and step == 1:
+    if out.shape == x.shape and chosen.step == 1:
         return x
-    x, dim = emit.full(x), chosen.dim % x.rank
-    size = x.shape[dim]
+    x = emit.full(x)
+    dim = chosen.dim % x.rank
     start = 0 if chosen.start is None else chosen.start
-    stop = _END if end is None or (isinstance(end, int) and end > _END) or end == size else end
-    bounds = [emit.size(bound) for bound in (start, stop)]
-    name = emit.graph.node(
-        "Slice", x.name, *bounds, emit.graph.ints(x.order.index(dim)), emit.graph.ints(step)
-    )
+    bounds = [emit.size(start), emit.size(_stop(chosen.end, x.shape[dim]))]
+    axis = emit.graph.ints(x.order.index(dim))
+    name = emit.graph.node("Slice", x.name, *bounds, axis, emit.graph.ints(chosen.step))
     return emit.value(name, out.shape, x.dtype, x.order)
+
+
+def _stop(end: Any, size: Dim) -> Any:
+    """Return where a slice stops, one constant for every way to say that it goes to the end."""
+    if end is None or end == size:
+        return _END
+    return _END if isinstance(end, int) and end > _END else end
 
 
 def _slice_backward(
     emit: Emitter, out: Spec, grad: Value, sizes: Sequence[Dim], *positions: Any
 ) -> Value:
+    # dx is dy where the slice read and 0 elsewhere: padding before and after, or, if the slice
+    # skipped places, a look-up with a row of zeros for these.
     dim, start, _, step = positions  # the gradient's own size says where it ends
     grad = emit.full(grad)
     dim = dim % len(sizes)
@@ -124,66 +135,69 @@ def _slice_backward(
         raise ExportError(
             "the gradient of a slice of the batch cannot be exported; use the whole batch"
         )
-    if step != 1:
-        place = grad.order.index(dim)
-        kept = grad.shape[dim]
-        index = np.full(size, kept)
-        index[slice(start, None, step)][:kept] = np.arange(kept)
-        name = emit.graph.node(
-            "Gather",
-            padded(emit, grad, dim, (0, 1)).name,
-            emit.graph.constant(index),
-            axis=place,
-        )
-        return emit.value(name, out.shape, grad.dtype, grad.order)
-    start = max(start + size, 0) if start < 0 else min(start, size)
     kept = grad.shape[dim]
-    return padded(emit, grad, dim, (start, size - start - kept))
+    if step == 1:
+        start = max(start + size, 0) if start < 0 else min(start, size)
+        return padded(emit, grad, dim, (start, size - start - kept))
+    table = np.full(size, kept)
+    table[slice(start, None, step)][:kept] = np.arange(kept)
+    rows = padded(emit, grad, dim, (0, 1))
+    axis = grad.order.index(dim)
+    name = emit.graph.node("Gather", rows.name, emit.graph.constant(table), axis=axis)
+    return emit.value(name, out.shape, grad.dtype, grad.order)
 
 
-def _slice_scatter(emit: Emitter, out: Spec, x: Value, part: Value, *positions: Any) -> Value:
-    """Both tensors joined, and a look-up that takes each position from where it comes from now."""
+def _slice_scatter(emit: Emitter, out: Spec, x: Value, update: Value, *positions: Any) -> Value:
+    # Both tensors joined, and a look-up that takes each position from where it comes from now: one
+    # constant table for any step, where pieces to join would be many.
     chosen = _Range(*positions)
     dim = chosen.dim % x.rank
     size = x.shape[dim]
     if not isinstance(size, int):
-        if part.shape[dim] == size:
-            return part
+        if update.shape[dim] == size:
+            return update
         raise ExportError(
             "writing into a part of the batch cannot be exported; use torch.where with a mask"
         )
     places = np.arange(size)[slice(chosen.start, chosen.end, chosen.step)]
     if len(places) == size:
-        return part
+        return update
     table = np.arange(size)
     table[places] = size + np.arange(len(places))
-    joined = _join(
-        emit,
-        Spec((*out.shape[:dim], size + len(places), *out.shape[dim + 1 :]), out.dtype),
-        [x, part],
-        dim,
-    )
+    shape = (*out.shape[:dim], size + len(places), *out.shape[dim + 1 :])
+    joined = _join(emit, Spec(shape, out.dtype), [x, update], dim)
     axis = joined.order.index(dim)
     name = emit.graph.node("Gather", joined.name, emit.graph.constant(table), axis=axis)
     return emit.value(name, out.shape, out.dtype, joined.order)
 
 
-def _select_scatter(emit: Emitter, out: Spec, x: Value, part: Value, *place: int) -> Value:
+def _select_scatter(emit: Emitter, out: Spec, x: Value, update: Value, *place: int) -> Value:
     dim = place[0] % x.rank
     index = place[1] % x.shape[dim]
-    return _slice_scatter(emit, out, x, _unsqueeze(emit, out, part, dim), dim, index, index + 1)
+    row = _unsqueeze(emit, out, update, dim)
+    return _slice_scatter(emit, out, x, row, dim, index, index + 1)
 
 
 def padded(emit: Emitter, x: Value, dim: int, around: tuple[int, int], value: float = 0.0) -> Value:
-    """The complete value with so many more numbers before and after it along a dimension."""
+    """Return the complete value with more numbers before and after it along a dimension.
+
+    Args:
+        emit: where it is written.
+        x: complete.
+        dim: the dimension.
+        around: how many before and after.
+        value: of each.
+    """
     before, after = around
     if before == after == 0:
         return x
+    dim %= x.rank
+    axis = x.order.index(dim)
     pads = [0] * (2 * x.rank)
-    place = x.order.index(dim % x.rank)
-    pads[place], pads[place + x.rank] = before, after
+    pads[axis] = before
+    pads[axis + x.rank] = after
     name = emit.graph.node("Pad", x.name, emit.graph.ints(*pads), emit.scalar(value, x.dtype).name)
-    shape = tuple(s + before + after if i == dim % x.rank else s for i, s in enumerate(x.shape))
+    shape = (*x.shape[:dim], x.shape[dim] + before + after, *x.shape[dim + 1 :])
     return emit.value(name, shape, x.dtype, x.order)
 
 
@@ -192,33 +206,38 @@ def _constant_pad(
 ) -> Value:
     x = emit.full(x)
     for i in range(0, len(pads), 2):
-        dim, (before, after) = x.rank - 1 - i // 2, pads[i : i + 2]
+        dim = x.rank - 1 - i // 2  # torch counts pads from the last dimension
+        before, after = pads[i : i + 2]
         if before < 0 or after < 0:
-            place = emit.graph.ints(x.order.index(dim))
-            rest = x.shape[dim] + min(before, 0) + min(after, 0)
-            bounds = (
-                emit.graph.ints(max(-before, 0)),
-                emit.graph.ints(after if after < 0 else _END),
-            )
-            name = emit.graph.node("Slice", x.name, *bounds, place)
-            x = emit.value(name, (*x.shape[:dim], rest, *x.shape[dim + 1 :]), x.dtype, x.order)
+            x = _cut(emit, x, dim, max(-before, 0), max(-after, 0))
         x = padded(emit, x, dim, (max(before, 0), max(after, 0)), value)
     return x
 
 
+def _cut(emit: Emitter, x: Value, dim: int, before: int, after: int) -> Value:
+    """Return the complete value without some numbers at both ends of a dimension."""
+    axis = emit.graph.ints(x.order.index(dim))
+    start = emit.graph.ints(before)
+    stop = emit.graph.ints(-after if after else _END)
+    name = emit.graph.node("Slice", x.name, start, stop, axis)
+    shape = (*x.shape[:dim], x.shape[dim] - before - after, *x.shape[dim + 1 :])
+    return emit.value(name, shape, x.dtype, x.order)
+
+
 def _select(emit: Emitter, out: Spec, x: Value, dim: int, index: int) -> Value:
-    x, dim = emit.full(x), dim % x.rank
-    place = x.order.index(dim)
-    name = emit.graph.node("Gather", x.name, emit.scalar(index, torch.int64).name, axis=place)
+    x = emit.full(x)
+    dim = dim % x.rank
+    axis = x.order.index(dim)
+    name = emit.graph.node("Gather", x.name, emit.scalar(index, torch.int64).name, axis=axis)
     kept = [axis for axis in range(x.rank) if axis != dim]
-    return emit.value(
-        name, out.shape, x.dtype, [kept.index(axis) for axis in x.order if axis != dim]
-    )
+    order = [kept.index(axis) for axis in x.order if axis != dim]
+    return emit.value(name, out.shape, x.dtype, order)
 
 
 def _select_backward(
     emit: Emitter, out: Spec, grad: Value, sizes: Sequence[Dim], *place: int
 ) -> Value:
+    # dx is dy at the index and 0 elsewhere: padding.
     dim = place[0] % len(sizes)
     size = sizes[dim]
     if not isinstance(size, int):
@@ -230,43 +249,44 @@ def _select_backward(
     return padded(emit, lifted, dim, (index, size - index - 1))
 
 
-def _join(emit: Emitter, out: Spec, parts: Sequence[Value], dim: int = 0) -> Value:
-    parts = [
-        emit.cast(emit.full(part), out.dtype)
-        for part in parts
-        if hint(part.shape) or len(part.shape) != 1
-    ]
+def _join(emit: Emitter, out: Spec, tensors: Sequence[Value], dim: int = 0) -> Value:
+    # In the order of the largest, which is then copied once.
+    # torch lets an empty vector be joined with anything.
+    tensors = [tensor for tensor in tensors if hint(tensor.shape) or len(tensor.shape) != 1]
+    values = [emit.cast(emit.full(tensor), out.dtype) for tensor in tensors]
     dim %= len(out.shape)
-    leader = max(parts, key=lambda part: hint(part.shape))
-    names = [emit.arranged(part, leader.order) for part in parts]
-    name = (
-        emit.graph.node("Concat", *names, axis=leader.order.index(dim))
-        if len(names) > 1
-        else names[0]
-    )
+    leader = max(values, key=lambda value: hint(value.shape))
+    names = [emit.arranged(value, leader.order) for value in values]
+    name = names[0]
+    if len(names) > 1:
+        name = emit.graph.node("Concat", *names, axis=leader.order.index(dim))
     return emit.value(name, out.shape, out.dtype, leader.order)
 
 
-def _stack(emit: Emitter, out: Spec, parts: Sequence[Value], dim: int = 0) -> Value:
+def _stack(emit: Emitter, out: Spec, tensors: Sequence[Value], dim: int = 0) -> Value:
     dim %= len(out.shape)
-    return _join(emit, out, [_unsqueeze(emit, out, part, dim) for part in parts], dim)
+    return _join(emit, out, [_unsqueeze(emit, out, tensor, dim) for tensor in tensors], dim)
 
 
 def _split(
     emit: Emitter, out: Sequence[Spec], x: Value, _sizes: Any, dim: int = 0
 ) -> tuple[Value, ...]:
-    x, dim = emit.full(x), dim % x.rank
-    lengths = [spec.shape[dim] for spec in out]
+    x = emit.full(x)
+    dim = dim % x.rank
+    lengths = tuple(spec.shape[dim] for spec in out)
     names = emit.graph.nodes(
         "Split",
         x.name,
-        emit.shape_tensor(tuple(lengths)),
+        emit.shape_tensor(lengths),
         outputs=len(out),
         attributes={"axis": x.order.index(dim)},
     )
-    return tuple(
-        emit.value(n, spec.shape, x.dtype, x.order) for n, spec in zip(names, out, strict=True)
-    )
+    pairs = zip(names, out, strict=True)
+    return tuple(emit.value(name, spec.shape, x.dtype, x.order) for name, spec in pairs)
+
+
+def _unbind(emit: Emitter, out: Sequence[Spec], x: Value, dim: int = 0) -> tuple[Value, ...]:
+    return tuple(_select(emit, spec, x, dim, i) for i, spec in enumerate(out))
 
 
 @dataclass(frozen=True)
@@ -279,24 +299,19 @@ class _Table:
 
 
 def _embedding(emit: Emitter, out: Spec, weight: Value, indices: Value, *_: Any) -> Value:
+    # A graph would look up a negative index from the end; one beyond the table it refuses.
     low = emit.pointwise("Less", indices, emit.scalar(0, indices.dtype), dtype=torch.bool)
-    rows = emit.scalar(
-        weight.shape[0], indices.dtype
-    )  # a graph would look up from the end, and refuses this one
+    rows = emit.scalar(weight.shape[0], indices.dtype)
     indices = emit.pointwise("Where", low, rows, indices, dtype=indices.dtype)
-    return emit.value(
-        emit.graph.node("Gather", emit.plain(weight), emit.plain(indices), axis=0), out.shape
-    )
+    name = emit.graph.node("Gather", emit.plain(weight), emit.plain(indices), axis=0)
+    return emit.value(name, out.shape)
 
 
 def _embedding_backward(
     emit: Emitter, out: Spec, grad: Value, indices: Value, *settings: Any
 ) -> Value:
-    """The sum of the gradients of each row.
-
-    ScatterND with addition runs in parallel without locks in onnxruntime (1.19 and 1.31 alike) and
-    loses updates of repeated rows, so it must not be used; ScatterElements is serial and right.
-    """
+    # dW[r] is the sum of dy over the places that look up row r: onehot(indices)^T dy, as a product
+    # for few rows and as a scatter for many.
     table = _Table(*settings)
     if table.scale:
         raise ExportError("Embedding(scale_grad_by_freq=True) cannot be exported; leave it False")
@@ -312,6 +327,8 @@ def _embedding_backward(
             "Expand", emit.scalar(0, grad.dtype).name, emit.graph.ints(table.rows, width)
         )
         wide = emit.graph.node("Expand", flat, emit.graph.ints(1, width))
+        # ScatterND with addition runs in parallel without locks in onnxruntime (1.19 and 1.31
+        # alike) and loses updates of repeated rows; ScatterElements is serial and right.
         name = emit.graph.node("ScatterElements", zeros, wide, updates, axis=0, reduction="add")
     if table.padding >= 0:
         keep = np.ones((table.rows, 1), np.float32)
@@ -321,19 +338,15 @@ def _embedding_backward(
 
 
 def _gather(emit: Emitter, out: Spec, x: Value, dim: int, index: Value, **_: object) -> Value:
-    return emit.value(
-        emit.graph.node("GatherElements", emit.plain(x), emit.plain(index), axis=dim % x.rank),
-        out.shape,
-        x.dtype,
-    )
+    inputs = (emit.plain(x), emit.plain(index))
+    name = emit.graph.node("GatherElements", *inputs, axis=dim % x.rank)
+    return emit.value(name, out.shape, x.dtype)
 
 
 def _index_select(emit: Emitter, out: Spec, x: Value, dim: int, index: Value) -> Value:
-    return emit.value(
-        emit.graph.node("Gather", emit.plain(x), emit.plain(index), axis=dim % x.rank),
-        out.shape,
-        x.dtype,
-    )
+    inputs = (emit.plain(x), emit.plain(index))
+    name = emit.graph.node("Gather", *inputs, axis=dim % x.rank)
+    return emit.value(name, out.shape, x.dtype)
 
 
 LOWERINGS: dict[Any, Callable[..., Any]] = {
@@ -363,9 +376,7 @@ LOWERINGS: dict[Any, Callable[..., Any]] = {
     aten.stack.default: _stack,
     aten.split.Tensor: _split,
     aten.split_with_sizes.default: _split,
-    aten.unbind.int: lambda emit, out, x, dim=0: tuple(
-        _select(emit, spec, x, dim, i) for i, spec in enumerate(out)
-    ),
+    aten.unbind.int: _unbind,
     aten.embedding.default: _embedding,
     aten.embedding_dense_backward.default: _embedding_backward,
     aten.gather.default: _gather,
