@@ -21,21 +21,21 @@ def _threshold_backward(
 ) -> Value:
     # dx = dy * [x > threshold], the gradient of a ReLU for 0.
     if threshold != 0:
-        x = emit.pointwise("Sub", x, emit.scalar(threshold, x.dtype))
-    return emit.pointwise("Mul", grad, step(emit, x))
+        x = emit.sub(x, emit.scalar(threshold, x.dtype))
+    return emit.mul(grad, step(emit, x))
 
 
 def _tanh_backward(emit: Emitter, _out: Spec, grad: Value, y: Value) -> Value:
     # dx = dy * (1 - y^2), from the result: the argument need not live that long.
     one = emit.scalar(1, y.dtype)
-    slope = emit.pointwise("Sub", one, emit.pointwise("Mul", y, y))
-    return emit.pointwise("Mul", grad, slope)
+    slope = emit.sub(one, emit.mul(y, y))
+    return emit.mul(grad, slope)
 
 
 def _sigmoid_backward(emit: Emitter, _out: Spec, grad: Value, y: Value) -> Value:
     # dx = dy * y * (1 - y), from the result as for tanh.
-    complement = emit.pointwise("Sub", emit.scalar(1, y.dtype), y)
-    return emit.pointwise("Mul", grad, emit.pointwise("Mul", y, complement))
+    complement = emit.sub(emit.scalar(1, y.dtype), y)
+    return emit.mul(grad, emit.mul(y, complement))
 
 
 def _leaky_relu(emit: Emitter, _out: Spec, x: Value, slope: float = 0.01) -> Value:
@@ -57,7 +57,7 @@ def _normal_share(emit: Emitter, x: Value) -> tuple[Value, Value]:
 def _gelu(emit: Emitter, _out: Spec, x: Value, *, approximate: str = "none") -> Value:
     only_exact(approximate)
     _, share = _normal_share(emit, x)
-    return emit.pointwise("Mul", x, share)
+    return emit.mul(x, share)
 
 
 def _gelu_backward(
@@ -68,9 +68,9 @@ def _gelu_backward(
     only_exact(approximate)
     scaled, share = _normal_share(emit, x)
     offset = emit.scalar(-0.5 * math.log(math.pi), x.dtype)
-    exponent = emit.pointwise("Sub", offset, emit.pointwise("Mul", scaled, scaled))
-    density = emit.pointwise("Mul", scaled, emit.pointwise("Exp", exponent))
-    return emit.pointwise("Mul", grad, emit.pointwise("Add", share, density))
+    exponent = emit.sub(offset, emit.mul(scaled, scaled))
+    density = emit.mul(scaled, emit.pointwise("Exp", exponent))
+    return emit.mul(grad, emit.add(share, density))
 
 
 def only_exact(approximate: str) -> None:
@@ -92,9 +92,9 @@ def _elu(
     # scale * (max(x, 0) + alpha * (exp(min(x, 0) * input_scale) - 1)): one of the two is 0.
     below = emit.pointwise("Min", x, emit.scalar(0, out.dtype))
     raised = emit.pointwise("Exp", multiply(emit, below, input_scale))
-    low = emit.pointwise("Sub", raised, emit.scalar(1, out.dtype))
+    low = emit.sub(raised, emit.scalar(1, out.dtype))
     above = emit.pointwise("Relu", x)
-    return multiply(emit, emit.pointwise("Add", above, multiply(emit, low, alpha)), scale)
+    return multiply(emit, emit.add(above, multiply(emit, low, alpha)), scale)
 
 
 def _softplus(
@@ -105,11 +105,11 @@ def _softplus(
     bent = multiply(emit, x, beta)
     one = emit.scalar(1, out.dtype)
     z = emit.pointwise("Exp", emit.pointwise("Neg", emit.pointwise("Abs", bent)))
-    u = emit.pointwise("Add", z, one)
-    lost = emit.pointwise("Sub", z, emit.pointwise("Sub", u, one))
-    correction = emit.pointwise("Div", lost, u)
-    log = emit.pointwise("Add", emit.pointwise("Log", u), correction)
-    total = emit.pointwise("Add", emit.pointwise("Relu", bent), log)
+    u = emit.add(z, one)
+    lost = emit.sub(z, emit.sub(u, one))
+    correction = emit.div(lost, u)
+    log = emit.add(emit.pointwise("Log", u), correction)
+    total = emit.add(emit.pointwise("Relu", bent), log)
     soft = multiply(emit, total, 1 / beta)
     if threshold >= _LINEAR:
         return soft

@@ -25,7 +25,7 @@ from trainer_export.lowering.columns import (
     matrix_of,
 )
 from trainer_export.lowering.emitter import Emitter
-from trainer_export.lowering.values import Shape, Spec, Value, channels_last, planes
+from trainer_export.lowering.values import Shape, Spec, Value, channels_last, planes, reorder
 from trainer_export.lowering.windows import Convolution
 
 aten = torch.ops.aten
@@ -44,7 +44,7 @@ _TRANSPOSED_FLOP_NS = 0.015
 def _weight_matrix(emit: Emitter, weight: Value) -> str:
     """Return the kernel as [outputs, taps * inputs]."""
     order = channels_last(weight.rank)
-    physical = tuple(weight.shape[i] for i in order)
+    physical = reorder(weight.shape, order)
     matrix = (weight.shape[0], math.prod(physical[1:]))
     return emit.reshaped(emit.arranged(weight, order), physical, matrix)
 
@@ -56,9 +56,9 @@ def _dense(emit: Emitter, weight: Value, groups: int) -> Value:
     """
     if groups == 1:
         return weight
-    repeated = emit.graph.node("Concat", *[emit.plain(weight)] * groups, axis=1)
+    repeated = emit.node("Concat", *[emit.plain(weight)] * groups, axis=1)
     shape = _dense_shape(weight, groups)
-    return emit.pointwise("Mul", emit.value(repeated, shape), _group_mask(emit, shape, groups))
+    return emit.mul(emit.value(repeated, shape), _group_mask(emit, shape, groups))
 
 
 def _dense_shape(weight: Value, groups: int) -> Shape:
@@ -70,7 +70,7 @@ def _group_mask(emit: Emitter, shape: Sequence[int], groups: int) -> Value:
     block = np.ones((shape[0] // groups, shape[1] // groups))
     mask = np.kron(np.eye(groups), block).astype(np.float32)
     wide = mask.reshape(*mask.shape, *([1] * (len(shape) - 2)))
-    return emit.value(emit.graph.constant(wide), wide.shape)
+    return emit.value(emit.constant(wide), wide.shape)
 
 
 def _sparse_gradient(emit: Emitter, grad: Value, groups: int) -> Value:
@@ -82,7 +82,7 @@ def _sparse_gradient(emit: Emitter, grad: Value, groups: int) -> Value:
     if groups == 1:
         return grad
     outputs, inputs, *kernel = grad.shape
-    masked = emit.pointwise("Mul", grad, _group_mask(emit, grad.shape, groups))
+    masked = emit.mul(grad, _group_mask(emit, grad.shape, groups))
     by_group = emit.view(masked, (outputs, groups, inputs // groups, *kernel))
     return emit.reduce("ReduceSum", by_group, [1], keep=False)
 
@@ -102,7 +102,7 @@ def _convolution(
     inputs = [columns.name, kernel]
     if bias is not None:
         inputs.append(emit.plain(bias))
-    matrix = emit.graph.node("Gemm", *inputs, transA=columns.transposed, transB=1)
+    matrix = emit.node("Gemm", *inputs, transA=columns.transposed, transB=1)
     return _feature_map(emit, matrix, out)
 
 
@@ -114,9 +114,9 @@ def _planes_product(
     inputs = [kernel, columns]
     if bias is not None:
         inputs.append(emit.plain(emit.view(bias, (channels, 1))))
-    matrix = emit.graph.node("Gemm", *inputs)
-    sizes = emit.graph.ints(channels, -1, *out.shape[2:])
-    name = emit.graph.node("Reshape", matrix, sizes)
+    matrix = emit.node("Gemm", *inputs)
+    sizes = emit.ints(channels, -1, *out.shape[2:])
+    name = emit.node("Reshape", matrix, sizes)
     return emit.value(name, out.shape, order=planes(len(out.shape)))
 
 
@@ -135,13 +135,13 @@ def _transposed(
     if bias is None:
         return result
     shift = emit.view(bias, (1, out.shape[1], *[1] * (x.rank - 2)))
-    return emit.pointwise("Add", result, shift)
+    return emit.add(result, shift)
 
 
 def _feature_map(emit: Emitter, matrix: str, out: Spec) -> Value:
     """Return a matrix [batch * positions, channels] as the feature map of the result."""
     order = channels_last(len(out.shape))
-    name = emit.graph.node("Reshape", matrix, emit.graph.ints(-1, *out.shape[2:], out.shape[1]))
+    name = emit.node("Reshape", matrix, emit.ints(-1, *out.shape[2:], out.shape[1]))
     return emit.value(name, out.shape, order=order)
 
 
@@ -190,14 +190,14 @@ def _weight_gradient(
     in_planes = grad.lies(planes(grad.rank))
     if in_planes:
         name = emit.arranged(grad, planes(grad.rank))
-        rows = emit.graph.node("Reshape", name, emit.graph.ints(grad.shape[1], -1))
+        rows = emit.node("Reshape", name, emit.ints(grad.shape[1], -1))
     else:
         rows = matrix_of(emit, grad)
-    matrix = emit.graph.node(
+    matrix = emit.node(
         "Gemm", rows, columns.name, transA=int(not in_planes), transB=columns.transposed
     )
     order = channels_last(len(shape))
-    physical = tuple(shape[i] for i in order)
+    physical = reorder(shape, order)
     return emit.value(emit.reshaped(matrix, (shape[0], -1), physical), shape, order=order)
 
 
@@ -212,7 +212,7 @@ def _input_gradient(
     input channels and multiplies for every output; the third wins where channels are few.
     """
     if geometry.is_pointwise:
-        product = emit.graph.node("Gemm", matrix_of(emit, grad), _weight_matrix(emit, weight))
+        product = emit.node("Gemm", matrix_of(emit, grad), _weight_matrix(emit, weight))
         return _feature_map(emit, product, out)
     table = geometry.reverse_table()
     results = math.prod(geometry.outputs)
@@ -264,7 +264,7 @@ def _runtime_gradient(
         steps = (geometry.outputs[axis] - 1) * geometry.stride[axis]
         span = geometry.dilation[axis] * (geometry.kernel[axis] - 1)
         missing.append(size - (steps - 2 * geometry.padding[axis] + span + 1))
-    name = emit.graph.node(
+    name = emit.node(
         "ConvTranspose",
         emit.plain(grad),
         emit.plain(weight),
@@ -283,10 +283,10 @@ def _look_up_first(
     """Return the gradient as a product with what each input contributed to."""
     outputs, inputs = weight.shape[:2]
     order = (*range(2, weight.rank), 0, 1)
-    physical = tuple(weight.shape[i] for i in order)
+    physical = reorder(weight.shape, order)
     matrix = (table.shape[1] * outputs, inputs)
     kernel = emit.reshaped(emit.arranged(weight, order), physical, matrix)
-    product = emit.graph.node("Gemm", look_up(emit, grad, table), kernel)
+    product = emit.node("Gemm", look_up(emit, grad, table), kernel)
     return _feature_map(emit, product, out)
 
 
@@ -295,12 +295,12 @@ def _multiply_first(
 ) -> Value:
     """Return the gradient as sums of the products of every output and tap."""
     inputs = weight.shape[1]
-    products = emit.graph.node("Gemm", matrix_of(emit, grad), _weight_matrix(emit, weight))
+    products = emit.node("Gemm", matrix_of(emit, grad), _weight_matrix(emit, weight))
     count = math.prod(geometry.outputs) * geometry.taps
-    rows = emit.graph.node("Reshape", products, emit.graph.ints(-1, count, inputs))
+    rows = emit.node("Reshape", products, emit.ints(-1, count, inputs))
     contributions, reach = _contributions(emit, rows, geometry)
-    by_input = emit.graph.node("Reshape", contributions, emit.graph.ints(-1, reach, inputs))
-    total = emit.graph.node("ReduceSum", by_input, emit.graph.ints(1), keepdims=0)
+    by_input = emit.node("Reshape", contributions, emit.ints(-1, reach, inputs))
+    total = emit.node("ReduceSum", by_input, emit.ints(1), keepdims=0)
     return _feature_map(emit, total, out)
 
 
@@ -318,8 +318,8 @@ def _contributions(emit: Emitter, rows: str, geometry: Geometry) -> tuple[str, i
     # Sorted, the row of zeros is behind the others, because it has the largest number.
     index = np.sort(index, axis=1)[:, :reach]
     if (index == zero).any():
-        rows = emit.graph.node("Pad", rows, emit.graph.ints(0, 0, 0, 0, 1, 0))
-    return emit.graph.node("Gather", rows, emit.graph.constant(index.reshape(-1)), axis=1), reach
+        rows = emit.node("Pad", rows, emit.ints(0, 0, 0, 0, 1, 0))
+    return emit.node("Gather", rows, emit.constant(index.reshape(-1)), axis=1), reach
 
 
 LOWERINGS: dict[Any, Callable[..., Any]] = {

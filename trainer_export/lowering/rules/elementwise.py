@@ -42,7 +42,7 @@ def multiply(emit: Emitter, value: Value, factor: float) -> Value:
     """Return a value times a number; for 1 the value itself."""
     if factor == 1.0:
         return value
-    return emit.pointwise("Mul", value, emit.scalar(factor, value.dtype))
+    return emit.mul(value, emit.scalar(factor, value.dtype))
 
 
 def _unary(op_type: str) -> Callable[..., Value]:
@@ -95,27 +95,27 @@ def _scaled(op_type: str) -> Callable[..., Value]:
 def _div(emit: Emitter, out: Spec, a: Any, b: Any, *, rounding_mode: str | None = None) -> Value:
     a = operand(emit, a, out.dtype)
     b = operand(emit, b, out.dtype)
-    quotient = emit.pointwise("Div", a, b)
+    quotient = emit.div(a, b)
     if rounding_mode == "floor":
         return _floor_div(emit, out, a, b, quotient)
     if rounding_mode is None or not out.dtype.is_floating_point:
         return quotient
     # Towards 0: sign(q) * floor(|q|).
     sign = emit.pointwise("Sign", quotient)
-    return emit.pointwise("Mul", sign, emit.pointwise("Floor", emit.pointwise("Abs", quotient)))
+    return emit.mul(sign, emit.pointwise("Floor", emit.pointwise("Abs", quotient)))
 
 
 def _floor_div(emit: Emitter, out: Spec, a: Value, b: Value, quotient: Value) -> Value:
     # round((a - r) / b) - [r * b < 0] with r = fmod(a, b), as in PyTorch: the quotient of 1 and
     # 0.1 is rounded up, and its floor would be 10, not 9.
     remainder = emit.pointwise("Mod", a, b, fmod=1)
-    signs = emit.pointwise("Mul", remainder, b)
+    signs = emit.mul(remainder, b)
     below = emit.pointwise("Less", signs, emit.scalar(0, out.dtype), dtype=torch.bool)
-    whole = emit.pointwise("Div", emit.pointwise("Sub", a, remainder), b)
+    whole = emit.div(emit.sub(a, remainder), b)
     if not out.dtype.is_floating_point:
-        return emit.pointwise("Sub", whole, emit.cast(below, out.dtype))
+        return emit.sub(whole, emit.cast(below, out.dtype))
     rounded = emit.pointwise("Round", whole)
-    floor = emit.pointwise("Sub", rounded, emit.cast(below, out.dtype))
+    floor = emit.sub(rounded, emit.cast(below, out.dtype))
     by_zero = emit.pointwise("Equal", b, emit.scalar(0, out.dtype), dtype=torch.bool)
     return emit.pointwise("Where", by_zero, quotient, floor, dtype=out.dtype)
 
@@ -124,9 +124,9 @@ def _pow(emit: Emitter, out: Spec, x: Any, exponent: Any) -> Value:
     # Squares, cubes and roots by operators that cost less than Pow.
     x = operand(emit, x, out.dtype)
     if exponent == 2:
-        return emit.pointwise("Mul", x, x)
+        return emit.mul(x, x)
     if exponent == 3:
-        return emit.pointwise("Mul", emit.pointwise("Mul", x, x), x)
+        return emit.mul(emit.mul(x, x), x)
     if exponent == 0.5:
         return emit.pointwise("Sqrt", x)
     return emit.pointwise("Pow", x, operand(emit, exponent, out.dtype))
@@ -140,12 +140,12 @@ def _log1p(emit: Emitter, out: Spec, x: Value) -> Value:
     # x * log(u) / (u - 1) with u = 1 + x: what the sum loses of a small x, the quotient gives back.
     x = emit.cast(x, out.dtype)
     one = emit.scalar(1, out.dtype)
-    whole = emit.pointwise("Add", x, one)
-    kept = emit.pointwise("Sub", whole, one)
+    whole = emit.add(x, one)
+    kept = emit.sub(whole, one)
     log = emit.pointwise("Log", whole)
     # Where nothing is lost; at infinity, too, where the quotient would not be a number.
     exact = emit.pointwise("Equal", kept, x, dtype=torch.bool)
-    quotient = emit.pointwise("Div", emit.pointwise("Mul", x, log), kept)
+    quotient = emit.div(emit.mul(x, log), kept)
     large = replace(emit.pointwise("Where", exact, log, quotient), dtype=out.dtype)
     # Where all is lost, log1p(x) is x.
     vanished = emit.pointwise("Equal", kept, emit.scalar(0, out.dtype), dtype=torch.bool)
@@ -155,8 +155,8 @@ def _log1p(emit: Emitter, out: Spec, x: Value) -> Value:
 def _expm1(emit: Emitter, out: Spec, x: Value) -> Value:
     # tanh(x / 2) * (exp(x) + 1), which loses nothing of a small x.
     x = emit.cast(x, out.dtype)
-    above = emit.pointwise("Add", emit.pointwise("Exp", x), emit.scalar(1, out.dtype))
-    return emit.pointwise("Mul", emit.pointwise("Tanh", multiply(emit, x, 0.5)), above)
+    above = emit.add(emit.pointwise("Exp", x), emit.scalar(1, out.dtype))
+    return emit.mul(emit.pointwise("Tanh", multiply(emit, x, 0.5)), above)
 
 
 def _clamp(emit: Emitter, out: Spec, x: Value, low: Any = None, high: Any = None) -> Value:
@@ -185,7 +185,7 @@ def _filled(value: float) -> Callable[..., Value]:
 def fill(emit: Emitter, out: Spec, value: float) -> Value:
     """Return a tensor of one number, kept as a scalar until a consumer needs it whole."""
     ones = (1,) * len(out.shape)
-    name = emit.graph.constant(np.full(ones, value, numpy_dtype(out.dtype)))
+    name = emit.constant(np.full(ones, value, numpy_dtype(out.dtype)))
     return Value(name, out.shape, out.dtype, ones, tuple(range(len(ones))))
 
 
@@ -208,9 +208,9 @@ def _arange(emit: Emitter, out: Spec, *bounds: Any, **_: object) -> Value:
         start, end, step_size = bounds
     if all(isinstance(bound, (int, float)) for bound in (start, end, step_size)):
         values = np.arange(start, end, step_size, dtype=numpy_dtype(out.dtype))
-        return emit.value(emit.graph.constant(values), values.shape, out.dtype)
+        return emit.value(emit.constant(values), values.shape, out.dtype)
     names = [operand(emit, bound, torch.int64).name for bound in (start, end, step_size)]
-    numbers = emit.value(emit.graph.node("Range", *names), out.shape, torch.int64)
+    numbers = emit.value(emit.node("Range", *names), out.shape, torch.int64)
     return emit.cast(numbers, out.dtype)
 
 

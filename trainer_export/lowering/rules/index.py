@@ -11,7 +11,7 @@ import torch
 from fleet_protocol.errors import ExportError
 from trainer_export.lowering.emitter import Emitter
 from trainer_export.lowering.rules.shape import padded, permuted
-from trainer_export.lowering.values import Dim, Spec, Value, overload
+from trainer_export.lowering.values import Dim, Spec, Value, overload, reorder
 
 aten = torch.ops.aten
 
@@ -27,7 +27,7 @@ def _take(emit: Emitter, _out: Spec, x: Value, dim: int, index: Sequence[int]) -
         x = padded(emit, x, dim, (0, 1))
     places = np.array([size if place < 0 else place for place in index], np.int64)
     axis = x.order.index(dim)
-    name = emit.graph.node("Gather", x.name, emit.graph.constant(places), axis=axis)
+    name = emit.node("Gather", x.name, emit.constant(places), axis=axis)
     return emit.value(name, shape, x.dtype, x.order)
 
 
@@ -61,7 +61,7 @@ def _fixed_size(size: Dim, name: str) -> int:
 def _tile(emit: Emitter, out: Spec, x: Value, repeats: Sequence[int]) -> Value:
     shape = (1,) * (len(repeats) - x.rank) + tuple(x.shape)
     source = emit.plain(emit.view(x, shape))
-    name = emit.graph.node("Tile", source, emit.shape_tensor(tuple(repeats)))
+    name = emit.node("Tile", source, emit.shape_tensor(tuple(repeats)))
     return emit.value(name, out.shape, x.dtype)
 
 
@@ -83,12 +83,12 @@ class _Indexed:
     @property
     def sizes(self) -> tuple[Dim, ...]:
         """Sizes of the indexed dimensions."""
-        return tuple(self.x.shape[dim] for dim in self.dims)
+        return reorder(self.x.shape, self.dims)
 
     @property
     def other_sizes(self) -> tuple[Dim, ...]:
         """Sizes of the other dimensions."""
-        return tuple(self.x.shape[dim] for dim in self.other_dims)
+        return reorder(self.x.shape, self.other_dims)
 
     @property
     def rows(self) -> Value:
@@ -136,8 +136,8 @@ def _places(emit: Emitter, indexed: _Indexed) -> Value:
             raise ExportError(
                 "an index before one of the batch cannot be exported; put the batch first"
             )
-        offset = emit.pointwise("Mul", place, emit.scalar(stride, torch.int64))
-        flat = offset if flat is None else emit.pointwise("Add", flat, offset)
+        offset = emit.mul(place, emit.scalar(stride, torch.int64))
+        flat = offset if flat is None else emit.add(flat, offset)
     assert flat is not None
     for refused in beyond:
         nowhere = emit.scalar(_BEYOND, torch.int64)
@@ -148,7 +148,7 @@ def _places(emit: Emitter, indexed: _Indexed) -> Value:
 def _from_start(emit: Emitter, place: Value, size: int) -> Value:
     """Return places counted from the start, where negative ones count from the end."""
     low = emit.pointwise("Less", place, emit.scalar(0, torch.int64), dtype=torch.bool)
-    from_end = emit.pointwise("Add", place, emit.scalar(size, torch.int64))
+    from_end = emit.add(place, emit.scalar(size, torch.int64))
     return emit.pointwise("Where", low, from_end, place, dtype=torch.int64)
 
 
@@ -166,7 +166,7 @@ def _index(emit: Emitter, _out: Spec, x: Value, indices: Sequence[Value | None])
     flat = _places(emit, indexed)
     other_sizes = indexed.other_sizes
     matrix = emit.view(indexed.rows, (math.prod(indexed.sizes), *other_sizes))
-    name = emit.graph.node("Gather", emit.plain(matrix), emit.plain(flat), axis=0)
+    name = emit.node("Gather", emit.plain(matrix), emit.plain(flat), axis=0)
     rows = emit.value(name, (*flat.shape, *other_sizes), x.dtype)
     return _move_index_dims(rows, flat.rank, 0, indexed.position)
 
@@ -209,9 +209,9 @@ def _index_put(
     ]
     # ScatterElements wants a place for each number, ScatterND would take one for each row.
     column = emit.plain(emit.view(flat, (count, 1)))
-    inputs.insert(1, emit.graph.node("Expand", column, emit.shape_tensor((1, width))))
+    inputs.insert(1, emit.node("Expand", column, emit.shape_tensor((1, width))))
     reduction = "add" if accumulate else "none"
-    name = emit.graph.node("ScatterElements", *inputs, axis=0, reduction=reduction)
+    name = emit.node("ScatterElements", *inputs, axis=0, reduction=reduction)
     matrix = emit.value(name, (height, width), x.dtype)
     back = emit.view(matrix, (*indexed.sizes, *indexed.other_sizes))
     dims = [*indexed.dims, *indexed.other_dims]
@@ -233,7 +233,7 @@ def _scatter(reduction: str) -> Callable[..., Value]:
         value = source if isinstance(source, Value) else emit.scalar(source, x.dtype)
         updates = Value(value.name, index.shape, value.dtype, value.stored, value.order)
         if value.rank != index.rank:
-            name = emit.graph.node("Expand", value.name, emit.shape_tensor(index.shape))
+            name = emit.node("Expand", value.name, emit.shape_tensor(index.shape))
             updates = emit.value(name, index.shape, x.dtype)
         elif value.shape != index.shape:
             raise ExportError(
@@ -241,7 +241,7 @@ def _scatter(reduction: str) -> Callable[..., Value]:
             )
         inputs = [emit.plain(x), emit.plain(index), emit.plain(updates)]
         axis = dim % x.rank
-        name = emit.graph.node("ScatterElements", *inputs, axis=axis, reduction=reduction)
+        name = emit.node("ScatterElements", *inputs, axis=axis, reduction=reduction)
         return emit.value(name, out.shape, x.dtype)
 
     return lower
@@ -252,7 +252,7 @@ def _extreme(op_type: str, place: str) -> Callable[..., tuple[Value, Value]]:
     def lower(
         emit: Emitter, out: Sequence[Spec], x: Value, dim: int, keepdim: bool = False
     ) -> tuple[Value, Value]:
-        index = emit.graph.node(place, emit.plain(x), axis=dim % x.rank, keepdims=int(keepdim))
+        index = emit.node(place, emit.plain(x), axis=dim % x.rank, keepdims=int(keepdim))
         values = emit.reduce(op_type, x, [dim], keep=keepdim)
         return values, emit.value(index, out[1].shape, torch.int64)
 
@@ -268,10 +268,10 @@ def _top(
     largest: bool = True,
     *_: bool,
 ) -> tuple[Value, Value]:
-    values, places = emit.graph.nodes(
+    values, places = emit.nodes(
         "TopK",
         emit.plain(x),
-        emit.graph.ints(count),
+        emit.ints(count),
         outputs=2,
         attributes={"axis": dim % x.rank, "largest": int(largest), "sorted": 1},
     )
@@ -295,7 +295,7 @@ def _sort(
 def _cumsum(emit: Emitter, out: Spec, x: Value, dim: int, **_: object) -> Value:
     source = emit.plain(emit.cast(x, out.dtype))
     axis = emit.scalar(dim % x.rank, torch.int64)
-    return emit.value(emit.graph.node("CumSum", source, axis.name), out.shape, out.dtype)
+    return emit.value(emit.node("CumSum", source, axis.name), out.shape, out.dtype)
 
 
 LOWERINGS: dict[Any, Callable[..., Any]] = {

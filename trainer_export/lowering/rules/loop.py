@@ -61,7 +61,7 @@ def _run(emit: Emitter, loop: _Loop, step: _Step, shapes: Sequence[Shape]) -> li
     body = _lower_step(emit, loop, step)
     stacked = body.outputs
     direction = [int(loop.backwards)]
-    names = emit.graph.nodes(
+    names = emit.nodes(
         "Scan",
         *(emit.plain(value) for value in (*loop.states, *loop.rows)),
         outputs=len(loop.states) + len(stacked),

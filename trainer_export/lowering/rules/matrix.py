@@ -42,7 +42,7 @@ def matrix_product(
     a, a_transposed = _matrix(emit, left)
     b, b_transposed = _matrix(emit, right)
     inputs = (a, b, added) if added else (a, b)
-    name = emit.graph.node(
+    name = emit.node(
         "Gemm",
         *inputs,
         transA=a_transposed,
@@ -58,7 +58,7 @@ def _addmm(emit: Emitter, _out: Spec, bias: Value, a: Value, b: Value, **scales:
 
 
 def _bmm(emit: Emitter, out: Spec, a: Value, b: Value) -> Value:
-    name = emit.graph.node("MatMul", _batched(emit, a), _batched(emit, b))
+    name = emit.node("MatMul", _batched(emit, a), _batched(emit, b))
     return emit.value(name, out.shape)
 
 
@@ -74,7 +74,7 @@ def _batched(emit: Emitter, x: Value) -> str:
     if x.is_plain or x.order.index(last) > x.order.index(before):
         return emit.plain(x)
     swapped = emit.arranged(x, (*range(before), last, before))
-    return emit.graph.node("Transpose", swapped, perm=[*range(before), last, before])
+    return emit.node("Transpose", swapped, perm=[*range(before), last, before])
 
 
 def _baddbmm(emit: Emitter, out: Spec, added: Value, a: Value, b: Value, **scales: float) -> Value:
@@ -82,7 +82,7 @@ def _baddbmm(emit: Emitter, out: Spec, added: Value, a: Value, b: Value, **scale
     product = multiply(emit, _bmm(emit, out, a, b), float(factors.alpha))
     if factors.beta == 0:  # what is added may then be infinite, and counts for nothing
         return product
-    return emit.pointwise("Add", product, multiply(emit, added, float(factors.beta)))
+    return emit.add(product, multiply(emit, added, float(factors.beta)))
 
 
 def _mv(emit: Emitter, out: Spec, a: Value, vector: Value) -> Value:

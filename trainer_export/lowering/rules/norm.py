@@ -10,7 +10,7 @@ import torch
 from trainer_export import operators  # noqa: F401 - registers shoal::static_batch_norm
 from trainer_export.lowering.emitter import Emitter
 from trainer_export.lowering.rules.elementwise import multiply
-from trainer_export.lowering.values import Spec, Value
+from trainer_export.lowering.values import Spec, Value, reorder
 
 aten = torch.ops.aten
 
@@ -21,12 +21,12 @@ def _layer_norm(emit: Emitter, out: Sequence[Spec], x: Value, *settings: Any) ->
     # needed anyway.
     sizes, weight, bias, eps = settings
     axis = x.rank - len(sizes)
-    mean = emit.reduce("ReduceMean", x, range(axis, x.rank), keep=True)
-    centred = emit.pointwise("Sub", x, mean)
+    mean = emit.mean(x, range(axis, x.rank))
+    centred = emit.sub(x, mean)
     if weight is not None:
         scale = emit.plain(weight)
     else:
-        scale = emit.graph.constant(np.ones(tuple(sizes), np.float32))
+        scale = emit.constant(np.ones(tuple(sizes), np.float32))
     name = emit.plain(centred)
     shape = x.shape
     if len(sizes) == 1:
@@ -36,7 +36,7 @@ def _layer_norm(emit: Emitter, out: Sequence[Spec], x: Value, *settings: Any) ->
     inputs = [name, scale]
     if bias is not None:
         inputs.append(emit.plain(bias))
-    names = emit.graph.nodes(
+    names = emit.nodes(
         "LayerNormalization",
         *inputs,
         outputs=3,
@@ -59,14 +59,14 @@ def _layer_norm_backward(
     sizes, mean, inverse, weight, _, mask = saved
     inner = list(range(x.rank - len(sizes), x.rank))
     outer = list(range(x.rank - len(sizes)))
-    normal = emit.pointwise("Mul", emit.pointwise("Sub", x, mean), inverse)
-    product = emit.pointwise("Mul", grad, normal)
+    normal = emit.mul(emit.sub(x, mean), inverse)
+    product = emit.mul(grad, normal)
     grad_x = grad_weight = grad_bias = None
     if mask[0]:
-        upper = grad if weight is None else emit.pointwise("Mul", grad, weight)
-        slope = emit.pointwise("Mul", normal, _weighted_mean(emit, product, weight, inner))
-        centred = emit.pointwise("Sub", upper, _weighted_mean(emit, grad, weight, inner))
-        grad_x = emit.pointwise("Mul", emit.pointwise("Sub", centred, slope), inverse)
+        upper = grad if weight is None else emit.mul(grad, weight)
+        slope = emit.mul(normal, _weighted_mean(emit, product, weight, inner))
+        centred = emit.sub(upper, _weighted_mean(emit, grad, weight, inner))
+        grad_x = emit.mul(emit.sub(centred, slope), inverse)
     if mask[1]:
         grad_weight = emit.reduce("ReduceSum", product, outer, keep=False)
     if mask[2]:
@@ -80,13 +80,13 @@ def _weighted_mean(emit: Emitter, x: Value, weight: Value | None, inner: list[in
     Over one axis it is a product with a vector.
     """
     if weight is None:
-        return emit.reduce("ReduceMean", x, inner, keep=True)
+        return emit.mean(x, inner)
     if len(inner) > 1:
-        return emit.reduce("ReduceMean", emit.pointwise("Mul", x, weight), inner, keep=True)
+        return emit.mean(emit.mul(x, weight), inner)
     count = x.shape[-1]
     column = emit.view(multiply(emit, weight, 1 / count), (count, 1))
     rows, shape = emit.unfolded(emit.plain(x), x.shape)
-    name = emit.graph.node("MatMul", rows, column.name)
+    name = emit.node("MatMul", rows, column.name)
     kept = (*x.shape[:-1], 1)
     return emit.value(emit.reshaped(name, (*shape[:-1], 1), kept), kept)
 
@@ -102,11 +102,11 @@ def _moments(emit: Emitter, x: Value, eps: float) -> tuple[Value, Value]:
     Forward and backward pass ask for equal nodes, which a graph has once.
     """
     axes = [0, *range(2, x.rank)]
-    centred = emit.pointwise("Sub", x, emit.reduce("ReduceMean", x, axes, keep=True))
+    centred = emit.sub(x, emit.mean(x, axes))
     # From the differences: a mean of squares minus a square of the mean loses digits.
-    squares = emit.pointwise("Mul", centred, centred)
-    variance = emit.reduce("ReduceMean", squares, axes, keep=True)
-    shifted = emit.pointwise("Add", variance, emit.scalar(eps, x.dtype))
+    squares = emit.mul(centred, centred)
+    variance = emit.mean(squares, axes)
+    shifted = emit.add(variance, emit.scalar(eps, x.dtype))
     deviation = emit.pointwise("Sqrt", shifted)
     return centred, emit.pointwise("Reciprocal", deviation)
 
@@ -118,9 +118,9 @@ def _static_batch_norm(
     # computed once, so that two passes over the feature map are enough.
     x = emit.full(x)
     centred, inverse = _moments(emit, x, eps)
-    scale = emit.pointwise("Mul", inverse, _channels(emit, weight, x.rank))
-    scaled = emit.pointwise("Mul", centred, scale)
-    return emit.pointwise("Add", scaled, _channels(emit, bias, x.rank))
+    scale = emit.mul(inverse, _channels(emit, weight, x.rank))
+    scaled = emit.mul(centred, scale)
+    return emit.add(scaled, _channels(emit, bias, x.rank))
 
 
 def _static_batch_norm_backward(
@@ -133,16 +133,16 @@ def _static_batch_norm_backward(
     grad = emit.full(grad)
     centred, inverse = _moments(emit, x, eps)
     axes = [0, *range(2, x.rank)]
-    count = emit.size_as_float(math.prod(x.shape[axis] for axis in axes))
-    mean = emit.reduce("ReduceMean", grad, axes, keep=True)
-    covariance = emit.reduce("ReduceMean", emit.pointwise("Mul", grad, centred), axes, keep=True)
-    product = emit.pointwise("Mul", covariance, inverse)
-    slope = emit.pointwise("Mul", centred, emit.pointwise("Mul", product, inverse))
-    straight = emit.pointwise("Sub", grad, slope)
-    scale = emit.pointwise("Mul", inverse, _channels(emit, weight, x.rank))
-    grad_x = emit.pointwise("Mul", emit.pointwise("Sub", straight, mean), scale)
-    grad_weight = emit.view(emit.pointwise("Mul", product, count), weight.shape)
-    grad_bias = emit.view(emit.pointwise("Mul", mean, count), weight.shape)
+    count = emit.size_as_float(math.prod(reorder(x.shape, axes)))
+    mean = emit.mean(grad, axes)
+    covariance = emit.mean(emit.mul(grad, centred), axes)
+    product = emit.mul(covariance, inverse)
+    slope = emit.mul(centred, emit.mul(product, inverse))
+    straight = emit.sub(grad, slope)
+    scale = emit.mul(inverse, _channels(emit, weight, x.rank))
+    grad_x = emit.mul(emit.sub(straight, mean), scale)
+    grad_weight = emit.view(emit.mul(product, count), weight.shape)
+    grad_bias = emit.view(emit.mul(mean, count), weight.shape)
     return grad_x, grad_weight, grad_bias
 
 

@@ -18,7 +18,7 @@ import torch
 from fleet_protocol.errors import ExportError
 from trainer_export.lowering.emitter import Emitter
 from trainer_export.lowering.rules.elementwise import multiply
-from trainer_export.lowering.values import Spec, Value, channels_last, planes
+from trainer_export.lowering.values import Spec, Value, channels_last, planes, reorder
 from trainer_export.lowering.windows import Window, mean_window, spread
 
 aten = torch.ops.aten
@@ -50,13 +50,11 @@ class _Covered:
 
 def _stage(emit: Emitter, name: str, size: int, inner: int) -> _Stage:
     """Separate windows of ``size`` along an axis whose elements are runs of ``inner`` numbers."""
-    rows = emit.graph.node("Reshape", name, emit.graph.ints(-1, size, inner))
-    members = emit.graph.nodes(
-        "Split", rows, outputs=size, attributes={"axis": 1, "num_outputs": size}
-    )
+    rows = emit.node("Reshape", name, emit.ints(-1, size, inner))
+    members = emit.nodes("Split", rows, outputs=size, attributes={"axis": 1, "num_outputs": size})
     running = [members[0]]
     for member in members[1:]:
-        running.append(emit.graph.node("Max", running[-1], member))
+        running.append(emit.node("Max", running[-1], member))
     return _Stage(members, tuple(running), inner)
 
 
@@ -68,13 +66,13 @@ def _unstage(emit: Emitter, grad: str, stage: _Stage) -> str:
     """
     shares: list[str] = []
     for member, before in zip(stage.members[:0:-1], stage.running[-2::-1], strict=True):
-        difference = emit.graph.node("Sub", member, before)
+        difference = emit.node("Sub", member, before)
         # A step function, 1 above 0 and 0 at 0: the steepest slope that a float holds.
-        wins = emit.graph.node("HardSigmoid", difference, alpha=3e38, beta=0.0)
-        share = emit.graph.node("Mul", grad, wins)
+        wins = emit.node("HardSigmoid", difference, alpha=3e38, beta=0.0)
+        share = emit.node("Mul", grad, wins)
         shares.append(share)
-        grad = emit.graph.node("Sub", grad, share)
-    return emit.graph.node("Concat", grad, *reversed(shares), axis=1)
+        grad = emit.node("Sub", grad, share)
+    return emit.node("Concat", grad, *reversed(shares), axis=1)
 
 
 def _cropped(emit: Emitter, x: Value, kernel: tuple[int, ...]) -> _Covered:
@@ -88,9 +86,9 @@ def _cropped(emit: Emitter, x: Value, kernel: tuple[int, ...]) -> _Covered:
     positions = math.prod(x.shape[2:])
     table = np.arange(positions, dtype=np.int64).reshape(x.shape[2:])
     kept = table[tuple(slice(size) for size in sizes)]
-    rows = emit.graph.node("Reshape", name, emit.graph.ints(-1, positions, x.shape[1]))
-    index = emit.graph.constant(np.ascontiguousarray(kept).reshape(-1))
-    return _Covered(emit.graph.node("Gather", rows, index, axis=1), order, sizes)
+    rows = emit.node("Reshape", name, emit.ints(-1, positions, x.shape[1]))
+    index = emit.constant(np.ascontiguousarray(kept).reshape(-1))
+    return _Covered(emit.node("Gather", rows, index, axis=1), order, sizes)
 
 
 def _covered(emit: Emitter, x: Value, kernel: tuple[int, ...]) -> _Covered:
@@ -135,7 +133,7 @@ def _max_pool(
     }
     if window.ceil_mode:
         attributes["pads"] = _pads_of_ceil(window, x, out[0])
-    names = emit.graph.nodes("MaxPool", emit.plain(x), outputs=2, attributes=attributes)
+    names = emit.nodes("MaxPool", emit.plain(x), outputs=2, attributes=attributes)
     return emit.value(names[0], out[0].shape), emit.value(names[1], out[1].shape, torch.int64)
 
 
@@ -167,7 +165,7 @@ def _max_pool_backward(
     stages, covered = _stages(emit, x, Window(*settings).size)
     name = emit.arranged(grad, covered.order)
     for stage in reversed(stages):
-        rows = emit.graph.node("Reshape", name, emit.graph.ints(-1, 1, stage.inner))
+        rows = emit.node("Reshape", name, emit.ints(-1, 1, stage.inner))
         name = _unstage(emit, rows, stage)
     return _uncropped(emit, replace(covered, name=name), out)
 
@@ -176,13 +174,13 @@ def _uncropped(emit: Emitter, covered: _Covered, out: Spec) -> Value:
     """Return what windows cover as a feature map, with zeros for what no window covers."""
     order = covered.order
     logical = (-1, out.shape[1], *covered.sizes)
-    sizes = emit.graph.ints(*(logical[axis] for axis in order))
-    name = emit.graph.node("Reshape", covered.name, sizes)
+    sizes = emit.ints(*reorder(logical, order))
+    name = emit.node("Reshape", covered.name, sizes)
     uncovered = [full - size for full, size in zip(out.shape[2:], covered.sizes, strict=True)]
     missing = (0, 0, *uncovered)
     if any(missing):
-        pads = emit.graph.ints(*[0] * len(order), *(missing[axis] for axis in order))
-        name = emit.graph.node("Pad", name, pads)
+        pads = emit.ints(*[0] * len(order), *reorder(missing, order))
+        name = emit.node("Pad", name, pads)
     return emit.value(name, out.shape, order=order)
 
 
@@ -192,16 +190,11 @@ def _scattered(emit: Emitter, out: Spec, grad: Value, indices: Value) -> Value:
     Each number is added to the element that its maximum came from, whose index counts over the
     whole batch.
     """
-    total = emit.graph.node(
-        "Reshape", emit.shape_tensor((math.prod(out.shape),)), emit.graph.ints(1)
-    )
-    zeros = emit.graph.node("Expand", emit.scalar(0, torch.float32).name, total)
-    flat = [
-        emit.graph.node("Reshape", emit.plain(value), emit.graph.ints(-1))
-        for value in (indices, grad)
-    ]
-    summed = emit.graph.node("ScatterElements", zeros, *flat, axis=0, reduction="add")
-    name = emit.graph.node("Reshape", summed, emit.graph.ints(-1, *out.shape[1:]))
+    total = emit.node("Reshape", emit.shape_tensor((math.prod(out.shape),)), emit.ints(1))
+    zeros = emit.node("Expand", emit.scalar(0, torch.float32).name, total)
+    flat = [emit.node("Reshape", emit.plain(value), emit.ints(-1)) for value in (indices, grad)]
+    summed = emit.node("ScatterElements", zeros, *flat, axis=0, reduction="add")
+    name = emit.node("Reshape", summed, emit.ints(-1, *out.shape[1:]))
     return emit.value(name, out.shape)
 
 
@@ -210,10 +203,10 @@ def _average_pool(emit: Emitter, out: Spec, x: Value, *settings: Any) -> Value:
     # takes them all.
     size, members = _tiling_of_average(settings)
     covered = _cropped(emit, emit.full(x), size)
-    opened_sizes = emit.graph.ints(-1, *_open_windows(covered.sizes, size), x.shape[1])
-    opened = emit.graph.node("Reshape", covered.name, opened_sizes)
-    window_axes = emit.graph.ints(*range(2, 2 * len(size) + 1, 2))
-    total = emit.graph.node("ReduceSum", opened, window_axes, keepdims=0)
+    opened_sizes = emit.ints(-1, *_open_windows(covered.sizes, size), x.shape[1])
+    opened = emit.node("Reshape", covered.name, opened_sizes)
+    window_axes = emit.ints(*range(2, 2 * len(size) + 1, 2))
+    total = emit.node("ReduceSum", opened, window_axes, keepdims=0)
     return multiply(emit, emit.value(total, out.shape, order=covered.order), 1 / members)
 
 
@@ -248,8 +241,8 @@ def _average_pool_backward(
     closed = list(opened)
     closed[1::2] = [1] * len(size)
     name = emit.arranged(share, order)
-    name = emit.graph.node("Reshape", name, emit.graph.ints(-1, *closed, x.shape[1]))
-    wide = emit.graph.node("Expand", name, emit.graph.ints(1, *opened, 1))
+    name = emit.node("Reshape", name, emit.ints(-1, *closed, x.shape[1]))
+    wide = emit.node("Expand", name, emit.ints(1, *opened, 1))
     return _uncropped(emit, _Covered(wide, order, sizes), out)
 
 

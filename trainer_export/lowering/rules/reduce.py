@@ -9,14 +9,14 @@ import torch
 from fleet_protocol.errors import ExportError
 from trainer_export.lowering.emitter import Emitter
 from trainer_export.lowering.rules.elementwise import operand
-from trainer_export.lowering.values import Spec, Value, overload
+from trainer_export.lowering.values import Spec, Value, overload, reorder
 
 aten = torch.ops.aten
 
 
 def _along(op_type: str) -> Callable[..., Value]:
     def lower(emit: Emitter, _out: Spec, x: Value, dim: int, *_: object) -> Value:
-        name = emit.graph.node(op_type, emit.plain(x), axis=dim % x.rank)
+        name = emit.node(op_type, emit.plain(x), axis=dim % x.rank)
         return emit.value(name, x.shape)
 
     return lower
@@ -26,8 +26,8 @@ def _softmax_backward(
     emit: Emitter, _out: Spec, grad: Value, y: Value, dim: int, *_: object
 ) -> Value:
     # dx = y * (dy - sum(dy * y)): the Jacobian diag(y) - y y^T applied without being formed.
-    total = emit.reduce("ReduceSum", emit.pointwise("Mul", grad, y), [dim], keep=True)
-    return emit.pointwise("Mul", y, emit.pointwise("Sub", grad, total))
+    total = emit.reduce("ReduceSum", emit.mul(grad, y), [dim], keep=True)
+    return emit.mul(y, emit.sub(grad, total))
 
 
 def _log_softmax_backward(
@@ -36,7 +36,7 @@ def _log_softmax_backward(
     # dx = dy - exp(y) * sum(dy): exp(y) is the softmax, so that x is not needed.
     total = emit.reduce("ReduceSum", grad, [dim], keep=True)
     softmax = emit.pointwise("Exp", y)
-    return emit.pointwise("Sub", grad, emit.pointwise("Mul", softmax, total))
+    return emit.sub(grad, emit.mul(softmax, total))
 
 
 def _all_or(dim: Any, rank: int) -> list[int]:
@@ -78,12 +78,12 @@ def _var(
 ) -> Value:
     # sum((x - mean)^2) / (n - correction), from differences: squares of large numbers lose digits.
     axes = [axis % x.rank for axis in _all_or(dim, x.rank)]
-    centred = emit.pointwise("Sub", x, emit.reduce("ReduceMean", x, axes, keep=True))
-    squares = emit.pointwise("Mul", centred, centred)
+    centred = emit.sub(x, emit.mean(x, axes))
+    squares = emit.mul(centred, centred)
     total = emit.reduce("ReduceSum", squares, axes, keep=keepdim)
-    count = emit.size_as_float(math.prod(x.shape[axis] for axis in axes))
-    freedom = emit.pointwise("Sub", count, operand(emit, correction, out.dtype))
-    return emit.pointwise("Div", total, freedom)
+    count = emit.size_as_float(math.prod(reorder(x.shape, axes)))
+    freedom = emit.sub(count, operand(emit, correction, out.dtype))
+    return emit.div(total, freedom)
 
 
 def _var_mean(
@@ -107,7 +107,7 @@ def _place(op_type: str) -> Callable[..., Value]:
             x = emit.view(x, (math.prod(x.shape),))
             dim = 0
         axis = dim % x.rank
-        name = emit.graph.node(op_type, emit.plain(x), axis=axis, keepdims=int(keepdim))
+        name = emit.node(op_type, emit.plain(x), axis=axis, keepdims=int(keepdim))
         return emit.value(name, out.shape, torch.int64)
 
     return lower

@@ -12,7 +12,7 @@ import torch
 
 from fleet_protocol.errors import ExportError
 from trainer_export.lowering.emitter import Emitter
-from trainer_export.lowering.values import Dim, Spec, Value, hint, overload
+from trainer_export.lowering.values import Dim, Spec, Value, hint, overload, reorder
 
 aten = torch.ops.aten
 
@@ -29,15 +29,20 @@ def _with_axes(x: Value, axes: Sequence[int | None]) -> Value:
 
     Its ONNX value is still that of ``x``: a Reshape is missing.
     """
-    shape = tuple(1 if axis is None else x.shape[axis] for axis in axes)
-    stored = tuple(1 if axis is None else x.stored[axis] for axis in axes)
-    place = {axis: i for i, axis in enumerate(axes) if axis is not None}
+    shape: list[Dim] = []
+    stored: list[Dim] = []
+    place: dict[int, int] = {}
+    for i, axis in enumerate(axes):
+        shape.append(1 if axis is None else x.shape[axis])
+        stored.append(1 if axis is None else x.stored[axis])
+        if axis is not None:
+            place[axis] = i
     order = [place[axis] for axis in x.order if axis in place]
     for i, axis in enumerate(axes):
         if axis is None:
             # Behind its left neighbour: what was plain stays plain.
             order.insert(order.index(i - 1) + 1 if i else 0, i)
-    return Value(x.name, shape, x.dtype, stored, tuple(order))
+    return Value(x.name, tuple(shape), x.dtype, tuple(stored), tuple(order))
 
 
 def _relabel(emit: Emitter, x: Value, axes: Sequence[int | None]) -> Value:
@@ -68,9 +73,9 @@ def permuted(x: Value, dims: Sequence[int]) -> Value:
     place = {axis: i for i, axis in enumerate(dims)}
     return Value(
         x.name,
-        tuple(x.shape[dim] for dim in dims),
+        reorder(x.shape, dims),
         x.dtype,
-        tuple(x.stored[dim] for dim in dims),
+        reorder(x.stored, dims),
         tuple(place[axis] for axis in x.order),
     )
 
@@ -108,8 +113,8 @@ def _slice(emit: Emitter, out: Spec, x: Value, *positions: Any) -> Value:
     dim = chosen.dim % x.rank
     start = 0 if chosen.start is None else chosen.start
     bounds = [emit.size(start), emit.size(_stop(chosen.end, x.shape[dim]))]
-    axis = emit.graph.ints(x.order.index(dim))
-    name = emit.graph.node("Slice", x.name, *bounds, axis, emit.graph.ints(chosen.step))
+    axis = emit.ints(x.order.index(dim))
+    name = emit.node("Slice", x.name, *bounds, axis, emit.ints(chosen.step))
     return emit.value(name, out.shape, x.dtype, x.order)
 
 
@@ -143,7 +148,7 @@ def _slice_backward(
     table[slice(start, None, step)][:kept] = np.arange(kept)
     rows = padded(emit, grad, dim, (0, 1))
     axis = grad.order.index(dim)
-    name = emit.graph.node("Gather", rows.name, emit.graph.constant(table), axis=axis)
+    name = emit.node("Gather", rows.name, emit.constant(table), axis=axis)
     return emit.value(name, out.shape, grad.dtype, grad.order)
 
 
@@ -167,7 +172,7 @@ def _slice_scatter(emit: Emitter, out: Spec, x: Value, update: Value, *positions
     shape = (*out.shape[:dim], size + len(places), *out.shape[dim + 1 :])
     joined = _join(emit, Spec(shape, out.dtype), [x, update], dim)
     axis = joined.order.index(dim)
-    name = emit.graph.node("Gather", joined.name, emit.graph.constant(table), axis=axis)
+    name = emit.node("Gather", joined.name, emit.constant(table), axis=axis)
     return emit.value(name, out.shape, out.dtype, joined.order)
 
 
@@ -196,7 +201,7 @@ def padded(emit: Emitter, x: Value, dim: int, around: tuple[int, int], value: fl
     pads = [0] * (2 * x.rank)
     pads[axis] = before
     pads[axis + x.rank] = after
-    name = emit.graph.node("Pad", x.name, emit.graph.ints(*pads), emit.scalar(value, x.dtype).name)
+    name = emit.node("Pad", x.name, emit.ints(*pads), emit.scalar(value, x.dtype).name)
     shape = (*x.shape[:dim], x.shape[dim] + before + after, *x.shape[dim + 1 :])
     return emit.value(name, shape, x.dtype, x.order)
 
@@ -216,10 +221,10 @@ def _constant_pad(
 
 def _cut(emit: Emitter, x: Value, dim: int, before: int, after: int) -> Value:
     """Return the complete value without some numbers at both ends of a dimension."""
-    axis = emit.graph.ints(x.order.index(dim))
-    start = emit.graph.ints(before)
-    stop = emit.graph.ints(-after if after else _END)
-    name = emit.graph.node("Slice", x.name, start, stop, axis)
+    axis = emit.ints(x.order.index(dim))
+    start = emit.ints(before)
+    stop = emit.ints(-after if after else _END)
+    name = emit.node("Slice", x.name, start, stop, axis)
     shape = (*x.shape[:dim], x.shape[dim] - before - after, *x.shape[dim + 1 :])
     return emit.value(name, shape, x.dtype, x.order)
 
@@ -228,7 +233,7 @@ def _select(emit: Emitter, out: Spec, x: Value, dim: int, index: int) -> Value:
     x = emit.full(x)
     dim = dim % x.rank
     axis = x.order.index(dim)
-    name = emit.graph.node("Gather", x.name, emit.scalar(index, torch.int64).name, axis=axis)
+    name = emit.node("Gather", x.name, emit.scalar(index, torch.int64).name, axis=axis)
     kept = [axis for axis in range(x.rank) if axis != dim]
     order = [kept.index(axis) for axis in x.order if axis != dim]
     return emit.value(name, out.shape, x.dtype, order)
@@ -259,7 +264,7 @@ def _join(emit: Emitter, out: Spec, tensors: Sequence[Value], dim: int = 0) -> V
     names = [emit.arranged(value, leader.order) for value in values]
     name = names[0]
     if len(names) > 1:
-        name = emit.graph.node("Concat", *names, axis=leader.order.index(dim))
+        name = emit.node("Concat", *names, axis=leader.order.index(dim))
     return emit.value(name, out.shape, out.dtype, leader.order)
 
 
@@ -274,7 +279,7 @@ def _split(
     x = emit.full(x)
     dim = dim % x.rank
     lengths = tuple(spec.shape[dim] for spec in out)
-    names = emit.graph.nodes(
+    names = emit.nodes(
         "Split",
         x.name,
         emit.shape_tensor(lengths),
@@ -303,7 +308,7 @@ def _embedding(emit: Emitter, out: Spec, weight: Value, indices: Value, *_: Any)
     low = emit.pointwise("Less", indices, emit.scalar(0, indices.dtype), dtype=torch.bool)
     rows = emit.scalar(weight.shape[0], indices.dtype)
     indices = emit.pointwise("Where", low, rows, indices, dtype=indices.dtype)
-    name = emit.graph.node("Gather", emit.plain(weight), emit.plain(indices), axis=0)
+    name = emit.node("Gather", emit.plain(weight), emit.plain(indices), axis=0)
     return emit.value(name, out.shape)
 
 
@@ -317,35 +322,33 @@ def _embedding_backward(
         raise ExportError("Embedding(scale_grad_by_freq=True) cannot be exported; leave it False")
     width = out.shape[-1]
     updates = emit.reshaped(emit.plain(grad), grad.shape, (-1, width))
-    flat = emit.graph.node("Reshape", emit.plain(indices), emit.graph.ints(-1, 1))
+    flat = emit.node("Reshape", emit.plain(indices), emit.ints(-1, 1))
     if table.rows <= _ONE_HOT_LIMIT:
-        numbers = emit.graph.constant(np.arange(table.rows, dtype=np.int64)[None])
-        hot = emit.graph.node("Cast", emit.graph.node("Equal", flat, numbers), to=1)
-        name = emit.graph.node("Gemm", hot, updates, transA=1)
+        numbers = emit.constant(np.arange(table.rows, dtype=np.int64)[None])
+        hot = emit.node("Cast", emit.node("Equal", flat, numbers), to=1)
+        name = emit.node("Gemm", hot, updates, transA=1)
     else:
-        zeros = emit.graph.node(
-            "Expand", emit.scalar(0, grad.dtype).name, emit.graph.ints(table.rows, width)
-        )
-        wide = emit.graph.node("Expand", flat, emit.graph.ints(1, width))
+        zeros = emit.node("Expand", emit.scalar(0, grad.dtype).name, emit.ints(table.rows, width))
+        wide = emit.node("Expand", flat, emit.ints(1, width))
         # ScatterND with addition runs in parallel without locks in onnxruntime (1.19 and 1.31
         # alike) and loses updates of repeated rows; ScatterElements is serial and right.
-        name = emit.graph.node("ScatterElements", zeros, wide, updates, axis=0, reduction="add")
+        name = emit.node("ScatterElements", zeros, wide, updates, axis=0, reduction="add")
     if table.padding >= 0:
         keep = np.ones((table.rows, 1), np.float32)
         keep[table.padding] = 0
-        name = emit.graph.node("Mul", name, emit.graph.constant(keep))
+        name = emit.node("Mul", name, emit.constant(keep))
     return emit.value(name, out.shape)
 
 
 def _gather(emit: Emitter, out: Spec, x: Value, dim: int, index: Value, **_: object) -> Value:
     inputs = (emit.plain(x), emit.plain(index))
-    name = emit.graph.node("GatherElements", *inputs, axis=dim % x.rank)
+    name = emit.node("GatherElements", *inputs, axis=dim % x.rank)
     return emit.value(name, out.shape, x.dtype)
 
 
 def _index_select(emit: Emitter, out: Spec, x: Value, dim: int, index: Value) -> Value:
     inputs = (emit.plain(x), emit.plain(index))
-    name = emit.graph.node("Gather", *inputs, axis=dim % x.rank)
+    name = emit.node("Gather", *inputs, axis=dim % x.rank)
     return emit.value(name, out.shape, x.dtype)
 
 
