@@ -24,8 +24,8 @@ from fleet_protocol.identity.certificate import read_certificate
 from fleet_protocol.identity.chunks import ChunkSigner, ChunkVerifier
 from fleet_protocol.identity.enrolment import read_enrolment
 from fleet_protocol.identity.envelope import Verifier
-from fleet_protocol.identity.group import Keys
-from fleet_protocol.identity.marks import Marks
+from fleet_protocol.identity.group import KnownKeys
+from fleet_protocol.identity.replay_guard import ReplayGuard
 from fleet_protocol.topics import Topics
 from fleet_protocol.transport import Received, open_transport
 from tests.brokers import free_port
@@ -77,19 +77,21 @@ def rows() -> list[Row]:
             link.connect(10)
         receiver.subscribe(TOPICS.upload("+", "+"))
         wire = _cpu_ms(carry)
-    keys = Keys(device)
+    keys = KnownKeys(device)
     operator = Ed25519PublicKey.from_public_bytes(bytes.fromhex(server.operator))
-    keys.hear(read_certificate(bytes.fromhex(server.certificate), operator))
+    keys.record_signer(read_certificate(bytes.fromhex(server.certificate), operator))
 
-    verifier = Verifier(server, Marks())
+    verifier = Verifier(server, ReplayGuard())
 
     def sealed() -> Iterator[tuple[str, bytes]]:
         signer = ChunkSigner(device, keys)  # with a key of its own, as for every update
-        return ((topic, signer.to_server(topic, frame)) for topic, frame in framed(digests=False))
+        return (
+            (topic, signer.seal_to_server(topic, frame)) for topic, frame in framed(digests=False)
+        )
 
     def opened() -> None:
         reader = ChunkVerifier(
-            server, verifier, Keys(server)
+            server, verifier, KnownKeys(server)
         )  # which has not heard of this update before
         for topic, envelope in envelopes:
             decode_chunk(reader.open(topic, envelope).payload)

@@ -33,8 +33,8 @@ from fleet_protocol.manifest import noise_input, parameter_input, state_input
 from models import Registry
 from models.registry import infer_layout
 from models.zoo.dropout import feed_noise
-from models.zoo.exchange import vocabulary_of
 from models.zoo.layers import set_mode
+from models.zoo.randomized_model import vocabulary_of
 from trainer_export.batches import SizedBatches
 from trainer_export.check import calm_torch
 from trainer_export.exported import Export

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from device_runtime.agent.refusals import refusal_of
 from device_runtime.predicting import Predictor
 from device_runtime.settings import DeviceConfig, PredictConfig
-from fleet_protocol.data.readers import Named
+from fleet_protocol.data.readers import ArrayOrNamed
 from fleet_protocol.errors import (
     ConfigError,
     DataChangedError,
@@ -57,7 +57,7 @@ def encoded(**fields: str | int | Mapping[str, Any] | list[Any]) -> bytes:
     return json.dumps(fields, allow_nan=False).encode() + b"\n"
 
 
-def samples_of(asked: Any) -> Named:
+def samples_of(asked: Any) -> ArrayOrNamed:
     """The samples of a request, as arrays.
 
     Raises:

@@ -217,14 +217,15 @@ def _providers(config: DeviceConfig) -> str:
 def _data(config: DeviceConfig) -> str:
     from device_runtime.agent.data_findings import sentences  # noqa: PLC0415  (numpy)
     from fleet_protocol.data import load_data  # noqa: PLC0415
-    from fleet_protocol.data.contract import read_contract, reconciled  # noqa: PLC0415
-    from fleet_protocol.data.positions import by_position  # noqa: PLC0415
+    from fleet_protocol.data.contract import reconcile  # noqa: PLC0415
+    from fleet_protocol.data.positions import describe_positions  # noqa: PLC0415
+    from fleet_protocol.data.terms import read_contract  # noqa: PLC0415
 
     data = load_data(config.data)
     contract = read_contract(config.state_dir)
     own_labels = config.own_model is not None
     try:
-        reconciled(data, contract, own_labels=own_labels)
+        reconcile(data, contract, own_labels=own_labels)
     except MismatchError as error:
         if contract is None:  # the fleet may have one that this board has not received yet
             raise _DoubtError(
@@ -232,7 +233,7 @@ def _data(config: DeviceConfig) -> str:
             ) from error
         raise
     agreed = "" if contract is None else "; they fit the fleet's contract"
-    taken = by_position(data, contract, own_labels=own_labels)
+    taken = describe_positions(data, contract, own_labels=own_labels)
     agreed += f", where {taken}" if taken else ""
     left_out = f"; left out: {data.facts.left_out_text}" if data.facts.left_out else ""
     said = (

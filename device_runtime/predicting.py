@@ -20,17 +20,18 @@ from device_runtime.agent.cache import CacheIndex, read_index
 from device_runtime.settings import DeviceConfig
 from device_runtime.training.backends import ForwardSession, choose_backend
 from device_runtime.training.backends.runtime import open_session
-from device_runtime.training.course import Course, holdout_split
 from device_runtime.training.hooks import Hooks
 from device_runtime.training.measuring import INFER, STATS, Statistics, measure
 from device_runtime.training.own_model import OwnModel
+from device_runtime.training.schedule import TrainingSchedule, holdout_split
 from device_runtime.training.task import base_tensors
 from device_runtime.training.weights_file import read_weights
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.data import load_data
-from fleet_protocol.data.contract import NO_CONTRACT, in_columns, read_contract
-from fleet_protocol.data.readers import Named
+from fleet_protocol.data.column_order import order_columns
+from fleet_protocol.data.readers import ArrayOrNamed
 from fleet_protocol.data.samples import read_samples
+from fleet_protocol.data.terms import NO_CONTRACT, read_contract
 from fleet_protocol.digests import blob_digest
 from fleet_protocol.errors import (
     BlobError,
@@ -72,7 +73,9 @@ class Predictor:
         self._key: object = None
         self._model: Any = None
 
-    def __call__(self, samples: Path | Named, seconds: float = threading.TIMEOUT_MAX) -> _Found:
+    def __call__(
+        self, samples: Path | ArrayOrNamed, seconds: float = threading.TIMEOUT_MAX
+    ) -> _Found:
         """As `predict`, of a file or of arrays, of several threads.
 
         A DataError where there is no time for it.
@@ -88,7 +91,7 @@ class Predictor:
         finally:
             self._turn.release()
 
-    def _run(self, samples: Path | Named, ends: float) -> _Found:
+    def _run(self, samples: Path | ArrayOrNamed, ends: float) -> _Found:
         config = self._config
         index = read_index(self._config.state_dir)
         try:
@@ -248,14 +251,14 @@ def _statistics(config: DeviceConfig, model: _Model) -> Statistics:
     """Of the static batch norms, on the board's own training samples, as its evaluation has them."""
     if not model.manifest.statistics:
         return {}
-    data = in_columns(
+    data = order_columns(
         load_data(config.data), read_contract(config.state_dir) or NO_CONTRACT
-    ).fitted(model.manifest)
+    ).fit_to(model.manifest)
     settings = TrainSettings(learning_rate=1.0, epochs=1, batch_size=_BATCH, seed=0)
     session = ForwardSession(
         model.manifest, model.graphs[STATS], model.parameters, threads=config.threads
     )
-    course = Course(data, holdout_split(len(data), config.holdout)[0], settings, 0)
-    statistics = measure(session, model.manifest, course, Hooks())[0]
+    schedule = TrainingSchedule(data, holdout_split(len(data), config.holdout)[0], settings, 0)
+    statistics = measure(session, model.manifest, schedule, Hooks())[0]
     data.check_unchanged()
     return statistics

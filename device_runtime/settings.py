@@ -225,9 +225,9 @@ class DeviceConfig(FrozenModel):
         """What is to be done about an enrolment whose days are over; empty where they are not."""
         if (member := self.member()) is None:
             return ""
-        from fleet_protocol.identity.papers import Standing  # noqa: PLC0415  (cryptography)
+        from fleet_protocol.identity.papers import Membership  # noqa: PLC0415  (cryptography)
 
-        over = Standing(member.enrolment, member.folder / "papers.json").certificate.expires
+        over = Membership(member.enrolment, member.folder / "papers.json").certificate.expires
         if not 0 < over < time.time():
             return ""
         day = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(over))

@@ -38,7 +38,7 @@ def settle_allocator(apart_bytes: int = _BOARD_BYTES, kept_bytes: int = _BOARD_B
 
 
 @contextlib.contextmanager
-def memory_of_a_server() -> Iterator[None]:
+def server_memory() -> Iterator[None]:
     """Settle the allocator for many updates, and look for circles of objects less often meanwhile."""
     settle_allocator(_APART_BYTES, _KEPT_BYTES)
     before = gc.get_threshold()

@@ -13,7 +13,7 @@ from typing import IO, Any
 from numpy.typing import NDArray
 
 from fleet_protocol.blobs import PartFile, disk_errors, storage_error
-from fleet_protocol.digests import blob_digest, matches, place_of
+from fleet_protocol.digests import blob_digest, blob_path, matches
 from fleet_protocol.errors import BlobError
 from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.messages import BlobRef
@@ -117,7 +117,7 @@ class BlobStore:
         A BlobError for what is no digest, so that it becomes no path.
         """
         try:
-            return self._objects / place_of(digest)
+            return self._objects / blob_path(digest)
         except ValueError as error:
             raise BlobError(str(error)) from error
 
@@ -155,7 +155,7 @@ class BlobStore:
         if self._durable:
             self._syncing[digest] = self._threads.submit(_sync, path)
 
-    def bytes_of(self, digest: str) -> bytes:
+    def read_unchecked(self, digest: str) -> bytes:
         """What lies under a digest, unchecked.
 
         A BlobError if nothing does, a StorageError if it cannot be read.
@@ -173,7 +173,7 @@ class BlobStore:
 
         What no longer matches its digest is removed, and a BlobError as in `bytes_of`.
         """
-        data = self.bytes_of(digest)
+        data = self.read_unchecked(digest)
         if not matches(data, digest):
             self.remove(digest)
             raise BlobError(

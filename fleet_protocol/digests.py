@@ -87,7 +87,7 @@ def pieces_match(pieces: Iterable[bytes], digest: str) -> bool:
     return (_BLAKE3 if is_new else "") + hasher.hexdigest() == digest
 
 
-def place_of(digest: str) -> Path:
+def blob_path(digest: str) -> Path:
     """Where a blob lies below the folder of all: one folder for each two first digits of its
     digest, of either form.
 

@@ -95,7 +95,7 @@ class RefusalReason(str, Enum):
     FAILED = "failed"
 
 
-def plain(text: str) -> str:
+def single_line(text: str) -> str:
     """What a stranger wrote, as one line for a terminal: it moves no cursor, names no colour, and
     is not endless.
     """
@@ -138,5 +138,5 @@ class RefusedError(ShoalError):
     exit_code = 8
 
     def __init__(self, reason: RefusalReason, message: str) -> None:
-        super().__init__(plain(message))
+        super().__init__(single_line(message))
         self.reason = reason

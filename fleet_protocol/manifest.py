@@ -19,7 +19,7 @@ from fleet_protocol.digests import DIGEST_PATTERN
 from fleet_protocol.errors import BlobError
 from fleet_protocol.foreign_files import Label, MemberName, twins
 from fleet_protocol.frozen import Free, FrozenModel, problems
-from fleet_protocol.recipe_spec import Grown, RecipeSpec
+from fleet_protocol.recipe_spec import ExtendedSpec, RecipeSpec
 
 FORMAT_VERSION = 2
 DocumentT = TypeVar("DocumentT", bound=FrozenModel)
@@ -175,7 +175,7 @@ class CheckSpec(FrozenModel):
     worst_tensor: Label
 
 
-class Manifest(Grown):
+class Manifest(ExtendedSpec):
     """Everything about one artifact set; its digest is the digest of its JSON bytes.
 
     Attributes:

@@ -22,7 +22,7 @@ class OptimizerSpec(FrozenModel):
     settings: Mapping[str, Free] = Field(default_factory=dict)
 
 
-class Grown(FrozenModel):
+class ExtendedSpec(FrozenModel):
     """Is written without keys that came after its format and say nothing, so that older files keep
     their digests.
     """
@@ -38,7 +38,7 @@ class Grown(FrozenModel):
         }
 
 
-class LossSpec(Grown):
+class LossSpec(ExtendedSpec):
     """What training makes small, and what evaluation returns of it.
 
     Attributes:
@@ -83,7 +83,7 @@ class MetricSpec(FrozenModel):
     sums: tuple[str, ...]
 
 
-class RecipeSpec(Grown):
+class RecipeSpec(ExtendedSpec):
     """The training recipe that is baked into the train graph; the learning rate is an input of it.
 
     Attributes:

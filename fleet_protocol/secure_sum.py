@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 
 from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.identity.sealing import (
-    agreed,
-    derived,
+    agreed_key,
+    derive_key,
     new_key,
     private_key,
     public_key,
@@ -223,7 +223,7 @@ def check_keys(keys: KeyPair) -> None:
     """
     try:
         for key in keys:
-            agreed(private_key(new_key()), bytes.fromhex(key), b"")
+            agreed_key(private_key(new_key()), bytes.fromhex(key), b"")
     except ValueError as error:
         raise _refused(f"with the keys {', '.join(keys)} nobody can agree on a secret") from error
 
@@ -246,13 +246,13 @@ def restored(total: Words, clip: float) -> NDArray[np.float64]:
 
 
 def _own_mask(secret: str, place: str, size: int) -> Words:
-    return _stream(derived(bytes.fromhex(secret), f"shoal sum own {place}".encode()), size)
+    return _stream(derive_key(bytes.fromhex(secret), f"shoal sum own {place}".encode()), size)
 
 
 def _pair_mask(names: tuple[str, str], private: str, public: str, place: str, size: int) -> Words:
     """What the first of two adds for the second; the second adds the opposite."""
     mask = _stream(
-        agreed(
+        agreed_key(
             private_key(private),
             bytes.fromhex(public),
             f"shoal sum pair {place}".encode(),

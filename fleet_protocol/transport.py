@@ -102,10 +102,10 @@ class BrokerAddress:
         return SCHEMES[self.scheme].tls
 
     def __str__(self) -> str:
-        return f"{self.scheme}://{bracketed(self.host)}:{self.port}"
+        return f"{self.scheme}://{bracket_host(self.host)}:{self.port}"
 
 
-def bracketed(host: str) -> str:
+def bracket_host(host: str) -> str:
     """A host as it stands before a port: an address of IPv6 in brackets."""
     return f"[{host}]" if ":" in host else host
 
@@ -156,7 +156,7 @@ class Rejected:
 
 
 @dataclass(frozen=True)
-class Told:
+class OperatorNotice:
     """What the operator says to this member has come."""
 
     renewed: bool  # its enrolment ends later; it speaks with that from now on
@@ -166,7 +166,7 @@ class Told:
     heard: int = 0  # number of the release with which the server has heard it
 
 
-Event = Connected | Disconnected | Received | Rejected | Told
+Event = Connected | Disconnected | Received | Rejected | OperatorNotice
 
 
 @dataclass(frozen=True)
@@ -247,7 +247,7 @@ class Transport(Protocol):
         """Disconnect for good, with a retained last message, if any, which replaces the will."""
 
 
-def module_for(what: str, name: str) -> ModuleType:
+def import_needed(what: str, name: str) -> ModuleType:
     """Import a module that something needs.
 
     A ConfigError where a package that it needs is not installed.
@@ -284,12 +284,12 @@ def open_transport(
     about = {"will": will, "session_expiry_seconds": session_expiry_seconds}
     opened: Transport
     if member is not None:
-        module = module_for(
+        module = import_needed(
             "an enrolled fleet", "fleet_protocol.identity.signed_transport"
         )  # cryptography, that is
         opened = module.open_signed(address, client_id, inbox, member, **about)
         return opened
     scheme = SCHEMES[address.scheme]
-    module = module_for(f"{address.scheme}://", scheme.module)
+    module = import_needed(f"{address.scheme}://", scheme.module)
     opened = getattr(module, scheme.name)(address, client_id, inbox, **about)
     return opened

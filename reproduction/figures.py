@@ -13,6 +13,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from scipy import stats
+
 from reproduction.experiment import Arm, Claim, Experiment, Scale
 from reproduction.measures import Measure, Reading
 from reproduction.published import Published
@@ -20,12 +22,8 @@ from reproduction.stored import Row
 
 VERDICTS = ("holds", "does not hold", "undecided", "not run")
 
-# Quantiles of Student's distribution for 0.975, by degrees of freedom from 1; beyond them that of
-# the last is too wide.
-_STUDENT = (
-    12.70620, 4.30265, 3.18245, 2.77645, 2.57058, 2.44691, 2.36462, 2.30600,
-    2.26216, 2.22814, 2.20099, 2.17881, 2.16037, 2.14479, 2.13145,
-)  # fmt: skip
+UPPER_TAIL = 0.975
+"""Quantile of Student's distribution at the upper end of a two-sided interval of 95 %."""
 _HOUR = 3600.0
 
 
@@ -93,11 +91,8 @@ class Judged:
         ratio = self.claim.how == "over"
         scale = [math.log(value) for value in values] if ratio else values
         mean = statistics.fmean(scale)
-        half = (
-            _STUDENT[min(len(scale) - 1, len(_STUDENT)) - 1]
-            * statistics.stdev(scale)
-            / math.sqrt(len(scale))
-        )
+        quantile = float(stats.t.ppf(UPPER_TAIL, len(scale) - 1))
+        half = quantile * statistics.stdev(scale) / math.sqrt(len(scale))
         low, middle, high = (math.exp(v) if ratio else v for v in (mean - half, mean, mean + half))
         return middle, low, high
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from broker_server.store import Store, TaskPhase
-from broker_server.strategies.registry import KNOWN
+from broker_server.strategies.registry import STRATEGIES
 from fleet_protocol import control
 from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.errors import ConfigError, DataError, ShoalError
@@ -94,7 +94,7 @@ def rounds_with(
 
 def devices_choose(config: SimulationConfig) -> bool:
     """Whether every device chooses its own width before every round."""
-    return KNOWN[config.strategy.name].settings is SizingConstants
+    return STRATEGIES[config.strategy.name].settings is SizingConstants
 
 
 def widths_in(config: SimulationConfig, folder: Path) -> dict[int, tuple[float | None, ...]]:

@@ -353,7 +353,7 @@ class _MlFlow(_ByRounds):
         ).info.run_id
         settings = [
             Param(key, str(value)[:_LONGEST_PARAM])
-            for key, value in queries.leaves(config_json(run))
+            for key, value in queries.flat_settings(config_json(run))
         ]
         for at in range(0, len(settings), _MOST_PARAMS):
             self._asked(client.log_batch, self._run, params=settings[at : at + _MOST_PARAMS])

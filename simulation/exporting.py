@@ -212,7 +212,7 @@ def initial_blob(model: Chosen, weights: Path | None, seed: int) -> bytes:
             return weights.read_bytes()
         except OSError as error:
             raise ConfigError(f"model.weights: cannot read {weights}: {error.strerror}") from error
-    from models.zoo.inference import initial_weights  # noqa: PLC0415  (torch)
+    from models.zoo.initial_state import initial_weights  # noqa: PLC0415  (torch)
 
     return encode_weights(initial_weights(model.architecture, model.settings, seed))
 

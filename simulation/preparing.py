@@ -22,9 +22,10 @@ from broker_server.settings.method import StrategyConfig
 from broker_server.strategies.registry import build_strategy
 from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.data import DataConfig, DataSet, load_data
-from fleet_protocol.data.contract import DataContract, reconciled
+from fleet_protocol.data.contract import reconcile
 from fleet_protocol.data.dataset import check_parts
-from fleet_protocol.data.places import table_named
+from fleet_protocol.data.places import naming_table
+from fleet_protocol.data.terms import DataContract
 from fleet_protocol.errors import ConfigError, DataError
 from fleet_protocol.manifest import parse_manifest
 from fleet_protocol.targets import fit_targets
@@ -123,14 +124,14 @@ def own_data(train: DataConfig, test: DataConfig, ignored: int | None = None) ->
 
 def _read(config: DataConfig, table: str) -> list[DataSet]:
     """The sources of a table, which messages name."""
-    with table_named(table):
+    with naming_table(table):
         return [load_data(source) for source in _each(config)]
 
 
 def _reconciled(sets: Sequence[DataSet], contract: DataContract, table: str) -> list[DataSet]:
     """Samples of a table in the form of the contract."""
-    with table_named(table):
-        return [reconciled(data, contract) for data in sets]
+    with naming_table(table):
+        return [reconcile(data, contract) for data in sets]
 
 
 def _each(config: DataConfig) -> list[DataConfig]:

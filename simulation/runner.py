@@ -23,7 +23,7 @@ from broker_server.rounds.artifacts import load_artifacts
 from broker_server.rounds.coordinator import Coordinator
 from broker_server.rounds.dispatch import Services
 from broker_server.rounds.evaluation import Evaluator
-from broker_server.rounds.judging import Evaluators
+from broker_server.rounds.evaluators import Evaluators
 from broker_server.rounds.new_version import first_version
 from broker_server.rounds.reporting import Reporter
 from broker_server.rounds.run_context import RunContext, new_run_id, prepare_run
@@ -31,7 +31,7 @@ from broker_server.rounds.stopping import StopRequested
 from broker_server.settings.fleet import FleetConfig
 from broker_server.store import RoundRecord, Store, TaskPhase, TaskRecord
 from broker_server.store.machine import RoundState
-from broker_server.store.privacy_spent import epsilons
+from broker_server.store.privacy_spent import epsilon_by_round
 from broker_server.store.queries import find_run
 from fleet_protocol import control
 from fleet_protocol.blob_store import BlobStore, write_atomically
@@ -142,7 +142,9 @@ class RowMaker:
                     if task.kind == "train" and task.metrics is not None
                 ],
             ),
-            epsilon=epsilons(self._store, find_run(self._store, record.run)).get(record.number),
+            epsilon=epsilon_by_round(self._store, find_run(self._store, record.run)).get(
+                record.number
+            ),
             **self._judged(record),
         )
         return row, tuple(devices)
@@ -158,7 +160,7 @@ class RowMaker:
         found = (
             *own,
             *(
-                self._store.late(run, number)
+                self._store.late_tasks(run, number)
                 if self._context.config.round.buffer is not None
                 else ()
             ),

@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 
 from device_runtime.board import installed_backends
 from device_runtime.training.backends import ForwardSession, Sessions, TrainSession
-from device_runtime.training.compute import compute, finished
+from device_runtime.training.compute import compute
 from device_runtime.training.hooks import Hooks, SelfTested
 from device_runtime.training.own_model import OwnModel
 from device_runtime.training.routines import Result
-from device_runtime.training.task import Bench, Task, base_tensors
+from device_runtime.training.task import DeviceSetup, Task, base_tensors
+from device_runtime.training.update import finish
 from device_runtime.training.weights_file import read_weights
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.digests import matches
@@ -116,7 +117,7 @@ class VirtualDevices:
             self._manifests[digest] = parse_manifest(data)
         return self._manifests[digest]
 
-    def _bench(self, item: WorkItem) -> Bench:
+    def _device_setup(self, item: WorkItem) -> DeviceSetup:
         own = None
         if self._setup.pairs:
             folder = self._setup.devices / item.device
@@ -127,7 +128,7 @@ class VirtualDevices:
         else:
             data = self._data.of(item.index)
             parts = None
-        return Bench(
+        return DeviceSetup(
             data=data,
             parts=parts,
             blobs=self._blobs,
@@ -145,7 +146,7 @@ class VirtualDevices:
             manifest = self._manifest(item)
             outcome = compute(
                 _task(item, manifest, self._tested),
-                self._bench(item),
+                self._device_setup(item),
                 Hooks(report=self._hear),
             )
         except ShoalError as error:
@@ -174,7 +175,7 @@ class VirtualDevices:
                 manifest,
                 device=self._setup.device,
                 own=registry.own,
-                base=base_tensors(manifest, self._bench(item).blobs),
+                base=base_tensors(manifest, self._device_setup(item).blobs),
             )
         return self._trainers[item.tier]
 
@@ -184,24 +185,24 @@ class VirtualDevices:
         try:
             manifest = self._manifest(items[0])
             trainer = self._trainer(items[0], manifest)
-            benches = [self._bench(item) for item in items]
+            setups = [self._device_setup(item) for item in items]
             jobs = []
-            for item, bench in zip(items, benches, strict=True):
+            for item, setup in zip(items, setups, strict=True):
                 weights = read_weights(self._blobs.path(item.weights.digest), manifest)
-                jobs.append(TorchJob(weights, _task(item, manifest, self._tested).course(bench)))
+                jobs.append(TorchJob(weights, _task(item, manifest, self._tested).schedule(setup)))
             started = time.monotonic()
             results = trainer.train(jobs)
         except ShoalError as error:
             return [_failed(item, error) for item in items]
         seconds = (time.monotonic() - started) / len(items)
         found: list[Finished | Failed] = []
-        for item, bench, result in zip(items, benches, results, strict=True):
+        for item, setup, result in zip(items, setups, results, strict=True):
             if isinstance(result, ShoalError):
                 found.append(_failed(item, result))
                 continue
             done = result.result
             made = Result(result.tensors, done.steps, seconds, done.loss, done.mean_loss)
-            outcome = finished(_task(item, manifest, self._tested), bench, made)
+            outcome = finish(_task(item, manifest, self._tested), setup, made)
             found.append(Finished(task=item.task, update=outcome.update, metrics=outcome.metrics))
         return found
 

@@ -25,11 +25,11 @@ import numpy as np
 
 from broker_server.rounds.accounting import ByteCount
 from broker_server.rounds.collecting import Cohort, Collection, OpenTask
-from broker_server.rounds.decoding import MOST_SENT, take_update
 from broker_server.rounds.fleet import Fleet
 from broker_server.rounds.reporting import Reporter
-from broker_server.rounds.stopping import Steering, StopRequested
+from broker_server.rounds.stopping import OperatorWish, StopRequested
 from broker_server.store import Store, TaskPhase, TaskRecord
+from broker_server.updates.intake import MOST_SENT, receive_update
 from device_runtime.training.choosers import Situation, TierChooser, chooser_of
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.encodings import open_weights
@@ -103,11 +103,11 @@ class VirtualDispatcher:
         stopping: threading.Event,
     ) -> None:
         self.settling_seconds = 0.0
-        self.steering = Steering()
+        self.operator = OperatorWish()
         self.fleet = Fleet()
         for board in fleet.boards:
-            self.fleet.see(board.profile())
-            self.fleet.see(board.status())
+            self.fleet.receive(board.profile())
+            self.fleet.receive(board.status())
         self.blobs = _Counted()
         self.reporter = records.reporter
         self._boards = {board.id: board for board in fleet.boards}
@@ -267,9 +267,9 @@ class VirtualDispatcher:
                 self._waiting[result.task] = result
             elif isinstance(result, Finished):
                 self._records.updates.remove(result.update.digest)
-            self.fleet.see(self._boards[device].status())
+            self.fleet.receive(self._boards[device].status())
         for task in self._collection.tasks.values() if self._collection is not None else ():
-            self.fleet.see(self._boards[task.record.device].status())
+            self.fleet.receive(self._boards[task.record.device].status())
         self._collection, self._computing, self._ahead, self._now = None, set(), [], 0.0
 
     @property
@@ -300,7 +300,7 @@ class VirtualDispatcher:
             at, device, happening = heapq.heappop(self._ahead)
             self._now = max(self._now, at)
             if happening is None:
-                self.fleet.see(self._boards[device].status(online=False))
+                self.fleet.receive(self._boards[device].status(online=False))
                 for task in self._collection.of_device(device):
                     # which is past where a simulation goes on whose later answers are stored
                     task.left = at
@@ -323,7 +323,7 @@ class VirtualDispatcher:
                 result.exit_code,
             )
         if isinstance(result, Finished):
-            record = record.receiving(result.update.digest, result.update.size, result.metrics)
+            record = record.with_update(result.update.digest, result.update.size, result.metrics)
         at = self._seconds(record, task)
         if self._in_order:
             heapq.heappush(self._ahead, (at, record.device, result))
@@ -345,15 +345,16 @@ class VirtualDispatcher:
         data = updates.path(update.digest).read_bytes()
         merged = update.digest
         try:
-            whole = take_update(data, task, self._sent)
+            arrived = receive_update(data, task.expected, self._sent)
         except RefusedError as error:
             updates.remove(merged)
             self._settle(task, TaskPhase.REFUSED, error.reason, str(error))
             return
-        if whole is not data:
+        if arrived.data is not data:
             updates.remove(merged)
-            merged = updates.put(whole)
-        task.record = record.receiving(merged, update.size, result.metrics)
+            merged = updates.put(arrived.data)
+        task.distance = arrived.distance
+        task.record = record.with_update(merged, update.size, result.metrics)
         self._records.store.receive([task.record], later=True)
         self._upload_bytes += update.size
         self.reporter.received(record, update, result.metrics, log=False)
@@ -384,7 +385,7 @@ class VirtualDispatcher:
             step_seconds=times.step_seconds(board.index, record.round, narrowest, train),
         )
         if task.take(chooser.choose(self._memories.get(board.id), situation)):
-            self._records.store.take(task.record)
+            self._records.store.choose_tier(task.record)
 
     def _replay(self, run: str, before: int, chooser: TierChooser) -> None:
         """Bring what devices remember up to a round, from the losses in the store."""

@@ -35,12 +35,12 @@ from fleet_protocol.blobs import blob_ref, iter_chunks
 from fleet_protocol.errors import BlobError, RefusalReason, RefusedError
 from fleet_protocol.graphs.check import check_structure
 from fleet_protocol.identity.certificate import Ed25519PublicKey, read_certificate
-from fleet_protocol.identity.chunks import ChunkSigner, ChunkVerifier, place_of
+from fleet_protocol.identity.chunks import ChunkSigner, ChunkVerifier, shared_topic
 from fleet_protocol.identity.enrolment import read_enrolment
 from fleet_protocol.identity.envelope import Signer, Verifier
-from fleet_protocol.identity.group import Group, Handover, Keys
-from fleet_protocol.identity.marks import Marks
-from fleet_protocol.identity.papers import Standing
+from fleet_protocol.identity.group import DeviceNotices, Group, KnownKeys
+from fleet_protocol.identity.papers import Membership
+from fleet_protocol.identity.replay_guard import ReplayGuard
 from fleet_protocol.identity.sealing import public_key, seal, unseal
 from fleet_protocol.manifest import parse_manifest
 from fleet_protocol.mapped_tensors import tensors_in
@@ -232,27 +232,29 @@ def targets() -> Iterator[list[Target]]:
         partial = stack.enter_context(contextlib.closing(PartialUploads(store, store)))
 
         def opened(index: int, data: bytes) -> bytes:
-            Verifier(server, Marks()).open(said[index][0], data)
+            Verifier(server, ReplayGuard()).open(said[index][0], data)
             return data
 
-        keys = Keys(device)
+        keys = KnownKeys(device)
         group = Group(1, bytes(32), {"pi": public_key(device.sealing[0])})
         operator = Ed25519PublicKey.from_public_bytes(bytes.fromhex(device.operator))
-        keys.hear(read_certificate(bytes.fromhex(server.certificate), operator))
-        for topic, key in Handover(TOPICS).due(group):
-            keys.take(topic, key)
+        keys.record_signer(read_certificate(bytes.fromhex(server.certificate), operator))
+        for topic, key in DeviceNotices(TOPICS).keys_due(group):
+            keys.receive_group_key(topic, key)
         blobs = [(TOPICS.blob("0" * 64, i), frame) for i, frame in enumerate(frames)]
-        down = ChunkSigner(server, Keys(server)).listed(place_of(blobs[0][0]), blobs, group)
+        down = ChunkSigner(server, KnownKeys(server)).sign_list(
+            shared_topic(blobs[0][0]), blobs, group
+        )
         up = (
             TOPICS.upload("t1", 0),
-            ChunkSigner(device, keys).to_server(TOPICS.upload("t1", 0), frames[0]),
+            ChunkSigner(device, keys).seal_to_server(TOPICS.upload("t1", 0), frames[0]),
         )
         chunks = [*zip((topic for topic, _ in blobs), down, strict=True), up]
 
         def unwrapped(index: int, data: bytes) -> bytes:
             member = server if index == len(frames) else device
             return (
-                ChunkVerifier(member, Verifier(member, Marks()), keys)
+                ChunkVerifier(member, Verifier(member, ReplayGuard()), keys)
                 .open(chunks[index][0], data)
                 .payload
             )
@@ -283,8 +285,8 @@ def targets() -> Iterator[list[Target]]:
 
         def standing(data: bytes) -> tuple[object, object]:
             (folder / "papers.json").unlink(missing_ok=True)
-            member = Standing(ending, folder / "papers.json")
-            member.take(data)
+            member = Membership(ending, folder / "papers.json")
+            member.accept(data)
             return member.enrolment, member.revocations
 
         stood = [standing(data) for data in papers]

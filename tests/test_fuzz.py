@@ -8,7 +8,7 @@ import pytest
 
 from fleet_protocol.identity import papers
 from fleet_protocol.identity.chunks import ChunkVerifier
-from fleet_protocol.identity.envelope import Opened, Verifier
+from fleet_protocol.identity.envelope import OpenedMessage, Verifier
 from tests import fuzz as fuzzing
 
 
@@ -23,7 +23,7 @@ def test_half_a_minute_of_changed_bytes():
 
 
 def believing(_verifier, _topic, envelope, **_):
-    return Opened(envelope, None)
+    return OpenedMessage(envelope, None)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def believing(_verifier, _topic, envelope, **_):
         (
             ChunkVerifier,
             "open",
-            lambda _verifier, _topic, envelope: Opened(envelope, None),
+            lambda _verifier, _topic, envelope: OpenedMessage(envelope, None),
             fuzzing.Corruption,
         ),
         (

@@ -19,7 +19,7 @@ ALLOWED = {
 }
 ALLOWED["reproduction"] = {*ALLOWED, "simulation"}
 ALLOWED["shoal"] = {*ALLOWED, "reproduction"}
-ROOMS = {"broker_server": ("strategies", "settings", "store", "rounds", "service")}
+ROOMS = {"broker_server": ("strategies", "settings", "store", "updates", "rounds", "service")}
 """Rooms of a package from the lowest to the highest: a room imports only itself and those before
 it.
 """
@@ -28,11 +28,16 @@ CLOSED = {
     "broker_server.strategies": MQTT,
     "broker_server.settings": MQTT,
     "broker_server.store": MQTT,
+    "broker_server.updates": MQTT,
     "broker_server.rounds": MQTT,
     "simulation": {"broker_server.service"},
     "reproduction": {"broker_server.service"},
 }
 """What a package or room must not import although it lies above it; the rounds know no MQTT."""
+FRONTS = ("cli", "view", "flash", "bench")
+"""Packages of `shoal` for one use each. They share the modules below `shoal`; only the command line
+calls the others.
+"""
 HEAVY = {"torch", "onnx", "onnxscript"}
 
 
@@ -86,6 +91,25 @@ def test_every_file_has_a_room(package):
     found = {path.name for path in folder.iterdir() if path.is_dir() and path.name != "__pycache__"}
     assert found == set(ROOMS[package])
     assert {path.name for path in folder.glob("*.py")} == {"__init__.py"}
+
+
+@pytest.mark.parametrize("front", [front for front in FRONTS if front != "cli"])
+def test_fronts_do_not_import_each_other(front):
+    """The page, flashing and benchmarks import neither each other nor the command line."""
+    others = [f"shoal.{other}" for other in FRONTS if other != front]
+    for path in (ROOT / "shoal" / front).rglob("*.py"):
+        wrong = {name for name in imports(path) if any(within(name, other) for other in others)}
+        assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"
+
+
+def test_what_fronts_share_knows_none_of_them():
+    """The modules directly below `shoal` import no front, but for the start of the command line."""
+    fronts = [f"shoal.{front}" for front in FRONTS]
+    for path in (ROOT / "shoal").glob("*.py"):
+        if path.name == "__main__.py":
+            continue
+        wrong = {name for name in imports(path) if any(within(name, front) for front in fronts)}
+        assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"
 
 
 @pytest.mark.parametrize("room", CLOSED)

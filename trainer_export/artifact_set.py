@@ -35,7 +35,7 @@ from models.layout import Layout
 from models.plan import make_plan, slice_weights
 from models.registry import infer_layout
 from models.tier import Tier
-from models.zoo.inference import further_names, initial_weights
+from models.zoo.initial_state import further_names, initial_weights
 from trainer_export.check import calm_torch
 from trainer_export.exported import Export
 from trainer_export.formats import executorch, ort_training

@@ -19,9 +19,10 @@ from models.architecture import Architecture, build, call_builder
 from models.cut import Cut
 from models.layout import Layout
 from models.tier import Tier
-from models.zoo.exchange import samples
-from models.zoo.inference import Undrawn, initial_weights
+from models.zoo.builds import SkippedInitialization
+from models.zoo.initial_state import initial_weights
 from models.zoo.layers import set_mode
+from models.zoo.randomized_model import random_samples
 from trainer_export.batch_uses import Known
 from trainer_export.model_inputs import Signature, heads_of, prepared
 from trainer_export.progress import Counter
@@ -143,7 +144,7 @@ class Export:
         place = 0 if len(known.places) > 1 else len(known.places)
         if not known.heads and known.output.count(known.classes) > 1:
             more = Cut(tier.width, tier.depth, enlarge=dict.fromkeys(layout.label_axes, 1))
-            with torch.random.fork_rng(devices=[]), Undrawn(), torch.no_grad():
+            with torch.random.fork_rng(devices=[]), SkippedInitialization(), torch.no_grad():
                 wider = prepared(call_builder(self.arch, more, self.settings(tier)), "eval")(
                     known.samples(2)
                 )
@@ -201,8 +202,8 @@ class Export:
                     if parameter.dim() < 2 or not parameter.any():
                         parameter.add_(0.1 * torch.randn_like(parameter))
             name = f"{self.arch.name}: {tier.id}"
-            x = samples(module, self.arch.row(self.layout.settings))
-            with Undrawn():
+            x = random_samples(module, self.arch.row(self.layout.settings))
+            with SkippedInitialization():
                 again = build(self.arch, tier, settings=self.settings(tier))
             _refuse_drawn(name, prepared(module, "eval"), again, x)
             if tier.width < 1:
@@ -220,7 +221,7 @@ class Export:
     def _whole(self, tier: Tier, x: Tensor) -> Calls:
         key = (tier.depth, self.layout.classes_of(tier))
         if key not in self.whole:
-            with Undrawn():
+            with SkippedInitialization():
                 whole = build(self.arch, 1.0, tier.depth, self.settings(tier))
             self.whole[key] = calls_of(whole, x)
         return self.whole[key]

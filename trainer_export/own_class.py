@@ -30,7 +30,7 @@ from models.slicing import Tensors
 from models.tier import Tier
 from models.user_lines import first_line
 from models.zoo.conversion import origin_of
-from models.zoo.exchange import samples
+from models.zoo.randomized_model import random_samples
 from models.zoo.restoring import Restored, Untouched
 from trainer_export.exported import Export
 from trainer_export.model_inputs import heads_of, norms, prepared
@@ -63,7 +63,7 @@ def _difference(export: Export, tier: Tier, module: nn.Module, restored: Restore
     """
     model = prepared(module, "eval")
     tensors = _drawn(model, restored.own, export.seed)
-    x = samples(module, export.arch.row(export.layout.settings))
+    x = random_samples(module, export.arch.row(export.layout.settings))
     arch = replace(export.arch, build=inspect.unwrap(export.arch.build))
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad(), _plain_kernels():

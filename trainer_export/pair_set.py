@@ -49,8 +49,8 @@ from models.parts import parameters_in
 from models.registry import infer_layout
 from models.tier import Tier
 from models.zoo.dropout import feed_noise
-from models.zoo.exchange import vocabulary_of
 from models.zoo.layers import set_mode
+from models.zoo.randomized_model import vocabulary_of
 from trainer_export.batches import SizedBatches
 from trainer_export.check import Worst, calm_torch, open_session, repeated, run_session
 from trainer_export.exported import Export

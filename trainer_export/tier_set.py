@@ -19,7 +19,7 @@ from models.cut import CLASSES
 from models.own_class import OWN_CLASS
 from models.tier import Tier
 from models.user_lines import at_line_of, first_line
-from models.zoo.exchange import vocabulary_of
+from models.zoo.randomized_model import vocabulary_of
 from trainer_export.batches import SizedBatches
 from trainer_export.exported import Export
 from trainer_export.footprint import Footprint, count_flops, peak_memory

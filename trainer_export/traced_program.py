@@ -29,7 +29,7 @@ from typing_extensions import override
 
 from fleet_protocol.errors import ExportError
 from models.user_lines import at_line_of, first_line
-from models.zoo.exchange import CHECKPOINTS
+from models.zoo.randomized_model import CHECKPOINT_REFUSAL
 from trainer_export.batch_uses import Known, describe, mark_of, uses_of
 from trainer_export.graph import Port
 from trainer_export.lowering.table import LOWERINGS
@@ -133,7 +133,7 @@ def trace_program(
         table = _decompositions()
         # PyTorch's C++ decompositions (chunk, pad, ...) would fix the batch size; those in Python
         # keep it a symbol.
-        hooks = torch.autograd.graph.disable_saved_tensors_hooks(CHECKPOINTS)
+        hooks = torch.autograd.graph.disable_saved_tensors_hooks(CHECKPOINT_REFUSAL)
         with (
             mode,
             enable_python_dispatcher(),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from shlex import quote
 from typing import Literal
 
-from broker_server.rounds.best import told, versions
+from broker_server.rounds.best import read_versions, shown_score
 from broker_server.settings.fleet import FleetConfig
 from broker_server.store import RunRecord, Store, queries
 from broker_server.store.machine import RoundState
@@ -38,7 +38,7 @@ class Advice:
     remedy: str
 
 
-def advice(store: Store, run: str | None = None, now: float | None = None) -> list[Advice]:
+def find_advice(store: Store, run: str | None = None, now: float | None = None) -> list[Advice]:
     """What the rules find about a run, by default the newest, at a time.
 
     A store without a run has nothing to say.
@@ -102,7 +102,7 @@ def _lost(rounds: Sequence[RoundView], devices: Sequence[DeviceView]) -> Iterato
 
 
 def _scores(store: Store, run: RunRecord) -> Iterator[Advice]:
-    judged = [(view.score, view) for view in versions(store, run.id) if view.score is not None]
+    judged = [(view.score, view) for view in read_versions(store, run.id) if view.score is not None]
     if len(judged) < 2:
         return
     (best, at), (end, _) = (
@@ -111,8 +111,8 @@ def _scores(store: Store, run: RunRecord) -> Iterator[Advice]:
     )
     since = len(judged) - 1 - judged.index((best, at))
     judging = FleetConfig.stored(run.config).evaluation
-    show = f"version {at.version.number} has {told(judging, best):.4f}"
-    newest = f"{told(judging, end):.4f}"
+    show = f"version {at.version.number} has {shown_score(judging, best):.4f}"
+    newest = f"{shown_score(judging, end):.4f}"
     take = (
         f"Take it: `shoal export-weights --store {quote(str(store.folder))} --run {quote(run.id)} "
         f"--version {at.version.number}`."

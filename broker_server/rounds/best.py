@@ -12,14 +12,14 @@ from broker_server.store import Store, VersionRecord
 from broker_server.store.queries import find_run
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.control import VersionEvaluation
-from fleet_protocol.digests import place_of
+from fleet_protocol.digests import blob_path
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.messages import Evaluation
 from fleet_protocol.metrics import label_accuracies
 from fleet_protocol.recipe_spec import RecipeSpec
 
 
-def kept(
+def kept_versions(
     versions: Sequence[VersionRecord], newest: int | None, judging: EvaluationKeys
 ) -> tuple[VersionRecord, ...]:
     """The versions of a run whose weights stay: the best, and so many of the newest, None for all.
@@ -30,7 +30,7 @@ def kept(
     """
     if newest is None:
         return tuple(versions)
-    best = best_of(judging, versions)
+    best = best_version(judging, versions)
     first = len(versions) - newest
     return tuple(item for index, item in enumerate(versions) if index >= first or item is best)
 
@@ -48,7 +48,7 @@ def drop_old_weights(
     What the store says about a version stays, and so do its batch norm statistics, which are small
     and may be used by the versions after it. Doing it again is no error.
     """
-    staying = {*used, *(item.digest for item in kept(versions, newest, judging))}
+    staying = {*used, *(item.digest for item in kept_versions(versions, newest, judging))}
     for item in versions:
         if item.digest not in staying:
             blobs.remove(item.digest)
@@ -67,12 +67,12 @@ def score(config: EvaluationKeys, found: Evaluation) -> float:
     return -math.inf if value is None else -value if config.falling else value
 
 
-def told(config: EvaluationKeys, found: float) -> float:
+def shown_score(config: EvaluationKeys, found: float) -> float:
     """A score as people know it, with the sign of its metric."""
     return abs(found) if config.metric is None else -found if config.falling else found
 
 
-def best_of(config: EvaluationKeys, versions: Sequence[VersionRecord]) -> VersionRecord | None:
+def best_version(config: EvaluationKeys, versions: Sequence[VersionRecord]) -> VersionRecord | None:
     """The version that was judged best, of equal ones the newest; None where none was judged."""
     judged = [
         (score(config, item.evaluation), item.number, item)
@@ -82,7 +82,7 @@ def best_of(config: EvaluationKeys, versions: Sequence[VersionRecord]) -> Versio
     return max(judged, key=lambda entry: entry[:2])[2] if judged else None
 
 
-def stalled(config: EvaluationKeys, versions: Sequence[VersionRecord]) -> str | None:
+def reason_to_stop(config: EvaluationKeys, versions: Sequence[VersionRecord]) -> str | None:
     """Why a run ends before its last round, from its versions in order; None while it goes on.
 
     It is a function of what is stored, so a server that is killed and started again decides alike.
@@ -108,7 +108,7 @@ def stalled(config: EvaluationKeys, versions: Sequence[VersionRecord]) -> str | 
         return None
     by = f" by more than {config.min_delta:g}" if config.min_delta else ""
     name = config.metric or "the accuracy, or the loss where there is none,"
-    said = f"the best was {told(config, best):.4f} of version {number}"
+    said = f"the best was {shown_score(config, best):.4f} of version {number}"
     return f"{name} did not get better{by} in {since} evaluations; {said}"
 
 
@@ -148,7 +148,7 @@ class VersionView:
     labels: Mapping[str, tuple[float | None, ...]]
 
 
-def versions(store: Store, run: str | None = None) -> list[VersionView]:
+def read_versions(store: Store, run: str | None = None) -> list[VersionView]:
     """The global versions of a run, by default the newest one, in order.
 
     A store without a run has none.
@@ -163,7 +163,7 @@ def versions(store: Store, run: str | None = None) -> list[VersionView]:
     judging = FleetConfig.stored(record.config).evaluation
     views = []
     for item in store.versions(record.id):
-        path = blobs / place_of(item.digest)  # a `BlobStore` makes its folder, and this only looks
+        path = blobs / blob_path(item.digest)  # a `BlobStore` makes its folder, and this only looks
         kept = path.is_file()
         judged = item.evaluation
         views.append(

@@ -38,10 +38,10 @@ class ClosingRule:
         """Updates that make a quorum where so many devices were asked, and the updates of so many
         of them refused.
         """
-        return quorum_of(self.share, min(self.wanted, asked - refused))
+        return quorum_size(self.share, min(self.wanted, asked - refused))
 
 
-class Standing(NamedTuple):
+class TaskProgress(NamedTuple):
     """How one task of a collection stands."""
 
     phase: TaskPhase  # where it is
@@ -58,12 +58,12 @@ class Decision:
     reason: str = ""  # why it is given up
 
 
-def quorum_of(share: float, asked: int) -> int:
+def quorum_size(share: float, asked: int) -> int:
     """Answers needed: a share of those asked, rounded up, at least one."""
     return max(1, math.ceil(round(share * asked, 9)))
 
 
-def decide(standings: Collection[Standing], rule: ClosingRule, now: float) -> Decision:
+def decide(standings: Collection[TaskProgress], rule: ClosingRule, now: float) -> Decision:
     """Whether a collection is over.
 
     Returns:
@@ -99,7 +99,7 @@ def decide(standings: Collection[Standing], rule: ClosingRule, now: float) -> De
     )
 
 
-def _grace(standings: Collection[Standing], rule: ClosingRule) -> float:
+def _grace(standings: Collection[TaskProgress], rule: ClosingRule) -> float:
     grace = rule.grace
     if grace is None:
         slowest = max(
@@ -110,7 +110,9 @@ def _grace(standings: Collection[Standing], rule: ClosingRule) -> float:
     return max(grace, rule.settling)
 
 
-def _shortage(standings: Collection[Standing], received: int, needed: int, *, late: bool) -> str:
+def _shortage(
+    standings: Collection[TaskProgress], received: int, needed: int, *, late: bool
+) -> str:
     counts = {phase: sum(item.phase is phase for item in standings) for phase in TaskPhase}
     silent = counts[TaskPhase.OFFERED] + counts[TaskPhase.MISSED]
     return (

@@ -4,16 +4,16 @@ When it is over is decided in `broker_server.rounds.closing`; sending, storing a
 by others.
 """
 
-import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from broker_server.rounds.closing import ClosingRule, Standing
-from broker_server.rounds.validation import size_limit
+from broker_server.rounds.closing import ClosingRule, TaskProgress
 from broker_server.store import TaskPhase, TaskRecord, Timing
+from broker_server.updates.checks import size_limit
+from broker_server.updates.values import Distance, Expected
 from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.manifest import Manifest
 from fleet_protocol.messages import Done, Instructions
@@ -42,8 +42,7 @@ class OpenTask:
         left: since when its device is away, on the same clock.
         sign: the last sign of any kind that its device gave, on the same clock; infinite where
             silence means nothing.
-        norm: of its update's difference to what was sent, and how many values that has, once it is
-            checked.
+        distance: of its update to what was sent, once that is checked.
     """
 
     record: TaskRecord
@@ -59,12 +58,17 @@ class OpenTask:
     answered: float | None = None
     left: float | None = None
     sign: float = math.inf
-    norm: tuple[float, int] | None = None
+    distance: Distance | None = None
+
+    @property
+    def expected(self) -> Expected:
+        """Return what the update must be."""
+        return Expected(self.record, self.manifest, self.instructions)
 
     @cached_property
     def limit_bytes(self) -> int:
         """The most bytes that its update may have: asked for with every chunk."""
-        return size_limit(self.record, self.manifest, self.instructions.stays)
+        return size_limit(self.expected)
 
     def take(self, tier: str) -> bool:
         """Follow the device to the tier it took; True if it is another one than before.
@@ -72,7 +76,7 @@ class OpenTask:
         One that was not offered changes nothing, nor does a change of mind that is one too many:
         each waits for the disk.
         """
-        changed = self.record.taking(tier)
+        changed = self.record.with_tier(tier)
         if changed is self.record or self.taken >= _MOST_TAKEN:
             return False
         self.taken += 1
@@ -129,7 +133,7 @@ class Collection:
         """When it ends, on the dispatcher's clock."""
         return self.rule.deadline
 
-    def look(self, now: float, is_online: Callable[[str], bool]) -> list[Standing]:
+    def look(self, now: float, is_online: Callable[[str], bool]) -> list[TaskProgress]:
         """Note, by the dispatcher's clock, whose answer has come and who is away, and say how every
         task stands.
         """
@@ -142,7 +146,8 @@ class Collection:
             elif task.left is None:
                 task.left = now
         return [
-            Standing(task.record.phase, task.answered, task.left) for task in self.tasks.values()
+            TaskProgress(task.record.phase, task.answered, task.left)
+            for task in self.tasks.values()
         ]
 
     def timings(self) -> dict[str, Timing]:
@@ -185,13 +190,3 @@ class Collection:
             for parts in [math.ceil(len(items) / SUM_LIMIT)]
             for at in range(parts)
         ]
-
-
-def folded_prefix(order: Sequence[str], phases: Mapping[str, TaskPhase], done: int) -> list[str]:
-    """The next tasks that may be folded in the order of the devices, of which so many were passed
-    before.
-
-    Returns:
-        The next ids up to the first that is not answered, those without an update included.
-    """
-    return list(itertools.takewhile(lambda task: phases[task].answered, order[done:]))

@@ -9,12 +9,8 @@ from broker_server.rounds.artifacts import TierArtifacts
 from broker_server.rounds.evaluation import load_test_set
 from broker_server.rounds.run_context import RunContext
 from fleet_protocol.data import CsvData, DataConfig, DataSet
-from fleet_protocol.data.contract import (
-    NO_CONTRACT,
-    ContractTerms,
-    DataContract,
-    contract_of,
-)
+from fleet_protocol.data.contract import complete_contract
+from fleet_protocol.data.terms import NO_CONTRACT, ContractTerms, DataContract
 from fleet_protocol.errors import ConfigError, MismatchError
 from fleet_protocol.manifest import Manifest
 
@@ -56,7 +52,7 @@ class FleetContracts:
         read_from = source.model_copy(update={"missing": terms.missing}) if filled else source
         try:
             data = load_test_set(read_from, tier.manifest, terms, table=f"{table} of fleet.toml")
-            contract = contract_of(data, terms)
+            contract = complete_contract(data, terms)
         except MismatchError as error:
             if not (terms.labels or terms.columns or terms.range or terms.tokens):
                 raise

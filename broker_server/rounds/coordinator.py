@@ -11,28 +11,29 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from broker_server.rounds.best import drop_old_weights, stalled
-from broker_server.rounds.closing import ClosingRule, quorum_of
+from broker_server.rounds.best import drop_old_weights, reason_to_stop
+from broker_server.rounds.closing import ClosingRule, quorum_size
 from broker_server.rounds.dispatch import Services, gather
-from broker_server.rounds.fold_order import Folding
-from broker_server.rounds.judging import Evaluators, Judge, Judgement
+from broker_server.rounds.evaluators import Evaluators
+from broker_server.rounds.judging import Judge, Judgement
 from broker_server.rounds.new_version import begin_folding, make_version
 from broker_server.rounds.planning import (
-    cut_again,
     open_collection,
     plan_round,
     require_tiers,
-    tasks_of,
+    restore_sent_weights,
+    training_tasks,
 )
 from broker_server.rounds.recruiting import recruit
 from broker_server.rounds.run_context import RunContext
 from broker_server.rounds.stopping import Halted
 from broker_server.rounds.summing import sum_up
 from broker_server.store import RoundRecord, TaskPhase, TaskRecord, VersionRecord
-from broker_server.store.choosing import promoted
 from broker_server.store.export import require_whole
 from broker_server.store.machine import FINAL, RoundEvent, RoundState
-from broker_server.store.privacy_spent import epsilons
+from broker_server.store.privacy_spent import epsilon_by_round
+from broker_server.store.promotion import promoted
+from broker_server.updates.folding import Folding
 from fleet_protocol import control
 from fleet_protocol.errors import BlobError, ShoalError, StorageError, TransportError
 
@@ -81,7 +82,7 @@ class Coordinator:
 
     def _work(self) -> control.RunFinished:
         try:
-            self._judge.go_on()
+            self._judge.resume()
             while (
                 version := self._version()
             ).number < self._context.config.round.rounds or self._in_a_round():
@@ -89,7 +90,7 @@ class Coordinator:
                 if (  # a round that is judged, and not yet over, is ended first
                     judging.patience
                     and not self._in_a_round()
-                    and (why := stalled(judging, self._store.versions(self._context.run)))
+                    and (why := reason_to_stop(judging, self._store.versions(self._context.run)))
                     is not None
                 ):
                     return self._end("finished", None, 0, why)
@@ -108,15 +109,15 @@ class Coordinator:
 
     def _hold(self) -> bool:
         """Wait as long as the operator wants the run held; False if it is over then."""
-        steering = self._dispatcher.steering
+        operator = self._dispatcher.operator
         self._judge.finish()
-        if steering.wish == "pause":
+        if operator.wish == "pause":
             self._store.set_status(self._context.run, "paused")
-        while steering.wish == "pause":
+        while operator.wish == "pause":
             self._dispatcher.pump(math.inf)
-        if steering.wish == "go":
+        if operator.wish == "go":
             self._store.set_status(self._context.run, "running")
-        return steering.wish == "go"
+        return operator.wish == "go"
 
     def stopped(self) -> control.RunFinished:
         """Tell that the server ends in the middle.
@@ -157,7 +158,7 @@ class Coordinator:
         """Take the newest round to its end, or plan the next one first."""
         record = self._store.last_round(self._context.run)
         if record is None or record.state in FINAL:
-            self._dispatcher.steering.look()
+            self._dispatcher.operator.require_go()
             if record is not None and self._all_abandoned():
                 retries = self._context.config.round.retries
                 raise TransportError(
@@ -165,8 +166,8 @@ class Coordinator:
                 )
             record, tasks = self._plan(version, 1 if record is None else record.number + 1)
         else:
-            tasks = tasks_of(self._context, self._store, record.number)
-            cut_again(self._context, tasks, self._version, self._services.blobs)
+            tasks = training_tasks(self._context, self._store, record.number)
+            restore_sent_weights(self._context, tasks, self._version, self._services.blobs)
         folding: Folding | None = None
         self._round_began = time.monotonic()
         try:
@@ -191,7 +192,7 @@ class Coordinator:
         """Settle updates that cannot be read, or later rounds that they wait for would trip over
         them as well.
         """
-        for task in tasks_of(self._context, self._store, record.number):
+        for task in training_tasks(self._context, self._store, record.number):
             if task.phase is TaskPhase.RECEIVED and task.update_digest is not None:
                 try:
                     self._services.updates.tensors(task.update_digest)
@@ -250,7 +251,7 @@ class Coordinator:
 
     def _waiting(self, record: RoundRecord) -> list[TaskRecord]:
         """Tasks that go on beyond the newest round."""
-        return tasks_of(self._context, self._store, record.number + 1)
+        return training_tasks(self._context, self._store, record.number + 1)
 
     def _all_tasks(self, record: RoundRecord) -> list[TaskRecord]:
         """All tasks that the newest round has to do with."""
@@ -263,7 +264,7 @@ class Coordinator:
         """With those of earlier rounds that were declined or refused in this one, and are no
         round's any more.
         """
-        tasks = tasks_of(self._context, self._store, record.number)
+        tasks = training_tasks(self._context, self._store, record.number)
         known = {task.id for task in tasks}
         gone = [self._store.task(task.id) for task in self._opened if task.id not in known]
         return sorted(
@@ -278,14 +279,14 @@ class Coordinator:
         record, tasks, lost = plan_round(
             self._context, recruits.chosen, version, number, self._services.blobs
         )
-        quorum = quorum_of(self._context.config.round.quorum, recruits.wanted)
+        quorum = quorum_size(self._context.config.round.quorum, recruits.wanted)
         record = replace(record, quorum=quorum, wanted=recruits.wanted, left_out=recruits.left_out)
         self._store.plan_round(record, tasks)
         if (encoding := self._context.config.download.encoding) != "fp32":
             detail = f"weights travel in {encoding}, which takes {lost:.3%} of their norm at most"
             self._reporter.note("download", detail, number)
         alone = self._context.config.round.buffer is None
-        return record, tasks if alone else tasks_of(self._context, self._store, number)
+        return record, tasks if alone else training_tasks(self._context, self._store, number)
 
     # Collecting.
 
@@ -336,12 +337,12 @@ class Coordinator:
             ), folding
 
         def advance(phases: Mapping[str, TaskPhase]) -> None:
-            self._judge.look()
+            self._judge.record_if_done()
             if not summing:  # updates that nobody sees are folded when they are added up
                 folding.advance(phases)
 
         decision = gather(self._dispatcher, collection, advance)
-        self._store.note_answers(collection.timings())
+        self._store.record_timings(collection.timings())
         seconds = self._dispatcher.now() - now
         waits = config.buffer is not None
         if decision.event is None or decision.event is RoundEvent.GIVE_UP:
@@ -414,7 +415,7 @@ class Coordinator:
         trained = [task for task in tasks if task.kind == "train"]
         run = self._store.run(record.run)
         found = judgement.evaluation
-        epsilon = None if run is None else epsilons(self._store, run).get(record.number)
+        epsilon = None if run is None else epsilon_by_round(self._store, run).get(record.number)
         merged = {task.device: task.tier for task in trained if task.phase is TaskPhase.MERGED}
         self._reporter.emit(
             control.RoundClosed(
@@ -432,7 +433,7 @@ class Coordinator:
                 payload_bytes=run.payload_bytes if run is not None else 0,
                 epsilon=epsilon,
             ),
-            f"version {version.number} from {len(merged)} updates; {judgement.shown}"
+            f"version {version.number} from {len(merged)} updates; {judgement.summary}"
             + ("" if epsilon is None else f"; epsilon {epsilon:.4g}"),
         )
         self._tidy(record, tasks)
@@ -458,7 +459,7 @@ class Coordinator:
         slices = _slices(tasks) - _slices(waiting)
         self._dispatcher.blobs.withdraw(slices)
         over = slices | states
-        for digest in over - self._store.used(over) - _slices(waiting):
+        for digest in over - self._store.used_blobs(over) - _slices(waiting):
             blobs.remove(digest)
         for task in tasks:
             self._dispatcher.forget(task.id)
@@ -467,7 +468,7 @@ class Coordinator:
         if self._context.config.keep_versions is not None:
             versions = self._store.versions(record.run)
             kept = promoted(self._store, record.run)
-            used = self._store.used(
+            used = self._store.used_blobs(
                 {item.digest for item in versions}, beside=record.run
             ) | _slices(waiting)
             used |= set() if kept is None else {kept.digest}

@@ -70,7 +70,7 @@ class Coverage:
     axes: tuple[CoveredAxis, ...]
 
 
-def coverage(
+def count_coverage(
     store: Store,
     context: RunContext,
     *,
@@ -84,7 +84,7 @@ def coverage(
     Raises:
         ConfigError: no such round, tier or device was ever asked.
     """
-    tasks = store.planned(context.run)
+    tasks = store.planned_tasks(context.run)
     newest = tasks[-1].round if tasks else 0
     tiers = sorted({item.tier for item in tasks}, key=Tier.parse, reverse=True)
     devices = sorted({item.device for item in tasks})

@@ -14,7 +14,7 @@ from broker_server.rounds.closing import Decision, decide
 from broker_server.rounds.collecting import Cohort, Collection
 from broker_server.rounds.fleet import Fleet
 from broker_server.rounds.reporting import Reporter
-from broker_server.rounds.stopping import Steering
+from broker_server.rounds.stopping import OperatorWish
 from broker_server.store import Store, TaskPhase
 from broker_server.store.machine import RoundEvent
 from fleet_protocol.blob_store import BlobStore
@@ -47,7 +47,7 @@ class Dispatcher(Protocol):
         """Reports the run."""
 
     @property
-    def steering(self) -> Steering:
+    def operator(self) -> OperatorWish:
         """What the run's operator wants."""
 
     @property
@@ -126,8 +126,8 @@ def gather(
         standings = collection.look(now, dispatcher.fleet.is_online)
         advance(collection.phases())
         decision = decide(standings, collection.rule, now)
-        if dispatcher.steering.given_up:
-            return Decision(RoundEvent.GIVE_UP, now, dispatcher.steering.given_up)
+        if dispatcher.operator.abandon_reason:
+            return Decision(RoundEvent.GIVE_UP, now, dispatcher.operator.abandon_reason)
         if decision.event is not None:
             return decision
         dispatcher.pump(decision.until)

@@ -12,9 +12,10 @@ from pydantic import ValidationError
 from broker_server.rounds.artifacts import TierArtifacts
 from broker_server.rounds.onnx_runtime import Halt, open_graph, run_graph
 from fleet_protocol.data import CsvData, DataConfig, DataSet, load_data
-from fleet_protocol.data.contract import ContractTerms, reconciled
-from fleet_protocol.data.places import table_named
-from fleet_protocol.data.stamps import shown
+from fleet_protocol.data.contract import reconcile
+from fleet_protocol.data.places import naming_table
+from fleet_protocol.data.stamps import list_paths
+from fleet_protocol.data.terms import ContractTerms
 from fleet_protocol.errors import ConfigError, DataError
 from fleet_protocol.manifest import Manifest, parameter_input
 from fleet_protocol.messages import Evaluation
@@ -53,8 +54,8 @@ def load_test_set(
         isinstance(config, CsvData) and len(shape) == 1
     )  # its columns are counted after they are picked
     shaped = config if config.shape or flat_table else config.model_copy(update={"shape": shape})
-    with table_named(table):
-        data = reconciled(load_data(shaped), terms, own_labels=True).fitted(manifest)
+    with naming_table(table):
+        data = reconcile(load_data(shaped), terms, own_labels=True).fit_to(manifest)
     if not counted(data.y):
         raise DataError(f"{data.source}: every label is negative, so none counts")
     return data
@@ -187,5 +188,5 @@ class Evaluator:
             _LOG.warning(
                 "%s changed after this run had read it: the run judges versions by the samples as they were; start the"
                 " server again to judge by the new ones",
-                shown(changes),
+                list_paths(changes),
             )

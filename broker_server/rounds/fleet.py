@@ -43,13 +43,13 @@ class Fleet:
         self._dismissed: set[str] = set()
         self.declined: dict[str, str] = {}
 
-    def see(self, said: DeviceStatus | DeviceProfile) -> bool:
+    def receive(self, said: DeviceStatus | DeviceProfile) -> bool:
         """Take what a device says of itself; True if it came or went."""
         device = said.device
         before = self.is_online(said.device)
         self._silent.discard(device)
         if isinstance(said, DeviceProfile):
-            if said.profile.examples != self.announced(device):
+            if said.profile.examples != self.announced_examples(device):
                 self.declined.pop(device, None)
             self._profiles[device] = said.profile
         else:
@@ -59,15 +59,15 @@ class Fleet:
                 self.declined.pop(device, None)
         return before != self.is_online(device)
 
-    def silence(self, device: str) -> None:
+    def mark_silent(self, device: str) -> None:
         """Count a device as away, whatever the broker says, until its next word."""
         self._silent.add(device)
 
-    def heard(self, device: str) -> None:
+    def mark_active(self, device: str) -> None:
         """Take a word of a device, whatever it is about."""
         self._silent.discard(device)
 
-    def dismiss(self, members: Collection[str]) -> list[str]:
+    def limit_to_members(self, members: Collection[str]) -> list[str]:
         """Count those as away who are no members now, until they are again, as after an hour of a
         wrong clock.
 
@@ -92,7 +92,7 @@ class Fleet:
             device in self._online and device not in self._silent and device not in self._dismissed
         )
 
-    def announced(self, device: str) -> int | None:
+    def announced_examples(self, device: str) -> int | None:
         """Samples that a device last said it has, None if it never did."""
         profile = self._profiles.get(device)
         return None if profile is None else profile.examples
@@ -264,7 +264,7 @@ def require_levels(tiers: Sequence[TierArtifacts], config: TiersConfig) -> None:
             )
 
 
-def wanted_of(eligible: int, *, fraction: float, least: int) -> int:
+def count_wanted(eligible: int, *, fraction: float, least: int) -> int:
     """How many updates a round wants: a share of the eligible devices, rounded up, but at least so
     many.
     """

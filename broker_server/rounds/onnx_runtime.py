@@ -14,7 +14,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from fleet_protocol.errors import BlobError, DataError, RefusedError
-from fleet_protocol.graphs.check import read_checked
+from fleet_protocol.graphs.check import read_checked_graph
 from fleet_protocol.onnx_runtime import load_runtime
 
 _MISSING = "evaluating needs onnxruntime: pip install 'shoal[server]' (or 'shoal[server-training]')"
@@ -92,7 +92,7 @@ def open_graph(path: Path, *, threads: int = 0, halt: Halt | None = None) -> Ope
     """
     runtime = load_runtime(_MISSING)
     try:
-        data = read_checked(path)
+        data = read_checked_graph(path)
     except RefusedError as error:
         raise BlobError(f"{path}: {error}; export the architecture again") from error
     options = runtime.SessionOptions()

@@ -8,11 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from broker_server.rounds.artifacts import TierArtifacts
-from broker_server.rounds.closing import ClosingRule, quorum_of
+from broker_server.rounds.closing import ClosingRule, quorum_size
 from broker_server.rounds.collecting import Collection, OpenTask
 from broker_server.rounds.fleet import Assignment
 from broker_server.rounds.run_context import RunContext
-from broker_server.rounds.screening import difference
 from broker_server.rounds.tier_models import open_model
 from broker_server.store import (
     Alternatives,
@@ -24,6 +23,7 @@ from broker_server.store import (
 from broker_server.store.machine import FINAL, RoundState
 from broker_server.store.task_records import alternative
 from broker_server.strategies.strategy import GlobalModel, PlanRequest
+from broker_server.updates.distance import measure
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.digests import matches
 from fleet_protocol.encodings import encode_whole, open_weights
@@ -41,7 +41,7 @@ def task_id(run: str, number: int, kind: str, device: str) -> str:
     return f"{kind[0]}{number}-{digest[:20]}"
 
 
-def keep_sent(
+def store_sent_weights(
     context: RunContext, weights: Tensors, blobs: BlobStore, *, durable: bool
 ) -> tuple[BlobRef, float]:
     """Keep weights as devices are sent them; returns also what rounding took, of their norm.
@@ -56,7 +56,7 @@ def keep_sent(
     size = sum(map(len, parts))
     if encoding != "fp32":
         whole = math.sqrt(sum(float(np.vdot(tensor, tensor)) for tensor in weights.values()))
-        lost = difference(open_weights(blobs.path(digest)), weights)[0] / (whole or 1.0)
+        lost = measure(open_weights(blobs.path(digest)), weights).norm / (whole or 1.0)
     return BlobRef(digest=digest, size=size, chunk_bytes=context.config.round.chunk_bytes), lost
 
 
@@ -68,15 +68,17 @@ def _cut(
     blobs: BlobStore,
 ) -> tuple[BlobRef, float]:
     """Keep what a device is sent of a model, synced only where tasks may outlive their version: see
-    `cut_again`.
+    `restore_sent_weights`.
     """
     layout = context.artifacts.layout
     sent = context.strategy.send(compile_plan(layout, plan), request, model)
     weights = {name: sent[name] for name in layout.shapes(request.tier)}
-    return keep_sent(context, weights, blobs, durable=context.config.round.buffer is not None)
+    return store_sent_weights(
+        context, weights, blobs, durable=context.config.round.buffer is not None
+    )
 
 
-def cut_again(
+def restore_sent_weights(
     context: RunContext,
     tasks: Sequence[TaskRecord],
     versions: Callable[[int], VersionRecord],
@@ -90,7 +92,7 @@ def cut_again(
     for digest, (task, choice) in sent.items():
         version = versions(task.version)
         if digest != version.digest and not (
-            blobs.has(digest) and matches(blobs.bytes_of(digest), digest)
+            blobs.has(digest) and matches(blobs.read_unchecked(digest), digest)
         ):
             blobs.remove(digest)
             request = PlanRequest(
@@ -154,7 +156,7 @@ def plan_round(
         number=number,
         state=RoundState.PLANNED,
         version=version.number,
-        quorum=quorum_of(context.config.round.quorum, len(chosen)),
+        quorum=quorum_size(context.config.round.quorum, len(chosen)),
         reason=None,
         planned_at=time.time(),
         opened_at=None,
@@ -189,12 +191,12 @@ def compiled_plans(
     return plans
 
 
-def tasks_of(context: RunContext, store: Store, number: int) -> list[TaskRecord]:
+def training_tasks(context: RunContext, store: Store, number: int) -> list[TaskRecord]:
     """The training tasks that a round has to do with, by device: its own, and those it took over
     from earlier ones.
     """
     late = (
-        store.late(context.run, number, waiting=True)
+        store.late_tasks(context.run, number, waiting=True)
         if context.config.round.buffer is not None
         else []
     )
@@ -207,7 +209,9 @@ def tasks_of(context: RunContext, store: Store, number: int) -> list[TaskRecord]
 def require_tiers(context: RunContext, store: Store) -> None:
     """See that all that devices are training is still exported; a ConfigError where it is not."""
     last = store.last_round(context.run)
-    tasks = [] if last is None else tasks_of(context, store, last.number + (last.state in FINAL))
+    tasks = (
+        [] if last is None else training_tasks(context, store, last.number + (last.state in FINAL))
+    )
     wanted = {
         tier for task in tasks for tier in (task.tier, *(choice.tier for choice in task.choices))
     }

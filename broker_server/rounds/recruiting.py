@@ -6,11 +6,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from broker_server.rounds.dispatch import Services
-from broker_server.rounds.fleet import Assignment, assign, choose, wanted_of, why_unfit
-from broker_server.rounds.planning import tasks_of
-from broker_server.rounds.quarantine import quarantined
+from broker_server.rounds.fleet import Assignment, assign, choose, count_wanted, why_unfit
+from broker_server.rounds.planning import training_tasks
 from broker_server.rounds.run_context import RunContext
 from broker_server.store import LeftOut
+from broker_server.updates.quarantine import quarantined
 from fleet_protocol import control
 from fleet_protocol.errors import TransportError
 
@@ -46,10 +46,10 @@ def recruit(context: RunContext, services: Services, version: int, number: int) 
         for device, until in quarantined(services.store, context.run, config.robust).items()
         if number <= until
     }
-    busy = {task.device for task in tasks_of(context, services.store, number)}
+    busy = {task.device for task in training_tasks(context, services.store, number)}
     eligible = _wait_for_devices(context, services, version, number, banned, busy)
     at_work = sum(map(fleet.is_online, busy))  # who left keeps its task, and no other's place
-    wanted = wanted_of(
+    wanted = count_wanted(
         len(eligible) + at_work,
         fraction=config.round.fraction,
         least=config.round.min_devices,
@@ -135,7 +135,7 @@ def _wait_for_devices(
             unfit = {name: why for name, why in whys.items() if why}
             for name, why in sorted(unfit.items() - before.items()):
                 dispatcher.reporter.note("unfit", why, number, name)
-        dispatcher.steering.look()
+        dispatcher.operator.require_go()
         if dispatcher.now() >= deadline:
             reasons = sorted({**unfit, **dispatcher.fleet.declined}.items())[:_TOLD]
             declined = "".join(f"{name}: {why}. " for name, why in reasons)

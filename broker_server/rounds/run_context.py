@@ -20,7 +20,7 @@ from broker_server.store.privacy_spent import require_accountant
 from broker_server.store.records import RunRecord
 from broker_server.strategies.registry import build_strategy
 from broker_server.strategies.strategy import Average, PlanRequest, Strategy
-from fleet_protocol.data.contract import DataContract
+from fleet_protocol.data.terms import DataContract
 from fleet_protocol.encodings import LEVELS
 from fleet_protocol.errors import ConfigError, PlanError
 from fleet_protocol.manifest import Manifest
@@ -164,7 +164,11 @@ class RunContext:
         }
         plans = {tier: self.strategy.plan(request).plan for tier, request in asked.items()}
         return next(
-            (tier for tier, plan in plans.items() if plan.kind != "static" or self.strategy.anew),
+            (
+                tier
+                for tier, plan in plans.items()
+                if plan.kind != "static" or self.strategy.renews_units
+            ),
             None,
         )
 

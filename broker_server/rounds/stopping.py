@@ -19,7 +19,7 @@ class Halted(Exception):  # noqa: N818  (no error: an operator wants it)
 
 
 @dataclass
-class Steering:
+class OperatorWish:
     """The newest wish.
 
     A run looks at it between rounds, while it waits for devices, and while it collects.
@@ -31,7 +31,7 @@ class Steering:
     wish: Wish = "go"
 
     @classmethod
-    def stored(cls, run: RunRecord | None) -> Self:
+    def from_run(cls, run: RunRecord | None) -> Self:
         """That of a run whose server was started again, with what an operator wanted of it last."""
         held: Wish = "pause" if run is not None and run.status == "paused" else "go"
         wishes: tuple[Wish, ...] = get_args(Wish)
@@ -42,13 +42,13 @@ class Steering:
             )
         )
 
-    def look(self) -> None:
+    def require_go(self) -> None:
         """Ask before a round is planned; `Halted` where no further one is wanted now."""
         if self.wish != "go":
             raise Halted
 
     @property
-    def given_up(self) -> str:
+    def abandon_reason(self) -> str:
         """Why the round in progress is worth nothing more; empty where it is to be finished."""
         return "the run was stopped by its operator" if self.wish == "abandon" else ""
 

@@ -1,71 +1,67 @@
-"""Updates that nobody sees: what the server learns of a cohort is the sum, and all of it count as
-their mean.
+"""Updates that nobody sees: the server learns the sum of a cohort, and all of it count as its mean."""
 
-So whatever merges updates merges these: as many equal ones as there were.
-"""
-
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
-from broker_server.rounds.collecting import Collection, OpenTask
+from broker_server.rounds.collecting import Cohort, Collection, OpenTask
 from broker_server.rounds.dispatch import Services
-from broker_server.rounds.validation import expected_shapes
 from broker_server.store import TaskPhase
+from broker_server.updates.combine import mean_of_sum
 from fleet_protocol.encodings import open_weights
 from fleet_protocol.errors import RefusedError
-from fleet_protocol.secure_sum import Words, restored
-from fleet_protocol.weights import encode_weights
 
 
 def sum_up(services: Services, collection: Collection) -> str:
-    """Put the mean of its cohort in the place of every update of a collection that is over, but
-    still open.
+    """Put the mean of its cohort in the place of every update of a collection.
 
-    The means are kept among the updates and committed to the store. Where fewer are in sums than
-    make a quorum, it says why.
+    The collection is over, but still open. The means are kept among the updates and committed to
+    the store.
+
+    Returns:
+        Why the round has no sum, where fewer updates are in sums than make a quorum; else nothing.
 
     Raises:
         StopRequested: the run shall stop here and be continued later.
         StorageError: the disk is full.
     """
     lost = "no update came"
+    # A device may answer while its cohort is added up, so cohorts are chosen before the first is.
     cohorts = [cohort for cohort in collection.cohorts() if cohort.came]
     for cohort in cohorts:
-        came = cohort.came
-        why = "it came after the others were added up"
-        try:
-            _replace(services, came, services.dispatcher.total(cohort), cohort.summing.clip)
-        except RefusedError as error:
-            why = lost = f"no sum of {came[0].record.tier}: {error}"
-            services.dispatcher.reporter.note("sum-lost", lost)
-            came = []
-        for task in [task for task in cohort.came if task not in came]:
-            services.store.settle([task.record.id], TaskPhase.MISSED, why)
-            task.record = replace(task.record, phase=TaskPhase.MISSED, detail=why)
-    left = sum(len(cohort.came) for cohort in cohorts)
-    return "" if left and left >= collection.rule.needed(len(collection.tasks), 0) else lost
+        added, why = _sum_cohort(services, cohort)
+        if not added:
+            lost = why
+        for task in cohort.came:
+            if task not in added:
+                services.store.settle([task.record.id], TaskPhase.MISSED, why)
+                task.record = replace(task.record, phase=TaskPhase.MISSED, detail=why)
+    count = sum(len(cohort.came) for cohort in cohorts)
+    enough = count and count >= collection.rule.needed(len(collection.tasks), 0)
+    return "" if enough else lost
 
 
-def _replace(services: Services, came: Sequence[OpenTask], total: Words, clip: float) -> None:
-    first = came[0]
-    updates = services.updates
-    shapes = expected_shapes(first.record, first.manifest, first.instructions.stays)
+def _sum_cohort(services: Services, cohort: Cohort) -> tuple[Sequence[OpenTask], str]:
+    """Return the tasks that are in the sum of a cohort, and why its other tasks are not."""
+    tasks = cohort.came
+    try:
+        _store_mean(services, cohort, tasks)
+    except RefusedError as error:
+        why = f"no sum of {tasks[0].record.tier}: {error}"
+        services.dispatcher.reporter.note("sum-lost", why)
+        return (), why
+    return tasks, "it came after the others were added up"
+
+
+def _store_mean(services: Services, cohort: Cohort, tasks: Sequence[OpenTask]) -> None:
+    total = services.dispatcher.total(cohort)
+    first = tasks[0]
     sent = open_weights(services.blobs.path(first.record.weights.digest))
-    names = sorted(shapes)
-    parts = np.split(
-        restored(total, clip) / len(came),
-        np.cumsum([math.prod(shapes[name]) for name in names])[:-1],
-    )
-    moved = {name: part.reshape(shapes[name]) for name, part in zip(names, parts, strict=True)}
-    digest = updates.put(
-        encode_weights({name: (sent[name] + moved[name]).astype(np.float32) for name in names})
-    )
-    records = [replace(task.record, update_digest=digest) for task in came]
+    mean = mean_of_sum(total, len(tasks), cohort.summing.clip, first.expected, sent)
+    digest = services.updates.put(mean)
+    records = [replace(task.record, update_digest=digest) for task in tasks]
+    # Committed before the masked updates are removed: a server that is killed finds one of both.
     services.store.receive(records)
-    for task, record in zip(came, records, strict=True):
+    for task, record in zip(tasks, records, strict=True):
         if task.record.update_digest not in {None, digest}:
-            updates.remove(task.record.update_digest)
+            services.updates.remove(task.record.update_digest)
         task.record = record

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from broker_server.rounds.artifacts import TierArtifacts, load_artifacts
 from broker_server.rounds.contracts import FleetContracts
-from broker_server.rounds.judging import over_batches
+from broker_server.rounds.norm_statistics import batch_statistics
 from broker_server.rounds.run_context import RunContext, prepare_run
 from broker_server.rounds.tier_models import model_of
 from broker_server.settings.fleet import FleetConfig
 from broker_server.store import Store
-from broker_server.store.configurations import kept_config, one_name
+from broker_server.store.configurations import require_name, saved_config
 from broker_server.store.export import ExportedVersion
 from broker_server.store.queries import find_run
 from fleet_protocol.blob_store import BlobStore
@@ -41,7 +41,7 @@ def stored_context(
         PlanError: the artifacts are others now.
     """
     record = find_run(store, run)
-    kept = kept_config(store.folder, record.id)
+    kept = saved_config(store.folder, record.id)
     if kept is None and artifacts is None:
         raise ConfigError(
             f"the folder of the artifact sets of run {record.id} is unknown, because its store is from a backup or"
@@ -49,7 +49,7 @@ def stored_context(
         )
     config = kept or _numbers_of(record.config)
     folder = artifacts or config.model.artifacts
-    architecture = one_name("architecture", config.model.arch)
+    architecture = require_name("architecture", config.model.arch)
     return prepare_run(
         record.id,
         config,
@@ -231,7 +231,7 @@ def _over_test_set(version: TierVersion, context: RunContext) -> Tensors:
     data = FleetContracts(context).test_set(version.artifacts)
     size = config.train.batch_size
     threads = config.evaluation.threads
-    return over_batches(
+    return batch_statistics(
         version.artifacts,
         version.exported.weights,
         data,

@@ -41,13 +41,13 @@ from fleet_protocol.identity.enrolment import (
     read_enrolment,
     write_secret,
 )
-from fleet_protocol.identity.papers import Standing
+from fleet_protocol.identity.papers import Membership
 from fleet_protocol.identity.release import MOST_SETS, Release
 from fleet_protocol.identity.sealing import new_key, public_key
 from fleet_protocol.locks import held
 from fleet_protocol.messages import BlobRef
 from fleet_protocol.topics import Topics, check_name
-from fleet_protocol.transport import BrokerAddress, bracketed
+from fleet_protocol.transport import BrokerAddress, bracket_host
 
 SERVER = "server"
 MOST_DAYS = 36_500
@@ -111,7 +111,7 @@ class Founding:
     @property
     def broker(self) -> str:
         """The broker's address for boards."""
-        return self.url if "://" in self.url else f"mqtts://{bracketed(self.host)}:{self.port}"
+        return self.url if "://" in self.url else f"mqtts://{bracket_host(self.host)}:{self.port}"
 
 
 def found_fleet(folder: Path, founding: Founding) -> None:
@@ -263,7 +263,7 @@ def changing(folder: Path) -> Iterator[Registry]:
         with contextlib.suppress(ConfigError):  # a fleet that is being founded has no server yet
             server = read_enrolment(folder / "server.enrolment")
             registry = registry.caught_up(
-                Standing(server, folder / SERVER / "papers.json").revocations
+                Membership(server, folder / SERVER / "papers.json").revocations
             )
         yield registry
 

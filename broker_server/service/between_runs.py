@@ -1,35 +1,37 @@
 """Handles messages while no run is in progress: presence, missing chunks of releases, requests."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from broker_server.rounds.fleet import Fleet
 from broker_server.service.asking import Asking
 from broker_server.service.blob_service import BlobService
-from broker_server.service.control import Act, Control
-from broker_server.service.limits import LINES, Bucket, Limits
+from broker_server.service.control_socket import LocalRequest
+from broker_server.service.limits import LINES, Bucket
 from broker_server.service.outbox import Outbox
+from broker_server.service.routing import Handlers
 from broker_server.store import Store
 from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.messages import (
+    DeviceProfile,
+    DeviceStatus,
     NeedChunks,
     Predicted,
     parse_device_message,
-    parse_presence,
 )
-from fleet_protocol.topics import DeviceTopic, ServerTopic, Topics
+from fleet_protocol.topics import Topics
 from fleet_protocol.transport import Received
 
 
 @dataclass
 class BetweenRuns:
-    """Passes each message to its handler.
+    """The handlers of a server without a run.
 
     Attributes:
         topics: the fleet's topics.
         known: the devices that have connected.
         store: the server's store.
-        limits: how much the server reads from each sender.
         releases: serves releases to boards.
         asking: requests predictions from boards.
         outbox: sends over MQTT.
@@ -38,7 +40,6 @@ class BetweenRuns:
     topics: Topics
     known: Fleet
     store: Store
-    limits: Limits
     releases: BlobService
     asking: Asking
     outbox: Outbox
@@ -46,41 +47,49 @@ class BetweenRuns:
     def __post_init__(self) -> None:
         self._lines = Bucket(LINES)
 
-    def route(self, event: Received, control: Control, act: Act) -> None:
-        """Handle a message; requests to the server go through `control` to `act`."""
-        topic = self.topics.parse(event.topic)
-        try:
-            if isinstance(topic, DeviceTopic):
-                self.limits.check(topic.device, topic.channel, time.monotonic(), len(event.payload))
-                self.known.heard(topic.device)
-                self._of_device(topic, event.payload)
-            elif topic == ServerTopic("control"):
-                control.take(event, act)
-            elif topic == ServerTopic("status") and (why := self.outbox.rival(event.payload, None)):
-                self.store.log("another-server", why)
-        except RefusedError as error:
-            known = isinstance(topic, DeviceTopic) and self.known.knows(topic.device)
-            self.refused(error, topic.device if isinstance(topic, DeviceTopic) and known else "")
+    def handlers(self, request: Callable[[Received | LocalRequest], None]) -> Handlers:
+        """Return the handlers, with the one of requests to the server."""
+        return Handlers(
+            sign_of_life=self.known.mark_active,
+            presence=self._see,
+            reply=self._answer_reply,
+            chunk=_ignore_chunk,
+            request=request,
+            server_status=self._note_rival,
+            refused=self.refused,
+        )
 
-    def _of_device(self, topic: DeviceTopic, payload: bytes) -> None:
-        if topic.channel in {"status", "profile"}:
-            said = parse_presence(payload).told(fleet=self.topics.fleet, device=topic.device)
-            if (said.fleet, said.device) == (self.topics.fleet, topic.device):
-                self.known.see(said)
-                self.store.see_device(said)
-        elif topic.channel == "reply":
-            reply = parse_device_message(payload).told(device=topic.device)
-            if isinstance(reply, NeedChunks) and reply.device == topic.device:
-                self.releases.need(reply.device, reply.digest, reply.ranges)
-            elif isinstance(reply, Predicted) and reply.device == topic.device:
-                self.asking.take(reply)
+    def _see(self, presence: DeviceStatus | DeviceProfile) -> None:
+        self.known.receive(presence)
+        self.store.record_device(presence)
 
-    def refused(self, error: RefusedError, device: str = "") -> None:
+    def _answer_reply(self, device: str, payload: bytes) -> None:
+        reply = parse_device_message(payload).told(device=device)
+        if reply.device != device:
+            raise RefusedError(
+                RefusalReason.UNKNOWN_DEVICE,
+                f"a {reply.type} of {reply.device} came on the topic of {device}",
+            )
+        if isinstance(reply, NeedChunks):
+            self.releases.need(device, reply.digest, reply.ranges)
+        elif isinstance(reply, Predicted):
+            self.asking.take(reply)
+
+    def _note_rival(self, payload: bytes) -> None:
+        why = self.outbox.rival(payload, None)
+        if why:
+            self.store.log("another-server", why)
+
+    def refused(self, error: RefusedError, device: str | None = None) -> None:
         """Count a refused message, and log the first few."""
         self.count(error.reason, device)
         if self._lines.take(time.monotonic()):
             self.store.log("refused", f"{error.reason.value}: {error}")
 
-    def count(self, reason: RefusalReason, device: str = "") -> None:
+    def count(self, reason: RefusalReason, device: str | None = None) -> None:
         """Count a refused message for its device, or for unknown senders together."""
-        self.store.count_refusal("", device, reason, "server")
+        self.store.count_refusal("", device or "", reason, "server")
+
+
+def _ignore_chunk(_task: str, _chunk: Received) -> None:
+    """Ignore a late chunk: its device gets an answer when it announces the update in a run."""

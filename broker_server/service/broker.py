@@ -36,7 +36,7 @@ from typing_extensions import Self, override
 from fleet_protocol.child_process import python_module, when_parent_ends
 from fleet_protocol.errors import ConfigError, TransportError
 from fleet_protocol.identity.enrolment import write_secret
-from fleet_protocol.transport import bracketed
+from fleet_protocol.transport import bracket_host
 
 _DYING_SECONDS = 1.0
 _LOOK_SECONDS = 1.0
@@ -131,7 +131,7 @@ class ChildBroker(ABC):
     @property
     def url(self) -> str:
         """The address for clients on this machine."""
-        return f"mqtt{'s' if self._gate else ''}://{bracketed(self._host)}:{self.port}"
+        return f"mqtt{'s' if self._gate else ''}://{bracket_host(self._host)}:{self.port}"
 
     @property
     def alive(self) -> bool:
@@ -314,7 +314,7 @@ class EmbeddedBroker(ChildBroker):
                 'or name a broker of your own with [broker] url = "mqtt://host:1883"'
             )
         config = self._folder / "broker.toml"
-        inside = f"{bracketed(self.listen)}:{self.port}"
+        inside = f"{bracket_host(self.listen)}:{self.port}"
         if self._gate is not None:
             with socket.create_server(("127.0.0.1", 0)) as free:
                 inside = f"127.0.0.1:{free.getsockname()[1]}"

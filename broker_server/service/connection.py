@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 from broker_server.rounds.fleet import Fleet
 from broker_server.rounds.reporting import Reporter
-from broker_server.rounds.stopping import Steering
+from broker_server.rounds.stopping import OperatorWish
 from broker_server.service.asking import Asking
 from broker_server.service.blob_service import BlobService
 from broker_server.service.clock import Clock
 from broker_server.service.inbox import Inbox
+from broker_server.service.limits import Limits
 from broker_server.service.outbox import Outbox
 from broker_server.service.uploads import Uploads
 from broker_server.store import Store
@@ -32,7 +33,7 @@ class RunParts:
     blobs: BlobService
     uploads: Uploads
     reporter: Reporter
-    steering: Steering
+    operator: OperatorWish
     clock: Clock
     open_labels: bool = (
         False  # whether only the boards say what labels mean, so that these must agree
@@ -52,6 +53,7 @@ class Connection:
     topics: Topics  # of the fleet
     outbox: Outbox  # everything the server says
     inbox: Inbox  # everything it hears
+    limits: Limits  # how many messages of each device are read
     asking: Asking  # what operators ask of boards
     stopping: threading.Event  # set when it shall end
     # called now and then, with who serves blobs now and the run in progress; tells boards of

@@ -28,7 +28,7 @@ from broker_server.service.local_requests import (
 from broker_server.service.outbox import Outbox
 from broker_server.service.trusted import trusted_config
 from broker_server.settings.fleet import BrokerConfig, FleetConfig
-from broker_server.settings.requested import Wanted, granted
+from broker_server.settings.requested import RequestedSettings, grant
 from broker_server.store import Store, queries
 from fleet_protocol import control
 from fleet_protocol.errors import ConfigError, RefusalReason, RefusedError
@@ -91,7 +91,7 @@ def config_of(
     if own is None:
         raise ConfigError(_NO_FILE)
     try:
-        return granted(own, Wanted(request.settings, request.others))
+        return grant(own, RequestedSettings(request.settings, request.others))
     except ConfigError as error:
         raise ConfigError(f"{error}. {_REMEDY}") from error
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from broker_server.rounds.fleet import Fleet
 from broker_server.rounds.reporting import Reporter
-from fleet_protocol.data.contract import DataContract
+from fleet_protocol.data.terms import DataContract
 
 _LOG = logging.getLogger(__name__)
 _MOST_CHANGES = 20  # per board and run: a board whose findings keep changing must not fill the log

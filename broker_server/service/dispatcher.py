@@ -20,14 +20,13 @@ from broker_server.service.connection import Connection, RunParts, Stop
 from broker_server.service.control_socket import LocalRequest
 from broker_server.service.data_findings import DataFindings
 from broker_server.service.label_orders import LabelOrders
-from broker_server.service.limits import Limits
 from broker_server.service.receiver import Report
 from broker_server.service.replies import Replies
-from fleet_protocol.errors import RefusalReason, RefusedError, StorageError
-from fleet_protocol.messages import Cancel, DeviceProfile, parse_presence
+from broker_server.service.routing import Handlers, Router
+from fleet_protocol.errors import RefusalReason, RefusedError
+from fleet_protocol.messages import Cancel, DeviceProfile, DeviceStatus
 from fleet_protocol.messages.presence import ALIVE_SECONDS
 from fleet_protocol.secure_sum import Words
-from fleet_protocol.topics import DeviceTopic, ServerTopic, Topic, UploadTopic
 from fleet_protocol.transport import (
     BACKOFF_MAX_SECONDS,
     Connected,
@@ -76,7 +75,7 @@ class MqttDispatcher:
         on_control: Callable[[Received | LocalRequest], None],
     ) -> None:
         self.settling_seconds = SETTLING_SECONDS
-        self.steering = parts.steering
+        self.operator = parts.operator
         self.fleet = parts.fleet
         self.blobs = parts.blobs
         self.reporter = parts.reporter
@@ -87,7 +86,6 @@ class MqttDispatcher:
         self._store = parts.store
         self._uploads = parts.uploads
         self._replies = Replies(parts, connection)
-        self._limits = Limits(parts.fleet.knows)
         self._findings = DataFindings(parts.fleet, parts.reporter)
         self._strangers: set[str] = (
             set()
@@ -97,7 +95,16 @@ class MqttDispatcher:
         self._nudge_seconds = nudge_seconds
         parts.fleet.declined.clear()  # for what an earlier run asked
         self._label_orders = LabelOrders(parts.fleet, parts.reporter, compared=parts.open_labels)
-        self._on_control = on_control
+        handlers = Handlers(
+            sign_of_life=self._heard,
+            presence=self._presence,
+            reply=self._reply,
+            chunk=self._chunk,
+            request=on_control,
+            server_status=self._note_rival,
+            refused=self._refused,
+        )
+        self._router = Router(connection.topics, connection.limits, parts.fleet.knows, handlers)
         self._collection: Collection | None = None
         self._waiting: dict[
             str, OpenTask
@@ -194,7 +201,7 @@ class MqttDispatcher:
             silence = now - task.sign
             device = task.record.device
             if silence >= SILENT_SECONDS and self.fleet.is_online(device):
-                self.fleet.silence(device)
+                self.fleet.mark_silent(device)
                 task.left = task.sign
                 why = f"{device} is connected, and has said nothing for {silence:.0f} s; it is waited for no longer"
                 self.reporter.note("silent", why, self._number)
@@ -202,10 +209,8 @@ class MqttDispatcher:
                 self._offer(task)
 
     def _handle(self, event: Event | LocalRequest | Report | Stop) -> None:
-        if isinstance(event, Received):
-            self._route(event)
-        elif isinstance(event, LocalRequest):
-            self._on_control(event)
+        if isinstance(event, Received | LocalRequest):
+            self._router.route(event)
         elif isinstance(event, Stop):
             raise StopRequested
         elif isinstance(event, Connected):
@@ -236,45 +241,13 @@ class MqttDispatcher:
                 if (heard := self._open.get(name)) is not None:
                     self._heard(heard.record.device)
 
-    def _route(self, event: Received) -> None:
-        topic = self._topics.parse(event.topic)
-        try:
-            if isinstance(topic, DeviceTopic):
-                self._limits.check(
-                    topic.device, topic.channel, time.monotonic(), len(event.payload)
-                )
-                self._heard(topic.device)
-            match topic:
-                case DeviceTopic(device, "status" | "profile"):
-                    self._presence(device, event.payload)
-                case DeviceTopic(device, "reply"):
-                    self._replies.take(device, event.payload, self._open, self._past)
-                case UploadTopic(task):
-                    self._chunk(task, event)
-                case ServerTopic("control"):
-                    self._on_control(event)
-                case ServerTopic("status") if why := self._outbox.rival(
-                    event.payload, self.reporter.run
-                ):
-                    self.reporter.note("another-server", why, self._number)
-        except RefusedError as error:
-            self._refused(topic, error.reason, str(error))
-        except (StopRequested, StorageError):
-            raise
-        except Exception as error:  # noqa: BLE001  (one message must not end the server, whatever it has found)
-            _LOG.exception("a message on %s could not be handled", event.topic)
-            self._refused(
-                topic,
-                RefusalReason.FAILED,
-                f"a message on {event.topic}: {type(error).__name__}: {error}",
-            )
+    def _note_rival(self, payload: bytes) -> None:
+        why = self._outbox.rival(payload, self.reporter.run)
+        if why:
+            self.reporter.note("another-server", why, self._number)
 
-    def _refused(self, topic: Topic | None, reason: RefusalReason, detail: str) -> None:
-        # Names that nobody knows are counted together: whoever invents them must not fill the
-        # store.
-        known = isinstance(topic, DeviceTopic) and self.fleet.knows(topic.device)
-        sender = topic.device if isinstance(topic, DeviceTopic) and known else None
-        self.reporter.refused(reason, detail, device=sender, number=self._number)
+    def _refused(self, error: RefusedError, device: str | None) -> None:
+        self.reporter.refused(error.reason, str(error), device=device, number=self._number)
 
     @property
     def _unanswered(self) -> list[OpenTask]:
@@ -284,22 +257,20 @@ class MqttDispatcher:
     def _number(self) -> int | None:
         return self._collection.number if self._collection is not None else None
 
+    def _reply(self, device: str, payload: bytes) -> None:
+        self._replies.take(device, payload, self._open, self._past)
+
     # Presence.
 
     def _heard(self, device: str) -> None:
-        self.fleet.heard(device)
+        self.fleet.mark_active(device)
         for task in self._collection.of_device(device) if self._collection is not None else ():
             task.sign = self._clock.now()
 
-    def _presence(self, device: str, payload: bytes) -> None:
-        said = parse_presence(payload).told(fleet=self._topics.fleet, device=device)
-        if (said.fleet, said.device) != (self._topics.fleet, device):
-            raise RefusedError(
-                RefusalReason.UNKNOWN_DEVICE,
-                f"a {said.type} of {said.device} in fleet {said.fleet} came on the topic of {device}",
-            )
-        changed = self.fleet.see(said)
-        self._store.see_device(said)
+    def _presence(self, said: DeviceStatus | DeviceProfile) -> None:
+        device = said.device
+        changed = self.fleet.receive(said)
+        self._store.record_device(said)
         self._label_orders.look(device)
         if isinstance(said, DeviceProfile):
             self._findings.look(device, self._number)

@@ -30,7 +30,7 @@ from broker_server.service.visiting import (
     visiting,
 )
 from broker_server.settings.fleet import BrokerConfig, FleetConfig
-from broker_server.settings.requested import Wanted
+from broker_server.settings.requested import RequestedSettings
 from fleet_protocol import control, requests
 from fleet_protocol.errors import ConfigError, RefusedError, ShoalError, TransportError
 from fleet_protocol.frozen import FrozenModel, problems
@@ -96,7 +96,7 @@ def submit(config: FleetConfig, *, listener: Listener | None = None) -> control.
 
     A server on this computer that works on the configuration's store does the run with this
     configuration, if it can read all of its paths. A server elsewhere does a run of its own
-    configuration, see `Wanted`.
+    configuration, see `RequestedSettings`.
 
     Raises:
         RunRejectedError: the server did not take it.
@@ -104,7 +104,7 @@ def submit(config: FleetConfig, *, listener: Listener | None = None) -> control.
     """
     name = _new_name()
     here = OwnRun(request=name, fleet=config.fleet, config=config.model_dump_json())
-    wanted = Wanted.of(config)
+    wanted = RequestedSettings.from_config(config)
     elsewhere = requests.RunRequest(
         request=name, fleet=config.fleet, settings=wanted.settings, others=wanted.others
     )

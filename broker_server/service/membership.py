@@ -13,9 +13,9 @@ from fleet_protocol.errors import ConfigError
 from fleet_protocol.identity.enrolment import read_enrolment
 from fleet_protocol.identity.group import Group
 from fleet_protocol.identity.member import Member
-from fleet_protocol.identity.papers import Standing
-from fleet_protocol.identity.sealing import derived
-from fleet_protocol.transport import BrokerAddress, bracketed
+from fleet_protocol.identity.papers import Membership
+from fleet_protocol.identity.sealing import derive_key
+from fleet_protocol.transport import BrokerAddress, bracket_host
 
 _ANYWHERE = {"0.0.0.0", "::", ""}  # noqa: S104  (compared, not bound)
 
@@ -31,7 +31,7 @@ def broker_address(config: BrokerConfig) -> BrokerAddress:
     host = "127.0.0.1" if config.listen in _ANYWHERE else config.listen
     member = member_of(config)
     if member is not None:
-        url = f"mqtts://{bracketed(host)}:{config.port}" if hosted else config.url
+        url = f"mqtts://{bracket_host(host)}:{config.port}" if hosted else config.url
         return member.enrolment.address(member.folder, url)
     address = (
         BrokerAddress(host, config.port)
@@ -63,7 +63,7 @@ def member_of(config: BrokerConfig, fleet: str = "") -> Member | None:
         return None
     folder = config.identity.parent
     own = folder / "server"
-    standing = Standing(read_enrolment(config.identity), own / "papers.json")
+    standing = Membership(read_enrolment(config.identity), own / "papers.json")
     enrolment = standing.enrolment
     its = RegistryReader(folder, standing)
     if fleet and enrolment.fleet != fleet:
@@ -77,7 +77,7 @@ def member_of(config: BrokerConfig, fleet: str = "") -> Member | None:
         if registry.lacking or not enrolment.sealing:
             return None
         epoch, readers = registry.readers(standing.revocations)
-        key = derived(
+        key = derive_key(
             bytes.fromhex(enrolment.sealing[0]),
             b"shoal-epoch-1\0" + epoch.to_bytes(4, "big"),
         )

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing_extensions import override
 
 from broker_server.rounds.collecting import OpenTask
-from broker_server.rounds.decoding import MOST_SENT, take_update
+from broker_server.updates.intake import MOST_SENT, receive_update
+from broker_server.updates.values import Stored
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.blobs import Chunk, PartFile, decode_chunk
 from fleet_protocol.digests import blob_digest, matches
@@ -126,20 +127,21 @@ class PartialUploads:
         else:
             self.blobs.keep(digest, data)
 
-    def take(self, task: OpenTask, ref: BlobRef, data: bytes) -> str:
-        """Check a finished update, decode it, and put it in its place; its digest there.
+    def take(self, task: OpenTask, ref: BlobRef, data: bytes) -> Stored:
+        """Check a finished update, decode it, and put it in its place.
 
         Raises:
             BlobError: what its device was sent is damaged on disk.
             RefusedError: it is not what was asked for.
         """
-        whole = take_update(data, task, self.sent)
-        if whole is data:
+        arrived = receive_update(data, task.expected, self.sent)
+        if arrived.data is data:
             self.keep(task.record.id, ref.digest, data)
-            return ref.digest
+            return Stored(ref.digest, arrived.distance)
         self.drop(task.record.id)
-        self.blobs.keep(digest := blob_digest(whole), whole)
-        return digest
+        digest = blob_digest(arrived.data)
+        self.blobs.keep(digest, arrived.data)
+        return Stored(digest, arrived.distance)
 
     def drop(self, task: str) -> None:
         """Forget what has arrived of an update."""

@@ -31,6 +31,7 @@ from broker_server.service.membership import broker_address, member_of
 from broker_server.service.partial_uploads import QUIET_SECONDS, PartialUploads
 from broker_server.settings.fleet import BrokerConfig
 from broker_server.store import TaskRecord
+from broker_server.updates.values import Distance
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.errors import (
     BlobError,
@@ -101,7 +102,7 @@ class Word(FrozenModel):
     task: str | None  # whose; None for one of nobody's
     update: str = ""  # digest that was announced
     merged: str = ""  # digest of what is to be merged
-    norm: tuple[float, int] | None = None  # as of its task
+    distance: Distance | None = None  # of it to what was sent
     ranges: Ranges = ()  # of what is missing
     reason: RefusalReason = RefusalReason.FAILED  # of a refusal
     text: str = ""  # of it
@@ -215,8 +216,10 @@ class Receiver:
             self.words.append(word.model_copy(update={"text": str(error)}))
             return
         try:
-            merged = self.partial.take(task, update, data)
-            word = word.model_copy(update={"kind": "taken", "merged": merged, "norm": task.norm})
+            stored = self.partial.take(task, update, data)
+            word = word.model_copy(
+                update={"kind": "taken", "merged": stored.digest, "distance": stored.distance}
+            )
         except RefusedError as error:
             self.partial.drop(name)
             word = word.model_copy(

@@ -15,7 +15,7 @@ from fleet_protocol.identity.enrolment import Papers
 
 if TYPE_CHECKING:
     from fleet_protocol.identity.certificate import Certificate, Revocations
-    from fleet_protocol.identity.papers import Standing
+    from fleet_protocol.identity.papers import Membership
 
 REGISTRY = "registry.json"
 _LAST = 2**32 - 2**24  # epochs are told in 4 bytes
@@ -155,11 +155,11 @@ def read_registry(folder: Path) -> Registry:
 class RegistryReader:
     """Who is no longer a member, from the file, so that a revocation needs no restart.
 
-    What the server has obeyed it keeps, as its `Standing`; an older file takes none of it back. No
+    What the server has obeyed it keeps, as its `Membership`; an older file takes none of it back. No
     registry, or an older one at the start, is a ConfigError.
     """
 
-    def __init__(self, folder: Path, standing: "Standing") -> None:
+    def __init__(self, folder: Path, standing: "Membership") -> None:
         self._folder = folder
         self._standing = standing
         self._papers: Mapping[str, bytes] = {}
@@ -170,7 +170,7 @@ class RegistryReader:
         registry = read_registry(self._folder)
         if registry.revoked is not None:
             try:
-                self._standing.take(Papers(revoked=registry.revoked).to_bytes())
+                self._standing.accept(Papers(revoked=registry.revoked).to_bytes())
             except RefusedError as error:
                 raise ConfigError(
                     f"{self._folder / REGISTRY} is not what the operator has signed last ({error}): put the newest one "

@@ -358,9 +358,9 @@ class Carrier:
         if time.monotonic() < self._next:
             return False
         members = self._members()
-        for device in fleet.dismiss(members) if members is not None else ():
+        for device in fleet.limit_to_members(members) if members is not None else ():
             left = members is None or device not in members
-            store.lose_device(device, REVOKED if left else "idle", online=fleet.is_online(device))
+            store.set_presence(device, REVOKED if left else "idle", online=fleet.is_online(device))
             what = "no member any more, and counts as away" if left else "a member again"
             store.log(
                 "dismissed" if left else "returned",

@@ -17,7 +17,7 @@ import queue
 import secrets
 import threading
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from typing_extensions import Self
@@ -25,12 +25,12 @@ from typing_extensions import Self
 from broker_server.rounds.artifacts import load_artifacts
 from broker_server.rounds.coordinator import Coordinator
 from broker_server.rounds.dispatch import Services
+from broker_server.rounds.evaluators import Evaluators, open_test_sets
 from broker_server.rounds.fleet import Fleet
-from broker_server.rounds.judging import Evaluators, open_test_sets
 from broker_server.rounds.new_version import first_version
 from broker_server.rounds.reporting import Listener, Reporter
 from broker_server.rounds.run_context import RunContext, new_run_id, prepare_run
-from broker_server.rounds.stopping import ASKED, Steering, StopRequested
+from broker_server.rounds.stopping import ASKED, OperatorWish, StopRequested
 from broker_server.service.asking import Answer, Asking
 from broker_server.service.between_runs import BetweenRuns
 from broker_server.service.blob_service import BlobService, chunk_bytes_for
@@ -60,15 +60,16 @@ from broker_server.service.partial_uploads import PartialUploads
 from broker_server.service.receiver import Begin
 from broker_server.service.receivers import Receivers
 from broker_server.service.rollout import Carrier
+from broker_server.service.routing import Router
 from broker_server.service.trusted import note_nameless, trusted_config, what_differs
 from broker_server.service.uploads import Uploads
 from broker_server.settings.fleet import BrokerConfig, FleetConfig
 from broker_server.store import RunRecord, Store
-from broker_server.store.backup import sweep
+from broker_server.store.backup import remove_leftovers
 from broker_server.store.machine import FINAL
 from broker_server.store.update_store import UpdateStore
 from fleet_protocol import control, requests
-from fleet_protocol.allocator import memory_of_a_server
+from fleet_protocol.allocator import server_memory
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.blobs import DEFAULT_CHUNK_BYTES
 from fleet_protocol.errors import ConfigError, ShoalError, StorageError
@@ -93,6 +94,24 @@ QUIET_SECONDS = 0.5  # without a message, after which what waits is written to t
 SESSION_SECONDS = (
     60  # longer than a broken connection lasts, short enough not to queue much for a dead server
 )
+
+
+@dataclass(frozen=True)
+class _RequestedRun:
+    """A run that a client has requested.
+
+    `followed` says whether the client follows it over MQTT.
+    """
+
+    config: FleetConfig
+    request: str
+    answer: Answer
+    followed: bool
+
+
+def _reject(request: str, error: ShoalError, answer: Answer) -> None:
+    rejected = control.RunRejected(request=request, detail=str(error), exit_code=error.exit_code)
+    answer(rejected)
 
 
 class Server:
@@ -136,6 +155,7 @@ class Server:
         self._inbox = Inbox()
         self._stopping = threading.Event()
         self._resume_at = math.inf
+        self._requested_run: _RequestedRun | None = None
         self._stack = contextlib.ExitStack()
         self._broker: ChildBroker | None = None
         self.receivers: Receivers | None = None
@@ -144,7 +164,7 @@ class Server:
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(memory_of_a_server())
+            stack.enter_context(server_memory())
             taken = f"another server works on the store {self._folder}: stop it, or give this one a `store` of its own"
             for folder in (
                 self._folder,
@@ -155,7 +175,7 @@ class Server:
             stack.enter_context(held(self._folder, taken))
             self._store = stack.enter_context(contextlib.closing(Store(self._folder)))
             self._blobs = BlobStore(self._folder / "blobs")
-            sweep(self._store, self._folder)
+            remove_leftovers(self._store, self._folder)
             note_nameless(self._store, self.fleet)
             self._updates = stack.enter_context(
                 contextlib.closing(UpdateStore(self._folder / "updates"))
@@ -188,23 +208,23 @@ class Server:
             self._releases = BlobService(self._link, self._topics, DEFAULT_CHUNK_BYTES)
             self._asking = Asking(self._known, self._outbox)
             limits = Limits(self._known.knows)
-            heard_by = (
+            self._between = BetweenRuns(
                 self._topics,
                 self._known,
                 self._store,
-                limits,
                 self._releases,
                 self._asking,
                 self._outbox,
             )
-            self._between = BetweenRuns(*heard_by)
+            handlers = self._between.handlers(self._handle_request)
+            self._router = Router(self._topics, limits, self._known.knows, handlers)
             by_mqtt = is_open(self._broker_config)
             self._control = Control(
                 self._asking, self._outbox, at_hand, by_mqtt, self._between.count
             )
             heard = self._link, self._topics, self._outbox, self._inbox
             self._connection = Connection(
-                *heard, self._asking, self._stopping, self._carry, self._revive_broker
+                *heard, limits, self._asking, self._stopping, self._carry, self._revive_broker
             )
             self._outbox.status(None)
             if (why := why_unsealed(self._broker_config)) is not None:
@@ -271,7 +291,7 @@ class Server:
         unfinished = self._store.unfinished(self.fleet)
         changed = "" if unfinished is None else what_differs(config, unfinished.config)
         if unfinished is not None and not changed:
-            return self._go_on(unfinished, config.as_begun(unfinished.config), request)
+            return self._go_on(unfinished, config.with_stored_contract(unfinished.config), request)
         self._control.followed = followed
         context, evaluators = self._prepare(new_run_id(), config)
         if unfinished is not None:
@@ -304,7 +324,7 @@ class Server:
     ) -> control.RunFinished:
         self._control.followed = self._control.open
         context, evaluators = self._prepare(record.id, config)
-        self._store.note_config(record.id, context.begun().config)  # the folder may have moved
+        self._store.record_config(record.id, context.begun().config)  # the folder may have moved
         return self._work(context, evaluators, request)
 
     def _prepare(self, run: str, config: FleetConfig) -> tuple[RunContext, Evaluators]:
@@ -326,7 +346,7 @@ class Server:
     ) -> control.RunFinished:
         reporter = Reporter(context.run, self._store, self._tell)
         record = self._store.run(context.run)
-        steering = Steering.stored(record)
+        operator = OperatorWish.from_run(record)
         partial = PartialUploads(self._updates, self._blobs)
         clock = Clock(connected=self._link.connected)
         uploads = Uploads(self._store, partial, self._outbox, reporter, clock, self.receivers)
@@ -340,14 +360,14 @@ class Server:
                 blobs,
                 uploads,
                 reporter,
-                steering,
+                operator,
                 clock,
                 context.open_labels,
             ),
             nudge_seconds=context.config.round.nudge_seconds,
             on_control=lambda event: self._control.take(
                 event,
-                lambda request, answer: self._asked_meanwhile(request, answer, reporter, steering),
+                lambda request, answer: self._asked_meanwhile(request, answer, reporter, operator),
             ),
         )
         coordinator = Coordinator(
@@ -357,7 +377,8 @@ class Server:
         )
         last = self._store.last_round(context.run)
         if last is None or (
-            last.state in FINAL and not self._store.late(context.run, last.number + 1, waiting=True)
+            last.state in FINAL
+            and not self._store.late_tasks(context.run, last.number + 1, waiting=True)
         ):
             partial.clear()
         self._outbox.status(context.run)
@@ -422,10 +443,9 @@ class Server:
                 self._resume_at = 0.0
             elif isinstance(event, Rejected):
                 self._between.refused(event.error)
-            elif isinstance(event, Received):
-                self._between.route(event, self._control, self._requested)
-            elif isinstance(event, LocalRequest):
-                self._control.take(event, self._requested)
+            elif isinstance(event, Received | LocalRequest):
+                self._router.route(event)
+                self._begin_requested()
 
     def _try_to_resume(self) -> None:
         """Go on with a run that an earlier server left, or whose store or broker was not there for
@@ -442,6 +462,23 @@ class Server:
             with contextlib.suppress(StorageError):
                 self._store.log("resume-failed", why)
 
+    def _handle_request(self, event: Received | LocalRequest) -> None:
+        self._control.take(event, self._requested)
+
+    def _begin_requested(self) -> None:
+        """Do the run that the last message asked for, if any.
+
+        This is done outside of the message's handler: an error of a run is no fault of a message.
+        """
+        requested = self._requested_run
+        self._requested_run = None
+        if requested is None:
+            return
+        try:
+            self._begin(requested.config, requested.request, followed=requested.followed)
+        except ShoalError as error:
+            _reject(requested.request, error, requested.answer)
+
     def _requested(self, request: ServerRequested, answer: Answer) -> None:
         try:
             if request.fleet != self.fleet:
@@ -451,20 +488,14 @@ class Server:
             if isinstance(request, requests.SteerRequest):
                 self._steer_unfinished(request)
             else:
-                config = config_of(request, self._store, self._own)
-                self._begin(
-                    config,
+                self._requested_run = _RequestedRun(
+                    config_of(request, self._store, self._own),
                     request.request,
-                    followed=isinstance(request, requests.RunRequest),
+                    answer,
+                    isinstance(request, requests.RunRequest),
                 )
         except ShoalError as error:
-            answer(
-                control.RunRejected(
-                    request=request.request,
-                    detail=str(error),
-                    exit_code=error.exit_code,
-                )
-            )
+            _reject(request.request, error, answer)
 
     def _steer_unfinished(self, request: requests.SteerRequest) -> None:
         """Do what an operator wants of a run that is not over and cannot go on: end it, or try
@@ -493,7 +524,7 @@ class Server:
         request: ServerRequested,
         answer: Answer,
         reporter: Reporter,
-        steering: Steering,
+        operator: OperatorWish,
     ) -> None:
         """What a run in progress is asked for: to be steered, as no second one is taken."""
         if request.fleet != self.fleet or not isinstance(request, requests.SteerRequest):
@@ -501,11 +532,11 @@ class Server:
         elif not reporter.run.startswith(request.run):
             detail = f"run {request.run} is not in progress, run {reporter.run} is"
         else:
-            steering.wish = request.wish
+            operator.wish = request.wish
             steered = control.RunSteered(
                 **reporter.stamp, request=request.request, wish=request.wish
             )
-            self._store.note_wish(
+            self._store.record_request(
                 reporter.run, None if request.wish == "go" else ASKED + request.wish
             )
             reporter.emit(steered, ASKED + request.wish)

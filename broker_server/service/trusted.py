@@ -8,9 +8,9 @@ request: as numbers for its own configuration.
 import logging
 
 from broker_server.settings.fleet import FleetConfig
-from broker_server.settings.requested import Wanted, granted, in_words
+from broker_server.settings.requested import RequestedSettings, grant, name_settings
 from broker_server.store import RunRecord, Store
-from broker_server.store.configurations import read_kept
+from broker_server.store.configurations import read_saved_config
 from fleet_protocol.errors import ConfigError
 
 _LOG = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ def trusted_config(store: Store, record: RunRecord, own: FleetConfig | None) -> 
         ConfigError: none was saved, and the database's differs from the server's own; the message
             says in what.
     """
-    kept = read_kept(store.folder, record.id)
+    kept = read_saved_config(store.folder, record.id)
     if isinstance(kept, str):
         _LOG.warning("run %s: %s", record.id, kept)
         store.log("configuration-not-kept", kept, run=record.id)
@@ -53,7 +53,10 @@ def _as_a_request(record: RunRecord, own: FleetConfig | None, why: str) -> Fleet
     if own is None:
         raise ConfigError(f"{missing}, and this server was started without a configuration. {_HOW}")
     try:
-        return granted(own.as_begun(record.config), Wanted.of(FleetConfig.stored(record.config)))
+        return grant(
+            own.with_stored_contract(record.config),
+            RequestedSettings.from_config(FleetConfig.stored(record.config)),
+        )
     except ConfigError as error:
         raise ConfigError(
             f"{missing}, and the database's configuration is not accepted: {error}. {_HOW}"
@@ -64,7 +67,7 @@ def note_nameless(store: Store, fleet: str) -> None:
     """Log which runs of a fleet a server leaves alone, because their ids could lead anywhere as
     parts of paths.
     """
-    for run in store.nameless(fleet):
+    for run in store.invalid_run_ids(fleet):
         why = (
             f"run {run!r} has not ended, but a server does not give such an id, so the database was changed: no server "
             "resumes it, and `shoal run` begins another"
@@ -76,6 +79,6 @@ def note_nameless(store: Store, fleet: str) -> None:
 def what_differs(config: FleetConfig, stored: str) -> str:
     """Name the settings in which a configuration differs from a stored one; empty for none."""
     try:
-        return in_words(config.other_than(stored))
+        return name_settings(config.differing_settings(stored))
     except ConfigError as error:
         return str(error)

@@ -12,7 +12,6 @@ from dataclasses import replace
 
 from broker_server.rounds.collecting import OpenTask
 from broker_server.rounds.reporting import Reporter
-from broker_server.rounds.validation import check_done
 from broker_server.service.clock import Clock
 from broker_server.service.cohorts import Cohorts
 from broker_server.service.outbox import Outbox
@@ -20,6 +19,8 @@ from broker_server.service.partial_uploads import QUIET_SECONDS, PartialUploads
 from broker_server.service.receiver import Report, Word
 from broker_server.service.receivers import Receivers
 from broker_server.store import Store, TaskPhase
+from broker_server.updates.checks import check_done
+from broker_server.updates.values import Stored
 from fleet_protocol.errors import BlobError, RefusalReason, RefusedError, StorageError
 from fleet_protocol.messages import Done, UploadAck, UploadMissing
 from fleet_protocol.transport import WireCount
@@ -55,9 +56,7 @@ class Uploads:
         self._reporter = reporter
         self.cohorts = Cohorts(store, partial.blobs, outbox, clock)
         self._payload_bytes = 0
-        self._accepted: dict[
-            str, tuple[OpenTask, Done, str]
-        ] = {}  # with the digest of what is merged
+        self._accepted: dict[str, tuple[OpenTask, Done, Stored]] = {}
 
     def open(self, tasks: Iterable[OpenTask]) -> None:
         """Give the receivers what is open, and nothing else."""
@@ -116,11 +115,10 @@ class Uploads:
         if task.record.id in self._accepted:
             return False
         if task.take(message.tier):
-            self._store.take(task.record)
+            self._store.choose_tier(task.record)
         record = task.record
         try:
-            asked = task.instructions
-            check_done(message, record, task.manifest, asked.stays, hides=asked.upload.silent)
+            check_done(message, task.expected)
             if self._receivers is not None:
                 task.announced = message
                 self._receivers.announced(record, message.update)
@@ -146,10 +144,10 @@ class Uploads:
             return self._refuse(task, error)
         try:
             self.cohorts.expect(task)
-            merged = self._partial.take(task, message.update, data)
+            stored = self._partial.take(task, message.update, data)
         except RefusedError as error:
             return self._refuse(task, error)
-        self._accepted[record.id] = (task, message, merged)
+        self._accepted[record.id] = (task, message, stored)
         return True
 
     def reported(self, report: Report, tasks: Mapping[str, OpenTask]) -> None:
@@ -193,8 +191,8 @@ class Uploads:
                 except RefusedError as error:
                     self._refuse(task, error)
                 else:
-                    task.norm = word.norm
-                    self._accepted[task.record.id] = (task, message, word.merged)
+                    stored = Stored(word.merged, word.distance)
+                    self._accepted[task.record.id] = (task, message, stored)
 
     def commit(self) -> None:
         """Put the updates accepted since the last call on the disk, commit them together, and
@@ -206,9 +204,11 @@ class Uploads:
         if not self._accepted:
             return
         accepted = [
-            (task, task.record.receiving(merged, done.update.size, done.metrics), done)
-            for task, done, merged in self._accepted.values()
+            (task, task.record.with_update(stored.digest, done.update.size, done.metrics), done)
+            for task, done, stored in self._accepted.values()
         ]
+        for task, _, stored in self._accepted.values():
+            task.distance = stored.distance
         self._accepted.clear()
         if self._receivers is None:  # which tell of what is on the disk
             self._partial.blobs.sync(

@@ -19,8 +19,8 @@ from broker_server.settings.method import StrategyConfig
 from broker_server.settings.privacy import PrivacyConfig, SecureSumConfig
 from broker_server.settings.robust import RobustConfig
 from broker_server.settings.rounds import DownloadConfig, RoundConfig, UploadConfig
-from broker_server.strategies.server_optimizer import OptimizerSettings
-from fleet_protocol.data.contract import ContractTerms
+from broker_server.strategies.optimizer_rules import OptimizerSettings
+from fleet_protocol.data.terms import ContractTerms
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.frozen import STORED, FrozenModel, problems
 from fleet_protocol.messages import Name
@@ -245,6 +245,19 @@ class RunKeys(FrozenModel):
             raise ValueError("train.milestones must ascend")
         return self
 
+    @property
+    def central_noise(self) -> PrivacyConfig | None:
+        """Return the noise that the server adds to sums; None for none."""
+        return self._noise("central")
+
+    @property
+    def local_noise(self) -> PrivacyConfig | None:
+        """Return the noise that devices add to their updates; None for none."""
+        return self._noise("local")
+
+    def _noise(self, where: str) -> PrivacyConfig | None:
+        return self.privacy if self.privacy is not None and self.privacy.where == where else None
+
 
 class FleetConfig(RunKeys):
     """Everything ``fleet.toml`` says.
@@ -293,7 +306,7 @@ class FleetConfig(RunKeys):
                 f"the configuration of the run in the store was changed, or is damaged: {text}"
             ) from error
 
-    def as_begun(self, stored: str) -> "FleetConfig":
+    def with_stored_contract(self, stored: str) -> "FleetConfig":
         """Add the contract with which a stored run began, if none is set, so that its names keep
         their order.
         """
@@ -303,7 +316,7 @@ class FleetConfig(RunKeys):
             else self.model_copy(update={"contract": self.stored(stored).contract})
         )
 
-    def other_than(self, stored: str) -> list[str]:
+    def differing_settings(self, stored: str) -> list[str]:
         """Settings other than in a stored configuration.
 
         Broker, store and page may be elsewhere now.
@@ -311,14 +324,14 @@ class FleetConfig(RunKeys):
         So may the whole folder: two paths are the same if they have the same place relative to the
         store. A run keeps the contract with which it began if none is set.
         """
-        before = self.stored(stored).leaves()
-        now = self.leaves()
+        before = self.stored(stored).run_settings()
+        now = self.run_settings()
         changed = [name for name in {**now, **before} if not _same(before.get(name), now.get(name))]
         if self.contract is None:
             return [name for name in changed if name.partition(".")[0] != "contract"]
         return changed
 
-    def leaves(self) -> dict[str, tuple[Any, Any]]:
+    def run_settings(self) -> dict[str, tuple[Any, Any]]:
         """List every setting that defines a run, such as ``train.epochs``, with its JSON value, in
         two forms.
 
@@ -329,8 +342,8 @@ class FleetConfig(RunKeys):
         beside: dict[str, Any] = {}
         absolute: dict[str, Any] = {}
         placed = self.relocated(lambda path: Path(os.path.relpath(path, self.store)))
-        _add_leaves(placed.model_dump(mode="json", exclude=ELSEWHERE), "", beside)
-        _add_leaves(self.model_dump(mode="json", exclude=ELSEWHERE), "", absolute)
+        _add_settings(placed.model_dump(mode="json", exclude=ELSEWHERE), "", beside)
+        _add_settings(self.model_dump(mode="json", exclude=ELSEWHERE), "", absolute)
         return {name: (value, absolute[name]) for name, value in beside.items()}
 
 
@@ -342,7 +355,7 @@ _PLAIN_KEY = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _MOST_TABLES = 4  # nested tables; a deeper one is one value
 
 
-def _add_leaves(value: Any, name: str, found: dict[str, Any], depth: int = 0) -> None:
+def _add_settings(value: Any, name: str, found: dict[str, Any], depth: int = 0) -> None:
     """Add the settings of a table.
 
     Its keys may come from anybody, so a table with unknown keys is one value.
@@ -352,7 +365,7 @@ def _add_leaves(value: Any, name: str, found: dict[str, Any], depth: int = 0) ->
         found[name] = value
         return
     for key, inner in value.items():
-        _add_leaves(inner, f"{name}.{key}".lstrip("."), found, depth + 1)
+        _add_settings(inner, f"{name}.{key}".lstrip("."), found, depth + 1)
 
 
 def _same(before: tuple[Any, Any] | None, now: tuple[Any, Any] | None) -> bool:

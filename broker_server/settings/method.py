@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import create_model, model_validator
 
-from broker_server.strategies.registry import KNOWN
+from broker_server.strategies.registry import STRATEGIES
 from broker_server.strategies.strategy import StrategySettings
 from fleet_protocol.frozen import FrozenModel
 
@@ -28,7 +28,7 @@ class _StrategyKeys(FrozenModel):
     @model_validator(mode="after")
     def _of_this_method(self) -> "_StrategyKeys":
         # A configuration that was written out has every table.
-        for name in sorted(self.model_fields_set & KNOWN.keys() - {self.name}):
+        for name in sorted(self.model_fields_set & STRATEGIES.keys() - {self.name}):
             if getattr(self, name) != type(getattr(self, name))():
                 raise ValueError(
                     f"the table strategy.{name} has no effect on strategy {self.name!r}; remove it"
@@ -38,7 +38,11 @@ class _StrategyKeys(FrozenModel):
     @property
     def settings(self) -> StrategySettings[Any]:
         """The same for the strategies."""
-        own = getattr(self, self.name) if self.name in KNOWN and KNOWN[self.name].settings else None
+        own = (
+            getattr(self, self.name)
+            if self.name in STRATEGIES and STRATEGIES[self.name].settings
+            else None
+        )
         return StrategySettings(self.name, self.plan, self.weighting, self.label_rule, own)
 
 
@@ -46,7 +50,7 @@ if TYPE_CHECKING:
     StrategyConfig = _StrategyKeys
 else:
     _TABLES = {
-        name: method.settings for name, method in KNOWN.items() if method.settings is not None
+        name: method.settings for name, method in STRATEGIES.items() if method.settings is not None
     }
     StrategyConfig = create_model(
         "StrategyConfig",

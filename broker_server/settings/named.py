@@ -38,7 +38,7 @@ class NamedSetting:
     value: str
 
 
-def names_in(text: str) -> tuple[NamedSetting, ...]:
+def list_named_settings(text: str) -> tuple[NamedSetting, ...]:
     """List the names in a run's configuration, as JSON from a store.
 
     All of the text if it cannot be read.

@@ -69,7 +69,7 @@ SETTABLE: Mapping[str, Bounds] = MappingProxyType(
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RequestedSettings:
     """The content of a request for a run: values of `SETTABLE`, and fingerprints of each other
     setting.
     """
@@ -78,31 +78,31 @@ class Wanted:
     others: Mapping[str, str]
 
     @classmethod
-    def of(cls, config: FleetConfig) -> "Wanted":
+    def from_config(cls, config: FleetConfig) -> "RequestedSettings":
         """Build the request for a run of a configuration.
 
         A setting that is None is among the fingerprints.
         """
-        leaves = config.leaves()
-        settings = {name: leaves[name][1] for name in SETTABLE if leaves[name][1] is not None}
+        own = config.run_settings()
+        settings = {name: own[name][1] for name in SETTABLE if own[name][1] is not None}
         others = {
-            name: _fingerprints(values) for name, values in leaves.items() if name not in settings
+            name: _fingerprints(values) for name, values in own.items() if name not in settings
         }
         return cls(settings, others)
 
 
-def granted(own: FleetConfig, wanted: Wanted) -> FleetConfig:
+def grant(own: FleetConfig, wanted: RequestedSettings) -> FleetConfig:
     """Return the server's own configuration with the numbers of a request.
 
     Raises:
         ConfigError: the request differs in other settings, or has numbers out of bounds; the
             message names them.
     """
-    mine = Wanted.of(own)
+    mine = RequestedSettings.from_config(own)
     refused = _differences(mine, wanted)
     if refused:
         raise ConfigError(
-            f"it differs from the server's own configuration in {in_words(refused)}, which a request cannot set "
+            f"it differs from the server's own configuration in {name_settings(refused)}, which a request cannot set "
             f"(it can set: {', '.join(SETTABLE)})"
         )
     changes = {
@@ -114,13 +114,13 @@ def granted(own: FleetConfig, wanted: Wanted) -> FleetConfig:
     return _with(own, changes)
 
 
-def in_words(names: Sequence[str]) -> str:
+def name_settings(names: Sequence[str]) -> str:
     """Name settings that differ; of many, only the first."""
     named = ", ".join(names[:_MOST_NAMED])
     return named if len(names) <= _MOST_NAMED else f"{named} and {len(names) - _MOST_NAMED} more"
 
 
-def _differences(mine: Wanted, wanted: Wanted) -> list[str]:
+def _differences(mine: RequestedSettings, wanted: RequestedSettings) -> list[str]:
     """Return the settings that a request may not set, but that differ from the server's."""
     names = mine.others.keys() | wanted.others.keys()
     other = {

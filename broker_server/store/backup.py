@@ -33,7 +33,7 @@ from broker_server.store.rows import DamagedRowError
 from broker_server.store.update_store import FOLDER, updates_in
 from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.blobs import storage_error
-from fleet_protocol.digests import file_digest, file_matches, place_of
+from fleet_protocol.digests import blob_path, file_digest, file_matches
 from fleet_protocol.errors import BlobError, StorageError
 
 DATABASE = "shoal.db"
@@ -45,7 +45,7 @@ _OLD_SECONDS = 86400.0
 _LOG = logging.getLogger(__name__)
 
 
-def sweep(store: Store, folder: Path) -> None:
+def remove_leftovers(store: Store, folder: Path) -> None:
     """Remove from an open store's folder what killed processes left, and what the last rounds of
     ended runs have sent.
 
@@ -55,7 +55,7 @@ def sweep(store: Store, folder: Path) -> None:
     objects = folder / "blobs" / "objects"
     left = list(objects.glob("??/.*"))
     try:
-        left += [objects / place_of(digest) for digest in _sent_last(store)]
+        left += [objects / blob_path(digest) for digest in _sent_last(store)]
     except DamagedRowError as error:
         _LOG.warning("what ended runs have sent is not removed: %s", error)
     for path in left:
@@ -78,7 +78,7 @@ def _sent_last(store: Store) -> set[str]:
         last = store.last_round(run.id)
         sent = store.tasks(run.id, last.number, "train") if last is not None else []
         slices = {choice.weights.digest for task in sent for choice in task.choices}
-        digests |= slices - store.used(slices)
+        digests |= slices - store.used_blobs(slices)
     return digests
 
 
@@ -139,7 +139,9 @@ def _link(store: Path, made: Path) -> None:
     for path in batches.glob("*"):
         for digest, _, data in updates_in(path):
             if (digest,) in needed:
-                write_atomically(batches.parent / "objects" / place_of(digest), data, durable=False)
+                write_atomically(
+                    batches.parent / "objects" / blob_path(digest), data, durable=False
+                )
     shutil.rmtree(batches, ignore_errors=True)
 
 

@@ -21,7 +21,7 @@ from pydantic import Field, ValidationError
 from fleet_protocol.digests import blob_digest
 from fleet_protocol.errors import BlobError, RefusedError, visible
 from fleet_protocol.frozen import FrozenModel
-from fleet_protocol.identity.certificate import Said, issue, read_signed
+from fleet_protocol.identity.certificate import SignedStatement, issue, read_signed
 from fleet_protocol.identity.enrolment import Hex, Key
 from fleet_protocol.messages.bounds import Count
 from fleet_protocol.messages.values import Digest
@@ -36,7 +36,7 @@ SIGNATURES_LIMIT = 64 * 1024
 _SHOWN_DIGITS = 16  # of a key, shown in messages
 
 
-class BackupStatement(Said):
+class BackupStatement(SignedStatement):
     """A signer's statement about a backup.
 
     Attributes:

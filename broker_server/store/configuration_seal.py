@@ -15,12 +15,12 @@ from broker_server.store.user_key import user_key_path, user_signer
 from fleet_protocol.digests import blob_digest
 from fleet_protocol.errors import ConfigError, RefusedError, StorageError
 from fleet_protocol.frozen import FrozenModel
-from fleet_protocol.identity.certificate import Said, issue, read_signed
+from fleet_protocol.identity.certificate import SignedStatement, issue, read_signed
 from fleet_protocol.identity.enrolment import Hex
 from fleet_protocol.messages.values import Digest
 
 
-class ConfigurationSeal(Said):
+class ConfigurationSeal(SignedStatement):
     """What is signed of a configuration.
 
     Attributes:
@@ -72,7 +72,7 @@ def seal(folder: Path, run: str, config: str) -> tuple[SealedConfig, str | None]
     ), None
 
 
-def why_not_sealed(folder: Path, run: str, kept: SealedConfig) -> str | None:
+def seal_problem(folder: Path, run: str, kept: SealedConfig) -> str | None:
     """Say why a kept configuration does not count for this user in this store.
 
     None where it counts.

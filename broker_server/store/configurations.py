@@ -19,7 +19,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from broker_server.settings.fleet import FleetConfig
-from broker_server.store.configuration_seal import read_sealed, seal, why_not_sealed
+from broker_server.store.configuration_seal import read_sealed, seal, seal_problem
 from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.blobs import storage_error
 from fleet_protocol.errors import BlobError, ConfigError
@@ -36,7 +36,7 @@ _FOLDER_FLAGS = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOF
 _LOG = logging.getLogger(__name__)
 
 
-def keep_config(folder: Path, run: str, config: str) -> str | None:
+def save_config(folder: Path, run: str, config: str) -> str | None:
     """Save the configuration of a run, as JSON, beside the database of a store, readable only by
     the owner.
 
@@ -59,19 +59,19 @@ def keep_config(folder: Path, run: str, config: str) -> str | None:
     )
 
 
-def kept_config(folder: Path, run: str) -> FleetConfig | None:
-    """The copy of a run's configuration, as `read_kept`.
+def saved_config(folder: Path, run: str) -> FleetConfig | None:
+    """The copy of a run's configuration, as `read_saved_config`.
 
     None, and a line of the log, where none counts.
     """
-    kept = read_kept(folder, run)
+    kept = read_saved_config(folder, run)
     if isinstance(kept, FleetConfig):
         return kept
     _LOG.warning("run %s: %s", run, kept)
     return None
 
 
-def read_kept(folder: Path, run: str) -> FleetConfig | str:
+def read_saved_config(folder: Path, run: str) -> FleetConfig | str:
     """Read the copy of a run's configuration that this user's server saved, with its paths as they
     are now.
 
@@ -93,7 +93,7 @@ def read_kept(folder: Path, run: str) -> FleetConfig | str:
     except FileNotFoundError:
         return "no server saved its configuration in this store"
     sealed = read_sealed(data)
-    reason = "it is not signed" if sealed is None else why_not_sealed(folder, run, sealed)
+    reason = "it is not signed" if sealed is None else seal_problem(folder, run, sealed)
     if sealed is None or reason is not None:
         return f"its saved configuration {path} does not count: {reason}"
     try:
@@ -118,7 +118,7 @@ def is_run_name(run: object) -> bool:
     return True
 
 
-def one_name(kind: str, name: str) -> str:
+def require_name(kind: str, name: str) -> str:
     """Check a name from the database that becomes part of a path.
 
     Raise a ConfigError if it could lead elsewhere.
@@ -129,7 +129,7 @@ def one_name(kind: str, name: str) -> str:
 
 
 def _file_name(run: str) -> str:
-    return f"{one_name('run', run)}.json"
+    return f"{require_name('run', run)}.json"
 
 
 def _read_own(path: Path, folder: Path) -> bytes:

@@ -82,7 +82,7 @@ def explain_round(store: Store, number: int, run: str | None = None) -> list[Dev
         for event in store.events(found.id)
         if event.kind == "update-refused" and event.round == number
     )
-    tasks = [*store.tasks(found.id, number, "train"), *store.late(found.id, number)]
+    tasks = [*store.tasks(found.id, number, "train"), *store.late_tasks(found.id, number)]
     rows = [
         _asked(record, task, refused[task.device])
         for task in sorted(tasks, key=lambda task: task.device)

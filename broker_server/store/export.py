@@ -7,7 +7,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from broker_server.store import Store, VersionRecord
-from broker_server.store.choosing import promoted
+from broker_server.store.promotion import promoted
 from broker_server.store.queries import find_run
 from fleet_protocol.blob_store import BlobStore, write_atomically
 from fleet_protocol.digests import matches
@@ -83,7 +83,7 @@ def require_whole(blobs: BlobStore, number: int, *digests: str | None) -> None:
     It is left where it is, for who can mend it.
     """
     for digest in digests:
-        if digest is not None and not matches(blobs.bytes_of(digest), digest):
+        if digest is not None and not matches(blobs.read_unchecked(digest), digest):
             raise BlobError(
                 f"{blobs.path(digest)}, of version {number}, is damaged; `shoal restore` a backup"
             )

@@ -10,7 +10,7 @@ from pathlib import Path
 LOOK_SECONDS = 1.0  # between two looks at the files
 
 
-def stamp(store: Path) -> list[tuple[int, int]]:
+def file_states(store: Path) -> list[tuple[int, int]]:
     """Times and sizes of the files that a commit changes."""
     found = []
     for name in ("shoal.db", "shoal.db-wal"):
@@ -24,7 +24,7 @@ def changes(store: Path, over: threading.Event) -> Iterator[None]:
     """Once now, and again whenever the store was written since, until it is over."""
     seen = None
     while not over.is_set():
-        now = stamp(store)
+        now = file_states(store)
         if now != seen:
             seen = now
             yield

@@ -36,7 +36,7 @@ _REMEDIES = {
 }
 
 
-def said(error: Exception) -> str:
+def database_message(error: Exception) -> str:
     """What the database says, without the statement that it was given, and what to do."""
     told = str(getattr(error, "orig", None) or error)
     return "; ".join([told, *(remedy for word, remedy in _REMEDIES.items() if word in told)])
@@ -158,7 +158,7 @@ def _opening(engine: Engine, path: Path) -> Iterator[None]:
         yield
     except (SQLAlchemyError, sqlite3.Error, OSError) as error:
         engine.dispose()
-        raise StorageError(f"cannot open the store {path}: {said(error)}") from error
+        raise StorageError(f"cannot open the store {path}: {database_message(error)}") from error
     except StorageError:
         engine.dispose()
         raise
@@ -228,5 +228,5 @@ def _upgrade(engine: Engine, path: Path) -> None:
         except SQLAlchemyError as error:
             raise StorageError(
                 f"cannot bring the store {path} from schema version {found} to {SCHEMA_VERSION}, it is left as it was: "
-                f"use the Shoal that wrote it, or another store folder. {said(error)}"
+                f"use the Shoal that wrote it, or another store folder. {database_message(error)}"
             ) from error

@@ -36,7 +36,7 @@ def epsilon_after(config: PrivacyConfig, times: int) -> float:
     return float(get_epsilon_gaussian(multiplier / math.sqrt(times), config.delta))
 
 
-def epsilons(store: Store, run: RunRecord) -> dict[int, float]:
+def epsilon_by_round(store: Store, run: RunRecord) -> dict[int, float]:
     """Epsilon after every round of a run, by number of the round.
 
     There is none where nothing hides a device's part, or who looks has no accountant.
@@ -45,7 +45,7 @@ def epsilons(store: Store, run: RunRecord) -> dict[int, float]:
     if config is None or find_spec("dp_accounting") is None:
         return {}
     asked: dict[int, list[str]] = {}
-    for task in store.planned(run.id):
+    for task in store.planned_tasks(run.id):
         asked.setdefault(task.round, []).append(task.device)
     # The sum of a round that was given up is let out to nobody; what devices send by themselves is
     # out.

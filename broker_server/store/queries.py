@@ -25,9 +25,9 @@ from broker_server.store import (
     TaskPhase,
     TaskRecord,
 )
-from broker_server.store.choosing import chosen
-from broker_server.store.privacy_spent import epsilons
-from broker_server.store.remedies import SIMULATED, remedy, why_away
+from broker_server.store.privacy_spent import epsilon_by_round
+from broker_server.store.promotion import marked_versions
+from broker_server.store.remedies import SIMULATED, absence_reason, remedy
 from broker_server.store.rows import config_json
 from broker_server.store.task_records import DevicePart
 from fleet_protocol.control import VersionEvaluation
@@ -36,18 +36,18 @@ from fleet_protocol.messages import Evaluation
 from fleet_protocol.metrics import joined
 
 
-def plain(value: Any) -> Any:
+def to_json_values(value: Any) -> Any:
     """A record, a view, or a list of them as JSON values."""
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): to_json_values(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
+        return [to_json_values(item) for item in value]
     if hasattr(value, "__dataclass_fields__"):
-        made = {name: plain(getattr(value, name)) for name in value.__dataclass_fields__}
+        made = {name: to_json_values(getattr(value, name)) for name in value.__dataclass_fields__}
         return {**made, "config": config_json(value)} if isinstance(value, RunRecord) else made
     return str(value) if isinstance(value, Path) else value
 
@@ -216,7 +216,9 @@ def status(store: Store, run: str | None = None) -> StatusView:
         devices=len(known),
         refusals=dict(sorted(refusals.items())),
         insecure=config is not None and config.broker.insecure and config.broker.identity is None,
-        epsilon=max(epsilons(store, record).values(), default=None) if record is not None else None,
+        epsilon=max(epsilon_by_round(store, record).values(), default=None)
+        if record is not None
+        else None,
         runs=tuple(runs),
     )
 
@@ -233,7 +235,7 @@ def runs(store: Store, run: str | None = None) -> list[RunView]:
                 strategy=config.strategy.name,
                 closed=(closed := len({version.round for version in versions if version.round})),
                 rounds=max(closed, config.round.rounds),
-                versions=chosen(store, record.id),
+                versions=marked_versions(store, record.id),
                 evaluation=next(
                     (item.evaluation for item in reversed(versions) if item.evaluation),
                     None,
@@ -258,7 +260,7 @@ class Comparison:
 def compare(store: Store, one: str, other: str) -> Comparison:
     """Two runs of a store side by side; ids may be cut short."""
     found = find_run(store, one), find_run(store, other)
-    settings = [dict(leaves(config_json(record))) for record in found]
+    settings = [dict(flat_settings(config_json(record))) for record in found]
     judged = [
         {
             item.number: item.evaluation.shown
@@ -280,11 +282,11 @@ def compare(store: Store, one: str, other: str) -> Comparison:
     )
 
 
-def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+def flat_settings(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     """What stands in tables within tables, by dotted key."""
     if isinstance(value, dict):
         for name, item in value.items():
-            yield from leaves(item, f"{key}.{name}" if key else name)
+            yield from flat_settings(item, f"{key}.{name}" if key else name)
     else:
         yield key, value
 
@@ -292,7 +294,7 @@ def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 def devices(store: Store, run: str | None = None) -> list[DeviceView]:
     """Every device that was ever seen, with its part in a run, by default the newest."""
     record = find_run(store, run) if store.runs() or run is not None else None
-    parts: Mapping[str, DevicePart] = store.parts(record.id) if record is not None else {}
+    parts: Mapping[str, DevicePart] = store.device_parts(record.id) if record is not None else {}
     last = store.last_round(record.id) if record is not None else None
     left_out = dict(last.left_out.reasons) if last is not None and last.left_out is not None else {}
     for line in store.events(record.id, last=200) if record is not None else []:
@@ -323,7 +325,7 @@ def _device(
     refused: int,
     left_out: Mapping[str, str],
 ) -> DeviceView:
-    reason = why_away(device, part.newest if part is not None else None, left_out)
+    reason = absence_reason(device, part.newest if part is not None else None, left_out)
     said = part.measured.metrics if part is not None and part.measured is not None else None
     nothing = {
         "merged": 0,
@@ -366,7 +368,7 @@ def rounds(
         return []
     views = []
     record = find_run(store, run)
-    spent = epsilons(store, record)
+    spent = epsilon_by_round(store, record)
     buffered = FleetConfig.stored(record.config).round.buffer is not None
     for item in store.rounds(record.id):
         if not first <= item.number <= (item.number if last is None else last):
@@ -377,7 +379,7 @@ def rounds(
             for task in found
             if not task.screening or task.screening.round in {None, item.number}
         ]
-        counted += store.late(item.run, item.number) if buffered else []
+        counted += store.late_tasks(item.run, item.number) if buffered else []
         own = [
             task.metrics.evaluation for task in found if task.metrics and task.metrics.evaluation
         ]

@@ -16,7 +16,7 @@ from fleet_protocol.messages import Profile
 
 _STORED = BeforeValidator(
     lambda given: to_json(given) if isinstance(given, dict) else given
-)  # see `queries.plain`
+)  # see `queries.to_json_values`
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,9 @@ _REMEDIES = (
 )
 
 
-def why_away(device: DeviceRecord, newest: TaskRecord | None, left_out: Mapping[str, str]) -> str:
+def absence_reason(
+    device: DeviceRecord, newest: TaskRecord | None, left_out: Mapping[str, str]
+) -> str:
     """Why a device takes no part, or took none in the newest round, which left some out.
 
     Empty where it does.
@@ -79,7 +81,7 @@ def why_away(device: DeviceRecord, newest: TaskRecord | None, left_out: Mapping[
 
 
 def remedy(device: str, reason: str) -> str:
-    """What to do about a reason from `why_away`.
+    """What to do about a reason from `absence_reason`.
 
     Empty where nothing is to be done, or the reason says it.
     """

@@ -9,7 +9,7 @@ from sqlalchemy import bindparam, func, insert, select, text, update
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
 from broker_server.store import schema
-from broker_server.store.configurations import is_run_name, keep_config
+from broker_server.store.configurations import is_run_name, save_config
 from broker_server.store.machine import RoundEvent, RoundState, advance
 from broker_server.store.records import (
     DeviceRecord,
@@ -23,7 +23,7 @@ from broker_server.store.rows import from_row, to_row
 from broker_server.store.task_records import Outcome, TaskPhase, TaskRecord
 from broker_server.store.task_table import OF_TASK, TaskTable
 from fleet_protocol.control import VersionEvaluation
-from fleet_protocol.errors import RefusalReason, plain
+from fleet_protocol.errors import RefusalReason, single_line
 from fleet_protocol.messages import DeviceProfile, DeviceStatus
 
 _LOG = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class Store(TaskTable):
 
     def add_run(self, run: RunRecord, first: VersionRecord) -> None:
         """Begin a run with its initial version, and the caller's own configuration."""
-        unsigned = keep_config(self.folder, run.id, run.config)
+        unsigned = save_config(self.folder, run.id, run.config)
         with self._begin() as connection:
             connection.execute(insert(schema.runs).values(to_row(run)))
             connection.execute(insert(schema.versions).values(to_row(first)))
@@ -94,16 +94,16 @@ class Store(TaskTable):
         """Say that a run which has not ended is held, or goes on."""
         self._set_run(run, status=status)
 
-    def note_wish(self, run: str, detail: str | None) -> None:
+    def record_request(self, run: str, detail: str | None) -> None:
         """Say what an operator wants of a run that has not ended, for a server that starts again.
 
         None: to go on.
         """
         self._set_run(run, detail=detail, **({"status": "running"} if detail is None else {}))
 
-    def note_config(self, run: str, config: str) -> None:
+    def record_config(self, run: str, config: str) -> None:
         """Record the configuration with which a run resumes, which is the caller's own."""
-        unsigned = keep_config(self.folder, run, config)
+        unsigned = save_config(self.folder, run, config)
         self._set_run(run, config=config)
         self._say_unsigned(run, unsigned)
 
@@ -133,13 +133,13 @@ class Store(TaskTable):
         return self._first(RunRecord, select(schema.runs).where(schema.runs.c.id == run))
 
     def unfinished(self, fleet: str) -> RunRecord | None:
-        """The newest run of a fleet that has not ended, and whose id is a name: see `nameless`."""
+        """The newest run of a fleet that has not ended, and whose id is a name: see `invalid_run_ids`."""
         return next(
             (from_row(RunRecord, row) for row in self._unfinished(fleet) if is_run_name(row.id)),
             None,
         )
 
-    def nameless(self, fleet: str) -> list[str]:
+    def invalid_run_ids(self, fleet: str) -> list[str]:
         """Ids of unfinished runs of a fleet that no server resumes, because no server gave them
         such an id.
         """
@@ -153,7 +153,7 @@ class Store(TaskTable):
 
     # Devices: what each last said about itself.
 
-    def see_device(self, said: DeviceStatus | DeviceProfile) -> None:
+    def record_device(self, said: DeviceStatus | DeviceProfile) -> None:
         """Remember what a device said about itself, with the next commit."""
         now = time.time()
         row = {
@@ -179,7 +179,7 @@ class Store(TaskTable):
                 (*key, "status"),
             )
 
-    def lose_device(self, device: str, state: str, *, online: bool = False) -> None:
+    def set_presence(self, device: str, state: str, *, online: bool = False) -> None:
         """Remember that a device is away or there again, which it does not say itself."""
         self.flush()
         self._write(
@@ -299,8 +299,8 @@ class Store(TaskTable):
         device: str | None = None,
     ) -> None:
         """Write a line of the log."""
-        device = device and plain(device)
-        detail = plain(detail)
+        device = device and single_line(device)
+        detail = single_line(detail)
         self._later(
             _LINE,
             {
@@ -347,7 +347,7 @@ class Store(TaskTable):
             query = query.where(schema.events.c.run == run)
         return self._all(EventRecord, query if last is None else query.limit(last))[::-1]
 
-    def newest_marks(self, run: str, kind: str) -> dict[str | None, int]:
+    def marked_rounds(self, run: str, kind: str) -> dict[str | None, int]:
         """The round that the newest line of one kind names, by device."""
         self.flush()
         table = schema.events
@@ -357,7 +357,7 @@ class Store(TaskTable):
         rows = self._values(EventRecord, ("device", "round"), query.order_by(table.c.id))
         return {device: number or 0 for device, number in rows}
 
-    def lines(self, run: str, kinds: Collection[str]) -> dict[str, int]:
+    def count_lines(self, run: str, kinds: Collection[str]) -> dict[str, int]:
         """How many lines a run has of each of these kinds."""
         self.flush()
         table = schema.events
@@ -440,7 +440,7 @@ class Store(TaskTable):
             connection.execute(mine.values(evaluation=encoded))
             connection.execute(its.values(evaluation=encoded, note=note))
 
-    def used(self, digests: Collection[str], *, beside: str = "") -> set[str]:
+    def used_blobs(self, digests: Collection[str], *, beside: str = "") -> set[str]:
         """Which blobs are the weights of versions, of all runs beside one: the same weights are one
         blob.
         """

@@ -20,10 +20,10 @@ from broker_server.store.backup_signature import (
 )
 from broker_server.store.repository import Store
 from broker_server.store.rows import DamagedRowError
-from broker_server.store.table_check import strange_part
+from broker_server.store.table_check import unexpected_part
 from fleet_protocol.blob_store import replacing
 from fleet_protocol.blobs import storage_error
-from fleet_protocol.digests import DIGEST_PATTERN, pieces_match, place_of
+from fleet_protocol.digests import DIGEST_PATTERN, blob_path, pieces_match
 from fleet_protocol.errors import BlobError, ConfigError
 from fleet_protocol.foreign_archives import (
     Archive,
@@ -161,7 +161,7 @@ def _places(name: str, digest: str) -> Collection[str]:
     """
     if name == DATABASE:
         return (DATABASE,)
-    return [Path(root, "objects", place_of(digest)).as_posix() for root in ROOTS]
+    return [Path(root, "objects", blob_path(digest)).as_posix() for root in ROOTS]
 
 
 def _signed_contents(
@@ -235,7 +235,7 @@ def _check_tables(database: Path, file: Path) -> None:
     try:
         with contextlib.closing(sqlite3.connect(address, uri=True)) as opened:
             opened.execute("PRAGMA trusted_schema=OFF")
-            strange = strange_part(opened)
+            strange = unexpected_part(opened)
             state = opened.execute("PRAGMA quick_check(1)").fetchone()[0]
     except sqlite3.Error as error:
         raise BlobError(

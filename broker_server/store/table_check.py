@@ -18,7 +18,7 @@ _INDICES = frozenset(
 _EXPRESSION = -2  # in place of a column's number, as SQLite says it
 
 
-def strange_part(opened: sqlite3.Connection) -> str | None:
+def unexpected_part(opened: sqlite3.Connection) -> str | None:
     """What a database has that no store has, for a message; None where there is nothing.
 
     Raises:

@@ -122,7 +122,7 @@ class TaskRecord:
         own = alternative(self.tier, self.artifact_set, self.weights, self.plan_key)
         return (own, *(self.others.items if self.others is not None else ()))
 
-    def taking(self, tier: str) -> "TaskRecord":
+    def with_tier(self, tier: str) -> "TaskRecord":
         """The task with the sub-model that the device took in the first place.
 
         As it is if that was not offered.
@@ -135,7 +135,7 @@ class TaskRecord:
         rest = tuple(item for item in self.choices if item.tier != tier)
         return replace(self, **dict(taken[tier]), others=Alternatives(items=rest))
 
-    def receiving(self, digest: str, size: int, metrics: TaskMetrics) -> "TaskRecord":
+    def with_update(self, digest: str, size: int, metrics: TaskMetrics) -> "TaskRecord":
         """The task once its update, of so many bytes where it travelled, is checked and on the
         disk.
         """

@@ -31,7 +31,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import SQLAlchemyError
 
 from broker_server.store import schema
-from broker_server.store.opening import open_for_reading, open_for_writing, said
+from broker_server.store.opening import database_message, open_for_reading, open_for_writing
 from broker_server.store.records import RoundRecord
 from broker_server.store.rows import (
     TABLES,
@@ -126,9 +126,11 @@ class Database:
             with self._engine.begin() as connection:
                 yield connection
         except SQLAlchemyError as error:
-            if _MALFORMED in said(error):
+            if _MALFORMED in database_message(error):
                 self._name_malformed()
-            raise StorageError(f"cannot use the store {self.path}: {said(error)}") from error
+            raise StorageError(
+                f"cannot use the store {self.path}: {database_message(error)}"
+            ) from error
 
     def _name_malformed(self) -> None:
         """Name the task whose JSON the database itself could not read.
@@ -244,7 +246,7 @@ class TaskTable(Database):
         )
         return self._all(TaskRecord, query if kind is None else query.where(table.c.kind == kind))
 
-    def tasks_of(self, run: str, device: str) -> list[TaskRecord]:
+    def device_tasks(self, run: str, device: str) -> list[TaskRecord]:
         """The training tasks of a device in a run, by round."""
         table = schema.tasks
         query = select(table).where(
@@ -272,14 +274,14 @@ class TaskTable(Database):
                 answers.append((device, phase, detail))
         return answers
 
-    def planned(self, run: str) -> list[PlannedTask]:
+    def planned_tasks(self, run: str) -> list[PlannedTask]:
         """Every training task of a run, by round."""
         columns = [schema.tasks.c[name] for name in PlannedTask._fields]
         query = select(*columns).where(schema.tasks.c.run == run, schema.tasks.c.kind == "train")
         rows = self._values(TaskRecord, PlannedTask._fields, query.order_by(schema.tasks.c.round))
         return [PlannedTask._make([*values, phase.value]) for *values, phase in rows]
 
-    def parts(self, run: str) -> dict[str, DevicePart]:
+    def device_parts(self, run: str) -> dict[str, DevicePart]:
         """What every device did in a run, by device.
 
         Summed up by the database, for there may be many tasks.
@@ -318,7 +320,7 @@ class TaskTable(Database):
         )
         return {task.device: task for task in self._all(TaskRecord, query.where(which))}
 
-    def late(self, run: str, number: int, *, waiting: bool = False) -> list[TaskRecord]:
+    def late_tasks(self, run: str, number: int, *, waiting: bool = False) -> list[TaskRecord]:
         """Training tasks of earlier rounds whose updates are in the version of a round, or still
         may be, by device.
         """
@@ -348,7 +350,7 @@ class TaskTable(Database):
         return self._first(TaskRecord, select(schema.tasks).where(schema.tasks.c.id == task))
 
     def receive(self, tasks: Sequence[TaskRecord], *, later: bool = False) -> None:
-        """Commit that updates, as of `TaskRecord.receiving`, are on disk, all or none.
+        """Commit that updates, as of `TaskRecord.with_update`, are on disk, all or none.
 
         Only then acknowledge them.
 
@@ -371,7 +373,7 @@ class TaskTable(Database):
         for row in rows if later else ():
             self._later(_RECEIVE, row, row["task"])
 
-    def take(self, task: TaskRecord) -> None:
+    def choose_tier(self, task: TaskRecord) -> None:
         """Commit which of its sub-models a device took."""
         row = to_row(task)
         taken = {key: row[key] for key in ("tier", "plan_key", "artifact_set", "weights", "others")}
@@ -384,7 +386,7 @@ class TaskTable(Database):
             [{"task": task, "phase": phase.value, "detail": detail} for task in tasks],
         )
 
-    def note_answers(self, timings: Mapping[str, Timing]) -> None:
+    def record_timings(self, timings: Mapping[str, Timing]) -> None:
         """Remember when tasks were answered, by id, with the next commit, which is that of their
         round's end.
         """

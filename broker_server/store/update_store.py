@@ -153,10 +153,10 @@ class UpdateStore(BlobStore):
             raise
 
     @override
-    def bytes_of(self, digest: str) -> bytes:
+    def read_unchecked(self, digest: str) -> bytes:
         """What lies under a digest, unchecked."""
         if digest not in self._places:
-            return super().bytes_of(digest)
+            return super().read_unchecked(digest)
         self.sync((digest,))
         batch, at, size = self._places[digest]
         return os.pread(batch.descriptor, size, at)
@@ -166,7 +166,7 @@ class UpdateStore(BlobStore):
         """The tensors of an update."""
         kept = digest in self._places
         return (
-            tensors_in(self.bytes_of(digest), f"update {digest[:12]}")
+            tensors_in(self.read_unchecked(digest), f"update {digest[:12]}")
             if kept
             else super().tensors(digest)
         )

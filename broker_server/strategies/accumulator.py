@@ -1,5 +1,4 @@
-"""Streaming accumulators: updates of different sub-models are folded into running sums one at a
-time.
+"""Fold updates of different sub-models into running sums, one update at a time.
 
 The selective average (specification, shared notation; HeteroFL, Diao et al., ICLR 2021, section 3):
 for every scalar e of every global tensor, with N(e) the devices whose sub-model holds e and, on
@@ -8,17 +7,17 @@ rows of a label axis, whose data has the row's label,
     theta_new(e) = sum_{k in N(e)} w_k theta_k(e) / sum_{k in N(e)} w_k     if N(e) is not empty
     theta_new(e) = theta_old(e)                                             otherwise
 
-Kept in memory are one float32 sum per parameter and, for each plan in use, the total weight of the
-updates cut by it (and one total per label). What an entry must be divided by is worked out from
-these when the round closes, parameter by parameter and only along dimensions that some plan cuts:
-all positions of a convolution kernel share one count. Memory is therefore the size of the model,
+An accumulator keeps one float32 sum for each parameter and, for each plan in use, the total weight
+of the updates cut by it (in all, and for each label). The divisors follow from these totals when
+the round closes, parameter by parameter and only along dimensions that some plan cuts: all
+positions of a convolution kernel share one divisor. Memory is therefore the size of the model,
 whatever the number of updates.
 
-Floating point addition does not associate, so the caller folds in an order of its own (`folding`
-takes the devices' names) and gets the same bits however the updates arrived.
+Addition of floating-point numbers is not associative. The caller therefore folds in an order that
+does not depend on when updates arrive, and gets the same bits each time.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -26,71 +25,51 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from broker_server.strategies.coverage import PlanTotals, coverage_of
 from fleet_protocol.errors import PlanError
 from models.layout import Layout
-from models.slicing import (
-    CompiledPlan,
-    CompiledTensor,
-    Region,
-    Run,
-    Tensors,
-    tensor_regions,
-)
+from models.slicing import CompiledPlan, CompiledTensor, Region, Tensors, tensor_regions
 
-_SCRATCH_VALUES = (
-    256 * 1024
-)  # 1 MB of products: they are added while they are still in the second-level cache
+# 1 MB of products at a time: they are added while they are in the second-level cache.
+_SCRATCH_VALUES = 256 * 1024
 
 Floats = NDArray[np.float32]
 Factor = Callable[[CompiledPlan, str], float]
-"""Of the weight of an update, for one of its tensors: by plan and name."""
+"""The factor of an update's weight for one of its tensors, from the plan and the tensor's name."""
 
 
-def _alike(_plan: CompiledPlan, _name: str) -> float:
+def _no_factor(_plan: CompiledPlan, _name: str) -> float:
     return 1.0
 
 
 @dataclass
-class _Group:
-    """The updates that were cut by one plan: their total weight, and for each label that of those
-    that hold it.
+class Accumulator:
+    """The running state of one merge.
+
+    Attributes:
+        sums: by parameter, the weighted sum of the updates, float32, of the global shape.
+        totals: by plan key, the total weight of the updates cut by the plan.
+        updates: number of updates that were folded.
+        spent: whether it was finished; its sums then belong to the result.
     """
 
-    plan: CompiledPlan
-    weight: float
-    by_label: NDArray[np.float64]
-
-
-@dataclass
-class Accumulator:
-    """The running state of one merge."""
-
     layout: Layout
-    sums: dict[str, Floats]  # weighted sums, float32, of the global shapes
-    groups: dict[str, _Group] = field(default_factory=dict)  # totals by plan key
-    updates: int = 0  # how many were folded
-    factor: Factor = field(default=_alike)
-    spent: bool = False  # it was finished; its sums belong to the result
+    sums: dict[str, Floats]
+    totals: dict[str, PlanTotals] = field(default_factory=dict)
+    updates: int = 0
+    factor: Factor = field(default=_no_factor)
+    spent: bool = False
     scratch: Floats = field(
         default_factory=lambda: np.empty(_SCRATCH_VALUES, np.float32), repr=False
     )
 
 
-def start(layout: Layout, factor: Factor = _alike) -> Accumulator:
-    """An empty accumulator."""
-    sums = {item.name: np.zeros(item.shape, np.float32) for item in layout.parameters}
+def start(layout: Layout, factor: Factor = _no_factor) -> Accumulator:
+    """Return an empty accumulator."""
+    sums = {
+        parameter.name: np.zeros(parameter.shape, np.float32) for parameter in layout.parameters
+    }
     return Accumulator(layout, sums, factor=factor)
-
-
-def _check(plan: CompiledPlan, update: Tensors) -> None:
-    for name in plan.required:
-        value = update.get(name)
-        shape = plan.tensors[name].local_shape
-        if value is None or value.shape != shape or value.dtype != np.float32:
-            found = "missing" if value is None else f"{value.dtype} {value.shape}"
-            raise PlanError(
-                f"{plan.title}: tensor {name} of an update should be float32 {shape} but is {found}"
-            )
 
 
 def fold(
@@ -102,48 +81,48 @@ def fold(
     weight: float = 1.0,
     labels: Iterable[int] | None = None,
 ) -> None:
-    """Add one update.
+    """Add one update to the sums.
 
     Args:
         state: changed in place.
         key: name of the plan; updates with the same key were cut by the same plan.
-        plan: what the update holds.
+        plan: the entries that the update holds.
         update: the sub-model's parameters by name, float32; they may be views of a mapped file.
         weight: w_k above, > 0.
-        labels: labels in the device's data (C_k); None takes every row.
+        labels: labels in the device's data (C_k); None counts every row.
 
     Raises:
-        PlanError: the update is not one of this plan, or the accumulator is spent; nothing was
+        PlanError: the update does not fit the plan, or the accumulator is spent; nothing was
             added.
     """
     if state.spent:
         raise PlanError("this accumulator was finished; start another for the next merge")
     if not weight > 0:
         raise PlanError(f"an update's weight must be positive, not {weight}")
-    _check(plan, update)
-    axes = state.layout.labelled
+    _check_update(plan, update)
     rows = None if labels is None else tuple(sorted(set(labels)))
-    with np.errstate(
-        over="ignore", invalid="ignore"
-    ):  # whoever takes the result checks that it is finite
+    label_axes = state.layout.labelled
+    # Sums may overflow: the caller checks that the result is finite.
+    with np.errstate(over="ignore", invalid="ignore"):
         for name, tensor in plan.tensors.items():
             if name not in plan.required:
                 continue
-            boxes: tuple[Region, ...] = tensor.regions
-            if rows is not None and any(dim.axis in axes for dim in tensor.dims):
-                boxes = _boxes(tensor, axes, rows)
-            own = weight * state.factor(plan, name)
-            for box in boxes:
-                _add(state.sums[name], box, update[name], own, state.scratch)
-    count(state, key, plan, weight, None if rows is None else np.array(rows, np.int64))
-
-
-@lru_cache(maxsize=256)
-def _boxes(
-    tensor: CompiledTensor, axes: frozenset[str], rows: tuple[int, ...]
-) -> tuple[Region, ...]:
-    """What an update adds to where a label rule applies: many devices have the same labels."""
-    return tensor_regions(tensor, dict.fromkeys(axes, np.array(rows, np.int64)))
+            tensor_weight = weight * state.factor(plan, name)
+            for region in _folded_regions(label_axes, tensor, rows):
+                _add_region(
+                    state.sums[name],
+                    region,
+                    update[name],
+                    tensor_weight,
+                    state.scratch,
+                )
+    count(
+        state,
+        key,
+        plan,
+        weight,
+        None if rows is None else np.array(rows, np.int64),
+    )
 
 
 def count(
@@ -153,127 +132,133 @@ def count(
     weight: float = 1.0,
     rows: NDArray[np.int64] | None = None,
 ) -> None:
-    """Count an update of a plan, with the rows of the labels that it holds or all, in what entries
-    are divided by.
+    """Add the weight of an update to the totals of its plan, of which the divisors are made.
+
+    Args:
+        state: changed in place.
+        key: name of the plan.
+        plan: the entries that the update holds.
+        weight: w_k above.
+        rows: the labels whose rows the update holds; None for all.
     """
-    group = state.groups.get(key)
-    if group is None:
-        most = max(
-            [
-                state.layout.classes,
-                *(state.layout.axes[axis].size for axis in state.layout.label_axes),
-            ]
-        )
-        group = state.groups[key] = _Group(plan, 0.0, np.zeros(most))
-    group.weight += weight
-    group.by_label[slice(None) if rows is None else rows] += weight
+    totals = state.totals.get(key)
+    if totals is None:
+        most_labels = state.layout.classes
+        for axis in state.layout.label_axes:
+            most_labels = max(most_labels, state.layout.axes[axis].size)
+        totals = state.totals[key] = PlanTotals(plan, 0.0, np.zeros(most_labels))
+    totals.weight += weight
+    totals.by_label[slice(None) if rows is None else rows] += weight
     state.updates += 1
 
 
-def _add(total: Floats, box: Region, update: NDArray[Any], weight: float, scratch: Floats) -> None:
-    part = update[box.part]
-    if not all(isinstance(index, slice) for index in box.whole):
-        total[box.whole] += part if weight == 1.0 else part * np.float32(weight)
-        return
-    view = total[box.whole]
-    if weight == 1.0:
-        np.add(view, part, out=view)
-        return
-    for place in _pieces(part.shape, scratch.size):
-        piece = part[place]
-        product = scratch[: piece.size].reshape(piece.shape)
-        np.multiply(piece, np.float32(weight), out=product)
-        np.add(view[place], product, out=view[place])
-
-
-def _pieces(shape: tuple[int, ...], values: int) -> Iterable[tuple[Any, ...]]:
-    """Cut an array into pieces of at most ``values`` entries, rows together where they fit."""
-    if not shape:
-        return [()]
-    inner = int(np.prod(shape[1:], dtype=np.int64))
-    if inner > values:
-        return [(row, *place) for row in range(shape[0]) for place in _pieces(shape[1:], values)]
-    step = max(1, values // max(1, inner))
-    return [(slice(first, first + step),) for first in range(0, shape[0], step)]
-
-
 def coverage(state: Accumulator, name: str) -> Floats:
-    """The total weight behind every entry, float32, broadcastable to the parameter: uncut
-    dimensions have length 1.
+    """Return the total weight behind every entry of a parameter.
+
+    Returns:
+        A float32 array that broadcasts to the parameter; dimensions that no plan cuts have
+        length 1.
     """
-    axes = state.layout.labelled
-    held = [
-        (group, group.plan.tensors[name])
-        for group in state.groups.values()
-        if name in group.plan.tensors
-    ]
-    shape = next(item.shape for item in state.layout.parameters if item.name == name)
-    labelled = [dim.axis in axes for dim in held[0][1].dims] if held else [False] * len(shape)
-    shared = [
-        not labelled[at] and all(tensor.runs[at] == (Run(0, 0, size),) for _, tensor in held)
-        for at, size in enumerate(shape)
-    ]
-    total = np.zeros(
-        [1 if alone else size for alone, size in zip(shared, shape, strict=True)],
-        np.float32,
+    return coverage_of(
+        state.layout,
+        name,
+        list(state.totals.values()),
+        state.factor,
     )
-    for group, tensor in held:
-        _add_coverage(total, shared, labelled, group, tensor, state.factor(group.plan, name))
-    return total
-
-
-def _add_coverage(
-    count: Floats,
-    shared: list[bool],
-    labelled: list[bool],
-    group: _Group,
-    tensor: CompiledTensor,
-    factor: float,
-) -> None:
-    amount: Any = np.float32(group.weight * factor)
-    for at, by_label in enumerate(labelled):
-        if by_label:
-            inner = tensor.dims[at].inner
-            column = np.repeat(
-                (group.by_label[: tensor.shape[at] // inner] * factor).astype(np.float32),
-                inner,
-            )
-            amount = column.reshape([-1 if other == at else 1 for other in range(len(labelled))])
-    if all(isinstance(index, slice) for box in tensor.regions for index in box.whole):
-        for box in tensor.regions:
-            place = tuple(
-                slice(0, 1) if alone else index
-                for alone, index in zip(shared, box.whole, strict=True)
-            )
-            np.add(count[place], amount, out=count[place])
-        return
-    # Scattered units: one pass over the mesh of what is kept along each cut dimension.
-    kept = [
-        np.zeros(1, np.int64)
-        if alone
-        else np.concatenate([np.arange(run.start, run.start + run.length) for run in runs])
-        for alone, runs in zip(shared, tensor.runs, strict=True)
-    ]
-    count[np.ix_(*kept)] += amount
 
 
 def finish(state: Accumulator, old: Tensors) -> dict[str, NDArray[np.float32]]:
-    """Divide the sums, which become the new weights.
+    """Divide the sums by their weights, which makes them the new global weights.
 
     Entries that no update covers keep the bits of the old ones.
 
-    An accumulator that is spent already is a PlanError.
+    Raises:
+        PlanError: the accumulator is spent already.
     """
     if state.spent:
         raise PlanError("this accumulator was finished already")
     state.spent = True
     for name, total in state.sums.items():
-        held = coverage(state, name)
-        bare = held == 0
-        if bare.any():
-            held[bare] = 1
-            np.divide(total, held, out=total)
-            np.copyto(total, old[name], where=bare)
+        divisor = coverage(state, name)
+        uncovered = divisor == 0
+        if uncovered.any():
+            divisor[uncovered] = 1
+            np.divide(total, divisor, out=total)
+            np.copyto(total, old[name], where=uncovered)
         else:
-            np.divide(total, held, out=total)
+            np.divide(total, divisor, out=total)
     return state.sums
+
+
+def _check_update(plan: CompiledPlan, update: Tensors) -> None:
+    for name in plan.required:
+        value = update.get(name)
+        shape = plan.tensors[name].local_shape
+        if value is None or value.shape != shape or value.dtype != np.float32:
+            actual = "missing" if value is None else f"{value.dtype} {value.shape}"
+            raise PlanError(
+                f"{plan.title}: tensor {name} of an update should be float32 {shape} but is"
+                f" {actual}"
+            )
+
+
+def _folded_regions(
+    label_axes: frozenset[str],
+    tensor: CompiledTensor,
+    rows: tuple[int, ...] | None,
+) -> tuple[Region, ...]:
+    """Return the regions of a tensor that an update adds to, with the label rule if rows count."""
+    has_label_axis = any(dim.axis in label_axes for dim in tensor.dims)
+    if rows is None or not has_label_axis:
+        return tensor.regions
+    return _labelled_regions(tensor, label_axes, rows)
+
+
+# Many devices have the same labels, so that the same regions are asked for again and again.
+@lru_cache(maxsize=256)
+def _labelled_regions(
+    tensor: CompiledTensor,
+    axes: frozenset[str],
+    rows: tuple[int, ...],
+) -> tuple[Region, ...]:
+    return tensor_regions(tensor, dict.fromkeys(axes, np.array(rows, np.int64)))
+
+
+def _add_region(
+    total: Floats,
+    region: Region,
+    update: NDArray[Any],
+    weight: float,
+    scratch: Floats,
+) -> None:
+    values = update[region.part]
+    # Scattered units: numpy copies them, so that there is no view to add into.
+    if not all(isinstance(index, slice) for index in region.whole):
+        total[region.whole] += values if weight == 1.0 else values * np.float32(weight)
+        return
+    view = total[region.whole]
+    if weight == 1.0:
+        np.add(view, values, out=view)
+        return
+    for place in _blocks(values.shape, scratch.size):
+        block = values[place]
+        product = scratch[: block.size].reshape(block.shape)
+        np.multiply(block, np.float32(weight), out=product)
+        np.add(view[place], product, out=view[place])
+
+
+def _blocks(shape: tuple[int, ...], most_values: int) -> Iterator[tuple[Any, ...]]:
+    """Cut an array into blocks of at most ``most_values`` entries, of whole rows where they fit."""
+    if not shape:
+        yield ()
+        return
+    row_values = int(np.prod(shape[1:], dtype=np.int64))
+    if row_values > most_values:
+        # A row alone is too long: cut every row by itself.
+        for row in range(shape[0]):
+            for place in _blocks(shape[1:], most_values):
+                yield (row, *place)
+        return
+    step = max(1, most_values // max(1, row_values))
+    for first in range(0, shape[0], step):
+        yield (slice(first, first + step),)

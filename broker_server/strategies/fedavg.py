@@ -1,4 +1,4 @@
-"""FedAvg: every device trains the whole model; the server averages, weighted by samples.
+"""FedAvg: every device trains the whole model, and the server averages, weighted by samples.
 
 Brendan McMahan, Eider Moore, Daniel Ramage, Seth Hampson, Blaise Aguera y Arcas:
 "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017,
@@ -11,13 +11,13 @@ runs on the same accumulator.
 from dataclasses import replace
 
 from broker_server.strategies import heterofl
-from broker_server.strategies.strategy import Basis, Method, Strategy
+from broker_server.strategies.strategy import Basis, Method, Strategy, Weighting
 from fleet_protocol.errors import PlanError
 from fleet_protocol.frozen import FrozenModel
 
 
 def build(basis: Basis[FrozenModel | None]) -> Strategy:
-    """The strategy as configured.
+    """Build the strategy from its settings.
 
     ``weighting`` defaults to samples where a mean is taken, ``label_rule`` to off.
 
@@ -27,23 +27,26 @@ def build(basis: Basis[FrozenModel | None]) -> Strategy:
     """
     if basis.plan != "static":
         raise PlanError(
-            f"{basis.name} trains the whole model, so there is nothing for plan = {basis.plan!r} to choose; remove it"
+            f"{basis.name} trains the whole model, so there is nothing for plan = {basis.plan!r}"
+            " to choose; remove it"
         )
-    full = basis.layout.tier(1.0)
-    if full not in basis.tiers:
+    full_tier = basis.layout.tier(1.0)
+    if full_tier not in basis.tiers:
         raise PlanError(
-            f"{basis.name} trains the full tier {full.id}, which is not among those exported and allowed"
+            f"{basis.name} trains the full tier {full_tier.id}, which is not among those exported"
+            " and allowed"
         )
-    weighting = basis.weighting or ("samples" if basis.average == "mean" else "uniform")
-    built = heterofl.build(
+    # A median or a trimmed mean has no weights.
+    default: Weighting = "samples" if basis.average == "mean" else "uniform"
+    selective_average = heterofl.build(
         replace(
             basis,
-            weighting=weighting,
+            weighting=basis.weighting or default,
             label_rule=basis.label_rule is True,
-            tiers=(full,),
+            tiers=(full_tier,),
         )
     )
-    return replace(built, name="fedavg", paper="https://arxiv.org/abs/1602.05629")
+    return replace(selective_average, name="fedavg", paper="https://arxiv.org/abs/1602.05629")
 
 
 STRATEGIES = {"fedavg": Method(build)}

@@ -4,7 +4,7 @@ Tian Li, Anit Kumar Sahu, Manzil Zaheer, Maziar Sanjabi, Ameet Talwalkar, Virgin
 Optimization in Heterogeneous Networks", MLSys 2020, https://arxiv.org/abs/1812.06127, algorithm 2.
 
 A device minimises ``F_k(w) + mu / 2 * |w - w_t|^2`` with ``w_t`` the weights of the round. The pull
-is an input of the train graph, so mu is all that the server has to say.
+is an input of the train graph, so the server only sends mu.
 """
 
 from dataclasses import replace
@@ -28,10 +28,11 @@ class FedProxSettings(FrozenModel):
 
 
 def build(basis: Basis[FedProxSettings]) -> Strategy:
-    """The strategy as configured, with ``mu``; the rest, errors too, is as for FedAvg."""
+    """Build FedAvg with the pull ``mu``; errors are those of FedAvg."""
+    mu = basis.options.mu
 
     def instruct(instructions: Instructions, _closed_rounds: int) -> Instructions:
-        train = instructions.train.model_copy(update={"proximal_mu": basis.own.mu})
+        train = instructions.train.model_copy(update={"proximal_mu": mu})
         return instructions.model_copy(update={"train": train})
 
     return replace(

@@ -1,5 +1,6 @@
-"""FedRolex: the kept units of every layer are a window that moves each round, so all get trained
-equally often.
+"""FedRolex: keep a window of the units of every layer that moves each round.
+
+So all units get trained equally often.
 
 Samiul Alam, Luyang Liu, Ming Yan, Mi Zhang: "FedRolex: Model-Heterogeneous Federated Learning with
 Rolling Sub-Model Extraction", NeurIPS 2022, https://arxiv.org/abs/2212.01548. Specification section
@@ -24,7 +25,7 @@ from broker_server.strategies.strategy import (
     PlanRequest,
     Strategy,
 )
-from broker_server.strategies.width_merge import Weighting, layer_factor
+from broker_server.strategies.width_merge import LayerWeighting, layer_factor
 from fleet_protocol.errors import PlanError
 from fleet_protocol.frozen import FrozenModel
 from models.axes import AxisKind, kept_units
@@ -47,7 +48,7 @@ class FedRolexSettings(FrozenModel):
     step: int = Field(default=1, ge=1)
     direction: Direction = "up"
     heads: HeadRule = "preserving"
-    weighting: Weighting = "avg"
+    weighting: LayerWeighting = "avg"
 
 
 class DropoutSettings(FrozenModel):
@@ -62,47 +63,51 @@ class DropoutSettings(FrozenModel):
 
 
 def build(basis: Basis[FedRolexSettings]) -> Strategy:
-    """The strategy as configured: HeteroFL's merge, by default uniform and with the label rule, and
-    windows that move.
+    """Build HeteroFL, by default uniform and with the label rule, with windows that move.
 
-    The global model may be wider than the widest device: nothing asks for the full tier.
+    The global model may be wider than the widest device: the full tier need not be in use.
 
     Raises:
         PlanError: a plan is configured, or two ways of weighting are, or a window would leave units
             untrained.
     """
-    keys = basis.own
-    window = Window(keys.window, keys.step, keys.direction, keys.heads)
-    if keys.weighting == "avg":
-        return _windowed(basis, window)
+    options = basis.options
+    window = Window(
+        options.window,
+        options.step,
+        options.direction,
+        options.heads,
+    )
+    if options.weighting == "avg":
+        return _with_window(basis, window)
     if basis.weighting == "samples":
         raise PlanError(
-            f"{basis.name}: fedrolex.weighting = {keys.weighting!r} weights by layers, so weighting ="
-            f" {basis.weighting!r} has no place; remove one"
+            f"{basis.name}: fedrolex.weighting = {options.weighting!r} weights by layers, so"
+            f" weighting = {basis.weighting!r} has no place; remove one"
         )
-    built = _windowed(replace(basis, average="mean"), window)
-    factor = layer_factor(basis.layout, keys.weighting)
-    return replace(
-        built,
-        merge=replace(built.merge, start=lambda: start(basis.layout, factor), deltas=False),
-    )
+    uniform = _with_window(replace(basis, average="mean"), window)
+    factor = layer_factor(basis.layout, options.weighting)
+    # The weights of this fold differ between tensors, so no mean of whole updates is left.
+    merge = replace(uniform.merge, start=lambda: start(basis.layout, factor), deltas=False)
+    return replace(uniform, merge=merge)
 
 
 def build_dropout(basis: Basis[DropoutSettings]) -> Strategy:
-    """Federated Dropout: every device draws its own units in every round.
-
-    The rest is as for FedRolex.
+    """Build Federated Dropout, for which every device draws its own units in every round.
 
     Sebastian Caldas, Jakub Konecny, H. Brendan McMahan, Ameet Talwalkar: "Expanding the Reach of
     Federated Learning by Reducing Client Resource Requirements", 2018,
-    https://arxiv.org/abs/1812.07210. A configured plan is a PlanError.
+    https://arxiv.org/abs/1812.07210.
+
+    Raises:
+        PlanError: a plan is configured.
     """
-    built = _windowed(basis, Window(kind="random", draw=basis.own.draw))
-    return replace(built, paper="https://arxiv.org/abs/1812.07210")
+    window = Window(kind="random", draw=basis.options.draw)
+    return replace(_with_window(basis, window), paper="https://arxiv.org/abs/1812.07210")
 
 
-def _windowed(basis: Basis[FrozenModel | None], window: Window) -> Strategy:
-    """HeteroFL with another choice of units."""
+def _with_window(basis: Basis[FrozenModel | None], window: Window) -> Strategy:
+    """Build HeteroFL with another choice of units."""
     if basis.plan != "static":
         raise PlanError(f"{basis.name} chooses its units itself; remove plan = {basis.plan!r}")
     for tier in basis.tiers:
@@ -115,7 +120,11 @@ def _windowed(basis: Basis[FrozenModel | None], window: Window) -> Strategy:
     )
 
 
-def plan_window(layout: Layout, request: PlanRequest, window: Window) -> PlannedTier:
+def plan_window(
+    layout: Layout,
+    request: PlanRequest,
+    window: Window,
+) -> PlannedTier:
     """Plan one device's sub-model.
 
     The version of the request is the round index j of specification 2.1.
@@ -125,16 +134,26 @@ def plan_window(layout: Layout, request: PlanRequest, window: Window) -> Planned
             units.
     """
     check_coverage(layout, request.tier.width, window)
-    return heterofl.planned(layout, request, window)
+    return heterofl.plan_tier(layout, request, window)
 
 
-def check_coverage(layout: Layout, width: float, window: Window) -> None:
-    """Refuse a rolling window that would leave some units untrained for ever, at a share of the
-    global width.
+def check_coverage(
+    layout: Layout,
+    width: float,
+    window: Window,
+) -> None:
+    """Refuse a rolling window that would leave some units untrained for ever.
 
     Coverage is guaranteed when the step is no longer than the window, or has no factor in common
-    with the size of the axis (specification 2.1). A PlanError names an axis that would not be
-    covered.
+    with the size of the axis (specification 2.1).
+
+    Args:
+        layout: the global model.
+        width: share of the global width that the sub-model keeps.
+        window: the window.
+
+    Raises:
+        PlanError: an axis would not be covered, which the error names.
     """
     if window.kind != "rolling":
         return
@@ -144,15 +163,16 @@ def check_coverage(layout: Layout, width: float, window: Window) -> None:
         # Released heads roll over the whole axis, but every head has a window, so gaps are those of
         # one group.
         size = axis.group_size
-        kept = kept_units(axis.group_size, width)
+        kept = kept_units(size, width)
         # Starts are the multiples of the common factor; a window at least as long leaves no gap
         # between them.
         factor = math.gcd(window.step, size)
         if kept < factor:
             raise PlanError(
-                f"{layout.arch}: a window of {kept} of the {size} units of {axis.name} that moves by {window.step} a"
-                f" round starts only at multiples of {factor} and never reaches the units between; choose a step"
-                f" without common factor with {size}, or of at most {kept}"
+                f"{layout.arch}: a window of {kept} of the {size} units of {axis.name} that moves"
+                f" by {window.step} a round starts only at multiples of {factor} and never reaches"
+                " the units between; choose a step without common factor with"
+                f" {size}, or of at most {kept}"
             )
 
 

@@ -1,5 +1,4 @@
-"""FlexLoRA: the products of adapters are averaged, and the average is cut to each rank by its
-singular values.
+"""FlexLoRA: average the products of adapters, and cut the average to each rank by an SVD.
 
 Jiamu Bai, Daoyuan Chen, Bingchen Qian, Liuyi Yao, Yaliang Li: "Federated Fine-tuning of Large
 Language Models under Heterogeneous Tasks and Client Resources", NeurIPS 2024,
@@ -13,30 +12,42 @@ from dataclasses import replace
 
 import numpy as np
 
-from broker_server.strategies.low_rank import Folding, Pair, Pieces, merged_by
+from broker_server.strategies.low_rank import AdapterMerge, Pair, Terms, merge_adapters
 from broker_server.strategies.strategy import Basis, Method, Strategy
 from fleet_protocol.errors import PlanError
 from fleet_protocol.frozen import FrozenModel
 
 
-def _factored(mean: Pieces, old: Pair) -> Pair:
-    """The product as a pair of the whole rank.
+def _product(pair: Pair, _rank: int) -> Terms:
+    return (pair.up @ pair.down,)
+
+
+def _equal_weight(_pair: Pair) -> float:
+    return 1.0
+
+
+def _factor(mean: Terms, old: Pair) -> Pair:
+    """Factor the mean product into a pair of the whole rank.
 
     A rank beyond the size of the matrix keeps its old `down`, unused.
     """
-    if not np.isfinite(mean[0]).all():  # whoever takes the result checks that it is finite
+    (product,) = mean
+    if not np.isfinite(product).all():
+        # The decomposition would raise an error. The caller checks that the result is finite.
         return Pair(np.full_like(old.up, np.nan), old.down)
-    left, values, right = np.linalg.svd(mean[0], full_matrices=False)
-    kept = min(len(values), old.down.shape[0])
+    u, s, v = np.linalg.svd(product, full_matrices=False)
+    rank = min(len(s), old.down.shape[0])
     up = np.zeros_like(old.up)
     down = old.down.copy()
-    up[:, :kept] = left[:, :kept] * values[:kept]
-    down[:kept] = right[:kept]
+    up[:, :rank] = u[:, :rank] * s[:rank]
+    down[:rank] = v[:rank]
     return Pair(up, down)
 
 
 def build(basis: Basis[FrozenModel | None]) -> Strategy:
-    """The strategy as configured; ``weighting`` defaults to samples, ``label_rule`` to on.
+    """Build the strategy from its settings.
+
+    ``weighting`` defaults to samples, ``label_rule`` to on.
 
     Raises:
         PlanError: the model has no adapters, the plan is not static, or the server has an
@@ -45,14 +56,14 @@ def build(basis: Basis[FrozenModel | None]) -> Strategy:
     """
     if basis.optimizer is not None:
         raise PlanError(
-            "flexlora factors its adapters anew in each round; remove [server_optimizer], or take hetlora"
+            "flexlora factors its adapters anew in each round; remove [server_optimizer], or take"
+            " hetlora"
         )
-    weighted = replace(basis, weighting=basis.weighting or "samples")
-    built = merged_by(
-        Folding(lambda pair, _: (pair.up @ pair.down,), lambda _: 1.0, _factored),
-        weighted,
+    strategy = merge_adapters(
+        AdapterMerge(terms=_product, weight=_equal_weight, finish=_factor),
+        replace(basis, weighting=basis.weighting or "samples"),
     )
-    return replace(built, paper="https://arxiv.org/abs/2402.11505", anew=True)
+    return replace(strategy, paper="https://arxiv.org/abs/2402.11505", renews_units=True)
 
 
 STRATEGIES = {"flexlora": Method(build)}

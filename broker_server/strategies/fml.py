@@ -1,5 +1,4 @@
-"""FML: devices keep a personal model of any shape and teach each other through copies of the global
-one.
+"""FML: devices keep a personal model of any shape and teach it through copies of the global one.
 
 Tao Shen, Jie Zhang, Xinkang Jia, Fengda Zhang, Gang Huang, Pan Zhou, Kun Kuang, Fei Wu, Chao Wu:
 "Federated Mutual Learning", 2020, https://arxiv.org/abs/2006.16765. Specification section 5.
@@ -11,7 +10,7 @@ evaluated here. The losses and the mutual step are `trainer_export.routines.mutu
 half is `device_runtime.training.routines.mutual`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Annotated
 
@@ -19,6 +18,7 @@ from pydantic import Field
 
 from broker_server.strategies import fedavg
 from broker_server.strategies.accumulator import Accumulator, finish, fold, start
+from broker_server.strategies.optimizer_rules import OptimizerSettings
 from broker_server.strategies.strategy import (
     Basis,
     Contribution,
@@ -26,16 +26,19 @@ from broker_server.strategies.strategy import (
     Merge,
     Method,
     Strategy,
-    stepped,
+    average_and_step,
 )
 from fleet_protocol.errors import PlanError
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages import Instructions
-from models.layout import Layout
+from models.layout import Layout, Parameter
 from models.parts import in_parts, parameters_in
 from models.plan import compile_plan, make_plan
 
-_ALPHA_STEP, _ALPHA_FLOOR, _BETA_STEP = 0.2, 0.5, 0.4  # specification 5.5
+# How alpha and beta move with each decay, and where alpha stops (specification 5.5).
+_ALPHA_STEP = 0.2
+_ALPHA_FLOOR = 0.5
+_BETA_STEP = 0.4
 
 
 class FmlSettings(FrozenModel):
@@ -57,10 +60,10 @@ class FmlSettings(FrozenModel):
     shared: tuple[str, ...] | None = Field(default=None, min_length=1)
 
     def trust_after(self, closed_rounds: int) -> dict[str, float]:
-        """Alpha and beta after some rounds: with each decay alpha falls by 0.2 to 0.5, and beta
-        rises by 0.4 to 1.
+        """Return alpha and beta after some rounds.
 
-        An alpha that begins below 0.5 stays.
+        With each decay alpha falls by 0.2 to 0.5, and beta rises by 0.4 to 1. An alpha that begins
+        below 0.5 stays.
         """
         decays = sum(closed_rounds >= decay for decay in self.decays)
         floor = min(self.alpha, _ALPHA_FLOOR)
@@ -71,7 +74,7 @@ class FmlSettings(FrozenModel):
 
 
 def build(basis: Basis[FmlSettings]) -> Strategy:
-    """The strategy as configured.
+    """Build the strategy from its settings.
 
     Raises:
         PlanError: weights by samples are configured, which specification 5.2 leaves out for the
@@ -79,38 +82,53 @@ def build(basis: Basis[FmlSettings]) -> Strategy:
     """
     if basis.weighting == "samples":
         raise PlanError("fml takes the plain mean of the memes; remove weighting")
-    keys = basis.own
+    options = basis.options
     layout = basis.layout
-    part = layout if keys.shared is None else trunk(layout, keys.shared)
-    shared = [item.name for item in part.parameters]
-    plan = compile_plan(part, make_plan(part, part.tier(1.0)))
-    mean = stepped(finish, basis.optimizer)
-
-    def add(sums: Accumulator, update: Contribution) -> None:
-        fold(sums, update.key, plan, update.weights)
-
-    def merged(sums: Accumulator, old: GlobalModel) -> GlobalModel:
-        new = mean(sums, GlobalModel({name: old.weights[name] for name in shared}, old.state))
-        return GlobalModel({**old.weights, **new.weights}, new.state)
+    shared_layout = layout if options.shared is None else trunk(layout, options.shared)
+    shared_names = _names_of(shared_layout)
 
     def instruct(instructions: Instructions, closed_rounds: int) -> Instructions:
-        return instructions.model_copy(
-            update={"routine": "mutual", "settings": keys.trust_after(closed_rounds)}
-        )
+        trust = options.trust_after(closed_rounds)
+        return instructions.model_copy(update={"routine": "mutual", "settings": trust})
 
     return replace(
         fedavg.build(replace(basis, weighting="uniform")),
         name="fml",
         paper="https://arxiv.org/abs/2006.16765",
-        merge=Merge(lambda: start(part), add, merged),
+        merge=_mean_of_memes(shared_layout, basis.optimizer),
         instruct=instruct,
-        stays=tuple(item.name for item in layout.parameters if item.name not in shared),
+        stays=tuple(name for name in _names_of(layout) if name not in shared_names),
     )
 
 
+def _mean_of_memes(shared: Layout, optimizer: OptimizerSettings | None) -> Merge[Accumulator]:
+    """Return the plain mean of the shared parameters; the others of the global model stay."""
+    plan = compile_plan(shared, make_plan(shared, shared.tier(1.0)))
+    names = _names_of(shared)
+    average = average_and_step(finish, optimizer)
+
+    def add(sums: Accumulator, update: Contribution) -> None:
+        fold(
+            sums,
+            update.key,
+            plan,
+            update.weights,
+        )
+
+    def merge_shared(sums: Accumulator, old: GlobalModel) -> GlobalModel:
+        old_shared = {name: old.weights[name] for name in names}
+        new = average(sums, GlobalModel(old_shared, old.state))
+        return GlobalModel({**old.weights, **new.weights}, new.state)
+
+    return Merge(lambda: start(shared), add, merge_shared)
+
+
 def trunk(layout: Layout, shared: Iterable[str]) -> Layout:
-    """The layout of what devices share of the global model: blocks or modules by path, as in
-    `FmlSettings.shared`.
+    """Return the layout of the part of the global model that devices share.
+
+    Args:
+        layout: the global model.
+        shared: blocks or modules by path, as in `FmlSettings.shared`.
 
     Raises:
         PlanError: a part has no parameter, or nothing is left to share.
@@ -119,18 +137,28 @@ def trunk(layout: Layout, shared: Iterable[str]) -> Layout:
     names = parameters_in(layout, parts)
     if not names:
         raise PlanError(f"{layout.arch} would share nothing; name the parts that devices share")
-    kept = tuple(item for item in layout.parameters if item.name in names)
+    parameters = tuple(parameter for parameter in layout.parameters if parameter.name in names)
+    statistics = tuple(statistic for statistic in layout.statistics if in_parts(statistic, parts))
+    # A trunk without the head has no rows that belong to labels.
+    used_axes = _axes_of(parameters)
+    label_axes = tuple(axis for axis in layout.label_axes if axis in used_axes)
     return replace(
         layout,
-        parameters=kept,
-        statistics=tuple(item for item in layout.statistics if in_parts(item, parts)),
-        # A trunk has no rows that belong to labels.
-        label_axes=tuple(
-            axis
-            for axis in layout.label_axes
-            if any(dim.axis == axis for p in kept for dim in p.dims)
-        ),
+        parameters=parameters,
+        statistics=statistics,
+        label_axes=label_axes,
     )
+
+
+def _names_of(layout: Layout) -> list[str]:
+    return [parameter.name for parameter in layout.parameters]
+
+
+def _axes_of(parameters: Sequence[Parameter]) -> Collection[str]:
+    axes: set[str] = set()
+    for parameter in parameters:
+        axes.update(dim.axis for dim in parameter.dims)
+    return axes
 
 
 STRATEGIES = {"fml": Method(build, FmlSettings)}

@@ -1,5 +1,4 @@
-"""HeteroFL: narrower copies of one model, averaged entry by entry over the devices that hold the
-entry.
+"""HeteroFL: average narrower copies of one model over the devices that hold each entry.
 
 Enmao Diao, Jie Ding, Vahid Tarokh: "HeteroFL: Computation and Communication Efficient Federated
 Learning for Heterogeneous Clients", ICLR 2021, https://arxiv.org/abs/2010.01264. Specification
@@ -16,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from broker_server.strategies.accumulator import Accumulator, finish, fold, start
-from broker_server.strategies.holders import merge_of_holders
+from broker_server.strategies.robust_merge import robust_merge
 from broker_server.strategies.strategy import (
     Basis,
     Contribution,
@@ -25,7 +24,7 @@ from broker_server.strategies.strategy import (
     PlannedTier,
     PlanRequest,
     Strategy,
-    stepped,
+    average_and_step,
 )
 from fleet_protocol.frozen import FrozenModel
 from models.draws import PlanKind, Window
@@ -33,29 +32,75 @@ from models.layout import Layout
 from models.plan import make_plan
 
 
-def planned(
+def plan_tier(
     layout: Layout,
     request: PlanRequest,
     window: Window | PlanKind = "static",
     *,
-    own: bool = False,
+    per_device: bool = False,
 ) -> PlannedTier:
-    """One device's plan: all of a tier share it, but for random ones and where each device has its
-    `own` weights.
+    """Plan one device's sub-model.
+
+    Args:
+        layout: the global model.
+        request: the device, its tier and the round.
+        window: which units a narrower sub-model keeps.
+        per_device: give the plan to this device alone, which has weights of its own. Random plans
+            always belong to one device; all devices of a tier share the others.
     """
     rule = window if isinstance(window, Window) else Window(window)
-    own |= rule.kind == "random"
+    tier = request.tier
+    if not per_device and rule.kind != "random":
+        make = partial(
+            make_plan,
+            layout,
+            tier,
+            rule,
+            round_index=request.version,
+            seed=request.seed,
+        )
+        return PlannedTier(tier.id, make)
     # A seed of the device's own, so that no two devices draw the same random plan.
-    mixed = f"{request.seed}/{request.device}".encode()
-    seed = int.from_bytes(hashlib.sha256(mixed).digest()[:7], "big") if own else request.seed
-    make = partial(make_plan, layout, request.tier, rule, round_index=request.version, seed=seed)
-    return PlannedTier(f"{request.tier.id}/{request.device}" if own else request.tier.id, make)
+    device_words = f"{request.seed}/{request.device}".encode()
+    seed = int.from_bytes(hashlib.sha256(device_words).digest()[:7], "big")
+    make = partial(
+        make_plan,
+        layout,
+        tier,
+        rule,
+        round_index=request.version,
+        seed=seed,
+    )
+    return PlannedTier(f"{tier.id}/{request.device}", make)
 
 
 def build(basis: Basis[FrozenModel | None]) -> Strategy:
-    """The strategy as configured; ``weighting`` defaults to uniform, ``label_rule`` to on."""
-    by_samples = (basis.weighting or "uniform") == "samples"
+    """Build the strategy from its settings.
+
+    ``weighting`` defaults to uniform, ``label_rule`` to on.
+    """
     label_rule = basis.label_rule is not False
+    if basis.average == "mean":
+        merge: Merge[Any] = _selective_average(basis, label_rule=label_rule)
+    else:
+        merge = robust_merge(
+            basis.average,
+            basis.faulty,
+            basis.optimizer,
+            label_rule=label_rule,
+        )
+    return Strategy(
+        name="heterofl",
+        paper="https://arxiv.org/abs/2010.01264",
+        tiers=tuple(basis.tiers),
+        plan=lambda request: plan_tier(basis.layout, request, basis.plan),
+        merge=merge,
+    )
+
+
+def _selective_average(basis: Basis[FrozenModel | None], *, label_rule: bool) -> Merge[Accumulator]:
+    """Return the merge of specification 1.3, by `broker_server.strategies.accumulator`."""
+    by_samples = basis.weighting == "samples"
 
     def add(sums: Accumulator, update: Contribution) -> None:
         fold(
@@ -67,19 +112,11 @@ def build(basis: Basis[FrozenModel | None]) -> Strategy:
             labels=update.metrics.labels if label_rule else None,
         )
 
-    merge: Merge[Any] = Merge(
-        lambda: start(basis.layout), add, stepped(finish, basis.optimizer), deltas=True
-    )
-    if basis.average != "mean":
-        merge = merge_of_holders(
-            basis.average, basis.faulty, basis.optimizer, label_rule=label_rule
-        )
-    return Strategy(
-        name="heterofl",
-        paper="https://arxiv.org/abs/2010.01264",
-        tiers=tuple(basis.tiers),
-        plan=lambda request: planned(basis.layout, request, basis.plan),
-        merge=merge,
+    return Merge(
+        start=lambda: start(basis.layout),
+        fold=add,
+        finish=average_and_step(finish, basis.optimizer),
+        deltas=True,
     )
 
 

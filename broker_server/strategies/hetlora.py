@@ -1,11 +1,10 @@
-"""HetLoRA: adapters of unequal rank, padded with zeros and weighted by how much each device's
-adapter does.
+"""HetLoRA: pad adapters of unequal rank with zeros, and weight them by their norms.
 
 Yae Jee Cho, Luyang Liu, Zheng Xu, Aldi Fahrezi, Gauri Joshi: "Heterogeneous LoRA for Federated
 Fine-tuning of On-Device Foundation Models", EMNLP 2024, https://arxiv.org/abs/2401.06432. A device
 of rank r is sent the first r units. Its update is padded to the whole rank with zeros and weighted
 by the Frobenius norm of up @ down (sparsity-weighted aggregation), each adapter by itself; all else
-that trains is averaged as in HeteroFL. That devices prune their own ranks is not part of it: a rank
+that trains is averaged as in HeteroFL. Shoal leaves out that devices prune their own ranks: a rank
 belongs to a tier, whose graphs are made at export.
 """
 
@@ -13,31 +12,46 @@ from dataclasses import replace
 
 import numpy as np
 
-from broker_server.strategies.low_rank import Folding, Pair, Pieces, merged_by
+from broker_server.strategies.low_rank import AdapterMerge, Pair, Terms, merge_adapters
 from broker_server.strategies.strategy import Basis, Method, Strategy
 from fleet_protocol.frozen import FrozenModel
 
 
-def _padded(pair: Pair, rank: int) -> Pieces:
-    lacks = rank - pair.up.shape[1]
-    return np.pad(pair.up, ((0, 0), (0, lacks))), np.pad(pair.down, ((0, lacks), (0, 0)))
+def _pad(pair: Pair, rank: int) -> Terms:
+    missing = rank - pair.up.shape[1]
+    up = np.pad(pair.up, ((0, 0), (0, missing)))
+    down = np.pad(pair.down, ((0, missing), (0, 0)))
+    return up, down
 
 
 def _norm(pair: Pair) -> float:
-    """Of the product, from its factors: a trace of two small matrices."""
-    above = pair.up.astype(np.float64)
-    below = pair.down.astype(np.float64)
-    return float(np.sqrt(max(0.0, np.sum((above.T @ above) * (below @ below.T)))))
+    """Return the Frobenius norm of up @ down.
+
+    Its square is the trace of a product of two [r, r] matrices, so that the large product is not
+    made.
+    """
+    up = pair.up.astype(np.float64)
+    down = pair.down.astype(np.float64)
+    trace = np.sum((up.T @ up) * (down @ down.T))
+    # Rounding may leave a little less than 0.
+    return float(np.sqrt(max(0.0, trace)))
+
+
+def _pair(mean: Terms, _old: Pair) -> Pair:
+    up, down = mean
+    return Pair(up, down)
 
 
 def build(basis: Basis[FrozenModel | None]) -> Strategy:
-    """The strategy as configured; ``weighting`` defaults to uniform, ``label_rule`` to on.
+    """Build the strategy from its settings.
+
+    ``weighting`` defaults to uniform, ``label_rule`` to on.
 
     Raises:
         PlanError: the model has no adapters, or the plan is not static.
     """
-    built = merged_by(Folding(_padded, _norm, lambda mean, _: Pair(*mean)), basis)
-    return replace(built, paper="https://arxiv.org/abs/2401.06432")
+    strategy = merge_adapters(AdapterMerge(terms=_pad, weight=_norm, finish=_pair), basis)
+    return replace(strategy, paper="https://arxiv.org/abs/2401.06432")
 
 
 STRATEGIES = {"hetlora": Method(build)}

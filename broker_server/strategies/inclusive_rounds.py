@@ -1,20 +1,20 @@
-"""InclusiveFL and its baselines as strategies: which model a device is sent, and what a round's
-updates amount to.
+"""Build InclusiveFL and its baselines as strategies.
 
 Liu et al., KDD 2022; the mathematics and the reference are in
 `broker_server.strategies.inclusivefl`. Specification 3.
 
-There is a group for each depth in use, and the server keeps a model for each: what a device is sent
-is a part of no other model. The global version of the run is the model of the deepest group. All
-models live in the state that is stored beside it, with the groups' momenta and optimizers.
+There is a group for each depth in use, and the server keeps a model for each group, so that a
+device is sent a model that is part of no other. The global version of the run is the model of the
+deepest group. All models live in the state that is stored beside it, with the groups' momenta and
+optimizers.
 
-A round's updates therefore become one mean for each group that took part, with the number of its
-devices, and these become new models. The server optimizer is that of every group, FedAdam if none
-is configured.
+The updates of a round become one mean for each group that took part, with the number of its
+devices, and these means become new models. The server optimizer is that of every group, FedAdam if
+none is configured.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from broker_server.strategies import inclusivefl
-from broker_server.strategies.heterofl import planned
+from broker_server.strategies.heterofl import plan_tier
 from broker_server.strategies.inclusivefl import (
     BASELINES,
     Baseline,
@@ -30,9 +30,10 @@ from broker_server.strategies.inclusivefl import (
     InclusiveState,
 )
 from broker_server.strategies.ladder import stack_of
-from broker_server.strategies.server_optimizer import OptimizerSettings
+from broker_server.strategies.optimizer_rules import OptimizerSettings
 from broker_server.strategies.strategy import (
     Basis,
+    Contribution,
     GlobalModel,
     Merge,
     Method,
@@ -70,31 +71,40 @@ class InclusiveTable(FrozenModel):
     ] = "inclusive"
 
 
-def group_of(tier: Tier) -> str:
-    """The name of the group that trains a tier."""
+def group_name(tier: Tier) -> str:
+    """Return the name of the group that trains a tier."""
     return f"d{tier.depth}"
 
 
 @dataclass
 class GroupSums:
-    """A merge in progress: by group the sum of its devices' weights, float32, and how many devices."""
+    """A merge in progress.
+
+    Attributes:
+        sums: by group, the sum of its devices' weights, float32.
+        counts: by group, how many devices took part.
+    """
 
     sums: dict[str, Weights] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
 
-    def add(self, group: str, weights: Tensors) -> None:
+    def add(
+        self,
+        group: str,
+        weights: Tensors,
+    ) -> None:
         """Add the weights of one device."""
-        if group not in self.sums:
-            self.sums[group] = {
-                name: np.array(value, np.float32) for name, value in weights.items()
-            }
+        sums = self.sums.get(group)
+        if sums is None:
+            first = {name: np.array(value, np.float32) for name, value in weights.items()}
+            self.sums[group] = first
         else:
-            for name, total in self.sums[group].items():
+            for name, total in sums.items():
                 np.add(total, weights[name], out=total)
         self.counts[group] = self.counts.get(group, 0) + 1
 
     def means(self) -> Mapping[str, Weights]:
-        """By group that took part, the mean of its devices' weights; the sums are spent."""
+        """Return the mean of the devices' weights by group; the sums are spent."""
         for group, sums in self.sums.items():
             for total in sums.values():
                 np.divide(total, self.counts[group], out=total)
@@ -102,168 +112,247 @@ class GroupSums:
 
 
 def build(basis: Basis[InclusiveTable]) -> Strategy:
-    """The strategy as configured.
+    """Build the strategy from its settings.
 
     Raises:
-        PlanError: settings of width-cut methods are given, or the model has no layers or no fitting
-            tier.
+        PlanError: settings of width-cut methods are configured, or the model has no layers or no
+            fitting tier.
     """
-    own: Mapping[str, object] = {
-        "weighting": "uniform",
-        "label_rule": False,
-    }  # what it does, and may be told to do
-    given = [key for key, value in own.items() if getattr(basis, key) not in {None, value}]
-    given += ["plan"] if basis.plan != "static" else []
-    if given:
-        raise PlanError(
-            f"inclusivefl cuts by depth and takes the plain mean of each group, so {given[0]} has no place; remove it"
-        )
-    baseline = BASELINES[basis.own.baseline]
+    _check_settings(basis)
+    baseline = BASELINES[basis.options.baseline]
     if baseline.alone and basis.optimizer is not None:
         raise PlanError(
-            "inclusivefl: in the baseline local every device keeps its own weights; remove server_optimizer"
+            "inclusivefl: in the baseline local every device keeps its own weights; remove"
+            " server_optimizer"
         )
     layout = basis.layout
-    in_use = _tiers(layout, basis.tiers, baseline)
+    tiers = _tiers_in_use(layout, basis.tiers, baseline)
     stack_of(layout)  # refuses models without layers
-    alone = Strategy(
+    rounds: _LocalRounds | _GroupRounds
+    if baseline.alone:
+        rounds = _LocalRounds(layout)
+    else:
+        optimizer = basis.optimizer or OptimizerSettings(name="fedadam")
+        settings = baseline.settings(InclusiveSettings(basis.options.beta, optimizer))
+        depths = {group_name(tier): tier.depth for tier in tiers}
+        rounds = _GroupRounds(layout, depths, settings)
+    return Strategy(
         name="inclusivefl",
         paper="https://arxiv.org/abs/2202.08036",
-        tiers=in_use,
-        plan=lambda request: planned(layout, request, own=True),
-        merge=Merge(
-            GroupSums,
-            lambda sums, update: sums.add(update.device, update.weights),
-            _keep_alone,
-        ),
-        begin=lambda _, heads: {
-            f"heads/{t.id}/{name}": v for t, head in heads.items() for name, v in head.items()
-        },
-        send=lambda plan, request, model: _send_alone(layout, plan, request, model),
-    )
-    if baseline.alone:
-        return alone
-    chosen = basis.optimizer or OptimizerSettings(name="fedadam")
-    rounds = _Rounds(
-        layout,
-        {group_of(tier): tier.depth for tier in in_use},
-        baseline.settings(InclusiveSettings(basis.own.beta, chosen)),
-    )
-    return replace(
-        alone,
-        plan=lambda request: planned(layout, request),
-        merge=Merge(
-            GroupSums,
-            lambda sums, update: sums.add(group_of(update.tier), update.weights),
-            rounds.finish,
-        ),
+        tiers=tiers,
+        plan=lambda request: plan_tier(layout, request, per_device=baseline.alone),
+        merge=Merge(GroupSums, rounds.fold, rounds.finish),
         begin=rounds.begin,
         send=rounds.send,
     )
 
 
-def _tiers(layout: Layout, offered: Sequence[Tier], baseline: Baseline) -> tuple[Tier, ...]:
-    """The tiers of full width, deepest first, of which a baseline may take only one."""
-    usable = sorted((tier for tier in offered if tier.width == 1.0), key=lambda tier: -tier.depth)
+def _check_settings(basis: Basis[InclusiveTable]) -> None:
+    """Refuse settings that the method has no place for; its own values may be configured."""
+    refused = None
+    if basis.weighting not in {None, "uniform"}:
+        refused = "weighting"
+    elif basis.label_rule not in {None, False}:
+        refused = "label_rule"
+    elif basis.plan != "static":
+        refused = "plan"
+    if refused is not None:
+        raise PlanError(
+            "inclusivefl cuts by depth and takes the plain mean of each group, so"
+            f" {refused} has no place; remove it"
+        )
+
+
+def _tiers_in_use(
+    layout: Layout,
+    offered: Sequence[Tier],
+    baseline: Baseline,
+) -> tuple[Tier, ...]:
+    """Return the tiers of full width, deepest first; a baseline may use only one of them."""
+    full_width = [tier for tier in offered if tier.width == 1.0]
+    usable = sorted(full_width, key=lambda tier: -tier.depth)
     if not usable:
         raise PlanError(
-            f"inclusivefl cuts {layout.arch} by depth, but no tier of width 1 is in use; export it with --depths and"
-            " without further widths"
+            f"inclusivefl cuts {layout.arch} by depth, but no tier of width 1 is in use; export it"
+            " with --depths and without further widths"
         )
     if usable[0].depth != layout.depth and baseline.depth != "smallest":
         raise PlanError(
-            f"inclusivefl: the whole model {layout.tier(1.0).id} must be in use, since a run ends with the model"
-            " of the deepest group"
+            f"inclusivefl: the whole model {layout.tier(1.0).id} must be in use, since a run ends"
+            " with the model of the deepest group"
         )
     if baseline.takes_part == "largest" or baseline.depth == "largest":
         return (usable[0],)
-    return (usable[-1],) if baseline.depth == "smallest" else tuple(usable)
+    if baseline.depth == "smallest":
+        return (usable[-1],)
+    return tuple(usable)
 
 
 @dataclass(frozen=True)
-class _Rounds:
-    """The method for one run."""
+class _GroupRounds:
+    """The rounds of the method, and of every baseline that merges.
+
+    Attributes:
+        depths: by group, its number of layers.
+    """
 
     layout: Layout
     depths: Mapping[str, int]
     settings: InclusiveSettings
 
+    def begin(
+        self,
+        weights: Tensors,
+        heads: Mapping[Tier, Tensors],
+    ) -> ServerState:
+        """Return the first state of groups with heads of their own.
+
+        These heads are in no other group's weights.
+        """
+        by_group = {group_name(tier): head for tier, head in heads.items()}
+        state = inclusivefl.init(
+            self.layout,
+            self.depths,
+            weights,
+            self.settings,
+            by_group,
+        )
+        return inclusivefl.state_tensors(state)
+
+    def send(
+        self,
+        plan: CompiledPlan,
+        request: PlanRequest,
+        model: GlobalModel,
+    ) -> Tensors:
+        """Return the model of the device's group."""
+        if not model.state:
+            return plan.slice(model.weights)  # every group starts from the bottom of the same model
+        prefix = f"{group_name(request.tier)}/model"
+        names = self.layout.shapes(request.tier)
+        return {name: model.state[f"{prefix}/{name}"] for name in names}
+
+    def fold(
+        self,
+        sums: GroupSums,
+        update: Contribution,
+    ) -> None:
+        """Add an update to the sum of its group."""
+        sums.add(group_name(update.tier), update.weights)
+
+    def finish(
+        self,
+        sums: GroupSums,
+        old: GlobalModel,
+    ) -> GlobalModel:
+        """Make one round of `inclusivefl.apply`; the weights are those of the deepest group."""
+        state = self._state(old)
+        updates: dict[str, Tensors] = {}
+        for group, mean in sums.means().items():
+            model = state.models[group]
+            updates[group] = {name: mean[name] - value for name, value in model.items()}
+        new, _ = inclusivefl.apply(
+            state,
+            updates,
+            sums.counts,
+            self.settings,
+        )
+        weights = self._global_weights(new, old.weights)
+        return GlobalModel(weights, inclusivefl.state_tensors(new))
+
     def _state(self, model: GlobalModel) -> InclusiveState:
         if model.state:
             return inclusivefl.state_from_tensors(self.layout, self.depths, model.state)
-        return inclusivefl.init(self.layout, self.depths, model.weights, self.settings)
-
-    def begin(self, weights: Tensors, heads: Mapping[Tier, Tensors]) -> ServerState:
-        """The state of groups with heads of their own, which are in no other group's weights."""
-        own = {group_of(tier): head for tier, head in heads.items()}
-        return inclusivefl.state_tensors(
-            inclusivefl.init(self.layout, self.depths, weights, self.settings, own)
+        return inclusivefl.init(
+            self.layout,
+            self.depths,
+            model.weights,
+            self.settings,
         )
 
-    def send(self, plan: CompiledPlan, request: PlanRequest, model: GlobalModel) -> Tensors:
-        """The model of the device's group."""
-        if not model.state:
-            return plan.slice(model.weights)  # every group starts from the bottom of the same model
-        group = group_of(request.tier)
-        return {
-            name: model.state[f"{group}/model/{name}"] for name in self.layout.shapes(request.tier)
-        }
+    def _global_weights(
+        self,
+        state: InclusiveState,
+        old: Tensors,
+    ) -> Weights:
+        """Return the weights of the deepest group in the whole model.
 
-    def finish(self, sums: GroupSums, old: GlobalModel) -> GlobalModel:
-        """One round of `inclusivefl.apply`; the weights are those of the deepest group."""
-        state = self._state(old)
-        means = sums.means()
-        updates = {
-            group: {name: mean[name] - value for name, value in state.models[group].items()}
-            for group, mean in means.items()
-        }
-        new, _ = inclusivefl.apply(state, updates, sums.counts, self.settings)
-        own = {
-            item.name for item in self.layout.own_head(self.layout.tier(1.0, new.ladder.deepest))
-        }
-        deepest = new.models[new.ladder.groups[-1]]
-        # A baseline of shallow models leaves the rest of the global model as it was, its head too
-        # if that is another.
-        kept = deepest.keys() - own
-        whole = {
-            name: np.array(deepest[name] if name in kept else value)
-            for name, value in old.weights.items()
-        }
-        return GlobalModel(whole, inclusivefl.state_tensors(new))
+        A baseline of shallow models leaves the rest of the global model as it was, and its head
+        too if the shallow models have another head.
+        """
+        deepest = state.models[state.ladder.groups[-1]]
+        deepest_tier = self.layout.tier(1.0, state.ladder.deepest)
+        replaced = set(deepest)
+        for parameter in self.layout.own_head(deepest_tier):
+            replaced.discard(parameter.name)
+        weights = {}
+        for name, old_value in old.items():
+            weights[name] = np.array(deepest[name] if name in replaced else old_value)
+        return weights
 
 
-# The baseline "local": the server keeps the weights of every device for it and merges nothing.
+@dataclass(frozen=True)
+class _LocalRounds:
+    """The rounds of the baseline ``local``.
 
+    The server keeps the weights of every device for that device, and merges nothing.
+    """
 
-def _keep_alone(sums: GroupSums, old: GlobalModel) -> GlobalModel:
-    own = {
-        f"{device}/{name}": value
-        for device, mean in sums.means().items()
-        for name, value in mean.items()
-    }
-    return GlobalModel(
-        {name: np.array(value) for name, value in old.weights.items()},
-        {**old.state, **own},
-    )
+    layout: Layout
 
+    def begin(
+        self,
+        _weights: Tensors,
+        heads: Mapping[Tier, Tensors],
+    ) -> ServerState:
+        """Return the heads that tiers have for themselves."""
+        state = {}
+        for tier, head in heads.items():
+            for name, value in head.items():
+                state[f"heads/{tier.id}/{name}"] = value
+        return state
 
-def _send_alone(
-    layout: Layout, plan: CompiledPlan, request: PlanRequest, model: GlobalModel
-) -> Tensors:
-    names = list(layout.shapes(request.tier))
-    stored = model.state
-    own = {
-        name: stored[f"{request.device}/{name}"]
-        for name in names
-        if f"{request.device}/{name}" in stored
-    }
-    if len(own) == len(names):
-        return own
-    head = {
-        item.name: stored[f"heads/{request.tier.id}/{item.name}"]
-        for item in layout.own_head(request.tier)
-    }
-    return {**plan.slice(model.weights), **head}
+    def send(
+        self,
+        plan: CompiledPlan,
+        request: PlanRequest,
+        model: GlobalModel,
+    ) -> Tensors:
+        """Return the device's own weights; before its first update, those that all start from."""
+        names = list(self.layout.shapes(request.tier))
+        own = {}
+        for name in names:
+            value = model.state.get(f"{request.device}/{name}")
+            if value is not None:
+                own[name] = value
+        if len(own) == len(names):
+            return own
+        tensors = dict(plan.slice(model.weights))
+        for parameter in self.layout.own_head(request.tier):
+            key = f"heads/{request.tier.id}/{parameter.name}"
+            tensors[parameter.name] = model.state[key]
+        return tensors
+
+    def fold(
+        self,
+        sums: GroupSums,
+        update: Contribution,
+    ) -> None:
+        """Keep an update: every device is a group of its own."""
+        sums.add(update.device, update.weights)
+
+    def finish(
+        self,
+        sums: GroupSums,
+        old: GlobalModel,
+    ) -> GlobalModel:
+        """Store the devices' weights in the state; the global weights stay as they were."""
+        state = dict(old.state)
+        for device, weights in sums.means().items():
+            for name, value in weights.items():
+                state[f"{device}/{name}"] = value
+        copies = {name: np.array(value) for name, value in old.weights.items()}
+        return GlobalModel(copies, state)
 
 
 STRATEGIES = {"inclusivefl": Method(build, InclusiveTable)}

@@ -1,5 +1,6 @@
-"""InclusiveFL: models of several depths share their lower layers, and deeper models teach the tops
-of shallower ones.
+"""InclusiveFL: models of several depths share their lower layers.
+
+Deeper models teach the top layers of shallower ones.
 
 Ruixuan Liu, Fangzhao Wu, Chuhan Wu, Yanlin Wang, Lingjuan Lyu, Hong Chen, Xing Xie: "No One Left
 Behind: Inclusive Federated Learning over Heterogeneous Devices", KDD 2022,
@@ -10,12 +11,10 @@ Every group of devices trains the model of its depth. A round is, for each group
 
 1. the mean update g of its devices, unweighted;
 2. momentum distillation: the update of the group's top layer becomes ``beta * m + (1 - beta) * g``,
-   with m the momentum
-   that the next deeper group left in the round before;
+   with m the momentum that the next deeper group left in the round before;
 3. a step of the group's own server optimizer (FedAdam);
 4. its own new momentum: the mean of its distilled updates over the layers that stand above the next
-   shallower model,
-   that model's top layer included.
+   shallower model, that model's top layer included.
 
 Then every layer is averaged over the groups that own it as a shared layer, weighted by how many of
 their devices took part, and written back to all of these groups. The top layer and the head of
@@ -23,7 +22,7 @@ every group stay its own. A group without devices this round keeps its momentum 
 state, weighs nothing, and still receives shared layers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -33,7 +32,8 @@ from numpy.typing import NDArray
 
 from broker_server.strategies import server_optimizer
 from broker_server.strategies.ladder import Ladder, Stack, stack_of
-from broker_server.strategies.server_optimizer import OptimizerSettings, OptimizerState
+from broker_server.strategies.optimizer_rules import OptimizerSettings
+from broker_server.strategies.server_optimizer import OptimizerState
 from fleet_protocol.errors import PlanError
 from models.layout import Layout
 
@@ -43,12 +43,12 @@ Tensors = Mapping[str, Array]
 
 @dataclass(frozen=True)
 class InclusiveSettings:
-    """What the method leaves open.
+    """The settings of the method.
 
     Attributes:
         beta: share of the momentum in a distilled update; 0 switches distillation off. The paper
             takes 0.2 for GLUE and 0.5 for NER, and finds values above 0.8 harmful.
-        optimizer: of every group.
+        optimizer: the server optimizer of every group.
         sharing: average layers over the groups; off is the paper's "distillation only".
     """
 
@@ -59,23 +59,26 @@ class InclusiveSettings:
 
 @dataclass(frozen=True)
 class Baseline:
-    """A method the paper compares with, in terms of this one."""
+    """A method the paper compares with, in terms of this one.
 
-    takes_part: str = "all"  # ``all`` devices, or only those of the ``largest`` group
-    depth: str = (
-        "own"  # the depth everybody trains: its ``own``, the ``largest`` or the ``smallest``
-    )
-    distilling: bool = True  # whether beta counts; otherwise it is 0
-    sharing: bool = True  # whether layers are averaged over the groups
-    alone: bool = False  # no update leaves its device: each one is a group of its own
+    Attributes:
+        takes_part: ``all`` devices, or only those of the ``largest`` group.
+        depth: the depth all devices train: their ``own``, the ``largest`` or the ``smallest``.
+        distilling: whether beta counts; otherwise it is 0.
+        sharing: whether layers are averaged over the groups.
+        alone: no update leaves its device: each device is a group of its own.
+    """
+
+    takes_part: str = "all"
+    depth: str = "own"
+    distilling: bool = True
+    sharing: bool = True
+    alone: bool = False
 
     def settings(self, settings: InclusiveSettings) -> InclusiveSettings:
-        """The settings with what this baseline lacks switched off."""
-        return replace(
-            settings,
-            beta=settings.beta if self.distilling else 0.0,
-            sharing=settings.sharing and self.sharing,
-        )
+        """Return the settings with what this baseline lacks switched off."""
+        beta = settings.beta if self.distilling else 0.0
+        return replace(settings, beta=beta, sharing=settings.sharing and self.sharing)
 
 
 BASELINES: Mapping[str, Baseline] = MappingProxyType(
@@ -97,21 +100,29 @@ The HeteroFL baseline is the strategy of that name with widths instead of depths
 
 @dataclass(frozen=True)
 class InclusiveState:
-    """What the server carries from round to round."""
+    """What the server carries from round to round.
+
+    Attributes:
+        models: by group j, its weights w^j.
+        optimizers: by group, its optimizer's state.
+        momenta: by group, the distilled momentum m^j taken from it, one tensor for each parameter
+            of a layer; the shallowest group leaves none.
+    """
 
     ladder: Ladder
     stack: Stack
-    models: Mapping[str, Tensors]  # by group, its weights w^j
-    optimizers: Mapping[str, OptimizerState]  # by group, its optimizer's state
-    # by group, the distilled momentum m^j taken from it, one tensor for each parameter of a layer;
-    # the shallowest group leaves none
+    models: Mapping[str, Tensors]
+    optimizers: Mapping[str, OptimizerState]
     momenta: Mapping[str, tuple[Array, ...]]
 
 
 @dataclass(frozen=True)
 class InclusiveRound:
-    """For diagnosis, by group that took part: its update after distillation, and its weights before
-    sharing.
+    """The steps of one round by group that took part, for diagnosis.
+
+    Attributes:
+        distilled: the group's update after distillation.
+        stepped: the group's weights before sharing.
     """
 
     distilled: Mapping[str, Tensors]
@@ -125,8 +136,9 @@ def init(
     settings: InclusiveSettings,
     heads: Mapping[str, Tensors] | None = None,
 ) -> InclusiveState:
-    """The state before the first round: every group starts from the bottom of the same pre-trained
-    model.
+    """Return the state before the first round.
+
+    Every group starts from the bottom of the same pre-trained model.
 
     Args:
         layout: the deepest model.
@@ -140,28 +152,26 @@ def init(
         PlanError: the model cannot be layered so: it has no such depth, or its layers are not
             alike.
     """
-    ladder = Ladder.of(depths)
+    ladder = Ladder.from_depths(depths)
     stack = stack_of(layout)
     if ladder.deepest > len(stack.layers):
         raise PlanError(
             f"inclusivefl: {layout.arch} has {len(stack.layers)} layers, not {ladder.deepest}"
         )
     models: dict[str, Tensors] = {}
+    optimizers: dict[str, OptimizerState] = {}
     for group in ladder.groups:
-        own = (heads or {}).get(group, {})
+        sources = {**weights, **(heads or {}).get(group, {})}
         names = stack.names(ladder.depths[group])
-        models[group] = MappingProxyType(
-            {name: np.array(own.get(name, weights[name])) for name in names}
-        )
-    blank = tuple(np.zeros_like(weights[name]) for name in stack.layers[0])
+        models[group] = MappingProxyType({name: np.array(sources[name]) for name in names})
+        optimizers[group] = server_optimizer.init(settings.optimizer, models[group])
+    zeros = tuple(np.zeros_like(weights[name]) for name in stack.layers[0])
     return InclusiveState(
         ladder=ladder,
         stack=stack,
         models=MappingProxyType(models),
-        optimizers=MappingProxyType(
-            {j: server_optimizer.init(settings.optimizer, models[j]) for j in models}
-        ),
-        momenta=MappingProxyType(dict.fromkeys(ladder.groups[1:], blank)),
+        optimizers=MappingProxyType(optimizers),
+        momenta=MappingProxyType(dict.fromkeys(ladder.groups[1:], zeros)),
     )
 
 
@@ -171,37 +181,46 @@ def apply(
     counts: Mapping[str, int],
     settings: InclusiveSettings,
 ) -> tuple[InclusiveState, InclusiveRound]:
-    """One round of the server: the state after it, and what happened on the way.
+    """Make one round of the server.
 
-    By group that took part there is the unweighted mean over its devices of local minus global
-    weights, and how many devices these are; a group that is not named counts 0.
+    Args:
+        state: the state before the round.
+        updates: by group that took part, the unweighted mean over its devices of local minus
+            global weights.
+        counts: by group, how many devices took part; a group that is not named counts 0.
+        settings: see `InclusiveSettings`.
+
+    Returns:
+        The state after the round, and the steps on the way.
 
     Raises:
         PlanError: an update is missing for a group with devices, or lacks a tensor.
     """
     ladder = state.ladder
-    present = [group for group in ladder.groups if counts.get(group, 0) > 0]
-    strangers = set(counts) - set(ladder.groups)
-    if strangers:
+    unknown = set(counts) - set(ladder.groups)
+    if unknown:
         raise PlanError(
-            f"inclusivefl: there is no group {min(strangers)}; there are {', '.join(ladder.groups)}"
+            f"inclusivefl: there is no group {min(unknown)}; there are {', '.join(ladder.groups)}"
         )
     distilled: dict[str, Tensors] = {}
-    models = dict(state.models)
+    stepped: dict[str, Tensors] = {}
     optimizers = dict(state.optimizers)
     momenta = dict(state.momenta)
-    for group in present:
-        _check(state, group, updates)
+    for group in ladder.groups:
+        if counts.get(group, 0) <= 0:
+            continue  # a group without devices keeps its momentum and its optimizer's state
+        _check_update(state, group, updates)
         deeper = ladder.deeper(group)
-        # m_{t-1}: what the deeper group left in the round before, not in this one.
+        # m_{t-1}: from the state before, since a deeper group's momentum of this round is m_t.
+        momentum = state.momenta[deeper] if deeper else None
         distilled[group] = distil(
             state,
             group,
             updates[group],
-            state.momenta[deeper] if deeper else None,
+            momentum,
             settings.beta,
         )
-        models[group], optimizers[group] = server_optimizer.apply(
+        stepped[group], optimizers[group] = server_optimizer.apply(
             settings.optimizer,
             state.optimizers[group],
             state.models[group],
@@ -209,14 +228,13 @@ def apply(
         )
         if group in momenta:
             momenta[group] = _momentum(state, group, distilled[group])
-    stepped = {group: models[group] for group in present}
+    models = {**state.models, **stepped}
     if settings.sharing:
         models = _share(state, models, counts)
+    frozen = {group: MappingProxyType(dict(model)) for group, model in models.items()}
     new = replace(
         state,
-        models=MappingProxyType(
-            {group: MappingProxyType(dict(model)) for group, model in models.items()}
-        ),
+        models=MappingProxyType(frozen),
         optimizers=MappingProxyType(optimizers),
         momenta=MappingProxyType(momenta),
     )
@@ -230,26 +248,39 @@ def distil(
     momentum: tuple[Array, ...] | None,
     beta: float,
 ) -> dict[str, Array]:
-    """Push the top layer of a group towards what the layers it stands in for do in the next deeper
-    model.
+    """Push the top layer of a group towards the deeper layers that it stands in for.
 
-    It becomes ``beta * m + (1 - beta) * g``, with the momentum of the next deeper group, one tensor
-    for each parameter of a layer; the deepest has none. In the first round, when m is 0, this
-    shrinks the top layer's update.
+    Its update becomes ``beta * m + (1 - beta) * g``. In the first round, when m is 0, this shrinks
+    the top layer's update.
+
+    Args:
+        state: the state before the round.
+        group: the group.
+        update: its mean update g.
+        momentum: m of the next deeper group, one tensor for each parameter of a layer; None for
+            the deepest group, whose update stays as it is.
+        beta: see `InclusiveSettings`.
     """
-    changed = {name: update[name] for name in state.models[group]}
+    distilled = {name: update[name] for name in state.models[group]}
     if momentum is not None:
-        for name, taught in zip(state.stack.layer(state.ladder.top(group)), momentum, strict=True):
-            changed[name] = beta * taught + (1 - beta) * update[name]
-    return changed
+        top_layer = state.stack.layer(state.ladder.top(group))
+        for name, m in zip(top_layer, momentum, strict=True):
+            distilled[name] = beta * m + (1 - beta) * update[name]
+    return distilled
 
 
-def _momentum(state: InclusiveState, group: str, distilled: Tensors) -> tuple[Array, ...]:
-    """The mean of the distilled updates over the layers that a shallower model's top layer stands
-    in for.
+def _momentum(
+    state: InclusiveState,
+    group: str,
+    distilled: Tensors,
+) -> tuple[Array, ...]:
+    """Return the mean of the distilled updates over the layers of a group's momentum.
+
+    A shallower model's top layer stands in for these layers.
     """
     layers = [state.stack.layer(number) for number in state.ladder.momentum_layers(group)]
     means = []
+    # `names` are the parameters of one role, one for each layer.
     for names in zip(*layers, strict=True):
         total = np.array(distilled[names[0]])
         for name in names[1:]:
@@ -259,13 +290,13 @@ def _momentum(state: InclusiveState, group: str, distilled: Tensors) -> tuple[Ar
 
 
 def _share(
-    state: InclusiveState, models: Mapping[str, Tensors], counts: Mapping[str, int]
+    state: InclusiveState,
+    models: Mapping[str, Tensors],
+    counts: Mapping[str, int],
 ) -> dict[str, Tensors]:
-    """Average every layer over the groups that own it as a shared one, and write it back to all of
-    these.
-    """
+    """Average every layer over the groups that own it as a shared one, and write it back to all."""
     shared: dict[str, dict[str, Array]] = {group: dict(model) for group, model in models.items()}
-    # Layer 0 stands for what lies below layer 1: the embeddings, which every group shares.
+    # Layer 0 stands for the parameters below layer 1: the embeddings, which every group shares.
     for number in range(state.ladder.deepest + 1):
         owners = state.ladder.owners(number)
         shares = state.ladder.shares(number, counts)
@@ -281,66 +312,87 @@ def _share(
     return {group: MappingProxyType(model) for group, model in shared.items()}
 
 
-def _check(state: InclusiveState, group: str, updates: Mapping[str, Tensors]) -> None:
+def _check_update(
+    state: InclusiveState,
+    group: str,
+    updates: Mapping[str, Tensors],
+) -> None:
     if group not in updates:
         raise PlanError(f"inclusivefl: group {group} has devices in this round but no update")
     for name, value in state.models[group].items():
-        given = updates[group].get(name)
-        if given is None or given.shape != value.shape:
-            found = "missing" if given is None else f"of shape {given.shape}"
+        update = updates[group].get(name)
+        if update is None or update.shape != value.shape:
+            actual = "missing" if update is None else f"of shape {update.shape}"
             raise PlanError(
-                f"inclusivefl: tensor {name} of group {group}'s update is {found}, expected {value.shape}"
+                f"inclusivefl: tensor {name} of group {group}'s update is {actual}, expected"
+                f" {value.shape}"
             )
 
 
 def state_tensors(state: InclusiveState) -> dict[str, Array]:
-    """The state as one flat mapping of arrays, as it is stored beside a global version."""
-    flat: dict[str, Array] = {}
+    """Return the state as one flat mapping of arrays, as it is stored beside a global version."""
+    tensors: dict[str, Array] = {}
     for group, model in state.models.items():
-        flat |= {f"{group}/model/{name}": value for name, value in model.items()}
+        for name, value in model.items():
+            tensors[f"{group}/model/{name}"] = value
         for name, value in server_optimizer.state_tensors(state.optimizers[group]).items():
-            flat[f"{group}/{name}"] = value
+            tensors[f"{group}/{name}"] = value
         for position, value in enumerate(state.momenta.get(group, ())):
-            flat[f"{group}/momentum/{position}"] = value
-    return flat
+            tensors[f"{group}/momentum/{position}"] = value
+    return tensors
 
 
 def state_from_tensors(
-    layout: Layout, depths: Mapping[str, int], tensors: Tensors
+    layout: Layout,
+    depths: Mapping[str, int],
+    tensors: Tensors,
 ) -> InclusiveState:
-    """Read back what `state_tensors` made of a state of such groups, given the deepest model.
+    """Read back the state that `state_tensors` wrote.
 
-    Else a PlanError.
+    Args:
+        layout: the deepest model.
+        depths: by group, its number of layers.
+        tensors: the stored arrays.
+
+    Raises:
+        PlanError: a tensor of a group is missing.
     """
-    ladder = Ladder.of(depths)
+    ladder = Ladder.from_depths(depths)
     stack = stack_of(layout)
-    parts: dict[str, dict[str, Array]] = {group: {} for group in ladder.groups}
+    by_group: dict[str, dict[str, Array]] = {group: {} for group in ladder.groups}
     for key, value in tensors.items():
         group, _, name = key.partition("/")
-        if group in parts:
-            parts[group][name] = value
+        if group in by_group:
+            by_group[group][name] = value
     models: dict[str, Tensors] = {}
-    for group, part in parts.items():
-        names = stack.names(ladder.depths[group])
-        missing = [name for name in names if f"model/{name}" not in part]
-        if missing:
-            raise PlanError(
-                f"inclusivefl: the stored state of group {group} lacks {missing[0]}; start the run afresh"
-            )
-        models[group] = MappingProxyType({name: part[f"model/{name}"] for name in names})
+    optimizers: dict[str, OptimizerState] = {}
+    momenta: dict[str, tuple[Array, ...]] = {}
+    for group, stored in by_group.items():
+        models[group] = _stored_model(group, stack.names(ladder.depths[group]), stored)
+        optimizers[group] = server_optimizer.state_from_tensors(stored)
+        if group != ladder.groups[0]:
+            positions = range(len(stack.layers[0]))
+            momenta[group] = tuple(stored[f"momentum/{position}"] for position in positions)
     return InclusiveState(
         ladder,
         stack,
         MappingProxyType(models),
-        MappingProxyType(
-            {group: server_optimizer.state_from_tensors(part) for group, part in parts.items()}
-        ),
-        MappingProxyType(
-            {
-                group: tuple(
-                    parts[group][f"momentum/{position}"] for position in range(len(stack.layers[0]))
-                )
-                for group in ladder.groups[1:]
-            }
-        ),
+        MappingProxyType(optimizers),
+        MappingProxyType(momenta),
     )
+
+
+def _stored_model(
+    group: str,
+    names: Sequence[str],
+    stored: Tensors,
+) -> Tensors:
+    model: dict[str, Array] = {}
+    for name in names:
+        value = stored.get(f"model/{name}")
+        if value is None:
+            raise PlanError(
+                f"inclusivefl: the stored state of group {group} lacks {name}; start the run afresh"
+            )
+        model[name] = value
+    return MappingProxyType(model)

@@ -1,9 +1,8 @@
-"""Merges of low-rank adapters: pairs of matrices whose shared axis is the rank, which tiers have
-unequally much of.
+"""Merge low-rank adapters: pairs of matrices whose shared axis is the rank.
 
-An adapter is a module with two matrices beside whatever is frozen: ``up`` [out, rank] and ``down``
-[rank, in]. It is known by its shape: no other dimension of the two is cut, and both have the same
-axis. All other parameters are merged as in HeteroFL.
+Tiers have unequal shares of the rank. An adapter is a module with two matrices beside whatever is
+frozen: ``up`` [out, rank] and ``down`` [rank, in]. It is known by its shape: no other dimension of
+the two is cut, and both have the same axis. All other parameters are merged as in HeteroFL.
 """
 
 from collections.abc import Callable
@@ -21,12 +20,19 @@ from broker_server.strategies.strategy import (
     Merge,
     Strategy,
     Weights,
-    stepped,
+    average_and_step,
 )
 from fleet_protocol.errors import PlanError
 from fleet_protocol.frozen import FrozenModel
 from models.layout import Layout, Parameter
 from models.slicing import Tensors
+
+Terms = tuple[NDArray[np.float32], ...]
+"""The arrays that updates of one adapter are summed as, of the same shapes from every rank."""
+
+_UP_AXIS = 1
+_DOWN_AXIS = 0
+"""The dimension of each matrix that is the rank."""
 
 
 @dataclass(frozen=True)
@@ -37,75 +43,154 @@ class Pair:
     down: NDArray[np.float32]
 
 
-Pieces = tuple[NDArray[np.float32], ...]
-"""What updates of one adapter add up as: arrays of the same shapes from every rank."""
-
-
 @dataclass(frozen=True)
 class Adapter:
-    """Where an adapter is among the parameters."""
+    """The parameters of an adapter.
 
-    up: str  # name of the matrix [out, rank]
-    down: str  # name of the matrix [rank, in]
-    rank: int  # of the whole adapter
+    Attributes:
+        up: name of the matrix [out, rank].
+        down: name of the matrix [rank, in].
+        rank: the rank of the whole adapter.
+    """
 
-    def of(self, weights: Tensors) -> Pair:
-        """Take the adapter out of some weights."""
+    up: str
+    down: str
+    rank: int
+
+    def pair(self, weights: Tensors) -> Pair:
+        """Return the adapter's matrices from the weights of a model."""
         return Pair(weights[self.up], weights[self.down])
 
 
 @dataclass(frozen=True)
-class Folding:
-    """How the updates of one adapter become one: a weighted mean of something, and what is made of
-    it.
+class AdapterMerge:
+    """How the updates of one adapter become one: by a weighted mean of terms made of each.
+
+    Attributes:
+        terms: the terms of an update of any rank, given the whole rank.
+        weight: the weight of an update, which multiplies that of its device.
+        finish: the merged adapter, from the mean of the terms and the adapter before.
     """
 
-    pieces: Callable[[Pair, int], Pieces]  # of an update of any rank, given the whole rank
-    weight: Callable[[Pair], float]  # of an update beside that of its device
-    finish: Callable[
-        [Pieces, Pair], Pair
-    ]  # the merged adapter, from the mean of the pieces and the adapter before
+    terms: Callable[[Pair, int], Terms]
+    weight: Callable[[Pair], float]
+    finish: Callable[[Terms, Pair], Pair]
 
 
 def adapters_of(layout: Layout) -> tuple[Adapter, ...]:
-    """The adapters of a model, in the order of its parameters.
+    """Return the adapters of a model, in the order of its parameters.
 
-    A PlanError where a module has several of one axis.
+    Raises:
+        PlanError: a module has several adapters of one axis.
     """
-    sides: dict[tuple[str, str], dict[int, list[Parameter]]] = {}
-    for item in layout.parameters:
-        cut = [at for at, dim in enumerate(item.dims) if layout.is_cut(dim)]
-        if (
-            len(item.dims) == 2
-            and len(cut) == 1
-            and item.dims[cut[0]].is_plain
-            and item.dims[cut[0]].inner == 1
-        ):
-            place = item.name.rpartition(".")[0], item.dims[cut[0]].axis
-            sides.setdefault(place, {}).setdefault(cut[0], []).append(item)
-    pairs = {place: (found[1], found[0]) for place, found in sides.items() if len(found) == 2}
-    for (module, _), (ups, downs) in pairs.items():
+    # By module and axis, the matrices that the axis cuts, by the dimension that it is.
+    matrices: dict[tuple[str, str], dict[int, list[Parameter]]] = {}
+    for parameter in layout.parameters:
+        rank_dimension = _rank_dimension(layout, parameter)
+        if rank_dimension is not None:
+            module = parameter.name.rpartition(".")[0]
+            axis = parameter.dims[rank_dimension].axis
+            sides = matrices.setdefault((module, axis), {})
+            sides.setdefault(rank_dimension, []).append(parameter)
+    adapters = []
+    for (module, _), sides in matrices.items():
+        if len(sides) < 2:
+            continue  # a matrix that is cut along one dimension, and has no partner
+        ups = sides[_UP_AXIS]
+        downs = sides[_DOWN_AXIS]
         if len(ups) + len(downs) > 2:
-            several = ", ".join(item.name for item in (*ups, *downs))
+            several = ", ".join(parameter.name for parameter in (*ups, *downs))
             raise PlanError(
-                f"which of {several} are one adapter cannot be told; give each a module below {module}"
+                f"which of {several} are one adapter cannot be told; give each a module below"
+                f" {module}"
             )
-    return tuple(Adapter(up.name, down.name, down.shape[0]) for (up,), (down,) in pairs.values())
+        adapters.append(Adapter(ups[0].name, downs[0].name, downs[0].shape[0]))
+    return tuple(adapters)
+
+
+def _rank_dimension(layout: Layout, parameter: Parameter) -> int | None:
+    """Return which dimension of a matrix a width cuts; None if it is no half of an adapter."""
+    cut = [place for place, dim in enumerate(parameter.dims) if layout.is_cut(dim)]
+    if len(parameter.dims) != 2 or len(cut) != 1:
+        return None
+    dim = parameter.dims[cut[0]]
+    return cut[0] if dim.is_plain and dim.inner == 1 else None
 
 
 @dataclass
 class _Sums:
-    """The running state of a merge: HeteroFL's for what is no adapter, a sum and its total weight
-    for each adapter.
+    """The running state of a merge.
+
+    Attributes:
+        selective: HeteroFL's state, for all parameters that belong to no adapter.
+        terms: for each adapter, the weighted sum of its terms.
+        weights: for each adapter, the total weight of its updates.
     """
 
-    others: Any
-    pieces: dict[Adapter, Pieces] = field(default_factory=dict)
-    totals: dict[Adapter, float] = field(default_factory=dict)
+    selective: Any
+    terms: dict[Adapter, Terms] = field(default_factory=dict)
+    weights: dict[Adapter, float] = field(default_factory=dict)
 
 
-def merged_by(folding: Folding, basis: Basis[FrozenModel | None]) -> Strategy:
-    """HeteroFL with another merge of adapters; ``weighting`` is uniform by default.
+@dataclass(frozen=True)
+class _AdapterRounds:
+    """HeteroFL's merge with another merge of adapters."""
+
+    adapters: tuple[Adapter, ...]
+    adapter_merge: AdapterMerge
+    selective: Merge[Any]
+    by_samples: bool
+
+    def start(self) -> _Sums:
+        return _Sums(self.selective.start())
+
+    def fold(
+        self,
+        sums: _Sums,
+        update: Contribution,
+    ) -> None:
+        # HeteroFL sums the adapters too, which `average` overwrites.
+        self.selective.fold(sums.selective, update)
+        for adapter in self.adapters:
+            # A shallow tier lacks the adapters of deeper blocks.
+            if adapter.up in update.weights:
+                self._fold_adapter(sums, adapter, update)
+
+    def _fold_adapter(
+        self,
+        sums: _Sums,
+        adapter: Adapter,
+        update: Contribution,
+    ) -> None:
+        pair = adapter.pair(update.weights)
+        device_weight = update.metrics.examples if self.by_samples else 1
+        weight = self.adapter_merge.weight(pair) * device_weight
+        terms = self.adapter_merge.terms(pair, adapter.rank)
+        weighted = tuple(term * np.float32(weight) for term in terms)
+        before = sums.terms.get(adapter)
+        sums.terms[adapter] = weighted if before is None else tuple(map(np.add, before, weighted))
+        sums.weights[adapter] = sums.weights.get(adapter, 0.0) + weight
+
+    def average(
+        self,
+        sums: _Sums,
+        old: Tensors,
+    ) -> Weights:
+        merged = dict(self.selective.finish(sums.selective, GlobalModel(old, {})).weights)
+        for adapter in self.adapters:
+            weight = sums.weights.get(adapter, 0.0)
+            pair = adapter.pair(old)
+            # An adapter whose updates all have the norm 0, or that none holds, stays as it was.
+            if weight > 0:
+                mean = tuple(term / np.float32(weight) for term in sums.terms[adapter])
+                pair = self.adapter_merge.finish(mean, pair)
+            merged[adapter.up] = pair.up
+            merged[adapter.down] = pair.down
+        return merged
+
+
+def merge_adapters(adapter_merge: AdapterMerge, basis: Basis[FrozenModel | None]) -> Strategy:
+    """Build HeteroFL with another merge of adapters; ``weighting`` is uniform by default.
 
     Raises:
         PlanError: the model has no adapters, or the plan is not static: narrow tiers have the
@@ -114,44 +199,22 @@ def merged_by(folding: Folding, basis: Basis[FrozenModel | None]) -> Strategy:
     adapters = adapters_of(basis.layout)
     if not adapters:
         raise PlanError(
-            f"{basis.name} merges low-rank adapters, and {basis.layout.arch} has none (two matrices of one module that"
-            " a width cuts along their shared axis alone, see models.zoo.adapters); take heterofl"
+            f"{basis.name} merges low-rank adapters, and {basis.layout.arch} has none (two matrices"
+            " of one module that a width cuts along their shared axis alone, see"
+            " models.zoo.adapters); take heterofl"
         )
     if basis.plan != "static":
         raise PlanError(
             f'{basis.name} sends the leading units of each rank; remove plan = "{basis.plan}"'
         )
-    built = heterofl.build(replace(basis, average="mean", optimizer=None))
+    selective = heterofl.build(replace(basis, average="mean", optimizer=None))
     by_samples = basis.weighting == "samples"
-
-    def fold(sums: _Sums, update: Contribution) -> None:
-        built.merge.fold(sums.others, update)
-        for adapter in adapters:
-            if adapter.up not in update.weights:  # of a block that a shallow tier lacks
-                continue
-            pair = adapter.of(update.weights)
-            weight = folding.weight(pair) * (update.metrics.examples if by_samples else 1)
-            terms = tuple(
-                piece * np.float32(weight) for piece in folding.pieces(pair, adapter.rank)
-            )
-            known = sums.pieces.get(adapter)
-            sums.pieces[adapter] = terms if known is None else tuple(map(np.add, known, terms))
-            sums.totals[adapter] = sums.totals.get(adapter, 0.0) + weight
-
-    def average(sums: _Sums, old: Tensors) -> Weights:
-        merged = dict(built.merge.finish(sums.others, GlobalModel(old, {})).weights)
-        for adapter in adapters:
-            total = sums.totals.get(adapter, 0.0)
-            pair = adapter.of(old)
-            if total > 0:
-                pair = folding.finish(
-                    tuple(piece / np.float32(total) for piece in sums.pieces[adapter]),
-                    pair,
-                )
-            merged[adapter.up], merged[adapter.down] = pair.up, pair.down
-        return merged
-
-    merge: Merge[Any] = Merge(
-        lambda: _Sums(built.merge.start()), fold, stepped(average, basis.optimizer)
+    rounds = _AdapterRounds(
+        adapters,
+        adapter_merge,
+        selective.merge,
+        by_samples,
     )
-    return replace(built, name=basis.name, merge=merge)
+    finish = average_and_step(rounds.average, basis.optimizer)
+    merge: Merge[Any] = Merge(rounds.start, rounds.fold, finish)
+    return replace(selective, name=basis.name, merge=merge)

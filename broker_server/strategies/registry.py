@@ -1,11 +1,13 @@
-"""The strategies by name, found in the modules of this folder: a new one is a file with a row in
-``STRATEGIES``.
+"""List the strategies by name, and build the configured one.
+
+`STRATEGIES` joins the constants of that name of all modules in this package, so a new strategy is a
+new file.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from broker_server.strategies.server_optimizer import OptimizerSettings
+from broker_server.strategies.optimizer_rules import OptimizerSettings
 from broker_server.strategies.strategy import Basis, Method, Strategy, StrategySettings
 from fleet_protocol.discovery import discover
 from fleet_protocol.errors import ConfigError, PlanError
@@ -13,7 +15,7 @@ from fleet_protocol.spelling import did_you_mean
 from models.layout import Layout
 from models.tier import Tier
 
-KNOWN: Mapping[str, Method[Any]] = discover("broker_server.strategies", "STRATEGIES")
+STRATEGIES: Mapping[str, Method[Any]] = discover("broker_server.strategies", "STRATEGIES")
 
 
 def build_strategy(
@@ -25,19 +27,26 @@ def build_strategy(
     """Build the configured strategy for a run.
 
     Raises:
-        ConfigError: there is none of that name.
-        PlanError: settings, model, tiers and optimizer do not go together.
+        ConfigError: there is no strategy of that name.
+        PlanError: settings, model, tiers and optimizer do not fit together.
     """
-    method = KNOWN.get(settings.name)
+    method = STRATEGIES.get(settings.name)
     if method is None:
-        hint = did_you_mean(settings.name, KNOWN)
+        hint = did_you_mean(settings.name, STRATEGIES)
         raise ConfigError(
-            f"strategy.name: no strategy {settings.name!r}{hint}; there are {', '.join(KNOWN)}"
+            f"strategy.name: no strategy {settings.name!r}{hint}; there are {', '.join(STRATEGIES)}"
         )
-    built = method.build(Basis(**vars(settings), layout=layout, tiers=tiers, optimizer=optimizer))
-    if built.merge.average != settings.average:
+    basis = Basis(
+        **vars(settings),
+        layout=layout,
+        tiers=tiers,
+        optimizer=optimizer,
+    )
+    strategy = method.build(basis)
+    # A strategy with a merge of its own would ignore the setting without a word.
+    if strategy.merge.average != settings.average:
         raise PlanError(
-            f'{built.name} merges in a way of its own, which robust.merge = "{settings.average}" cannot replace; remove'
-            " it, or take another strategy"
+            f"{strategy.name} merges in a way of its own, which robust.merge ="
+            f' "{settings.average}" cannot replace; remove it, or take another strategy'
         )
-    return built
+    return strategy

@@ -1,4 +1,4 @@
-"""Server optimizers: what the server does with the update that a round's merge amounts to.
+"""Step the global weights along the update that a round's merge amounts to.
 
 Sashank Reddi, Zachary Charles, Manzil Zaheer, Zachary Garrett, Keith Rush, Jakub Konecny, Sanjiv
 Kumar, Brendan McMahan: "Adaptive Federated Optimization", ICLR 2021,
@@ -17,101 +17,59 @@ There is no bias correction, and tau stands outside the root. Entries that no de
 and yet move while m decays. FedAvgM is Hsu, Qi, Brown: "Measuring the effects of non-identical data
 distribution", 2019.
 
-The functions are pure over an explicit state. They are bound by memory traffic, so tensors are
-walked in pieces that stay in the second-level cache, and `donate` lets the results take the memory
-of the arguments.
+The functions are pure over an explicit state. Memory traffic bounds their speed. So they walk
+tensors in blocks that stay in the second-level cache, and `donate` lets the results take the memory
+of the arguments. `broker_server.strategies.optimizer_rules` has the formulas of one block.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, field_validator
 
+from broker_server.strategies.optimizer_rules import ADAPTIVE, RULES, OptimizerSettings
 from fleet_protocol.errors import PlanError
-from fleet_protocol.frozen import FrozenModel
 
-OptimizerName = Literal["plain", "fedavgm", "fedadam", "fedyogi", "fedadagrad"]
 Array = NDArray[Any]
 Tensors = Mapping[str, Array]
 
-_ADAPTIVE = frozenset({"fedadam", "fedyogi", "fedadagrad"})
-_PIECE = (
-    32 * 1024
-)  # values: six float32 pieces of 128 kB are in use at once, which a second-level cache holds
+# Values of a block: six float32 blocks of 128 kB are in use at once, which a second-level cache
+# holds.
+_BLOCK = 32 * 1024
+
+# Names of the state among the stored arrays of a version.
 _STEPS = "optimizer.steps"
 _FIRST = "optimizer.first."
 _SECOND = "optimizer.second."
 
 
-class OptimizerSettings(FrozenModel):
-    """``[server_optimizer]``: which, and its numbers.
-
-    The defaults are specification 3.5's starting values.
-
-    Attributes:
-        name: ``plain`` takes the merge as it is, times the learning rate.
-        learning_rate: eta; None takes 1 for plain and fedavgm, 0.01 for the others.
-        beta1: decay of the first moment, m.
-        beta2: decay of the second, v.
-        tau: how adaptive the step is; added to the root of the second moment.
-        second_start: what the second moment starts at. The paper asks for at least tau^2, the
-            vectors of the specification for 0.
-        milestones: steps (from 1) that start with fresh moments and multiply the learning rate
-            (specification 2.5).
-        restart_factor: by what.
-    """
-
-    name: OptimizerName = "plain"
-    learning_rate: float | None = Field(default=None, gt=0)
-    beta1: float = Field(default=0.9, ge=0, lt=1)
-    beta2: float = Field(default=0.99, ge=0, lt=1)
-    tau: float = Field(default=1e-3, gt=0)
-    second_start: float = Field(default=0.0, ge=0)
-    milestones: tuple[Annotated[int, Field(ge=1)], ...] = ()
-    restart_factor: float = Field(default=0.5, gt=0)
-
-    @field_validator("milestones")
-    @classmethod
-    def _ascend(cls, steps: tuple[int, ...]) -> tuple[int, ...]:
-        if list(steps) != sorted(set(steps)):
-            raise ValueError(f"milestones must ascend, not {steps}")
-        return steps
-
-    @property
-    def eta(self) -> float:
-        """The learning rate before the first milestone."""
-        if self.learning_rate is not None:
-            return self.learning_rate
-        return 0.01 if self.name in _ADAPTIVE else 1.0
-
-
 @dataclass(frozen=True)
 class OptimizerState:
-    """What the optimizer carries from round to round."""
+    """What the optimizer carries from round to round.
+
+    Attributes:
+        steps: number of steps so far.
+        first: the first moment m, of the shapes and the dtype of the weights; empty for plain.
+        second: the second moment v; empty for plain and fedavgm.
+    """
 
     steps: int = 0
-    first: Tensors = field(
-        default_factory=dict
-    )  # m, of the shapes and the dtype of the weights; empty for plain
-    second: Tensors = field(default_factory=dict)  # v; empty for plain and fedavgm
+    first: Tensors = field(default_factory=dict)
+    second: Tensors = field(default_factory=dict)
 
 
 def init(settings: OptimizerSettings, weights: Tensors) -> OptimizerState:
-    """The state before the first step of some weights."""
-    first = (
-        {}
-        if settings.name == "plain"
-        else {name: np.zeros_like(value) for name, value in weights.items()}
-    )
-    second = (
-        {name: np.full_like(value, settings.second_start) for name, value in weights.items()}
-        if settings.name in _ADAPTIVE
-        else {}
-    )
+    """Return the state before the first step of some weights."""
+    first: dict[str, Array] = {}
+    second: dict[str, Array] = {}
+    for name, value in weights.items():
+        if settings.name != "plain":
+            first[name] = np.zeros_like(value)
+        if settings.name in ADAPTIVE:
+            second[name] = np.full_like(value, settings.second_start)
     return OptimizerState(0, MappingProxyType(first), MappingProxyType(second))
 
 
@@ -119,22 +77,23 @@ def apply(
     settings: OptimizerSettings,
     state: OptimizerState,
     weights: Tensors,
-    given: Tensors,
+    target: Tensors,
     *,
     merged: bool = False,
     donate: bool = False,
 ) -> tuple[dict[str, Array], OptimizerState]:
-    """One step along an update.
+    """Make one step along an update.
 
     Args:
         settings: which optimizer.
         state: from `init` or the step before.
         weights: the weights before the step, floats of any shapes.
-        given: g above, of the same names and shapes.
-        merged: what is given are the merged weights, and the update is the way to them. Plain with
-            eta 1 returns exactly these.
-        donate: the arrays of `state` and `given` may be overwritten to hold the results; do not use
-            them again.
+        target: the update g above, of the same names and shapes; or, if `merged`, the merged
+            weights.
+        merged: the update is the way from the weights to the target. Plain with eta 1 then returns
+            exactly the target.
+        donate: the arrays of `state` and `target` may be overwritten to hold the results; do not
+            use them again.
 
     Returns:
         The new weights, in the order of `weights`, and the new state.
@@ -142,184 +101,194 @@ def apply(
     Raises:
         PlanError: a tensor is missing from the update or the state, or has another shape.
     """
-    state, eta = _restarted(settings, state)
+    state, eta = _restart(settings, state)
     for name, value in weights.items():
-        _check(name, value, given, "update")
+        _check_shape(
+            name,
+            value,
+            target,
+            "update",
+        )
     if merged and settings.name == "plain" and eta == 1.0:
         # old + (merged - old) would lose the last bit.
-        taken = {name: given[name] if donate else np.array(given[name]) for name in weights}
-        return taken, replace(state, steps=state.steps + 1)
+        exact = {name: target[name] if donate else np.array(target[name]) for name in weights}
+        return exact, replace(state, steps=state.steps + 1)
     new: dict[str, Array] = {}
     first = dict(state.first)
     second = dict(state.second)
     for name, old in weights.items():
         moments = []
-        for held in (first, second):
-            if held:
-                _check(name, old, held, "server optimizer's state")
-                mine = donate and _reusable(held[name], held[name].dtype)
-                held[name] = held[name] if mine else np.array(held[name], order="C")
-                moments.append(held[name])
-        out = (
-            given[name]
-            if donate and _reusable(given[name], old.dtype)
-            else np.empty(old.shape, old.dtype)
+        for moment in (first, second):
+            if moment:
+                _check_shape(
+                    name,
+                    old,
+                    moment,
+                    "server optimizer's state",
+                )
+                moment[name] = _writable(moment[name], donate=donate)
+                moments.append(moment[name])
+        is_reused = donate and _is_reusable(target[name], old.dtype)
+        out = target[name] if is_reused else np.empty(old.shape, old.dtype)
+        tensor = _TensorStep(
+            old,
+            target[name],
+            out,
+            moments,
         )
-        _walk(settings, eta, (old, given[name], out), moments, merged=merged)
+        _step_tensor(
+            settings,
+            eta,
+            tensor,
+            merged=merged,
+        )
         new[name] = out
     return new, OptimizerState(state.steps + 1, MappingProxyType(first), MappingProxyType(second))
 
 
-def _restarted(settings: OptimizerSettings, state: OptimizerState) -> tuple[OptimizerState, float]:
-    number = state.steps + 1
-    eta = settings.eta * settings.restart_factor ** sum(
-        number >= milestone for milestone in settings.milestones
-    )
-    if number in settings.milestones:
-        fresh = init(settings, state.first)
-        state = OptimizerState(state.steps, fresh.first, fresh.second)
-    return state, eta
+def _restart(settings: OptimizerSettings, state: OptimizerState) -> tuple[OptimizerState, float]:
+    """Return the state and the learning rate of the next step; a milestone renews the moments."""
+    step = state.steps + 1
+    restarts = sum(step >= milestone for milestone in settings.milestones)
+    eta = settings.eta * settings.restart_factor**restarts
+    if step not in settings.milestones:
+        return state, eta
+    fresh = init(settings, state.first)
+    return OptimizerState(state.steps, fresh.first, fresh.second), eta
 
 
-def _check(name: str, weight: Array, given: Tensors, where: str) -> None:
-    value = given.get(name)
+def _check_shape(
+    name: str,
+    weight: Array,
+    tensors: Tensors,
+    where: str,
+) -> None:
+    value = tensors.get(name)
     if value is None or value.shape != weight.shape:
-        found = "missing" if value is None else f"of shape {value.shape}"
+        actual = "missing" if value is None else f"of shape {value.shape}"
         raise PlanError(
-            f"server optimizer: tensor {name} of the {where} should be {weight.shape} but is {found}"
+            f"server optimizer: tensor {name} of the {where} should be {weight.shape} but is"
+            f" {actual}"
         )
 
 
-def _reusable(value: Array, dtype: np.dtype[Any]) -> bool:
+def _writable(moment: Array, *, donate: bool) -> Array:
+    """Return a moment that may be overwritten: itself if it was donated, or else a copy."""
+    if donate and _is_reusable(moment, moment.dtype):
+        return moment
+    return np.array(moment, order="C")
+
+
+def _is_reusable(value: Array, dtype: np.dtype[Any]) -> bool:
     return value.flags.writeable and value.flags.c_contiguous and value.dtype == dtype
 
 
-def _walk(
+@dataclass(frozen=True)
+class _TensorStep:
+    """The arrays of one tensor's step.
+
+    Attributes:
+        old: the values before the step.
+        target: the update, or the merged values.
+        out: the values after the step, which are written; may be the same memory as `target`.
+        moments: those that the optimizer has, which are overwritten.
+    """
+
+    old: Array
+    target: Array
+    out: Array
+    moments: list[Array]
+
+
+def _step_tensor(
     settings: OptimizerSettings,
     eta: float,
-    arrays: tuple[Array, Array, Array],
-    moments: list[Array],
+    tensor: _TensorStep,
     *,
     merged: bool,
 ) -> None:
-    """Step one tensor, piece by piece.
-
-    Its old, given and new values are `arrays`, of which the last is written.
-    """
-    old, given, out = arrays
-    rule = _RULES[settings.name]
-    size = min(_PIECE, old.size)
-    update = np.empty(size, old.dtype)
-    spare = np.empty(size, old.dtype)
-    source = np.ascontiguousarray(old).reshape(-1)
-    target = out.reshape(-1)
-    change = np.ascontiguousarray(given).reshape(-1)
-    flat = [moment.reshape(-1) for moment in moments]
-    for start in range(0, old.size, _PIECE):
-        place = slice(start, min(start + _PIECE, old.size))
+    """Step one tensor, block by block."""
+    rule = RULES[settings.name]
+    old = np.ascontiguousarray(tensor.old).reshape(-1)
+    target = np.ascontiguousarray(tensor.target).reshape(-1)
+    out = tensor.out.reshape(-1)
+    moments = [moment.reshape(-1) for moment in tensor.moments]
+    size = min(_BLOCK, old.size)
+    update_memory = np.empty(size, old.dtype)
+    step_memory = np.empty(size, old.dtype)
+    for start in range(0, old.size, _BLOCK):
+        place = slice(start, min(start + _BLOCK, old.size))
         length = place.stop - start
-        g = update[:length]
-        step = spare[:length]
+        g = update_memory[:length]
+        step = step_memory[:length]
         if merged:
-            np.subtract(change[place], source[place], out=g)
+            np.subtract(target[place], old[place], out=g)
         else:
-            np.copyto(g, change[place])
-        rule(settings, [moment[place] for moment in flat], g, step)
+            np.copyto(g, target[place])
+        rule(
+            settings,
+            [moment[place] for moment in moments],
+            g,
+            step,
+        )
         np.multiply(step, eta, out=step)
-        np.add(source[place], step, out=target[place])
-
-
-def _plain(_settings: OptimizerSettings, _moments: list[Array], g: Array, step: Array) -> None:
-    np.copyto(step, g)
-
-
-def _fedavgm(settings: OptimizerSettings, moments: list[Array], g: Array, step: Array) -> None:
-    (first,) = moments
-    np.multiply(first, settings.beta1, out=first)
-    np.add(first, g, out=first)
-    np.copyto(step, first)
-
-
-def _adaptive(settings: OptimizerSettings, moments: list[Array], g: Array, step: Array) -> None:
-    """The first moment over the root of the second, in which the three methods differ."""
-    first, second = moments
-    _decay(first, settings.beta1, g, step)
-    np.multiply(g, g, out=g)
-    if settings.name == "fedadam":
-        _decay(second, settings.beta2, g, step)
-    elif settings.name == "fedyogi":
-        np.subtract(second, g, out=step)
-        np.sign(step, out=step)
-        np.multiply(step, g, out=step)
-        np.multiply(step, 1 - settings.beta2, out=step)
-        np.subtract(second, step, out=second)
-    else:
-        np.add(second, g, out=second)
-    np.sqrt(second, out=step)
-    np.add(step, settings.tau, out=step)
-    np.divide(first, step, out=step)
-
-
-def _decay(moment: Array, beta: float, value: Array, spare: Array) -> None:
-    """``moment = beta * moment + (1 - beta) * value``; `spare` is overwritten."""
-    np.multiply(moment, beta, out=moment)
-    np.multiply(value, 1 - beta, out=spare)
-    np.add(moment, spare, out=moment)
-
-
-_RULES: Mapping[str, Callable[[OptimizerSettings, list[Array], Array, Array], None]] = (
-    MappingProxyType(
-        {
-            "plain": _plain,
-            "fedavgm": _fedavgm,
-            **dict.fromkeys(("fedadam", "fedyogi", "fedadagrad"), _adaptive),
-        }
-    )
-)
+        # Last, since `out` may be the memory of `target`.
+        np.add(old[place], step, out=out[place])
 
 
 def state_tensors(state: OptimizerState) -> dict[str, Array]:
-    """The state as one flat mapping of arrays, as it is stored beside a global version."""
-    return {
-        _STEPS: np.array(state.steps, np.int64),
-        **{_FIRST + name: value for name, value in state.first.items()},
-        **{_SECOND + name: value for name, value in state.second.items()},
-    }
+    """Return the state as one flat mapping of arrays, as it is stored beside a global version."""
+    tensors: dict[str, Array] = {_STEPS: np.array(state.steps, np.int64)}
+    for name, value in state.first.items():
+        tensors[_FIRST + name] = value
+    for name, value in state.second.items():
+        tensors[_SECOND + name] = value
+    return tensors
 
 
 def state_from_tensors(tensors: Tensors) -> OptimizerState:
-    """Read back what `state_tensors` made of a state, among other arrays.
+    """Read back the state that `state_tensors` wrote, among other arrays.
 
-    Without its number of steps a PlanError.
+    Raises:
+        PlanError: its number of steps is missing.
     """
     if _STEPS not in tensors:
         raise PlanError(
             f"the stored state of a server optimizer lacks {_STEPS}; start the run afresh"
         )
-    first = {
-        name[len(_FIRST) :]: value for name, value in tensors.items() if name.startswith(_FIRST)
-    }
-    second = {
-        name[len(_SECOND) :]: value for name, value in tensors.items() if name.startswith(_SECOND)
-    }
+    first: dict[str, Array] = {}
+    second: dict[str, Array] = {}
+    for name, value in tensors.items():
+        if name.startswith(_FIRST):
+            first[name.removeprefix(_FIRST)] = value
+        elif name.startswith(_SECOND):
+            second[name.removeprefix(_SECOND)] = value
     return OptimizerState(int(tensors[_STEPS]), MappingProxyType(first), MappingProxyType(second))
 
 
 def server_step(
     settings: OptimizerSettings,
 ) -> Callable[[Tensors, dict[str, Array], Tensors], tuple[dict[str, Array], dict[str, Array]]]:
-    """The optimizer as a strategy's ``step``: old weights, merged weights and stored state to new
-    ones.
+    """Return the optimizer as a function of old weights, merged weights and stored state.
 
-    Before the first round the state is an empty mapping. Merged weights and state may be
-    overwritten.
+    The function returns the new weights and the new stored state. Before the first round the state
+    is an empty mapping. Merged weights and state may be overwritten.
     """
 
     def step(
-        old: Tensors, merged: dict[str, Array], stored: Tensors
+        old: Tensors,
+        merged: dict[str, Array],
+        stored: Tensors,
     ) -> tuple[dict[str, Array], dict[str, Array]]:
         state = state_from_tensors(stored) if stored else init(settings, old)
-        weights, state = apply(settings, state, old, merged, merged=True, donate=True)
+        weights, state = apply(
+            settings,
+            state,
+            old,
+            merged,
+            merged=True,
+            donate=True,
+        )
         return weights, state_tensors(state)
 
     return step

@@ -1,11 +1,11 @@
-"""What a strategy is: how to cut, how to merge, how to step the server's optimizer.
+"""Define what a strategy is: how to cut, how to merge, how to step the server's optimizer.
 
-One file per paper builds one.
+A module of this package builds the strategy of one paper.
 
 A strategy is a frozen record of values and functions, built for one model and the tiers in use;
-there is no base class. What the server carries from round to round is a `GlobalModel`: the weights,
-and beside them whatever the method must know again (moments, per-depth copies), as arrays that are
-stored with every global version, so that a server that is killed goes on with them.
+there is no base class. The server carries a `GlobalModel` from round to round: the weights and,
+beside them, the arrays that the method must have again (moments, a model for each depth). They are
+stored with every global version, so that a server that was killed continues with them.
 
 Most methods set a few fields and take `broker_server.strategies.heterofl` for the rest.
 """
@@ -18,7 +18,8 @@ from typing import Any, Generic, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from broker_server.strategies.server_optimizer import OptimizerSettings, server_step
+from broker_server.strategies.optimizer_rules import OptimizerSettings
+from broker_server.strategies.server_optimizer import server_step
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages import Instructions, TaskMetrics
 from models.layout import Layout
@@ -26,12 +27,15 @@ from models.plan import Plan
 from models.slicing import CompiledPlan, Tensors
 from models.tier import Tier
 
-OwnT = TypeVar("OwnT", bound=FrozenModel | None)
-OwnT_co = TypeVar("OwnT_co", bound=FrozenModel | None, covariant=True)
+OptionsT = TypeVar("OptionsT", bound=FrozenModel | None)
+OptionsT_co = TypeVar("OptionsT_co", bound=FrozenModel | None, covariant=True)
 SumsT = TypeVar("SumsT")
 
 Average = Literal["mean", "median", "trimmed_mean"]
-"""What becomes of the values that devices have for one entry."""
+"""How the values that devices have for one entry become one."""
+
+Weighting = Literal["uniform", "samples"]
+"""How much an update counts: every update alike, or by its number of samples."""
 
 ServerState = Mapping[str, NDArray[Any]]
 """Arrays that a method carries between rounds beside the weights; empty for most."""
@@ -39,15 +43,15 @@ Weights = dict[str, NDArray[np.float32]]
 
 
 @dataclass(frozen=True)
-class StrategySettings(Generic[OwnT_co]):
+class StrategySettings(Generic[OptionsT_co]):
     """What the configuration says about the method.
 
     Attributes:
         plan: which units a narrower sub-model keeps.
-        weighting: every update alike, or by its number of samples; None takes the strategy's own.
+        weighting: None takes the strategy's own default.
         label_rule: take rows of label axes only for labels the device holds; None takes the
-            strategy's own.
-        own: the table of the method's own; None for methods without.
+            strategy's own default.
+        options: the table of the method itself; None for methods without one.
         average: how the values of an entry become one.
         faulty: share of the devices that may be bad, in [0, 0.5); the trimmed mean leaves out so
             many at either end.
@@ -55,29 +59,35 @@ class StrategySettings(Generic[OwnT_co]):
 
     name: str
     plan: Literal["static", "rolling", "random"]
-    weighting: Literal["uniform", "samples"] | None
+    weighting: Weighting | None
     label_rule: bool | None
-    own: OwnT_co
+    options: OptionsT_co
     average: Average = "mean"
     faulty: float = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Basis(StrategySettings[OwnT_co]):
-    """What a strategy is built from: the settings, and what they are for."""
+class Basis(StrategySettings[OptionsT_co]):
+    """What a strategy is built from: its settings, and the model, tiers and optimizer in use.
 
-    layout: Layout  # the global model
-    tiers: Sequence[Tier]  # that are exported and allowed, largest first
-    optimizer: OptimizerSettings | None = (
-        None  # of the server; None for what the strategy does by itself
-    )
+    Attributes:
+        layout: the global model.
+        tiers: those that are exported and allowed, largest first.
+        optimizer: the server's optimizer; None leaves the step to the strategy.
+    """
+
+    layout: Layout
+    tiers: Sequence[Tier]
+    optimizer: OptimizerSettings | None = None
 
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """For whom a plan is wanted.
+    """A request for the plan of one device in one round.
 
-    `version` counts closed rounds, the round index of the papers (from 0).
+    Attributes:
+        version: number of closed rounds, the round index of the papers (from 0).
+        seed: seed of the run.
     """
 
     tier: Tier
@@ -98,26 +108,33 @@ class PlannedTier:
 
     @cached_property
     def plan(self) -> Plan:
-        """The plan, made when it is asked for: that of a thousand devices is made once."""
+        """The plan, made on first use: the same plan of a thousand devices is made once."""
         return self.make()
 
 
 @dataclass(frozen=True)
 class Contribution:
-    """A checked update on its way into the accumulator."""
+    """A checked update on its way into the accumulator.
+
+    Attributes:
+        key: name of the update's plan.
+        plan: the entries that the update holds.
+        weights: the update's tensors, views of a mapped file.
+    """
 
     device: str
     tier: Tier
-    key: str  # name of its plan
-    plan: CompiledPlan  # what it holds
-    weights: Tensors  # its tensors, views of a mapped file
+    key: str
+    plan: CompiledPlan
+    weights: Tensors
     metrics: TaskMetrics
 
 
 @dataclass(frozen=True)
 class GlobalModel:
-    """The whole model's weights, float32, and what the method keeps beside them, empty before the
-    first round.
+    """The weights of the whole model, float32, and the arrays that the method keeps beside them.
+
+    Before the first round the state is empty.
     """
 
     weights: Tensors
@@ -129,14 +146,14 @@ class Merge(Generic[SumsT]):
     """How the updates of a round become the next global model, one update at a time.
 
     Attributes:
-        start: an empty accumulator.
+        start: return an empty accumulator.
         fold: add one contribution; called in ascending order of the devices' ids.
-        finish: the next global model, from the accumulator, which is spent, and the model the round
-            started from. The state it is given may be overwritten.
-        average: what it takes of the values of an entry; a merge of the method's own is a mean.
+        finish: return the next global model, from the accumulator, which is spent, and the model
+            the round started from, whose state may be overwritten.
+        average: how the values of an entry become one; a merge of the method's own is a mean.
         deltas: whether the global model moves by the mean, for each entry, of how far the updates
-            have moved it; then an update that was made from an earlier model can move a later one,
-            and all can count alike where noise is added. So not where a fold has weights of its
+            have moved it. Then an update that was made from an earlier model can move a later one,
+            and all can count alike where noise is added. Not so where a fold has weights of its
             own.
     """
 
@@ -147,21 +164,42 @@ class Merge(Generic[SumsT]):
     deltas: bool = False
 
 
-def stepped(
+def average_and_step(
     average: Callable[[SumsT, Tensors], Weights], optimizer: OptimizerSettings | None
 ) -> Callable[[SumsT, GlobalModel], GlobalModel]:
-    """Finish a merge by an average and a step of the server's optimizer, if any, towards it.
+    """Return a `Merge.finish` that averages, and lets the server's optimizer step to the average.
 
-    The average makes merged weights of the accumulator and the weights the round started from.
+    Args:
+        average: returns merged weights, from the accumulator and the weights the round started
+            from.
+        optimizer: None takes the merged weights as they are.
     """
     if optimizer is None:
         return lambda sums, old: GlobalModel(average(sums, old.weights), old.state)
     step = server_step(optimizer)
 
     def finish(sums: SumsT, old: GlobalModel) -> GlobalModel:
-        return GlobalModel(*step(old.weights, average(sums, old.weights), old.state))
+        merged = average(sums, old.weights)
+        weights, state = step(old.weights, merged, old.state)
+        return GlobalModel(weights, state)
 
     return finish
+
+
+def _send_slice(
+    plan: CompiledPlan,
+    _request: PlanRequest,
+    model: GlobalModel,
+) -> Tensors:
+    return plan.slice(model.weights)
+
+
+def _offer_largest(largest: Tier) -> tuple[Tier, ...]:
+    return (largest,)
+
+
+def _same_instructions(instructions: Instructions, _closed_rounds: int) -> Instructions:
+    return instructions
 
 
 @dataclass(frozen=True)
@@ -169,22 +207,22 @@ class Strategy:
     """How one method plans and merges, for one model and the tiers in use.
 
     Attributes:
-        tiers: of those it was offered, the ones it uses.
-        plan: the plan for one device; a pure function, so that a killed server makes the same one
-            again.
+        tiers: those of the offered tiers that the method uses.
+        plan: the plan for one device; a pure function, so that a server that was killed makes the
+            same plan again.
         merge: how updates become the next global model; the accumulator may be of any type.
-        begin: the state of a run before its first round, from the initial weights and those of the
-            heads that tiers in use have of their own; None for a method that has no place for such
-            heads.
+        begin: the state of a run before its first round, from the initial weights and the weights
+            of the heads that single tiers have for themselves; None for a method that has no place
+            for such heads.
         send: the tensors that a device is sent, from plan, request and global model; for most the
-            plan's part of it.
-        offer: the tiers that a device is offered, the one it takes by default first, from the
-            largest it can train.
-        instruct: what it changes in what a training task asks of a device, given the rounds closed
-            so far.
+            plan's slice of the global model.
+        offer: the tiers that a device is offered, its default first, from the largest it can
+            train.
+        instruct: the instructions of a training task, from those that every method gives and the
+            number of rounds closed so far.
         stays: parameters that stay on the devices: each trains its own, and they are in no update.
-        anew: whether the units of a plan that stays are others in each round, so that devices keep
-            nothing of them.
+        renews_units: whether the kept units mean something else in each round although the plan
+            stays the same, so that devices cannot keep anything of them.
     """
 
     name: str
@@ -193,24 +231,23 @@ class Strategy:
     plan: Callable[[PlanRequest], PlannedTier]
     merge: Merge[Any]
     begin: Callable[[Tensors, Mapping[Tier, Tensors]], ServerState] | None = None
-    send: Callable[[CompiledPlan, PlanRequest, GlobalModel], Tensors] = lambda plan, _, model: (
-        plan.slice(model.weights)
-    )
-    offer: Callable[[Tier], tuple[Tier, ...]] = lambda largest: (largest,)
-    instruct: Callable[[Instructions, int], Instructions] = lambda asked, _: asked
+    send: Callable[[CompiledPlan, PlanRequest, GlobalModel], Tensors] = _send_slice
+    offer: Callable[[Tier], tuple[Tier, ...]] = _offer_largest
+    instruct: Callable[[Instructions, int], Instructions] = _same_instructions
     stays: tuple[str, ...] = ()
-    anew: bool = False
+    renews_units: bool = False
 
 
 @dataclass(frozen=True)
-class Method(Generic[OwnT]):
-    """A row of the table of strategies: the module of a method has one under the method's name.
+class Method(Generic[OptionsT]):
+    """A row of the table of strategies, which the module of a method has under the method's name.
 
     Attributes:
-        build: makes the strategy. Raises PlanError, before anything is trained, where its basis
-            does not go together.
-        settings: of ``[strategy.<name>]``, the table of the method's own; None for methods without.
+        build: builds the strategy. Raises PlanError, before anything is trained, where settings,
+            model, tiers and optimizer do not fit together.
+        settings: the type of ``[strategy.<name>]``, the table of the method itself; None for
+            methods without one.
     """
 
-    build: Callable[[Basis[OwnT]], Strategy]
-    settings: type[OwnT] | None = None
+    build: Callable[[Basis[OptionsT]], Strategy]
+    settings: type[OptionsT] | None = None

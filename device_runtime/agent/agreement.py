@@ -8,7 +8,7 @@ from pathlib import Path
 from device_runtime.training.agreed_data import AgreedData, terms_of
 from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.data import DataSet
-from fleet_protocol.data.contract import CONTRACT_FILE, DataContract, read_contract
+from fleet_protocol.data.terms import CONTRACT_FILE, DataContract, read_contract
 from fleet_protocol.errors import StorageError
 from fleet_protocol.messages import Instructions
 

@@ -17,7 +17,7 @@ from device_runtime.settings import DeviceConfig
 from device_runtime.training.choosers import Situation, TierChooser, chooser_of
 from device_runtime.training.choosers.rule import width_of, within
 from device_runtime.training.routines import may_join
-from device_runtime.training.task import Bench
+from device_runtime.training.task import DeviceSetup
 from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.errors import StorageError
 from fleet_protocol.frozen import FrozenModel
@@ -60,7 +60,7 @@ class ChooserMemory:
             write_atomically(self.path, stored.model_dump_json(indent=1).encode())
 
 
-def able(offer: Offer, config: DeviceConfig, bench: Bench) -> tuple[TierChoice, ...]:
+def able(offer: Offer, config: DeviceConfig, setup: DeviceSetup) -> tuple[TierChoice, ...]:
     """The sub-models of an offer that this board may train, in its order.
 
     What only measures makes forward passes, so the limits of training do not count.
@@ -68,7 +68,7 @@ def able(offer: Offer, config: DeviceConfig, bench: Bench) -> tuple[TierChoice, 
     Raises:
         RefusedError: the board cannot do what is asked, or does not know how to choose.
     """
-    measures = may_join(offer, bench).phase == "measuring"
+    measures = may_join(offer, setup).phase == "measuring"
     chooser_of(offer)
     width = config.max_width
     depth = config.max_depth
@@ -89,7 +89,7 @@ def probe(choices: Sequence[TierChoice]) -> tuple[TierChoice, BlobRef]:
 def choose(
     record: StoredTask,
     config: DeviceConfig,
-    bench: Bench,
+    setup: DeviceSetup,
     bytes_per_second: float | None,
     step: float,
 ) -> str:
@@ -101,8 +101,8 @@ def choose(
     if chooser is None:
         return record.tier
     situation = Situation(
-        tiers=tuple(choice.tier for choice in able(offer, config, bench)),
-        steps=offer.train.steps_for(bench.examples),
+        tiers=tuple(choice.tier for choice in able(offer, config, setup)),
+        steps=offer.train.steps_for(setup.examples),
         bytes_per_second=bytes_per_second,
         step_seconds=step,
     )

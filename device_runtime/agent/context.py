@@ -29,10 +29,10 @@ from device_runtime.board import Board, on_battery, runtime_version, temperature
 from device_runtime.conditions import Watch
 from device_runtime.settings import DeviceConfig
 from device_runtime.training.choosers import chooser_of
-from device_runtime.training.task import Bench
+from device_runtime.training.task import DeviceSetup
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.data import PythonData, load_data
-from fleet_protocol.data.positions import by_position
+from fleet_protocol.data.positions import describe_positions
 from fleet_protocol.data.stamps import Stamps
 from fleet_protocol.errors import (
     DataError,
@@ -143,7 +143,7 @@ class Context:
         releases: the runtimes of this board.
         measured: what it has found out.
         state: of the machine; written by the agent's loop alone.
-        bench: backend, and data as its reader gave it, from probing on; `kit.agreement` makes of it
+        setup: backend, and data as its reader gave it, from probing on; `kit.agreement` makes of it
             what a task takes.
         task: in hand, from the offer to its end.
         pending: an offer that waits until the task in hand is dropped.
@@ -162,7 +162,7 @@ class Context:
     releases: Releases
     measured: Measured = field(default_factory=Measured)
     state: State = State.STARTING
-    bench: Bench | None = None
+    setup: DeviceSetup | None = None
     task: TaskInHand | None = None
     pending: Offer | None = None
     failure: Refusal | None = None
@@ -217,13 +217,13 @@ class Context:
             )
         return self.task
 
-    def need_bench(self) -> Bench:
+    def need_setup(self) -> DeviceSetup:
         """Data and backend."""
-        if self.bench is None:
+        if self.setup is None:
             raise RuntimeError(
                 f"the device in state {self.state.value!r} has not loaded its data; this is a bug"
             )
-        return self.bench
+        return self.setup
 
     def save(self, **changes: object) -> None:
         """Change the task record, on disk first.
@@ -270,8 +270,8 @@ class Context:
     def publish_status(self, *, does: bool = True) -> None:
         """Tell the fleet what this device is, where that has changed, and what it does."""
         # What was measured during a task is told at its end, once.
-        bench = self.bench if self.state is State.IDLE or self.uplink.told is None else None
-        profile = None if bench is None else self._profile(bench)
+        setup = self.setup if self.state is State.IDLE or self.uplink.told is None else None
+        profile = None if setup is None else self._profile(setup)
         self.uplink.publish_status(self.state.value if does else None, profile)
         self.status_at = math.inf
 
@@ -279,18 +279,18 @@ class Context:
         """Tell the fleet what this device is, also during a task: the findings of samples that were
         read again.
         """
-        self.uplink.publish_status(None, self._profile(self.need_bench()))
+        self.uplink.publish_status(None, self._profile(self.need_setup()))
 
-    def _profile(self, bench: Bench) -> Profile | None:
-        findings = self.kit.findings.of(bench.data)
+    def _profile(self, setup: DeviceSetup) -> Profile | None:
+        findings = self.kit.findings.of(setup.data)
         reports = self.kit.config.report_data
         return self.measured.profile(
             self.kit.config,
-            bench.examples,
+            setup.examples,
             self.kit.memory,
             self.releases,
             findings if reports else (),
-            bench.data.facts.labels_digest if reports else None,
+            setup.data.facts.labels_digest if reports else None,
         )
 
     def tell_state(self) -> None:
@@ -327,26 +327,26 @@ class Context:
         Their files are read again when they have changed, between tasks.
         """
         config = self.kit.config
-        if self.bench is None or config.conditions.new_data is None:
+        if self.setup is None or config.conditions.new_data is None:
             return None
         if self.task is None:
-            self._read_again(self.bench)
-        return len(self.bench.data) - self.kit.memory.learnt.samples
+            self._read_again(self.setup)
+        return len(self.setup.data) - self.kit.memory.learnt.samples
 
-    def _read_again(self, bench: Bench) -> None:
+    def _read_again(self, setup: DeviceSetup) -> None:
         """Read files that have changed since the last attempt.
 
         The user's own function is always called.
         """
         config = self.kit.config.data
-        stamps = self.unread or bench.data.stamps
+        stamps = self.unread or setup.data.stamps
         if stamps is None:
             return
-        later = stamps.again()
+        later = stamps.current()
         if not stamps.changes(later) and not isinstance(config, PythonData):
             return
         try:
-            self.bench = replace(bench, data=load_data(config))
+            self.setup = replace(setup, data=load_data(config))
             self.unread = None
         except (ShoalError, OSError) as error:  # maybe only half of a file is written
             self.unread = later
@@ -371,21 +371,21 @@ class Context:
 
         Where they do not, look whether somebody has mended their files.
         """
-        before = self.need_bench()
+        before = self.need_setup()
         try:
             self.kit.agreement.of(before.data, offer)
         except DataError:
             self._read_again(before)
-            if self.bench is before:
+            if self.setup is before:
                 raise
-            self.kit.agreement.of(self.need_bench().data, offer)
+            self.kit.agreement.of(self.need_setup().data, offer)
 
     def take(self, offer: Offer) -> None:
         """Make an offer the task in hand, or prepare its refusal; posts which."""
         now = time.monotonic()
         config = self.kit.config
         try:
-            choices = able(offer, config, self.need_bench())
+            choices = able(offer, config, self.need_setup())
             problem = None
             self._agree(offer)  # before anything is fetched for it
             self.kit.findings.heard(offer.contract)
@@ -417,7 +417,9 @@ class Context:
             self.failure = problem or limited
             self.post(Event.UNSUITABLE)
             return
-        taken = by_position(self.need_bench().data, offer.contract, own_labels=bool(offer.stays))
+        taken = describe_positions(
+            self.need_setup().data, offer.contract, own_labels=bool(offer.stays)
+        )
         note = f"; {taken}" if taken else ""
         self.kit.journal.info(
             f"offer {offer.routine} tier={choice.tier} seconds_left={offer.seconds_left:g}{note}"

@@ -4,8 +4,9 @@ from pathlib import Path
 
 from device_runtime.agent.journal import Journal
 from fleet_protocol.data import DataSet
-from fleet_protocol.data.comparison import findings
-from fleet_protocol.data.contract import DataContract, in_columns, read_contract
+from fleet_protocol.data.column_order import order_columns
+from fleet_protocol.data.comparison import find_problems
+from fleet_protocol.data.terms import DataContract, read_contract
 from fleet_protocol.errors import MismatchError, ShoalError
 from fleet_protocol.messages.bounds import FINDING_CHARACTERS, MOST_FINDINGS
 
@@ -18,12 +19,12 @@ def sentences(data: DataSet, contract: DataContract | None) -> tuple[str, ...]:
     """
     summary = None if contract is None else contract.summary
     try:
-        fitting = data if contract is None else in_columns(data, contract)
+        fitting = data if contract is None else order_columns(data, contract)
     except MismatchError:
         fitting = data
         summary = None
     try:
-        found = findings(fitting, summary)
+        found = find_problems(fitting, summary)
     except ShoalError:  # no value, or a file that changes: training reports that
         return ()
     return tuple(finding.text[:FINDING_CHARACTERS] for finding in found[:MOST_FINDINGS])

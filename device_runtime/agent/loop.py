@@ -45,7 +45,7 @@ from fleet_protocol.messages import (
 from fleet_protocol.messages.presence import ALIVE_SECONDS
 from fleet_protocol.signals import on_signals
 from fleet_protocol.topics import BlobTopic
-from fleet_protocol.transport import Connected, Disconnected, Received, Rejected, Told
+from fleet_protocol.transport import Connected, Disconnected, OperatorNotice, Received, Rejected
 
 if TYPE_CHECKING:
     from device_runtime.asking import Asking
@@ -291,7 +291,7 @@ class Agent:
             self._on_connected(item)
         elif isinstance(item, Disconnected):
             self._on_disconnected(item)
-        elif isinstance(item, Told):
+        elif isinstance(item, OperatorNotice):
             self._on_told(item)
         elif isinstance(item, Rejected):
             ctx.journal_refusal(item.error)
@@ -299,7 +299,7 @@ class Agent:
             ctx.kit.journal.info(f"stopping: {item.why}")
             ctx.post(Event.STOP)
 
-    def _on_told(self, item: Told) -> None:
+    def _on_told(self, item: OperatorNotice) -> None:
         ctx = self.ctx
         before = (self.ctx.releases.record, self.ctx.releases.wanted)
         try:

@@ -24,7 +24,7 @@ from device_runtime.training.choosers.rule import within
 from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.messages.values import RELEASE_PATTERN, BlobRef
-from fleet_protocol.transport import Told
+from fleet_protocol.transport import OperatorNotice
 
 if TYPE_CHECKING:
     from fleet_protocol.identity.release import Release
@@ -80,14 +80,14 @@ class Releases:
             time.monotonic() + _TRIES * config.connect_timeout_seconds if trial else float("inf")
         )
 
-    def hear(self, told: Told) -> None:
+    def hear(self, told: OperatorNotice) -> None:
         """Take what is said of releases.
 
         Raises:
             RefusedError: this one is older than one that the board has had in hand.
             StorageError: the record cannot be written.
         """
-        from fleet_protocol.identity.release import Release, kind_of  # noqa: PLC0415  (cryptography: a board's memory)
+        from fleet_protocol.identity.release import Release, board_kind  # noqa: PLC0415  (cryptography: a board's memory)
 
         new = told.release if isinstance(told.release, Release) else None
         self.wanted = None
@@ -105,7 +105,7 @@ class Releases:
                 RefusalReason.REPLAYED, f"release {new.number}, where {known} is known"
             )
         if new.number > known:
-            ref = new.sets.get(self._tier(new.sets)) if sets else new.builds.get(kind_of())
+            ref = new.sets.get(self._tier(new.sets)) if sets else new.builds.get(board_kind())
             if ref is None and sets:
                 self.move(
                     "unfit",
@@ -117,7 +117,7 @@ class Releases:
                 self.move(
                     "unfit",
                     new.number,
-                    f"it is for {', '.join(new.builds)}, and this board is {kind_of()}",
+                    f"it is for {', '.join(new.builds)}, and this board is {board_kind()}",
                 )
             elif 0 < new.expires < time.time():
                 why = "it has expired; the operator signs it again with a new rollout"

@@ -9,8 +9,9 @@ itself.
 from dataclasses import dataclass, replace
 
 from fleet_protocol.data import DataSet
-from fleet_protocol.data.contract import DataContract, reconciled
+from fleet_protocol.data.contract import reconcile
 from fleet_protocol.data.stamps import Stamps
+from fleet_protocol.data.terms import DataContract
 from fleet_protocol.messages import Instructions
 
 
@@ -38,7 +39,7 @@ class Terms:
                 to change.
             DataError: a file that holds them cannot be read any more.
         """
-        return AgreedData(raw, reconciled(raw, self.contract, own_labels=self.own_labels), self)
+        return AgreedData(raw, reconcile(raw, self.contract, own_labels=self.own_labels), self)
 
 
 def terms_of(instructions: Instructions) -> Terms:

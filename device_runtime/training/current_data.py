@@ -11,18 +11,18 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from device_runtime.training.agreed_data import AgreedData
-from device_runtime.training.compute import Outcome
 from device_runtime.training.hooks import Hooks, TaskStopped
-from device_runtime.training.task import Bench, Task
+from device_runtime.training.task import DeviceSetup, Task
+from device_runtime.training.update import FinishedUpdate
 from fleet_protocol.data import DataConfig, DataSet, load_data
-from fleet_protocol.data.stamps import REPLACING, shown
+from fleet_protocol.data.stamps import REPLACING, list_paths
 from fleet_protocol.errors import ConfigError, DataChangedError, DataError
 
 TRIES = 3
 """Most attempts at a task whose files change meanwhile."""
 
 _T = TypeVar("_T")
-Work = Callable[[Task, Bench, Hooks], _T]
+Work = Callable[[Task, DeviceSetup, Hooks], _T]
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,15 @@ class DataSeen:
     changed: str = ""
 
 
-def on_current_data(work: Work[_T], task: Task, bench: Bench, data: AgreedData, hooks: Hooks) -> _T:
+def on_current_data(
+    work: Work[_T], task: Task, setup: DeviceSetup, data: AgreedData, hooks: Hooks
+) -> _T:
     """Run a task on samples that stay the same in their files from beginning to end.
 
     Args:
         work: what is done.
         task: with what.
-        bench: on what; whatever samples it has, `data` takes their place.
+        setup: on what; whatever samples it has, `data` takes their place.
         data: the board's samples, as the task's contract wants them.
         hooks: are told of samples that were read again.
 
@@ -52,11 +54,11 @@ def on_current_data(work: Work[_T], task: Task, bench: Bench, data: AgreedData, 
     """
     data = _current(data, hooks)
     for _ in range(TRIES):
-        bench = replace(bench, data=data.samples)
+        setup = replace(setup, data=data.samples)
         result: _T | None = None
         failure: Exception | None = None
         try:
-            result = work(task, bench, hooks)
+            result = work(task, setup, hooks)
         except TaskStopped:
             raise
         except Exception as error:  # noqa: BLE001 - samples that change during a task may cause any error
@@ -68,14 +70,14 @@ def on_current_data(work: Work[_T], task: Task, bench: Bench, data: AgreedData, 
         try:
             after = _current(data, hooks) if changes else data
         except DataError:
-            _discard(result, bench)
+            _discard(result, setup)
             raise
         if result is not None and (after is data or after.samples.equals(data.samples)):
             return result
-        _discard(result, bench)
+        _discard(result, setup)
         data = after
     raise DataChangedError(
-        f"{shown(changes)} changed during each of {TRIES} attempts at this task; {REPLACING}"
+        f"{list_paths(changes)} changed during each of {TRIES} attempts at this task; {REPLACING}"
     )
 
 
@@ -88,11 +90,11 @@ def _current(data: AgreedData, hooks: Hooks) -> AgreedData:
     stamps = data.raw.stamps
     if stamps is None:
         return data
-    later = stamps.again()
+    later = stamps.current()
     changes = stamps.changes(later)
     seen = None
     if changes:
-        seen = DataSeen(data.terms.apply(_read_again(stamps.config, changes)), shown(changes))
+        seen = DataSeen(data.terms.apply(_read_again(stamps.config, changes)), list_paths(changes))
     elif stamps.young:  # they have aged, so their timestamps are enough from now on
         seen = DataSeen(data.stamped(later))
     if seen is None:
@@ -108,11 +110,11 @@ def _read_again(config: DataConfig, changes: tuple[str, ...]) -> DataSet:
         raise
     except (DataError, ConfigError) as error:
         raise DataChangedError(
-            f"{shown(changes)} changed, and cannot be used now: {error}; the next task checks again"
+            f"{list_paths(changes)} changed, and cannot be used now: {error}; the next task checks again"
         ) from error
 
 
-def _discard(result: object, bench: Bench) -> None:
+def _discard(result: object, setup: DeviceSetup) -> None:
     """Remove the update of an attempt that does not count."""
-    if isinstance(result, Outcome):
-        bench.blobs.remove(result.update.digest)
+    if isinstance(result, FinishedUpdate):
+        setup.blobs.remove(result.update.digest)

@@ -1,4 +1,4 @@
-"""Local training on a board: epochs of steps in the order of its course, and the test of a new
+"""Local training on a board: epochs of steps in the order of its schedule, and the test of a new
 graph before the first.
 
 Nothing here knows the agent, MQTT or the disk.
@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_runtime.training.backends.session import TrainSession
-from device_runtime.training.course import Course, Moment, draw_noise, training_batch
 from device_runtime.training.hooks import EpochReport, Hooks
 from device_runtime.training.labels import training_mask
+from device_runtime.training.schedule import StepSeed, TrainingSchedule, draw_noise, training_batch
 from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.manifest import Manifest
 from fleet_protocol.targets import Targets, counted
@@ -37,7 +37,9 @@ class TrainResult:
     )
 
 
-def train(session: TrainSession, manifest: Manifest, course: Course, hooks: Hooks) -> TrainResult:
+def train(
+    session: TrainSession, manifest: Manifest, schedule: TrainingSchedule, hooks: Hooks
+) -> TrainResult:
     """Train for the epochs or steps of an offer; the session has the weights, and holds the result.
 
     Raises:
@@ -45,26 +47,26 @@ def train(session: TrainSession, manifest: Manifest, course: Course, hooks: Hook
         DataError: no label of the training samples counts.
         RefusedError: the loss or a parameter is not finite.
     """
-    data = course.data
-    settings = course.settings
-    mask = training_mask(data, course.chosen, manifest.classes, masked=settings.mask_labels)
+    data = schedule.data
+    settings = schedule.settings
+    mask = training_mask(data, schedule.chosen, manifest.classes, masked=settings.mask_labels)
     started = time.monotonic()
     step = 0
     mean = math.nan
     all_total = 0.0
     all_weight = 0
-    for planned in course.passes():
+    for planned in schedule.passes():
         total = 0.0
         weight = 0
         for number, indices in enumerate(planned.batches):
             hooks.go_on()
-            moment = course.moment(planned.epoch, number)
-            x, y = training_batch(data, indices, manifest.input_dtype, moment)
-            noise = draw_noise(manifest.noise, moment, len(indices))
-            loss = session.step(x, y, mask, settings.rate_at(step, course.steps), noise)
+            step_seed = schedule.step_seed(planned.epoch, number)
+            x, y = training_batch(data, indices, manifest.input_dtype, step_seed)
+            noise = draw_noise(manifest.noise, step_seed, len(indices))
+            loss = session.step(x, y, mask, settings.rate_at(step, schedule.steps), noise)
             step += 1
             if not math.isfinite(loss):
-                raise loss_refused(loss, manifest, moment, step)
+                raise loss_refused(loss, manifest, step_seed, step)
             count = counted(y)
             total = total + loss * count
             weight = weight + count
@@ -72,7 +74,7 @@ def train(session: TrainSession, manifest: Manifest, course: Course, hooks: Hook
         all_total = all_total + total
         all_weight = all_weight + weight
         hooks.report(EpochReport(planned.epoch + 1, planned.epochs, step, mean))
-    check_parameters(session.parameters(), course.round, step)
+    check_parameters(session.parameters(), schedule.round, step)
     return TrainResult(
         step,
         mean,
@@ -81,11 +83,11 @@ def train(session: TrainSession, manifest: Manifest, course: Course, hooks: Hook
     )
 
 
-def loss_refused(loss: float, manifest: Manifest, moment: Moment, step: int) -> RefusedError:
+def loss_refused(loss: float, manifest: Manifest, step_seed: StepSeed, step: int) -> RefusedError:
     """The refusal of a task whose loss is not finite."""
     return RefusedError(
         RefusalReason.FAILED,
-        f"the loss is {loss} in round {moment.round} at step {step} (epoch {moment.epoch + 1}) of "
+        f"the loss is {loss} in round {step_seed.round} at step {step} (epoch {step_seed.epoch + 1}) of "
         f"{manifest.arch} {manifest.tier}; lower the learning rate or look at the data",
     )
 
@@ -128,7 +130,7 @@ def made_up_steps(session: TrainSession, manifest: Manifest, count: int) -> Iter
             x = draw.random(shape, np.float32)  # token 0 in a row that has tokens, too
         if manifest.recipe.loss.target == "float32":
             y = draw.random(places, np.float32)  # in [0, 1), which every loss takes
-        noise = draw_noise(manifest.noise, Moment(0, 0, 0, step), count)
+        noise = draw_noise(manifest.noise, StepSeed(0, 0, 0, step), count)
         yield session.step(x, y, np.ones(manifest.classes, np.float32), 0.01, noise)
 
 

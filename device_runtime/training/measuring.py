@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_runtime.training.backends.session import ForwardSession
-from device_runtime.training.course import Course, Indices, batches, training_batch
 from device_runtime.training.hooks import Hooks
+from device_runtime.training.schedule import Indices, TrainingSchedule, batches, training_batch
 from fleet_protocol.data.dataset import DataSet
 from fleet_protocol.errors import DataError, RefusalReason, RefusedError
 from fleet_protocol.manifest import Manifest
@@ -38,7 +38,7 @@ class HeldOut:
 
 
 def measure(
-    session: ForwardSession, manifest: Manifest, course: Course, hooks: Hooks
+    session: ForwardSession, manifest: Manifest, schedule: TrainingSchedule, hooks: Hooks
 ) -> tuple[Statistics, int]:
     """Batch norm statistics of a model on the board's training samples, by the batch size and the
     seed of its settings.
@@ -52,28 +52,30 @@ def measure(
         DataError: one sample only, whose unbiased variance does not exist.
         RefusedError: a statistic is not finite.
     """
-    check_measurable(course)
+    check_measurable(schedule)
     sums: dict[str, NDArray[np.float64]] = {}
     count = 0
-    for number, indices in enumerate(batches(course.order(), course.settings.batch_size)):
+    for number, indices in enumerate(batches(schedule.order(), schedule.settings.batch_size)):
         hooks.go_on()
         if len(indices) == 1:
             continue
-        x, _ = training_batch(course.data, indices, manifest.input_dtype, course.moment(0, number))
+        x, _ = training_batch(
+            schedule.data, indices, manifest.input_dtype, schedule.step_seed(0, number)
+        )
         for name, value in session.statistics(x).items():
             sums[name] = sums[name] + value if name in sums else value.astype(np.float64)
         count += 1
-    return mean_statistics(sums, count, course.round), count
+    return mean_statistics(sums, count, schedule.round), count
 
 
-def check_measurable(course: Course) -> None:
+def check_measurable(schedule: TrainingSchedule) -> None:
     """See that samples have batch norm statistics.
 
     A DataError for one alone, which has no unbiased variance.
     """
-    if not course.measurable:
+    if not schedule.measurable:
         raise DataError(
-            f"{course.data.source}: {len(course.chosen)} training samples in batches of {course.settings.batch_size}"
+            f"{schedule.data.source}: {len(schedule.chosen)} training samples in batches of {schedule.settings.batch_size}"
             " give no unbiased variance; batch norm statistics need two samples in a batch"
         )
 
@@ -117,7 +119,7 @@ def evaluate(
 def judge(
     opened: Callable[[str], ForwardSession],
     manifest: Manifest,
-    course: Course,
+    schedule: TrainingSchedule,
     held_out: HeldOut,
     hooks: Hooks,
 ) -> Evaluation | None:
@@ -136,8 +138,8 @@ def judge(
         return None
     statistics: Statistics = {}
     if manifest.statistics:
-        if not course.measurable:
+        if not schedule.measurable:
             return None
-        statistics, _ = measure(opened(STATS), manifest, course, hooks)
+        statistics, _ = measure(opened(STATS), manifest, schedule, hooks)
     judged = HeldOut(held_out.data, held_out.chosen, held_out.batch_size, held_out.mask, statistics)
     return evaluate(opened(EVAL), manifest, judged, hooks)

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from device_runtime.training.accelerators import Accelerators
 from device_runtime.training.backends import Sessions
-from device_runtime.training.course import Course, holdout_split
 from device_runtime.training.own_model import OwnModel
 from device_runtime.training.own_model_files import KEPT_RUNS, OwnModelFiles
+from device_runtime.training.schedule import TrainingSchedule, holdout_split
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.data import DataSet
 from fleet_protocol.errors import RefusalReason, RefusedError
@@ -25,7 +25,7 @@ from fleet_protocol.noise import Draw
 
 
 @dataclass(frozen=True)
-class Bench:
+class DeviceSetup:
     """What a board computes with; the same for every task."""
 
     data: DataSet
@@ -87,9 +87,9 @@ class Task:
     )  # graphs that passed their self-test here, with the runtime
     fetch_seconds: float = 0.0  # from the offer to the weights on disk, for the metrics
 
-    def course(self, bench: Bench) -> Course:
+    def schedule(self, setup: DeviceSetup) -> TrainingSchedule:
         """What the task trains on."""
-        return Course(bench.data, bench.split()[0], self.instructions.train, self.round)
+        return TrainingSchedule(setup.data, setup.split()[0], self.instructions.train, self.round)
 
 
 def base_tensors(manifest: Manifest, blobs: BlobStore) -> dict[str, NDArray[Any]]:

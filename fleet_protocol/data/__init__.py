@@ -1,44 +1,46 @@
-"""Data of boards, servers and simulations: the formats it may come in, and the samples as a model
-takes them.
-"""
+"""Data of boards, servers and simulations: its formats, and samples as a model takes them."""
 
 from dataclasses import replace
 
 import numpy as np
 
+from fleet_protocol.data.assembly import join_arrays
+from fleet_protocol.data.assembly import make_dataset as make_dataset
 from fleet_protocol.data.augment import Augment as Augment
-from fleet_protocol.data.augment import changed
+from fleet_protocol.data.augment import apply_function
 from fleet_protocol.data.dataset import DataSet as DataSet
-from fleet_protocol.data.dataset import joined
-from fleet_protocol.data.dataset import make_dataset as make_dataset
 from fleet_protocol.data.facts import NO_FACTS, SourceFacts
-from fleet_protocol.data.file_rows import FileRows, unmapped
+from fleet_protocol.data.file_rows import FileRows, Samples, unmapped
 from fleet_protocol.data.images import read_image, read_images
-from fleet_protocol.data.readers import Arrays, Named, read_idx, read_npz, read_python
+from fleet_protocol.data.readers import ArrayOrNamed, Arrays, read_idx, read_npz, read_python
 from fleet_protocol.data.sources import CsvData as CsvData
 from fleet_protocol.data.sources import DataConfig as DataConfig
 from fleet_protocol.data.sources import IdxData as IdxData
 from fleet_protocol.data.sources import ImagesData as ImagesData
 from fleet_protocol.data.sources import NpzData as NpzData
 from fleet_protocol.data.sources import PythonData as PythonData
-from fleet_protocol.data.stamps import REPLACING, shown, stamps_of
+from fleet_protocol.data.stamps import REPLACING, list_paths, stamps_of
 from fleet_protocol.data.tables import read_csv
 from fleet_protocol.errors import DataChangedError
 
 _READS = 3
 """Attempts to read a source whose files change meanwhile, before it is refused."""
 
-Reading = tuple[Named, Named, SourceFacts]
+_DATASET_KEYS = ("shape", "scale", "mean", "std", "classes", "augment", "black")
+"""Keys of a source's table that `make_dataset` takes."""
+
+Reading = tuple[ArrayOrNamed, ArrayOrNamed, SourceFacts]
 """Samples, targets, and facts about them from the source."""
 
 
 def load_data(config: DataConfig, *, labelled: bool = True, given: Arrays | None = None) -> DataSet:
-    """Read data; paths are absolute.
+    """Read a source, again for a few times if its files change meanwhile.
 
-    Without labels it is arrays, a table or one image, and the labels mean nothing.
-
-    Samples that are passed in are not read. Files that change meanwhile are read again, a few
-    times.
+    Args:
+        config: the source, with absolute paths.
+        labelled: whether to read labels; else the source is arrays, a table or one image, and the
+            labels of the result mean nothing.
+        given: samples and targets that are used instead of the source's files.
 
     Raises:
         DataError: the data is missing, empty or malformed; the message names the path and what was
@@ -47,15 +49,15 @@ def load_data(config: DataConfig, *, labelled: bool = True, given: Arrays | None
         ConfigError: a package for this kind of data is not installed.
     """
     if given is not None:
-        return _made(config, (*given, NO_FACTS), labelled=labelled)
+        return _make(config, (*given, NO_FACTS), labelled=labelled)
     before = stamps_of(config, labelled=labelled)
     for _ in range(_READS):
         failure: Exception | None = None
         try:
-            data = _made(config, _read(config, labelled=labelled), labelled=labelled)
+            data = _make(config, _read(config, labelled=labelled), labelled=labelled)
         except Exception as error:  # noqa: BLE001 - half of a file may cause any error
             failure = error
-        after = before.again()
+        after = before.current()
         changes = before.changes(after)
         if not changes and failure is not None:
             raise failure
@@ -63,13 +65,13 @@ def load_data(config: DataConfig, *, labelled: bool = True, given: Arrays | None
             return replace(data, stamps=before)
         before = after
     raise DataChangedError(
-        f"{shown(changes)} changed during each of {_READS} attempts to read it, so it is still being written;"
-        f" {REPLACING}"
+        f"{list_paths(changes)} changed during each of {_READS} attempts to read it, so it is "
+        f"still being written; {REPLACING}"
     )
 
 
 def _read(config: DataConfig, *, labelled: bool) -> Reading:
-    """Read with the reader of this kind of source."""
+    """Read a source with the reader of its kind."""
     match config:
         case NpzData():
             return *read_npz(config, labelled=labelled), NO_FACTS
@@ -85,18 +87,26 @@ def _read(config: DataConfig, *, labelled: bool) -> Reading:
             return *read_python(config), NO_FACTS
 
 
-def _made(config: DataConfig, reading: Reading, *, labelled: bool) -> DataSet:
+def _make(config: DataConfig, reading: Reading, *, labelled: bool) -> DataSet:
     """Build a data set from the result of a reader."""
     samples, targets, facts = reading
     source = config.entry_point if isinstance(config, PythonData) else str(config.path)
-    x, inputs = joined(source, samples)
-    y, outputs = joined(source, targets) if labelled else (np.zeros(x.shape[:1], np.int64), {})
+    x, inputs = join_arrays(source, samples)
+    if labelled:
+        y, outputs = join_arrays(source, targets)
+    else:
+        y, outputs = np.zeros(x.shape[:1], np.int64), {}
     if config.limit is not None and x.ndim and y.ndim:
-        x = x.head(config.limit) if isinstance(x, FileRows) else x[: config.limit]
-        y = y.head(config.limit) if isinstance(y, FileRows) else y[: config.limit]
+        x = _first_rows(x, config.limit)
+        y = _first_rows(y, config.limit)
     for name in config.transforms:
-        x = unmapped(changed(name, np.asarray(x)))
-    named = ("shape", "scale", "mean", "std", "classes", "augment", "black")
-    data = make_dataset(source, x, np.asarray(y), **{name: getattr(config, name) for name in named})
+        x = unmapped(apply_function(name, np.asarray(x)))
+    settings = {key: getattr(config, key) for key in _DATASET_KEYS}
+    data = make_dataset(source, x, np.asarray(y), **settings)
     facts = replace(facts, columns_by_place=bool(config.transforms and facts.columns))
     return replace(data, parts=(inputs, outputs), facts=facts)
+
+
+def _first_rows(values: Samples, count: int) -> Samples:
+    """Return the first rows, which stay in their file if they are there."""
+    return values.head(count) if isinstance(values, FileRows) else values[:count]

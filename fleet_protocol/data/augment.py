@@ -1,5 +1,4 @@
-"""Changes of samples, in the order of a list: crops at a random place, mirror images, and functions
-of the user's.
+"""Changes samples: random crops, mirror images, and functions of the user.
 
 The first two are those of specification 1.8.
 """
@@ -18,21 +17,18 @@ from pydantic import BeforeValidator, Field
 from fleet_protocol.errors import DataError
 
 FunctionName = Annotated[str, Field(pattern=r"^.+\.py:[A-Za-z_][A-Za-z0-9_]*$")]
-"""``file.py:function``, a function of the user's."""
+"""``file.py:function``, a function of the user."""
 
 
-def _short(value: Any) -> Any:
-    words = {"none": (), "crop-flip": ("crop", "flip")}
-    return (
-        words.get(value, (value,))
-        if isinstance(value, str)
-        else tuple(value)
-        if isinstance(value, list)
-        else value
-    )
+def _as_list(value: Any) -> Any:
+    """Return the changes that a single word stands for, as a tuple."""
+    if isinstance(value, str):
+        words = {"none": (), "crop-flip": ("crop", "flip")}
+        return words.get(value, (value,))
+    return tuple(value) if isinstance(value, list) else value
 
 
-Augment = Annotated[tuple[Literal["crop", "flip"] | FunctionName, ...], BeforeValidator(_short)]
+Augment = Annotated[tuple[Literal["crop", "flip"] | FunctionName, ...], BeforeValidator(_as_list)]
 """Random changes in their order; ``crop-flip`` is short for both, ``none`` for nothing."""
 
 PADDING = 4
@@ -44,14 +40,15 @@ def crop(
     black: NDArray[np.float32],
     generator: np.random.Generator,
 ) -> NDArray[np.float32]:
-    """New images: padded by 4 black pixels on all sides, and each cropped to its size at a random
-    place.
+    """Return new images, each padded by black pixels and cropped to its size at a random place.
 
-    They are normalised, ``[B, channels, height, width]``, and so is `black`, which broadcasts
-    against one of them.
+    The generator draws ``integers(0, 9, (2, B))``: how far down and how far to the right each crop
+    lies.
 
-    The generator is asked for ``integers(0, 9, (2, B))``: how far down and how far to the right
-    each crop lies.
+    Args:
+        images: normalised images ``[B, channels, height, width]``.
+        black: a black pixel, normalised, broadcast against one image.
+        generator: the only source of chance.
     """
     count, channels, height, width = images.shape
     padded = np.empty((count, channels, height + 2 * PADDING, width + 2 * PADDING), np.float32)
@@ -64,9 +61,7 @@ def crop(
 
 
 def flip(images: NDArray[np.float32], generator: np.random.Generator) -> NDArray[np.float32]:
-    """Mirror every other image ``[B, channels, height, width]``, in place: where ``random(B)`` is
-    below 1/2.
-    """
+    """Mirror images ``[B, channels, height, width]`` in place where ``random(B)`` is below 1/2."""
     mirrored = generator.random(len(images)) < 0.5
     images[mirrored] = images[mirrored, :, :, ::-1]
     return images
@@ -87,31 +82,30 @@ def relocated(move: Callable[[Path], Path], name: str) -> str:
 def user_function(name: str) -> Callable[..., Any]:
     """Load a user's function, named ``file.py:function``.
 
-    A process runs its file once, and again after a change.
+    A process runs its file once, and again after the file has changed.
 
-    A DataError where file or function is missing, or the file raises.
+    Raises:
+        DataError: file or function is missing, or the file raises.
     """
     try:
         status = Path(name.rpartition(":")[0]).stat()
     except OSError:
-        return _loaded(name, ())
-    return _loaded(
-        name,
-        (
-            status.st_size,
-            status.st_mtime_ns,
-            status.st_ctime_ns,
-            status.st_ino,
-            status.st_dev,
-        ),
+        return _load(name, ())
+    stamp = (
+        status.st_size,
+        status.st_mtime_ns,
+        status.st_ctime_ns,
+        status.st_ino,
+        status.st_dev,
     )
+    return _load(name, stamp)
 
 
 @functools.lru_cache(64)
-def _loaded(name: str, stamp: tuple[int, ...]) -> Callable[..., Any]:
+def _load(name: str, stamp: tuple[int, ...]) -> Callable[..., Any]:
     """Load the function of a file; a new stamp marks a changed file."""
     del stamp
-    file, _, function = name.rpartition(":")
+    file, _, function_name = name.rpartition(":")
     path = Path(file)
     spec = importlib.util.spec_from_file_location(f"shoal_data_{path.stem}", path)
     if not path.is_file() or spec is None or spec.loader is None:
@@ -119,28 +113,38 @@ def _loaded(name: str, stamp: tuple[int, ...]) -> Callable[..., Any]:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-        found: Callable[..., Any] = getattr(module, function)
+        function: Callable[..., Any] = getattr(module, function_name)
     except Exception as error:  # the user's code may raise anything
         raise DataError(f"{name} failed: {type(error).__name__}: {error}") from error
-    return found
+    return function
 
 
-def changed(
+def apply_function(
     name: str, x: NDArray[Any], generator: np.random.Generator | None = None
 ) -> NDArray[Any]:
-    """Samples ``[N, ...]`` as a function of the user's, ``file.py:function``, changes them.
+    """Return samples as a user's function changes them.
 
-    Of one that is given a generator to draw from, shape and type must stay.
+    Args:
+        name: the function, ``file.py:function``.
+        x: samples ``[N, ...]``.
+        generator: source of chance for the function; with it shape and type must stay.
 
     Raises:
-        DataError: it raises, or returns other samples than it should.
+        DataError: the function raises, or returns another number or shape of samples.
     """
     function = user_function(name)
     try:
-        found = np.asarray(function(x) if generator is None else function(x, generator))
+        changed = np.asarray(function(x) if generator is None else function(x, generator))
     except Exception as error:  # the user's code may raise anything
         raise DataError(f"{name} failed: {type(error).__name__}: {error}") from error
-    if found.shape[:1] != x.shape[:1] or (generator is not None and found.shape != x.shape):
-        wanted = f"{len(x)} samples" if generator is None else f"shape {list(x.shape)}"
-        raise DataError(f"{name} returned shape {list(found.shape)}; expected {wanted}")
-    return found if generator is None else found.astype(x.dtype, copy=False)
+    if generator is None:
+        if changed.shape[:1] != x.shape[:1]:
+            raise _wrong_shape(name, changed, f"{len(x)} samples")
+        return changed
+    if changed.shape != x.shape:
+        raise _wrong_shape(name, changed, f"shape {list(x.shape)}")
+    return changed.astype(x.dtype, copy=False)
+
+
+def _wrong_shape(name: str, changed: NDArray[Any], expected: str) -> DataError:
+    return DataError(f"{name} returned shape {list(changed.shape)}; expected {expected}")

@@ -29,7 +29,7 @@ _LEAST_VALUES = 20  # per group, on both sides: a deviation of fewer values mean
 _AS_OTHERS = "set `scale`, `mean` and `std` in [data] as the other boards have them"
 
 
-def findings(data: DataSet, fleet: DataSummary | None = None) -> tuple[DataFinding, ...]:
+def find_problems(data: DataSet, fleet: DataSummary | None = None) -> tuple[DataFinding, ...]:
     """Find what looks wrong in samples, and what looks different from the fleet's.
 
     Args:

@@ -1,4 +1,4 @@
-"""Facts of a source about its samples besides their numbers: names, rules, and what it left out."""
+"""Facts about a source's samples besides their numbers: names, rules, and what it left out."""
 
 import hashlib
 import json
@@ -19,8 +19,8 @@ class SourceFacts:
 
     Attributes:
         labels: names of the labels 0, 1, ...; empty where they are numbers.
-        labels_said: whether somebody named them in this order, as `labels` in ``[data]`` does; else
-            the reader has sorted the names that it found, or the fleet's contract has named them.
+        labels_said: whether the user named them in this order, as `labels` in ``[data]`` does; else
+            the reader has sorted the names in the data, or the fleet's contract has named them.
         labels_nameable: whether labels are numbers without names, and `labels` in ``[data]`` could
             name them, as in a table. Of arrays it cannot.
         columns: names of the columns of a table, in the order of the samples; empty where there are
@@ -44,7 +44,7 @@ class SourceFacts:
 
     @property
     def labels_digest(self) -> str | None:
-        """SHA-256 of the labels in the order that somebody has said; None where nobody has."""
+        """SHA-256 of the labels in the user's order; None if the user set no order."""
         if not self.labels_said:
             return None
         return hashlib.sha256(json.dumps(self.labels).encode()).hexdigest()
@@ -56,41 +56,43 @@ class SourceFacts:
 
 
 def shape_remedy(own: Sequence[int], wanted: Sequence[int]) -> str:
-    """What gives samples another shape: the keys of ``[data]`` that can.
+    """Return what gives samples another shape: the keys of ``[data]`` that can.
 
     Args:
         own: shape of a sample.
         wanted: shape that it should have.
     """
+    transform = "change the samples by a function in `transforms` of [data]"
     if math.prod(own) == math.prod(wanted):
         return f"set shape = {[*wanted]} in [data], or move axes by a function in `transforms`"
     if len(own) == len(wanted) == 1:
-        count = wanted[0]
-        fewer = f"of a table add the columns that it lacks, so that there are {count}"
-        more = f"of a table name the {count} to use as `columns` in [data]"
-        return f"{fewer if own[0] < count else more}; else change the samples by a function in `transforms`"
+        return _columns_remedy(own[0], wanted[0])
     if len(own) != _IMAGE_AXES or len(wanted) != _IMAGE_AXES:
-        return "change the samples by a function in `transforms` of [data]"
+        return transform
     keys = []
     if own[0] != wanted[0] and wanted[0] in _CHANNELS:
         keys.append(f"channels = {wanted[0]}")
     if [*own[1:]] != [*wanted[1:]]:
         keys.append(f"size = {[*wanted[1:]]}")
-    other = "change the samples by a function in `transforms` of [data]"
-    return (
-        f"for a folder of images set {' and '.join(keys)} in [data], else {other}"
-        if keys
-        else other
-    )
+    if not keys:
+        return transform
+    return f"for a folder of images set {' and '.join(keys)} in [data], else {transform}"
+
+
+def _columns_remedy(own: int, wanted: int) -> str:
+    if own < wanted:
+        remedy = f"of a table add the columns that it lacks, so that there are {wanted}"
+    else:
+        remedy = f"of a table name the {wanted} to use as `columns` in [data]"
+    return f"{remedy}; else change the samples by a function in `transforms`"
 
 
 def label_place(number: float, labels: Sequence[str], where: str) -> int:
-    """The label that a number in a file means, where `labels` in ``[data]`` names the labels 0, 1,
-    ... in order.
+    """Return the label that a number in a file means if `labels` in ``[data]`` names the labels.
 
     Args:
         number: as the file has it.
-        labels: the names.
+        labels: names of the labels 0, 1, ...
         where: the place in the file, for messages.
 
     Raises:
@@ -98,8 +100,8 @@ def label_place(number: float, labels: Sequence[str], where: str) -> int:
     """
     if number not in range(len(labels)):
         raise DataError(
-            f"{where} has the label {number:g}, and `labels` in [data] names the numbers 0 to {len(labels) - 1}; "
-            "name all labels there, the first for the number 0"
+            f"{where} has the label {number:g}, and `labels` in [data] names the numbers 0 to "
+            f"{len(labels) - 1}; name all labels there, the first for the number 0"
         )
     return int(number)
 
@@ -109,9 +111,9 @@ NO_FACTS = SourceFacts()
 
 
 def plain_name(text: str) -> str:
-    """Normalize a name for comparison: no spaces around it, and letters with accents as one
-    character.
+    """Normalize a name for comparison, without spaces around it.
 
-    Some file systems store an accent as a separate character.
+    A letter with an accent becomes one character, because some file systems store the accent as a
+    separate one.
     """
     return unicodedata.normalize("NFC", text.strip())

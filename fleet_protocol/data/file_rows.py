@@ -9,6 +9,7 @@ import math
 import mmap
 import os
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from fleet_protocol.free_memory import free_bytes
 MEMORY_BYTES = 64 * 2**20
 MEMORY_SHARE = 1 / 8
 """Limits, in bytes and as a share of free memory, below which an array is read into memory."""
+
+_BLOCK_BYTES = 2**22
 
 _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
@@ -206,6 +209,19 @@ class FileRows:
 
 Samples = NDArray[Any] | FileRows
 """Samples ``[N, ...]``, in memory or in a file."""
+
+
+def iterate_blocks(x: Samples) -> Iterator[NDArray[Any]]:
+    """Yield all samples that have a value, in order, in blocks of a few megabytes.
+
+    So a check of all values needs no second copy of the data.
+    """
+    row_bytes = math.prod(x.shape[1:]) * x.dtype.itemsize
+    if not row_bytes:
+        return
+    block_rows = max(1, _BLOCK_BYTES // row_bytes)
+    for start in range(0, len(x), block_rows):
+        yield x[start : start + block_rows]
 
 
 def _picks_rows(key: Any) -> bool:

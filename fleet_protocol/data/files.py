@@ -1,4 +1,4 @@
-"""Opens data files, packed or not, reports missing ones, and reads them by lines."""
+"""Opens data files, packed or not, reads them by lines, and reports missing ones."""
 
 import csv
 import gzip
@@ -37,7 +37,9 @@ def table_rows(path: Path, delimiter: str = ",") -> Iterator[tuple[int, list[str
         with open_file(path) as raw:
             text = io.TextIOWrapper(raw, "utf-8-sig", errors="replace", newline="")
             lines = csv.reader(text, delimiter=delimiter)
-            yield from ((lines.line_num, row) for row in lines if row)
+            for row in lines:
+                if row:
+                    yield lines.line_num, row
     except (OSError, EOFError, zlib.error, csv.Error) as error:
         raise DataError(f"{path} is truncated or damaged: {error}; copy it again") from error
 
@@ -49,14 +51,16 @@ def need(path: Path, *, folder: bool = False) -> None:
         DataError: it does not exist, or access is denied.
     """
     try:
-        there = path.is_dir() if folder else path.is_file()
+        exists = path.is_dir() if folder else path.is_file()
     except OSError as error:
-        why = f"{error.strerror}; give the agent's user access to the folders above it, and use none below /home"
-        raise DataError(f"cannot access {path}: {why}") from error
-    if not there:
-        what = (
-            "folder {} does not exist; expected one folder per label in it"
-            if folder
-            else "file {} does not exist, or is a folder"
+        raise DataError(
+            f"cannot access {path}: {error.strerror}; give the agent's user access to the folders "
+            "above it, and use none below /home"
+        ) from error
+    if exists:
+        return
+    if folder:
+        raise DataError(
+            f"the data folder {path} does not exist; expected one folder per label in it"
         )
-        raise DataError(f"the data {what.format(path)}")
+    raise DataError(f"the data file {path} does not exist, or is a folder")

@@ -1,5 +1,6 @@
-"""Limits the Python functions that a configuration may name to files in its own folder, or in
-folders that it lists.
+"""Limits the Python functions that a configuration may name to certain folders.
+
+These are its own folder, and folders that it lists.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,7 +13,7 @@ from fleet_protocol.frozen import FrozenModel
 
 
 def functions_in(value: object) -> Iterator[str]:
-    """Return the functions, ``file.py:function``, that the data sources in a configuration name."""
+    """Yield the functions, ``file.py:function``, that the data sources in a configuration name."""
     if isinstance(value, Source):
         yield from value.functions()
     elif isinstance(value, FrozenModel):
@@ -24,8 +25,7 @@ def functions_in(value: object) -> Iterator[str]:
 
 
 def require_own_functions(config: FrozenModel, path: Path, code: Iterable[Path]) -> None:
-    """Check that a configuration calls only functions of its own folder, or of folders that it
-    lists.
+    """Check that a configuration calls only functions in its own folder or in those that it lists.
 
     Links are resolved first.
 
@@ -46,6 +46,7 @@ def require_own_functions(config: FrozenModel, path: Path, code: Iterable[Path])
         real = file.resolve()
         if not any(real.is_relative_to(folder) for folder in folders):
             raise ConfigError(
-                f"{path} calls {name}, whose file is in {real.parent}: only functions in the folder of the"
-                f' configuration, {own}, run. Move the file there, or list its folder: code = ["{real.parent}"]'
+                f"{path} calls {name}, whose file is in {real.parent}: only functions in the "
+                f"folder of the configuration, {own}, run. Move the file there, or list its "
+                f'folder: code = ["{real.parent}"]'
             )

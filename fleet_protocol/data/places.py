@@ -1,5 +1,6 @@
-"""Where the table of a source stands, for messages: readers speak of a board's, and others have
-tables, too.
+"""Names the table of a source in messages about it.
+
+Readers write of a board's table ``[data]``, but servers and simulations have tables of their own.
 """
 
 import re
@@ -8,13 +9,12 @@ from contextlib import contextmanager
 
 from fleet_protocol.errors import ConfigError, DataError
 
-_OF_A_BOARD = re.compile(r"\[data\](?: of device\.toml)?")
+_BOARD_TABLE = re.compile(r"\[data\](?: of device\.toml)?")
 
 
 @contextmanager
-def table_named(table: str) -> Iterator[None]:
-    """Let refusals of a source name the table that its user has written, instead of ``[data]`` of a
-    board.
+def naming_table(table: str) -> Iterator[None]:
+    """Let errors of a source name the table that its user has written.
 
     Args:
         table: as the user finds it, such as ``[data.train] of sim.toml``.
@@ -22,8 +22,8 @@ def table_named(table: str) -> Iterator[None]:
     try:
         yield
     except (DataError, ConfigError) as error:
-        said = str(error)
-        named = _OF_A_BOARD.sub(table, said)
-        if named == said:
+        text = str(error)
+        corrected = _BOARD_TABLE.sub(table, text)
+        if corrected == text:
             raise
-        raise type(error)(named) from error
+        raise type(error)(corrected) from error

@@ -1,26 +1,31 @@
-"""Says what of samples is read by position although the fleet's contract has names."""
+"""Describes what of samples is read by position although the fleet's contract has names."""
 
-from fleet_protocol.data.contract import NO_CONTRACT, ContractTerms
 from fleet_protocol.data.dataset import DataSet
+from fleet_protocol.data.terms import NO_CONTRACT, ContractTerms
 
 
-def by_position(data: DataSet, contract: ContractTerms | None, *, own_labels: bool = False) -> str:
-    """What of samples is taken by position where the contract has names, for people.
-
-    Empty where names decide.
+def describe_positions(
+    data: DataSet, contract: ContractTerms | None, *, own_labels: bool = False
+) -> str:
+    """Describe what of samples is read by position although the contract has names for it.
 
     Args:
-        data: as a reader gives it.
-        contract: of the fleet; None where it has none.
-        own_labels: whether the labels are the board's own business.
+        data: as a reader returns it.
+        contract: of the fleet; None if it has none.
+        own_labels: whether the labels matter only to this board.
+
+    Returns:
+        Text for people; empty if names decide everything.
     """
     contract = contract or NO_CONTRACT
-    named = own_labels or data.label_names or data.y.dtype.kind == "f"
-    labels = () if named else contract.labels
-    columns = () if data.column_names else contract.columns
-    taken = [
-        f"{what} are taken by position (0 is {names[0]!r}, {len(names) - 1} is {names[-1]!r})"
-        for what, names in (("labels", labels), ("columns", columns))
-        if names
-    ]
-    return ", and ".join(taken)
+    labels_have_names = own_labels or data.label_names or data.y.dtype.kind == "f"
+    by_position: list[tuple[str, tuple[str, ...]]] = []
+    if contract.labels and not labels_have_names:
+        by_position.append(("labels", contract.labels))
+    if contract.columns and not data.column_names:
+        by_position.append(("columns", contract.columns))
+    clauses = []
+    for what, names in by_position:
+        range_text = f"0 is {names[0]!r}, {len(names) - 1} is {names[-1]!r}"
+        clauses.append(f"{what} are taken by position ({range_text})")
+    return ", and ".join(clauses)

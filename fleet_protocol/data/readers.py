@@ -1,6 +1,4 @@
-"""Reads arrays: each reader turns one kind of ``[data]`` table into samples and labels without
-names.
-"""
+"""Reads arrays without names: numpy's files, IDX files, and the user's own loaders."""
 
 import math
 import struct
@@ -19,9 +17,11 @@ from fleet_protocol.data.files import need, open_file
 from fleet_protocol.data.sources import IdxData, NpzData, PythonData
 from fleet_protocol.errors import DataError
 
-Named = Samples | Mapping[str, NDArray[Any]]
-Arrays = tuple[Named, Named]
-"""Samples and targets; several inputs or targets by name."""
+ArrayOrNamed = Samples | Mapping[str, NDArray[Any]]
+"""One array ``[N, ...]``, or several by name."""
+
+Arrays = tuple[ArrayOrNamed, ArrayOrNamed]
+"""Samples and targets."""
 
 _IDX_DTYPES = {
     0x08: ">u1",
@@ -32,65 +32,46 @@ _IDX_DTYPES = {
     0x0E: ">f8",
 }
 _NPY_MAGIC = b"\x93NUMPY"
-
-
-def _load_numpy(path: Path) -> Any:
-    """Return the array of an ``.npy`` file, or an open ``.npz`` file."""
-    need(path)
-    try:
-        with path.open("rb") as file:  # as np.load leaves a damaged archive open
-            begins = file.read(len(_NPY_MAGIC))
-            partial = begins.startswith(b"PK") and not zipfile.is_zipfile(file)
-        if partial:
-            raise DataError(
-                f"{path} is the beginning of an archive: it is copied in part, or still being written"
-            )
-        if begins == _NPY_MAGIC:
-            return read_npy(path)
-        return np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path} is not a numpy file of plain arrays: {error}") from error
+_ZIP_MAGIC = b"PK"
+_ARCHIVE_ERRORS = (OSError, ValueError, EOFError, zipfile.BadZipFile)
 
 
 def read_npz(config: NpzData, *, labelled: bool = True) -> Arrays:
-    """Read arrays saved by numpy, or the samples alone.
+    """Read arrays saved by numpy; a large ``.npy`` file stays on disk (see `read_npy`).
 
-    A large ``.npy`` file stays on disk (see `read_npy`).
+    Args:
+        config: the files, and the names of their arrays.
+        labelled: whether to read targets, too; else they are empty.
 
-    A DataError where a file or key is missing, or holds something else than plain arrays.
+    Raises:
+        DataError: a file or an array is missing, or holds something else than plain arrays.
     """
     loaded = _load_numpy(config.path)
-    if not isinstance(loaded, np.lib.npyio.NpzFile):
-        if not labelled:
-            return loaded, {}
-        if config.y_path is None:
-            raise DataError(
-                f"{config.path} holds samples only; name the file with the labels as `y_path`"
-            )
-        labels = _load_numpy(config.y_path)
-        if isinstance(labels, np.lib.npyio.NpzFile):
-            raise DataError(f"{config.y_path} is not an .npy file")
-        return loaded, np.asarray(labels)
-    with loaded:
-        named = (config.x_key, config.y_key if labelled else ())
-        keys = [(key,) if isinstance(key, str) else key for key in named]
-        missing = [key for names in keys for key in names if key not in loaded.files]
-        if missing:
-            raise DataError(
-                f"{config.path} has no array {missing[0]!r} (it has {', '.join(loaded.files) or 'none'}); "
-                "set `x_key` and `y_key`"
-            )
-        try:
-            x, y = ({key: loaded[key] for key in names} for names in keys)
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-            raise DataError(f"{config.path} is damaged or holds Python objects: {error}") from error
-    return x if len(x) > 1 else x[keys[0][0]], y if len(y) != 1 else y[keys[1][0]]
+    if isinstance(loaded, np.lib.npyio.NpzFile):
+        with loaded:
+            return _read_archive(config, loaded, labelled=labelled)
+    if not labelled:
+        return loaded, {}
+    if config.y_path is None:
+        raise DataError(
+            f"{config.path} holds samples only; name the file with the labels as `y_path`"
+        )
+    labels = _load_numpy(config.y_path)
+    if isinstance(labels, np.lib.npyio.NpzFile):
+        raise DataError(f"{config.y_path} is not an .npy file")
+    return loaded, np.asarray(labels)
+
+
+def read_idx(config: IdxData) -> Arrays:
+    """Read a pair of IDX files; errors as of `read_idx_file`."""
+    return read_idx_file(config.path), read_idx_file(config.labels)
 
 
 def read_idx_file(path: Path) -> NDArray[Any]:
-    """An array of the shape that an IDX file, plain or gzipped, declares.
+    """Return the array of an IDX file, plain or gzipped, in the shape that the file announces.
 
-    A DataError where it is none or damaged.
+    Raises:
+        DataError: it is another file, or damaged.
     """
     need(path)
     try:
@@ -107,31 +88,17 @@ def read_idx_file(path: Path) -> NDArray[Any]:
     dtype = np.dtype(_IDX_DTYPES[code])
     if len(data) != math.prod(shape) * dtype.itemsize:
         raise DataError(
-            f"{path} announces {list(shape)} values of {dtype.itemsize} bytes but holds {len(data)} bytes; "
-            "it is truncated or damaged"
+            f"{path} announces {list(shape)} values of {dtype.itemsize} bytes but holds "
+            f"{len(data)} bytes; it is truncated or damaged"
         )
     return np.frombuffer(data, dtype).reshape(shape).astype(dtype.newbyteorder("="), copy=False)
-
-
-def read_idx(config: IdxData) -> Arrays:
-    """Read a pair of IDX files; errors as of `read_idx_file`."""
-    return read_idx_file(config.path), read_idx_file(config.labels)
-
-
-def _unmapped_part(part: Any) -> Named:
-    """Convert the user's array, or several by name.
-
-    A mapped array is read from its file instead.
-    """
-    if isinstance(part, dict):
-        return {name: np.asarray(unmapped(np.asarray(array))) for name, array in part.items()}
-    return unmapped(np.asarray(part))
 
 
 def read_python(config: PythonData) -> Arrays:
     """Call the user's own loader.
 
-    A DataError where it is missing, raises, or returns no two arrays.
+    Raises:
+        DataError: it is missing, raises, or does not return two arrays.
     """
     function = user_function(config.entry_point)
     try:
@@ -142,12 +109,70 @@ def read_python(config: PythonData) -> Arrays:
         raise DataError(f"{config.entry_point} failed: {type(error).__name__}: {error}") from error
     if not isinstance(result, tuple) or len(result) != 2:
         raise DataError(
-            f"{config.entry_point} returned {type(result).__name__}; expected a pair (x, y) of arrays"
+            f"{config.entry_point} returned {type(result).__name__}; expected a pair (x, y) of "
+            "arrays"
         )
+    samples, targets = result
     try:
-        x, y = (_unmapped_part(part) for part in result)
+        return _without_mapping(samples), _without_mapping(targets)
     except ValueError as error:
         raise DataError(
             f"{config.entry_point} returned no arrays: {error}; make all samples of one shape"
         ) from error
-    return x, y
+
+
+def _load_numpy(path: Path) -> Any:
+    """Return the array of an ``.npy`` file, or an open ``.npz`` file."""
+    need(path)
+    try:
+        # Opened here, because np.load leaves a damaged archive open.
+        with path.open("rb") as file:
+            start = file.read(len(_NPY_MAGIC))
+            is_partial = start.startswith(_ZIP_MAGIC) and not zipfile.is_zipfile(file)
+        if is_partial:
+            raise DataError(
+                f"{path} is the beginning of an archive: it is copied in part, or still being "
+                "written"
+            )
+        if start == _NPY_MAGIC:
+            return read_npy(path)
+        return np.load(path, allow_pickle=False)
+    except _ARCHIVE_ERRORS as error:
+        raise DataError(f"{path} is not a numpy file of plain arrays: {error}") from error
+
+
+def _read_archive(config: NpzData, archive: Any, *, labelled: bool) -> Arrays:
+    """Read the arrays of an open ``.npz`` file that the configuration names."""
+    x_keys = _as_tuple(config.x_key)
+    y_keys = _as_tuple(config.y_key) if labelled else ()
+    for key in (*x_keys, *y_keys):
+        if key not in archive.files:
+            raise DataError(
+                f"{config.path} has no array {key!r} (it has "
+                f"{', '.join(archive.files) or 'none'}); set `x_key` and `y_key`"
+            )
+    try:
+        x = {key: archive[key] for key in x_keys}
+        y = {key: archive[key] for key in y_keys}
+    except (*_ARCHIVE_ERRORS, zlib.error) as error:
+        raise DataError(f"{config.path} is damaged or holds Python objects: {error}") from error
+    samples: ArrayOrNamed = x if len(x) > 1 else x[x_keys[0]]
+    targets: ArrayOrNamed = y if len(y) != 1 else y[y_keys[0]]
+    return samples, targets
+
+
+def _as_tuple(key: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (key,) if isinstance(key, str) else key
+
+
+def _without_mapping(value: Any) -> ArrayOrNamed:
+    """Return the user's array, or several by name, without a mapping of a file.
+
+    A mapped array is read from its file instead.
+    """
+    if not isinstance(value, dict):
+        return unmapped(np.asarray(value))
+    arrays = {}
+    for name, array in value.items():
+        arrays[name] = np.asarray(unmapped(np.asarray(array)))
+    return arrays

@@ -1,6 +1,4 @@
-"""Samples without labels, for predictions: read from the formats that a board's data may have, and
-scaled alike.
-"""
+"""Reads samples without labels, for predictions, in the formats that a board's data may have."""
 
 import base64
 import json
@@ -16,28 +14,33 @@ from fleet_protocol.data import (
     NpzData,
     load_data,
 )
-from fleet_protocol.data.contract import NO_CONTRACT, ContractTerms, in_columns
+from fleet_protocol.data.column_order import order_columns
 from fleet_protocol.data.images import IMAGE_SUFFIXES
-from fleet_protocol.data.readers import Arrays, Named
+from fleet_protocol.data.readers import ArrayOrNamed, Arrays
+from fleet_protocol.data.terms import NO_CONTRACT, ContractTerms
 from fleet_protocol.errors import DataError
 from fleet_protocol.logs import print_line
 from fleet_protocol.manifest import Manifest
 
-_KEPT = ("scale", "mean", "std", "transforms")
+_SHARED_KEYS = ("scale", "mean", "std", "transforms")
+"""Keys of the board's own source that also apply to a file of another kind."""
 
 
 def read_samples(
-    samples: Path | Named,
+    samples: Path | ArrayOrNamed,
     source: DataConfig,
     manifest: Manifest,
     contract: ContractTerms | None = None,
 ) -> DataSet:
-    """Samples ``[N, ...]``, of an ``.npz`` or ``.npy`` file, a table or an image, as a model takes
-    them, unlabelled.
+    """Return samples as a model takes them, without labels.
 
-    Of the source of the board's own data scale, mean, std and transforms hold, and where the file
-    is of its kind, names of arrays and columns, channels and size. Columns of a table are put into
-    the order of the fleet's contract.
+    Args:
+        samples: an ``.npz`` or ``.npy`` file, a table, an image, or arrays.
+        source: the board's own data. Its scale, mean, deviation and transforms apply to every
+            file; its names of arrays and columns, its channels and its size apply to a file of its
+            kind.
+        manifest: of the model.
+        contract: of the fleet, whose order the columns of a table are put into.
 
     Raises:
         DataError: the file is not what its ending says, or holds other samples than the model
@@ -45,68 +48,62 @@ def read_samples(
         ConfigError: Pillow is not installed.
     """
     path = samples if isinstance(samples, Path) else Path("request.npy")
-    takes = tuple(manifest.input_shape)
-    suffix = path.suffix.lower()
-    same = {name: getattr(source, name) for name in _KEPT}
-    own: DataConfig
-    if suffix in {".npz", ".npy"}:
-        own = source if isinstance(source, NpzData) else NpzData(path=path, **same)
-    elif suffix in {".csv", ".gz"}:
-        own = source if isinstance(source, CsvData) else CsvData(path=path, **same)
-    elif suffix in IMAGE_SUFFIXES:
-        *_, channels, height, width = (1, 1, *takes)
-        grey = ImagesData(
-            path=path, channels=3 if channels == 3 else 1, size=(height, width), **same
-        )
-        own = source if isinstance(source, ImagesData) else grey
-    else:
-        raise DataError(f"{path} is none of .npz, .npy, .csv and an image; convert it")
-    flat_table = (
-        isinstance(own, CsvData) and len(takes) == 1
-    )  # its columns are counted after they are picked
-    shape = None if manifest.parts[0] or flat_table else takes
+    input_shape = tuple(manifest.input_shape)
+    file_source = _source_of(path, source, input_shape)
+    # The columns of a flat table are only counted after the contract has chosen among them.
+    is_flat_table = isinstance(file_source, CsvData) and len(input_shape) == 1
     update = {
         "path": path,
-        "shape": shape,
+        "shape": None if manifest.parts[0] or is_flat_table else input_shape,
         "classes": None,
         "augment": (),
         "limit": None,
     }
     given: Arrays | None = None if isinstance(samples, Path) else (samples, {})
-    data = load_data(own.model_copy(update=update), labelled=False, given=given)
-    return in_columns(data, contract or NO_CONTRACT).fitted(manifest, labelled=False)
+    data = load_data(file_source.model_copy(update=update), labelled=False, given=given)
+    return order_columns(data, contract or NO_CONTRACT).fit_to(manifest, labelled=False)
 
 
-def asked(path: Path) -> Any:
-    """The samples of an ``.npy`` file, or of nested lists in ``.json``, as a request.
+def _source_of(path: Path, source: DataConfig, input_shape: tuple[int, ...]) -> DataConfig:
+    """Return a source for a file: the board's own if it is of the same kind."""
+    shared = {key: getattr(source, key) for key in _SHARED_KEYS}
+    suffix = path.suffix.lower()
+    if suffix in {".npz", ".npy"}:
+        return source if isinstance(source, NpzData) else NpzData(path=path, **shared)
+    if suffix in {".csv", ".gz"}:
+        return source if isinstance(source, CsvData) else CsvData(path=path, **shared)
+    if suffix not in IMAGE_SUFFIXES:
+        raise DataError(f"{path} is none of .npz, .npy, .csv and an image; convert it")
+    if isinstance(source, ImagesData):
+        return source
+    *_, channels, height, width = (1, 1, *input_shape)
+    return ImagesData(path=path, channels=3 if channels == 3 else 1, size=(height, width), **shared)
 
-    A DataError where it is none.
+
+def read_request(path: Path) -> Any:
+    """Return the samples of an ``.npy`` file, or of nested lists in ``.json``, as a request.
+
+    Raises:
+        DataError: the file is neither.
     """
     try:
         if path.suffix == ".npy":
             return {"npy": base64.b64encode(path.read_bytes()).decode()}
-        found = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} is neither .npy nor JSON: {error}") from error
-    return found if isinstance(found, dict) else {"x": found}
+    return content if isinstance(content, dict) else {"x": content}
 
 
 def print_predictions(
     model: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], *, as_json: bool
 ) -> None:
-    """Print what a model says of samples, as lines or as JSON."""
+    """Print the predictions of a model, as lines or as JSON."""
     if as_json:
-        print(
-            json.dumps(
-                {"model": dict(model), "predictions": [dict(row) for row in rows]},
-                indent=2,
-            )
-        )
+        predictions = [dict(row) for row in rows]
+        print(json.dumps({"model": dict(model), "predictions": predictions}, indent=2))
         return
     print_line(", ".join(f"{key} {value}" for key, value in model.items()), error=True)
     for number, row in enumerate(rows):
-        print_line(
-            f"{number}: {row['label']} ({row['share']:.1%})"
-            if "label" in row
-            else f"{number}: {row}"
-        )
+        text = f"{row['label']} ({row['share']:.1%})" if "label" in row else f"{row}"
+        print_line(f"{number}: {text}")

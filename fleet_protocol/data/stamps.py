@@ -74,7 +74,7 @@ class Stamps:
         ]
         return tuple(dict.fromkeys([*changed, *rewritten]))
 
-    def again(self) -> "Stamps":
+    def current(self) -> "Stamps":
         """Return the current state of the same files."""
         return stamps_of(self.config, labelled=self.labelled)
 
@@ -97,7 +97,7 @@ def stamps_of(config: DataConfig, *, labelled: bool = True) -> Stamps:
     return Stamps(config, labelled, files, young)
 
 
-def shown(paths: tuple[str, ...]) -> str:
+def list_paths(paths: tuple[str, ...]) -> str:
     """List changed files for a message; of many, only the first."""
     more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
     return ", ".join(paths[:_SHOWN]) + more

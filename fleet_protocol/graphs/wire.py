@@ -11,9 +11,19 @@ from dataclasses import dataclass
 
 from fleet_protocol.errors import RefusalReason, RefusedError
 
-NUMBER, BYTES, FLOAT = 0, 2, 5  # wire types
-_LONGEST_NUMBER = 10
+NUMBER = 0
+BYTES = 2
+FLOAT = 5
+"""Wire types."""
+
+_LONGEST_NUMBER = 10  # bytes
 _FLOAT = struct.Struct("<f")
+
+Raw = int | memoryview
+"""A number as it stands in the file, or a view of the bytes of anything else."""
+
+Message = dict[str, list[Raw]]
+"""The values of each field, in the order of the file."""
 
 
 @dataclass(frozen=True)
@@ -23,99 +33,106 @@ class Field:
     name: str  # key in the message that is read
     wire: int  # `NUMBER`, `BYTES` or `FLOAT`
     many: bool = False  # whether it may be given more than once
-    packed: bool = False  # whether several numbers may also come in one piece
+    packed: bool = False  # whether several numbers may also come in one sequence of bytes
 
 
-Raw = int | memoryview
-Message = dict[str, list[Raw]]
+def read(data: memoryview, fields: Mapping[int, Field], what: str) -> Message:
+    """Read one message; messages inside it stay bytes.
+
+    Args:
+        data: the message.
+        fields: fields that it may carry, by number.
+        what: name of the message in an error.
+
+    Returns:
+        Values of every field by its name; bytes are views of `data`.
+
+    Raises:
+        RefusedError: it is cut off, or carries something else; here and below.
+    """
+    message: Message = {field.name: [] for field in fields.values()}
+    position = 0
+    while position < len(data):
+        tag, position = _read_number(data, position)
+        number = tag >> 3
+        wire = tag & 7
+        field = fields.get(number)
+        if field is None:
+            raise _malformed(f"{what} has field {number}")
+        if wire != field.wire and not (wire == BYTES and field.packed):
+            raise _malformed(f"{field.name} of {what} has wire type {wire}")
+        values = message[field.name]
+        if values and not field.many:
+            raise _malformed(f"{what} has two of {field.name}")
+        value: Raw
+        if wire == NUMBER:
+            value, position = _read_number(data, position)
+        else:
+            size = _FLOAT.size
+            if wire == BYTES:
+                size, position = _read_number(data, position)
+            if size > len(data) - position:
+                raise _malformed(f"{field.name} of {what} is longer than the file")
+            value = data[position : position + size]
+            position += size
+        values.append(value)
+    return message
 
 
-def _bad(what: str) -> RefusedError:
+def numbers(values: list[Raw]) -> Iterator[int]:
+    """Yield the signed numbers of a repeated field, packed or not."""
+    for value in values:
+        if isinstance(value, int):
+            yield _signed(value)
+            continue
+        position = 0
+        while position < len(value):
+            number, position = _read_number(value, position)
+            yield _signed(number)
+
+
+def floats(values: list[Raw]) -> Iterator[float]:
+    """Yield the numbers of a repeated float field, packed or not."""
+    for value in values:
+        if isinstance(value, int) or len(value) % _FLOAT.size:
+            raise _malformed("a list of floats is cut off")
+        for (number,) in _FLOAT.iter_unpack(value):
+            yield number
+
+
+def text(values: list[Raw], default: str = "") -> str:
+    """Return the UTF-8 text of a single field."""
+    if not values:
+        return default
+    try:
+        return str(memoryview(values[0]), "utf-8")  # type: ignore[arg-type]
+    except (UnicodeDecodeError, TypeError) as error:
+        raise _malformed("a name is not UTF-8") from error
+
+
+def _malformed(what: str) -> RefusedError:
     return RefusedError(
         RefusalReason.UNSAFE_GRAPH,
         f"the graph is not a file that the exporter writes: {what}",
     )
 
 
-def _number(data: memoryview, at: int) -> tuple[int, int]:
+def _read_number(data: memoryview, start: int) -> tuple[int, int]:
+    """Return an unsigned number of base 128, lowest digit first, and the position after it."""
     value = 0
-    for i in range(_LONGEST_NUMBER):
-        if at + i >= len(data):
-            raise _bad("it ends inside a number")
-        byte = data[at + i]
-        value |= (byte & 0x7F) << (7 * i)
-        if byte < 0x80:
-            if value >= 2**64:
-                break
-            return value, at + i + 1
-    raise _bad("a number is longer than 64 bits")
-
-
-def read(data: memoryview, fields: Mapping[int, Field], what: str) -> Message:
-    """Read one message and the fields it may carry, by number; `what` it is goes into an error.
-
-    What it contains stays.
-
-    Values are by name in the order they came: numbers as they stand in the file, pieces as views of
-    ``data``. What is cut off, or carries something else, is a RefusedError, here and below.
-    """
-    found: Message = {field.name: [] for field in fields.values()}
-    at = 0
-    while at < len(data):
-        tag, at = _number(data, at)
-        field = fields.get(tag >> 3)
-        wire = tag & 7
-        if field is None:
-            raise _bad(f"{what} has field {tag >> 3}")
-        values = found[field.name]
-        if wire != field.wire and not (wire == BYTES and field.packed):
-            raise _bad(f"{field.name} of {what} has wire type {wire}")
-        if values and not field.many:
-            raise _bad(f"{what} has two of {field.name}")
-        value: Raw
-        if wire == NUMBER:
-            value, at = _number(data, at)
-        else:
-            size = 4
-            if wire == BYTES:
-                size, at = _number(data, at)
-            if size > len(data) - at:
-                raise _bad(f"{field.name} of {what} is longer than the file")
-            value = data[at : at + size]
-            at = at + size
-        values.append(value)
-    return found
-
-
-def numbers(values: list[Raw]) -> Iterator[int]:
-    """Signed numbers of a repeated field, packed or not."""
-    for value in values:
-        if isinstance(value, int):
-            yield _signed(value)
-            continue
-        at = 0
-        while at < len(value):
-            number, at = _number(value, at)
-            yield _signed(number)
+    for digit in range(_LONGEST_NUMBER):
+        position = start + digit
+        if position >= len(data):
+            raise _malformed("it ends inside a number")
+        byte = data[position]
+        value |= (byte & 0x7F) << (7 * digit)
+        is_last = byte < 0x80
+        if is_last and value < 2**64:
+            return value, position + 1
+        if is_last:
+            break
+    raise _malformed("a number is longer than 64 bits")
 
 
 def _signed(value: int) -> int:
     return value - 2**64 if value >= 2**63 else value
-
-
-def floats(values: list[Raw]) -> Iterator[float]:
-    """Numbers of a repeated float field, packed or not."""
-    for value in values:
-        if isinstance(value, int) or len(value) % _FLOAT.size:
-            raise _bad("a list of floats is cut off")
-        yield from (number for (number,) in _FLOAT.iter_unpack(value))
-
-
-def text(values: list[Raw], default: str = "") -> str:
-    """The text of a single field, in UTF-8."""
-    if not values:
-        return default
-    try:
-        return str(memoryview(values[0]), "utf-8")  # type: ignore[arg-type]
-    except (UnicodeDecodeError, TypeError) as error:
-        raise _bad("a name is not UTF-8") from error

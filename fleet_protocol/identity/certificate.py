@@ -23,16 +23,16 @@ SIGNATURE_BYTES = 64
 CERTIFICATE_LIMIT = 1024  # bytes, signature included
 
 
-class Said(FrozenModel):
+class SignedStatement(FrozenModel):
     """What an operator signs, each kind for a purpose of its own."""
 
     purpose: ClassVar[bytes]
 
 
-SaidT = TypeVar("SaidT", bound=Said)
+StatementT = TypeVar("StatementT", bound=SignedStatement)
 
 
-class Certificate(Said):
+class Certificate(SignedStatement):
     """A member of a fleet.
 
     Attributes:
@@ -61,7 +61,7 @@ class Certificate(Said):
         return other.expires != 0 and (self.expires == 0 or self.expires > other.expires)
 
 
-class Revocations(Said):
+class Revocations(SignedStatement):
     """Whose certificates count for nothing any more: by name, the lowest serial that counts.
 
     The counter grows with every change; whoever knows a list takes none with a lower one.
@@ -74,7 +74,7 @@ class Revocations(Said):
     since: Mapping[Name, Count] = Field(default_factory=dict)
 
 
-def issue(said: Said, operator: Ed25519PrivateKey) -> bytes:
+def issue(said: SignedStatement, operator: Ed25519PrivateKey) -> bytes:
     """Sign something: the signature, 64 bytes, and what it is of."""
     text = said.to_bytes()
     return operator.sign(said.purpose + text) + text
@@ -90,7 +90,7 @@ def read_certificate(data: bytes, operator: Ed25519PublicKey) -> Certificate:
     return read_signed(Certificate, data, operator)
 
 
-def read_signed(kind: type[SaidT], data: bytes, operator: Ed25519PublicKey) -> SaidT:
+def read_signed(kind: type[StatementT], data: bytes, operator: Ed25519PublicKey) -> StatementT:
     """Verify what an operator has signed; the rest as for `read_certificate`."""
     signature = data[:SIGNATURE_BYTES]
     said = data[SIGNATURE_BYTES:]

@@ -41,13 +41,13 @@ from fleet_protocol.identity.certificate import (
     Certificate,
 )
 from fleet_protocol.identity.enrolment import Enrolment
-from fleet_protocol.identity.envelope import Opened, Verifier
-from fleet_protocol.identity.group import Group, Keys
+from fleet_protocol.identity.envelope import OpenedMessage, Verifier
+from fleet_protocol.identity.group import Group, KnownKeys
 from fleet_protocol.identity.sealing import (
     KEY_BYTES,
     Cipher,
-    agreed,
-    derived,
+    agreed_key,
+    derive_key,
     fast_aes,
     private_key,
 )
@@ -65,7 +65,7 @@ _CLAIM_LIMIT = 4096
 _KNOWN_HEADS = 1024
 
 
-class UntoldError(RefusedError):
+class MissingKeyError(RefusedError):
     """A chunk is sealed under a key that is still on its way."""
 
 
@@ -75,7 +75,7 @@ class _Head(NamedTuple):
     cipher: Cipher | None
 
 
-def place_of(topic: str) -> str:
+def shared_topic(topic: str) -> str:
     """What the chunks of one blob or update have in common."""
     return topic.rpartition("/")[0]
 
@@ -86,14 +86,14 @@ def _signed(place: str, what: int, certificate: bytes, claim: bytes) -> bytes:
 
 
 def _group_cipher(key: bytes, salt: bytes, place: str) -> ChaCha20Poly1305:
-    return ChaCha20Poly1305(derived(key, b"shoal-group-1\0" + salt + place.encode()))
+    return ChaCha20Poly1305(derive_key(key, b"shoal-group-1\0" + salt + place.encode()))
 
 
 def _stream_cipher(
     what: int, own: X25519PrivateKey, other: bytes, claim: bytes, place: str
 ) -> Cipher:
     return _CIPHERS[what](
-        agreed(own, other, b"shoal-stream-%d\0" % (what - _LIST) + claim + place.encode())
+        agreed_key(own, other, b"shoal-stream-%d\0" % (what - _LIST) + claim + place.encode())
     )
 
 
@@ -104,7 +104,7 @@ def _nonce(number: int) -> bytes:
 class ChunkSigner:
     """Puts chunks of a member into envelopes, under the keys that it has been told."""
 
-    def __init__(self, enrolment: Enrolment, keys: Keys) -> None:
+    def __init__(self, enrolment: Enrolment, keys: KnownKeys) -> None:
         self._key = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(enrolment.key))
         self.certificate = bytes.fromhex(enrolment.certificate)
         self._keys = keys
@@ -125,7 +125,7 @@ class ChunkSigner:
             _MAGIC, what, len(head) - claim_bytes - SIGNATURE_BYTES, claim_bytes, number
         )
 
-    def listed(
+    def sign_list(
         self, place: str, chunks: Sequence[tuple[str, bytes]], group: Group | None
     ) -> Iterator[bytes]:
         """Sign a list of chunks, by topic and frame, whose topics have a place in common.
@@ -147,19 +147,19 @@ class ChunkSigner:
         for number, body in enumerate(bodies):
             yield b"".join((self._start(_LIST, len(claim), number, head), head, body))
 
-    def to_server(self, topic: str, frame: bytes) -> bytes:
+    def seal_to_server(self, topic: str, frame: bytes) -> bytes:
         """Seal the frame of a chunk to the server.
 
         A TransportError where that was never heard, and told no key.
         """
-        place = place_of(topic)
-        server = self._keys.server
+        place = shared_topic(topic)
+        server = self._keys.server_key
         if server is None:
             raise TransportError(
                 "the server was not heard yet, so nothing can be sealed to it; it asks again"
             )
         if not server:
-            return next(self.listed(place, ((topic, frame),), None))
+            return next(self.sign_list(place, ((topic, frame),), None))
         if self._stream is None or self._stream[0] != (place, server):
             own = X25519PrivateKey.generate()
             claim = own.public_key().public_bytes_raw() + bytes.fromhex(server)
@@ -177,18 +177,18 @@ class ChunkVerifier:
     they must be.
     """
 
-    def __init__(self, enrolment: Enrolment, verifier: Verifier, keys: Keys) -> None:
+    def __init__(self, enrolment: Enrolment, verifier: Verifier, keys: KnownKeys) -> None:
         self._verifier = verifier
         self._keys = keys
         own = enrolment.sealing if enrolment.role == "server" else ()
         self._own = {key.public_key().public_bytes_raw(): key for key in map(private_key, own)}
         self._heads = functools.lru_cache(_KNOWN_HEADS)(self._verified)
 
-    def open(self, topic: str, envelope: bytes) -> Opened:
+    def open(self, topic: str, envelope: bytes) -> OpenedMessage:
         """Verify a chunk: its frame, and who sent it.
 
         Raises:
-            UntoldError: the key of its group was not told yet.
+            MissingKeyError: the key of its group was not told yet.
             RefusedError: with `FORGED`, `REVOKED` or `BAD_SEAL`.
         """
         forged = RefusalReason.FORGED, f"a chunk on {topic} that nobody has signed"
@@ -198,9 +198,9 @@ class ChunkVerifier:
         at = _START.size + certified + claimed + SIGNATURE_BYTES
         if certified > CERTIFICATE_LIMIT or claimed > _CLAIM_LIMIT or len(envelope) < at:
             raise RefusedError(*forged)
-        head = self._heads(place_of(topic), what, certified, envelope[_START.size : at])
+        head = self._heads(shared_topic(topic), what, certified, envelope[_START.size : at])
         self._verifier.check(topic, head.signer)
-        self._keys.hear(head.signer)
+        self._keys.record_signer(head.signer)
         body = memoryview(envelope)[at:]
         place = slice(_DIGEST_BYTES * number, _DIGEST_BYTES * (number + 1))
         if head.digests is not None and chunk_digest(body) != head.digests[place]:
@@ -217,14 +217,16 @@ class ChunkVerifier:
         except InvalidTag as error:
             text = f"a chunk on {topic} that was changed after {head.signer.name} had sealed it"
             raise RefusedError(RefusalReason.FORGED, text) from error
-        return Opened(frame, head.signer)
+        return OpenedMessage(frame, head.signer)
 
     def _verified(self, place: str, what: int, certified: int, data: bytes) -> _Head:
         certificate = data[:certified]
         claim = data[certified:-SIGNATURE_BYTES]
         signature = data[-SIGNATURE_BYTES:]
         signed = _signed(place, what, certificate, claim)
-        signer = self._verifier.vouched(certificate, signature, signed, f"chunks on {place}")
+        signer = self._verifier.verify_signature(
+            certificate, signature, signed, f"chunks on {place}"
+        )
         if what == _LIST and len(claim) >= _GROUP.size:
             return _Head(
                 signer,
@@ -252,10 +254,10 @@ class ChunkVerifier:
     def _of_group(self, place: str, epoch: int, salt: bytes) -> ChaCha20Poly1305 | None:
         if not epoch and self._own:
             raise self._bad(place, "that are not sealed, as all of this fleet's must be")
-        key = self._keys.group(epoch)
+        key = self._keys.group_key(epoch)
         if epoch and key is None:
             text = f"chunks on {place} under key {epoch} of the fleet, which was not told here"
-            raise UntoldError(RefusalReason.BAD_SEAL, text)
+            raise MissingKeyError(RefusalReason.BAD_SEAL, text)
         return None if key is None else _group_cipher(key, salt, place)
 
     @staticmethod

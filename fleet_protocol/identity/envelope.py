@@ -39,7 +39,7 @@ from fleet_protocol.identity.certificate import (
     read_certificate,
 )
 from fleet_protocol.identity.enrolment import Enrolment
-from fleet_protocol.identity.marks import Marks
+from fleet_protocol.identity.replay_guard import ReplayGuard
 from fleet_protocol.topics import DeviceTopic, Topic, Topics, UploadTopic
 
 _MAGIC = b"SHE2"
@@ -50,7 +50,7 @@ _KNOWN_CERTIFICATES = 4096
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedMessage:
     """What was said in an envelope that is in order, and by whom."""
 
     payload: bytes
@@ -104,19 +104,19 @@ class Verifier:
     def __init__(
         self,
         enrolment: Enrolment,
-        marks: Marks,
+        replay_guard: ReplayGuard,
         revoked: Callable[[Certificate], bool] = lambda _: False,
     ) -> None:
         self._fleet = enrolment.fleet
         self._topics = Topics(enrolment.fleet)
-        self._marks = marks
+        self._replay_guard = replay_guard
         self._revoked = revoked
         operator = Ed25519PublicKey.from_public_bytes(bytes.fromhex(enrolment.operator))
         self._certified = functools.lru_cache(_KNOWN_CERTIFICATES)(
             lambda data: read_certificate(data, operator)
         )
 
-    def open(self, topic: str, envelope: bytes, *, retained: bool = False) -> Opened:
+    def open(self, topic: str, envelope: bytes, *, retained: bool = False) -> OpenedMessage:
         """Verify a message; one that the broker had retained may be the last one again.
 
         A RefusedError is `FORGED`, `REPLAYED` or `REVOKED`.
@@ -129,17 +129,19 @@ class Verifier:
             raise RefusedError(RefusalReason.FORGED, f"a message on {topic} in a broken envelope")
         certificate = envelope[_HEAD.size : _HEAD.size + length]
         signed = _signed(topic, envelope[: _HEAD.size], certificate, memoryview(envelope)[start:])
-        signer = self.vouched(
+        signer = self.verify_signature(
             certificate,
             envelope[start - SIGNATURE_BYTES : start],
             signed,
             f"a message on {topic}",
         )
         self.check(topic, signer)
-        self._marks.pass_on(signer, topic, counter, farewell=bool(kind), retained=retained)
-        return Opened(envelope[start:], signer)
+        self._replay_guard.record_message(
+            signer, topic, counter, farewell=bool(kind), retained=retained
+        )
+        return OpenedMessage(envelope[start:], signer)
 
-    def vouched(
+    def verify_signature(
         self, certificate: bytes, signature: bytes, signed: bytes, what: str
     ) -> Certificate:
         """Who signed what; `what` says that in the RefusedError, which is `FORGED`."""
@@ -174,7 +176,7 @@ class Verifier:
                 f"a message of {signer.name}, whose enrolment has expired",
             )
         if signer.role == "server":
-            self._marks.server(signer)
+            self._replay_guard.record_server(signer)
 
 
 def _may_say(topic: Topic | None, signer: Certificate) -> bool:

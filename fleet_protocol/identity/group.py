@@ -18,8 +18,8 @@ from typing import NamedTuple
 from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.identity.certificate import Certificate
 from fleet_protocol.identity.enrolment import Enrolment, write_secret
-from fleet_protocol.identity.marks import read_kept
-from fleet_protocol.identity.papers import Standing
+from fleet_protocol.identity.papers import Membership
+from fleet_protocol.identity.replay_guard import read_saved
 from fleet_protocol.identity.sealing import seal, unseal
 from fleet_protocol.topics import Topics
 
@@ -39,7 +39,7 @@ class Group(NamedTuple):
     readers: Mapping[str, str]
 
 
-class Handover:
+class DeviceNotices:
     """Tells every device the key of its group, once for each epoch and connection."""
 
     def __init__(self, topics: Topics) -> None:
@@ -48,7 +48,7 @@ class Handover:
         self._papers: dict[str, bytes] = {}
         self._source: Mapping[str, bytes] | None = None
 
-    def due(self, group: Group) -> Iterator[tuple[str, bytes]]:
+    def keys_due(self, group: Group) -> Iterator[tuple[str, bytes]]:
         """Topic and payload for every device that was not told."""
         for name, reader in group.readers.items():
             if self._told.get(name) != (group.epoch, reader):
@@ -56,7 +56,7 @@ class Handover:
                 yield topic, _EPOCH.pack(group.epoch) + seal(group.key, reader, topic)
                 self._told[name] = (group.epoch, reader)
 
-    def papers(self, papers: Mapping[str, bytes]) -> Iterator[tuple[str, bytes]]:
+    def papers_due(self, papers: Mapping[str, bytes]) -> Iterator[tuple[str, bytes]]:
         """Topic and payload for every device to which the operator says something that it was not
         told.
         """
@@ -67,7 +67,7 @@ class Handover:
                 yield self._topics.papers(name), payload
                 self._papers[name] = payload
 
-    def forget(self, name: str) -> None:
+    def forget_device(self, name: str) -> None:
         """Tell a device again, which has come anew: somebody may have put another word in the
         broker's keeping.
         """
@@ -75,47 +75,47 @@ class Handover:
         self._papers.pop(name, None)
         self._source = None
 
-    def again(self) -> None:
+    def forget_all(self) -> None:
         """Tell everybody again: the broker may have lost what it kept."""
         self._told = {}
         self._papers = {}
         self._source = None
 
 
-class Keys:
+class KnownKeys:
     """What a member has been told of the keys of others: the server's, and the group's.
 
     They survive a restart at a path, as the broker need not say them again; a member that may
     forget has none.
 
     Attributes:
-        standing: what the operator says of the member, where it does not forget.
+        membership: what the operator says of the member, where it does not forget.
     """
 
     def __init__(self, enrolment: Enrolment, path: Path | None = None) -> None:
-        self.standing = (
-            Standing(enrolment, path.with_name("papers.json")) if path is not None else None
+        self.membership = (
+            Membership(enrolment, path.with_name("papers.json")) if path is not None else None
         )
         self._enrolment = enrolment
         self._path = path
-        self._known = read_kept(path, dict[str, str])
+        self._known = read_saved(path, dict[str, str])
 
     @property
-    def server(self) -> str | None:
+    def server_key(self) -> str | None:
         """The server's public key; empty if it has none, None while it was not heard."""
         return self._known.get("server")
 
-    def hear(self, signer: Certificate) -> None:
+    def record_signer(self, signer: Certificate) -> None:
         """Note who said something."""
         if signer.role == "server" and self._enrolment.role == "device":
             self._keep("server", signer.sealing or "")
 
-    def group(self, epoch: int) -> bytes | None:
+    def group_key(self, epoch: int) -> bytes | None:
         """The key of an epoch, None if it was not told."""
         key = self._known.get(str(epoch))
         return None if key is None else bytes.fromhex(key)
 
-    def take(self, topic: str, payload: bytes) -> None:
+    def receive_group_key(self, topic: str, payload: bytes) -> None:
         """Note the key of an epoch; a RefusedError where it is not sealed to this member."""
         if len(payload) < _EPOCH.size:
             raise RefusedError(RefusalReason.BAD_SEAL, f"no key of a group on {topic}")

@@ -24,10 +24,10 @@ from fleet_protocol.identity.certificate import (
 )
 from fleet_protocol.identity.enrolment import Enrolment, Papers
 from fleet_protocol.identity.release import Release
-from fleet_protocol.transport import Told
+from fleet_protocol.transport import OperatorNotice
 
 
-class Standing:
+class Membership:
     """A member as its operator last said that it is.
 
     At a path is kept what was said since it was enrolled.
@@ -52,7 +52,7 @@ class Standing:
         """Whether a certificate counts for nothing, as far as is known."""
         return certificate.serial < self.revocations.since.get(certificate.name, 0)
 
-    def take(self, data: bytes) -> Told:
+    def accept(self, data: bytes) -> OperatorNotice:
         """Believe what the operator has signed, on disk first.
 
         Raises:
@@ -70,7 +70,7 @@ class Standing:
         self.enrolment = enrolment
         self.revocations = revocations
         told = bytes.fromhex(papers.release or "")
-        return Told(
+        return OperatorNotice(
             renewed,
             read_signed(Release, told, self._operator) if told else None,
             papers.heard or 0,

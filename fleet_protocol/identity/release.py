@@ -9,20 +9,20 @@ from typing import Annotated, ClassVar
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from fleet_protocol.identity.certificate import Said
+from fleet_protocol.identity.certificate import SignedStatement
 from fleet_protocol.messages.bounds import Count, Positive, Word
 from fleet_protocol.messages.values import BlobRef, Name
 
 MOST_SETS = 16
 
 
-class Release(Said):
+class Release(SignedStatement):
     """A runtime, or artifact sets that take the place of those of the run in progress.
 
     Attributes:
         number: grows with each release; a board that has had one in hand takes none with a lower
             number.
-        builds: by `kind_of` board, a tar.gz of the files below opt/shoal/lib.
+        builds: by `board_kind` board, a tar.gz of the files below opt/shoal/lib.
         sets: by tier, a manifest; its graphs are fetched by the digests in it.
         expires: seconds since 1970 after which no board takes it; 0 for never.
     """
@@ -45,7 +45,7 @@ class Release(Said):
         return self
 
 
-def kind_of(machine: str = "", python: str = "") -> str:
+def board_kind(machine: str = "", python: str = "") -> str:
     """A kind of boards: the machine, as in ``uname -m``, and a Python's first two numbers.
 
     By default of this one.

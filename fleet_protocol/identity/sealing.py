@@ -49,7 +49,7 @@ def public_key(private: str) -> str:
     return private_key(private).public_key().public_bytes_raw().hex()
 
 
-def derived(secret: bytes, purpose: bytes) -> bytes:
+def derive_key(secret: bytes, purpose: bytes) -> bytes:
     """A key of 32 bytes that follows from a secret and serves one purpose."""
     return HKDF(SHA256(), KEY_BYTES, salt=None, info=purpose).derive(secret)
 
@@ -67,12 +67,12 @@ def fast_aes() -> bool:
     return False
 
 
-def agreed(own: X25519PrivateKey, other: bytes, purpose: bytes) -> bytes:
+def agreed_key(own: X25519PrivateKey, other: bytes, purpose: bytes) -> bytes:
     """The key for one purpose of two who know each other's public keys.
 
     A ValueError as of RFC 7748, section 6.1.
     """
-    return derived(own.exchange(X25519PublicKey.from_public_bytes(other)), purpose)
+    return derive_key(own.exchange(X25519PublicKey.from_public_bytes(other)), purpose)
 
 
 def seal(data: bytes, recipient: str, place: str) -> bytes:
@@ -85,7 +85,7 @@ def seal(data: bytes, recipient: str, place: str) -> bytes:
     return (
         _MAGIC
         + public
-        + ChaCha20Poly1305(agreed(own, reader, _PURPOSE + public + reader)).encrypt(
+        + ChaCha20Poly1305(agreed_key(own, reader, _PURPOSE + public + reader)).encrypt(
             _NONCE, data, place.encode()
         )
     )
@@ -102,13 +102,13 @@ def unseal(data: bytes, keys: Sequence[str], place: str) -> bytes:
     for key in map(private_key, keys if data.startswith(_MAGIC) else ()):
         try:
             reader = key.public_key().public_bytes_raw()
-            return ChaCha20Poly1305(agreed(key, public, _PURPOSE + public + reader)).decrypt(
+            return ChaCha20Poly1305(agreed_key(key, public, _PURPOSE + public + reader)).decrypt(
                 _NONCE, sealed, place.encode()
             )
         except (
             InvalidTag,
             ValueError,
-        ):  # another key's, or one on which nothing can be agreed
+        ):  # another key's, or one on which nothing can be agreed_key
             continue
     raise RefusedError(
         RefusalReason.BAD_SEAL,

@@ -17,14 +17,14 @@ from fleet_protocol.errors import RefusalReason, RefusedError, StorageError
 from fleet_protocol.identity.chunks import (
     ChunkSigner,
     ChunkVerifier,
-    UntoldError,
-    place_of,
+    MissingKeyError,
+    shared_topic,
 )
 from fleet_protocol.identity.enrolment import Enrolment
 from fleet_protocol.identity.envelope import Signer, Verifier
-from fleet_protocol.identity.group import Group, Handover, Keys
-from fleet_protocol.identity.marks import Marks, next_session
+from fleet_protocol.identity.group import DeviceNotices, Group, KnownKeys
 from fleet_protocol.identity.member import Member
+from fleet_protocol.identity.replay_guard import ReplayGuard, next_session
 from fleet_protocol.topics import BlobTopic, DeviceTopic, Topics, UploadTopic
 from fleet_protocol.transport import (
     SEND_WINDOW,
@@ -48,8 +48,8 @@ class OpeningInbox(queue.SimpleQueue):  # type: ignore[type-arg]
         inbox: queue.SimpleQueue[Event],
         enrolment: Enrolment,
         verifier: Verifier,
-        keys: Keys,
-        handover: Handover,
+        keys: KnownKeys,
+        notices: DeviceNotices,
     ) -> None:
         super().__init__()
         self._inbox = inbox
@@ -59,7 +59,7 @@ class OpeningInbox(queue.SimpleQueue):  # type: ignore[type-arg]
         self._verifier = verifier
         self._chunks = ChunkVerifier(enrolment, verifier, keys)
         self._keys = keys
-        self._handover = handover
+        self._notices = notices
         self._early: deque[Received] = (
             deque()
         )  # chunks that came before their key: brokers keep the order of one topic
@@ -67,7 +67,7 @@ class OpeningInbox(queue.SimpleQueue):  # type: ignore[type-arg]
     def put(self, item: Event, block: bool = True, timeout: float | None = None) -> None:
         """Take an event from the network; called in its thread."""
         if isinstance(item, Connected):
-            self._handover.again()
+            self._notices.forget_all()
         if not isinstance(item, Received):
             self._inbox.put(item, block, timeout)
             return
@@ -77,20 +77,20 @@ class OpeningInbox(queue.SimpleQueue):  # type: ignore[type-arg]
                 opened = self._chunks.open(item.topic, item.payload)
             else:
                 opened = self._verifier.open(item.topic, item.payload, retained=item.retained)
-                self._keys.hear(opened.signer)
+                self._keys.record_signer(opened.signer)
             if isinstance(topic, DeviceTopic) and topic.channel == "profile" and not item.retained:
-                self._handover.forget(topic.device)
+                self._notices.forget_device(topic.device)
             if item.topic == self._papers_topic:
-                if self._keys.standing is not None:
-                    self._inbox.put(self._keys.standing.take(opened.payload))
+                if self._keys.membership is not None:
+                    self._inbox.put(self._keys.membership.accept(opened.payload))
                 return
             if item.topic == self._key_topic:
-                self._keys.take(item.topic, opened.payload)
+                self._keys.receive_group_key(item.topic, opened.payload)
                 early, self._early = self._early, deque()
                 for chunk in early:
                     self.put(chunk)
                 return
-        except UntoldError as error:
+        except MissingKeyError as error:
             self._early.append(item)
             if len(self._early) > SEND_WINDOW:
                 self._inbox.put(Rejected(self._early.popleft().topic, error), block, timeout)
@@ -126,18 +126,18 @@ class SignedTransport:
         inner: Transport,
         member: Member,
         signer: Signer,
-        keys: Keys,
-        handover: Handover,
+        keys: KnownKeys,
+        notices: DeviceNotices,
     ) -> None:
         self._inner = inner
         self._enrolment = member.enrolment
-        self._standing = keys.standing
+        self._standing = keys.membership
         self._group: Callable[[], Group | None] = member.group
         self._papers: Callable[[], Mapping[str, bytes]] = member.papers
         self._topics = Topics(member.enrolment.fleet)
         self._signer = signer
         self._chunks = ChunkSigner(member.enrolment, keys)
-        self._handover = handover
+        self._notices = notices
         self._one = threading.RLock()  # counters are heard in their order alone
 
     @property
@@ -190,11 +190,11 @@ class SignedTransport:
                 self._enrolment.certificate
             )
         if isinstance(self._topics.parse(topic), UploadTopic):
-            envelope = self._chunks.to_server(topic, payload)
+            envelope = self._chunks.seal_to_server(topic, payload)
         else:
             envelope = self._signer.seal(topic, payload)
         if topic == self._topics.server_status:
-            self._tell(self._handover.papers(self._papers()))
+            self._tell(self._notices.papers_due(self._papers()))
         self._inner.publish(topic, envelope, qos=qos, retain=retain)
 
     def publish_stream(self, messages: Iterable[tuple[str, bytes]], deadline: float) -> int:
@@ -202,14 +202,14 @@ class SignedTransport:
         return self._inner.publish_stream(self._listed(messages), deadline)
 
     def _listed(self, messages: Iterable[tuple[str, bytes]]) -> Iterator[tuple[str, bytes]]:
-        for place, chunks in itertools.groupby(messages, lambda message: place_of(message[0])):
+        for place, chunks in itertools.groupby(messages, lambda message: shared_topic(message[0])):
             while window := tuple(itertools.islice(chunks, SEND_WINDOW)):
                 group = self._group()  # somebody may have been revoked since the last window
-                self._tell(self._handover.papers(self._papers()))
-                self._tell(self._handover.due(group) if group is not None else ())
+                self._tell(self._notices.papers_due(self._papers()))
+                self._tell(self._notices.keys_due(group) if group is not None else ())
                 yield from zip(
                     (topic for topic, _ in window),
-                    self._chunks.listed(place, window, group),
+                    self._chunks.sign_list(place, window, group),
                     strict=True,
                 )
 
@@ -248,23 +248,23 @@ def open_signed(
     enrolment = member.enrolment
     folder = member.folder
     revoked = member.revoked
-    marks = Marks(
+    marks = ReplayGuard(
         folder / "heard.json" if member.remembers else None,
         patient=enrolment.role == "device",
     )
-    keys = Keys(enrolment, folder / "keys.json" if member.remembers else None)
-    handover = Handover(Topics(enrolment.fleet))
-    if keys.standing is not None:
-        enrolment = keys.standing.enrolment
-        revoked = keys.standing.revoked
+    keys = KnownKeys(enrolment, folder / "keys.json" if member.remembers else None)
+    notices = DeviceNotices(Topics(enrolment.fleet))
+    if keys.membership is not None:
+        enrolment = keys.membership.enrolment
+        revoked = keys.membership.revoked
         member = replace(member, enrolment=enrolment)
     signer = Signer(enrolment, next_session(folder / "session.json"))
     inner = open_transport(
         address,
         # a name that others know they could take
         f"{client_id}-{chunk_digest(enrolment.token.encode()).hex()[:16]}",
-        OpeningInbox(inbox, enrolment, Verifier(enrolment, marks, revoked), keys, handover),
+        OpeningInbox(inbox, enrolment, Verifier(enrolment, marks, revoked), keys, notices),
         will=SignedTransport.sealed(signer, will),
         session_expiry_seconds=session_expiry_seconds,
     )
-    return SignedTransport(inner, member, signer, keys, handover)
+    return SignedTransport(inner, member, signer, keys, notices)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from fleet_protocol.errors import plain
+from fleet_protocol.errors import single_line
 
 _EXACT = 2**53  # every whole number up to here is a float, too
 
@@ -35,17 +35,19 @@ PositiveMeasure = Annotated[float, Field(gt=0, le=1e15)]
 Loss = Annotated[float, Field(ge=-1e30, le=1e30)]
 """A mean over samples; far below the largest float, so that sums over a fleet stay finite."""
 
-Word = Annotated[str, Field(max_length=200), AfterValidator(plain)]
+Word = Annotated[str, Field(max_length=200), AfterValidator(single_line)]
 """An id, a version, a state."""
 
-Text = Annotated[str, Field(max_length=8000), AfterValidator(plain)]
+Text = Annotated[str, Field(max_length=8000), AfterValidator(single_line)]
 """A reason for people to read."""
 
 
 FINDING_CHARACTERS = 1000
 MOST_FINDINGS = 8  # per board
 
-Finding = Annotated[str, Field(min_length=1, max_length=FINDING_CHARACTERS), AfterValidator(plain)]
+Finding = Annotated[
+    str, Field(min_length=1, max_length=FINDING_CHARACTERS), AfterValidator(single_line)
+]
 """One data finding of a board, as a sentence."""
 
 

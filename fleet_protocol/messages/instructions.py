@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from fleet_protocol.data.contract import DataContract
+from fleet_protocol.data.terms import DataContract
 from fleet_protocol.encodings import KEEP
 from fleet_protocol.frozen import Free, FrozenModel
 from fleet_protocol.messages.bounds import Measure, Positive, PositiveMeasure, Word

@@ -17,7 +17,7 @@ from pydantic import (
 )
 
 from fleet_protocol.digests import DIGEST_PATTERN
-from fleet_protocol.errors import plain
+from fleet_protocol.errors import single_line
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages.bounds import (
     CHUNKS_LIMIT,
@@ -130,7 +130,7 @@ class BlobRef(FrozenModel):
 RELEASE_PATTERN = r"^(running|fetched|trial|failed) [0-9]{1,15} [0-9]{1,15} [0-9]{1,2}( .*)?$"
 
 ReleaseRecord = Annotated[
-    str, Field(pattern=RELEASE_PATTERN, max_length=2000), AfterValidator(plain)
+    str, Field(pattern=RELEASE_PATTERN, max_length=2000), AfterValidator(single_line)
 ]
 
 

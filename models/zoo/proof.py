@@ -1,5 +1,4 @@
-"""The proof of a layout: units of an axis that change places in every tensor change nothing that
-the model computes.
+"""Prove a layout: units of an axis that change places everywhere change nothing that is computed.
 
 Two models with the same units in another order are the same model. So a layout is right only if
 permuting the units of each axis, as it says, leaves the outputs of the whole model, and gives the
@@ -15,135 +14,174 @@ from torch import Tensor
 
 from models.axes import Axis, AxisKind
 from models.dims import Dim
-from models.zoo.arranging import Arranged, arranged, dims_of, read, whole_axes
-from models.zoo.exchange import Dims, Run, Subject, exchanged, turned
-from models.zoo.probing import Growth, Shapes
+from models.zoo.entry_order import EntryOrder, join_orders, uniform_order, with_fixed_axes
+from models.zoo.growth import Dimensions, Growth, Shapes
+from models.zoo.permuting import Dims, derangement_of, permute
+from models.zoo.randomized_model import RandomizedModel, Run
+from models.zoo.reading_order import read_orders
 
-ALIKE = 1e-3
-"""Largest deviation of a layout that holds, of the largest value: right ones deviate by 1e-6, wrong
-ones by a share.
+TOLERANCE = 1e-3
+"""The largest deviation of a layout that holds, as a share of the largest value.
+
+Right layouts deviate by 1e-6, wrong ones by a considerable share.
 """
 
-_FAINT = 1e-2  # of the largest gradient of all: below, a tensor's own gradients are rounding errors
+# Of the largest gradient of all: the gradients of a tensor that are smaller are rounding errors.
+_FAINT = 1e-2
 
 
 @dataclass(frozen=True)
-class View:
-    """A model to prove a layout on, whole or narrower, and what it computes, with gradients if
-    these are compared.
-    """
+class Variant:
+    """A version of the model to prove a layout on: of some size, on some samples, in some mode."""
 
-    subject: Subject
+    model: RandomizedModel
     shapes: Shapes
     axes: Mapping[str, Axis]
-    before: Run
+    before: Run  # what it computes with all units in place; without gradients, none are compared
 
 
 @dataclass(frozen=True)
-class Case:
-    """A model whose layout is asked for."""
+class ProofTask:
+    """A model whose layout is to be proved."""
 
-    # the whole model first. A narrower one tells orders apart that are alike in the whole: whether
+    # The whole model first. A narrower one tells orders apart that are alike in the whole: whether
     # four heads of four become two heads, or four of two. Others have samples and parameters of
-    # other sizes
-    views: tuple[View, ...]
-    growth: Growth  # which dimensions the axes move
+    # other sizes.
+    variants: tuple[Variant, ...]
+    growth: Growth
 
     @property
-    def subject(self) -> Subject:
-        """The whole model."""
-        return self.views[0].subject
+    def whole(self) -> Variant:
+        """The model of full size."""
+        return self.variants[0]
 
     @property
-    def shapes(self) -> Shapes:
-        """Of the whole model."""
-        return self.views[0].shapes
+    def dimensions(self) -> Dimensions:
+        """The dimensions of the whole model."""
+        return Dimensions(self.whole.shapes, self.whole.axes, self.growth)
 
-    @property
-    def axes(self) -> Mapping[str, Axis]:
-        """What the builder asked for."""
-        return self.views[0].axes
+    def growth_of(self, axis: Axis) -> list[int]:
+        """List what one more unit in each group of an axis adds, for every dimension it moves."""
+        return [entries[axis.name] for entries in self.growth.values() if axis.name in entries]
 
 
 @dataclass(frozen=True)
-class Proved:
-    """A layout that holds, and the largest deviation of its proof, relative to the largest value."""
+class Proof:
+    """A layout that holds, and its largest deviation as a share of the largest value."""
 
     dims: Mapping[str, tuple[Dim, ...]]
     deviation: float
 
 
 @dataclass(frozen=True)
-class Doubt:
-    """A layout that does not hold."""
+class Refutation:
+    """An axis for which no layout holds."""
 
     axis: str  # whose units are not interchangeable, or lie in no order that can be read
     dims: Dims  # the best that was tried; None where there was nothing to try
-    deviation: float  # with this axis alone, relative to the largest value
+    deviation: float  # with this axis alone, as a share of the largest value
 
 
-def proved_dims(case: Case) -> Proved | Doubt:
+def prove_layout(task: ProofTask) -> Proof | Refutation:
     """Find the order of the entries in every dimension, and prove it.
 
-    Or the first axis for which there is none.
+    The usual order, with the entries of each unit side by side, is tried for all axes at once, as
+    it mostly holds. Else each axis is settled alone, and then all are proved together.
     """
-    orders = {name: _usual(case, axis) for name, axis in case.axes.items()}
-    deviation = math.inf
-    if None not in orders.values():
-        deviation = deviation_of(case, _joined(case, orders), _movable(case))
-    if not deviation < ALIKE:
-        for axis in case.axes.values():
-            order = _settled(case, axis)
-            if isinstance(order, Doubt):
-                return order
-            orders[axis.name] = order
-        deviation = deviation_of(case, _joined(case, orders), _movable(case))
-    dims = _joined(case, orders)
-    if deviation < ALIKE:
-        return Proved(
-            {name: tuple(dim for dim in row if dim is not None) for name, row in dims.items()},
-            deviation,
-        )
-    return Doubt(next(iter(_movable(case)), ""), dims, deviation)
+    movable = _movable_axes(task)
+    orders: dict[str, EntryOrder] = {}
+    for name, axis in task.dimensions.axes.items():
+        usual = uniform_order(task.dimensions, axis)
+        if usual is not None:
+            orders[name] = usual
+    if len(orders) == len(task.dimensions.axes):
+        dims = _join(task, orders)
+        deviation = deviation_of(task, dims, movable)
+        if deviation < TOLERANCE:
+            return _proof(dims, deviation)
+    for axis in task.dimensions.axes.values():
+        order = _settle_axis(task, axis)
+        if isinstance(order, Refutation):
+            return order
+        orders[axis.name] = order
+    # Blocks are joined in the order of the axes.
+    dims = _join(task, {name: orders[name] for name in task.dimensions.axes})
+    deviation = deviation_of(task, dims, movable)
+    if deviation < TOLERANCE:
+        return _proof(dims, deviation)
+    return Refutation(next(iter(movable), ""), dims, deviation)
 
 
-def deviation_of(case: Case, dims: Dims, names: Sequence[str]) -> float:
-    """How much exchanging the units of some axes changes outputs and gradients, relative to the
-    largest.
+def _movable_axes(task: ProofTask) -> list[str]:
+    """Name the axes whose units must be interchangeable."""
+    axes = task.dimensions.axes.values()
+    return [axis.name for axis in axes if axis.kind is AxisKind.WIDTH and not axis.leading]
 
-    What follows the first view that shows it is left out.
+
+def _join(task: ProofTask, orders: Mapping[str, EntryOrder]) -> dict[str, list[Dim | None]]:
+    return join_orders(task.dimensions, [*orders.values()])
+
+
+def _proof(dims: Dims, deviation: float) -> Proof:
+    complete = {}
+    for name, row in dims.items():
+        complete[name] = tuple(dim for dim in row if dim is not None)
+    return Proof(complete, deviation)
+
+
+def deviation_of(task: ProofTask, dims: Dims, names: Sequence[str]) -> float:
+    """Return how much permuting the units of some axes changes outputs and gradients.
+
+    Args:
+        task: the model.
+        dims: the layout to try.
+        names: the axes to permute, all at once.
+
+    Returns:
+        The largest change as a share of the largest value, in the first variant that exceeds the
+        tolerance, or else in any.
     """
     worst = 0.0
-    for view in case.views:
-        worst = max(worst, _deviation(view, dims, names))
-        if not worst < ALIKE:
+    for variant in task.variants:
+        worst = max(worst, _deviation_in(variant, dims, names))
+        if not worst < TOLERANCE:
             break
     return worst
 
 
-def _deviation(view: View, dims: Dims, names: Sequence[str]) -> float:
-    axes = whole_axes(view.axes, dims)
-    if any(
-        dim is not None and dim.length(axes, 1.0) != size
-        for name, shape in view.shapes.items()
-        for dim, size in zip(dims[name], shape, strict=True)
-    ):
+def _deviation_in(variant: Variant, dims: Dims, names: Sequence[str]) -> float:
+    axes = with_fixed_axes(variant.axes, dims)
+    if not _have_lengths(dims, axes, variant.shapes):
         return math.inf
-    units = {name: turned(axes[name], seed) for seed, name in enumerate(names)}
-    before = view.before
-    state = exchanged(view.subject.state, dims, axes, units)
-    after = view.subject.run(state, gradients=bool(before.gradients))
-    gradients = exchanged(after.gradients, dims, axes, units, back=True)
-    pairs = [*zip(before.outputs, after.outputs, strict=True)]
-    pairs += [(value, gradients[name]) for name, value in before.gradients.items()]
-    sizes = [_largest(old) for old, _ in pairs]
-    faint = _FAINT * max(sizes[len(before.outputs) :], default=0.0)
-    least = [0.0 if at < len(before.outputs) else faint for at in range(len(pairs))]
-    found = [
-        _largest(new - old) / max(size, floor, 1e-30)
-        for (old, new), size, floor in zip(pairs, sizes, least, strict=True)
-    ]
-    return max((math.inf if math.isnan(value) else value for value in found), default=0.0)
+    units = {name: derangement_of(axes[name], seed) for seed, name in enumerate(names)}
+    before = variant.before
+    moved = permute(variant.model.parameters, dims, axes, units)
+    after = variant.model.run(moved, gradients=bool(before.gradients))
+    gradients = permute(after.gradients, dims, axes, units, back=True)
+
+    deviation = 0.0
+    for old, new in zip(before.outputs, after.outputs, strict=True):
+        deviation = max(deviation, _change(old, new, least=0.0))
+    largest_gradients = [_largest(gradient) for gradient in before.gradients.values()]
+    faint = _FAINT * max(largest_gradients, default=0.0)
+    for name, gradient in before.gradients.items():
+        deviation = max(deviation, _change(gradient, gradients[name], least=faint))
+    return deviation
+
+
+def _have_lengths(dims: Dims, axes: Mapping[str, Axis], shapes: Shapes) -> bool:
+    """Return whether all dimensions that are known have the lengths of a model's shapes."""
+    for name, shape in shapes.items():
+        for dim, size in zip(dims[name], shape, strict=True):
+            if dim is not None and dim.length(axes, 1.0) != size:
+                return False
+    return True
+
+
+def _change(old: Tensor, new: Tensor, *, least: float) -> float:
+    """Return the largest change of a tensor as a share of its largest value, which is `least`."""
+    change = _largest(new - old) / max(_largest(old), least, 1e-30)
+    return math.inf if math.isnan(change) else change
 
 
 def _largest(value: Tensor) -> float:
@@ -153,67 +191,46 @@ def _largest(value: Tensor) -> float:
     return max(-float(low), float(high))
 
 
-def _movable(case: Case) -> list[str]:
-    return [
-        axis.name for axis in case.axes.values() if axis.kind is AxisKind.WIDTH and not axis.leading
-    ]
-
-
-def _joined(case: Case, orders: Mapping[str, Arranged | None]) -> dict[str, list[Dim | None]]:
-    found = dims_of(
-        case.shapes,
-        case.axes,
-        case.growth,
-        [order for order in orders.values() if order],
-    )
-    return {name: [*row] for name, row in found.items()}
-
-
-def _usual(case: Case, axis: Axis) -> Arranged | None:
-    """The entries of each unit side by side; None where several axes share a dimension."""
-    return arranged(case.shapes, axis, case.growth)
-
-
-def _settled(case: Case, axis: Axis) -> Arranged | Doubt:
-    """The first order of an axis that holds."""
-    usual = _usual(case, axis)
-    # Nothing is to be decided where no unit can leave its place, or each has one entry.
-    clear = all(
-        row[axis.name] in (1, axis.groups) for row in case.growth.values() if axis.name in row
-    )
-    if usual is not None and (
-        axis.kind is AxisKind.FIXED or axis.group_size == 1 or (axis.leading and clear)
-    ):
+def _settle_axis(task: ProofTask, axis: Axis) -> EntryOrder | Refutation:
+    """Return the first order of an axis that holds when this axis alone is permuted."""
+    usual = uniform_order(task.dimensions, axis)
+    if usual is not None and _has_one_order(task, axis):
         return usual
-    is_joined = any(axis.name in row and len(row) > 1 for row in case.growth.values())
-    best: Doubt | None = None
-    for order in _orders(case, axis):
-        dims = _joined(case, {axis.name: order})
+    variants = task.variants
+    if any(axis.name in entries and len(entries) > 1 for entries in task.growth.values()):
         # What else lies in a dimension is not known yet, and changes with the size of the model.
-        deviation = deviation_of(
-            replace(case, views=case.views[:1]) if is_joined else case,
-            dims,
-            [axis.name],
-        )
-        if deviation < ALIKE:
+        variants = task.variants[:1]
+    best: Refutation | None = None
+    for order in _orders_to_try(task, axis):
+        dims = join_orders(task.dimensions, [order])
+        deviation = deviation_of(replace(task, variants=variants), dims, [axis.name])
+        if deviation < TOLERANCE:
             return order
         if best is None or deviation < best.deviation:
-            best = Doubt(axis.name, dims, deviation)
-    return best or Doubt(axis.name, _joined(case, {}), math.inf)
+            best = Refutation(axis.name, dims, deviation)
+    return best or Refutation(axis.name, join_orders(task.dimensions, []), math.inf)
 
 
-def _orders(case: Case, axis: Axis) -> Iterator[Arranged]:
-    """Orders to try: the same everywhere, then what can be read off the model."""
-    styles = _styles(case, axis)
+def _has_one_order(task: ProofTask, axis: Axis) -> bool:
+    """Return whether an axis has one order only: no unit can move, or each has one entry."""
+    if axis.kind is AxisKind.FIXED or axis.group_size == 1:
+        return True
+    return axis.leading and all(count in {1, axis.groups} for count in task.growth_of(axis))
+
+
+def _orders_to_try(task: ProofTask, axis: Axis) -> Iterator[EntryOrder]:
+    """Yield orders that are the same everywhere, then those that can be read off the model."""
+    styles = _styles(task, axis)
     for style in (None, *styles):
-        order = arranged(case.shapes, axis, case.growth, style)
+        order = uniform_order(task.dimensions, axis, style)
         if order is not None:
             yield order
-    yield from read(case.subject, case.shapes, case.axes, axis, case.growth, styles)
+    yield from read_orders(task.whole.model, task.dimensions, axis, styles)
 
 
-def _styles(case: Case, axis: Axis) -> list[int]:
-    """Numbers of consecutive entries that the axis can have everywhere."""
-    counts = [row[axis.name] for row in case.growth.values() if axis.name in row]
-    least = math.gcd(*(count if count % axis.groups else count // axis.groups for count in counts))
-    return [number for number in range(least, 0, -1) if least % number == 0]
+def _styles(task: ProofTask, axis: Axis) -> list[int]:
+    """List the numbers of consecutive entries that the axis can have everywhere, from the most."""
+    groups = axis.groups
+    counts = [n if n % groups else n // groups for n in task.growth_of(axis)]
+    divisor = math.gcd(*counts)
+    return [number for number in range(divisor, 0, -1) if divisor % number == 0]

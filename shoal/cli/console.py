@@ -6,6 +6,7 @@ import json
 import sys
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -197,6 +198,18 @@ def seconds_text(seconds: float | None) -> str:
     if seconds is None:
         return "-"
     return f"{seconds:.2f} s" if seconds < 60 else f"{int(seconds // 60)} min {int(seconds % 60)} s"
+
+
+def number_text(value: float | None) -> str:
+    """Return a number with four decimals, or a dash without one."""
+    return "-" if value is None else f"{value:.4f}"
+
+
+def time_text(seconds: float | None) -> str:
+    """Return a time in seconds since 1970 as local date and time, or a dash without one."""
+    if seconds is None:
+        return "-"
+    return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def release_text(version: str, record: str | None, sets: str | None = None) -> str:

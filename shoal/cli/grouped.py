@@ -1,18 +1,22 @@
 """Commands with many options take them as one frozen value, not as an argument each."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields
-from typing import Any, TypeVar, get_type_hints
+from types import MappingProxyType
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 Options = TypeVar("Options")
 
 
 def grouped(
-    options: type[Options],
+    options: type[Options], declared: Mapping[str, Any] = MappingProxyType({})
 ) -> Callable[[Callable[[Options], None]], Callable[..., None]]:
-    """Let Typer see the fields of a frozen dataclass, annotated as Typer's options are, as the
-    options of a command.
+    """Let Typer take the fields of a frozen dataclass as the options of a command.
+
+    Args:
+        options: the dataclass. Its fields may be annotated as Typer's options are.
+        declared: Typer's option of each field, for a dataclass that does not know Typer.
 
     Example:
         >>> @dataclass(frozen=True)
@@ -24,24 +28,28 @@ def grouped(
         ... def export(options: Options) -> None: ...
     """
     hints = get_type_hints(options, include_extras=True)
-
-    def parameter(field: Field[Any]) -> inspect.Parameter:
-        default = inspect.Parameter.empty if field.default is MISSING else field.default
-        return inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=default,
-            annotation=hints[field.name],
-        )
+    for name, option in declared.items():
+        hints[name] = Annotated[hints[name], option]
+    parameters = [_parameter(field, hints[field.name]) for field in fields(options)]  # type: ignore[arg-type]
 
     def decorate(function: Callable[[Options], None]) -> Callable[..., None]:
         def command(**values: Any) -> None:
             function(options(**values))
 
-        signature = inspect.Signature([parameter(field) for field in fields(options)])  # type: ignore[arg-type]
-        command.__signature__ = signature  # type: ignore[attr-defined]
+        # Typer reads these, and so sees the fields where the function has one argument.
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         command.__annotations__ = hints
         command.__doc__ = function.__doc__
         return command
 
     return decorate
+
+
+def _parameter(field: Field[Any], annotation: Any) -> inspect.Parameter:
+    """Return a field as a parameter of a function."""
+    default = field.default
+    if default is MISSING:
+        default = inspect.Parameter.empty
+    return inspect.Parameter(
+        field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+    )

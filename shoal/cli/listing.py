@@ -1,19 +1,30 @@
-"""Commands that list something of a store, each with the same options."""
+"""Makes commands that show a part of a store, which all have the same options."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from shoal.cli.common import DEFAULT_STORE, AsJson, PageUrl, RunId, StoreFolder, Watch
-from shoal.cli.extras import needs
+from shoal.extras import needs
+
+if TYPE_CHECKING:
+    from shoal.cli.views.view import View
 
 
-def listing(what: str, text: str | None, *, group: bool = False) -> typer.Typer:
-    """A command that shows a `Shown` of `shoal.cli.stored`, imported when it is used.
+def view_command(
+    load_view: Callable[[], "View[Any]"], text: str | None, *, group: bool = False
+) -> typer.Typer:
+    """Return an app with the command that shows a view.
 
-    A group has more beside it.
+    Args:
+        load_view: imports the view, when the command runs: it needs the extra ``server``.
+        text: help of the command.
+        group: whether further commands will stand below it.
     """
-    made = typer.Typer(add_completion=False, invoke_without_command=group, help=text)
+    app = typer.Typer(add_completion=False, invoke_without_command=group, help=text)
 
-    def _list(
+    def show(
         context: typer.Context,
         store: StoreFolder = DEFAULT_STORE,
         url: PageUrl = "",
@@ -21,10 +32,14 @@ def listing(what: str, text: str | None, *, group: bool = False) -> typer.Typer:
         as_json: AsJson = False,
         watch: Watch = False,
     ) -> None:
-        if context.invoked_subcommand is None:
-            with needs("server"):
-                from shoal.cli import stored  # noqa: PLC0415  (an extra)
-            getattr(stored, what).show(store, run, as_json=as_json, watch=watch, url=url)
+        if context.invoked_subcommand is not None:
+            return
+        with needs("server"):
+            view = load_view()
+        view.show(store, run, as_json=as_json, watch=watch, url=url)
 
-    (made.callback() if group else made.command(help=text))(_list)
-    return made
+    if group:
+        app.callback()(show)
+    else:
+        app.command(help=text)(show)
+    return app

@@ -15,13 +15,13 @@ from broker_server.settings.fleet import BrokerConfig, FleetConfig, ViewConfig
 from fleet_protocol import control
 from fleet_protocol.configuration import load_config
 from fleet_protocol.data.own_functions import require_own_functions
-from fleet_protocol.data.samples import asked, print_predictions
+from fleet_protocol.data.samples import print_predictions, read_request
 from fleet_protocol.requests import Wanted, Wish
 from shoal.cli.console import error_console, print_json, say
-from shoal.cli.extras import needs
 from shoal.cli.progress import RunDisplay
-from shoal.cli.source import Asked, where
 from shoal.client import Client
+from shoal.extras import needs
+from shoal.sources import connect
 
 INTERRUPTED = 130
 
@@ -93,10 +93,11 @@ def serve(
 def fleet_or_page(path: Path, broker: str | None, url: str) -> FleetConfig | Client:
     """The page, where there is an address, or else the fleet.
 
-    Errors are those of `where` and `read_fleet`.
+    Errors are those of `connect` and `read_fleet`.
     """
-    source = where(lambda: read_fleet(path, broker), url)
-    return source if isinstance(source, Client) else source()
+    if url:
+        return connect(url)
+    return read_fleet(path, broker)
 
 
 def steer_run(
@@ -111,12 +112,12 @@ def steer_run(
     Raises:
         ShoalError: no server answers, or no such run is in progress.
     """
-    wish: Wish = "go" if verb == "resume" else verb
-    ask = Asked[FleetConfig, str](
-        lambda fleet, of: steer(fleet, wish, of or ""),
-        lambda page, of: page.act(verb, of),
-    )
-    say(f"run {ask(source, run)} {done}")
+    if isinstance(source, Client):
+        run_id = source.act(verb, run)
+    else:
+        wish: Wish = "go" if verb == "resume" else verb
+        run_id = steer(source, wish, run)
+    say(f"run {run_id} {done}")
 
 
 def predict_at(
@@ -124,9 +125,9 @@ def predict_at(
 ) -> None:
     """Print what the model of a board says of the samples in a file.
 
-    Errors as of `predict` and `asked`.
+    Errors as of `predict` and `read_request`.
     """
-    found = predict(source, device, asked(data), seconds)
+    found = predict(source, device, read_request(data), seconds)
     print_predictions(found.model, found.predictions, as_json=as_json)
 
 

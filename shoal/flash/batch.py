@@ -13,12 +13,10 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from typer import Option
+from typing import Any, Literal
 
 from fleet_protocol.errors import ConfigError, StorageError
-from shoal.cli.extras import needs
+from shoal.extras import needs
 from shoal.flash.boot import Boot, FatBoot, copy_image
 from shoal.flash.bundle import Packed, bundle, pack_runtime, read_part
 from shoal.flash.settings import Board, FlashConfig, Network, load_flash_config
@@ -182,29 +180,25 @@ def cards(path: Path) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Batch:
-    """What is to be seeded; the options of ``shoal flash seed``."""
+    """Cards whose first start is to be prepared: one, or those of a table.
 
-    config: Annotated[Path, Option(help="What the boards are to be, flash.toml.")] = Path(
-        "flash.toml"
-    )
-    boot: Annotated[
-        Path | None, Option(help="Folder where the card's boot partition is mounted.")
-    ] = None
-    image: Annotated[
-        Path | None, Option(help="A system's .img or .img.xz, seeded into a copy.")
-    ] = None
-    out: Annotated[Path | None, Option(help="The copy; with --fleet a folder.")] = None
-    fleet: Annotated[Path | None, Option(help="A CSV with a row for each card; needs --out.")] = (
-        None
-    )
-    folder: Annotated[
-        Path | None,
-        Option(help="The fleet's folder, to enrol devices that are not yet."),
-    ] = None
-    wheels: Annotated[
-        Path | None,
-        Option(help="Folder to keep wheels in; by default in the user's cache."),
-    ] = None
+    Attributes:
+        config: what the boards are to be, flash.toml.
+        boot: folder where the boot partition of one card is mounted.
+        image: a system's ``.img`` or ``.img.xz``, of which a copy is prepared.
+        out: the copy; with `fleet` the folder of the copies.
+        fleet: CSV table with a row for each card.
+        folder: the fleet's folder, in which devices without an identity are enrolled.
+        wheels: folder that keeps wheels; None is the user's cache.
+    """
+
+    config: Path = Path("flash.toml")
+    boot: Path | None = None
+    image: Path | None = None
+    out: Path | None = None
+    fleet: Path | None = None
+    folder: Path | None = None
+    wheels: Path | None = None
 
 
 def seed_all(batch: Batch) -> Iterator[str]:

@@ -14,9 +14,6 @@ from dataclasses import dataclass
 from importlib.resources import as_file, files
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated
-
-from typer import Option
 
 from fleet_protocol.errors import ConfigError, StorageError
 from shoal.flash.boot import is_image
@@ -88,31 +85,27 @@ def _wifi(wifi: Network) -> str:
 
 @dataclass(frozen=True)
 class Card:
-    """What is to be made; the options of ``shoal flash image``."""
+    """An image to build, an image to write to a card, or both.
 
-    config: Annotated[Path, Option(help="What the board is to be, flash.toml.")] = Path(
-        "flash.toml"
-    )
-    out: Annotated[
-        Path | None,
-        Option(help="The image, .img or .img.zst; by default named after the board."),
-    ] = None
-    lock: Annotated[
-        Path | None,
-        Option(help="Packages by digest: taken from there, or written for next time."),
-    ] = None
-    image: Annotated[
-        Path | None, Option(help="An .img that is there, for --to; nothing is built.")
-    ] = None
-    to: Annotated[
-        Path | None, Option(help="A card to write to and read back, such as /dev/sdb.")
-    ] = None
-    yes: Annotated[bool, Option("--yes", help="Write without asking for the card's name.")] = False
-    mirror: Annotated[str, Option(help="Debian's archive.")] = "http://deb.debian.org/debian"
-    wheels: Annotated[
-        Path | None,
-        Option(help="Folder to keep wheels in; by default in the user's cache."),
-    ] = None
+    Attributes:
+        config: what the board is to be, flash.toml.
+        out: the image, ``.img`` or ``.img.zst``; None names it after the board.
+        lock: file with the digest of each package: read if it exists, written otherwise.
+        image: an existing ``.img`` for `to`; nothing is built then.
+        to: a card to write to and read back, such as ``/dev/sdb``.
+        yes: whether to write without asking for the card's name.
+        mirror: address of Debian's archive.
+        wheels: folder that keeps wheels; None is the user's cache.
+    """
+
+    config: Path = Path("flash.toml")
+    out: Path | None = None
+    lock: Path | None = None
+    image: Path | None = None
+    to: Path | None = None
+    yes: bool = False
+    mirror: str = "http://deb.debian.org/debian"
+    wheels: Path | None = None
 
 
 def make_card(

@@ -1,13 +1,12 @@
 """flash.toml: everything that one board is to be."""
 
-import json
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
+import tomli_w
 from pydantic import Field, SecretStr, model_validator
 from typing_extensions import Self
 
@@ -24,7 +23,6 @@ CONFIG = "/etc/shoal/device.toml"
 ENROLMENT = "/etc/shoal/enrolment"
 STATE = "/var/lib/shoal"
 DATA = "/var/lib/shoal/data"
-_BARE = re.compile("[A-Za-z0-9_-]+")
 
 BoardName = Literal["generic-arm64", "generic-x86-64", "jetson", "rpi3", "rpi4", "rpi5", "zero2w"]
 Python = Literal["3.10", "3.11", "3.12", "3.13"]
@@ -208,10 +206,11 @@ class FlashConfig(FrozenModel):
                     f"{what} has no effect beside an enrolment, and would end the agent; remove it"
                 )
             known = {"fleet": "fleet", "device": "device", "broker": "mqtts://broker"}
-            parse_config(_toml({**known, **document}), DeviceConfig, source="flash.toml")
-            return _toml({**document, "identity": {"file": ENROLMENT}})
+            parse_config(tomli_w.dumps({**known, **document}), DeviceConfig, source="flash.toml")
+            return tomli_w.dumps({**document, "identity": {"file": ENROLMENT}})
         given = {"fleet": self.fleet, "device": self.device, "insecure": self.insecure}
-        text = _toml({**{key: value for key, value in given.items() if value}, **document})
+        named = {key: value for key, value in given.items() if value}
+        text = tomli_w.dumps({**named, **document})
         parse_config(text, DeviceConfig, source="flash.toml").address()
         return text
 
@@ -246,19 +245,3 @@ def _public(key: str, base: Path) -> str:
                 "[ssh] keys: this file holds no public key; name the one of OpenSSH that ends in .pub"
             )
     return key
-
-
-def _toml(document: Mapping[str, Any]) -> str:
-    return "\n".join(_lines(document, "")) + "\n"
-
-
-def _lines(table: Mapping[str, Any], name: str) -> Iterator[str]:
-    """A document as TOML; JSON's texts, numbers and lists are TOML's."""
-    if name:
-        yield f"\n[{name}]"
-    tables = {key: value for key, value in table.items() if isinstance(value, Mapping)}
-    for key, value in table.items():
-        if key not in tables:
-            yield f"{json.dumps(key) if not _BARE.fullmatch(key) else key} = {json.dumps(value, ensure_ascii=False)}"
-    for key, value in tables.items():
-        yield from _lines(value, f"{name}.{json.dumps(key)}" if name else key)

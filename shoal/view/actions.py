@@ -17,9 +17,9 @@ from broker_server.service.rollout import read_rollout, steer_rollout
 from broker_server.store import Store, queries
 from fleet_protocol.errors import ConfigError, ShoalError, StorageError, TransportError
 from fleet_protocol.requests import Wanted
-from shoal.cli.downloads import ELSEWHERE, FileFormat, save_version
-from shoal.cli.stored import act
 from shoal.client import LOADING, RolloutVerb, Verb
+from shoal.downloads import ELSEWHERE, FileFormat, save_version
+from shoal.store_actions import act_on_run
 
 _MOST = 2**31
 Steer = Callable[[Wanted, str], str]
@@ -88,7 +88,7 @@ def acting(store: Path, steer: Steer | None) -> APIRouter:
             _note(opened, request, asked, run=record.id, device=device)
             with _answered():
                 if verb in {"release", "promote", "rollback"}:
-                    act(opened, verb, record.id, version, device)
+                    act_on_run(opened, verb, record.id, version, device or "")
                 elif steer is None:
                     raise ConfigError(
                         "a page of `shoal up --view` does this, and so do `shoal stop`, pause and resume"

@@ -23,15 +23,15 @@ from fastapi.staticfiles import StaticFiles
 from prometheus_client.exposition import choose_encoder
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-from broker_server.rounds.advice import Advice, advice
-from broker_server.rounds.best import VersionView, versions
-from broker_server.rounds.coverage import Coverage, coverage
+from broker_server.rounds.advice import Advice, find_advice
+from broker_server.rounds.best import VersionView, read_versions
+from broker_server.rounds.coverage import Coverage, count_coverage
 from broker_server.rounds.run_context import RunContext
 from broker_server.rounds.tier_version import stored_context
 from broker_server.service.rollout import RolloutView, rollouts
 from broker_server.store import EventRecord, Store, TaskRecord, queries
 from broker_server.store.explaining import DeviceInRound, explain_round
-from broker_server.store.following import LOOK_SECONDS, stamp
+from broker_server.store.following import LOOK_SECONDS, file_states
 from fleet_protocol.errors import ConfigError, PlanError, ShoalError
 from fleet_protocol.manifest import Manifest
 from shoal.view.actions import Run, Steer, acting
@@ -188,7 +188,7 @@ def _api(store: Path) -> APIRouter:
 
     def look(view: Callable[..., Any], *arguments: Any, **named: Any) -> JSONResponse:
         with closing(Store(store, read_only=True)) as opened:
-            return JSONResponse(queries.plain(view(opened, *arguments, **named)))
+            return JSONResponse(queries.to_json_values(view(opened, *arguments, **named)))
 
     # What was fixed for a run does not change, and is a folder of files to read.
     @lru_cache(maxsize=8)
@@ -253,11 +253,11 @@ def _api(store: Path) -> APIRouter:
         "The global versions of a run, with what they were judged.",
     )
     def _versions(run: Run) -> JSONResponse:
-        return look(versions, run)
+        return look(read_versions, run)
 
     @get("/runs/{run}/advice", list[Advice], "What to do next, with the evidence.")
     def _advice(run: Run) -> JSONResponse:
-        return look(advice, run)
+        return look(find_advice, run)
 
     @get(
         "/runs/{run}/coverage",
@@ -267,7 +267,7 @@ def _api(store: Path) -> APIRouter:
     def _coverage(
         run: Run, last: Last = None, tier: str | None = None, device: str | None = None
     ) -> JSONResponse:
-        return look(coverage, context(run), upto=last, tier=tier, device=device)
+        return look(count_coverage, context(run), upto=last, tier=tier, device=device)
 
     @get(
         "/runs/{run}/artifacts",
@@ -319,7 +319,7 @@ def _api(store: Path) -> APIRouter:
 
 
 def _tasks_of(store: Store, device: str, run: str | None) -> list[TaskRecord]:
-    tasks = store.tasks_of(queries.find_run(store, run).id, device)
+    tasks = store.device_tasks(queries.find_run(store, run).id, device)
     if not tasks and all(known.id != device for known in store.devices()):
         raise ConfigError(
             f"the store {store.folder} has no device {device!r}; `shoal devices` lists them"
@@ -331,13 +331,13 @@ async def _follow(store: Path, known: int, over: threading.Event) -> AsyncIterat
     """Look at the files' times, which costs nothing, and into the store where they have changed."""
     seen = None
     while not over.is_set():
-        now = stamp(store)
+        now = file_states(store)
         if now != seen:
             seen = now
             with suppress(ShoalError):  # it is being moved or copied
                 for event in await run_in_threadpool(_since, store, known):
                     known = event.id
-                    yield f"id: {event.id}\nevent: line\ndata: {json.dumps(queries.plain(event))}\n\n"
+                    yield f"id: {event.id}\nevent: line\ndata: {json.dumps(queries.to_json_values(event))}\n\n"
             yield "event: change\ndata: {}\n\n"
         await asyncio.sleep(LOOK_SECONDS)
 

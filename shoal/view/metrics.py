@@ -64,7 +64,7 @@ class StoreMetrics:
         view = queries.status(self.store)
         if view.run is not None:
             yield from _run(view, view.run, self.store.rounds(view.run.id))
-            counts = self.store.lines(view.run.id, _TROUBLES)
+            counts = self.store.count_lines(view.run.id, _TROUBLES)
             troubles = {(kind,): counts.get(kind, 0) for kind in _TROUBLES}
             yield _counter(
                 "shoal_broker_troubles",

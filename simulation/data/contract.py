@@ -3,14 +3,10 @@
 from collections.abc import Sequence
 
 from fleet_protocol.data import DataSet
-from fleet_protocol.data.contract import (
-    NO_CONTRACT,
-    PLACEHOLDERS,
-    DataContract,
-    in_columns,
-    present_names,
-    shown,
-)
+from fleet_protocol.data.column_order import order_columns
+from fleet_protocol.data.label_order import PLACEHOLDERS, present_names
+from fleet_protocol.data.name_lists import list_names
+from fleet_protocol.data.terms import NO_CONTRACT, DataContract
 from fleet_protocol.errors import MismatchError
 
 _SAY_ALL = f"say all labels in their order in [data.test] of sim.toml: {PLACEHOLDERS}"
@@ -37,7 +33,7 @@ def common_contract(train: Sequence[DataSet], test: Sequence[DataSet]) -> DataCo
     _check_labels(train, test, labels)
     tables = [data for data in sets if data.column_names]
     if tables:
-        in_columns(tables[0], NO_CONTRACT)
+        order_columns(tables[0], NO_CONTRACT)
     rules = [data.facts.filled for data in sets if data.facts.filled is not None]
     return DataContract(
         labels=labels,
@@ -52,7 +48,7 @@ def _said_labels(sets: Sequence[DataSet]) -> tuple[str, ...]:
     if len(said) > 1:
         first, second, *_ = said.items()
         raise MismatchError(
-            f"{second[1]} has the labels {shown(second[0])}, and {first[1]} {shown(first[0])}; say the same `labels` "
+            f"{second[1]} has the labels {list_names(second[0])}, and {first[1]} {list_names(first[0])}; say the same `labels` "
             "in both tables"
         )
     return next(iter(said), ())
@@ -67,11 +63,11 @@ def _check_labels(
         if unknown and labels:
             raise MismatchError(
                 f"{data.source} has the label {unknown[0]!r}, which is none of the labels of the test set or of "
-                f"`labels` ({shown(labels)}), so that boards of a fleet would refuse it: rename it or move its "
+                f"`labels` ({list_names(labels)}), so that boards of a fleet would refuse it: rename it or move its "
                 f"samples away, or {_SAY_ALL}"
             )
         if unknown:
             raise MismatchError(
-                f"{data.source} has the labels {shown(sorted(unknown))}, and {test[0].source} numbers without names, "
+                f"{data.source} has the labels {list_names(sorted(unknown))}, and {test[0].source} numbers without names, "
                 f"so the number of each name is ambiguous: {_SAY_ALL}"
             )

@@ -1,7 +1,7 @@
 """What a torch worker feeds its model: the batches of several virtual devices, in stretches of
 equal shapes.
 
-Each device has the order, the batches and the random numbers that `device_runtime.training.course`
+Each device has the order, the batches and the random numbers that `device_runtime.training.schedule`
 gives it. Devices are sorted by their number of samples, so that in an epoch those that still have
 full batches are always the first ones: nobody waits for a larger device, no step is masked out, and
 a short last batch is a stretch of its own.
@@ -16,10 +16,10 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from device_runtime.training.course import (
-    Course,
+from device_runtime.training.schedule import (
     Indices,
-    Moment,
+    StepSeed,
+    TrainingSchedule,
     draw_noise,
     training_batch,
 )
@@ -36,7 +36,7 @@ class TorchJob:
     """The training of one virtual device in one round."""
 
     weights: Mapping[str, NDArray[np.float32]]
-    course: Course
+    schedule: TrainingSchedule
 
 
 class Stretch(NamedTuple):
@@ -103,7 +103,7 @@ def pieces(
 
     Args:
         jobs: with the same batch size, the largest first.
-        plans: of each job the indices of every batch, as `device_runtime.training.course.passes`
+        plans: of each job the indices of every batch, as `device_runtime.training.schedule.passes`
             gives them; none of a job that has ended.
         epoch: number of the pass, from 0.
         manifest: of the artifact set.
@@ -112,16 +112,16 @@ def pieces(
     layers = manifest.noise if noise else ()
     numbers = math.prod(manifest.input_shape) + sum(math.prod(spec.shape) for spec in layers)
     sizes = [[len(indices) for indices in plan] for plan in plans]
-    for stretch in stretches(sizes, jobs[0].course.settings.batch_size):
+    for stretch in stretches(sizes, jobs[0].schedule.settings.batch_size):
         members = range(len(jobs))[stretch.devices]
         most = max(1, _PIECE_BYTES // (4 * numbers * stretch.size * len(members)))
         for first in range(stretch.first, stretch.stop, most):
             steps = range(first, min(first + most, stretch.stop))
             parts = [
                 _batches(
-                    jobs[i].course,
+                    jobs[i].schedule,
                     plans[i][steps.start : steps.stop],
-                    [jobs[i].course.moment(epoch, step) for step in steps],
+                    [jobs[i].schedule.step_seed(epoch, step) for step in steps],
                     manifest.input_dtype,
                     layers,
                 )
@@ -145,26 +145,26 @@ class _Batches(NamedTuple):
 
 
 def _batches(
-    course: Course,
+    schedule: TrainingSchedule,
     plan: Sequence[Indices],
-    moments: Sequence[Moment],
+    step_seeds: Sequence[StepSeed],
     dtype: str,
     layers: Sequence[NoiseSpec],
 ) -> _Batches:
     """Batches of equal size."""
     shape = (len(plan), len(plan[0]))
-    if not course.data.augment:
-        x, y = course.data.batch(
+    if not schedule.data.augment:
+        x, y = schedule.data.batch(
             np.concatenate(plan), dtype
         )  # at once what `training_batch` does step by step
     else:
         made = [
-            training_batch(course.data, indices, dtype, moment)
-            for moment, indices in zip(moments, plan, strict=True)
+            training_batch(schedule.data, indices, dtype, step_seed)
+            for step_seed, indices in zip(step_seeds, plan, strict=True)
         ]
         x = np.concatenate([x for x, _ in made])
         y = np.concatenate([y for _, y in made])
-    draws = [draw_noise(layers, moment, shape[1]) for moment in moments]
+    draws = [draw_noise(layers, step_seed, shape[1]) for step_seed in step_seeds]
     noise = tuple(np.stack([draw[spec.name] for draw in draws]) for spec in layers)
     return _Batches(x.reshape(*shape, *x.shape[1:]), y.reshape(*shape, *y.shape[1:]), noise)
 

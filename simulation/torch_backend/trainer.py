@@ -11,7 +11,7 @@ This module imports torch; a simulation without this backend does not import it.
 Example::
 
     trainer = TorchTrainer(Registry.zoo().get("conv"), settings, manifest) for result in
-    trainer.train([TorchJob(weights, Course(data, chosen, offer.train, offer.round))]):
+    trainer.train([TorchJob(weights, TrainingSchedule(data, chosen, offer.train, offer.round))]):
         if isinstance(result, ShoalError): ...  # this device's update is missing, the others' are not
 """
 
@@ -29,7 +29,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from device_runtime.training.course import batches
 from device_runtime.training.epochs import TrainResult, check_parameters, loss_refused
 from device_runtime.training.labels import training_mask
 from device_runtime.training.measuring import (
@@ -37,6 +36,7 @@ from device_runtime.training.measuring import (
     check_measurable,
     mean_statistics,
 )
+from device_runtime.training.schedule import batches
 from fleet_protocol.errors import ConfigError, RefusalReason, RefusedError, ShoalError
 from fleet_protocol.manifest import Manifest, statistic_mean, statistic_variance
 from fleet_protocol.targets import counted
@@ -84,7 +84,7 @@ class _Tally:
     """The losses of one device, kept as `device_runtime.training.epochs.train` keeps them."""
 
     def __init__(self, job: TorchJob, manifest: Manifest) -> None:
-        self._course = job.course
+        self._schedule = job.schedule
         self._manifest = manifest
         self._mean = math.nan
         self._total = 0.0
@@ -97,8 +97,8 @@ class _Tally:
         bad = np.flatnonzero(~np.isfinite(losses))
         if len(bad) and self.failure is None:
             step = self.steps + int(bad[0]) + 1
-            moment = self._course.moment(epoch, int(bad[0]))
-            self.failure = loss_refused(float(losses[bad[0]]), self._manifest, moment, step)
+            step_seed = self._schedule.step_seed(epoch, int(bad[0]))
+            self.failure = loss_refused(float(losses[bad[0]]), self._manifest, step_seed, step)
         self.steps += len(losses)
         total = float(losses @ counts)
         weight = float(counts.sum())
@@ -187,16 +187,16 @@ class TorchTrainer:
                 outcomes[place] = error
                 continue
             key = (
-                job.course.settings.batch_size,
-                job.course.settings.epochs,
-                job.course.settings.steps,
+                job.schedule.settings.batch_size,
+                job.schedule.settings.epochs,
+                job.schedule.settings.steps,
             )
             groups.setdefault(key, []).append(ready)
         with self._settled():
             for group in groups.values():
                 if self._groups(group):
                     outcomes |= self._run(
-                        sorted(group, key=lambda ready: -len(ready.job.course.chosen)),
+                        sorted(group, key=lambda ready: -len(ready.job.schedule.chosen)),
                         together=True,
                     )
                 else:
@@ -217,9 +217,9 @@ class TorchTrainer:
             RefusedError: a statistic is not finite.
         """
         job = self._fitted(job)
-        course = job.course
-        check_measurable(course)
-        plan = list(batches(course.order(), course.settings.batch_size))
+        schedule = job.schedule
+        check_measurable(schedule)
+        plan = list(batches(schedule.order(), schedule.settings.batch_size))
         sums: dict[str, Tensor] = {}
         count = 0
         with self._settled(), torch.no_grad():
@@ -250,11 +250,13 @@ class TorchTrainer:
             finally:
                 set_mode(self._module, "train")
         arrays = {name: value.cpu().numpy() for name, value in sums.items()}
-        return mean_statistics(arrays, count, course.round), count
+        return mean_statistics(arrays, count, schedule.round), count
 
     def _fitted(self, job: TorchJob) -> TorchJob:
         """The job with targets as the loss takes them."""
-        return replace(job, course=replace(job.course, data=job.course.data.fitted(self._manifest)))
+        return replace(
+            job, schedule=replace(job.schedule, data=job.schedule.data.fit_to(self._manifest))
+        )
 
     def _ready(self, place: int, job: TorchJob) -> _Ready:
         """See that a job can be done.
@@ -265,18 +267,18 @@ class TorchTrainer:
         """
         job = self._fitted(job)
         manifest = self._manifest
-        course = job.course
-        if course.settings.proximal_mu and not manifest.recipe.proximal:
+        schedule = job.schedule
+        if schedule.settings.proximal_mu and not manifest.recipe.proximal:
             raise RefusedError(
                 RefusalReason.UNSUPPORTED,
                 f"artifact set {manifest.arch} {manifest.tier} has no proximal term, which mu = "
-                f"{course.settings.proximal_mu:g} of FedProx needs; export it again with a proximal recipe",
+                f"{schedule.settings.proximal_mu:g} of FedProx needs; export it again with a proximal recipe",
             )
         mask = training_mask(
-            course.data,
-            course.chosen,
+            schedule.data,
+            schedule.chosen,
             manifest.classes,
-            masked=course.settings.mask_labels,
+            masked=schedule.settings.mask_labels,
         )
         return _Ready(place, job, mask)
 
@@ -284,7 +286,9 @@ class TorchTrainer:
         """Whether to train devices that agree in batch size and length together."""
         if self._wish is not None:
             return self._wish
-        step_flops = self._manifest.flops_per_step_sample * group[0].job.course.settings.batch_size
+        step_flops = (
+            self._manifest.flops_per_step_sample * group[0].job.schedule.settings.batch_size
+        )
         return len(group) > 1 and (self._device.type == "cuda" or step_flops <= _SMALL_STEP_FLOPS)
 
     def _run(
@@ -310,7 +314,7 @@ class TorchTrainer:
                 continue
             tensors = layout.tensors(row, order)
             try:
-                check_parameters(tensors, ready.job.course.round, tally.steps)
+                check_parameters(tensors, ready.job.schedule.round, tally.steps)
                 outcomes[ready.place] = TorchResult(tensors, tally.result(seconds))
             except RefusedError as error:
                 outcomes[ready.place] = error
@@ -329,8 +333,8 @@ class TorchTrainer:
         """
         jobs = [ready.job for ready in group]
         rule = Rule.of(self._manifest)
-        rate = self._column([job.course.settings.learning_rate for job in jobs])
-        mu = [job.course.settings.proximal_mu for job in jobs]
+        rate = self._column([job.schedule.settings.learning_rate for job in jobs])
+        mu = [job.schedule.settings.proximal_mu for job in jobs]
         pull = Pull(values.clone(), self._column(mu)) if any(mu) else None
         everyone = Rows(
             values,
@@ -342,7 +346,7 @@ class TorchTrainer:
         )
         masks = np.stack([ready.mask for ready in group])
         mask = None if masks.all() else torch.from_numpy(masks).to(self._device)
-        ahead = [job.course.passes() for job in jobs]
+        ahead = [job.schedule.passes() for job in jobs]
         for epoch in itertools.count():
             plans = [next((list(planned.batches) for planned in each), []) for each in ahead]
             if not any(plans) or all(tally.failure for tally in tallies):

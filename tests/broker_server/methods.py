@@ -5,8 +5,8 @@ from typing import Any
 
 from broker_server.settings.method import StrategyConfig
 from broker_server.strategies.accumulator import finish, fold, start
+from broker_server.strategies.optimizer_rules import OptimizerSettings
 from broker_server.strategies.registry import build_strategy
-from broker_server.strategies.server_optimizer import OptimizerSettings
 from broker_server.strategies.strategy import Contribution, GlobalModel, Strategy
 from models.layout import Layout
 from models.plan import compile_plan, make_plan

@@ -12,7 +12,7 @@ import pytest
 from broker_server.store import Store, TaskPhase
 from broker_server.store.machine import RoundState
 from fleet_protocol.control import RoundClosed
-from fleet_protocol.digests import place_of
+from fleet_protocol.digests import blob_path
 from fleet_protocol.errors import RefusalReason
 from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.messages import Cancel, UploadAck
@@ -201,5 +201,5 @@ def test_statistics_of_a_board_whose_updates_are_refused_are_not_taken(url, conf
         finished = running(settings, url).wait()
     with stored(settings) as store:
         for version in store.versions(finished.run)[1:]:
-            path = settings.store / "blobs" / "objects" / place_of(version.statistics_digest)
+            path = settings.store / "blobs" / "objects" / blob_path(version.statistics_digest)
             assert not open_tensors(path)["stat.norm.mean"].any()

@@ -6,8 +6,8 @@ from contextlib import closing
 import pytest
 from sqlalchemy import update
 
-from broker_server.rounds.advice import advice
-from broker_server.rounds.best import versions
+from broker_server.rounds.advice import find_advice
+from broker_server.rounds.best import read_versions
 from broker_server.store import Store, schema
 from fleet_protocol.messages import DeviceProfile
 from tests.broker_server.peer import profile
@@ -39,7 +39,7 @@ def judge(store, number, accuracy):
 
 
 def said(store, **named):
-    return {item.title: item for item in advice(store, **named)}
+    return {item.title: item for item in find_advice(store, **named)}
 
 
 def test_a_run_that_does_well_is_told_of_its_devices_alone(opened):
@@ -93,7 +93,7 @@ def test_versions_are_judged_by_the_best(opened):
     """Much worse than it, no better for long, or the best of a run that has ended; the remedy names
     the store.
     """
-    kept = [view.kept for view in versions(opened)]
+    kept = [view.kept for view in read_versions(opened)]
     assert not any(kept)
     judge(opened, 8, 0.5)
     found = said(opened)["The newest version is much worse than an earlier one"]
@@ -109,7 +109,7 @@ def test_versions_are_judged_by_the_best(opened):
         judge(opened, number, 0.8 - 0.01 * (8 - number))
     assert not [title for title in said(opened) if "ersion" in title]
     change(opened, schema.runs, schema.runs.c.id == RUN, status="finished", ended_at=time.time())
-    digest = next(view.version.digest for view in versions(opened) if view.version.number == 8)
+    digest = next(view.version.digest for view in read_versions(opened) if view.version.number == 8)
     place = opened.folder / "blobs" / "objects" / digest[:2] / digest
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_bytes(b"")
@@ -123,7 +123,7 @@ def test_versions_are_judged_by_the_best(opened):
 
 def test_a_store_without_a_run_has_nothing_to_say(tmp_path):
     with closing(Store(tmp_path)) as empty:
-        assert advice(empty) == []
+        assert find_advice(empty) == []
 
 
 def test_data_that_looks_wrong_is_named_with_its_board(opened):
@@ -137,7 +137,7 @@ def test_data_that_looks_wrong_is_named_with_its_board(opened):
             else ("samples have shape [3]",)
         )
         name = f"pi-000{number}"
-        opened.see_device(
+        opened.record_device(
             DeviceProfile(fleet="lab", device=name, profile=profile(findings=sentences))
         )
         opened.flush()

@@ -11,6 +11,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from shoal.cli.explained import show_round
 
 from broker_server.store import Store, TaskPhase, queries
 from broker_server.store.explaining import explain_round
@@ -18,7 +19,6 @@ from fleet_protocol.control import FleetChanged, RoundClosed, RoundStarted
 from fleet_protocol.errors import PlanError, RefusalReason
 from fleet_protocol.messages import Cancel, Refuse, UploadAck, UploadRefused
 from fleet_protocol.weights import encode_weights
-from shoal.cli.explained import show_round
 from tests.broker_server.peer import Peer, honest, profile, silent
 from tests.broker_server.test_refused_runs import prepare
 from tests.broker_server.test_resume import start_dying, weights_of

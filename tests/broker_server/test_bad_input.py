@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from broker_server.rounds.collecting import OpenTask
-from broker_server.rounds.validation import check_done
 from broker_server.service import partial_uploads
 from broker_server.store import Store, TaskRecord
 from broker_server.store.task_records import Alternative, Alternatives
+from broker_server.updates.checks import check_done
+from broker_server.updates.values import Expected
 from fleet_protocol import control
 from fleet_protocol.blobs import encode_chunk
 from fleet_protocol.errors import RefusalReason, RefusedError
@@ -20,7 +21,9 @@ from fleet_protocol.messages import (
     BlobRef,
     Cancel,
     Done,
+    Instructions,
     TaskMetrics,
+    TrainSettings,
     UploadAck,
     UploadMissing,
     UploadRefused,
@@ -186,10 +189,15 @@ def test_an_update_in_finer_chunks_than_its_task_is_refused():
     }
     done = Done(**named, update=cut, metrics=metrics)
     manifest = SimpleNamespace(parameters=(), classes=4)
-    check_done(done, task, manifest)
+    expected = Expected(
+        task,
+        manifest,
+        Instructions(train=TrainSettings(learning_rate=0.1, epochs=1, batch_size=1, seed=0)),
+    )
+    check_done(done, expected)
     finer = done.model_copy(update={"update": cut.model_copy(update={"chunk_bytes": 1024})})
     with pytest.raises(RefusedError, match="chunks of 1024 bytes, of 4096 at least"):
-        check_done(finer, task, manifest)
+        check_done(finer, expected)
 
 
 def test_a_device_changes_its_mind_a_few_times_at_most():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from broker_server.rounds.best import _labels, kept, require_metric, score, stalled
+from broker_server.rounds.best import _labels, kept_versions, reason_to_stop, require_metric, score
 from broker_server.settings.evaluation import EvaluationConfig, EvaluationKeys
 from broker_server.store import Store, VersionRecord
 from fleet_protocol.control import VersionEvaluation
@@ -46,9 +46,9 @@ def test_patience_counts_evaluations_that_are_not_better(keys, numbers, since):
     judged counts not.
     """
     versions = [version(0), *(version(number, **item) for number, item in enumerate(numbers, 1))]
-    assert stalled(EvaluationKeys(patience=since, **keys), versions) is not None
-    assert stalled(EvaluationKeys(patience=since + 1, **keys), versions) is None
-    assert stalled(EvaluationKeys(**{**keys, "min_delta": 0.0}), versions) is None
+    assert reason_to_stop(EvaluationKeys(patience=since, **keys), versions) is not None
+    assert reason_to_stop(EvaluationKeys(patience=since + 1, **keys), versions) is None
+    assert reason_to_stop(EvaluationKeys(**{**keys, "min_delta": 0.0}), versions) is None
 
 
 def test_the_reason_names_the_best():
@@ -56,13 +56,13 @@ def test_the_reason_names_the_best():
     config = EvaluationKeys(metric="loss", patience=1, min_delta=0.05)
     versions = [version(1, loss=0.5), version(2, loss=0.46)]
     said = "loss did not get better by more than 0.05 in 1 evaluations; the best was 0.5000 of version 1"
-    assert stalled(config, versions) == said
+    assert reason_to_stop(config, versions) == said
 
 
 def test_a_negative_score_is_told_as_it_is():
     """A correlation may be below 0, and so may a loss of one's own."""
     told = [
-        stalled(
+        reason_to_stop(
             EvaluationKeys(metric=metric, patience=1, direction=way),
             [version(1, **{metric: -0.02}), version(2, **{metric: worse})],
         )
@@ -78,8 +78,11 @@ def test_the_best_by_a_metric_keeps_its_weights():
         version(2, accuracy=0.5, f1=0.8),
         version(3, accuracy=0.6, f1=0.2),
     ]
-    assert [item.number for item in kept(versions, 1, EvaluationKeys(metric="f1"))] == [2, 3]
-    assert [item.number for item in kept(versions, 1, EvaluationKeys())] == [1, 3]
+    assert [item.number for item in kept_versions(versions, 1, EvaluationKeys(metric="f1"))] == [
+        2,
+        3,
+    ]
+    assert [item.number for item in kept_versions(versions, 1, EvaluationKeys())] == [1, 3]
     assert score(EvaluationKeys(metric="f1"), versions[0].evaluation) == 0.1
 
 

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from broker_server.rounds.artifacts import load_artifacts
-from broker_server.rounds.judging import open_evaluators, open_test_sets
+from broker_server.rounds.evaluators import open_evaluators, open_test_sets
 from broker_server.rounds.run_context import prepare_run
 from broker_server.settings.fleet import FleetConfig
 from fleet_protocol.errors import ConfigError, MismatchError
@@ -175,7 +175,7 @@ def test_a_run_keeps_the_names_that_it_began_with(artifacts, opened, tmp_path):
     begun = opened(table(tmp_path, ["bee", "cat"]))
     stored = fleet(tmp_path, artifacts, None, begun.terms.model_dump())
     now = fleet(tmp_path, artifacts, None)
-    assert now.other_than(stored.model_dump_json()) == []
+    assert now.differing_settings(stored.model_dump_json()) == []
     with pytest.raises(
         ConfigError, match=r"the names with which the run began, disagree: .* has the label 'ant'"
     ):

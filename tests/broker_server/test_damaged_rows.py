@@ -13,12 +13,12 @@ import time
 import pytest
 from fastapi.testclient import TestClient
 
-from broker_server.rounds.advice import advice
+from broker_server.rounds.advice import find_advice
 from broker_server.service.server import Server
 from broker_server.settings.fleet import BrokerConfig, FleetConfig
-from broker_server.settings.named import names_in
+from broker_server.settings.named import list_named_settings
 from broker_server.store import Store
-from broker_server.store.configurations import keep_config
+from broker_server.store.configurations import save_config
 from broker_server.store.queries import devices
 from broker_server.store.remedies import remedy
 from broker_server.store.rows import DamagedRowError
@@ -111,7 +111,7 @@ def sign_again(store):
     """Save the run's configuration for this copy of a store: that of the first counts only there."""
     with contextlib.closing(sqlite3.connect(store / "shoal.db")) as opened:
         ((run, config),) = opened.execute("SELECT id, config FROM runs").fetchall()
-    keep_config(store, run, config)
+    save_config(store, run, config)
 
 
 def damage(store, table, column, value):
@@ -180,7 +180,7 @@ def test_measurements_that_the_database_itself_reads_are_named(store):
         contextlib.closing(Store(store, read_only=True)) as opened,
         pytest.raises(DamagedRowError, match=message),
     ):
-        opened.parts(RUN)
+        opened.device_parts(RUN)
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_commands_to_copy_are_words_for_a_shell(store, tmp_path):
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_bytes(b"")
         opened.end_run(RUN, "finished", None)
-        remedies = [item.remedy for item in advice(opened)]
+        remedies = [item.remedy for item in find_advice(opened)]
     assert any(f"--store '{strange}' --run {RUN}" in text for text in remedies), remedies
     assert remedy("pi", "round `id`: missed") == ""
     assert remedy("a;id", "offline; the last that it said: x") == remedy("b", "offline")
@@ -237,7 +237,7 @@ def test_names_in_looks_at_long_texts_in_little_time():
     """A text of a megabyte is as quick as a short one; what it is does not change."""
     for long in ("x" * 10**6, "a:" * 500_000, "a://" * 250_000, "a" * 10**6 + "://", ":" * 10**6):
         began = time.monotonic()
-        (named,) = names_in(json.dumps({"a": long}))
+        (named,) = list_named_settings(json.dumps({"a": long}))
         assert time.monotonic() - began < 2
         assert named.value == long
     kinds = {
@@ -249,13 +249,13 @@ def test_names_in_looks_at_long_texts_in_little_time():
         "a/b": "path",
         "word": "word",
     }
-    assert {text: names_in(json.dumps([text]))[0].kind for text in kinds} == kinds
+    assert {text: list_named_settings(json.dumps([text]))[0].kind for text in kinds} == kinds
 
 
 def test_names_in_refuses_what_is_nested_too_deeply():
     """By name, and no traceback."""
     with pytest.raises(ConfigError, match="nested too deeply"):
-        names_in("[" * 50_000 + "]" * 50_000)
+        list_named_settings("[" * 50_000 + "]" * 50_000)
 
 
 def test_a_long_error_is_cut(monkeypatch, capsys):

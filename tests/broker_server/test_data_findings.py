@@ -10,8 +10,9 @@ from broker_server.rounds.fleet import Fleet
 from broker_server.rounds.reporting import Reporter
 from broker_server.service.data_findings import EVENT, DataFindings, note_undescribed
 from broker_server.store import Store
-from fleet_protocol.data.contract import DataContract, contract_of
+from fleet_protocol.data.contract import complete_contract
 from fleet_protocol.data.dataset import make_dataset
+from fleet_protocol.data.terms import DataContract
 from fleet_protocol.messages import DeviceProfile
 from tests.broker_server.peer import profile
 
@@ -24,7 +25,7 @@ def noted(tmp_path):
         findings = DataFindings(fleet, Reporter("run", store))
 
         def say(device, *sentences):
-            fleet.see(
+            fleet.receive(
                 DeviceProfile(
                     fleet="lab", device=device, profile=profile(findings=sentences or None)
                 )
@@ -83,7 +84,7 @@ UNSCALED = "the contract does not define the scale of values"
         ({"b1": DataContract(labels=("ant", "bee"))}, UNSCALED),
         ({"b1": DataContract(range=(0, 1)), "b2": DataContract(labels=("ant",))}, UNSCALED),
         ({"b1": DataContract(labels=("ant", "bee"), range=(0, 1))}, None),
-        ({"b1": contract_of(make_dataset("server", np.zeros((3, 2)), np.arange(3)))}, None),
+        ({"b1": complete_contract(make_dataset("server", np.zeros((3, 2)), np.arange(3)))}, None),
     ],
 )
 def test_a_run_says_what_its_contract_leaves_open(tmp_path, contracts, words):

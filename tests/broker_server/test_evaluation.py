@@ -11,7 +11,7 @@ from PIL import Image
 
 from broker_server.rounds.artifacts import load_artifacts
 from broker_server.rounds.evaluation import Evaluator, load_test_set
-from broker_server.rounds.judging import over_batches
+from broker_server.rounds.norm_statistics import batch_statistics
 from broker_server.settings.evaluation import EvaluationConfig
 from fleet_protocol.data import IdxData, NpzData
 from fleet_protocol.errors import DataChangedError, DataError
@@ -109,7 +109,7 @@ def test_server_batches_give_the_mean_of_batch_statistics(full, test_set):
     """
     data = load_test_set(NpzData(path=test_set, limit=31), full.manifest)
     weights = tiny_weights(tiny_layout(), 3)
-    found = over_batches(full, weights, data, batch_size=10, threads=1)
+    found = batch_statistics(full, weights, data, batch_size=10, threads=1)
     _, _, a = reference(weights, 0, 1, data.x, data.y)
     batches = [a[first : first + 10] for first in range(0, 30, 10)]
     np.testing.assert_allclose(
@@ -119,7 +119,7 @@ def test_server_batches_give_the_mean_of_batch_statistics(full, test_set):
         found["stat.norm.var"], np.mean([b.var(0, ddof=1) for b in batches], 0), rtol=1e-4
     )
     with pytest.raises(DataError, match="no batch of two"):
-        over_batches(full, weights, data, batch_size=1, threads=1)
+        batch_statistics(full, weights, data, batch_size=1, threads=1)
 
 
 def test_useless_statistics_are_an_error(full, test_set):
@@ -194,7 +194,7 @@ def test_a_test_set_that_is_written_into_is_named(full, tmp_path, monkeypatch, c
         judge,
         lambda: evaluator.losses(*given, 15),
         lambda: evaluator.hits(*given, np.arange(9), np.ones(CLASSES, np.float32)),
-        lambda: over_batches(full, weights, evaluator.data, batch_size=10, threads=1),
+        lambda: batch_statistics(full, weights, evaluator.data, batch_size=10, threads=1),
     ):
         with pytest.raises(
             DataChangedError, match=r"x\.npy (was changed in place|is shorter than when it was)"

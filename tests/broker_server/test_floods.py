@@ -16,11 +16,12 @@ from broker_server.service.between_runs import BetweenRuns
 from broker_server.service.inbox import Inbox
 from broker_server.service.limits import Bucket, Limits, Rate
 from broker_server.service.replies import Replies
+from broker_server.service.routing import Router
 from broker_server.service.server import Server
 from broker_server.settings.fleet import BrokerConfig
 from broker_server.store import Store
 from fleet_protocol import control, requests
-from fleet_protocol.errors import RefusedError
+from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.link import Link
 from fleet_protocol.messages import NeedChunks
 from fleet_protocol.topics import Topics
@@ -174,10 +175,9 @@ def test_chunks_of_a_release_are_asked_for_in_ones_own_name(tmp_path):
     asked = []
     releases = SimpleNamespace(need=lambda *asks: asked.append(asks))
     with closing(Store(tmp_path)) as store:
-        limits = Limits(lambda _: True)
-        hears = BetweenRuns(
-            Topics("lab"), Fleet(), store, limits, releases, asking=None, outbox=None
-        )
+        between = BetweenRuns(Topics("lab"), Fleet(), store, releases, asking=None, outbox=None)
+        handlers = between.handlers(request=None)
+        router = Router(Topics("lab"), Limits(lambda _: True), lambda _: True, handlers)
         for name in ("pi", "invented"):
             need = NeedChunks(
                 fleet="lab",
@@ -189,7 +189,10 @@ def test_chunks_of_a_release_are_asked_for_in_ones_own_name(tmp_path):
                 ranges=((0, 1),),
             )
             said = Received(Topics("lab").reply("pi"), need.to_bytes(), retained=False)
-            hears.route(said, control=None, act=None)
+            router.route(said)
+        assert [(line.device, line.reason, line.count) for line in store.refusals()] == [
+            ("pi", RefusalReason.UNKNOWN_DEVICE, 1)
+        ]
     assert [device for device, *_ in asked] == ["pi"]
 
 

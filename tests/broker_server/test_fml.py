@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from broker_server.rounds.artifacts import load_artifacts
 from broker_server.rounds.run_context import prepare_run
 from broker_server.strategies.fml import FmlSettings, trunk
-from broker_server.strategies.server_optimizer import OptimizerSettings
+from broker_server.strategies.optimizer_rules import OptimizerSettings
 from broker_server.strategies.strategy import Contribution
 from fleet_protocol import control
 from fleet_protocol.errors import PlanError, RefusalReason

@@ -8,10 +8,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker_server.rounds.fold_order import Folding
-from broker_server.store import TaskPhase
-from broker_server.strategies.strategy import Contribution, GlobalModel
-from fleet_protocol.messages import TaskMetrics
+from broker_server.store import TaskPhase, TaskRecord
+from broker_server.strategies.strategy import GlobalModel
+from broker_server.updates.folding import Folding
+from broker_server.updates.values import Update
+from fleet_protocol.messages import BlobRef, TaskMetrics
 from models.plan import compile_plan, make_plan
 from tests.broker_server.artifacts import tiny_layout, tiny_weights
 from tests.broker_server.methods import built
@@ -30,7 +31,7 @@ def metrics(labels=(0, 1, 2, 3), examples=10):
     )
 
 
-def contribution(index: int) -> Contribution:
+def update_of(index: int) -> Update:
     tier = LAYOUT.tier((1.0, 0.5)[index % 2])
     plan = compile_plan(LAYOUT, make_plan(LAYOUT, tier))
     rng = np.random.default_rng(index)
@@ -39,8 +40,17 @@ def contribution(index: int) -> Contribution:
         for n, t in plan.tensors.items()
         if n in plan.required
     }
-    return Contribution(
-        f"d{index}", tier, plan.title, plan, weights, metrics((index % 4, 3), 1 + index)
+    blob = BlobRef(digest="0" * 64, size=1, chunk_bytes=1024)
+    task = TaskRecord(str(index), "r", 1, f"d{index}", "train", tier.id, plan.title, 0, blob, blob)
+    return Update(
+        device=task.device,
+        tier=tier,
+        key=plan.title,
+        plan=plan,
+        weights=weights,
+        metrics=metrics((index % 4, 3), 1 + index),
+        task=task,
+        sent=lambda: weights,
     )
 
 
@@ -50,7 +60,7 @@ def merge_in(order, answers, weighting="samples"):
 
     def load(task):
         loaded.append(task)
-        return contribution(int(task))
+        return update_of(int(task))
 
     merge = built({"weighting": weighting}, LAYOUT).merge
     folding = Folding(merge, [str(i) for i in range(len(answers))], load)
@@ -86,7 +96,7 @@ def test_an_update_is_folded_as_soon_as_its_turn_comes():
     folding = Folding(
         built({}, LAYOUT).merge,
         ["0", "1", "2"],
-        lambda task: loaded.append(task) or contribution(int(task)),
+        lambda task: loaded.append(task) or update_of(int(task)),
     )
     phases = dict.fromkeys(("0", "1", "2"), TaskPhase.OFFERED)
     phases["2"] = TaskPhase.RECEIVED

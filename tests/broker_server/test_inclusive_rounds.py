@@ -9,7 +9,7 @@ import pytest
 
 from broker_server.strategies import inclusivefl
 from broker_server.strategies.inclusivefl import InclusiveSettings
-from broker_server.strategies.server_optimizer import OptimizerSettings
+from broker_server.strategies.optimizer_rules import OptimizerSettings
 from broker_server.strategies.strategy import Contribution, GlobalModel, PlanRequest
 from fleet_protocol.errors import PlanError
 from fleet_protocol.messages import TaskMetrics

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from broker_server.strategies import inclusivefl
 from broker_server.strategies.inclusivefl import BASELINES, InclusiveSettings
 from broker_server.strategies.ladder import Ladder, stack_of
-from broker_server.strategies.server_optimizer import OptimizerSettings
+from broker_server.strategies.optimizer_rules import OptimizerSettings
 from fleet_protocol.errors import PlanError
 from models import Registry, infer_layout
 from tests.models.layouts import noise
@@ -200,7 +200,7 @@ def test_a_killed_server_goes_on_from_the_stored_arrays(layout):
 
 def test_ladder_of_the_paper():
     """4, 8 and 12 layers (vector I2), in whatever order the groups are named."""
-    ladder = Ladder.of({"c": 12, "a": 4, "b": 8})
+    ladder = Ladder.from_depths({"c": 12, "a": 4, "b": 8})
     assert ladder.groups == ("a", "b", "c")
     assert list(ladder.momentum_layers("c")) == [8, 9, 10, 11, 12]
     assert not ladder.momentum_layers("a")

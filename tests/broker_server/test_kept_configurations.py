@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from broker_server.store import Store
-from broker_server.store.configurations import FOLDER, keep_config, kept_config, read_kept
+from broker_server.store.configurations import FOLDER, read_saved_config, save_config, saved_config
 from broker_server.store.user_key import user_key_path, user_signer
 from fleet_protocol.errors import ConfigError, StorageError
 from fleet_protocol.private_folders import make_private_folder
@@ -33,7 +33,7 @@ def store(tmp_path, config):
     """The folder of a store with a kept configuration."""
     folder = tmp_path / "project" / "store"
     with contextlib.closing(Store(folder)):
-        assert keep_config(folder, RUN, config(store=folder).model_dump_json()) is None
+        assert save_config(folder, RUN, config(store=folder).model_dump_json()) is None
     return folder
 
 
@@ -43,42 +43,42 @@ def file_of(store):
 
 def test_what_this_users_server_kept_counts(store, caplog):
     """Without a line in the log."""
-    assert kept_config(store, RUN).store == store
+    assert saved_config(store, RUN).store == store
     assert not caplog.messages
 
 
 def test_it_counts_where_the_folder_was_moved(store):
     """With its paths as they are now."""
     moved = store.parent.rename(store.parent.with_name("moved")) / "store"
-    assert kept_config(moved, RUN).store == moved
+    assert saved_config(moved, RUN).store == moved
 
 
 def test_what_somebody_else_has_signed_counts_as_none(store, monkeypatch, tmp_path, caplog):
     """As in a folder that a stranger packed, for one who has a key and for one who has none."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "another"))
-    assert kept_config(store, RUN) is None
+    assert saved_config(store, RUN) is None
     assert "you have no key yet" in caplog.text
     assert not user_key_path().exists()  # a look makes none
     user_signer()
-    assert kept_config(store, RUN) is None
+    assert saved_config(store, RUN) is None
     assert "is not signed with your key" in caplog.text
 
 
 def test_a_copy_of_ones_own_store_counts_as_none(store, tmp_path):
     """Its signature is genuine, but somebody else could have put other files beside it."""
     copy = Path(shutil.copytree(store.parent, tmp_path / "copy")) / "store"
-    assert "is a copy" in read_kept(copy, RUN)
-    assert kept_config(store, RUN) is not None
+    assert "is a copy" in read_saved_config(copy, RUN)
+    assert saved_config(store, RUN) is not None
 
 
 def test_it_counts_for_its_run_alone(store):
     """Another one's file, or what was changed in it, is not signed."""
     shutil.copy(file_of(store), store / FOLDER / "another.json")
-    assert "signed for another run" in read_kept(store, "another")
+    assert "signed for another run" in read_saved_config(store, "another")
     text = file_of(store).read_text()
     file_of(store).write_text(text.replace('rounds\\":', 'rounds\\":1'))
     assert file_of(store).read_text() != text
-    assert "changed since" in read_kept(store, RUN)
+    assert "changed since" in read_saved_config(store, RUN)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_what_has_no_signature_counts_as_none(form, store, config):
         "nothing": "",
     }
     file_of(store).write_text(texts[form])
-    assert "sign" in read_kept(store, RUN)
+    assert "sign" in read_saved_config(store, RUN)
 
 
 def test_a_user_who_can_have_no_key_keeps_and_is_told(tmp_path, config, monkeypatch):
@@ -104,9 +104,9 @@ def test_a_user_who_can_have_no_key_keeps_and_is_told(tmp_path, config, monkeypa
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "file"))
     folder = tmp_path / "store"
     with contextlib.closing(Store(folder)):
-        said = keep_config(folder, RUN, config(store=folder).model_dump_json())
+        said = save_config(folder, RUN, config(store=folder).model_dump_json())
     assert "let XDG_CONFIG_HOME name a folder" in said
-    assert "not signed" in read_kept(folder, RUN)
+    assert "not signed" in read_saved_config(folder, RUN)
 
 
 def as_pipe(path):
@@ -156,7 +156,7 @@ def test_a_strange_file_is_refused_with_what_to_do(kind, store):
 
     def read():
         with pytest.raises(ConfigError, match=r"remove it") as caught:
-            read_kept(store, RUN)
+            read_saved_config(store, RUN)
         said.append(caught)
 
     reading = threading.Thread(target=read, daemon=True)
@@ -173,7 +173,7 @@ def test_a_store_is_for_its_owner_alone(mask, tmp_path, config):
     try:
         folder = tmp_path / "store"
         with contextlib.closing(Store(folder)):
-            keep_config(folder, RUN, config(store=folder).model_dump_json())
+            save_config(folder, RUN, config(store=folder).model_dump_json())
     finally:
         os.umask(before)
     for path in (folder, folder / FOLDER):

@@ -24,8 +24,8 @@ def say(fleet, device, *labels, orders=None, examples=10):
     """A device comes, or says other labels of its own."""
     facts = SourceFacts(labels=labels, labels_said=bool(labels))
     said = profile(labels_digest=facts.labels_digest, examples=examples)
-    fleet.see(DeviceStatus(fleet="lab", device=device, online=True, state="idle"))
-    fleet.see(DeviceProfile(fleet="lab", device=device, profile=said))
+    fleet.receive(DeviceStatus(fleet="lab", device=device, online=True, state="idle"))
+    fleet.receive(DeviceProfile(fleet="lab", device=device, profile=said))
     if orders is not None:
         orders.look(device)
 

@@ -32,7 +32,7 @@ from broker_server.service.launch import (
 from broker_server.service.membership import broker_address
 from broker_server.service.server import Server
 from broker_server.settings.fleet import BrokerConfig
-from broker_server.settings.requested import Wanted
+from broker_server.settings.requested import RequestedSettings
 from broker_server.store import RunRecord, Store, VersionRecord, queries
 from broker_server.store.export import export_safetensors, load_version
 from fleet_protocol import control, requests
@@ -49,7 +49,7 @@ SERVE = """
 import sys
 from pathlib import Path
 from broker_server.settings.fleet import BrokerConfig
-from broker_server.settings.requested import Wanted
+from broker_server.settings.requested import RequestedSettings
 from broker_server.service.launch import serve_fleet
 fleet, store, port = sys.argv[1:]
 serve_fleet(fleet, Path(store), BrokerConfig(port=int(port)), on_ready=lambda _server: print("ready", flush=True))
@@ -117,7 +117,7 @@ def test_a_request_that_comes_again_is_answered_once(url, config, fleet):
     in progress.
     """
     settings = config(evaluation={"data": None}, broker={"url": url, "insecure": True})
-    wanted = Wanted.of(settings)
+    wanted = RequestedSettings.from_config(settings)
     request = requests.RunRequest(
         request="r1", fleet=fleet, settings=wanted.settings, others=wanted.others
     )
@@ -596,7 +596,7 @@ def test_views_of_a_stored_run(stored):
     assert kinds[-1] == "run-finished"
     assert len(queries.log(store, last=3)) == 3
     for view in (status, devices, rounds, queries.log(store)):
-        json.dumps(queries.plain(view), allow_nan=False)
+        json.dumps(queries.to_json_values(view), allow_nan=False)
     with pytest.raises(ConfigError, match="has no run nope; its runs: "):
         queries.status(store, "nope")
 

@@ -9,7 +9,7 @@ import pytest
 
 from broker_server.rounds.run_context import RunContext
 from broker_server.strategies.low_rank import adapters_of
-from broker_server.strategies.server_optimizer import OptimizerSettings
+from broker_server.strategies.optimizer_rules import OptimizerSettings
 from broker_server.strategies.strategy import Contribution
 from fleet_protocol.errors import PlanError
 from fleet_protocol.messages import TaskMetrics

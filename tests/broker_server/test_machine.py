@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_server.rounds.closing import ClosingRule, Decision, Standing, decide, quorum_of
+from broker_server.rounds.closing import ClosingRule, Decision, TaskProgress, decide, quorum_size
 from broker_server.store import TaskPhase
 from broker_server.store.machine import (
     FINAL,
@@ -59,7 +59,9 @@ def rule(**changes):
 
 
 def found(phases, *, now, **changes):
-    return decide([Standing(phase) for phase in phases], rule(wanted=len(phases), **changes), now)
+    return decide(
+        [TaskProgress(phase) for phase in phases], rule(wanted=len(phases), **changes), now
+    )
 
 
 @pytest.mark.parametrize(
@@ -97,7 +99,7 @@ def test_a_collection_always_ends_at_its_deadline(phases, share):
     updates.
     """
     event = found(phases, share=share, now=10).event
-    enough = phases.count(R) >= quorum_of(share, len(phases) - phases.count(X))
+    enough = phases.count(R) >= quorum_size(share, len(phases) - phases.count(X))
     assert event in ({RoundEvent.ANSWERED, RoundEvent.DEADLINE} if enough else {RoundEvent.GIVE_UP})
 
 
@@ -105,15 +107,15 @@ def test_nobody_waits_for_devices_that_are_gone():
     """With a quorum the others have a quarter of the slowest's time to come back, from when each of
     them left.
     """
-    answered = [Standing(R, answered=at) for at in (1.0, 2.0, 4.0)]
-    gone = [*answered, Standing(O, left=0.5)]
+    answered = [TaskProgress(R, answered=at) for at in (1.0, 2.0, 4.0)]
+    gone = [*answered, TaskProgress(O, left=0.5)]
     assert (
         decide(gone, rule(), 4.0).event is RoundEvent.REST_AWAY
     )  # away for 3.5, one more than granted
-    late = [*answered, Standing(O, left=0.5), Standing(O, left=3.8)]
+    late = [*answered, TaskProgress(O, left=0.5), TaskProgress(O, left=3.8)]
     assert decide(late, rule(wanted=5), 4.0).until == pytest.approx(4.8)
     assert decide(late, rule(wanted=5), 4.8).event is RoundEvent.REST_AWAY
-    assert decide([*late, Standing(O)], rule(wanted=6), 9.0) == Decision(until=10.0)
+    assert decide([*late, TaskProgress(O)], rule(wanted=6), 9.0) == Decision(until=10.0)
     assert (
         decide(late, rule(wanted=5, share=1.0), 9.0).event is None
     )  # no quorum: they may still come
@@ -126,11 +128,16 @@ def test_nobody_waits_for_devices_that_are_gone():
 
 def test_over_selection_waits_for_as_many_as_are_wanted():
     """The slowest of those asked beyond are not waited for, though they are there."""
-    there = [Standing(R, answered=1.0), Standing(R, answered=2.0), Standing(O)]
+    there = [TaskProgress(R, answered=1.0), TaskProgress(R, answered=2.0), TaskProgress(O)]
     assert decide(there, rule(wanted=2), 2.0).event is RoundEvent.ENOUGH
     assert decide(there, rule(wanted=3), 2.0).event is None
 
 
 def test_quorums_are_rounded_up_and_never_zero():
     """Half of five is three; a tenth of one is one; 0.3 of ten is three whatever the float says."""
-    assert [quorum_of(*case) for case in ((0.5, 5), (0.1, 1), (0.3, 10), (1.0, 7))] == [3, 1, 3, 7]
+    assert [quorum_size(*case) for case in ((0.5, 5), (0.1, 1), (0.3, 10), (1.0, 7))] == [
+        3,
+        1,
+        3,
+        7,
+    ]

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker_server.rounds.judging import combine
+from broker_server.rounds.norm_statistics import combine_statistics
 from broker_server.strategies.accumulator import coverage, finish, fold, start
 from fleet_protocol.errors import PlanError
 from models.draws import Window
@@ -113,7 +113,7 @@ def test_h8_statistics_of_one_device_and_of_two():
     variance = np.mean([batch.var(ddof=1) for batch in batches])
     one = [(len(batches), {"stat.n.mean": f32([mean]), "stat.n.var": f32([variance])})]
     for rule in ("pooled", "per_client"):
-        found = combine(one, ["n"], rule)
+        found = combine_statistics(one, ["n"], rule)
         np.testing.assert_allclose(
             found["stat.n.mean"], case["expected"]["running_mean"], rtol=1e-6
         )
@@ -124,10 +124,14 @@ def test_h8_statistics_of_one_device_and_of_two():
         (1, {"stat.n.mean": f32([2]), "stat.n.var": f32([2])}),
         (2, {"stat.n.mean": f32([8]), "stat.n.var": f32([6])}),
     ]
-    assert combine(two, ["n"], "per_client")["stat.n.mean"] == pytest.approx(6)
-    assert combine(two, ["n"], "per_client")["stat.n.var"] == pytest.approx((2 + 2 * 6) / 3)
+    assert combine_statistics(two, ["n"], "per_client")["stat.n.mean"] == pytest.approx(6)
+    assert combine_statistics(two, ["n"], "per_client")["stat.n.var"] == pytest.approx(
+        (2 + 2 * 6) / 3
+    )
     between = (1 * 2**2 + 2 * 8**2) / 3 - 6**2
-    assert combine(two, ["n"], "pooled")["stat.n.var"] == pytest.approx((2 + 2 * 6) / 3 + between)
+    assert combine_statistics(two, ["n"], "pooled")["stat.n.var"] == pytest.approx(
+        (2 + 2 * 6) / 3 + between
+    )
 
 
 # Properties.

@@ -26,7 +26,7 @@ def build(basis):
     average = heterofl.build(basis)
 
     def finish(sums, old):
-        new, part = average.merge.finish(sums, old), basis.own.part
+        new, part = average.merge.finish(sums, old), basis.options.part
         weights = {name: value + part * (new.weights[name] - value) for name, value in old.weights.items()}
         return GlobalModel(weights, new.state)
 
@@ -54,7 +54,7 @@ strategy = build_strategy(config.strategy.settings, layout, (layout.tier(1.0),))
 old = GlobalModel(tiny_weights(layout), {{}})
 new = strategy.merge.finish(strategy.merge.start(), old)
 assert all((new.weights[name] == value).all() for name, value in old.weights.items())
-print(strategy.name, config.strategy.settings.own.part)
+print(strategy.name, config.strategy.settings.options.part)
 try:
     parse_config(text + "prat = 0.25", FleetConfig, source="fleet.toml")
 except ConfigError as error:

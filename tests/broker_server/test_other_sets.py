@@ -111,8 +111,8 @@ def test_tasks_name_them_for_boards_that_have_passed(
     def named(store, **lines):
         fleet = Fleet()
         for name, line in lines.items():
-            fleet.see(DeviceStatus(fleet="lab", device=name, online=True, state="idle"))
-            fleet.see(DeviceProfile(fleet="lab", device=name, profile=profile(sets=line)))
+            fleet.receive(DeviceStatus(fleet="lab", device=name, online=True, state="idle"))
+            fleet.receive(DeviceProfile(fleet="lab", device=name, profile=profile(sets=line)))
         carrier.turn(fleet, blobs, store)
         return {name for name in lines if context.set_of(name, item) == other[item.tier.id].ref}
 
@@ -145,8 +145,8 @@ def test_tasks_name_them_for_boards_that_have_passed(
         carrier = Carrier(folder, lambda: {"b": b'{"revoked": "00"}'}, lambda: members)
         fleet = Fleet()
         for name in "ab":
-            store.see_device(DeviceStatus(fleet="lab", device=name, online=True, state="idle"))
-            fleet.see(DeviceStatus(fleet="lab", device=name, online=True, state="idle"))
+            store.record_device(DeviceStatus(fleet="lab", device=name, online=True, state="idle"))
+            fleet.receive(DeviceStatus(fleet="lab", device=name, online=True, state="idle"))
         carrier.turn(fleet, blobs, store)
         assert set(read_rollout(folder).asked) == {
             "b"
@@ -156,9 +156,9 @@ def test_tasks_name_them_for_boards_that_have_passed(
             ("a", False, "revoked"),
             ("b", True, "idle"),
         ]
-        store.see_device(DeviceProfile(fleet="lab", device="a", profile=profile()))
+        store.record_device(DeviceProfile(fleet="lab", device="a", profile=profile()))
         assert (
-            Fleet(store.devices()).dismiss({"b"}) == []
+            Fleet(store.devices()).limit_to_members({"b"}) == []
         )  # which a server that starts again need not say once more
         members.add(
             "a"

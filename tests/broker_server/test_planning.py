@@ -13,8 +13,8 @@ from broker_server.rounds.fleet import (
     Fleet,
     assign,
     choose,
+    count_wanted,
     usable_tiers,
-    wanted_of,
     why_unfit,
 )
 from broker_server.rounds.new_version import first_version
@@ -22,7 +22,7 @@ from broker_server.rounds.planning import open_collection, plan_round, task_id
 from broker_server.rounds.run_context import prepare_run
 from broker_server.service.outbox import Outbox
 from broker_server.settings.fleet import FleetConfig, TiersConfig
-from broker_server.strategies.registry import KNOWN
+from broker_server.strategies.registry import STRATEGIES
 from broker_server.strategies.strategy import PlanRequest
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.configuration import parse_config
@@ -139,7 +139,7 @@ def test_devices_are_drawn_by_seed_and_round(tiers):
     )
 
     def drawn(fraction, least, number):
-        wanted = wanted_of(len(eligible), fraction=fraction, least=least)
+        wanted = count_wanted(len(eligible), fraction=fraction, least=least)
         return [item.device for item in choose(eligible, wanted=wanted, seed=1, number=number)]
 
     assert len(drawn(0.25, 1, 1)) == 3
@@ -152,12 +152,12 @@ def test_devices_are_drawn_by_seed_and_round(tiers):
 def test_presence_follows_the_status_messages():
     """A device is known by either word; its will takes it offline and keeps what is known about it."""
     fleet = Fleet()
-    assert fleet.see(DeviceStatus(fleet="lab", device="a", online=True, state="idle"))
+    assert fleet.receive(DeviceStatus(fleet="lab", device="a", online=True, state="idle"))
     assert fleet.profiles() == {}
-    assert not fleet.see(DeviceProfile(fleet="lab", device="a", profile=profile()))
-    assert not fleet.see(DeviceStatus(fleet="lab", device="a", online=True, state="training"))
+    assert not fleet.receive(DeviceProfile(fleet="lab", device="a", profile=profile()))
+    assert not fleet.receive(DeviceStatus(fleet="lab", device="a", online=True, state="training"))
     assert list(fleet.profiles()) == ["a"]
-    assert fleet.see(DeviceStatus(fleet="lab", device="a", online=False, state="gone"))
+    assert fleet.receive(DeviceStatus(fleet="lab", device="a", online=False, state="gone"))
     assert fleet.profiles() == {}
     assert fleet.knows("a")
     assert not fleet.knows("b")
@@ -211,7 +211,7 @@ def test_an_unknown_strategy_is_named_with_a_suggestion():
     with pytest.raises(ConfigError, match="did you mean 'heterofl'"):
         built({"name": "hetrofl"}, tiny_layout())
     with pytest.raises(TypeError):
-        KNOWN["mine"] = None
+        STRATEGIES["mine"] = None
 
 
 class Letterbox:

@@ -25,7 +25,7 @@ from broker_server.store.machine import RoundState
 from broker_server.strategies.private_merge import private_merge
 from broker_server.strategies.strategy import Contribution, GlobalModel
 from fleet_protocol import control
-from fleet_protocol.digests import place_of
+from fleet_protocol.digests import blob_path
 from fleet_protocol.errors import ConfigError, PlanError, RefusalReason
 from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.noise import bounded, gaussian, seeded
@@ -179,14 +179,16 @@ def test_what_counts_is_how_often_the_most_asked_was_asked(config, where, times)
     states = [RoundState.CLOSED, RoundState.ABANDONED, RoundState.COLLECTING]
     asked = [(1, "a"), (2, "a"), (3, "a"), (1, "b")]
     store = SimpleNamespace(
-        planned=lambda _run: [
+        planned_tasks=lambda _run: [
             SimpleNamespace(round=number, device=device) for number, device in asked
         ],
         rounds=lambda _run: [
             SimpleNamespace(number=at, state=state) for at, state in enumerate(states, 1)
         ],
     )
-    found = privacy_spent.epsilons(store, SimpleNamespace(id="r", config=made.model_dump_json()))
+    found = privacy_spent.epsilon_by_round(
+        store, SimpleNamespace(id="r", config=made.model_dump_json())
+    )
     assert found == {
         at: privacy_spent.epsilon_after(made.privacy, n) for at, n in enumerate(times, 1)
     }
@@ -396,7 +398,7 @@ def test_a_run_hides_bounds_and_tells(url, config, running, fleet):
     assert finished.status == "finished", finished.error
     with contextlib.closing(Store(made.store, read_only=True)) as store:
         versions = [
-            open_tensors(made.store / "blobs" / "objects" / place_of(v.digest))
+            open_tensors(made.store / "blobs" / "objects" / blob_path(v.digest))
             for v in store.versions(finished.run)
         ]
         tasks = {task.device: task for task in store.tasks(finished.run, 2, "train")}

@@ -12,7 +12,7 @@ from broker_server.rounds.fleet import assign
 from broker_server.rounds.run_context import prepare_run
 from broker_server.settings.fleet import BrokerConfig, FleetConfig
 from broker_server.settings.method import StrategyConfig
-from broker_server.strategies.server_optimizer import OptimizerSettings
+from broker_server.strategies.optimizer_rules import OptimizerSettings
 from fleet_protocol.configuration import load_config, parse_config
 from fleet_protocol.data import load_data
 from fleet_protocol.data.sources import NpzData
@@ -179,7 +179,7 @@ def test_a_device_without_samples_or_with_foreign_labels_trains_nothing(tmp_path
     made = config()
     tiers = list(load_artifacts(made.model.artifacts, ARCH, chunk_bytes=CHUNK).tiers.values())
     with pytest.raises(DataError, match="label"):
-        load_data(NpzData(path=tmp_path / "labels.npz")).fitted(tiers[0].manifest)
+        load_data(NpzData(path=tmp_path / "labels.npz")).fit_to(tiers[0].manifest)
     assert assign({"d": profile(examples=0)}, tiers, made.tiers) == {}
 
 
@@ -281,7 +281,7 @@ def test_a_key_without_effect_is_refused_where_somebody_writes_it(config, tables
         for table, keys in tables.items()
         for key, to in keys.items()
     )
-    assert config().other_than(json.dumps(document))
+    assert config().differing_settings(json.dumps(document))
 
 
 @pytest.mark.parametrize(
@@ -337,12 +337,12 @@ def test_a_run_goes_on_in_a_folder_that_was_moved(config, tmp_path):
 
     before = lying(tmp_path / "old")
     after = lying(tmp_path / "deeper" / "new")
-    assert after.other_than(before.model_dump_json()) == []
-    assert lying(tmp_path / "new", "u.npz").other_than(before.model_dump_json()) == [
+    assert after.differing_settings(before.model_dump_json()) == []
+    assert lying(tmp_path / "new", "u.npz").differing_settings(before.model_dump_json()) == [
         "evaluation.data.path"
     ]
     restored = before.model_copy(update={"store": tmp_path / "elsewhere" / "store"})
-    assert restored.other_than(before.model_dump_json()) == []
+    assert restored.differing_settings(before.model_dump_json()) == []
 
 
 def test_who_judges_what_nobody_trains_is_told(config, caplog):

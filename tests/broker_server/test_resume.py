@@ -13,7 +13,7 @@ import pytest
 from broker_server.store import Store, TaskPhase
 from broker_server.store.machine import RoundState
 from fleet_protocol import control
-from fleet_protocol.digests import place_of
+from fleet_protocol.digests import blob_path
 from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.messages import Offer
 from fleet_protocol.weights import encode_weights
@@ -45,7 +45,7 @@ def weights_of(config, run, number):
     store = Store(config.store, read_only=True)
     digest = store.version(run, number).digest
     store.close()
-    return open_tensors(config.store / "blobs" / "objects" / place_of(digest))
+    return open_tensors(config.store / "blobs" / "objects" / blob_path(digest))
 
 
 def expected(config):
@@ -77,7 +77,7 @@ def cut_the_power(config):
         if name
     }
     objects = config.store / "blobs" / "objects"
-    for path in {*objects.glob("*/*")} - {objects / place_of(name) for name in names}:
+    for path in {*objects.glob("*/*")} - {objects / blob_path(name) for name in names}:
         path.write_bytes(b"")
 
 

@@ -9,7 +9,7 @@ import signal
 import numpy as np
 import pytest
 
-from broker_server.rounds.best import drop_old_weights, kept
+from broker_server.rounds.best import drop_old_weights, kept_versions
 from broker_server.service.server import Server
 from broker_server.settings.evaluation import EvaluationKeys
 from broker_server.settings.fleet import BrokerConfig
@@ -44,7 +44,7 @@ def version(number, accuracy=None, digest=None):
 )
 def test_the_newest_and_the_best_are_kept(accuracies, newest, wanted):
     versions = [version(number, accuracy) for number, accuracy in enumerate(accuracies)]
-    assert [item.number for item in kept(versions, newest, EvaluationKeys())] == wanted
+    assert [item.number for item in kept_versions(versions, newest, EvaluationKeys())] == wanted
 
 
 def test_weights_that_a_kept_version_shares_stay(tmp_path):

@@ -12,13 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from broker_server.rounds.krum import left_out, squared_distances
-from broker_server.rounds.quarantine import judged, quarantined
-from broker_server.rounds.screening import Measured, difference, lower_median, screen
 from broker_server.settings.robust import RobustConfig
 from broker_server.store import Store, TaskPhase
+from broker_server.updates.bounds import Measured, lower_median, screen
+from broker_server.updates.distance import measure
+from broker_server.updates.krum import left_out, squared_distances
+from broker_server.updates.quarantine import judged, quarantined
 from fleet_protocol import control
-from fleet_protocol.digests import place_of
+from fleet_protocol.digests import blob_path
 from fleet_protocol.errors import ConfigError, PlanError, RefusalReason
 from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.weights import encode_weights
@@ -143,9 +144,9 @@ def test_the_norm_is_that_of_the_difference():
         "stays": np.ones(1, np.float32),
     }
     new = {"a": sent["a"] + 2, "b": np.array([3e38, -3e38], np.float32)}
-    norm, values = difference({"a": new["a"]}, sent)
+    norm, values = measure({"a": new["a"]}, sent)
     assert (norm, values) == (pytest.approx(2 * 210_000**0.5), 210_000)
-    assert difference(new, sent)[0] == pytest.approx(3e38 * 2**0.5)
+    assert measure(new, sent).norm == pytest.approx(3e38 * 2**0.5)
     assert lower_median([4, 1]) == 1
 
 
@@ -336,7 +337,7 @@ def attacked(scripts, settings, url, running, fleet):
 
 
 def _blob(folder, digest):
-    return folder / "blobs" / "objects" / place_of(digest)
+    return folder / "blobs" / "objects" / blob_path(digest)
 
 
 GOOD = {f"good{i}": honest(1.0) for i in range(3)}

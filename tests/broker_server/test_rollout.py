@@ -26,11 +26,11 @@ from broker_server.store import Store, TaskPhase
 from broker_server.store.queries import find_run
 from fleet_protocol.blobs import blob_ref
 from fleet_protocol.errors import ConfigError, StorageError
-from fleet_protocol.identity.release import Release, kind_of
+from fleet_protocol.identity.release import Release, board_kind
 from fleet_protocol.messages import DeviceProfile, Profile
 from tests.broker_server.peer import profile
 
-RELEASE = Release(fleet="lab", number=7, builds={kind_of(): blob_ref(b"a runtime")})
+RELEASE = Release(fleet="lab", number=7, builds={board_kind(): blob_ref(b"a runtime")})
 NAMES = [f"pi-{number}" for number in range(20)]
 
 
@@ -129,7 +129,7 @@ def test_what_became_of_boards_stays_when_they_take_the_next_release(tmp_path):
         for name, record in zip(
             NAMES[1:6], ["running 8 7 0"] * 3 + ["trial 7 0 1"] * 2, strict=True
         ):
-            store.see_device(
+            store.record_device(
                 DeviceProfile(fleet="lab", device=name, profile=profile(release=record))
             )
         view = view_of(over, store)

@@ -9,10 +9,10 @@ from typer.testing import CliRunner
 
 from broker_server.rounds.artifacts import load_artifacts
 from broker_server.rounds.evaluation import Evaluator, load_test_set
-from broker_server.rounds.judging import over_batches
+from broker_server.rounds.norm_statistics import batch_statistics
 from broker_server.store import Store, TaskPhase
 from fleet_protocol import control
-from fleet_protocol.digests import place_of
+from fleet_protocol.digests import blob_path
 from fleet_protocol.errors import ConfigError, RefusalReason
 from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.weights import encode_weights
@@ -39,7 +39,7 @@ def test_a_round_merges_two_widths_and_judges_the_result(broker_url, config, run
     before = tiny_weights(tiny_layout())
     store = Store(server.config.store, read_only=True)
     version = store.version(finished.run)
-    after = open_tensors(server.config.store / "blobs" / "objects" / place_of(version.digest))
+    after = open_tensors(server.config.store / "blobs" / "objects" / blob_path(version.digest))
     np.testing.assert_allclose(
         after["hidden.weight"][:4], before["hidden.weight"][:4] + 2, rtol=1e-6
     )
@@ -257,9 +257,9 @@ def test_further_tiers_are_judged_beside_the_whole_model(
     digest = store.version(finished.run).digest
     (record,) = store.rounds(finished.run)
     store.close()
-    weights = open_tensors(settings.store / "blobs" / "objects" / place_of(digest))
+    weights = open_tensors(settings.store / "blobs" / "objects" / blob_path(digest))
     cut = compile_plan(artifacts.layout, make_plan(artifacts.layout, tier.tier)).slice(weights)
-    statistics = over_batches(tier, cut, data, batch_size=settings.train.batch_size, threads=1)
+    statistics = batch_statistics(tier, cut, data, batch_size=settings.train.batch_size, threads=1)
     assert found[small] == Evaluator(tier, data, batch_size=256, threads=1).evaluate(
         cut, statistics
     )

@@ -14,7 +14,7 @@ from broker_server.store import Store, TaskPhase
 from broker_server.store.explaining import explain_round
 from broker_server.store.machine import RoundState
 from fleet_protocol import control
-from fleet_protocol.digests import place_of
+from fleet_protocol.digests import blob_path
 from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.messages import Accept, Shares, Sum, UploadAck
 from fleet_protocol.secure_sum import STEPS, Member, whole_numbers
@@ -94,7 +94,7 @@ class Adding(Peer):
 
 def weights_of(store, root, run):
     return [
-        open_tensors(root / "blobs" / "objects" / place_of(v.digest)) for v in store.versions(run)
+        open_tensors(root / "blobs" / "objects" / blob_path(v.digest)) for v in store.versions(run)
     ]
 
 

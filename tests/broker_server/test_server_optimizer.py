@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from broker_server.strategies import server_optimizer
+from broker_server.strategies.optimizer_rules import OptimizerSettings
 from broker_server.strategies.server_optimizer import (
-    OptimizerSettings,
     apply,
     init,
     server_step,

@@ -19,7 +19,7 @@ import pytest
 
 from broker_server.service.authority import Founding, found_fleet
 from broker_server.service.backup_keys import known_keys, signers, user_key_path, user_signer
-from broker_server.settings.named import names_in
+from broker_server.settings.named import list_named_settings
 from broker_server.store import Store
 from broker_server.store.backup import back_up
 from broker_server.store.backup_signature import (
@@ -32,7 +32,7 @@ from broker_server.store.backup_signature import (
 from broker_server.store.records import RunRecord, VersionRecord
 from broker_server.store.restoring import restore
 from fleet_protocol.blob_store import BlobStore
-from fleet_protocol.digests import blob_digest, place_of
+from fleet_protocol.digests import blob_digest, blob_path
 from fleet_protocol.errors import BlobError, ConfigError
 from shoal.cli.main import main
 
@@ -132,7 +132,7 @@ def one_byte_of_a_blob(_, members):
 
 
 def an_added_blob(_, members):
-    return {**members, f"blobs/objects/{place_of(blob_digest(b'more')).as_posix()}": b"more"}, b""
+    return {**members, f"blobs/objects/{blob_path(blob_digest(b'more')).as_posix()}": b"more"}, b""
 
 
 def an_added_file(_, members):
@@ -507,11 +507,13 @@ def test_more_than_the_bounds_is_restored_where_it_is_asked_for(
 
 def test_a_configuration_that_cannot_be_read_shows_every_text():
     """Of another version, or no JSON at all."""
-    assert [(each.setting, each.kind) for each in names_in('{"a": {"b": ["/bin/sh", "x"]}}')] == [
+    assert [
+        (each.setting, each.kind) for each in list_named_settings('{"a": {"b": ["/bin/sh", "x"]}}')
+    ] == [
         ("a.b.0", "path"),
         ("a.b.1", "word"),
     ]
-    assert names_in("no json")[0].value == "no json"
+    assert list_named_settings("no json")[0].value == "no json"
 
 
 def test_two_signers_are_each_enough(tmp_path, monkeypatch):

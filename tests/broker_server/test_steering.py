@@ -12,12 +12,13 @@ from functools import partial
 
 import pytest
 
-from broker_server.rounds.stopping import ASKED, Steering
+from broker_server.rounds.stopping import ASKED, OperatorWish
 from broker_server.service.launch import RunRejectedError, run_fleet, steer
 from broker_server.settings.fleet import ViewConfig
 from broker_server.store import RunRecord, Store, queries
-from shoal.cli.explained import comparison
-from shoal.cli.stored import RUNS, show_log
+from shoal.cli.views.comparison import comparison_with
+from shoal.cli.views.log import follow_log
+from shoal.cli.views.runs import RUNS
 from tests.broker_server.peer import Peer, honest
 from tests.broker_server.test_launch import Serving
 
@@ -116,7 +117,7 @@ def test_a_paused_run_holds_after_its_round_and_goes_on_when_told(url, settings,
 def test_a_server_that_is_started_again_knows_what_was_wanted_last(status, detail, wish):
     """The newest wish counts for more than whether the run was held when the server ended."""
     assert (
-        Steering.stored(RunRecord("r", "f", "a", "{}", status, detail, 0.0, None, 0, 0)).wish
+        OperatorWish.from_run(RunRecord("r", "f", "a", "{}", status, detail, 0.0, None, 0, 0)).wish
         == wish
     )
 
@@ -179,17 +180,17 @@ def test_runs_are_listed_compared_and_followed(url, settings, fleet, capsys):
         (one.run, 3, 3),
     ]
     assert listed[0]["run.config.seed"] == 9  # an object, not text in text
-    comparison(two.run).show(settings.store, one.run, as_json=True)
+    comparison_with(two.run).show(settings.store, one.run, as_json=True)
     (differs,) = [item for item in json.loads(capsys.readouterr().out) if item["what"] == "setting"]
     assert [differs[name] for name in ("name", "value", "other_value")] == [
         "seed",
         settings.seed,
         9,
     ]
-    for view in (RUNS, comparison(two.run)):
+    for view in (RUNS, comparison_with(two.run)):
         view.show(settings.store, one.run, as_json=False)
         assert one.run in "".join(capsys.readouterr().out.split())
-    show_log(settings.store, one.run, last=2, as_json=True, follow=True)
+    follow_log(settings.store, one.run, last=2, as_json=True)
     assert [json.loads(line)["kind"] for line in capsys.readouterr().out.splitlines()] == [
         "round-closed",
         "run-finished",

@@ -61,8 +61,8 @@ def test_what_may_be_lost_waits_for_a_commit(store):
     """
     other = Store(store.folder, read_only=True)
     for state in ("idle", "training", "idle"):
-        store.see_device(DeviceStatus(fleet="lab", device="a", online=True, state=state))
-        store.see_device(DeviceProfile(fleet="lab", device="a", profile=profile()))
+        store.record_device(DeviceStatus(fleet="lab", device="a", online=True, state=state))
+        store.record_device(DeviceProfile(fleet="lab", device="a", profile=profile()))
     store.log("said", "something")
     store.count_refusal("", "a", RefusalReason.MALFORMED, "server", 2)
     assert (other.devices(), other.events(), other.refusals()) == ([], [], [])
@@ -81,9 +81,9 @@ def test_an_answer_that_nobody_acknowledges_may_wait_for_a_commit(begun):
     """Later is with the next commit, of whatever it is, and nothing of an answer is lost by that."""
     other = Store(begun.folder, read_only=True)
     _, (first, second, *_) = add_round(begun)
-    begun.receive([first.receiving("c" * 64, 77, metrics())], later=True)
+    begun.receive([first.with_update("c" * 64, 77, metrics())], later=True)
     assert other.task(first.id) == first
-    begun.receive([second.receiving("d" * 64, 78, metrics())])
+    begun.receive([second.with_update("d" * 64, 78, metrics())])
     assert [(item.phase, item.update_size) for item in map(other.task, (first.id, second.id))] == [
         (TaskPhase.RECEIVED, 77),
         (TaskPhase.RECEIVED, 78),
@@ -103,7 +103,7 @@ def test_records_come_back_as_they_were(begun):
     assert begun.tasks("r1", 1) == tasks
     own = Evaluation(examples=3, loss=0.5, accuracy=0.25)
     judged = VersionEvaluation(**own.model_dump(), tiers={"w0.50-d1": own})
-    begun.receive([tasks[0].receiving("c" * 64, 77, metrics())])
+    begun.receive([tasks[0].with_update("c" * 64, 77, metrics())])
     begun.add_version(VersionRecord("r1", 1, 1, "d" * 64, None, None, 2.0, None), {"t1-a": MERGED})
     begun.judge_version("r1", 1, statistics="e" * 64, evaluation=judged)
     version = begun.version("r1")
@@ -137,7 +137,7 @@ def test_rounds_move_by_their_table(begun):
 def test_what_has_not_come_when_a_round_ends_is_missed(begun):
     """In one commit with the change of state, so that no restart finds a task still open."""
     record, tasks = add_round(begun)
-    begun.receive([tasks[0].receiving("c" * 64, 1, metrics())])
+    begun.receive([tasks[0].with_update("c" * 64, 1, metrics())])
     for event in (RoundEvent.ANNOUNCE, RoundEvent.ANNOUNCED, RoundEvent.ENOUGH):
         record = begun.advance_round(record, event)
     assert [task.phase for task in begun.tasks("r1", 1)] == [TaskPhase.RECEIVED, TaskPhase.MISSED]
@@ -145,9 +145,9 @@ def test_what_has_not_come_when_a_round_ends_is_missed(begun):
 
 def test_a_device_keeps_its_profile_when_its_will_speaks(store):
     """The will has no profile; what the board is stays known."""
-    store.see_device(DeviceProfile(fleet="lab", device="a", profile=profile()))
-    store.see_device(DeviceStatus(fleet="lab", device="a", online=True, state="idle"))
-    store.see_device(DeviceStatus(fleet="lab", device="a", online=False, state="gone"))
+    store.record_device(DeviceProfile(fleet="lab", device="a", profile=profile()))
+    store.record_device(DeviceStatus(fleet="lab", device="a", online=True, state="idle"))
+    store.record_device(DeviceStatus(fleet="lab", device="a", online=False, state="gone"))
     (device,) = store.devices("lab")
     assert (device.online, device.state, device.profile) == (False, "gone", profile())
     assert device.last_seen_at >= device.first_seen_at
@@ -159,7 +159,7 @@ def test_who_was_online_before_a_server_began_is_not(store):
     left alone.
     """
     for fleet in ("lab", "other"):
-        store.see_device(DeviceStatus(fleet=fleet, device="a", online=True, state="idle"))
+        store.record_device(DeviceStatus(fleet=fleet, device="a", online=True, state="idle"))
     assert [(item.online, item.state) for item in store.known_devices("lab")] == [(False, "idle")]
     assert [item.online for item in store.devices()] == [False, True]
 

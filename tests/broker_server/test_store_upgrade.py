@@ -106,7 +106,7 @@ def test_what_version_three_offered_is_still_offered(tmp_path):
     with contextlib.closing(Store(tmp_path)) as store:
         wide = next(task for task in store.tasks(store.runs()[0].id, 1) if task.device == "wide")
         assert [choice.tier for choice in wide.choices] == ["w1.00-d1", "w0.50-d1"]
-        store.take(wide.taking("w0.50-d1"))
+        store.choose_tier(wide.with_tier("w0.50-d1"))
         assert store.task(wide.id).choices[0] == wide.choices[1]
 
 
@@ -119,7 +119,7 @@ def test_a_round_of_an_earlier_version_is_ended(version, tmp_path):
         record = store.last_round(run)
         (waiting,) = (task for task in store.tasks(run, 1) if task.device == "wide")
         assert (record.state, waiting.phase) == (RoundState.COLLECTING, TaskPhase.OFFERED)
-        store.receive([waiting.receiving("c" * 64, 1, metrics())])
+        store.receive([waiting.with_update("c" * 64, 1, metrics())])
         before = sum(item.count for item in store.refusals(run))
         store.count_refusal(run, "broken", RefusalReason.NOT_FINITE, "server")
         record = store.advance_round(record, RoundEvent.ENOUGH)

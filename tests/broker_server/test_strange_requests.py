@@ -18,9 +18,9 @@ from broker_server.service.launch import RunRejectedError, run_fleet, steer, sub
 from broker_server.service.server import Server
 from broker_server.service.visiting import Home, by_broker
 from broker_server.settings.fleet import FleetConfig
-from broker_server.settings.requested import SETTABLE, Wanted
+from broker_server.settings.requested import SETTABLE, RequestedSettings
 from broker_server.store import Store
-from broker_server.store.configurations import FOLDER, keep_config
+from broker_server.store.configurations import FOLDER, save_config
 from fleet_protocol import control
 from fleet_protocol.errors import ConfigError, RefusedError
 from fleet_protocol.link import Link
@@ -190,11 +190,13 @@ def test_a_request_that_differs_is_refused_by_the_names_of_the_settings(
     with open_fleet(kind, config, fleet, tmp_path) as (settings, elsewhere):
         document = json.loads(elsewhere.model_dump_json())
         for number, (name, change) in enumerate(attacks(document, evil).items()):
-            wanted = Wanted.of(FleetConfig.model_validate({**document, **change}))
+            wanted = RequestedSettings.from_config(
+                FleetConfig.model_validate({**document, **change})
+            )
             if (
                 name not in NAMED
             ):  # store, broker and page are the server's own, and are not even asked for
-                assert wanted == Wanted.of(elsewhere) or name == "store"
+                assert wanted == RequestedSettings.from_config(elsewhere) or name == "store"
                 continue
             request = RunRequest(
                 request=f"r{number}", fleet=fleet, settings=wanted.settings, others=wanted.others
@@ -245,7 +247,7 @@ def test_what_a_request_may_set_is_set(kind, config, fleet, tmp_path):
         "round.wait_seconds": 33.0,
     }
     with open_fleet(kind, config, fleet, tmp_path) as (settings, elsewhere):
-        wanted = Wanted.of(elsewhere)
+        wanted = RequestedSettings.from_config(elsewhere)
         for number, (name, bounds) in enumerate(SETTABLE.items()):
             others = {other: value for other, value in wanted.others.items() if other != name}
             for value in (bounds.most * 2, -1):
@@ -474,7 +476,7 @@ def test_a_store_that_a_stranger_packed_runs_nothing(
     document = json.loads(theirs.model_dump_json())
     text = json.dumps({**document, **attacks(document, evil)[attack]})
     changed_in(theirs.store, json.loads(text))
-    keep_config(theirs.store, run, text)
+    save_config(theirs.store, run, text)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "me"))
     settings = config(broker={"url": url}, store=tmp_path / "unpacked")
     shutil.copytree(theirs.store, settings.store)

@@ -88,7 +88,7 @@ def test_who_fits_no_tier_is_named_while_the_others_wait(mosquitto, config, runn
         finished.error
     )
     with contextlib.closing(Store(settings.store)) as store:
-        store.see_device(DeviceStatus(fleet=fleet, device="small", online=True, state="idle"))
+        store.record_device(DeviceStatus(fleet=fleet, device="small", online=True, state="idle"))
         (seen,) = [view for view in queries.devices(store) if view.device.id == "small"]
         assert "none of the tiers" in seen.reason
         assert seen.remedy

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from broker_server.rounds.judging import combine
+from broker_server.rounds.norm_statistics import combine_statistics
 from fleet_protocol.manifest import statistic_mean, statistic_variance
 from models.zoo.layers import Scaler, StaticBatchNorm, set_mode
 from tests.conformance.entry import Check, Entry
@@ -111,7 +111,7 @@ def h8(entry: Entry, check: Check) -> None:
     answers = [(1, _batch_statistics(batch)) for batch in batches]
 
     def running(count: int) -> list[float]:
-        combined = combine(answers[:count], [_NORM], "per_client")
+        combined = combine_statistics(answers[:count], [_NORM], "per_client")
         return [
             float(combined[name][0]) for name in (statistic_mean(_NORM), statistic_variance(_NORM))
         ]

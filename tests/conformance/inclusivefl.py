@@ -11,7 +11,7 @@ from broker_server.strategies import accumulator as merge
 from broker_server.strategies import inclusivefl, server_optimizer
 from broker_server.strategies.inclusivefl import InclusiveSettings, InclusiveState
 from broker_server.strategies.ladder import Ladder
-from broker_server.strategies.server_optimizer import OptimizerSettings
+from broker_server.strategies.optimizer_rules import OptimizerSettings
 from models import Axis, AxisKind, Dim, Layout, compile_plan, make_plan
 from tests.conformance.entry import Check, Entry, NotApplicableError
 from tests.conformance.small import layout_of
@@ -119,7 +119,7 @@ def _round(
 
 def i2(entry: Entry, check: Check) -> None:
     """Which layers are shared, distilled and isolated."""
-    ladder = Ladder.of(entry.inputs["depths"])
+    ladder = Ladder.from_depths(entry.inputs["depths"])
     owners = {
         number: "".join(sorted(ladder.owners(number))) for number in range(1, ladder.deepest + 1)
     }
@@ -160,7 +160,7 @@ def i4(entry: Entry, check: Check) -> None:
     """How much groups count in the average of a layer when one of them has no device."""
     counts = entry.inputs["n"]
     groups = list(counts)
-    ladder = Ladder.of({group: number for number, group in enumerate(groups, 2)})
+    ladder = Ladder.from_depths({group: number for number, group in enumerate(groups, 2)})
     for key, expected in entry.expected.items():
         owners = key.removeprefix("layers_shared_by_")
         if owners == key:

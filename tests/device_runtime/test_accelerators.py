@@ -23,7 +23,7 @@ from device_runtime.training.backends import Sessions, runtime
 from device_runtime.training.backends.runtime import offered
 from device_runtime.training.compute import compute
 from device_runtime.training.hooks import EpochReport, Hooks, Settled, TaskStopped
-from device_runtime.training.task import Bench, Task
+from device_runtime.training.task import DeviceSetup, Task
 from fleet_protocol.data import make_dataset
 from fleet_protocol.errors import RefusedError
 from fleet_protocol.messages import Instructions, TrainSettings
@@ -310,9 +310,9 @@ def test_a_provider_is_named_with_its_threads():
 
 
 @pytest.fixture
-def bench(tiny, tmp_path):
+def device_setup(tiny, tmp_path):
     data = make_dataset("tiny.npz", *samples(50))
-    return Bench(data, tiny.blobs, "onnx", threads=1, holdout=0.0, folder=tmp_path)
+    return DeviceSetup(data, tiny.blobs, "onnx", threads=1, holdout=0.0, folder=tmp_path)
 
 
 def task(tiny, weights):
@@ -340,39 +340,50 @@ def poisoned(session, binding):
 
 @pytest.mark.parametrize("how", [dead, poisoned])
 def test_a_task_in_which_a_provider_fails_is_done_again_on_the_cpu(
-    provide, tiny, bench, tmp_path, how
+    provide, tiny, device_setup, tmp_path, how
 ):
     """To the bits of a board without one; the next task does not ask the provider again."""
-    plain = compute(task(tiny, initial_weights()), bench, Hooks())
+    plain = compute(task(tiny, initial_weights()), device_setup, Hooks())
     opened = provide(GPU=failing_after(TRIAL_STEPS + 4, how))
-    bench = replace(bench, accelerators=Accelerators(tmp_path / "providers.json", ("GPU",)))
+    device_setup = replace(
+        device_setup, accelerators=Accelerators(tmp_path / "providers.json", ("GPU",))
+    )
     told: list[object] = []
-    done = compute(task(tiny, initial_weights()), bench, Hooks(told.append))
+    done = compute(task(tiny, initial_weights()), device_setup, Hooks(told.append))
     assert done.update == plain.update
     assert [each.provider for each in told if isinstance(each, Settled)] == ["GPU", "CPU"]
     assert "GPU failed in a task: " in [each for each in told if isinstance(each, Settled)][1].why
     assert [each.epoch for each in told if isinstance(each, EpochReport)] == [1, 1, 2, 3]
     assert opened == ["CPU", "GPU", "GPU", "CPU"]
     del told[:]
-    assert compute(task(tiny, initial_weights()), bench, Hooks(told.append)).update == plain.update
+    assert (
+        compute(task(tiny, initial_weights()), device_setup, Hooks(told.append)).update
+        == plain.update
+    )
     assert [each.provider for each in told if isinstance(each, Settled)] == ["CPU"]
 
 
-def test_what_the_cpu_cannot_do_either_is_not_the_providers_fault(provide, tiny, bench, tmp_path):
+def test_what_the_cpu_cannot_do_either_is_not_the_providers_fault(
+    provide, tiny, device_setup, tmp_path
+):
     provide(GPU=right)
     wanted = Accelerators(tmp_path / "providers.json", ("GPU",))
     with pytest.raises(RefusedError, match="is nan"):
-        compute(task(tiny, overflowing_weights()), replace(bench, accelerators=wanted), Hooks())
+        compute(
+            task(tiny, overflowing_weights()), replace(device_setup, accelerators=wanted), Hooks()
+        )
     assert [trial.fault for trial in wanted.known().values()] == [""]
 
 
-def test_a_task_on_a_provider_is_right(provide, tiny, bench, tmp_path):
+def test_a_task_on_a_provider_is_right(provide, tiny, device_setup, tmp_path):
     """Batches of several sizes, the last of an epoch a short one, from a memory that is not ours."""
-    plain = compute(task(tiny, initial_weights()), bench, Hooks())
+    plain = compute(task(tiny, initial_weights()), device_setup, Hooks())
     opened = provide(GPU=right)
     wanted = Accelerators(tmp_path / "providers.json", ("GPU",))
     assert (
-        compute(task(tiny, initial_weights()), replace(bench, accelerators=wanted), Hooks()).update
+        compute(
+            task(tiny, initial_weights()), replace(device_setup, accelerators=wanted), Hooks()
+        ).update
         == plain.update
     )
     assert opened == ["CPU", "GPU", "GPU"]

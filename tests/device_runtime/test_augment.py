@@ -10,10 +10,10 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from device_runtime.settings import DeviceConfig
-from device_runtime.training.course import Course, Moment, training_batch
 from device_runtime.training.epochs import train
 from device_runtime.training.hooks import Hooks
 from device_runtime.training.measuring import HeldOut, evaluate, measure
+from device_runtime.training.schedule import StepSeed, TrainingSchedule, training_batch
 from fleet_protocol.configuration import parse_config
 from fleet_protocol.data import DataConfig, DataSet, load_data, make_dataset
 from fleet_protocol.data.augment import crop, flip
@@ -112,7 +112,7 @@ def test_the_draw_is_the_documented_one():
     """The same numbers, drawn and applied image by image."""
     data = images()
     indices = np.array([3, 1, 7])
-    x, y = training_batch(data, indices, "float32", Moment(5, 2, 1, 4))
+    x, y = training_batch(data, indices, "float32", StepSeed(5, 2, 1, 4))
     generator = np.random.Generator(
         np.random.PCG64(np.random.SeedSequence([5, 2, 1, 4], spawn_key=(2,)))
     )
@@ -135,12 +135,14 @@ def test_every_step_draws_anew_and_again_the_same():
     """Seed, round, epoch and step each change the draw; the same four give the same bits."""
     data = images()
     indices = np.arange(20)
-    base = training_batch(data, indices, "float32", Moment(5, 2, 1, 4))[0]
+    base = training_batch(data, indices, "float32", StepSeed(5, 2, 1, 4))[0]
     np.testing.assert_array_equal(
-        training_batch(data, indices, "float32", Moment(5, 2, 1, 4))[0], base
+        training_batch(data, indices, "float32", StepSeed(5, 2, 1, 4))[0], base
     )
     for other in ((6, 2, 1, 4), (5, 3, 1, 4), (5, 2, 0, 4), (5, 2, 1, 5)):
-        assert not np.array_equal(training_batch(data, indices, "float32", Moment(*other))[0], base)
+        assert not np.array_equal(
+            training_batch(data, indices, "float32", StepSeed(*other))[0], base
+        )
 
 
 def test_padding_is_what_a_black_pixel_becomes():
@@ -163,7 +165,7 @@ def test_padding_is_what_a_black_pixel_becomes():
     )
     np.testing.assert_array_equal(done.normal_black, raw.normal_black)
     plain = make_dataset("plain", black, np.zeros(2), augment=CROP_FLIP)
-    assert not training_batch(plain, np.arange(2), "float32", Moment(1, 1, 0, 0))[0].any()
+    assert not training_batch(plain, np.arange(2), "float32", StepSeed(1, 1, 0, 0))[0].any()
 
 
 def test_training_sees_changed_images_and_evaluation_does_not():
@@ -173,10 +175,10 @@ def test_training_sees_changed_images_and_evaluation_does_not():
     data = images()
     chosen = np.arange(1, 20)
     session = Recorder()
-    train(session, MANIFEST, Course(data, chosen, SETTINGS, 3), Hooks())
+    train(session, MANIFEST, TrainingSchedule(data, chosen, SETTINGS, 3), Hooks())
     expected = [
-        training_batch(data, indices, "float32", Moment(SETTINGS.seed, 3, planned.epoch, step))
-        for planned in Course(data, chosen, SETTINGS, 3).passes()
+        training_batch(data, indices, "float32", StepSeed(SETTINGS.seed, 3, planned.epoch, step))
+        for planned in TrainingSchedule(data, chosen, SETTINGS, 3).passes()
         for step, indices in enumerate(planned.batches)
     ]
     assert len(session.seen) == len(expected) == 6
@@ -196,8 +198,8 @@ def test_statistics_are_of_changed_images():
     chosen = np.arange(17)
     training = Recorder()
     session = Recorder()
-    train(training, MANIFEST, Course(data, chosen, SETTINGS, 3), Hooks())
-    _, count = measure(session, MANIFEST, Course(data, chosen, SETTINGS, 3), Hooks())
+    train(training, MANIFEST, TrainingSchedule(data, chosen, SETTINGS, 3), Hooks())
+    _, count = measure(session, MANIFEST, TrainingSchedule(data, chosen, SETTINGS, 3), Hooks())
     assert count == 2
     for found, wanted in zip(session.seen, training.seen[:2], strict=True):
         np.testing.assert_array_equal(found[0], wanted[0])
@@ -206,7 +208,7 @@ def test_statistics_are_of_changed_images():
 def test_without_augment_nothing_is_drawn():
     """A batch is the samples themselves."""
     data = images(augment=())
-    x, _ = training_batch(data, np.arange(5), "float32", Moment(1, 1, 0, 0))
+    x, _ = training_batch(data, np.arange(5), "float32", StepSeed(1, 1, 0, 0))
     np.testing.assert_array_equal(x, data.batch(np.arange(5), "float32")[0])
 
 
@@ -237,7 +239,7 @@ def test_what_is_no_image_is_refused():
         "tokens", np.zeros((4, 1, 2, 3), np.int64), np.zeros(4), augment=CROP_FLIP
     )
     with pytest.raises(DataError, match="the model takes tokens"):
-        tokens.fitted(SimpleNamespace(input_shape=(1, 2, 3), input_dtype="int64", parts=NO_PARTS))
+        tokens.fit_to(SimpleNamespace(input_shape=(1, 2, 3), input_dtype="int64", parts=NO_PARTS))
 
 
 def test_the_page_of_the_data_documents_it():

@@ -16,10 +16,11 @@ from pydantic import TypeAdapter
 
 from device_runtime.training.compute import compute
 from device_runtime.training.hooks import Hooks
-from device_runtime.training.task import Bench, Task
+from device_runtime.training.task import DeviceSetup, Task
 from fleet_protocol.data import DataConfig, load_data, make_dataset
-from fleet_protocol.data.contract import DataContract, reconciled
+from fleet_protocol.data.contract import reconcile
 from fleet_protocol.data.summary import summarise
+from fleet_protocol.data.terms import DataContract
 from fleet_protocol.errors import RefusalReason
 from fleet_protocol.mapped_tensors import tensors_in
 from fleet_protocol.messages import Done, Offer, Refuse
@@ -98,8 +99,8 @@ def bits_of(update: bytes) -> Bits:
 def expected_bits(folder: Path, data: dict[str, Any], tiny: TinySet, offer: Offer) -> Bits:
     """What a task leaves of files that nobody touches, under the contract of its offer."""
     config = TypeAdapter(DataConfig).validate_python(data).resolved(folder)
-    samples = reconciled(load_data(config), offer.contract)
-    bench = Bench(samples, tiny.blobs, "onnx", threads=1, holdout=HOLDOUT)
+    samples = reconcile(load_data(config), offer.contract)
+    device_setup = DeviceSetup(samples, tiny.blobs, "onnx", threads=1, holdout=HOLDOUT)
     choice = offer.choices[0]
     task = Task(
         run=offer.run,
@@ -111,7 +112,7 @@ def expected_bits(folder: Path, data: dict[str, Any], tiny: TinySet, offer: Offe
         manifest=tiny.manifest,
         weights=choice.weights,
     )
-    return bits_of(bench.blobs.read(compute(task, bench, Hooks()).update.digest))
+    return bits_of(device_setup.blobs.read(compute(task, device_setup, Hooks()).update.digest))
 
 
 def named_images(seed: int = 0) -> dict[str, bytes]:

@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 
 from device_runtime.training.compute import compute
 from device_runtime.training.hooks import Hooks
-from device_runtime.training.task import Bench, Task
+from device_runtime.training.task import DeviceSetup, Task
 from fleet_protocol.data import DataConfig, load_data
 from fleet_protocol.errors import RefusalReason
 from fleet_protocol.mapped_tensors import tensors_in
@@ -177,7 +177,7 @@ def update_on(folder: Path, kind: str, tiny: TinySet, offer: Offer) -> dict[str,
     config = (
         TypeAdapter(DataConfig).validate_python(TABLES[kind] | {"scale": 0.05}).resolved(folder)
     )
-    bench = Bench(load_data(config), tiny.blobs, "onnx", threads=1, holdout=HOLDOUT)
+    device_setup = DeviceSetup(load_data(config), tiny.blobs, "onnx", threads=1, holdout=HOLDOUT)
     task = Task(
         run=offer.run,
         round=offer.round,
@@ -188,7 +188,7 @@ def update_on(folder: Path, kind: str, tiny: TinySet, offer: Offer) -> dict[str,
         manifest=tiny.manifest,
         weights=offer.choices[0].weights,
     )
-    return tensors_in(bench.blobs.read(compute(task, bench, Hooks()).update.digest))
+    return tensors_in(device_setup.blobs.read(compute(task, device_setup, Hooks()).update.digest))
 
 
 CHANGES = {

@@ -11,9 +11,10 @@ from sklearn.datasets import load_breast_cancer
 
 from device_runtime.doctor import examine
 from fleet_protocol.data import CsvData, load_data, make_dataset
-from fleet_protocol.data.contract import CONTRACT_FILE, DataContract, contract_of
+from fleet_protocol.data.contract import complete_contract
 from fleet_protocol.data.facts import SourceFacts
 from fleet_protocol.data.summary import summarise
+from fleet_protocol.data.terms import CONTRACT_FILE, DataContract
 from fleet_protocol.messages import Accept, Refuse
 from tests.brokers import any_broker, free_port
 from tests.device_runtime.device_process import DeviceProcess
@@ -119,7 +120,7 @@ def board(tmp_path):
     def look(head, row_of, settings="", *, contract=True):
         (tmp_path / "state").mkdir(exist_ok=True)
         if contract:
-            kept = contract_of(load_data(CsvData(path=test)))
+            kept = complete_contract(load_data(CsvData(path=test)))
             (tmp_path / "state" / CONTRACT_FILE).write_bytes(kept.to_bytes())
         lines = rows_of(row_of(place, [*bunch.data[place]], bunch.target[place]) for place in train)
         (tmp_path / "attic.csv").write_text(

@@ -13,7 +13,7 @@ import pytest
 
 from device_runtime import doctor
 from device_runtime.doctor import examine
-from fleet_protocol.data.contract import CONTRACT_FILE, DataContract
+from fleet_protocol.data.terms import CONTRACT_FILE, DataContract
 from fleet_protocol.messages import ServerStatus
 from fleet_protocol.topics import Topics
 from fleet_protocol.transport import BrokerAddress, open_transport

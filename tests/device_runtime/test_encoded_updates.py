@@ -8,9 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from device_runtime.training.compute import compute, keep_update
+from device_runtime.training.compute import compute
 from device_runtime.training.hooks import Hooks
-from device_runtime.training.task import Bench, Task
+from device_runtime.training.routines import Result
+from device_runtime.training.task import DeviceSetup, Task
+from device_runtime.training.update import finish
 from fleet_protocol.data import make_dataset
 from fleet_protocol.encodings import decode
 from fleet_protocol.errors import RefusalReason, RefusedError
@@ -32,8 +34,8 @@ def tiny(tmp_path):
 
 
 @pytest.fixture
-def bench(tiny, tmp_path):
-    return Bench(
+def device_setup(tiny, tmp_path):
+    return DeviceSetup(
         make_dataset("tiny.npz", *samples()),
         tiny.blobs,
         "onnx",
@@ -57,25 +59,25 @@ def uneven():
     return change
 
 
-def sent(task, bench, change):
+def sent(task, device_setup, change):
     """What a server reads of an update that changes what was sent."""
     after = {name: value + change[name] for name, value in initial_weights().items()}
-    update = keep_update(task, bench, after)
-    parts = tensors_in(bench.blobs.path(update.digest).read_bytes())
+    update = finish(task, device_setup, Result(after, 1, 0.0)).update
+    parts = tensors_in(device_setup.blobs.path(update.digest).read_bytes())
     return decode(
         parts, PARAMETERS, task.instructions.upload.encoding, keep=task.instructions.upload.keep
     )
 
 
-def test_in_the_long_run_nothing_is_lost(tiny, bench):
+def test_in_the_long_run_nothing_is_lost(tiny, device_setup):
     """One update says nothing of the small entries; ten say all of ten, within one step of the
     encoding.
     """
-    one = sent(task(tiny, 1), bench, uneven())
+    one = sent(task(tiny, 1), device_setup, uneven())
     assert all(not value.flat[1:].any() for value in one.values())
     total = {name: value.copy() for name, value in one.items()}
     for number in range(2, 11):
-        for name, value in sent(task(tiny, number), bench, uneven()).items():
+        for name, value in sent(task(tiny, number), device_setup, uneven()).items():
             total[name] += value
     for name, value in total.items():
         np.testing.assert_allclose(value, 10 * uneven()[name], atol=40 * STEP / 7)
@@ -83,30 +85,30 @@ def test_in_the_long_run_nothing_is_lost(tiny, bench):
 
 
 @pytest.mark.parametrize("other", [{"run": "another"}, {"tier": "w0.50-d1"}])
-def test_what_is_kept_belongs_to_run_and_tier(tiny, bench, other):
+def test_what_is_kept_belongs_to_run_and_tier(tiny, device_setup, other):
     """Another run or tier begins without it; the tier that comes back goes on with its own."""
-    sent(task(tiny, 1), bench, uneven())
+    sent(task(tiny, 1), device_setup, uneven())
     fresh = sent(
-        task(tiny, 2, **other), bench, {name: value * 0 for name, value in uneven().items()}
+        task(tiny, 2, **other), device_setup, {name: value * 0 for name, value in uneven().items()}
     )
     assert not any(value.any() for value in fresh.values())
-    back = sent(task(tiny, 3), bench, {name: value * 0 for name, value in uneven().items()})
+    back = sent(task(tiny, 3), device_setup, {name: value * 0 for name, value in uneven().items()})
     assert any(value.any() for value in back.values()) == (
         "tier" in other
     )  # a new run ends what an old one kept
 
 
-def test_what_is_not_among_the_largest_waits(tiny, bench):
+def test_what_is_not_among_the_largest_waits(tiny, device_setup):
     """Few entries of every round come; after twelve rounds of the same change each entry has been
     told.
     """
     total = {name: np.zeros(shape, np.float32) for name, shape in PARAMETERS.items()}
     for number in range(1, 13):
-        found = sent(task(tiny, number, encoding="topk", keep=0.25), bench, uneven())
+        found = sent(task(tiny, number, encoding="topk", keep=0.25), device_setup, uneven())
         for name, value in found.items():
             assert np.count_nonzero(value) <= np.ceil(0.25 * value.size)
             total[name] += value
-    files = bench.files("residual", runs=1).load_tiers(RUN, 13)
+    files = device_setup.files("residual", runs=1).load_tiers(RUN, 13)
     left = files["w1.00-d1"]
     for name, value in total.items():
         np.testing.assert_allclose(value + left[name], 12 * uneven()[name], rtol=1e-4)
@@ -114,60 +116,62 @@ def test_what_is_not_among_the_largest_waits(tiny, bench):
             assert np.count_nonzero(value.flat[1:]) > value.size / 2
 
 
-def test_without_feedback_nothing_is_kept(tiny, bench, tmp_path):
+def test_without_feedback_nothing_is_kept(tiny, device_setup, tmp_path):
     """Where the next slice may have other units; rounding is random then, and says something of the
     small entries.
     """
-    found = [sent(task(tiny, number, feedback=False), bench, uneven()) for number in (1, 2)]
+    found = [sent(task(tiny, number, feedback=False), device_setup, uneven()) for number in (1, 2)]
     assert any(value.flat[1:].any() for value in found[0].values())
     assert all((found[0][name] == found[1][name]).all() for name in PARAMETERS)
     assert not list(tmp_path.glob("residual-*"))
 
 
-def test_half_precision_keeps_nothing(tiny, bench, tmp_path):
+def test_half_precision_keeps_nothing(tiny, device_setup, tmp_path):
     """It is near enough."""
-    for name, value in sent(task(tiny, 1, encoding="fp16"), bench, uneven()).items():
+    for name, value in sent(task(tiny, 1, encoding="fp16"), device_setup, uneven()).items():
         np.testing.assert_allclose(value, uneven()[name], rtol=1e-3)
     assert not list(tmp_path.glob("residual-*"))
 
 
-def test_a_task_done_twice_gives_the_same_update(tiny, bench):
+def test_a_task_done_twice_gives_the_same_update(tiny, device_setup):
     """A power cut after the residual was kept changes nothing: a round starts from what the round
     before it left.
     """
-    compute(task(tiny, 1), bench, Hooks())
-    twice = [compute(task(tiny, 2), bench, Hooks()).update.digest for _ in range(2)]
+    compute(task(tiny, 1), device_setup, Hooks())
+    twice = [compute(task(tiny, 2), device_setup, Hooks()).update.digest for _ in range(2)]
     assert twice[0] == twice[1]
 
 
-def test_a_damaged_file_does_not_cost_the_round(tiny, bench, tmp_path):
+def test_a_damaged_file_does_not_cost_the_round(tiny, device_setup, tmp_path):
     """The board goes on as if nothing had been kept."""
-    first = compute(task(tiny, 1), bench, Hooks()).update.digest
+    first = compute(task(tiny, 1), device_setup, Hooks()).update.digest
     (kept,) = tmp_path.glob("residual-*")
     kept.write_bytes(kept.read_bytes()[:40])
-    again = sent(task(tiny, 2), bench, uneven())
+    again = sent(task(tiny, 2), device_setup, uneven())
     assert all(not value.flat[1:].any() for value in again.values())
     kept.unlink()
-    assert compute(task(tiny, 1), bench, Hooks()).update.digest == first
+    assert compute(task(tiny, 1), device_setup, Hooks()).update.digest == first
 
 
-def test_a_board_that_keeps_nothing_refuses(tiny, bench):
+def test_a_board_that_keeps_nothing_refuses(tiny, device_setup):
     """Before it says that it has learnt what it could not tell."""
-    nowhere = Bench(bench.data, bench.blobs, "onnx", threads=1, holdout=0.0)
+    nowhere = DeviceSetup(device_setup.data, device_setup.blobs, "onnx", threads=1, holdout=0.0)
     with pytest.raises(RefusedError, match="keeps no residual files") as caught:
         compute(task(tiny, 1), nowhere, Hooks())
     assert caught.value.reason is RefusalReason.UNSUPPORTED
 
 
 @pytest.mark.slow
-def test_what_was_lost_survives_a_kill(tiny, bench, tmp_path):
+def test_what_was_lost_survives_a_kill(tiny, device_setup, tmp_path):
     """A killed board sends in its next round what one sends that was not killed, and not what a new
     one would.
     """
-    expected = [compute(task(tiny, number), bench, Hooks()).update.digest for number in (1, 2)]
+    expected = [
+        compute(task(tiny, number), device_setup, Hooks()).update.digest for number in (1, 2)
+    ]
     for path in tmp_path.glob("residual-*"):
         path.unlink()
-    assert compute(task(tiny, 2), bench, Hooks()).update.digest != expected[1]
+    assert compute(task(tiny, 2), device_setup, Hooks()).update.digest != expected[1]
     x, y = samples()
     np.savez(tmp_path / "data.npz", x=x, y=y)
     choice = tiny.choice(initial_weights())
@@ -194,7 +198,7 @@ def hiding(clip=0.5, deviation=0.25):
     return Hiding(clip=clip, deviation=deviation)
 
 
-def test_a_device_hides_its_part_before_anybody_sees_it(tiny, bench):
+def test_a_device_hides_its_part_before_anybody_sees_it(tiny, device_setup):
     """The difference has the bound's norm and noise of the asked size, anew each time; nothing
     tells its samples.
     """
@@ -203,8 +207,8 @@ def test_a_device_hides_its_part_before_anybody_sees_it(tiny, bench):
     after = {name: value + np.float32(7) for name, value in before.items()}
 
     def change(draws):
-        update = keep_update(asked, replace(bench, noise=draws), after)
-        found = tensors_in(bench.blobs.path(update.digest).read_bytes())
+        update = finish(asked, replace(device_setup, noise=draws), Result(after, 1, 0.0)).update
+        found = tensors_in(device_setup.blobs.path(update.digest).read_bytes())
         return np.concatenate([(found[name] - value).reshape(-1) for name, value in before.items()])
 
     entries = change(
@@ -220,10 +224,10 @@ def test_a_device_hides_its_part_before_anybody_sees_it(tiny, bench):
 
 
 @pytest.mark.parametrize("hidden", [None, hiding()])
-def test_what_is_told_beside_a_hidden_update(tiny, bench, hidden):
+def test_what_is_told_beside_a_hidden_update(tiny, device_setup, hidden):
     """Labels, losses and evaluation are told, or none of them."""
     asked = task(tiny, 1, encoding="fp32", hiding=hidden)
-    metrics = compute(asked, replace(bench, holdout=0.2), Hooks()).metrics
+    metrics = compute(asked, replace(device_setup, holdout=0.2), Hooks()).metrics
     assert [
         bool(metrics.labels),
         metrics.train_loss is not None,

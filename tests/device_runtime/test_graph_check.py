@@ -303,7 +303,7 @@ def test_what_has_passed_is_hashed_again_but_not_read_again(monkeypatch) -> None
     spec = spec_of(small(), data)
     stolen = spec_of(evil, evil.SerializeToString())
     check_graph(data, [spec])
-    check_graph(evil.SerializeToString(), [stolen], leaves=False)
+    check_graph(evil.SerializeToString(), [stolen], leaves_board=False)
     for _ in range(2):
         with pytest.raises(RefusedError, match="carries the batch"):
             check_graph(evil.SerializeToString(), [stolen])

@@ -82,7 +82,7 @@ def test_a_board_that_ends_leaves_word(board, typed, tmp_path, system, data, cod
     assert words in device.log().strip().splitlines()[-1]
     assert (words in server.profiles[-1].unable, server.profiles[-1].examples) == (True, 0)
     with contextlib.closing(Store(tmp_path / "store")) as store:
-        store.see_device(DeviceProfile(profile=server.profiles[-1], fleet=FLEET, device="pi-1"))
+        store.record_device(DeviceProfile(profile=server.profiles[-1], fleet=FLEET, device="pi-1"))
     said = typed("devices", "--store", "store", "--json").stdout
     assert "offline; the last that it said: " in said
     assert words in said

@@ -8,11 +8,17 @@ import torch
 from torch import nn
 
 from device_runtime.training.backends import ForwardSession, TrainSession
-from device_runtime.training.course import Course, Moment, batches, draw_noise, sample_order
 from device_runtime.training.epochs import self_test, train
 from device_runtime.training.hooks import Hooks
 from device_runtime.training.labels import label_mask, present_labels
 from device_runtime.training.measuring import HeldOut, evaluate
+from device_runtime.training.schedule import (
+    StepSeed,
+    TrainingSchedule,
+    batches,
+    draw_noise,
+    sample_order,
+)
 from fleet_protocol.data import make_dataset
 from fleet_protocol.errors import DataError
 from fleet_protocol.manifest import NoiseSpec, parse_manifest
@@ -61,8 +67,8 @@ def text(count=11):
 
 def test_noise_is_a_function_of_its_numbers():
     """The same five numbers give the same noise, any other number gives other noise."""
-    first = draw_noise(LAYERS, Moment(3, 1, 0, 0), 8)
-    again = draw_noise(LAYERS, Moment(3, 1, 0, 0), 8)
+    first = draw_noise(LAYERS, StepSeed(3, 1, 0, 0), 8)
+    again = draw_noise(LAYERS, StepSeed(3, 1, 0, 0), 8)
     assert [(n, v.shape, v.dtype) for n, v in first.items()] == [
         ("drop", (8, 50, 4), np.float32),
         ("mask", (8, 7), np.float32),
@@ -70,17 +76,17 @@ def test_noise_is_a_function_of_its_numbers():
     for name, value in first.items():
         np.testing.assert_array_equal(value, again[name])
     for other in [(4, 1, 0, 0), (3, 2, 0, 0), (3, 1, 1, 0), (3, 1, 0, 1)]:
-        assert not np.array_equal(draw_noise(LAYERS, Moment(*other), 8)["drop"], first["drop"])
+        assert not np.array_equal(draw_noise(LAYERS, StepSeed(*other), 8)["drop"], first["drop"])
     generator = np.random.Generator(
         np.random.PCG64(np.random.SeedSequence([3, 1, 0, 0], spawn_key=(1,)))
     )
     np.testing.assert_array_equal(first["drop"], generator.random((8, 50, 4), np.float32))
-    assert draw_noise((), Moment(3, 1, 0, 0), 8) == {}
+    assert draw_noise((), StepSeed(3, 1, 0, 0), 8) == {}
 
 
 def test_noise_is_uniform():
     """Ten bins of 40,000 numbers within five standard deviations, all in [0, 1)."""
-    values = draw_noise((NoiseSpec(name="a", shape=(400,)),), Moment(1, 1, 0, 0), 100)["a"]
+    values = draw_noise((NoiseSpec(name="a", shape=(400,)),), StepSeed(1, 1, 0, 0), 100)["a"]
     assert values.min() >= 0
     assert values.max() < 1
     counts, _ = np.histogram(values, 10, (0, 1))
@@ -109,7 +115,7 @@ def test_a_device_trains_as_pytorch_does(exported):
     session = TrainSession(manifest, folder / "train.onnx")
     self_test(session, manifest)
     session.load({n: p.detach().numpy() for n, p in module.named_parameters()})
-    result = train(session, manifest, Course(data, chosen, TRAIN, round_number), Hooks())
+    result = train(session, manifest, TrainingSchedule(data, chosen, TRAIN, round_number), Hooks())
     set_mode(module, "train")
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.5, weight_decay=0.01)
     mask = torch.from_numpy(label_mask(present_labels(data.y, 12), 12, masked=True))
@@ -117,7 +123,7 @@ def test_a_device_trains_as_pytorch_does(exported):
     for epoch in range(2):
         losses = []
         for step, rows in enumerate(batches(sample_order(5, round_number, epoch, 11), 4)):
-            noise = draw_noise(manifest.noise, Moment(5, round_number, epoch, step), len(rows))
+            noise = draw_noise(manifest.noise, StepSeed(5, round_number, epoch, step), len(rows))
             feed_noise(module, {name: torch.from_numpy(value) for name, value in noise.items()})
             y = torch.from_numpy(data.y[rows])
             logits = module(torch.from_numpy(data.x[rows])) * mask
@@ -159,7 +165,7 @@ def test_training_without_a_label_that_counts_is_refused(exported):
     with pytest.raises(
         DataError, match=r"empty\.npz: every label of the 3 training samples is negative"
     ):
-        train(session, manifest, Course(data, np.arange(3), TRAIN, 1), Hooks())
+        train(session, manifest, TrainingSchedule(data, np.arange(3), TRAIN, 1), Hooks())
 
 
 def test_label_shapes_are_checked():
@@ -170,15 +176,15 @@ def test_label_shapes_are_checked():
     y = np.zeros((3, 6), np.int64)
     each = model((6,), "int64", 4, (6,))
     one = model((6,), "int64", 4)
-    make_dataset("a.npz", x, y - 1).fitted(each)
+    make_dataset("a.npz", x, y - 1).fit_to(each)
     with pytest.raises(
         DataError, match=r"labels in a\.npz have shape \[6\] per sample.* one label per sample"
     ):
-        make_dataset("a.npz", x, y).fitted(one)
+        make_dataset("a.npz", x, y).fit_to(one)
     with pytest.raises(DataError, match="one label per token"):
-        make_dataset("a.npz", x, y[:, 0]).fitted(each)
+        make_dataset("a.npz", x, y[:, 0]).fit_to(each)
     y[2, 3] = 9
     with pytest.raises(DataError, match="label 9 of sample 2"):
-        make_dataset("a.npz", x, y).fitted(each)
+        make_dataset("a.npz", x, y).fit_to(each)
     with pytest.raises(DataError, match="label -1 of sample 0"):
-        make_dataset("a.npz", x, y[:, 0] - 1).fitted(one)
+        make_dataset("a.npz", x, y[:, 0] - 1).fit_to(one)

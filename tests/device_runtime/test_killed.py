@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fleet_protocol.digests import place_of
+from fleet_protocol.digests import blob_path
 from fleet_protocol.messages import Accept, DeviceStatus, Done, NeedChunks, Refuse
 from tests.brokers import TestBroker, any_broker
 from tests.device_runtime.device_process import DeviceProcess
@@ -174,7 +174,7 @@ def then_nobody_is_told(scene: Scene) -> None:
 def hold_uploading_and_damage_the_update(scene: Scene) -> None:
     hold_uploading(scene)
     digest = scene.server.heard(Done)[0].update.digest
-    path = scene.device.state_dir / "objects" / place_of(digest)
+    path = scene.device.state_dir / "objects" / blob_path(digest)
     path.write_bytes(path.read_bytes()[:-1] + b"?")
 
 

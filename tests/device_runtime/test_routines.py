@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from device_runtime.training.backends.session import TrainSession
-from device_runtime.training.compute import compute, timed
+from device_runtime.training.compute import compute, time_step
 from device_runtime.training.hooks import EpochReport, Hooks, SelfTested, TaskStopped
 from device_runtime.training.routines import ROUTINES, may_join
-from device_runtime.training.task import Bench, Task
+from device_runtime.training.task import DeviceSetup, Task
 from fleet_protocol.data import make_dataset
 from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.mapped_tensors import tensors_in
@@ -35,8 +35,10 @@ def tiny(tmp_path) -> TinySet:
 
 
 @pytest.fixture
-def bench(tiny) -> Bench:
-    return Bench(make_dataset("tiny.npz", *samples(50)), tiny.blobs, "onnx", threads=1, holdout=0.2)
+def device_setup(tiny) -> DeviceSetup:
+    return DeviceSetup(
+        make_dataset("tiny.npz", *samples(50)), tiny.blobs, "onnx", threads=1, holdout=0.2
+    )
 
 
 def asked(**changes) -> Instructions:
@@ -91,22 +93,22 @@ def task(tiny: TinySet, instructions: Instructions) -> Task:
     ids=["unknown", "setting", "value", "lacking", "encoding", "encoded statistics"],
 )
 def test_what_a_board_cannot_do_is_refused_before_anything_is_fetched(
-    bench, instructions, says, reason
+    device_setup, instructions, says, reason
 ):
     """The message names the routine, the setting, or what the operator has to give the board."""
     with pytest.raises(RefusedError, match=says) as refused:
-        may_join(instructions, bench)
+        may_join(instructions, device_setup)
     assert refused.value.reason is reason
 
 
-def test_training_reports_and_leaves_an_update_with_its_metrics(tiny, bench):
+def test_training_reports_and_leaves_an_update_with_its_metrics(tiny, device_setup):
     """A self-test and an epoch at a time are reported; the update is on disk, and says which task
     it is of.
     """
     told: list[object] = []
-    outcome = compute(task(tiny, asked()), bench, Hooks(report=told.append))
+    outcome = compute(task(tiny, asked()), device_setup, Hooks(report=told.append))
     assert [type(report) for report in told] == [SelfTested, EpochReport, EpochReport]
-    tensors = tensors_in(bench.blobs.read(outcome.update.digest))
+    tensors = tensors_in(device_setup.blobs.read(outcome.update.digest))
     assert {name: value.shape for name, value in tensors.items()} == PARAMETERS
     metrics = outcome.metrics
     assert (metrics.examples, metrics.batches, metrics.labels) == (40, 10, tuple(range(CLASSES)))
@@ -116,12 +118,15 @@ def test_training_reports_and_leaves_an_update_with_its_metrics(tiny, bench):
     )  # told in milliseconds
 
 
-def test_a_pass_for_statistics_trains_nothing(tiny, bench):
+def test_a_pass_for_statistics_trains_nothing(tiny, device_setup):
     """It needs one graph, ends with a mean and a variance for each norm, and has no loss."""
     routine = ROUTINES["statistics"]
-    assert (routine.phase, routine.graphs(tiny.manifest, bench)) == ("measuring", ("onnx/stats",))
-    outcome = compute(task(tiny, asked(routine="statistics")), bench, Hooks())
-    tensors = tensors_in(bench.blobs.read(outcome.update.digest))
+    assert (routine.phase, routine.graphs(tiny.manifest, device_setup)) == (
+        "measuring",
+        ("onnx/stats",),
+    )
+    outcome = compute(task(tiny, asked(routine="statistics")), device_setup, Hooks())
+    tensors = tensors_in(device_setup.blobs.read(outcome.update.digest))
     assert set(tensors) == {"stat.norm.mean", "stat.norm.var"}
     assert all(np.isfinite(value).all() for value in tensors.values())
     assert (outcome.metrics.train_loss, outcome.metrics.evaluation, outcome.step_seconds) == (
@@ -131,12 +136,15 @@ def test_a_pass_for_statistics_trains_nothing(tiny, bench):
     )
 
 
-def test_labels_stay_where_a_part_of_the_model_stays(tiny, bench):
+def test_labels_stay_where_a_part_of_the_model_stays(tiny, device_setup):
     """What a label means may be the board's own business then."""
-    assert compute(task(tiny, asked(stays=("linear.bias",))), bench, Hooks()).metrics.labels == ()
+    assert (
+        compute(task(tiny, asked(stays=("linear.bias",))), device_setup, Hooks()).metrics.labels
+        == ()
+    )
 
 
-def test_a_set_without_the_graph_of_a_routine_is_refused(tiny, bench):
+def test_a_set_without_the_graph_of_a_routine_is_refused(tiny, device_setup):
     """The message says what is there, and what to do."""
     bare = tiny.manifest.model_copy(
         update={"graphs": {"onnx/eval": tiny.manifest.graphs["onnx/eval"]}}
@@ -145,10 +153,10 @@ def test_a_set_without_the_graph_of_a_routine_is_refused(tiny, bench):
         with pytest.raises(
             RefusedError, match=rf"has no graph for {what} \(it has onnx/eval\); export it again"
         ):
-            ROUTINES[name].graphs(bare, bench)
+            ROUTINES[name].graphs(bare, device_setup)
 
 
-def test_a_step_is_timed_as_the_board_is_now(tiny, bench, monkeypatch):
+def test_a_step_is_timed_as_the_board_is_now(tiny, device_setup, monkeypatch):
     """A few steps, of which the first warms a session and counts for nothing; nothing is kept; it
     can be stopped.
     """
@@ -164,8 +172,8 @@ def test_a_step_is_timed_as_the_board_is_now(tiny, bench, monkeypatch):
     monkeypatch.setattr(TrainSession, "step", slow)
     given = task(tiny, asked())
     before = {path.name for path in tiny.blobs.root.rglob("*")}
-    assert 0.05 <= timed(given, bench, Hooks()) < 0.5
+    assert 0.05 <= time_step(given, device_setup, Hooks()) < 0.5
     assert taken[1:] == [8] * 5  # the self-test has samples of its own
     assert {path.name for path in tiny.blobs.root.rglob("*")} == before
     with pytest.raises(TaskStopped):
-        timed(given, bench, Hooks(stopped=lambda: True))
+        time_step(given, device_setup, Hooks(stopped=lambda: True))

@@ -13,9 +13,9 @@ import pytest
 from packaging.requirements import Requirement
 
 from device_runtime.training.backends import TrainSession
-from device_runtime.training.course import Course
 from device_runtime.training.epochs import train
 from device_runtime.training.hooks import Hooks
+from device_runtime.training.schedule import TrainingSchedule
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.blobs import blob_ref
 from fleet_protocol.data import make_dataset
@@ -151,7 +151,9 @@ def test_a_board_trains_an_exported_set(board_python, exported, broker, tmp_path
     session.load(weights)
     settings = TrainSettings(**TRAIN)
     dataset = make_dataset("d", x, y)
-    result = train(session, manifest, Course(dataset, np.arange(SAMPLES), settings, 2), Hooks())
+    result = train(
+        session, manifest, TrainingSchedule(dataset, np.arange(SAMPLES), settings, 2), Hooks()
+    )
     assert done.metrics.train_loss == pytest.approx(result.loss, abs=1e-4)
     for name, value in session.parameters().items():
         np.testing.assert_allclose(update[name], value, atol=1e-4, err_msg=name)

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from device_runtime.training.backends import ForwardSession, TrainSession, load_runtime
-from device_runtime.training.course import Course, batches, holdout_split, sample_order
 from device_runtime.training.epochs import self_test, train
 from device_runtime.training.hooks import Hooks, TaskStopped
 from device_runtime.training.labels import label_mask
 from device_runtime.training.measuring import HeldOut, evaluate, measure
+from device_runtime.training.schedule import TrainingSchedule, batches, holdout_split, sample_order
 from fleet_protocol.data import DataSet, make_dataset
 from fleet_protocol.errors import DataError, RefusalReason, RefusedError
 from fleet_protocol.messages import TrainSettings
@@ -174,8 +174,8 @@ def test_training_follows_the_documented_order(tiny):
     session = TrainSession(tiny.manifest, tiny.graph("onnx/train"))
     session.load(initial_weights())
     reports = []
-    course = Course(data, chosen, settings, round_number)
-    result = train(session, tiny.manifest, course, Hooks(report=reports.append))
+    schedule = TrainingSchedule(data, chosen, settings, round_number)
+    result = train(session, tiny.manifest, schedule, Hooks(report=reports.append))
     weights = initial_weights()
     states = {name: np.zeros_like(value) for name, value in weights.items()}
     for epoch in range(settings.epochs):
@@ -238,7 +238,7 @@ def test_absent_labels_do_not_move_their_rows(tiny):
     before = initial_weights()
     session.load(before)
     settings = _settings(epochs=1, batch_size=40)
-    train(session, tiny.manifest, Course(data, np.arange(40), settings, 1), Hooks())
+    train(session, tiny.manifest, TrainingSchedule(data, np.arange(40), settings, 1), Hooks())
     after = session.parameters()["linear.weight"]
     decayed = before["linear.weight"] * (1 - settings.learning_rate * tiny_set.DECAY)
     np.testing.assert_allclose(after[2:], decayed[2:], rtol=1e-6)
@@ -252,7 +252,9 @@ def test_loss_that_is_not_finite_is_refused_by_round_and_step(tiny):
     session = TrainSession(tiny.manifest, tiny.graph("onnx/train"))
     session.load(overflowing_weights())
     with pytest.raises(RefusedError, match="loss is nan in round 5 at step 1") as caught:
-        train(session, tiny.manifest, Course(data, np.arange(24), _settings(), 5), Hooks())
+        train(
+            session, tiny.manifest, TrainingSchedule(data, np.arange(24), _settings(), 5), Hooks()
+        )
     assert caught.value.reason is RefusalReason.FAILED
 
 
@@ -265,7 +267,7 @@ def test_training_stops_between_steps(tiny):
         train(
             session,
             tiny.manifest,
-            Course(_data(), np.arange(50), _settings(), 1),
+            TrainingSchedule(_data(), np.arange(50), _settings(), 1),
             Hooks(stopped=lambda: next(answers)),
         )
     assert next(answers, None) is None
@@ -279,7 +281,7 @@ def test_statistics_are_means_over_batches(tiny):
     settings = _settings(batch_size=8)
     session = ForwardSession(tiny.manifest, tiny.graph("onnx/stats"), initial_weights())
     statistics, count = measure(
-        session, tiny.manifest, Course(data, np.arange(25), settings, 4), Hooks()
+        session, tiny.manifest, TrainingSchedule(data, np.arange(25), settings, 4), Hooks()
     )
     order = sample_order(settings.seed, 4, 0, 25)
     pieces = [
@@ -299,7 +301,12 @@ def test_one_sample_has_no_statistics(tiny):
     """The unbiased variance of one sample does not exist, and the device says so."""
     session = ForwardSession(tiny.manifest, tiny.graph("onnx/stats"), initial_weights())
     with pytest.raises(DataError, match="two samples"):
-        measure(session, tiny.manifest, Course(_data(5), np.arange(1), _settings(), 1), Hooks())
+        measure(
+            session,
+            tiny.manifest,
+            TrainingSchedule(_data(5), np.arange(1), _settings(), 1),
+            Hooks(),
+        )
 
 
 def test_evaluation_counts_every_sample(tiny):
@@ -338,13 +345,17 @@ def test_a_number_of_steps_takes_as_many_passes_as_it_needs(steps, passes_made, 
     """
     data = make_dataset("ten", np.zeros((110, 1)), np.zeros(110, np.int64))
     chosen = np.arange(100, 110)
-    made = list(Course(data, chosen, _settings(epochs=1, steps=steps, batch_size=4), 3).passes())
+    made = list(
+        TrainingSchedule(data, chosen, _settings(epochs=1, steps=steps, batch_size=4), 3).passes()
+    )
     assert [(planned.epoch, planned.epochs) for planned in made] == [
         (i, passes_made) for i in range(passes_made)
     ]
     assert sum(len(planned.batches) for planned in made) == steps
     assert len(made[-1].batches) == last
-    whole = list(Course(data, chosen, _settings(epochs=passes_made, batch_size=4), 3).passes())
+    whole = list(
+        TrainingSchedule(data, chosen, _settings(epochs=passes_made, batch_size=4), 3).passes()
+    )
     for short, full in zip(made, whole, strict=True):
         for mine, theirs in zip(short.batches, full.batches, strict=False):
             np.testing.assert_array_equal(mine, theirs)

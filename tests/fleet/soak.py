@@ -20,7 +20,7 @@ import numpy as np
 from broker_server.service.server import Server
 from broker_server.settings.fleet import BrokerConfig, FleetConfig
 from broker_server.store import Store, TaskPhase
-from shoal.cli.demo import LocalDevice, LocalFleet
+from shoal.local_fleet import LocalDevice, LocalFleet
 from simulation.data.held import Parts
 from simulation.preparing import prepare
 from simulation.runner import simulate

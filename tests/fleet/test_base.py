@@ -9,7 +9,7 @@ from broker_server.settings.fleet import FleetConfig
 from fleet_protocol import control
 from fleet_protocol.manifest import BASE, parse_manifest
 from models import infer_layout
-from shoal.cli.demo import LocalDevice, LocalFleet
+from shoal.local_fleet import LocalDevice, LocalFleet
 from simulation.data.datasets import load_dataset
 from tests.adapted import adapted
 from tests.brokers import mosquitto_broker

@@ -11,7 +11,7 @@ import pytest
 
 from fleet_protocol import control
 from fleet_protocol.errors import RefusalReason
-from shoal.cli.demo import LocalDevice, LocalFleet
+from shoal.local_fleet import LocalDevice, LocalFleet
 from tests.brokers import embedded_broker
 from tests.fleet.conftest import Ground, Watcher, run
 

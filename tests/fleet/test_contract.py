@@ -15,7 +15,7 @@ from broker_server.settings.evaluation import EvaluationConfig
 from broker_server.settings.fleet import ModelConfig
 from broker_server.store import Store
 from device_runtime.doctor import examine
-from fleet_protocol.data.contract import ContractTerms, read_contract
+from fleet_protocol.data.terms import ContractTerms, read_contract
 from models.registry import Registry, infer_layout
 from simulation.data.datasets import load_dataset
 from tests.brokers import embedded_broker

@@ -7,12 +7,12 @@ import sys
 import numpy as np
 import pytest
 
-from broker_server.rounds.advice import advice
+from broker_server.rounds.advice import find_advice
 from broker_server.service.data_findings import EVENT
 from broker_server.settings.evaluation import EvaluationConfig
 from broker_server.store import Store, queries
 from fleet_protocol import control
-from shoal.cli.demo import LocalDevice
+from shoal.local_fleet import LocalDevice
 from tests.brokers import embedded_broker
 from tests.device_runtime.device_process import REPOSITORY
 from tests.fleet.conftest import Watcher, run
@@ -44,7 +44,7 @@ def test_a_board_with_another_scale_is_named_before_its_first_update_counts(grou
     def look():
         with contextlib.closing(Store(ground.folder / "store", read_only=True)) as store:
             seen["merged"] = {view.device.id: view.merged for view in queries.devices(store)}
-            seen["advice"] = {found.title: found.evidence for found in advice(store)}
+            seen["advice"] = {found.title: found.evidence for found in find_advice(store)}
             seen["log"] = [
                 (line.device, line.detail) for line in queries.log(store) if line.kind == EVENT
             ]

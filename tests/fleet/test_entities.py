@@ -20,7 +20,7 @@ from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.manifest import parameter_input
 from models.plan import compile_plan, make_plan
 from models.registry import Registry, infer_layout
-from shoal.cli.demo import LocalDevice, LocalFleet
+from shoal.local_fleet import LocalDevice, LocalFleet
 from simulation.data.text import Vocabulary
 from tests.brokers import mosquitto_broker
 from tests.fleet.conftest import Watcher, run

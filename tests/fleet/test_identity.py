@@ -34,12 +34,12 @@ from fleet_protocol.blobs import decode_chunk
 from fleet_protocol.errors import RefusalReason, TransportError
 from fleet_protocol.identity import envelope
 from fleet_protocol.identity.certificate import issue, read_certificate
-from fleet_protocol.identity.chunks import ChunkSigner, ChunkVerifier, UntoldError, place_of
+from fleet_protocol.identity.chunks import ChunkSigner, ChunkVerifier, MissingKeyError, shared_topic
 from fleet_protocol.identity.enrolment import Enrolment, read_enrolment, write_secret
 from fleet_protocol.identity.envelope import Signer, Verifier
-from fleet_protocol.identity.group import Keys
-from fleet_protocol.identity.marks import Marks
+from fleet_protocol.identity.group import KnownKeys
 from fleet_protocol.identity.member import Member
+from fleet_protocol.identity.replay_guard import ReplayGuard
 from fleet_protocol.identity.sealing import new_key
 from fleet_protocol.link import Link
 from fleet_protocol.messages import Cancel, DeviceStatus, Offer, Refuse
@@ -48,11 +48,11 @@ from fleet_protocol.transport import (
     BrokerAddress,
     Connected,
     Disconnected,
+    OperatorNotice,
     Received,
-    Told,
     open_transport,
 )
-from shoal.cli.demo import LocalDevice
+from shoal.local_fleet import LocalDevice
 from tests.brokers import embedded_broker, free_port, mosquitto_broker
 from tests.fleet.conftest import WIDTHS, Watcher
 
@@ -95,7 +95,7 @@ class Outsider:
         self.tried: Counter[str] = Counter()
         self.chunks: list[bytes] = []
         self._insider = Signer(insider, 2**31) if insider is not None else None
-        self._chunks = ChunkSigner(insider, Keys(insider)) if insider is not None else None
+        self._chunks = ChunkSigner(insider, KnownKeys(insider)) if insider is not None else None
         self._inbox: queue.SimpleQueue = queue.SimpleQueue()
         self._mine: set[bytes] = set()
         self._stop = threading.Event()
@@ -148,8 +148,8 @@ class Outsider:
             self.say("poisoned chunk", event.topic, said[:-4] + b"evil")
             if self._chunks is not None and self.tried["chunk of its own"] < 5:
                 self.tried["chunk of its own"] += 1
-                ((own),) = self._chunks.listed(
-                    place_of(event.topic), ((event.topic, said[-100:]),), None
+                ((own),) = self._chunks.sign_list(
+                    shared_topic(event.topic), ((event.topic, said[-100:]),), None
                 )
                 self._mine.add(hashlib.sha256(own).digest())
                 self._link.publish(event.topic, own)
@@ -331,13 +331,13 @@ def test_a_broker_reads_sizes_only_and_a_revoked_device_nothing_more(ground, tmp
     with contextlib.suppress(queue.Empty):
         while True:
             heard.append(inbox.get_nowait())
-    keys = Keys(gone)
+    keys = KnownKeys(gone)
     read = set()
     unread = set()
-    verifier = Verifier(gone, Marks())
+    verifier = Verifier(gone, ReplayGuard())
     for event in heard:
         if isinstance(event, Received) and event.topic == TOPICS.key("gone"):
-            keys.take(event.topic, verifier.open(event.topic, event.payload).payload)
+            keys.receive_group_key(event.topic, verifier.open(event.topic, event.payload).payload)
     chunks = ChunkVerifier(gone, verifier, keys)
     plain = (
         b"__metadata__",
@@ -351,7 +351,7 @@ def test_a_broker_reads_sizes_only_and_a_revoked_device_nothing_more(ground, tmp
         if isinstance(topic, BlobTopic):
             try:
                 read.add(decode_chunk(chunks.open(event.topic, event.payload).payload).size)
-            except UntoldError:
+            except MissingKeyError:
                 unread.add(topic.digest)
     assert len(read) > len(WIDTHS)  # of the first round: graphs, manifests and weights
     assert len(unread) == 2 * len(set(WIDTHS))  # weights of the other two
@@ -510,7 +510,7 @@ def test_a_board_whose_enrolment_has_ended_is_renewed_where_it_stands(tmp_path, 
         board.subscribe(TOPICS.task("device-0"))
         board.publish(TOPICS.status("device-0"), status)
         renew(folder, ["device-0"], days=30)
-        heard(Told, renewed=True)
+        heard(OperatorNotice, renewed=True)
         board.publish(TOPICS.status("device-0"), status)
         patience = time.monotonic() + 60
         while not server._known.knows("device-0") and time.monotonic() < patience:

@@ -17,7 +17,7 @@ from broker_server.settings.fleet import BrokerConfig, FleetConfig, ModelConfig,
 from fleet_protocol import control
 from fleet_protocol.data import NpzData
 from models.registry import Registry, infer_layout
-from shoal.cli.demo import LocalDevice, LocalFleet
+from shoal.local_fleet import LocalDevice, LocalFleet
 from simulation.data.dataset import Dataset
 from simulation.data.datasets import load_dataset
 from simulation.data.partition import iid

@@ -12,7 +12,7 @@ from fleet_protocol import control
 from fleet_protocol.data import NpzData
 from fleet_protocol.errors import PlanError
 from models.registry import Registry, infer_layout
-from shoal.cli.demo import LocalDevice, LocalFleet
+from shoal.local_fleet import LocalDevice, LocalFleet
 from simulation.data.datasets import load_dataset
 from simulation.data.partition import dirichlet
 from tests.brokers import mosquitto_broker

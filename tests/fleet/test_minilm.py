@@ -12,7 +12,7 @@ import pytest
 from broker_server.settings.fleet import BrokerConfig, FleetConfig, ModelConfig, TrainConfig
 from fleet_protocol import control
 from models.registry import Registry, infer_layout
-from shoal.cli.demo import LocalDevice, LocalFleet
+from shoal.local_fleet import LocalDevice, LocalFleet
 from simulation.data.datasets import load_dataset
 from tests.brokers import mosquitto_broker
 from tests.fleet.conftest import Watcher, run, start_accuracy

@@ -14,7 +14,7 @@ from fleet_protocol.errors import PlanError, RefusalReason
 from fleet_protocol.mapped_tensors import tensors_in
 from models.registry import Registry, infer_layout
 from models.tier import Tier
-from shoal.cli.demo import LocalDevice, LocalFleet
+from shoal.local_fleet import LocalDevice, LocalFleet
 from simulation.data.datasets import load_dataset
 from simulation.data.partition import dirichlet
 from tests.brokers import mosquitto_broker

@@ -13,7 +13,7 @@ from broker_server.store import Store, queries
 from fleet_protocol import control
 from fleet_protocol.mapped_tensors import tensors_in
 from models.registry import Registry, infer_layout
-from shoal.cli.demo import LocalDevice, LocalFleet
+from shoal.local_fleet import LocalDevice, LocalFleet
 from simulation.data.datasets import load_dataset
 from simulation.data.partition import iid
 from tests.brokers import mosquitto_broker

@@ -12,7 +12,7 @@ import pytest
 
 from broker_server.service.rollout import begin, keep_rollout, read_rollout
 from device_runtime.agent.releases import RESTART
-from fleet_protocol.identity.release import kind_of
+from fleet_protocol.identity.release import board_kind
 from shoal.flash.tree import Entry, packed
 from tests.device_runtime.device_process import REPOSITORY
 from tests.fleet.boards import SEPARATE, SITE, until
@@ -46,7 +46,7 @@ def built(**changes):
                     content.replace(old.encode(), new.encode()) if old else content,
                 )
             )
-    return {kind_of(): packed(tree)}
+    return {board_kind(): packed(tree)}
 
 
 def begin_as(folder, builds, **changes):
@@ -114,7 +114,7 @@ def test_a_release_that_fails_in_a_round_goes_no_further(lab):
     server = up(rounds=100_000)
     boards = [board(index) for index in range(2)]
     until(lambda: len(server._known.releases()) == 2, *(each.log for each in boards))
-    ends = "    check_parameters(session.parameters(), course.round, step)\n"
+    ends = "    check_parameters(session.parameters(), schedule.round, step)\n"
     bad = built(
         device_runtime__training__epochs=(
             ends,
@@ -218,8 +218,8 @@ def test_a_release_that_the_server_does_not_hear_is_taken_back(lab):
 def test_what_the_operator_did_not_sign_or_signed_before_is_not_taken(lab):
     """A server that was taken over: a release of its own, and an old one once a newer was in hand."""
     folder, up, board = lab
-    old = begin_as(folder, {kind_of(): b"old"})
-    new = begin_as(folder, {kind_of(): b"no archive"})
+    old = begin_as(folder, {board_kind(): b"old"})
+    new = begin_as(folder, {board_kind(): b"no archive"})
     server = up()
     one = board(0)
     until(

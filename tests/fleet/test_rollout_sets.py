@@ -25,7 +25,7 @@ from fleet_protocol.blobs import blob_ref
 from fleet_protocol.manifest import parse_manifest
 from fleet_protocol.mapped_tensors import open_tensors
 from models.registry import Registry, infer_layout
-from shoal.cli.demo import LocalFleet
+from shoal.local_fleet import LocalFleet
 from tests.brokers import embedded_broker
 from tests.fleet.boards import until
 from tests.fleet.conftest import WIDTHS, Watcher, run

@@ -25,7 +25,7 @@ from fleet_protocol.identity.member import Member
 from fleet_protocol.link import Link
 from fleet_protocol.topics import Topics
 from fleet_protocol.transport import BrokerAddress, Connected, Received, Rejected, open_transport
-from shoal.cli.demo import LocalDevice
+from shoal.local_fleet import LocalDevice
 from tests.brokers import free_port, mosquitto_broker
 
 TOPICS = Topics("test")

@@ -25,7 +25,7 @@ from fleet_protocol.blobs import (
     iter_chunks,
     ranges_of,
 )
-from fleet_protocol.digests import blob_digest, matches, place_of
+from fleet_protocol.digests import blob_digest, blob_path, matches
 from fleet_protocol.errors import BlobError, StorageError
 from fleet_protocol.messages import BlobRef
 
@@ -308,4 +308,4 @@ def test_a_digest_says_how_it_was_made():
     assert matches(b"", hashlib.sha256(b"").hexdigest())
     assert not matches(b"x", blob_digest(b""))
     with pytest.raises(ValueError, match="no digest"):
-        place_of("../" + "a" * 61)
+        blob_path("../" + "a" * 61)

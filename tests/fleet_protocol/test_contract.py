@@ -11,16 +11,10 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from fleet_protocol.data import DataConfig, load_data, make_dataset
-from fleet_protocol.data.contract import (
-    CONTRACT_FILE,
-    ContractTerms,
-    DataContract,
-    check_own_labels,
-    contract_of,
-    read_contract,
-    reconciled,
-)
+from fleet_protocol.data.contract import complete_contract, reconcile
 from fleet_protocol.data.facts import SourceFacts
+from fleet_protocol.data.label_order import check_own_labels
+from fleet_protocol.data.terms import CONTRACT_FILE, ContractTerms, DataContract, read_contract
 from fleet_protocol.errors import ConfigError, MismatchError
 from fleet_protocol.manifest import Manifest
 from fleet_protocol.recipe_spec import LossSpec, OptimizerSpec, RecipeSpec
@@ -45,13 +39,13 @@ def labelled(*names, said=False, y=(0, 1, 1)):
 def test_labels_are_numbered_by_name():
     """A board that lacks a class, or names them in another order, gets the numbers of the fleet."""
     contract = DataContract(labels=("ant", "bee", "cat"))
-    assert reconciled(labelled("bee", "cat"), contract).y.tolist() == [1, 2, 2]
-    assert reconciled(
+    assert reconcile(labelled("bee", "cat"), contract).y.tolist() == [1, 2, 2]
+    assert reconcile(
         labelled("cat", "bee", "ant", said=True, y=(0, 1, 2)), contract
     ).y.tolist() == [2, 1, 0]
-    assert reconciled(labelled("ant", "bee"), contract).label_names == contract.labels
+    assert reconcile(labelled("ant", "bee"), contract).label_names == contract.labels
     same = labelled("ant", "bee", "cat")
-    assert reconciled(same, contract).y is same.y
+    assert reconcile(same, contract).y is same.y
 
 
 def test_a_label_that_the_fleet_lacks_is_refused_by_name():
@@ -60,15 +54,15 @@ def test_a_label_that_the_fleet_lacks_is_refused_by_name():
     with pytest.raises(
         MismatchError, match="board has the label 'dog', which is not a label of the fleet"
     ):
-        reconciled(labelled("ant", "dog"), contract)
-    assert reconciled(labelled("bee", "ant", "dog", said=True), contract).y.tolist() == [1, 0, 0]
+        reconcile(labelled("ant", "dog"), contract)
+    assert reconcile(labelled("bee", "ant", "dog", said=True), contract).y.tolist() == [1, 0, 0]
 
 
 def test_a_numbering_that_nobody_has_said_is_refused():
     """Without names in the fleet a board would number its folders for itself."""
     for contract in (None, DataContract(), DataContract(columns=COLUMNS)):
         with pytest.raises(MismatchError, match="nothing sets their order") as refusal:
-            reconciled(labelled("ant", "bee"), contract)
+            reconcile(labelled("ant", "bee"), contract)
         server, board = map(
             str(refusal.value).index, ("[contract] of fleet.toml", "[data] of every device.toml")
         )
@@ -77,29 +71,29 @@ def test_a_numbering_that_nobody_has_said_is_refused():
         assert '"ant"' not in str(
             refusal.value
         )  # a line to copy would number them as this board does
-    assert reconciled(labelled("ant", "bee", said=True), None).y.tolist() == [0, 1, 1]
-    assert reconciled(labelled("ant", "bee"), None, own_labels=True).y.tolist() == [0, 1, 1]
+    assert reconcile(labelled("ant", "bee", said=True), None).y.tolist() == [0, 1, 1]
+    assert reconcile(labelled("ant", "bee"), None, own_labels=True).y.tolist() == [0, 1, 1]
 
 
 def test_a_board_names_as_many_labels_as_the_model_has(tmp_path):
     """Without a contract a board that says only its own folders numbers them as nobody else does."""
     recipe = RecipeSpec(optimizer=OptimizerSpec(name="sgd"), loss=LossSpec())
     manifest = Manifest.model_construct(arch="mlp", tier="b3", classes=3, recipe=recipe)
-    own = reconciled(labelled("ant", "bee", said=True), None)
+    own = reconcile(labelled("ant", "bee", said=True), None)
     with pytest.raises(
         MismatchError, match=r"names 2 labels for board \(ant, bee\), and mlp b3 has 3 classes"
     ):
         check_own_labels(own, manifest)
-    check_own_labels(reconciled(labelled("ant", "bee", "cat", said=True), None), manifest)
+    check_own_labels(reconcile(labelled("ant", "bee", "cat", said=True), None), manifest)
     check_own_labels(
-        reconciled(labelled("ant", "bee", said=True), DataContract(labels=("ant", "bee"))), manifest
+        reconcile(labelled("ant", "bee", said=True), DataContract(labels=("ant", "bee"))), manifest
     )
 
 
 def test_labels_that_do_not_count_stay():
     """A negative label is none, whatever the order of the names."""
     data = replace(labelled("bee", "ant", y=(0, 1, 1)), y=np.array([0, -1, 1]))
-    assert reconciled(data, DataContract(labels=("ant", "bee"))).y.tolist() == [1, -1, 0]
+    assert reconcile(data, DataContract(labels=("ant", "bee"))).y.tolist() == [1, -1, 0]
 
 
 def test_numbers_as_labels_meet_names_that_are_numbers_out_of_place():
@@ -108,13 +102,13 @@ def test_numbers_as_labels_meet_names_that_are_numbers_out_of_place():
     """
     plain = make_dataset("d.npz", np.zeros((3, 2), np.float32), np.array([0, 1, 2]))
     ordered = DataContract(labels=tuple(map(str, range(12))))
-    assert reconciled(plain, ordered).y.tolist() == [0, 1, 2]
-    assert reconciled(plain, DataContract(labels=("ant", "bee", "cat"))).y.tolist() == [0, 1, 2]
+    assert reconcile(plain, ordered).y.tolist() == [0, 1, 2]
+    assert reconcile(plain, DataContract(labels=("ant", "bee", "cat"))).y.tolist() == [0, 1, 2]
     with pytest.raises(
         MismatchError,
         match=r"d\.npz has numbers as labels.*0, 1, 10, 11.*their meaning is ambiguous",
     ):
-        reconciled(plain, DataContract(labels=tuple(sorted(ordered.labels))))
+        reconcile(plain, DataContract(labels=tuple(sorted(ordered.labels))))
 
 
 @pytest.mark.parametrize("header", [True, False])
@@ -128,24 +122,25 @@ def test_numbers_in_a_table_have_names_or_are_refused(tmp_path, header):
     with pytest.raises(
         MismatchError, match=r"\.csv has numbers as labels.*names \(benign, malignant\)"
     ) as refusal:
-        reconciled(table(tmp_path, text, **keys), contract)
+        reconcile(table(tmp_path, text, **keys), contract)
     assert 'device.toml, labels = ["<name of label 0>", "<name of label 1>", ...], with' in str(
         refusal.value
     )
     named = table(tmp_path, text, labels=["malignant", "benign"], **keys)
-    assert reconciled(named, contract).y.tolist() == [1, 0]
-    assert reconciled(
-        table(tmp_path, text, **keys), DataContract(labels=("0", "1"))
-    ).y.tolist() == [0, 1]
-    assert reconciled(table(tmp_path, text, **keys), DataContract()).y.tolist() == [0, 1]
+    assert reconcile(named, contract).y.tolist() == [1, 0]
+    assert reconcile(table(tmp_path, text, **keys), DataContract(labels=("0", "1"))).y.tolist() == [
+        0,
+        1,
+    ]
+    assert reconcile(table(tmp_path, text, **keys), DataContract()).y.tolist() == [0, 1]
     with pytest.raises(MismatchError, match="has numbers as labels"):
-        reconciled(table(tmp_path, text, **keys), DataContract(labels=("1", "2")))
+        reconcile(table(tmp_path, text, **keys), DataContract(labels=("1", "2")))
 
 
 def test_several_numbers_of_a_sample_are_no_labels_with_names(tmp_path):
     """Each column of `label_columns` holds or does not, in the order in which the board says them."""
     data = table(tmp_path, "a,b,c\n1,0,1\n", label_columns=["b", "c"])
-    assert reconciled(data, DataContract(labels=("b", "c"))).y.tolist() == [[0, 1]]
+    assert reconcile(data, DataContract(labels=("b", "c"))).y.tolist() == [[0, 1]]
 
 
 def test_columns_are_picked_and_ordered_by_name(tmp_path):
@@ -154,7 +149,7 @@ def test_columns_are_picked_and_ordered_by_name(tmp_path):
     """
     contract = DataContract(columns=COLUMNS)
     data = table(tmp_path, ",c,label,b,x,a\n0,3,1,2,9,1\n1,30,0,20,9,10\n", mean=[7, 3, 2, 9, 1])
-    found = reconciled(data, contract)
+    found = reconcile(data, contract)
     assert found.x.tolist() == [[1, 2, 3], [10, 20, 30]]
     assert found.batch(slice(None), "float32")[0][0].tolist() == [0, 0, 0]
     assert found.column_names == COLUMNS
@@ -164,11 +159,11 @@ def test_columns_are_picked_and_ordered_by_name(tmp_path):
 def test_columns_laid_out_as_an_image_are_ordered_too(tmp_path):
     """Before they have the shape of a sample their names decide."""
     data = table(tmp_path, "d,c,b,a,label\n4,3,2,1,0\n", shape=[1, 2, 2])
-    found = reconciled(data, DataContract(columns=("a", "b", "c", "d")))
+    found = reconcile(data, DataContract(columns=("a", "b", "c", "d")))
     assert found.x.tolist() == [[[[1, 2], [3, 4]]]]
     further = table(tmp_path, "d,c,b,a,label\n4,3,2,1,0\n", shape=[1, 2, 2])
     with pytest.raises(MismatchError, match=r'reads them by position: set columns = \["a", "b"\]'):
-        reconciled(further, DataContract(columns=("a", "b")))
+        reconcile(further, DataContract(columns=("a", "b")))
 
 
 def test_columns_that_a_function_took_by_place_must_stand_right(tmp_path):
@@ -177,9 +172,9 @@ def test_columns_that_a_function_took_by_place_must_stand_right(tmp_path):
     keys = {"transforms": [f"{tmp_path}/own.py:same"]}
     contract = DataContract(columns=("a", "b"))
     with pytest.raises(MismatchError, match=r'set columns = \["a", "b"\]'):
-        reconciled(table(tmp_path, "b,a,label\n1,2,0\n", **keys), contract)
+        reconcile(table(tmp_path, "b,a,label\n1,2,0\n", **keys), contract)
     said = table(tmp_path, "b,a,label\n1,2,0\n", columns=["a", "b"], **keys)
-    assert reconciled(said, contract).x.tolist() == [[2, 1]]
+    assert reconcile(said, contract).x.tolist() == [[2, 1]]
 
 
 def test_a_missing_column_is_refused_by_name(tmp_path):
@@ -188,7 +183,7 @@ def test_a_missing_column_is_refused_by_name(tmp_path):
         MismatchError,
         match=r"0\.csv has no column 'c', which the fleet's model reads \(it has a, b\)",
     ):
-        reconciled(table(tmp_path, "a,b,label\n1,2,0\n"), DataContract(columns=COLUMNS))
+        reconcile(table(tmp_path, "a,b,label\n1,2,0\n"), DataContract(columns=COLUMNS))
 
 
 def test_a_missing_column_says_where_to_look(tmp_path):
@@ -201,15 +196,15 @@ def test_a_missing_column_says_where_to_look(tmp_path):
         MismatchError,
         match=r"the file has it, and `columns` in \[data\] of device.toml leaves it out",
     ):
-        reconciled(table(tmp_path, text, columns=["a"]), contract)
+        reconcile(table(tmp_path, text, columns=["a"]), contract)
     for keys in ({}, {"columns": ["a"]}):
         with pytest.raises(
             MismatchError, match="'B' is spelled differently: rename it in the file to 'b'"
         ) as refusal:
-            reconciled(table(tmp_path, text, **keys), DataContract(columns=("a", "b")))
+            reconcile(table(tmp_path, text, **keys), DataContract(columns=("a", "b")))
         assert "`columns`" not in str(refusal.value)
     with pytest.raises(MismatchError, match="add it to the file, or rename the column") as refusal:
-        reconciled(table(tmp_path, text, columns=["a"]), DataContract(columns=("a", "c")))
+        reconcile(table(tmp_path, text, columns=["a"]), DataContract(columns=("a", "c")))
     assert "`columns`" not in str(refusal.value)
 
 
@@ -234,21 +229,21 @@ def test_another_shape_than_the_fleets_is_refused(own, fleet, remedy):
     """Before anything is fetched, with the key that can change it; nothing is known without samples
     of the server.
     """
-    contract = contract_of(make_dataset("server", np.zeros((3, *fleet)), np.arange(3)))
+    contract = complete_contract(make_dataset("server", np.zeros((3, *fleet)), np.arange(3)))
     board = make_dataset("board", np.zeros((3, *own)), np.arange(3))
     with pytest.raises(
         MismatchError, match=re.escape(f"samples in board have shape {[*own]}, ")
     ) as refusal:
-        reconciled(board, contract)
+        reconcile(board, contract)
     assert remedy in str(refusal.value)
-    assert reconciled(board, DataContract(labels=("a", "b", "c"))).x is board.x
+    assert reconcile(board, DataContract(labels=("a", "b", "c"))).x is board.x
 
 
 def test_inputs_that_a_model_lays_flat_have_any_shape():
     """Of a model of several inputs the server knows the number of values alone."""
-    contract = contract_of(make_dataset("server", np.zeros((3, 12)), np.arange(3)))
+    contract = complete_contract(make_dataset("server", np.zeros((3, 12)), np.arange(3)))
     board = make_dataset("board", np.zeros((3, 3, 4)), np.arange(3))
-    assert reconciled(board, contract).x is board.x
+    assert reconcile(board, contract).x is board.x
 
 
 @pytest.mark.parametrize("title", ["", " ", "Unnamed: 0"])
@@ -256,11 +251,11 @@ def test_a_column_without_a_name_is_refused_unless_columns_are_named(tmp_path, t
     """It is an index as pandas writes it: a model would learn the order of the lines."""
     text = f"{title},a,b,label\n0,1,2,0\n1,3,4,1\n"
     with pytest.raises(MismatchError, match=r'column 0 of .* has no name.*columns = \["a", "b"\]'):
-        reconciled(table(tmp_path, text), None)
+        reconcile(table(tmp_path, text), None)
     with pytest.raises(MismatchError, match="has no name"):
-        contract_of(table(tmp_path, text))
+        complete_contract(table(tmp_path, text))
     chosen = table(tmp_path, text, columns=["a", "b"])
-    assert reconciled(chosen, None).x.tolist() == [[1, 2], [3, 4]]
+    assert reconcile(chosen, None).x.tolist() == [[1, 2], [3, 4]]
 
 
 def test_what_stands_for_missing_values_is_the_fleets(tmp_path):
@@ -270,22 +265,22 @@ def test_what_stands_for_missing_values_is_the_fleets(tmp_path):
     with pytest.raises(
         MismatchError, match=r"and the fleet uses 0: set missing = 0 in \[data\] of device"
     ):
-        reconciled(data, DataContract(columns=("a", "b"), missing=0))
+        reconcile(data, DataContract(columns=("a", "b"), missing=0))
     with pytest.raises(
         MismatchError, match=r"set missing = -1 in \[evaluation\.data\] or \[contract\] of fleet"
     ):
-        reconciled(data, DataContract(columns=("a", "b")))
-    assert reconciled(data, DataContract(columns=("a", "b"), missing=-1)).x.tolist() == [[1, -1]]
+        reconcile(data, DataContract(columns=("a", "b")))
+    assert reconcile(data, DataContract(columns=("a", "b"), missing=-1)).x.tolist() == [[1, -1]]
 
 
 def test_tokens_lie_below_the_bound():
     """Beyond the vocabulary the lookup of a graph fails in the middle of a step."""
     data = make_dataset("text", np.array([[0, 4], [7, 2]]), np.array([0, 1]))
-    assert reconciled(data, DataContract(tokens=8)) is data
+    assert reconcile(data, DataContract(tokens=8)) is data
     with pytest.raises(
         MismatchError, match="sample 1 in text has the token 7, and the fleet's vocabulary has 7"
     ):
-        reconciled(data, DataContract(tokens=7))
+        reconcile(data, DataContract(tokens=7))
 
 
 def test_values_lie_in_the_range_that_is_said():
@@ -294,19 +289,19 @@ def test_values_lie_in_the_range_that_is_said():
     with pytest.raises(
         MismatchError, match=r"values in pixels range from 0 to 255 .* from 0 to 1: set `scale`"
     ):
-        reconciled(pixels, DataContract(range=(0, 1)))
+        reconcile(pixels, DataContract(range=(0, 1)))
     scaled = replace(pixels, scale=1 / 255)
-    assert reconciled(scaled, DataContract(range=(0, 1))) is scaled
+    assert reconcile(scaled, DataContract(range=(0, 1))) is scaled
 
 
 def test_a_servers_samples_make_the_contract(tmp_path):
     """Names and a summary; what is said beforehand stays."""
     data = table(tmp_path, "b,a,label\n1,2,no\n3,5,yes\n")
-    contract = contract_of(data)
+    contract = complete_contract(data)
     assert (contract.labels, contract.columns) == (("no", "yes"), ("b", "a"))
     assert contract.summary.highest == (3.0, 5.0)
     terms = ContractTerms(labels=("yes", "no"), columns=("a",))
-    assert contract_of(reconciled(data, terms), terms).labels == ("yes", "no")
+    assert complete_contract(reconcile(data, terms), terms).labels == ("yes", "no")
     again = DataContract.model_validate_json(contract.to_bytes())
     assert again == contract
 
@@ -326,7 +321,7 @@ def test_names_that_cannot_travel_are_refused(tmp_path):
     with pytest.raises(
         ConfigError, match="board: the names: Value error, the names of labels and columns take"
     ):
-        contract_of(data)
+        complete_contract(data)
     assert read_contract(tmp_path) is None
     (tmp_path / CONTRACT_FILE).write_text("{")
     assert read_contract(tmp_path) is None

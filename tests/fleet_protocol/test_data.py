@@ -108,7 +108,7 @@ def test_several_inputs_and_targets_are_rows_in_the_models_order(tmp_path):
         {"kind": "python", "entry_point": "mine.py:f"},
     )
     for data in (*(load(tmp_path, **table) for table in tables), make_dataset("row", x, y)):
-        taken, targets = data.fitted(named()).batch(slice(None), "float32")
+        taken, targets = data.fit_to(named()).batch(slice(None), "float32")
         np.testing.assert_array_equal(taken, x)
         np.testing.assert_array_equal(targets, y)
     data = load(tmp_path, **tables[0])
@@ -116,13 +116,13 @@ def test_several_inputs_and_targets_are_rows_in_the_models_order(tmp_path):
         DataError,
         match=r"d.npz has the inputs image \(6\), words \(4\); name words .*in this order",
     ):
-        data.fitted(named(("words", "image")))
+        data.fit_to(named(("words", "image")))
     with pytest.raises(
         DataError, match=r"has the targets label \(1\), box \(2\); name box \(2\), label \(1\)"
     ):
-        data.fitted(named(targets=("box", "label")))
+        data.fit_to(named(targets=("box", "label")))
     with pytest.raises(DataError, match=r"has the inputs image \(6\), words \(4\); name one array"):
-        data.fitted(model((10,), "float32", 3))
+        data.fit_to(model((10,), "float32", 3))
     with pytest.raises(DataError, match="no array 'text'"):
         load(tmp_path, kind="npz", path="d.npz", x_key=["image", "text"], y_key="label")
     np.savez(tmp_path / "odd.npz", **PARTS | {"words": np.zeros((3, 4))})
@@ -257,7 +257,7 @@ def test_tokens_stay_whole_numbers():
     data = make_dataset(
         "tokens", np.array([[5, 0], [70000, 1]], np.int32), np.array([0, 1]), scale=0.5
     )
-    data.fitted(model((2,), "int64", 2))
+    data.fit_to(model((2,), "int64", 2))
     x, _ = data.batch(np.array([1]), "int64")
     assert (x.dtype, x.tolist()) == (np.int64, [[70000, 1]])
 
@@ -268,8 +268,8 @@ def test_negative_tokens_are_refused():
     with pytest.raises(
         DataError, match="samples in tokens have negative tokens; number them from 0"
     ):
-        data.fitted(model((2,), "int64", 2))
-    data.fitted(model((2,), "float32", 2))
+        data.fit_to(model((2,), "int64", 2))
+    data.fit_to(model((2,), "float32", 2))
 
 
 def test_channels_with_one_mean_may_be_laid_flat():
@@ -429,14 +429,14 @@ def test_targets_may_be_numbers(tmp_path):
     squares = {"name": "mean-squared-error", "target": "float32"}
     (tmp_path / "t.csv").write_text("a,b,y,z\n1,2,-0.5,3\n4,5,2,6\n")
     data = load(tmp_path, kind="csv", path="t.csv", label_column="y", columns=["a", "b"])
-    assert data.fitted(model((2,), "float32", 1, **squares)).y.tolist() == [-0.5, 2.0]
+    assert data.fit_to(model((2,), "float32", 1, **squares)).y.tolist() == [-0.5, 2.0]
     with pytest.raises(DataError, match=r"masked-cross-entropy takes labels.*mean-squared-error"):
-        data.fitted(model((2,), "float32", 3))
+        data.fit_to(model((2,), "float32", 3))
     data = load(tmp_path, kind="csv", path="t.csv", label_columns=["y", "z"])
     assert data.x.tolist() == [[1, 2], [4, 5]]
-    assert data.fitted(model((2,), "float32", 2, (2,), **squares)).y.tolist() == [[-0.5, 3], [2, 6]]
+    assert data.fit_to(model((2,), "float32", 2, (2,), **squares)).y.tolist() == [[-0.5, 3], [2, 6]]
     np.savez(tmp_path / "t.npz", x=np.zeros((2, 3)), y=np.array([-1, 5]))
-    found = load(tmp_path, kind="npz", path="t.npz").fitted(model((3,), "float32", 1, **squares)).y
+    found = load(tmp_path, kind="npz", path="t.npz").fit_to(model((3,), "float32", 1, **squares)).y
     assert (found.dtype, found.tolist()) == (np.float32, [-1, 5])
     np.savez(tmp_path / "t.npz", x=np.zeros((2, 3)), y=np.array([0.5, np.nan]))
     with pytest.raises(DataError, match=r"target of sample 1 .* is not finite"):
@@ -446,7 +446,7 @@ def test_targets_may_be_numbers(tmp_path):
     )
     found = (
         load(tmp_path, kind="python", entry_point="mine.py:f")
-        .fitted(model((3,), "float32", 1, **squares))
+        .fit_to(model((3,), "float32", 1, **squares))
         .y
     )
     assert found.tolist() == [0.25, 1.0]
@@ -477,15 +477,15 @@ def test_several_labels_of_a_sample_are_no_tokens():
         DataError,
         match="if several labels hold for a sample, export with --loss binary-cross-entropy",
     ):
-        data.fitted(model((4,), "float32", 3))
+        data.fit_to(model((4,), "float32", 3))
     binary = {"name": "binary-cross-entropy", "target": "float32", "bounds": (0, 1)}
-    assert data.fitted(model((4,), "float32", 3, (3,), **binary)).y.tolist() == [
+    assert data.fit_to(model((4,), "float32", 3, (3,), **binary)).y.tolist() == [
         [1, 0, 1],
         [0, 0, 1],
     ]
     twos = make_dataset("d.npz", np.zeros((1, 4), np.float32), np.array([[2, 0, 1]]))
     with pytest.raises(DataError, match="lie in 0 to 2; binary-cross-entropy takes 0 to 1"):
-        twos.fitted(model((4,), "float32", 3, (3,), **binary))
+        twos.fit_to(model((4,), "float32", 3, (3,), **binary))
 
 
 def test_a_label_may_count_for_nothing():
@@ -493,29 +493,29 @@ def test_a_label_may_count_for_nothing():
     data = make_dataset(
         "d.npz", np.zeros((2, 4), np.float32), np.array([[[0, 255], [1, 2]], [[255, 255], [0, 0]]])
     )
-    assert data.fitted(model((4,), "float32", 3, (2, 2), ignored=255)).y.min() == -1
+    assert data.fit_to(model((4,), "float32", 3, (2, 2), ignored=255)).y.min() == -1
     with pytest.raises(DataError, match="label 255 of sample 0"):
-        data.fitted(model((4,), "float32", 3, (2, 2)))
+        data.fit_to(model((4,), "float32", 3, (2, 2)))
 
 
 def test_a_model_that_takes_other_samples(tmp_path):
     """Shape, labels and type are checked against the model of a task."""
     data = make_dataset("d.npz", np.zeros((3, 4), np.float32), np.arange(3))
-    data.fitted(model((4,), "float32", 3))
+    data.fit_to(model((4,), "float32", 3))
     with pytest.raises(
         DataError, match=re.escape("samples in d.npz have shape [4], the model takes [1, 2, 2]")
     ):
-        data.fitted(model((1, 2, 2), "float32", 3))
+        data.fit_to(model((1, 2, 2), "float32", 3))
     with pytest.raises(
         DataError, match=re.escape("label 2 of sample 2 in d.npz is outside 0 to 1")
     ):
-        data.fitted(model((4,), "float32", 2))
+        data.fit_to(model((4,), "float32", 2))
     with pytest.raises(DataError, match=r"label -1 of sample 0 in d.npz is outside 0 to 2"):
-        make_dataset("d.npz", np.zeros((1, 4), np.float32), np.array([-1])).fitted(
+        make_dataset("d.npz", np.zeros((1, 4), np.float32), np.array([-1])).fit_to(
             model((4,), "float32", 3)
         )
     with pytest.raises(DataError, match="takes integer tokens"):
-        data.fitted(model((4,), "int64", 3))
+        data.fit_to(model((4,), "int64", 3))
 
 
 def test_images_without_pillow_name_the_extra(tmp_path):
@@ -540,13 +540,13 @@ def test_labels_of_an_own_loss_are_those_it_takes():
     """
     wanted = model((3,), "float32", 3, name="focal", target="float32", whole={"": (0, 2, -100)})
     x = np.zeros((3, 3), np.float32)
-    fine = make_dataset("d", x, np.array([2, -100, 0])).fitted(wanted).y
+    fine = make_dataset("d", x, np.array([2, -100, 0])).fit_to(wanted).y
     assert (fine.dtype, fine.tolist()) == (np.float32, [2, -100, 0])
     for label in (-1, 3, 0.5, 2.0**25):
         with pytest.raises(
             DataError, match=r"label \S+ of sample 1 in d is no whole number from 0 to 2.*focal"
         ):
-            make_dataset("d", x, np.array([2, label, 0])).fitted(wanted)
+            make_dataset("d", x, np.array([2, label, 0])).fit_to(wanted)
     several = model(
         (3,),
         "float32",
@@ -556,13 +556,13 @@ def test_labels_of_an_own_loss_are_those_it_takes():
         parts={"box": 2, "label": 1},
         whole={"label": (0, 2)},
     )
-    assert make_dataset("d", x, np.full((3, 3), [0.5, -9, 2])).fitted(several).y[0].tolist() == [
+    assert make_dataset("d", x, np.full((3, 3), [0.5, -9, 2])).fit_to(several).y[0].tolist() == [
         0.5,
         -9,
         2,
     ]
     with pytest.raises(DataError, match=r"label 9 of sample 0 .* for label"):
-        make_dataset("d", x, np.full((3, 3), [0.5, -9, 9])).fitted(several)
+        make_dataset("d", x, np.full((3, 3), [0.5, -9, 9])).fit_to(several)
 
 
 def test_numbers_that_a_type_does_not_hold_are_refused_or_stay_numbers():
@@ -586,9 +586,9 @@ def test_an_ignored_label_hides_no_other():
     """
     wanted = model((3,), "float32", 3, ignored=255)
     with pytest.raises(DataError, match="label 9 of sample 2 in d"):
-        make_dataset("d", np.zeros((3, 3)), np.array([255, 1, 9])).fitted(wanted)
+        make_dataset("d", np.zeros((3, 3)), np.array([255, 1, 9])).fit_to(wanted)
     places = model((3,), "float32", 3, (2,), ignored=255)
-    assert make_dataset("d", np.zeros((1, 3)), np.array([[255, -7]])).fitted(places).y.max() < 0
+    assert make_dataset("d", np.zeros((1, 3)), np.array([[255, -7]])).fit_to(places).y.max() < 0
 
 
 def test_a_damaged_table_and_ragged_samples_are_named(tmp_path):

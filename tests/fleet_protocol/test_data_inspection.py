@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as arrays
 from sklearn import datasets
 
 from fleet_protocol.data import make_dataset
-from fleet_protocol.data.comparison import compare, findings
+from fleet_protocol.data.comparison import compare, find_problems
 from fleet_protocol.data.facts import SourceFacts
 from fleet_protocol.data.inspection import inspect
 from fleet_protocol.data.summary import summarise
@@ -320,13 +320,13 @@ def test_a_constant_column_is_none_where_it_may_be():
     """In the fleet it is constant as well, or says yes or no; a sensor that is stuck at 0 is one."""
     flag = (RNG.random(COUNT) < 0.4).astype(np.float32)
     same, flags = (summarise(data_of(with_column(column))) for column in (21.5, flag))
-    assert findings(data_of(with_column(21.5), names=NAMES), same) == ()
-    assert findings(data_of(with_column(1.0), names=NAMES), flags) == ()
-    assert kinds(findings(data_of(with_column(1.0), names=NAMES), None)) == ["constant"]
-    assert kinds(findings(data_of(with_column(0.0), names=NAMES), FLEET)) == ["constant"]
+    assert find_problems(data_of(with_column(21.5), names=NAMES), same) == ()
+    assert find_problems(data_of(with_column(1.0), names=NAMES), flags) == ()
+    assert kinds(find_problems(data_of(with_column(1.0), names=NAMES), None)) == ["constant"]
+    assert kinds(find_problems(data_of(with_column(0.0), names=NAMES), FLEET)) == ["constant"]
     stuck = np.round(TABLE).astype(np.int64)
     stuck[:, 1] = 4
-    assert kinds(findings(data_of(stuck, names=NAMES), FLEET)) == ["constant"]
+    assert kinds(find_problems(data_of(stuck, names=NAMES), FLEET)) == ["constant"]
 
 
 @given(
@@ -354,7 +354,11 @@ def test_no_samples_make_it_fail(x, targets, seed):
     }[targets]
     data = data_of(x, y)
     other = summarise(data_of(np.flip(x, 1) * (seed % 3 + 1), y))
-    for finding in (*findings(data), *findings(data, summarise(data)), *findings(data, other)):
+    for finding in (
+        *find_problems(data),
+        *find_problems(data, summarise(data)),
+        *find_problems(data, other),
+    ):
         assert finding.text
         assert finding.text.isprintable()
     assert compare(summarise(data), summarise(data)) == ()
@@ -380,4 +384,4 @@ def test_honest_boards_have_no_finding(name):
     ]
     fleet = summarise(data_of(bunch.data[test], bunch.target[test]))
     for rows in deals(bunch.data, bunch.target):
-        assert findings(data_of(bunch.data[rows], bunch.target[rows]), fleet) == ()
+        assert find_problems(data_of(bunch.data[rows], bunch.target[rows]), fleet) == ()

@@ -17,8 +17,8 @@ from fleet_protocol.errors import ConfigError, RefusalReason, RefusedError
 from fleet_protocol.identity.certificate import Certificate, issue
 from fleet_protocol.identity.enrolment import Enrolment, read_enrolment, write_secret
 from fleet_protocol.identity.envelope import Signer, Verifier
-from fleet_protocol.identity.marks import Marks, next_session
-from fleet_protocol.identity.papers import Standing
+from fleet_protocol.identity.papers import Membership
+from fleet_protocol.identity.replay_guard import ReplayGuard, next_session
 from fleet_protocol.topics import Topics
 
 TOPICS = Topics("lab")
@@ -47,7 +47,7 @@ def refused(verifier, topic, envelope, **options):
 def test_each_speaks_under_its_own_name_and_the_server_everywhere_else(fleet):
     """Who may sign what is a matter of the topic."""
     _, server, one, two = fleet
-    verifier = Verifier(one, Marks())
+    verifier = Verifier(one, ReplayGuard())
     said = {
         server: [
             TASK,
@@ -77,7 +77,7 @@ def test_each_speaks_under_its_own_name_and_the_server_everywhere_else(fleet):
 def test_a_message_is_taken_once_and_in_order(fleet):
     """Said again, or after a later one, it is a replay; on another topic a forgery."""
     _, server, one, _ = fleet
-    verifier = Verifier(one, Marks())
+    verifier = Verifier(one, ReplayGuard())
     signer = Signer(server, 7)
     first = signer.seal(TASK, b"1")
     second = signer.seal(TASK, b"2")
@@ -97,7 +97,7 @@ def test_a_copy_of_an_enrolment_is_told_from_its_board_until_a_new_one_ends_both
     server = read_enrolment(folder / "server.enrolment")
     one = read_enrolment(enroll(folder, "pi-1"))
     topic = TOPICS.status("pi-1")
-    verifier = Verifier(server, Marks())
+    verifier = Verifier(server, ReplayGuard())
     board = Signer(one, 7)
     copied = Signer(one, 8)
     verifier.open(topic, board.seal(topic, b"here"))
@@ -107,7 +107,7 @@ def test_a_copy_of_an_enrolment_is_told_from_its_board_until_a_new_one_ends_both
     ):
         verifier.open(topic, board.seal(topic, b"still here"))
     new = read_enrolment(enroll(folder, "pi-1"))
-    after = Verifier(server, Marks(), Standing(server, tmp_path / "none").revoked)
+    after = Verifier(server, ReplayGuard(), Membership(server, tmp_path / "none").revoked)
     after.open(topic, Signer(new, 9).seal(topic, b"the right one"))
 
 
@@ -115,7 +115,7 @@ def test_what_the_broker_kept_may_be_the_last_message_again(fleet):
     """A retained status comes with every subscription; an older one does not."""
     _, _, one, _ = fleet
     topic = TOPICS.status("pi-1")
-    verifier = Verifier(one, Marks())
+    verifier = Verifier(one, ReplayGuard())
     signer = Signer(one, 7)
     old = signer.seal(topic, b"old")
     new = signer.seal(topic, b"new")
@@ -129,7 +129,7 @@ def test_a_farewell_counts_as_the_last_of_its_session(fleet):
     """It was signed before everything else; one of an earlier session says nothing about this one."""
     _, _, one, _ = fleet
     topic = TOPICS.status("pi-1")
-    verifier = Verifier(one, Marks())
+    verifier = Verifier(one, ReplayGuard())
     before = Signer(one, 7)
     now = Signer(one, 8)
     stale = before.seal(topic, b"off", farewell=True)
@@ -147,8 +147,8 @@ def test_a_board_remembers_over_restarts_and_without_a_clock(fleet, tmp_path):
     _, server, one, _ = fleet
     path = tmp_path / "heard.json"
     envelope = Signer(server, 7).seal(TASK, b"1")
-    Verifier(one, Marks(path)).open(TASK, envelope)
-    assert refused(Verifier(one, Marks(path)), TASK, envelope) is RefusalReason.REPLAYED
+    Verifier(one, ReplayGuard(path)).open(TASK, envelope)
+    assert refused(Verifier(one, ReplayGuard(path)), TASK, envelope) is RefusalReason.REPLAYED
     ahead = int(time.time()) + 10**6
     write_secret(tmp_path / "session.json", json.dumps({"session": ahead}))
     assert [next_session(tmp_path / "session.json") for _ in range(2)] == [ahead + 1, ahead + 2]
@@ -175,7 +175,7 @@ def test_another_fleets_operator_vouches_for_nobody_here(fleet, tmp_path):
     _, server, one, _ = fleet
     found_fleet(tmp_path / "fake", Founding("lab", "127.0.0.1"))
     impostor = read_enrolment(tmp_path / "fake" / "server.enrolment")
-    verifier = Verifier(one, Marks())
+    verifier = Verifier(one, ReplayGuard())
     assert refused(verifier, TASK, Signer(impostor, 1).seal(TASK, b"x")) is RefusalReason.FORGED
     stolen = server.model_copy(update={"key": impostor.key})
     assert refused(verifier, TASK, Signer(stolen, 1).seal(TASK, b"x")) is RefusalReason.FORGED
@@ -193,9 +193,9 @@ def test_revoked_expired_and_superseded_members_are_none(tmp_path):
     found_fleet(folder, Founding("lab", "127.0.0.1"))
     server = read_enrolment(folder / "server.enrolment")
     old = read_enrolment(enroll(folder, "pi-1"))
-    reader = RegistryReader(folder, Standing(server, folder / "server" / "papers.json"))
+    reader = RegistryReader(folder, Membership(server, folder / "server" / "papers.json"))
     reader._looked = -1e9
-    verifier = Verifier(server, Marks(), reader.revoked)
+    verifier = Verifier(server, ReplayGuard(), reader.revoked)
     verifier.open(REPLY, Signer(old, 1).seal(REPLY, b"x"))
     new = read_enrolment(enroll(folder, "pi-1"))
     reader._looked = -1e9
@@ -204,10 +204,10 @@ def test_revoked_expired_and_superseded_members_are_none(tmp_path):
     revoke(folder, "pi-1")
     reader._looked = -1e9
     assert refused(verifier, REPLY, Signer(new, 3).seal(REPLY, b"x")) is RefusalReason.REVOKED
-    board = Verifier(new, Marks(tmp_path / "heard.json"))
+    board = Verifier(new, ReplayGuard(tmp_path / "heard.json"))
     renewed = read_enrolment(renew_server(folder))
     board.open(TASK, Signer(renewed, 1).seal(TASK, b"x"))
-    again = Verifier(new, Marks(tmp_path / "heard.json"))
+    again = Verifier(new, ReplayGuard(tmp_path / "heard.json"))
     assert refused(again, TASK, Signer(server, 9).seal(TASK, b"x")) is RefusalReason.REVOKED
 
 
@@ -231,7 +231,7 @@ def test_an_enrolment_that_expires_is_none_after_that():
             key=key.private_bytes_raw().hex(),
             token="",
         )
-        verifier = Verifier(member, Marks())
+        verifier = Verifier(member, ReplayGuard())
         envelope = Signer(member, 1).seal(REPLY, b"x")
         if ends:
             assert refused(verifier, REPLY, envelope) is RefusalReason.REVOKED
@@ -250,7 +250,7 @@ def test_no_changed_envelope_is_opened(fleet, data):
         envelope[at] ^= data.draw(st.integers(1, 255))
     else:
         del envelope[at:]
-    assert refused(Verifier(one, Marks()), TASK, bytes(envelope)) is RefusalReason.FORGED
+    assert refused(Verifier(one, ReplayGuard()), TASK, bytes(envelope)) is RefusalReason.FORGED
 
 
 def test_secrets_are_for_their_owner_alone(fleet, tmp_path):

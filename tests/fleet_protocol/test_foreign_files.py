@@ -17,7 +17,7 @@ from PIL import Image
 
 from fleet_protocol.data import load_data
 from fleet_protocol.data.sources import ImagesData, NpzData
-from fleet_protocol.errors import BlobError, DataError, plain, visible
+from fleet_protocol.errors import BlobError, DataError, single_line, visible
 from fleet_protocol.foreign_archives import Bounds, check_archive, open_archive
 from fleet_protocol.foreign_files import name_problem, path_within, read_within, twins
 from fleet_protocol.manifest import FileSpec
@@ -367,7 +367,7 @@ def test_pickles_are_never_opened(tmp_path, monkeypatch):
 @pytest.mark.parametrize("text", ["\x1b[2J", "\x9b31m", "\u202e", "a\rb", "\x07", "\ud800", "\0"])
 def test_what_a_terminal_would_obey_is_written_out(text):
     """Nothing of it is left that is a control character; what it was can still be told."""
-    for shown in (visible(text), plain(text)):
+    for shown in (visible(text), single_line(text)):
         assert shown.isprintable()
     assert visible("Größe\t7\u3000\n") == "Größe\t7\u3000\n"
     assert ascii(text)[1:-1].startswith(visible(text)[:2])

@@ -6,7 +6,8 @@ from PIL import Image
 from pydantic import TypeAdapter
 
 from fleet_protocol.data import DataConfig, load_data
-from fleet_protocol.data.contract import DataContract, reconciled
+from fleet_protocol.data.contract import reconcile
+from fleet_protocol.data.terms import DataContract
 from fleet_protocol.errors import DataError, MismatchError
 
 CONFIG = TypeAdapter(DataConfig)
@@ -126,15 +127,15 @@ def test_numbers_of_images_have_the_names_that_labels_says(tmp_path):
     named = load(tmp_path, labels=["dog", "cat"], **keys)
     assert (named.label_names, named.y.tolist()) == (("dog", "cat"), [1, 0])
     contract = DataContract(labels=("cat", "dog"))
-    assert reconciled(named, contract).y.tolist() == [0, 1]
+    assert reconcile(named, contract).y.tolist() == [0, 1]
     with pytest.raises(
         MismatchError, match="has numbers as labels, and the fleet's labels have names"
     ):
-        reconciled(load(tmp_path, **keys), contract)
+        reconcile(load(tmp_path, **keys), contract)
     with pytest.raises(
         DataError,
         match=r"line 1 of .*t\.csv has the label 1, and `labels` in .* the numbers 0 to 0",
     ):
         load(tmp_path, labels=["dog"], **keys)
     (tmp_path / "t.csv").write_text("1.png,1,0\n2.png,0,1\n")
-    assert reconciled(load(tmp_path, **keys), contract).y.tolist() == [[1, 0], [0, 1]]
+    assert reconcile(load(tmp_path, **keys), contract).y.tolist() == [[1, 0], [0, 1]]

@@ -34,10 +34,10 @@ from device_runtime.settings import load_device_config
 from fleet_protocol.errors import ConfigError, RefusalReason, RefusedError, StorageError
 from fleet_protocol.identity.enrolment import Papers, read_enrolment, write_secret
 from fleet_protocol.identity.envelope import Signer, Verifier
-from fleet_protocol.identity.group import Group, Handover, Keys
-from fleet_protocol.identity.marks import Marks, next_session
+from fleet_protocol.identity.group import DeviceNotices, Group, KnownKeys
 from fleet_protocol.identity.member import Member
-from fleet_protocol.identity.papers import Standing
+from fleet_protocol.identity.papers import Membership
+from fleet_protocol.identity.replay_guard import ReplayGuard, next_session
 from fleet_protocol.identity.sealing import public_key
 from fleet_protocol.identity.signed_transport import SignedTransport
 from fleet_protocol.topics import Topics
@@ -59,7 +59,7 @@ def server_of(folder):
 
 
 def certificate_of(enrolment, tmp_path):
-    return Standing(enrolment, tmp_path / "none").certificate
+    return Membership(enrolment, tmp_path / "none").certificate
 
 
 class Killed(BaseException):
@@ -121,9 +121,9 @@ def test_a_command_that_was_killed_at_any_write_is_given_again(
     assert server.revoked(certificate_of(new, tmp_path)) is (command == "revoke")
     assert server.revoked(certificate_of(one, tmp_path)) is (command in ("revoke", "enroll"))
     assert not server.revoked(certificate_of(server.enrolment, tmp_path))
-    board = Standing(new, tmp_path / "board.json")
+    board = Membership(new, tmp_path / "board.json")
     if command != "revoke":
-        assert board.take(server.papers()["pi-1"]).renewed is (command == "renew")
+        assert board.accept(server.papers()["pi-1"]).renewed is (command == "renew")
 
 
 def test_an_old_registry_takes_up_what_was_revoked_since(folder, tmp_path):
@@ -143,9 +143,9 @@ def test_an_old_registry_takes_up_what_was_revoked_since(folder, tmp_path):
     assert set(server.group().readers) == {"pi-1"}
     assert server.group().epoch > last.group().epoch
     assert "gone" not in read_registry(folder).logins()
-    board = Standing(pi, tmp_path / "board.json")
-    board.take(last.papers()["pi-1"])
-    board.take(server.papers()["pi-1"])  # and boards take the new list
+    board = Membership(pi, tmp_path / "board.json")
+    board.accept(last.papers()["pi-1"])
+    board.accept(server.papers()["pi-1"])  # and boards take the new list
 
 
 def test_a_whole_folder_from_a_backup_is_ahead_of_its_boards_again(folder, tmp_path, monkeypatch):
@@ -158,9 +158,9 @@ def test_a_whole_folder_from_a_backup_is_ahead_of_its_boards_again(folder, tmp_p
         enroll(folder, "other")
         renew_server(folder)
     lost = server_of(folder)
-    board = Standing(pi, tmp_path / "board.json")
-    marks = Marks(tmp_path / "heard.json")
-    board.take(lost.papers()["pi-1"])
+    board = Membership(pi, tmp_path / "board.json")
+    marks = ReplayGuard(tmp_path / "heard.json")
+    board.accept(lost.papers()["pi-1"])
     verifier = Verifier(pi, marks, board.revoked)
     topic = TOPICS.task("pi-1")
     verifier.open(topic, Signer(lost.enrolment, 5).seal(topic, b"x"))
@@ -170,7 +170,7 @@ def test_a_whole_folder_from_a_backup_is_ahead_of_its_boards_again(folder, tmp_p
         write_secret(path, data)
     old = server_of(folder)
     with pytest.raises(RefusedError, match="are known"):
-        board.take(old.papers()["pi-1"])
+        board.accept(old.papers()["pi-1"])
     with pytest.raises(RefusedError) as caught:
         verifier.open(topic, Signer(old.enrolment, 9).seal(topic, b"x"))
     assert caught.value.reason is RefusalReason.REVOKED
@@ -179,7 +179,7 @@ def test_a_whole_folder_from_a_backup_is_ahead_of_its_boards_again(folder, tmp_p
         monkeypatch.setattr(f"broker_server.service.{where}.time", clock)
     renew_server(folder)
     again = server_of(folder)
-    board.take(again.papers()["pi-1"])
+    board.accept(again.papers()["pi-1"])
     verifier.open(topic, Signer(again.enrolment, 9).seal(topic, b"x"))
 
 
@@ -197,10 +197,10 @@ def test_an_operator_whose_clock_is_off_by_decades_still_revokes(
             enroll(folder, "other", days=5)
     revoke(folder, "other")
     server = server_of(folder)
-    told = dict(Handover(TOPICS).due(server.group()))
-    keys = Keys(pi)
-    keys.take(TOPICS.key("pi-1"), told[TOPICS.key("pi-1")])
-    assert keys.group(server.group().epoch) == server.group().key
+    told = dict(DeviceNotices(TOPICS).keys_due(server.group()))
+    keys = KnownKeys(pi)
+    keys.receive_group_key(TOPICS.key("pi-1"), told[TOPICS.key("pi-1")])
+    assert keys.group_key(server.group().epoch) == server.group().key
 
 
 def test_one_command_at_a_time_changes_a_folder(folder):
@@ -246,14 +246,14 @@ def test_a_board_takes_keys_of_a_fleet_that_was_founded_anew(folder, tmp_path):
     server = server_of(tmp_path / "again")
     for epoch in (57, 58):
         group = Group(epoch, bytes(32), {"pi-1": public_key(old.sealing[0])})
-        for topic, payload in Handover(TOPICS).due(group):
-            Keys(old, tmp_path / "board" / "keys.json").take(topic, payload)
-    board = Keys(new, tmp_path / "board" / "keys.json")
-    for topic, payload in Handover(TOPICS).due(server.group()):
-        board.take(topic, payload)
-    assert board.group(server.group().epoch) == server.group().key
-    assert board.group(57) is None
-    assert board.group(58) is not None  # the one before, whose chunks may still be under way
+        for topic, payload in DeviceNotices(TOPICS).keys_due(group):
+            KnownKeys(old, tmp_path / "board" / "keys.json").receive_group_key(topic, payload)
+    board = KnownKeys(new, tmp_path / "board" / "keys.json")
+    for topic, payload in DeviceNotices(TOPICS).keys_due(server.group()):
+        board.receive_group_key(topic, payload)
+    assert board.group_key(server.group().epoch) == server.group().key
+    assert board.group_key(57) is None
+    assert board.group_key(58) is not None  # the one before, whose chunks may still be under way
 
 
 def test_a_board_without_a_clock_gets_in(folder):
@@ -365,9 +365,11 @@ def test_a_board_whose_disk_is_full_hears_and_is_heard(folder, tmp_path, monkeyp
     def full(*_, **__):
         raise StorageError("the disk is full")
 
-    monkeypatch.setattr("fleet_protocol.identity.marks.write_secret", full)
+    monkeypatch.setattr("fleet_protocol.identity.replay_guard.write_secret", full)
     assert next_session(tmp_path / "session.json") == pytest.approx(time.time(), abs=60)
-    patient, strict = (Marks(tmp_path / "heard.json", patient=patient) for patient in (True, False))
+    patient, strict = (
+        ReplayGuard(tmp_path / "heard.json", patient=patient) for patient in (True, False)
+    )
     listens = Verifier(board, patient)
     assert listens.open(TOPICS.task("pi-1"), offer).payload == b"offer"
     assert listens.open(TOPICS.task("pi-1"), again).payload == b"again"
@@ -386,13 +388,13 @@ def test_what_two_threads_say_is_heard_in_its_order(folder):
         read_enrolment(path) for path in (folder / "server.enrolment", enroll(folder, "pi-1"))
     )
     sent = []
-    keys = Keys(board)
+    keys = KnownKeys(board)
     waits = itertools.cycle((0.002, 0.0))
     inner = SimpleNamespace(
         publish=lambda _topic, payload, **_: (time.sleep(next(waits)), sent.append(payload))
     )
     signer = Signer(board, int(time.time()))
-    says = SignedTransport(inner, Member(board, folder), signer, keys, Handover(TOPICS))
+    says = SignedTransport(inner, Member(board, folder), signer, keys, DeviceNotices(TOPICS))
     threads = [
         threading.Thread(
             target=lambda: [says.publish(TOPICS.reply("pi-1"), bytes(2000)) for _ in range(100)]
@@ -403,7 +405,7 @@ def test_what_two_threads_say_is_heard_in_its_order(folder):
         thread.start()
     for thread in threads:
         thread.join(60)
-    hears = Verifier(server, Marks())
+    hears = Verifier(server, ReplayGuard())
     assert len([hears.open(TOPICS.reply("pi-1"), payload) for payload in sent]) == 200
 
 
@@ -469,7 +471,7 @@ def test_a_fleet_can_be_founded_at_an_address_of_ipv6(tmp_path):
 
 def test_papers_with_what_nobody_knows_are_refused(folder, tmp_path):
     """Unknown fields, outside the signature and inside, and lists of another fleet's name."""
-    board = Standing(read_enrolment(enroll(folder, "pi-1", days=1)), tmp_path / "papers.json")
+    board = Membership(read_enrolment(enroll(folder, "pi-1", days=1)), tmp_path / "papers.json")
     papers = Papers.model_validate_json(server_of(folder).papers()["pi-1"])
     for data in (
         papers.to_bytes()[:-1] + b',"more":1}',
@@ -478,7 +480,7 @@ def test_papers_with_what_nobody_knows_are_refused(folder, tmp_path):
         b"[" * 100_000,
     ):
         with pytest.raises(RefusedError) as caught:
-            board.take(data)
+            board.accept(data)
         assert caught.value.reason is RefusalReason.MALFORMED
     assert board.revocations.counter == 0
 

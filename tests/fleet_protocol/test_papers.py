@@ -27,13 +27,13 @@ from fleet_protocol.identity.certificate import Revocations, issue
 from fleet_protocol.identity.chunks import ChunkVerifier
 from fleet_protocol.identity.enrolment import Papers, read_enrolment, write_secret
 from fleet_protocol.identity.envelope import Signer, Verifier
-from fleet_protocol.identity.group import Handover, Keys
-from fleet_protocol.identity.marks import Marks
+from fleet_protocol.identity.group import DeviceNotices, KnownKeys
 from fleet_protocol.identity.member import Member
-from fleet_protocol.identity.papers import Standing
+from fleet_protocol.identity.papers import Membership
+from fleet_protocol.identity.replay_guard import ReplayGuard
 from fleet_protocol.identity.signed_transport import OpeningInbox, SignedTransport
 from fleet_protocol.topics import Topics
-from fleet_protocol.transport import Received, Told
+from fleet_protocol.transport import OperatorNotice, Received
 
 DAY = 24 * 3600
 REPLY = Topics("lab").reply("pi-1")
@@ -58,17 +58,17 @@ def refused(work, *arguments):
 
 def test_a_renewed_board_speaks_on_after_its_first_end(folder, tmp_path, monkeypatch):
     """With the same keys and the same file; after a restart as well, and never for a shorter time."""
-    board = Standing(read_enrolment(enroll(folder, "pi-1", days=1)), tmp_path / "papers.json")
+    board = Membership(read_enrolment(enroll(folder, "pi-1", days=1)), tmp_path / "papers.json")
     first = board.enrolment
     server = read_enrolment(folder / "server.enrolment")
-    assert not board.take(papers_of(folder)).renewed
+    assert not board.accept(papers_of(folder)).renewed
     assert renew(folder, ["pi-1"], days=30) == ["pi-1"]
     renewed = papers_of(folder)
-    assert board.take(renewed).renewed
-    assert not board.take(
+    assert board.accept(renewed).renewed
+    assert not board.accept(
         renewed
     ).renewed  # the broker has kept it, and says it with every connection
-    again = Standing(first, tmp_path / "papers.json")
+    again = Membership(first, tmp_path / "papers.json")
     assert (
         again.enrolment
         == board.enrolment
@@ -76,7 +76,7 @@ def test_a_renewed_board_speaks_on_after_its_first_end(folder, tmp_path, monkeyp
     )
     assert renew(folder, (), days=10) == []
     verifier = Verifier(
-        server, Marks(), member_of(BrokerConfig(identity=folder / "server.enrolment")).revoked
+        server, ReplayGuard(), member_of(BrokerConfig(identity=folder / "server.enrolment")).revoked
     )
     monkeypatch.setattr(envelope, "time", SimpleNamespace(time=lambda: time.time() + 2 * DAY))
     assert (
@@ -108,15 +108,15 @@ def test_a_server_tells_a_board_which_speaks_with_it_at_once(folder, tmp_path, m
     config = BrokerConfig(identity=folder / "server.enrolment")
     renew(folder, ["pi-1"], days=30)
     member = member_of(config)
-    handover = Handover(topics)
+    notices = DeviceNotices(topics)
     server = SignedTransport(
-        wires[0], member, Signer(member.enrolment, 1), Keys(member.enrolment), handover
+        wires[0], member, Signer(member.enrolment, 1), KnownKeys(member.enrolment), notices
     )
-    keys = Keys(first, tmp_path / "keys.json")
+    keys = KnownKeys(first, tmp_path / "keys.json")
     opening = OpeningInbox(
-        inbox, first, Verifier(first, Marks(), keys.standing.revoked), keys, handover
+        inbox, first, Verifier(first, ReplayGuard(), keys.membership.revoked), keys, notices
     )
-    board = SignedTransport(wires[1], Member(first, tmp_path), Signer(first, 1), keys, handover)
+    board = SignedTransport(wires[1], Member(first, tmp_path), Signer(first, 1), keys, notices)
     board.publish(REPLY, b"before")
     for _ in range(2):
         server.publish(topics.server_status, b"up", retain=True)
@@ -124,23 +124,23 @@ def test_a_server_tells_a_board_which_speaks_with_it_at_once(folder, tmp_path, m
     assert [(event.topic, event.retained) for event in said] == [(topics.papers("pi-1"), True)]
     for _ in range(2):  # the broker keeps it
         opening.put(said[0])
-    assert [inbox.get_nowait() for _ in range(2)] == [Told(True), Told(False)]
+    assert [inbox.get_nowait() for _ in range(2)] == [OperatorNotice(True), OperatorNotice(False)]
     assert inbox.empty()
     board.publish(REPLY, b"after")
-    board.publish(topics.upload("t", 0), b"update") if keys.server else pytest.fail(
+    board.publish(topics.upload("t", 0), b"update") if keys.server_key else pytest.fail(
         "the server was not heard"
     )
-    handover.again()
+    notices.forget_all()
     server.publish(topics.server_status, b"up", retain=True)
     assert [event.topic for event in wires[0].said].count(topics.papers("pi-1")) == 2
     monkeypatch.setattr(envelope, "time", SimpleNamespace(time=lambda: time.time() + 2 * DAY))
     verifier, (before, after, chunk) = (
-        Verifier(member.enrolment, Marks(), member.revoked),
+        Verifier(member.enrolment, ReplayGuard(), member.revoked),
         wires[1].said,
     )
     assert refused(verifier.open, REPLY, before.payload) is RefusalReason.REVOKED
     assert verifier.open(REPLY, after.payload).payload == b"after"
-    chunks = ChunkVerifier(member.enrolment, verifier, Keys(member.enrolment))
+    chunks = ChunkVerifier(member.enrolment, verifier, KnownKeys(member.enrolment))
     assert chunks.open(chunk.topic, chunk.payload).payload == b"update"
 
 
@@ -151,23 +151,23 @@ def test_nobody_but_the_operator_renews_and_for_nobody_else(folder, tmp_path):
     enrolments = [read_enrolment(enroll(folder, name, days=1)) for name in ("pi-1", "pi-2")]
     renew(folder, (), days=30)
     one, two = (Papers.model_validate_json(papers_of(folder, name)) for name in ("pi-1", "pi-2"))
-    board = Standing(enrolments[0], tmp_path / "papers.json")
-    assert not board.take(two.to_bytes()).renewed
+    board = Membership(enrolments[0], tmp_path / "papers.json")
+    assert not board.accept(two.to_bytes()).renewed
     changed = ("00" if one.certificate[:2] != "00" else "01") + one.certificate[2:]
     assert (
-        refused(board.take, one.model_copy(update={"certificate": changed}).to_bytes())
+        refused(board.accept, one.model_copy(update={"certificate": changed}).to_bytes())
         is RefusalReason.FORGED
     )
     key = bytes.fromhex(read_enrolment(folder / "server.enrolment").key)
     own = issue(
         Revocations(fleet="lab", counter=99), Ed25519PrivateKey.from_private_bytes(key)
     ).hex()
-    assert refused(board.take, Papers(revoked=own).to_bytes()) is RefusalReason.FORGED
-    assert refused(board.take, b"{}") is RefusalReason.MALFORMED
+    assert refused(board.accept, Papers(revoked=own).to_bytes()) is RefusalReason.FORGED
+    assert refused(board.accept, b"{}") is RefusalReason.MALFORMED
     assert board.enrolment == enrolments[0]
     enroll(folder, "pi-1", days=1)
     renew(folder, (), days=60)
-    assert not board.take(
+    assert not board.accept(
         papers_of(folder)
     ).renewed  # of an enrolment that was not carried to this board
 
@@ -180,11 +180,11 @@ def test_a_power_cut_costs_what_the_broker_says_again(folder, tmp_path, left):
     first = read_enrolment(enroll(folder, "pi-1", days=1))
     renew(folder, (), days=30)
     path = tmp_path / "papers.json"
-    Standing(first, path).take(papers_of(folder))
+    Membership(first, path).accept(papers_of(folder))
     path.write_bytes(left)
-    board = Standing(first, path)
+    board = Membership(first, path)
     assert board.enrolment == first
-    assert board.take(papers_of(folder)).renewed
+    assert board.accept(papers_of(folder)).renewed
 
 
 def test_revocations_never_go_back(folder, tmp_path):
@@ -195,14 +195,14 @@ def test_revocations_never_go_back(folder, tmp_path):
     old = read_enrolment(folder / "server.enrolment")
     before = papers_of(folder)
     renew_server(folder)
-    standing = Standing(board, tmp_path / "papers.json")
-    standing.take(papers_of(folder))
-    for known in (standing, Standing(board, tmp_path / "papers.json")):
-        assert refused(known.take, before) is RefusalReason.REPLAYED
+    standing = Membership(board, tmp_path / "papers.json")
+    standing.accept(papers_of(folder))
+    for known in (standing, Membership(board, tmp_path / "papers.json")):
+        assert refused(known.accept, before) is RefusalReason.REPLAYED
         topic = Topics("lab").task("pi-1")
         stolen = Signer(old, 9).seal(topic, b"x")  # which this board has never heard
         assert (
-            refused(Verifier(board, Marks(), known.revoked).open, topic, stolen)
+            refused(Verifier(board, ReplayGuard(), known.revoked).open, topic, stolen)
             is RefusalReason.REVOKED
         )
 
@@ -225,7 +225,7 @@ def test_who_takes_the_server_over_takes_no_revocation_back(folder):
     before = (folder / REGISTRY).read_bytes()
     server = member_of(config)
     assert set(server.group().readers) == {"pi-1", "pi-2"}
-    assert not Standing(pi, folder / "none").revoked(Standing(pi, folder / "none").certificate)
+    assert not Membership(pi, folder / "none").revoked(Membership(pi, folder / "none").certificate)
     revoke(folder, "pi-1")
     revoked = member_of(config)
     newest = (folder / REGISTRY).read_bytes()
@@ -235,7 +235,7 @@ def test_who_takes_the_server_over_takes_no_revocation_back(folder):
     (folder / REGISTRY).write_bytes(newest.replace(b'"revoked": true', b'"revoked": false'))
     assert read_registry(folder).devices().keys() == {"pi-1", "pi-2"}
     edited = member_of(config)
-    assert edited.revoked(Standing(pi, folder / "none").certificate)
+    assert edited.revoked(Membership(pi, folder / "none").certificate)
     assert set(edited.group().readers) == {"pi-2"}
     assert edited.group().epoch >= revoked.group().epoch > server.group().epoch
 
@@ -291,7 +291,7 @@ def test_who_cannot_be_renewed(folder):
 
 def test_a_revocation_without_the_operators_key_counts_here_until_it_is_signed(folder):
     """At this server and its broker at once, and the error says what is missing."""
-    pi = Standing(read_enrolment(enroll(folder, "pi-1")), folder / "none")
+    pi = Membership(read_enrolment(enroll(folder, "pi-1")), folder / "none")
     lists = (folder / "crl.pem").read_bytes()
     key = (folder / "operator.pem").read_bytes()
     (folder / "operator.pem").unlink()
@@ -303,6 +303,6 @@ def test_a_revocation_without_the_operators_key_counts_here_until_it_is_signed(f
     write_secret(folder / "operator.pem", key)
     revoke(folder, "pi-1")
     enroll(folder, "pi-2")
-    board = Standing(pi.enrolment, folder / "none")
-    board.take(papers_of(folder, "pi-2"))
+    board = Membership(pi.enrolment, folder / "none")
+    board.accept(papers_of(folder, "pi-2"))
     assert board.revoked(pi.certificate)

@@ -31,11 +31,11 @@ from broker_server.settings.fleet import BrokerConfig
 from fleet_protocol.digests import chunk_digest
 from fleet_protocol.errors import RefusalReason, RefusedError, TransportError
 from fleet_protocol.identity import chunks, sealing
-from fleet_protocol.identity.chunks import ChunkSigner, ChunkVerifier, UntoldError, place_of
+from fleet_protocol.identity.chunks import ChunkSigner, ChunkVerifier, MissingKeyError, shared_topic
 from fleet_protocol.identity.enrolment import read_enrolment
 from fleet_protocol.identity.envelope import Signer, Verifier
-from fleet_protocol.identity.group import Handover, Keys
-from fleet_protocol.identity.marks import Marks
+from fleet_protocol.identity.group import DeviceNotices, KnownKeys
+from fleet_protocol.identity.replay_guard import ReplayGuard
 from fleet_protocol.identity.sealing import new_key, public_key, seal, unseal
 from fleet_protocol.identity.signed_transport import OpeningInbox, SignedTransport
 from fleet_protocol.topics import Topics
@@ -54,18 +54,20 @@ class Board:
 
     def __init__(self, enrolment, server):
         self.enrolment = enrolment
-        self.keys = Keys(enrolment)
-        self.verifier = Verifier(enrolment, Marks())
+        self.keys = KnownKeys(enrolment)
+        self.verifier = Verifier(enrolment, ReplayGuard())
         self.chunks = ChunkVerifier(enrolment, self.verifier, self.keys)
         self.signer = ChunkSigner(enrolment, self.keys)
         topic = TOPICS.task(enrolment.name)
-        self.keys.hear(self.verifier.open(topic, Signer(server, 1).seal(topic, b"hello")).signer)
+        self.keys.record_signer(
+            self.verifier.open(topic, Signer(server, 1).seal(topic, b"hello")).signer
+        )
 
     def told(self, group):
         topic = TOPICS.key(self.enrolment.name)
-        payload = dict(Handover(TOPICS).due(group)).get(topic)
+        payload = dict(DeviceNotices(TOPICS).keys_due(group)).get(topic)
         if payload is not None:
-            self.keys.take(topic, payload)
+            self.keys.receive_group_key(topic, payload)
         return self
 
 
@@ -81,15 +83,15 @@ def server_of(folder):
 
 
 def opener(enrolment):
-    return ChunkVerifier(enrolment, Verifier(enrolment, Marks()), Keys(enrolment))
+    return ChunkVerifier(enrolment, Verifier(enrolment, ReplayGuard()), KnownKeys(enrolment))
 
 
 def listed(member, topic=BLOB, *frames, group=True):
     chunks = [
         (topic.rpartition("/")[0] + f"/{i}", frame) for i, frame in enumerate(frames or (FRAME,))
     ]
-    signer = ChunkSigner(member.enrolment, Keys(member.enrolment))
-    return list(signer.listed(place_of(topic), chunks, member.group() if group else None))
+    signer = ChunkSigner(member.enrolment, KnownKeys(member.enrolment))
+    return list(signer.sign_list(shared_topic(topic), chunks, member.group() if group else None))
 
 
 def refused(work, *arguments):
@@ -106,7 +108,7 @@ def test_a_chunk_of_an_update_opens_for_the_server_and_its_place_alone(folder, a
     monkeypatch.setattr(chunks, "fast_aes", lambda: aes)
     server = server_of(folder).enrolment
     one, two = (Board(read_enrolment(enroll(folder, f"pi-{i}")), server) for i in (1, 2))
-    first, again = (one.signer.to_server(UPLOAD, FRAME) for _ in range(2))
+    first, again = (one.signer.seal_to_server(UPLOAD, FRAME) for _ in range(2))
     reader = opener(server)
     for envelope in (first, again, first):  # a chunk may come again
         opened = reader.open(UPLOAD, envelope)
@@ -123,7 +125,7 @@ def test_a_chunk_of_an_update_opens_for_the_server_and_its_place_alone(folder, a
         refused(reader.open, UPLOAD, Signer(one.enrolment, 1).seal(UPLOAD, FRAME))
         is RefusalReason.FORGED
     )
-    mine = two.signer.to_server(UPLOAD, b"evil")
+    mine = two.signer.seal_to_server(UPLOAD, b"evil")
     assert (
         reader.open(UPLOAD, mine).signer.name == "pi-2"
     )  # who owns the task is the server's business
@@ -150,7 +152,7 @@ def envelopes(tmp_path_factory):
     server = server_of(folder)
     board = Board(board, server.enrolment).told(server.group())
     return [
-        (opener(server.enrolment), UPLOAD, board.signer.to_server(UPLOAD, FRAME)),
+        (opener(server.enrolment), UPLOAD, board.signer.seal_to_server(UPLOAD, FRAME)),
         (board.chunks, BLOB, listed(server)[0]),
         (board.chunks, BLOB, listed(server, group=False)[0]),
     ]
@@ -165,24 +167,24 @@ def test_blobs_are_read_by_members_and_made_by_the_server_alone(folder):
     one, two = (Board(member, server.enrolment).told(server.group()) for member in (one, two))
     sent = listed(server, BLOB, FRAME, b"more")
     assert [
-        one.chunks.open(f"{place_of(BLOB)}/{i}", envelope).payload
+        one.chunks.open(f"{shared_topic(BLOB)}/{i}", envelope).payload
         for i, envelope in enumerate(sent)
     ] == [
         FRAME,
         b"more",
     ]
     assert not any(FRAME in envelope for envelope in sent)
-    assert refused(one.chunks.open, f"{place_of(BLOB)}/1", sent[0]) is RefusalReason.FORGED
+    assert refused(one.chunks.open, f"{shared_topic(BLOB)}/1", sent[0]) is RefusalReason.FORGED
     assert refused(one.chunks.open, TOPICS.blob("1" * 64, 0), sent[0]) is RefusalReason.FORGED
     insider = ChunkSigner(two.enrolment, two.keys)
-    forged = next(insider.listed(place_of(BLOB), ((BLOB, b"evil"),), server.group()))
+    forged = next(insider.sign_list(shared_topic(BLOB), ((BLOB, b"evil"),), server.group()))
     assert refused(one.chunks.open, BLOB, forged) is RefusalReason.FORGED
     # The insider knows the key and the salt, so it can seal a body of its own under the server's
     # list.
     certified = len(bytes.fromhex(server.enrolment.certificate))
     salt = sent[0][13 + certified + 4 :][:16]
     key = HKDF(
-        SHA256(), 32, salt=None, info=b"shoal-group-1\0" + salt + place_of(BLOB).encode()
+        SHA256(), 32, salt=None, info=b"shoal-group-1\0" + salt + shared_topic(BLOB).encode()
     ).derive(server.group().key)
     body = ChaCha20Poly1305(key).encrypt(bytes(12), FRAME[::-1], BLOB.encode())
     assert refused(one.chunks.open, BLOB, sent[0][: -len(body)] + body) is RefusalReason.FORGED
@@ -206,13 +208,13 @@ def test_a_revoked_device_reads_nothing_that_is_sent_from_then_on(folder):
         board.told(second)
     sent = listed(server_of(folder))[0]
     assert boards[1].chunks.open(BLOB, sent).payload == FRAME
-    with pytest.raises(UntoldError):
+    with pytest.raises(MissingKeyError):
         boards[0].chunks.open(BLOB, sent)
     enroll(folder, "left")
     renew_server(folder)
     third = server_of(folder).group()
     assert third.epoch == second.epoch + 2
-    assert boards[1].keys.group(first.epoch) == first.key  # of chunks on their way
+    assert boards[1].keys.group_key(first.epoch) == first.key  # of chunks on their way
 
 
 def test_client_certificates_of_devices_that_are_none_any_more_are_on_a_list(folder):
@@ -241,17 +243,21 @@ def test_a_chunk_that_comes_before_its_key_waits_for_it(folder):
     server = server_of(folder)
     inbox = queue.SimpleQueue()
     opening = OpeningInbox(
-        inbox, enrolment, Verifier(enrolment, Marks()), Keys(enrolment), Handover(Topics("lab"))
+        inbox,
+        enrolment,
+        Verifier(enrolment, ReplayGuard()),
+        KnownKeys(enrolment),
+        DeviceNotices(Topics("lab")),
     )
     for number in range(20):
         topic = TOPICS.blob("0" * 64, number)
         chunk = next(
-            ChunkSigner(server.enrolment, Keys(server.enrolment)).listed(
-                place_of(topic), ((topic, b"%d" % number),), server.group()
+            ChunkSigner(server.enrolment, KnownKeys(server.enrolment)).sign_list(
+                shared_topic(topic), ((topic, b"%d" % number),), server.group()
             )
         )
         opening.put(Received(topic, chunk))
-    ((topic, payload),) = Handover(TOPICS).due(server.group())
+    ((topic, payload),) = DeviceNotices(TOPICS).keys_due(server.group())
     opening.put(Received(topic, Signer(server.enrolment, 1).seal(topic, payload)))
     got = []
     with contextlib.suppress(queue.Empty):
@@ -266,7 +272,11 @@ def test_what_is_refused_leaves_its_payload_behind(folder):
     enrolment = server_of(folder).enrolment
     inbox = queue.SimpleQueue()
     opening = OpeningInbox(
-        inbox, enrolment, Verifier(enrolment, Marks()), Keys(enrolment), Handover(Topics("lab"))
+        inbox,
+        enrolment,
+        Verifier(enrolment, ReplayGuard()),
+        KnownKeys(enrolment),
+        DeviceNotices(Topics("lab")),
     )
     gc.collect()
     gc.disable()
@@ -305,7 +315,11 @@ def test_a_download_goes_on_when_the_key_changes_within_it(folder):
     after = server_of(folder).group()
     rotating = replace(server, group=lambda: next(groups, after))
     signed = SignedTransport(
-        wire, rotating, Signer(server.enrolment, 1), Keys(server.enrolment), Handover(Topics("lab"))
+        wire,
+        rotating,
+        Signer(server.enrolment, 1),
+        KnownKeys(server.enrolment),
+        DeviceNotices(Topics("lab")),
     )
     chunks = [(TOPICS.blob("0" * 64, number), b"%d" % number) for number in range(40)]
     assert signed.publish_stream(chunks, 0.0) == 40
@@ -320,7 +334,11 @@ def test_a_download_goes_on_when_the_key_changes_within_it(folder):
     for enrolment in enrolments:
         inbox = queue.SimpleQueue()
         opening = OpeningInbox(
-            inbox, enrolment, Verifier(enrolment, Marks()), Keys(enrolment), Handover(TOPICS)
+            inbox,
+            enrolment,
+            Verifier(enrolment, ReplayGuard()),
+            KnownKeys(enrolment),
+            DeviceNotices(TOPICS),
         )
         for event in wire.said:
             if not event.retained or event.topic == TOPICS.key(enrolment.name):
@@ -344,31 +362,33 @@ def test_keys_survive_a_restart_and_nothing_is_sent_before_the_server_is_heard(f
     server = server_of(folder)
     path = tmp_path / "keys.json"
     with pytest.raises(TransportError, match="not heard"):
-        ChunkSigner(enrolment, Keys(enrolment, path)).to_server(UPLOAD, FRAME)
-    keys = Keys(enrolment, path)
-    ((topic, payload),) = Handover(TOPICS).due(server.group())
-    keys.take(topic, payload)
+        ChunkSigner(enrolment, KnownKeys(enrolment, path)).seal_to_server(UPLOAD, FRAME)
+    keys = KnownKeys(enrolment, path)
+    ((topic, payload),) = DeviceNotices(TOPICS).keys_due(server.group())
+    keys.receive_group_key(topic, payload)
     assert path.stat().st_mode & 0o077 == 0
-    again = Keys(enrolment, path)
-    assert again.group(server.group().epoch) == server.group().key
-    assert refused(again.take, topic, b"123") is RefusalReason.BAD_SEAL
-    assert refused(again.take, TOPICS.key("pi-2"), payload) is RefusalReason.BAD_SEAL
+    again = KnownKeys(enrolment, path)
+    assert again.group_key(server.group().epoch) == server.group().key
+    assert refused(again.receive_group_key, topic, b"123") is RefusalReason.BAD_SEAL
+    assert refused(again.receive_group_key, TOPICS.key("pi-2"), payload) is RefusalReason.BAD_SEAL
 
 
 def test_a_renewed_server_opens_what_was_sealed_to_the_key_before_and_to_no_older_one(folder):
     """A board that heard the new key seals to it; what is not sealed at all is refused, too."""
     enrolment = read_enrolment(enroll(folder, "pi-1"))
     server = server_of(folder)
-    old = Board(enrolment, server.enrolment).signer.to_server(UPLOAD, FRAME)
+    old = Board(enrolment, server.enrolment).signer.seal_to_server(UPLOAD, FRAME)
     for renewals in (1, 2):
         renewed = read_enrolment(renew_server(folder))
-        new = Board(enrolment, renewed).signer.to_server(UPLOAD, FRAME)
+        new = Board(enrolment, renewed).signer.seal_to_server(UPLOAD, FRAME)
         assert opener(renewed).open(UPLOAD, new).payload == FRAME
         if renewals == 1:
             assert opener(renewed).open(UPLOAD, old).payload == FRAME
     assert refused(opener(renewed).open, UPLOAD, old) is RefusalReason.BAD_SEAL
     bare = next(
-        ChunkSigner(enrolment, Keys(enrolment)).listed(place_of(UPLOAD), ((UPLOAD, FRAME),), None)
+        ChunkSigner(enrolment, KnownKeys(enrolment)).sign_list(
+            shared_topic(UPLOAD), ((UPLOAD, FRAME),), None
+        )
     )
     assert refused(opener(renewed).open, UPLOAD, bare) is RefusalReason.BAD_SEAL
 
@@ -399,7 +419,7 @@ def test_a_fleet_with_an_enrolment_of_before_goes_on_without_seals_until_it_is_r
 
 
 def test_the_formats_are_those_that_are_written_down(folder):
-    """Opened here from the RFCs alone."""
+    """OpenedMessage here from the RFCs alone."""
     mine = X25519PrivateKey.from_private_bytes(bytes.fromhex(KEY))
     data = seal(FRAME, public_key(KEY), "place")
     info = b"shoal-seal-2\0" + data[4:36] + mine.public_key().public_bytes_raw()
@@ -440,7 +460,7 @@ def test_the_format_of_an_update_is_that_which_is_written_down(
     monkeypatch.setattr(chunks, "fast_aes", lambda: aes)
     enrolment = read_enrolment(enroll(folder, "pi-1"))
     server = server_of(folder).enrolment
-    envelope = Board(enrolment, server).signer.to_server(UPLOAD, FRAME)
+    envelope = Board(enrolment, server).signer.seal_to_server(UPLOAD, FRAME)
     certified = len(bytes.fromhex(enrolment.certificate))
     assert envelope[:13] == b"SHK1" + what + certified.to_bytes(2, "big") + b"\0\x40" + b"\0\0\0\1"
     claim = envelope[13 + certified :][:64]
@@ -462,10 +482,12 @@ def test_a_board_that_is_renewed_within_an_update_goes_on_with_it(folder):
     stands there.
     """
     board = Board(read_enrolment(enroll(folder, "pi-1", days=1)), server_of(folder).enrolment)
-    sent = [board.signer.to_server(UPLOAD, FRAME)]
+    sent = [board.signer.seal_to_server(UPLOAD, FRAME)]
     assert renew(folder, ["pi-1"], days=0) == ["pi-1"]
     board.signer.certificate = bytes.fromhex(read_registry(folder).members["pi-1"].certificate)
-    sent += [board.signer.to_server(topic, FRAME) for topic in (UPLOAD, TOPICS.upload("t2", 0))]
+    sent += [
+        board.signer.seal_to_server(topic, FRAME) for topic in (UPLOAD, TOPICS.upload("t2", 0))
+    ]
     reader = opener(server_of(folder).enrolment)
     for topic, envelope in zip((UPLOAD, UPLOAD, TOPICS.upload("t2", 0)), sent, strict=True):
         assert reader.open(topic, envelope).payload == FRAME

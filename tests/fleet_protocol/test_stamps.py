@@ -165,16 +165,16 @@ def test_links_are_followed_and_may_lead_back(folder):
     (folder / "images" / "a" / "link.png").symlink_to(folder / "elsewhere.png")
     config = TypeAdapter(DataConfig).validate_python(TABLES["images"]).resolved(folder)
     stamps = stamps_of(config)
-    assert stamps.changes(stamps.again()) == ()
+    assert stamps.changes(stamps.current()) == ()
     rewrite(folder / "elsewhere.png")
-    assert stamps.changes(stamps.again())[0] == str(folder / "images")
+    assert stamps.changes(stamps.current())[0] == str(folder / "images")
 
 
 def test_a_file_system_whose_times_are_coarse_hides_nothing_that_follows_at_once(folder):
     """FAT knows every second second: of a file that was just written the content counts, too."""
     stamps = load(folder, "npz").stamps
     rewrite(folder / "d.npz")
-    later = replace(stamps.again(), files=stamps.files)  # as that file system would say
+    later = replace(stamps.current(), files=stamps.files)  # as that file system would say
     assert stamps.changes(later) == (str(folder / "d.npz"),)
 
 

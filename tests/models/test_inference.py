@@ -7,7 +7,7 @@ from torch import nn
 
 from fleet_protocol.errors import ConfigError
 from models import AxisKind, Dim, Layout, architecture, infer_layout
-from models.zoo.inference import initial_weights
+from models.zoo.initial_state import initial_weights
 from models.zoo.layers import StaticBatchNorm
 
 

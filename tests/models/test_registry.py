@@ -19,7 +19,7 @@ from models import (
     make_plan,
     slice_weights,
 )
-from models.zoo.inference import initial_weights
+from models.zoo.initial_state import initial_weights
 
 USER_FILE = '''
 """A user's model: two branches that add, then a classifier."""

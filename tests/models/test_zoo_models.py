@@ -10,7 +10,7 @@ from torch.nn import functional
 from fleet_protocol.errors import ConfigError
 from models import Registry, build, infer_layout, make_plan, slice_weights
 from models.pretrained import minilm_file, minilm_weights
-from models.zoo.inference import initial_weights
+from models.zoo.initial_state import initial_weights
 from models.zoo.layers import Norming, set_mode
 from models.zoo.preresnet import PreActivationBlock
 from tests.models.layouts import scatter_add

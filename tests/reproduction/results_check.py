@@ -15,7 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from reproduction.figures import _STUDENT
+from scipy import stats
+
+from reproduction.figures import UPPER_TAIL
 from reproduction.running import Part, collect, jobs, run_job
 from reproduction.stored import Row, read_rows, rows_of
 from reproduction.table_file import TABLES
@@ -71,7 +73,7 @@ def compared(stored: Sequence[Row], new: Sequence[Row]) -> list[Compared]:
             known = [getattr(old, name) for old in before]
             value = getattr(row, name)
             if value is not None and len(known) >= _SEEDS and None not in known:
-                half = _STUDENT[min(len(known) - 1, len(_STUDENT)) - 1] * statistics.stdev(known)
+                half = stats.t.ppf(UPPER_TAIL, len(known) - 1) * statistics.stdev(known)
                 half *= (1 + 1 / len(known)) ** 0.5
                 mean = statistics.fmean(known)
                 found.append(Compared(f"{row.figure}, {name}", value, mean - half, mean + half))

@@ -17,9 +17,9 @@ from typer.main import get_command
 
 pytest.importorskip("fastapi")
 
-from broker_server.rounds.advice import advice
-from broker_server.rounds.best import versions
-from broker_server.rounds.coverage import Coverage, coverage
+from broker_server.rounds.advice import find_advice
+from broker_server.rounds.best import read_versions
+from broker_server.rounds.coverage import Coverage, count_coverage
 from broker_server.rounds.tier_version import stored_context
 from broker_server.service.rollout import rollouts
 from broker_server.settings.fleet import ViewConfig
@@ -62,12 +62,12 @@ def test_every_answer_is_what_the_store_holds(store, address):
         assert client.explained(2) == client.explained(2, RUN[:10]) == explain_round(opened, 2, RUN)
         assert client.devices() == queries.devices(opened)
         asked = client.ask(list[TaskRecord], f"/runs/{RUN}/devices/pi-0000")
-        assert asked == opened.tasks_of(RUN, "pi-0000") != []
-        assert client.versions() == versions(opened, RUN)
+        assert asked == opened.device_tasks(RUN, "pi-0000") != []
+        assert client.versions() == read_versions(opened, RUN)
         assert client.rollouts() == rollouts(opened) != []
-        assert client.advice() == advice(opened, RUN)
+        assert client.advice() == find_advice(opened, RUN)
         asked = client.ask(Coverage, f"/runs/{RUN}/coverage", last=2, tier=TIERS[1])
-        assert asked == coverage(opened, context, upto=2, tier=TIERS[1])
+        assert asked == count_coverage(opened, context, upto=2, tier=TIERS[1])
         assert client.compare(RUN, RUN[:10]) == queries.compare(opened, RUN, RUN)
         assert client.compare("newest", RUN) == queries.compare(
             opened, queries.find_run(opened).id, RUN

@@ -19,7 +19,7 @@ from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.recipe import RecipeTable
 from fleet_protocol.weights import encode_weights
 from models.registry import Registry
-from models.zoo.inference import initial_weights
+from models.zoo.initial_state import initial_weights
 from shoal.cli.options import read_recipe
 from tests.brokers import free_port
 

@@ -29,7 +29,7 @@ from models.architecture import build
 from models.own_class import OWN_CLASS
 from models.registry import Registry
 from models.tier import Tier
-from models.zoo.inference import initial_weights
+from models.zoo.initial_state import initial_weights
 from models.zoo.layers import StaticBatchNorm, set_mode
 from shoal.cli.main import main
 from trainer_export.artifact_set import export_architecture
@@ -179,7 +179,7 @@ def changed(store: Path, to: Path, **tables: dict[str, object]) -> Path:
         config = json.loads(opened.runs()[0].config)
         for name, table in tables.items():
             config[name] |= table
-        opened.note_config("r1", json.dumps(config))
+        opened.record_config("r1", json.dumps(config))
     return other
 
 

@@ -12,12 +12,12 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+from shoal.cli.explained import comparison
 
 import shoal.cli
 from broker_server.settings.fleet import FleetConfig
 from broker_server.store import Store, queries
 from shoal.cli.console import flat
-from shoal.cli.explained import comparison
 from shoal.cli.main import app as command
 from tests.documents.reference import PRINTED, commands, printed
 from tests.shoal.view.stores import RUN, made

@@ -31,8 +31,8 @@ from fleet_protocol.messages import Evaluation
 from fleet_protocol.weights import encode_weights
 from models.tier import Tier
 from models.zoo.loading import load_weights
-from shoal.cli.downloads import ELSEWHERE, Download, FileFormat, save_version
 from shoal.cli.main import main
+from shoal.downloads import ELSEWHERE, Download, FileFormat, save_version
 from simulation.runner import simulate
 from tests.marking import mostly_slow
 from tests.shoal.own_classes import CLASSES, FAITHFUL

@@ -16,7 +16,7 @@ pytest.importorskip("fastapi")
 
 from broker_server.service.rollout import read_rollout
 from broker_server.settings.fleet import ViewConfig
-from broker_server.store import Store, choosing
+from broker_server.store import Store, promotion
 from fleet_protocol.errors import ConfigError, StorageError, TransportError
 from shoal.cli.main import app as command
 from shoal.view.serving import serving
@@ -173,8 +173,12 @@ def test_versions_are_chosen_and_devices_released(acting):
         assert len({re.sub(r'"created_at": .*', "", text) for text in said}) == 1, said
     for store in (one, other):
         with closing(Store(store, read_only=True)) as opened:
-            assert choosing.chosen(opened, RUN) == {"newest": 2, "repeats": 0, "promoted": 0}
-            assert opened.newest_marks(RUN, "released") == {"pi": 1}
+            assert promotion.marked_versions(opened, RUN) == {
+                "newest": 2,
+                "repeats": 0,
+                "promoted": 0,
+            }
+            assert opened.marked_rounds(RUN, "released") == {"pi": 1}
     with pytest.raises(ConfigError, match="has no version 9; it has versions 0 to 2"):
         typed("promote 9", "--url", address)
     with pytest.raises(BadParameter, match="Input should be less than or equal to"):

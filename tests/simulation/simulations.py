@@ -12,7 +12,7 @@ from broker_server.service.server import Server
 from broker_server.settings.fleet import BrokerConfig
 from broker_server.store import Store
 from fleet_protocol import control
-from shoal.cli.demo import LocalDevice, LocalFleet
+from shoal.local_fleet import LocalDevice, LocalFleet
 from simulation.data.held import Parts
 from simulation.preparing import prepare
 from simulation.runner import SimulationResult

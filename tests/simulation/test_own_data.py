@@ -11,9 +11,9 @@ from PIL import Image
 from pydantic import TypeAdapter, ValidationError
 
 from broker_server.store import Store
-from device_runtime.training.course import Moment, training_batch
+from device_runtime.training.schedule import StepSeed, training_batch
 from fleet_protocol.data import DataConfig, load_data
-from fleet_protocol.data.contract import contract_of, reconciled
+from fleet_protocol.data.contract import complete_contract, reconcile
 from fleet_protocol.errors import ConfigError, DataError, MismatchError
 from models import Registry
 from models.pretrained import MINILM_VOCAB
@@ -93,16 +93,20 @@ def test_devices_have_the_batches_of_boards(boards):
     for index, name in enumerate("ab"):
         board = load_data(config(boards, **TABLE | {"path": f"boards/{name}.csv"}))
         mine = devices.of(index)
-        moment = Moment(3, 1, 0, 2)
+        step_seed = StepSeed(3, 1, 0, 2)
         chosen = np.array([5, 0, 11])
-        found, wanted = (training_batch(data, chosen, "float32", moment) for data in (mine, board))
+        found, wanted = (
+            training_batch(data, chosen, "float32", step_seed) for data in (mine, board)
+        )
         np.testing.assert_array_equal(found[0], wanted[0])
         np.testing.assert_array_equal(found[1], wanted[1])
         plain = board.batch(chosen, "float32")[0]
         np.testing.assert_allclose(plain, (board.x[chosen] - 4.5) / 2.5, rtol=1e-6)
         assert abs(found[0] - plain).min() > 0  # noise everywhere
-        np.testing.assert_array_equal(training_batch(mine, chosen, "float32", moment)[0], found[0])
-        other = training_batch(mine, chosen, "float32", Moment(3, 1, 0, 3))[0]
+        np.testing.assert_array_equal(
+            training_batch(mine, chosen, "float32", step_seed)[0], found[0]
+        )
+        other = training_batch(mine, chosen, "float32", StepSeed(3, 1, 0, 3))[0]
         assert not np.array_equal(other, found[0])
     raw = np.loadtxt(boards / "boards/a.csv", delimiter=",", skiprows=1)
     doubled = load_data(config(boards, **TABLE | {"path": "boards/a.csv"})).x[:, 0, 0]
@@ -188,9 +192,9 @@ def test_a_simulation_has_the_labels_of_a_fleet(tmp_path):
     train = config(tmp_path, path="a", **table)
     test = config(tmp_path, path="test", **table)
     data = own_data(train, test)
-    contract = contract_of(load_data(test))
+    contract = complete_contract(load_data(test))
     assert (data.train_y.tolist(), data.test_y.tolist(), data.classes) == ([0, 1], [0, 1, 2], 3)
-    assert reconciled(load_data(train), contract).y.tolist() == data.train_y.tolist()
+    assert reconcile(load_data(train), contract).y.tolist() == data.train_y.tolist()
 
 
 def write_table(path, labels, values="12"):

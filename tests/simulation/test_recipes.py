@@ -10,7 +10,7 @@ import pytest
 
 from broker_server.store import Store, queries
 from fleet_protocol.errors import ConfigError, DataError, PlanError
-from shoal.cli.stored import ROUNDS
+from shoal.cli.views.rounds import ROUNDS
 from simulation.runner import simulate
 from tests.simulation.simulations import as_a_fleet, settings, tensors
 

@@ -16,10 +16,10 @@ import numpy as np
 import psutil
 import pytest
 
-from broker_server.rounds import new_version
 from broker_server.settings.fleet import TrainConfig
 from broker_server.store import Store, TaskPhase, task_table
 from broker_server.store.export import load_version
+from broker_server.updates import screens
 from fleet_protocol import control
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.errors import ConfigError, DataError, PlanError
@@ -97,9 +97,7 @@ def test_a_round_costs_the_same_however_many_were_before(cache, tmp_path, monkey
         return made(kind, row)
 
     monkeypatch.setattr(task_table, "from_row", counted)
-    monkeypatch.setattr(
-        new_version, "_BACK", 3
-    )  # of 20 rounds at most, where a tier has too few norms
+    monkeypatch.setattr(screens, "_BACK", 3)  # of 20 rounds at most, where a tier has too few norms
     config = settings(
         tmp_path / "out", cache, round={"rounds": 8}, evaluation={"every": 1, "statistics": "query"}
     )

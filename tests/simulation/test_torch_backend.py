@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from device_runtime.training.backends import ForwardSession, TrainSession
-from device_runtime.training.course import Course, batches
 from device_runtime.training.epochs import train
 from device_runtime.training.hooks import Hooks
 from device_runtime.training.measuring import Statistics, measure
+from device_runtime.training.schedule import TrainingSchedule, batches
 from fleet_protocol.data import make_dataset
 from fleet_protocol.errors import ConfigError, DataError, RefusalReason, RefusedError
 from fleet_protocol.manifest import Manifest, parse_manifest
@@ -77,13 +77,13 @@ class Exported:
         data = make_dataset(f"device{seed}", x, y, scale=0.9, mean=0.1, std=1.1)
         chosen = np.flatnonzero(np.arange(count) % 9 != 8)
         settings = SETTINGS.model_copy(update={"seed": seed, **changes})
-        return TorchJob(weights, Course(data, chosen, settings, round=3))
+        return TorchJob(weights, TrainingSchedule(data, chosen, settings, round=3))
 
     def on_a_board(self, job: TorchJob) -> TorchResult:
         """What a device computes."""
         session = TrainSession(self.manifest, self.graph("onnx/train"))
-        session.load(job.weights, job.course.settings.proximal_mu)
-        result = train(session, self.manifest, job.course, Hooks())
+        session.load(job.weights, job.schedule.settings.proximal_mu)
+        result = train(session, self.manifest, job.schedule, Hooks())
         return TorchResult(
             {name: value.copy() for name, value in session.parameters().items()}, result
         )
@@ -91,7 +91,7 @@ class Exported:
     def statistics_on_a_board(self, job: TorchJob) -> tuple[Statistics, int]:
         """What a device measures."""
         session = ForwardSession(self.manifest, self.graph("onnx/stats"), job.weights)
-        return measure(session, self.manifest, job.course, Hooks())
+        return measure(session, self.manifest, job.schedule, Hooks())
 
 
 def export(name: str, folder: Path, *, recipe: Recipe | None = None, **settings) -> Exported:
@@ -160,7 +160,7 @@ def test_devices_end_where_boards_end(request, name, together):
         exported.job(seed, count)
         for seed, count in ((1, 18), (2, 27), (3, 15), (4, 14), (5, 18), (6, 3))
     ]
-    assert {len(job.course.chosen) % SETTINGS.batch_size for job in jobs} == {0, 1, 2, 3}
+    assert {len(job.schedule.chosen) % SETTINGS.batch_size for job in jobs} == {0, 1, 2, 3}
     results = exported.trainer(together=together).train(jobs)
     for job, result in zip(jobs, results, strict=True):
         expected = exported.on_a_board(job)
@@ -189,7 +189,7 @@ def test_devices_with_a_frozen_base_end_where_boards_end(tmp_path):
         ):
             session = TrainSession(manifest, exported.graph("onnx/train"), base=base)
             session.load(job.weights, 0.0)
-            expected = TorchResult({}, train(session, manifest, job.course, Hooks()))
+            expected = TorchResult({}, train(session, manifest, job.schedule, Hooks()))
             expected.tensors.update(
                 {name: value.copy() for name, value in session.parameters().items()}
             )
@@ -205,10 +205,10 @@ def test_images_change_as_on_a_board(conv, together):
     """
     jobs = [conv.job(1), conv.job(2, 14)]
     images = [
-        replace(job.course.data, augment=("crop", "flip"), black=np.float32(-0.5)) for job in jobs
+        replace(job.schedule.data, augment=("crop", "flip"), black=np.float32(-0.5)) for job in jobs
     ]
     changed = [
-        replace(job, course=replace(job.course, data=data))
+        replace(job, schedule=replace(job.schedule, data=data))
         for job, data in zip(jobs, images, strict=True)
     ]
     trainer = conv.trainer(together=together)
@@ -253,7 +253,7 @@ def test_every_device_has_its_own_settings(conv, mlp, together):
         assert result.result.steps == 7
         assert_alike(result, mlp.on_a_board(job))
     without = mlp.trainer(together=together).train(
-        [replace(jobs[0], course=replace(jobs[0].course, settings=jobs[1].course.settings))]
+        [replace(jobs[0], schedule=replace(jobs[0].schedule, settings=jobs[1].schedule.settings))]
     )[0]
     assert (
         np.abs(
@@ -274,7 +274,7 @@ def test_a_bad_device_spoils_nobody(conv, together):
     good = [conv.job(1), conv.job(2, 27)]
     exploding = conv.job(3, learning_rate=1e30)
     flat = make_dataset("elsewhere", np.zeros((18, 7), np.float32), np.zeros(18))
-    foreign = replace(conv.job(4), course=replace(conv.job(4).course, data=flat))
+    foreign = replace(conv.job(4), schedule=replace(conv.job(4).schedule, data=flat))
     pulled = conv.job(6, proximal_mu=0.1)
     trainer = conv.trainer(together=together)
     results = trainer.train([good[0], exploding, foreign, good[1], pulled])
@@ -325,7 +325,7 @@ def test_batch_norm_statistics_are_those_of_a_board(conv):
     before.
     """
     job = conv.job(1, 27 + 1, batch_size=6)
-    assert len(job.course.chosen) % 6 == 1
+    assert len(job.schedule.chosen) % 6 == 1
     trainer = conv.trainer()
     trained = trainer.train([job])[0]
     found, count = trainer.measure(job)
@@ -337,7 +337,7 @@ def test_batch_norm_statistics_are_those_of_a_board(conv):
         np.testing.assert_allclose(found[name], value, rtol=0, atol=TOLERANCE, err_msg=name)
     assert_alike(trainer.train([job])[0], trained, 0)
     with pytest.raises(DataError, match="two samples"):
-        trainer.measure(replace(job, course=replace(job.course, chosen=np.arange(1))))
+        trainer.measure(replace(job, schedule=replace(job.schedule, chosen=np.arange(1))))
 
 
 def test_small_steps_are_done_together(conv, monkeypatch):

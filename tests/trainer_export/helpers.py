@@ -14,7 +14,7 @@ from torch import nn
 from fleet_protocol.graphs.check import check_structure
 from fleet_protocol.manifest import CheckSpec
 from models import Registry, build
-from models.zoo.exchange import vocabulary_of
+from models.zoo.randomized_model import vocabulary_of
 from trainer_export.batches import SizedBatches
 from trainer_export.check import calm_torch
 from trainer_export.formats.files import GraphFile

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from broker_server.rounds.artifacts import load_artifacts
 from broker_server.rounds.evaluation import Evaluator
 from device_runtime.training.backends import Sessions
-from device_runtime.training.task import Bench, Task, base_tensors
+from device_runtime.training.task import DeviceSetup, Task, base_tensors
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.data import make_dataset
 from fleet_protocol.errors import RefusedError
@@ -173,13 +173,13 @@ def test_a_base_that_does_not_fit_is_refused_before_anything_runs(exported, tmp_
     other = blobs.put(encode_weights({BASE[0]: np.zeros((2, 2), np.float32)}))
     files = {FILE: manifest.files[FILE].model_copy(update={"digest": other})}
     task = _task(manifest.model_copy(update={"files": files}))
-    bench = Bench(None, blobs, "onnx", threads=1, holdout=0.0)  # type: ignore[arg-type]
+    device_setup = DeviceSetup(None, blobs, "onnx", threads=1, holdout=0.0)  # type: ignore[arg-type]
     with pytest.raises(
         RefusedError,
         match=r"frozen tensor 1\.weight of w1\.00-d1 is not float32 \[48, 64\].*export",
     ):
-        base_tensors(task.manifest, bench.blobs)
-    assert base_tensors(manifest.model_copy(update={"base": ()}), bench.blobs) == {}
+        base_tensors(task.manifest, device_setup.blobs)
+    assert base_tensors(manifest.model_copy(update={"base": ()}), device_setup.blobs) == {}
 
 
 def test_a_manifest_without_a_base_reads_and_writes_as_before(exported):

@@ -14,8 +14,8 @@ from fleet_protocol.metrics import evaluation_of
 from fleet_protocol.recipe import RecipeTable
 from models.architecture import architecture, build
 from models.tier import Tier
-from models.zoo.exchange import vocabulary_of
 from models.zoo.layers import set_mode
+from models.zoo.randomized_model import vocabulary_of
 from tests.marking import mostly_slow
 from tests.trainer_export.helpers import ZOO
 from trainer_export.artifact_set import export_architecture

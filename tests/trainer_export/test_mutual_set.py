@@ -10,10 +10,16 @@ from torch import nn
 from torch.nn import functional
 
 from device_runtime.training.backends import ForwardSession, PairSession
-from device_runtime.training.course import Course, Moment, batches, draw_noise, sample_order
 from device_runtime.training.hooks import Hooks, TaskStopped
 from device_runtime.training.measuring import HeldOut, evaluate
 from device_runtime.training.routines.mutual import train_pair
+from device_runtime.training.schedule import (
+    StepSeed,
+    TrainingSchedule,
+    batches,
+    draw_noise,
+    sample_order,
+)
 from fleet_protocol.data import make_dataset
 from fleet_protocol.errors import BlobError, ConfigError, RefusedError
 from fleet_protocol.manifest import digest_of
@@ -79,7 +85,7 @@ def eager_round(pair, optimizers, data, manifest, round_number):
             batches(sample_order(TRAIN.seed, round_number, epoch, len(data)), 4)
         ):
             drawn = draw_noise(
-                manifest.noise, Moment(TRAIN.seed, round_number, epoch, step), len(rows)
+                manifest.noise, StepSeed(TRAIN.seed, round_number, epoch, step), len(rows)
             )
             for side, module in pair.items():
                 own = {
@@ -133,7 +139,11 @@ def test_a_device_trains_both_models_as_pytorch_does(exported):
             session.load("own", *kept)
             session.load("sent", values(start))
         result = train_pair(
-            session, manifest, Course(data, np.arange(11), TRAIN, round_number), TRUST, Hooks()
+            session,
+            manifest,
+            TrainingSchedule(data, np.arange(11), TRAIN, round_number),
+            TRUST,
+            Hooks(),
         )
         eager_round(pair, optimizers, data, manifest, round_number)
         assert result.steps == 6
@@ -191,7 +201,7 @@ def test_training_can_be_stopped_and_refuses_what_is_not_finite(exported):
         session.load(
             side, {n: v * (np.nan if side == "sent" else 1) for n, v in values(module).items()}
         )
-    args = (session, exported.manifest, Course(text(), np.arange(11), TRAIN, 1), TRUST)
+    args = (session, exported.manifest, TrainingSchedule(text(), np.arange(11), TRAIN, 1), TRUST)
     with pytest.raises(
         RefusedError, match=r"the losses .* \(own\), nan \(sent\) in round 1 at step 1"
     ):

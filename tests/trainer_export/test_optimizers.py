@@ -10,7 +10,7 @@ from torch import nn
 from device_runtime.training.backends import TrainSession
 from fleet_protocol.errors import ConfigError, ExportError, RefusedError
 from fleet_protocol.manifest import next_name, parameter_input, state_input
-from models.zoo.exchange import vocabulary_of
+from models.zoo.randomized_model import vocabulary_of
 from tests.marking import mostly_slow
 from tests.trainer_export.helpers import batches_for, tiny, train_report
 from tests.trainer_export.test_losses import LEARNING_RATE, STEPS, exported, ignoring, made

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch.nn import functional
 
-from device_runtime.training.course import batches, sample_order
 from device_runtime.training.hooks import Hooks
 from device_runtime.training.own_model import OwnModel
 from device_runtime.training.routines import may_join
-from device_runtime.training.task import Bench, Task
+from device_runtime.training.schedule import batches, sample_order
+from device_runtime.training.task import DeviceSetup, Task
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.blobs import blob_ref
 from fleet_protocol.data import make_dataset
@@ -31,7 +31,7 @@ from fleet_protocol.messages import Instructions, TrainSettings
 from fleet_protocol.weights import encode_weights
 from models import Registry, build
 from models.tier import Tier
-from models.zoo.inference import initial_weights
+from models.zoo.initial_state import initial_weights
 from models.zoo.layers import StaticBatchNorm, set_mode
 from trainer_export.pair_set import Pair, PairModel, export_pairs
 from trainer_export.recipe import Recipe
@@ -87,7 +87,7 @@ def board(hundred, tmp_path):
             train=TrainSettings(learning_rate=rate, epochs=2, batch_size=8, seed=3),
             stays=stays,
         )
-        bench = Bench(
+        device_setup = DeviceSetup(
             data=changes.get("data", images((20, 40))),
             blobs=blobs,
             backend="onnx",
@@ -109,7 +109,7 @@ def board(hundred, tmp_path):
             manifest=manifest or (ten if classes == 10 else meme),
             weights=blob_ref(weights, 1024),
         )
-        return may_join(instructions, bench).run(task, bench, Hooks())
+        return may_join(instructions, device_setup).run(task, device_setup, Hooks())
 
     return work
 

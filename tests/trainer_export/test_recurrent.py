@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from fleet_protocol.errors import ExportError
-from fleet_protocol.graphs.check import bare_outputs, check_structure
+from fleet_protocol.graphs.check import check_structure
+from fleet_protocol.graphs.exposure import exposed_outputs
 from tests.marking import mostly_slow
 from tests.trainer_export.helpers import (
     all_reports,
@@ -119,7 +120,7 @@ def test_the_graph_is_that_of_one_step(kind: type[nn.RNNBase]) -> None:
     short = nodes(5)
     long = nodes(50)
     assert_portable(long)
-    assert not bare_outputs(
+    assert not exposed_outputs(
         check_structure(memoryview(long.SerializeToString())), ["x", "y", "mask"]
     )
     assert len(short.graph.node) == len(long.graph.node)

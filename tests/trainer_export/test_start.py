@@ -12,7 +12,7 @@ from broker_server.rounds.artifacts import load_artifacts
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.mapped_tensors import open_tensors
 from models import architecture, infer_layout
-from models.zoo.inference import further_names, initial_weights
+from models.zoo.initial_state import further_names, initial_weights
 from tests.adapted import BASE, adapted
 from trainer_export.artifact_set import export_architecture
 from trainer_export.recipe import Recipe

@@ -14,7 +14,7 @@ from device_runtime.agent.machine import Event
 from device_runtime.agent.states.base import DeviceState
 from device_runtime.agent.worker import Job, WorkDone, WorkFailed, WorkReport
 from device_runtime.training.backends.runtime import CPU
-from device_runtime.training.compute import compute, timed
+from device_runtime.training.compute import compute, time_step
 from device_runtime.training.current_data import DataSeen, on_current_data
 from device_runtime.training.hooks import (
     EpochReport,
@@ -23,8 +23,8 @@ from device_runtime.training.hooks import (
     Settled,
     TaskStopped,
 )
-from device_runtime.training.task import Bench, Task
-from fleet_protocol.data.contract import check_own_labels
+from device_runtime.training.task import DeviceSetup, Task
+from fleet_protocol.data.label_order import check_own_labels
 from fleet_protocol.errors import DataError, StorageError
 from fleet_protocol.messages import Progress
 
@@ -40,7 +40,9 @@ class _Computing(DeviceState):
     """A job in the worker thread turns the weights into an update."""
 
     phase = "training"
-    compute: Callable[[Task, Bench, Hooks], Any] = staticmethod(compute)  # in the worker thread
+    compute: Callable[[Task, DeviceSetup, Hooks], Any] = staticmethod(
+        compute
+    )  # in the worker thread
 
     def __init__(self, ctx: Context) -> None:
         super().__init__(ctx)
@@ -52,7 +54,7 @@ class _Computing(DeviceState):
     def enter(self) -> None:
         ctx = self.ctx
         task = ctx.need_task()
-        bench = ctx.need_bench()
+        setup = ctx.need_setup()
         manifest = task.manifest
         if manifest is None:
             raise RuntimeError(
@@ -60,7 +62,7 @@ class _Computing(DeviceState):
             )
         load = ctx.kit.memory.load(self.phase, task.record.tier, manifest.peak_memory_bytes)
         try:
-            agreed = ctx.kit.agreement.of(bench.data, task.offer)
+            agreed = ctx.kit.agreement.of(setup.data, task.offer)
             if not task.offer.stays:  # otherwise the board may define its own labels
                 check_own_labels(agreed.samples, manifest)
             ctx.save(phase=self.phase, load=load)
@@ -68,9 +70,9 @@ class _Computing(DeviceState):
             ctx.fail(error)
             return
         ctx.tell_state()
-        if task.record.crashes and bench.accelerators is not None:
+        if task.record.crashes and setup.accelerators is not None:
             self._on_report(Settled(CPU, "the agent died in this task"))
-            bench = replace(bench, accelerators=None)
+            setup = replace(setup, accelerators=None)
         offer = task.offer
         tier = task.record.tier
         work = Task(
@@ -87,12 +89,12 @@ class _Computing(DeviceState):
         )
 
         # The job removes both, so that memory does not hold both the old and the new samples.
-        ready_bench = [replace(bench, data=agreed.samples)]
+        ready_setup = [replace(setup, data=agreed.samples)]
         ready_data = [agreed]
 
         def run(job: Job) -> object:
             hooks = Hooks(job.report, job.stopped)
-            return on_current_data(self.compute, work, ready_bench.pop(), ready_data.pop(), hooks)
+            return on_current_data(self.compute, work, ready_setup.pop(), ready_data.pop(), hooks)
 
         ctx.kit.worker.start(self.phase, run)
 
@@ -144,7 +146,7 @@ class _Computing(DeviceState):
         """
         ctx = self.ctx
         metrics = outcome.metrics
-        ctx.kit.memory.lived(ctx.need_task().record.load, len(ctx.need_bench().data))
+        ctx.kit.memory.lived(ctx.need_task().record.load, len(ctx.need_setup().data))
         ctx.measured.step_seconds = outcome.step_seconds or ctx.measured.step_seconds
         if self._losses:
             remember_round(
@@ -190,7 +192,7 @@ class _Computing(DeviceState):
         """
         ctx = self.ctx
         ctx.kit.agreement.renew(seen.data)
-        ctx.bench = replace(ctx.need_bench(), data=seen.data.raw)
+        ctx.setup = replace(ctx.need_setup(), data=seen.data.raw)
         if seen.changed:
             self._losses.clear()  # the task starts again
             ctx.kit.journal.warning(
@@ -209,14 +211,14 @@ class Sizing(_Computing):
     """
 
     phase = "sizing"
-    compute = staticmethod(timed)
+    compute = staticmethod(time_step)
 
     @override
     def _done(self, outcome: Any) -> Event:
         ctx = self.ctx
         record = self.ctx.need_task().record
         link = self.ctx.measured.link_bytes_per_second
-        tier = choose(record, ctx.kit.config, ctx.need_bench(), link, outcome)
+        tier = choose(record, ctx.kit.config, ctx.need_setup(), link, outcome)
         ctx.kit.journal.info(
             f"chose tier={tier}: {outcome:.4f} s a step of {record.tier}, {link or 0:.0f} B/s"
         )

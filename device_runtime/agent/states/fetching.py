@@ -251,7 +251,7 @@ class Fetching(Collecting):
         offered = {"artifact_set": choice.artifact_set, "weights": choice.weights}
         refs = {ref.digest: ref for ref in offered.values()}
         if not task.record.chosen:
-            telling = probe(able(task.offer, ctx.kit.config, ctx.need_bench()))[1]
+            telling = probe(able(task.offer, ctx.kit.config, ctx.need_setup()))[1]
             refs[telling.digest] = telling
         lacks = {
             name: ref.digest for name, ref in offered.items() if not ctx.kit.blobs.begun(ref.digest)
@@ -284,7 +284,7 @@ class Fetching(Collecting):
             ):
                 raise RefusedError(RefusalReason.UNSUPPORTED, large.said)
             task.manifest = manifest
-            graphs = routine_of(task.offer).graphs(manifest, ctx.need_bench())
+            graphs = routine_of(task.offer).graphs(manifest, ctx.need_setup())
             predicts = [
                 key for key in (STATS, INFER) if ctx.kit.config.predict and key in manifest.graphs
             ]

@@ -12,6 +12,7 @@ from device_runtime.agent.machine import Event
 from device_runtime.agent.states.base import NEVER, DeviceState
 from device_runtime.agent.worker import Job, WorkDone, WorkFailed, WorkReport
 from device_runtime.training.hooks import TaskStopped
+from device_runtime.training.update import mask
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.blobs import iter_chunks
 from fleet_protocol.errors import ShoalError, TransportError
@@ -117,14 +118,8 @@ class Uploading(DeviceState):
         if update is None or member is None or not member.dealt or not self._bare:
             return
         try:
-            data = member.masked(ctx.kit.blobs.read(update.digest))
-            ctx.save(
-                update=BlobRef(
-                    digest=ctx.kit.blobs.put(data),
-                    size=len(data),
-                    chunk_bytes=update.chunk_bytes,
-                )
-            )
+            masked = mask(ctx.kit.blobs, update, member)
+            ctx.save(update=masked)  # on disk before the update without masks goes
             ctx.kit.blobs.remove(update.digest)
         except ShoalError as error:
             ctx.fail(error)

@@ -25,7 +25,7 @@ from device_runtime.self_test import self_test, set_test
 from device_runtime.training.backends import choose_backend
 from device_runtime.training.own_model import OwnModel
 from device_runtime.training.routines import ROUTINES
-from device_runtime.training.task import Bench
+from device_runtime.training.task import DeviceSetup
 from fleet_protocol.data import load_data
 from fleet_protocol.errors import (
     ConfigError,
@@ -34,7 +34,7 @@ from fleet_protocol.errors import (
     RefusedError,
     ShoalError,
     StorageError,
-    plain,
+    single_line,
 )
 from fleet_protocol.manifest import BASE, parse_manifest
 from fleet_protocol.messages import BlobRef, Refuse
@@ -62,7 +62,7 @@ class Starting(DeviceState):
         try:
             self._prepare()
         except (ConfigError, DataError) as error:
-            ctx.measured.unable = plain(str(error))
+            ctx.measured.unable = single_line(str(error))
             ctx.kit.journal.error(f"{error}; the fleet is told, if the broker is there")
             with contextlib.suppress(
                 ShoalError
@@ -87,7 +87,7 @@ class Starting(DeviceState):
             own = OwnModel(config.own_model.set, config.state_dir, config.own_model.keep_runs)
             own.check()  # a set that is not whole ends the process here, not in the first round
         tried = config.accelerators()
-        self.ctx.bench = Bench(
+        self.ctx.setup = DeviceSetup(
             data,
             self.ctx.kit.blobs,
             backend,
@@ -260,7 +260,7 @@ class Idle(Collecting):
         ):
             text = f"{manifest.tier} needs {load.peak} bytes of memory, and {load.free} are free"
             raise RefusedError(RefusalReason.UNSUPPORTED, large.said if large is not None else text)
-        graphs = ROUTINES["train"].graphs(manifest, ctx.need_bench())
+        graphs = ROUTINES["train"].graphs(manifest, ctx.need_setup())
         if not self._files:
             specs = [
                 *(manifest.graphs[key] for key in graphs),

@@ -82,7 +82,7 @@ class PairSession:
             scalars: inputs of one number each: ``lr``, the step size of both, and what else the
                 graph takes.
             noise: ``<side>.<layer>`` to float32 ``[B, ...]`` for every entry of the pair's
-                ``noise``; see `device_runtime.training.course.draw_noise`.
+                ``noise``; see `device_runtime.training.schedule.draw_noise`.
 
         Returns:
             Losses of the two models before the step, in the order of `SIDES`, means over the batch.

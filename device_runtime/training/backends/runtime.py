@@ -142,7 +142,7 @@ def open_session(
             graph.open("rb") as file,
             mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
         ):
-            check_graph(data, specs, leaves=leaves)
+            check_graph(data, specs, leaves_board=leaves)
     except (OSError, ValueError) as error:  # a file of no bytes cannot be mapped
         raise BlobError(f"cannot read graph {graph}: {error}") from error
     runtime = load_runtime()

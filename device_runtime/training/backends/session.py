@@ -175,7 +175,7 @@ class TrainSession:
             mask: ``[classes]`` float32, 1 for labels that count.
             learning_rate: step size.
             noise: layer to float32 ``[B, ...]`` for every entry of the manifest's ``noise``; see
-                `device_runtime.training.course.draw_noise`.
+                `device_runtime.training.schedule.draw_noise`.
         """
         whole = len(y)
         size = self._piece or len(y)

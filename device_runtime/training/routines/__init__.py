@@ -6,7 +6,7 @@ from types import MappingProxyType
 from device_runtime.training.own_settings import read_settings
 from device_runtime.training.routines import mutual, statistics, train
 from device_runtime.training.routines.routine import Result, Routine
-from device_runtime.training.task import Bench
+from device_runtime.training.task import DeviceSetup
 from fleet_protocol.encodings import ENCODINGS
 from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.messages import Instructions
@@ -29,7 +29,7 @@ def routine_of(instructions: Instructions) -> Routine:
     return found
 
 
-def may_join(instructions: Instructions, bench: Bench) -> Routine:
+def may_join(instructions: Instructions, setup: DeviceSetup) -> Routine:
     """See that a board can do what a task asks, before anything is fetched; returns its routine.
 
     Raises:
@@ -45,5 +45,5 @@ def may_join(instructions: Instructions, bench: Bench) -> Routine:
             ' its Shoal, or run with [upload] encoding = "fp32"',
         )
     read_settings(routine.settings, instructions.settings, f"routine {routine.name}")
-    routine.join(instructions, bench)
+    routine.join(instructions, setup)
     return routine

@@ -9,7 +9,7 @@ shares only a trunk, the rest of the meme (the adaptor) stays here too; a pair t
 adaptor of its own gives it any shape, so that the board may have other labels than the fleet's
 model. The board keeps the personal model, its optimizer's states and the adaptor from round to
 round. The losses are those of the paper: there is no label mask. Orders and random numbers are
-those of `device_runtime.training.course`, the own model's layers before the sent one's.
+those of `device_runtime.training.schedule`, the own model's layers before the sent one's.
 """
 
 import math
@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from device_runtime.training.backends import ForwardSession, PairSession
-from device_runtime.training.course import Course, draw_noise, training_batch
 from device_runtime.training.epochs import check_parameters
 from device_runtime.training.hooks import EpochReport, Hooks
 from device_runtime.training.labels import require_labels
@@ -32,7 +31,8 @@ from device_runtime.training.own_model import MODEL, OwnModel
 from device_runtime.training.own_model_files import Kept
 from device_runtime.training.own_settings import read_settings
 from device_runtime.training.routines.routine import Result, Routine
-from device_runtime.training.task import Bench, Task
+from device_runtime.training.schedule import TrainingSchedule, draw_noise, training_batch
+from device_runtime.training.task import DeviceSetup, Task
 from device_runtime.training.weights_file import read_weights
 from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.frozen import FrozenModel
@@ -63,7 +63,7 @@ class PairResult:
 def train_pair(
     session: PairSession,
     manifest: PairManifest,
-    course: Course,
+    schedule: TrainingSchedule,
     scalars: Mapping[str, float],
     hooks: Hooks,
 ) -> PairResult:
@@ -74,19 +74,19 @@ def train_pair(
         DataError: no label of the training samples counts.
         RefusedError: a loss or a parameter is not finite.
     """
-    require_labels(course.data, course.chosen)
+    require_labels(schedule.data, schedule.chosen)
     started = time.monotonic()
     step = 0
     means = np.full(len(SIDES), math.nan)
-    for planned in course.passes():
+    for planned in schedule.passes():
         totals = np.zeros(len(SIDES))
         weight = 0
         for number, indices in enumerate(planned.batches):
             hooks.go_on()
-            moment = course.moment(planned.epoch, number)
-            x, y = training_batch(course.data, indices, manifest.sent.input_dtype, moment)
-            inputs = {**scalars, "lr": course.settings.rate_at(step, course.steps)}
-            losses = session.step(x, y, inputs, draw_noise(manifest.noise, moment, len(indices)))
+            step_seed = schedule.step_seed(planned.epoch, number)
+            x, y = training_batch(schedule.data, indices, manifest.sent.input_dtype, step_seed)
+            inputs = {**scalars, "lr": schedule.settings.rate_at(step, schedule.steps)}
+            losses = session.step(x, y, inputs, draw_noise(manifest.noise, step_seed, len(indices)))
             step += 1
             if not all(map(math.isfinite, losses)):
                 found = ", ".join(
@@ -94,7 +94,7 @@ def train_pair(
                 )
                 raise RefusedError(
                     RefusalReason.FAILED,
-                    f"the losses of the board's own model and the one it was sent are {found} in round {course.round}"
+                    f"the losses of the board's own model and the one it was sent are {found} in round {schedule.round}"
                     f" at step {step} (epoch {planned.epoch + 1}); lower the learning rate or look at the data",
                 )
             count = counted(y)
@@ -110,7 +110,7 @@ def train_pair(
             )
         )
     for side in SIDES:
-        check_parameters(session.parameters(side), course.round, step, f" of the {side} model")
+        check_parameters(session.parameters(side), schedule.round, step, f" of the {side} model")
     return PairResult(
         step,
         dict(zip(SIDES, map(float, means), strict=True)),
@@ -138,35 +138,35 @@ class _Pair:
     adaptor: frozenset[str]
 
 
-def _own_model(bench: Bench) -> OwnModel:
-    if bench.own_model is None:
+def _own_model(setup: DeviceSetup) -> OwnModel:
+    if setup.own_model is None:
         raise RefusedError(
             RefusalReason.UNSUPPORTED,
             "mutual learning needs a personal model; name its set in [own_model] of this board",
         )
-    return bench.own_model
+    return setup.own_model
 
 
-def _join(_instructions: Instructions, bench: Bench) -> None:
-    _own_model(bench)
+def _join(_instructions: Instructions, setup: DeviceSetup) -> None:
+    _own_model(setup)
 
 
-def _run(task: Task, bench: Bench, hooks: Hooks) -> Result:
+def _run(task: Task, setup: DeviceSetup, hooks: Hooks) -> Result:
     settings = read_settings(MutualSettings, task.instructions.settings, f"routine {NAME}")
-    pair = _load_pair(_own_model(bench), task)
+    pair = _load_pair(_own_model(setup), task)
     meme = pair.manifest.sent
-    sent = read_weights(bench.blobs.path(task.weights.digest), task.manifest)
-    bench = replace(bench, data=bench.data.fitted(meme))
+    sent = read_weights(setup.blobs.path(task.weights.digest), task.manifest)
+    setup = replace(setup, data=setup.data.fit_to(meme))
     session = PairSession(
-        pair.manifest, pair.model.path(pair.manifest.graph), threads=bench.threads
+        pair.manifest, pair.model.path(pair.manifest.graph), threads=setup.threads
     )
     kept = pair.model.files.load(task.run, task.round)
     session.load("own", *_personal(pair, kept))
     session.load("sent", _meme(pair, sent, kept))
-    result = train_pair(session, pair.manifest, task.course(bench), settings.model_dump(), hooks)
+    result = train_pair(session, pair.manifest, task.schedule(setup), settings.model_dump(), hooks)
     own = session.parameters("own")
     after = session.parameters("sent")
-    evaluation = _evaluate(task, bench, pair, own, hooks)
+    evaluation = _evaluate(task, setup, pair, own, hooks)
     pair.model.files.save(
         task.run,
         task.round,
@@ -252,19 +252,19 @@ def _meme(pair: _Pair, sent: Mapping[str, NDArray[Any]], kept: Kept | None) -> T
 
 
 def _evaluate(
-    task: Task, bench: Bench, pair: _Pair, own: Tensors, hooks: Hooks
+    task: Task, setup: DeviceSetup, pair: _Pair, own: Tensors, hooks: Hooks
 ) -> Evaluation | None:
     """Loss and accuracy of the personal model on held-out samples."""
     manifest = pair.manifest.own
 
     def opened(key: str) -> ForwardSession:
         return ForwardSession(
-            manifest, pair.model.path(manifest.graphs[key]), own, threads=bench.threads
+            manifest, pair.model.path(manifest.graphs[key]), own, threads=setup.threads
         )
 
     mask = np.ones(manifest.classes, np.float32)
-    judged = HeldOut(bench.data, bench.split()[1], task.instructions.train.batch_size, mask)
-    return judge(opened, manifest, task.course(bench), judged, hooks)
+    judged = HeldOut(setup.data, setup.split()[1], task.instructions.train.batch_size, mask)
+    return judge(opened, manifest, task.schedule(setup), judged, hooks)
 
 
 # Of the set that is offered it needs no graphs: those of the pair are on the board.

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from numpy.typing import NDArray
 
 from device_runtime.training.hooks import Hooks
-from device_runtime.training.task import Bench, Task
+from device_runtime.training.task import DeviceSetup, Task
 from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.manifest import Manifest
@@ -55,9 +55,9 @@ class Routine:
     name: str
     phase: Phase
     settings: type[FrozenModel]
-    graphs: Callable[[Manifest, Bench], tuple[str, ...]]
-    run: Callable[[Task, Bench, Hooks], Result]
-    join: Callable[[Instructions, Bench], None] = lambda _instructions, _bench: None
+    graphs: Callable[[Manifest, DeviceSetup], tuple[str, ...]]
+    run: Callable[[Task, DeviceSetup, Hooks], Result]
+    join: Callable[[Instructions, DeviceSetup], None] = lambda _instructions, _bench: None
 
 
 def missing_graph(manifest: Manifest, what: str) -> RefusedError:

@@ -13,29 +13,29 @@ from device_runtime.training.routines.routine import (
     Routine,
     missing_graph,
 )
-from device_runtime.training.task import Bench, Task, base_tensors
+from device_runtime.training.task import DeviceSetup, Task, base_tensors
 from device_runtime.training.weights_file import read_weights
 from fleet_protocol.manifest import Manifest
 
 
-def _graphs(manifest: Manifest, _bench: Bench) -> tuple[str, ...]:
+def _graphs(manifest: Manifest, _bench: DeviceSetup) -> tuple[str, ...]:
     if STATS not in manifest.graphs:
         raise missing_graph(manifest, "statistics")
     return (STATS,)
 
 
-def _run(task: Task, bench: Bench, hooks: Hooks) -> Result:
+def _run(task: Task, setup: DeviceSetup, hooks: Hooks) -> Result:
     manifest = task.manifest
-    bench = replace(bench, data=bench.data.fitted(manifest))
+    setup = replace(setup, data=setup.data.fit_to(manifest))
     started = time.monotonic()
     parameters = {
-        **base_tensors(manifest, bench.blobs),
-        **read_weights(bench.blobs.path(task.weights.digest), manifest),
+        **base_tensors(manifest, setup.blobs),
+        **read_weights(setup.blobs.path(task.weights.digest), manifest),
     }
-    session = bench.opening.forward(
-        manifest, bench.blobs.path(manifest.graphs[STATS].digest), parameters
+    session = setup.opening.forward(
+        manifest, setup.blobs.path(manifest.graphs[STATS].digest), parameters
     )
-    tensors, count = measure(session, manifest, task.course(bench), hooks)
+    tensors, count = measure(session, manifest, task.schedule(setup), hooks)
     return Result(tensors, count, time.monotonic() - started)
 
 

@@ -1,5 +1,17 @@
 """Show what to do next about a run, with the evidence."""
 
-from shoal.cli.listing import listing
+from typing import TYPE_CHECKING, Any
 
-app = listing("ADVICE", __doc__)
+from shoal.cli.listing import view_command
+
+if TYPE_CHECKING:
+    from shoal.cli.views.view import View
+
+
+def _load_view() -> "View[Any]":
+    from shoal.cli.views.advice import ADVICE
+
+    return ADVICE
+
+
+app = view_command(_load_view, __doc__)

@@ -7,7 +7,7 @@ import typer
 
 from shoal.cli.common import HERE, AsJson, FleetFolder
 from shoal.cli.console import print_json, say
-from shoal.cli.extras import needs
+from shoal.extras import needs
 
 
 def _backup(

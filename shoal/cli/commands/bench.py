@@ -7,10 +7,30 @@ import typer
 from shoal.bench.settings import FleetBench
 from shoal.cli.common import AsJson
 from shoal.cli.console import print_json
-from shoal.cli.extras import needs
 from shoal.cli.grouped import grouped
+from shoal.extras import needs
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
+
+_OPTIONS = {
+    "devices": typer.Option(
+        min=1, help="Light devices, which speak the protocol but do not train."
+    ),
+    "rounds": typer.Option(min=2, help="Rounds; the first warms up and is not counted."),
+    "payload_bytes": typer.Option(
+        "--payload", min=1024, help="Bytes of an update, and of the weights sent."
+    ),
+    "broker": typer.Option(help="mosquitto, embedded, or mqtt://host:port of a running one."),
+    "port": typer.Option(help="Port of a broker that is started."),
+    "processes": typer.Option(min=1, help="Processes that hold the devices."),
+    "deadline_seconds": typer.Option(
+        "--deadline", min=1, help="Seconds until a round closes without the missing."
+    ),
+    "receivers": typer.Option(
+        min=0, help="Processes that take updates for the server; 0: it does so."
+    ),
+    "folder": typer.Option(help="Folder for the store."),
+}
 
 
 @app.callback(help=__doc__)
@@ -23,7 +43,7 @@ class _Options(FleetBench):
 
 
 @app.command("fleet")
-@grouped(_Options)
+@grouped(_Options, _OPTIONS)
 def _fleet(options: _Options) -> None:
     """Rounds of many light devices, beside the bare fan-out and fan-in of the same bytes over the
     same broker.

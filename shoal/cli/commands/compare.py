@@ -1,13 +1,11 @@
-"""Show two runs of a store side by side: the settings that differ, and the accuracy of every
-version.
-"""
+"""Show two runs of a store side by side: settings that differ, and the accuracy of each version."""
 
 from typing import Annotated
 
 import typer
 
 from shoal.cli.common import DEFAULT_STORE, AsJson, PageUrl, StoreFolder
-from shoal.cli.extras import needs
+from shoal.extras import needs
 
 Run = Annotated[str, typer.Argument(help="Id of a run, its beginning, or `newest`.")]
 
@@ -20,6 +18,6 @@ def _compare(
     as_json: AsJson = False,
 ) -> None:
     with needs("server"):
-        from shoal.cli.explained import comparison
+        from shoal.cli.views.comparison import comparison_with
 
-    comparison(other).show(store, one, as_json=as_json, url=url)
+    comparison_with(other).show(store, one, as_json=as_json, url=url)

@@ -1,6 +1,4 @@
-"""Train a fleet of device processes on this machine, compare it with its baselines, and write a
-report.
-"""
+"""Train a small fleet on this machine, compare it with its baselines, and write a report."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fleet_protocol.errors import ConfigError
-from shoal.cli.extras import needs
 from shoal.cli.grouped import grouped
+from shoal.extras import needs
 
 if TYPE_CHECKING:
     from shoal.cli.demo import DemoConfig, Preset

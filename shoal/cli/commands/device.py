@@ -1,6 +1,4 @@
-"""Run the agent on this board, look what ails it, let its model predict, or measure what training
-costs.
-"""
+"""Run the agent on this board, find what ails it, let its model predict, or measure training."""
 
 import sys
 from pathlib import Path
@@ -9,7 +7,7 @@ from typing import Annotated
 import typer
 
 from shoal.cli.common import AsJson
-from shoal.cli.extras import needs
+from shoal.extras import needs
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 

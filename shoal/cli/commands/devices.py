@@ -1,7 +1,7 @@
 """List the devices that were ever seen, let one out of quarantine, or let the model of one predict."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,10 +16,20 @@ from shoal.cli.common import (
     StoreFolder,
 )
 from shoal.cli.console import say
-from shoal.cli.extras import needs
-from shoal.cli.listing import listing
+from shoal.cli.listing import view_command
+from shoal.extras import needs
 
-app = listing("DEVICES", __doc__, group=True)
+if TYPE_CHECKING:
+    from shoal.cli.views.view import View
+
+
+def _load_view() -> "View[Any]":
+    from shoal.cli.views.devices import DEVICES
+
+    return DEVICES
+
+
+app = view_command(_load_view, __doc__, group=True)
 
 
 @app.command("release")
@@ -31,10 +41,11 @@ def _release(
 ) -> None:
     """Let a device take part again whose updates were refused too often."""
     with needs("server"):
-        from shoal.cli.stored import acted
+        from shoal.sources import open_source
 
-    of = acted(store, url, "release", run, device=name)
-    say(f"{name} is asked again from the next round of run {of}")
+    with open_source(store, url, read_only=False) as source:
+        run_id = source.act("release", run or "", device=name)
+    say(f"{name} is asked again from the next round of run {run_id}")
 
 
 @app.command("predict")

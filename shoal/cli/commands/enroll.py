@@ -7,7 +7,7 @@ import typer
 
 from shoal.cli.common import HERE, FleetFolder
 from shoal.cli.console import say
-from shoal.cli.extras import needs
+from shoal.extras import needs
 
 
 def _enroll(

@@ -1,5 +1,6 @@
-"""Lower the training step of an architecture for each tier, check it against PyTorch, and publish
-the sets.
+"""Lower the training step of an architecture for each tier, check it, and publish the sets.
+
+Each graph is compared with PyTorch.
 """
 
 from collections.abc import Sequence
@@ -19,8 +20,8 @@ from shoal.cli.console import (
     print_json,
     print_rows,
 )
-from shoal.cli.extras import needs
 from shoal.cli.grouped import grouped
+from shoal.extras import needs
 
 if TYPE_CHECKING:
     from fleet_protocol.recipe import RecipeTable

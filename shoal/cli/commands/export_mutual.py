@@ -1,5 +1,6 @@
-"""Lower the step in which two models teach each other, check it against PyTorch, and publish it as
-one set (FML).
+"""Lower the step in which two models teach each other, check it, and publish one set (FML).
+
+Each graph is compared with PyTorch.
 """
 
 from dataclasses import dataclass
@@ -10,8 +11,8 @@ import typer
 
 from shoal.cli.common import AsJson, ModelsFile, Settings
 from shoal.cli.console import bytes_text, error_console, print_json, print_rows, say
-from shoal.cli.extras import needs
 from shoal.cli.grouped import grouped
+from shoal.extras import needs
 
 if TYPE_CHECKING:
     from fleet_protocol.manifest import Manifest

@@ -8,8 +8,8 @@ import typer
 
 from fleet_protocol.errors import ConfigError
 from shoal.cli.common import DEFAULT_STORE, AsJson, PageUrl, RunId, StoreFolder
-from shoal.cli.extras import needs
 from shoal.cli.grouped import grouped
+from shoal.extras import needs
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class _Options:
 def _export_weights(options: _Options) -> None:
     with needs("server"):
         from broker_server.store import queries
-        from shoal.cli.downloads import SUFFIXES, save
-        from shoal.cli.source import opened
-        from shoal.cli.stored import choose
+        from shoal.cli.views.versions import choose_version
+        from shoal.downloads import SUFFIXES, save
+        from shoal.sources import open_source
 
     from shoal.cli.console import error_console, print_json, say
 
@@ -52,13 +52,13 @@ def _export_weights(options: _Options) -> None:
         raise ConfigError("--best and --version both say which version; give one of the two")
     path = options.out or Path(f"weights.{SUFFIXES[options.file_format]}")
     of = {"format": options.file_format} | ({} if options.tier is None else {"tier": options.tier})
-    with opened(options.store, options.url) as source:
-        run, version = choose(source, options.run, best=options.best)
+    with open_source(options.store, options.url) as source:
+        run, version = choose_version(source, options.run or "", best=options.best)
         number = version if options.version is None else options.version
         download = save(source, run, number, of, path, options.artifacts)
     record = download.record
     if options.as_json:
-        described = queries.plain(record)
+        described = queries.to_json_values(record)
         print_json(
             {
                 "path": str(path),

@@ -1,6 +1,4 @@
-"""Make boards from one flash.toml: a card's image, a bundle, a Debian package, or a card's first
-start.
-"""
+"""Make boards from one flash.toml: an image, a bundle, a Debian package, or a first start."""
 
 from pathlib import Path
 from typing import Annotated
@@ -22,10 +20,28 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 
 Config = Annotated[Path, typer.Option(help="What the board is to be, flash.toml.")]
 Out = Annotated[Path | None, typer.Option(help="File to write; by default named after the board.")]
-Wheels = Annotated[
-    Path | None,
-    typer.Option(help="Folder to keep wheels in; by default in the user's cache."),
-]
+_WHEELS_HELP = "Folder to keep wheels in; by default in the user's cache."
+Wheels = Annotated[Path | None, typer.Option(help=_WHEELS_HELP)]
+
+_CARD_OPTIONS = {
+    "config": typer.Option(help="What the board is to be, flash.toml."),
+    "out": typer.Option(help="The image, .img or .img.zst; by default named after the board."),
+    "lock": typer.Option(help="Packages by digest: taken from there, or written for next time."),
+    "image": typer.Option(help="An .img that is there, for --to; nothing is built."),
+    "to": typer.Option(help="A card to write to and read back, such as /dev/sdb."),
+    "yes": typer.Option("--yes", help="Write without asking for the card's name."),
+    "mirror": typer.Option(help="Debian's archive."),
+    "wheels": typer.Option(help=_WHEELS_HELP),
+}
+_BATCH_OPTIONS = {
+    "config": typer.Option(help="What the boards are to be, flash.toml."),
+    "boot": typer.Option(help="Folder where the card's boot partition is mounted."),
+    "image": typer.Option(help="A system's .img or .img.xz, seeded into a copy."),
+    "out": typer.Option(help="The copy; with --fleet a folder."),
+    "fleet": typer.Option(help="A CSV with a row for each card; needs --out."),
+    "folder": typer.Option(help="The fleet's folder, to enrol devices that are not yet."),
+    "wheels": typer.Option(help=_WHEELS_HELP),
+}
 
 
 @app.command("bundle")
@@ -55,7 +71,7 @@ def _deb(config: Config = Path("flash.toml"), out: Out = None, wheels: Wheels = 
 
 
 @app.command("seed")
-@grouped(Batch)
+@grouped(Batch, _BATCH_OPTIONS)
 def _seed(batch: Batch) -> None:
     """The first start of a card with Raspberry Pi OS or Ubuntu: account, Wi-Fi, Shoal.
 
@@ -67,7 +83,7 @@ def _seed(batch: Batch) -> None:
 
 
 @app.command("image")
-@grouped(Card)
+@grouped(Card, _CARD_OPTIONS)
 def _image(card: Card) -> None:
     """A card that starts by itself, built from Debian's arm64 packages without root.
 

@@ -1,6 +1,4 @@
-"""Make the folder of a fleet with identities (--host), or of a project with model and data
-(--template).
-"""
+"""Make a folder for a fleet with identities (--host), or for a model and data (--template)."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +11,7 @@ from fleet_protocol.errors import ConfigError, StorageError
 from fleet_protocol.spelling import did_you_mean
 from fleet_protocol.topics import check_name
 from shoal.cli.console import say
-from shoal.cli.extras import needs
+from shoal.extras import needs
 
 _FOLDER = Path(__file__).parents[2] / "templates"
 _COMMON = "common"

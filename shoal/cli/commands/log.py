@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from shoal.cli.common import DEFAULT_STORE, AsJson, PageUrl, RunId, StoreFolder
-from shoal.cli.extras import needs
+from shoal.extras import needs
 
 
 def _log(
@@ -21,6 +21,7 @@ def _log(
     as_json: AsJson = False,
 ) -> None:
     with needs("server"):
-        from shoal.cli.stored import show_log
+        from shoal.cli.views.log import follow_log, show_log
 
-    show_log(store, run, last=last, as_json=as_json, follow=follow, url=url)
+    show = follow_log if follow else show_log
+    show(store, run, last=last, as_json=as_json, url=url)

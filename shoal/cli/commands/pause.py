@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from shoal.cli.common import FLEET_FILE, BrokerUrl, FleetFile, PageUrl, RunName
-from shoal.cli.extras import needs
+from shoal.extras import needs
 
 
 def steering(verb: Literal["pause", "resume"], done: str) -> Callable[..., None]:

@@ -7,7 +7,7 @@ import typer
 
 from shoal.cli.common import DEFAULT_STORE, AsJson, PageUrl, RunId, StoreFolder
 from shoal.cli.console import print_json, say
-from shoal.cli.extras import needs
+from shoal.extras import needs
 
 Number = Annotated[int, typer.Argument(min=0, max=2**31 - 1, help="Number of the version.")]
 
@@ -24,26 +24,22 @@ def choosing(verb: Literal["promote", "rollback"]) -> Callable[..., None]:
     ) -> None:
         with needs("server"):
             from broker_server.store import queries
-            from shoal.cli.source import opened
-            from shoal.cli.stored import VERSIONS, acted
+            from shoal.sources import open_source
 
-        of = acted(store, url, verb, run, version=version)
-        with opened(store, url) as source:
-            known = [view.version for view in VERSIONS.look(source, of)]
-        chosen = (
-            known[-1]
-            if verb == "rollback"
-            else next(item for item in known if item.number == version)
-        )
+        with open_source(store, url, read_only=False) as source:
+            run_id = source.act(verb, run or "", version=version)
+        with open_source(store, url) as source:
+            records = [view.version for view in source.versions(run_id)]
+        if verb == "rollback":
+            chosen = records[-1]
+            effect = f"is version {version} again, where the run's next round starts"
+        else:
+            chosen = next(record for record in records if record.number == version)
+            effect = "is promoted"
         if as_json:
-            print_json(queries.plain(chosen))
+            print_json(queries.to_json_values(chosen))
             return
-        done = (
-            "is promoted"
-            if verb == "promote"
-            else f"is version {version} again, where the run's next round starts"
-        )
-        say(f"version {chosen.number} of run {chosen.run} {done}")
+        say(f"version {chosen.number} of run {chosen.run} {effect}")
 
     return choose
 

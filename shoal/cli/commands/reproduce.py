@@ -1,5 +1,4 @@
-"""Run a table of a paper, and write it with the published numbers beside ours and a verdict for
-each claim.
+"""Run a table of a paper, and write published figures beside ours with a verdict for each claim.
 
 Given again, the command goes on where it was stopped; arms that are complete are not run again.
 """
@@ -17,8 +16,8 @@ import typer
 from fleet_protocol.errors import ConfigError, DataError
 from shoal.cli.common import AsJson
 from shoal.cli.console import error_console, print_json, print_rows, say, seconds_text
-from shoal.cli.extras import needs
 from shoal.cli.grouped import grouped
+from shoal.extras import needs
 
 if TYPE_CHECKING:
     from reproduction.experiment import Experiment, Scale

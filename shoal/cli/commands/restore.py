@@ -7,7 +7,7 @@ import typer
 
 from shoal.cli.common import AsJson
 from shoal.cli.console import print_json, print_rows, say
-from shoal.cli.extras import needs
+from shoal.extras import needs
 
 
 def _restore(
@@ -34,7 +34,7 @@ def _restore(
 ) -> None:
     with needs("server"):
         from broker_server.service.backup_keys import known_keys
-        from broker_server.settings.named import names_in
+        from broker_server.settings.named import list_named_settings
         from broker_server.store import Store
         from broker_server.store.restoring import MOST_BYTES, MOST_FILES, restore
 
@@ -50,7 +50,7 @@ def _restore(
                     "kind": each.kind,
                     "names": each.value,
                 }
-                for each in names_in(run.config)
+                for each in list_named_settings(run.config)
             )
 
     statements = restore(

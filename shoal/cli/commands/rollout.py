@@ -1,5 +1,6 @@
-"""Bring a new runtime or new artifact sets to boards over the air: to a few first, and back where
-they fail.
+"""Bring a new runtime or new artifact sets to boards over the air, to a few of them first.
+
+Boards on which it fails go back.
 """
 
 from contextlib import closing
@@ -18,8 +19,8 @@ from shoal.cli.common import (
     StoreFolder,
     Watch,
 )
-from shoal.cli.console import print_rows, say
-from shoal.cli.extras import needs
+from shoal.cli.console import say
+from shoal.extras import needs
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 
@@ -72,8 +73,8 @@ def _start(
         from broker_server.service.certificates import Authority
         from broker_server.service.rollout import begin
         from broker_server.store import Store
-        from broker_server.store.configurations import kept_config
-    from fleet_protocol.identity.release import kind_of
+        from broker_server.store.configurations import saved_config
+    from fleet_protocol.identity.release import board_kind
     from shoal.flash.bundle import release_files
     from shoal.flash.settings import load_flash_config
 
@@ -91,7 +92,7 @@ def _start(
             raise ConfigError(
                 f"no run is in progress in {store}; a run that begins takes the sets of its [model]"
             )
-        kept = kept_config(store, run.id)
+        kept = saved_config(store, run.id)
         if kept is None:
             raise ConfigError(
                 f"the server of {store} has not resumed run {run.id} yet: start the server, and repeat this command"
@@ -100,7 +101,7 @@ def _start(
         gate = max(gate, 1)
     boards = [load_flash_config(path) for path in configs or ()]
     builds = {
-        kind_of(each.target.machine, each.target.python): release_files(each) for each in boards
+        board_kind(each.target.machine, each.target.python): release_files(each) for each in boards
     }
     shares = [
         share / 100 for share in stages or ((5, 25, 100) if canary is None else (canary, 100))
@@ -121,13 +122,13 @@ def _steer(verb: Literal["pause", "resume", "stop"], about: str, then: str) -> N
     def _command(folder: FleetFolder = HERE, url: PageUrl = "") -> None:
         with needs("server"):
             from broker_server.service.rollout import steer_rollout
-            from shoal.cli.source import Asked, where
+            from shoal.sources import connect
 
-        steer = Asked[Path, int](
-            lambda fleet, _: steer_rollout(fleet, verb).release.number,
-            lambda client, _: client.act_on_rollout(verb),
-        )
-        say(f"release {steer(where(folder, url))} {then}")
+        if url:
+            number = connect(url).act_on_rollout(verb)
+        else:
+            number = steer_rollout(folder, verb).release.number
+        say(f"release {number} {then}")
 
 
 _steer(
@@ -153,37 +154,6 @@ def _show(
 ) -> None:
     """How far the newest rollout is, and what became of each board."""
     with needs("server"):
-        from broker_server.service.rollout import RolloutView, read_rollout, view_of
-        from broker_server.store import Store
-        from shoal.cli.source import Asked
-        from shoal.cli.stored import Shown
-        from shoal.client import Client
+        from shoal.cli.views.rollout import rollout_view
 
-    def draw(view: RolloutView) -> None:
-        release = view.rollout.release
-        asked = f"{len(view.rollout.asked)} of {len(view.boards)} asked"
-        rows = [
-            {"device": n, "version": view.versions.get(n, "-"), "release": said}
-            for n, said in view.boards.items()
-        ]
-        print_rows(f"release {release.number}", rows, empty="no board takes releases")
-        say(f"{view.state}: {view.rollout.stopped or asked}")
-
-    def plain(view: RolloutView) -> list[dict[str, object]]:
-        of = {
-            "release": view.rollout.release.number,
-            "state": view.state,
-            "stopped": view.rollout.stopped,
-        }
-        return [
-            {"device": n, "outcome": said, "version": view.versions.get(n), **of}
-            for n, said in view.boards.items()
-        ]
-
-    def there(client: Client, _run: str) -> RolloutView:
-        if not (found := client.rollouts()):
-            raise ConfigError("the fleet has no rollout; begin one with `shoal rollout start`")
-        return found[0]
-
-    look = Asked[Store, RolloutView](lambda opened, _: view_of(read_rollout(folder), opened), there)
-    Shown(look, draw, plain).show(store, None, as_json=as_json, watch=watch, url=url)
+    rollout_view(folder).show(store, None, as_json=as_json, watch=watch, url=url)

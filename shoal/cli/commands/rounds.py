@@ -1,14 +1,24 @@
 """List the rounds of a run, or explain one of them."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from shoal.cli.common import DEFAULT_STORE, AsJson, PageUrl, RunId, StoreFolder
-from shoal.cli.extras import needs
-from shoal.cli.listing import listing
+from shoal.cli.listing import view_command
+from shoal.extras import needs
 
-app = listing("ROUNDS", __doc__, group=True)
+if TYPE_CHECKING:
+    from shoal.cli.views.view import View
+
+
+def _load_view() -> "View[Any]":
+    from shoal.cli.views.rounds import ROUNDS
+
+    return ROUNDS
+
+
+app = view_command(_load_view, __doc__, group=True)
 
 
 @app.command("show")
@@ -23,6 +33,6 @@ def _show(
     weights.
     """
     with needs("server"):
-        from shoal.cli.explained import show_round
+        from shoal.cli.views.explained_round import show_round
 
     show_round(store, number, run, as_json=as_json, url=url)

@@ -1,11 +1,9 @@
-"""Do a run: on the server that is up on the broker, or with a server of its own for as long as it
-lasts.
-"""
+"""Do a run: on the server that is up on the broker, or with a server that ends with it."""
 
 import typer
 
 from shoal.cli.common import AsJson, BrokerUrl, FleetFile
-from shoal.cli.extras import needs
+from shoal.extras import needs
 
 
 def _run(config: FleetFile, broker: BrokerUrl = None, as_json: AsJson = False) -> None:

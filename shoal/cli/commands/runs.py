@@ -1,5 +1,17 @@
 """List the runs of a store, newest first."""
 
-from shoal.cli.listing import listing
+from typing import TYPE_CHECKING, Any
 
-app = listing("RUNS", __doc__)
+from shoal.cli.listing import view_command
+
+if TYPE_CHECKING:
+    from shoal.cli.views.view import View
+
+
+def _load_view() -> "View[Any]":
+    from shoal.cli.views.runs import RUNS
+
+    return RUNS
+
+
+app = view_command(_load_view, __doc__)

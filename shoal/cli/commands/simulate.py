@@ -1,7 +1,6 @@
 """Simulate a fleet: the planning, training and merging of real rounds, with emulated clocks.
 
-Started again with the same configuration it goes on where it was stopped; with more rounds it goes
-on, too.
+Started again with the same configuration it goes on where it was stopped, also for more rounds.
 """
 
 from dataclasses import dataclass
@@ -12,8 +11,8 @@ import typer
 
 from shoal.cli.common import AsJson
 from shoal.cli.console import error_console, print_json, say, seconds_text
-from shoal.cli.extras import needs
 from shoal.cli.grouped import grouped
+from shoal.extras import needs
 
 if TYPE_CHECKING:
     from simulation.results.history import RoundRow

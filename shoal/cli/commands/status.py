@@ -1,5 +1,17 @@
 """Show how a run stands."""
 
-from shoal.cli.listing import listing
+from typing import TYPE_CHECKING, Any
 
-app = listing("STATUS", __doc__)
+from shoal.cli.listing import view_command
+
+if TYPE_CHECKING:
+    from shoal.cli.views.view import View
+
+
+def _load_view() -> "View[Any]":
+    from shoal.cli.views.status import STATUS
+
+    return STATUS
+
+
+app = view_command(_load_view, __doc__)

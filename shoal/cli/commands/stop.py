@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from shoal.cli.common import FLEET_FILE, BrokerUrl, FleetFile, PageUrl, RunName
-from shoal.cli.extras import needs
+from shoal.extras import needs
 
 
 def _stop(

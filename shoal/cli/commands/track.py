@@ -1,9 +1,7 @@
-"""Write the rounds of a run to TensorBoard, MLflow or OpenTelemetry, or show the fleet in Home
-Assistant.
-"""
+"""Write the rounds of a run to TensorBoard, MLflow, OpenTelemetry or Home Assistant."""
 
+from collections.abc import Iterator
 from contextlib import closing
-from functools import partial
 from typing import Annotated
 
 import typer
@@ -11,7 +9,7 @@ import typer
 from fleet_protocol.spelling import without_login
 from shoal.cli.common import DEFAULT_STORE, AsJson, RunId, StoreFolder, Watch
 from shoal.cli.console import print_json, say
-from shoal.cli.extras import needs
+from shoal.extras import needs
 
 
 def _track(
@@ -28,20 +26,26 @@ def _track(
 ) -> None:
     with needs("server"):
         from broker_server.store import Store, queries
-        from shoal.cli.stored import watched
+        from shoal.cli.views.view import follow
+        from shoal.sources import LocalStore
     with needs("tracking"):
         from shoal.tracking import track, tracking
 
         writer = tracking(target)
     with closing(Store(store, read_only=True)) as opened:
-        found = queries.find_run(opened, run)
-        of = (
-            run if target.startswith("homeassistant:") else found.id
-        )  # a home shows the newest, whichever that is
-        looks = partial(watched, opened, of, lambda *_: None) if watch else partial(iter, [None])
-        rounds = track(opened, of, writer, looks)
+        run_id = queries.find_run(opened, run).id
+        # Home Assistant shows the newest run, also one that begins later.
+        tracked = run if target.startswith("homeassistant:") else run_id
+
+        def looks() -> Iterator[None]:
+            """Yield when the store is to be read: now, and with --watch after each change."""
+            if not watch:
+                return iter([None])
+            return follow(LocalStore(opened), tracked or "", lambda *_: None)
+
+        rounds = track(opened, tracked, writer, looks)
     target = without_login(target)
     if as_json:
-        print_json({"run": found.id, "target": target, "rounds": rounds})
+        print_json({"run": run_id, "target": target, "rounds": rounds})
     else:
-        say(f"{rounds} rounds of run {found.id} written to {target}")
+        say(f"{rounds} rounds of run {run_id} written to {target}")

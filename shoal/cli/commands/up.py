@@ -12,8 +12,8 @@ import typer
 from fleet_protocol.configuration import validate_config
 from fleet_protocol.errors import ConfigError
 from shoal.cli.common import DEFAULT_STORE, BrokerUrl
-from shoal.cli.extras import needs
 from shoal.cli.grouped import grouped
+from shoal.extras import needs
 
 
 @dataclass(frozen=True)

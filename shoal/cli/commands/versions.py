@@ -3,6 +3,18 @@
 `shoal export-weights` takes one.
 """
 
-from shoal.cli.listing import listing
+from typing import TYPE_CHECKING, Any
 
-app = listing("VERSIONS", __doc__)
+from shoal.cli.listing import view_command
+
+if TYPE_CHECKING:
+    from shoal.cli.views.view import View
+
+
+def _load_view() -> "View[Any]":
+    from shoal.cli.views.versions import VERSIONS
+
+    return VERSIONS
+
+
+app = view_command(_load_view, __doc__)

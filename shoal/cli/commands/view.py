@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from shoal.cli.common import DEFAULT_STORE
-from shoal.cli.extras import needs
+from shoal.extras import needs
 
 
 def _view(

@@ -19,8 +19,8 @@ from broker_server.settings.fleet import BrokerConfig, FleetConfig, ModelConfig,
 from broker_server.settings.rounds import RoundConfig
 from fleet_protocol import control
 from models.registry import Registry, infer_layout
-from shoal.cli.demo import LocalDevice, LocalFleet
 from shoal.flash.image import Card, make_card
+from shoal.local_fleet import LocalDevice, LocalFleet
 from simulation.data.datasets import load_dataset
 from tests.brokers import free_port
 from tests.shoal.flash.emulated import FIRMWARE, Board

@@ -62,7 +62,7 @@ class Watch:
     def update(self) -> Tensors:
         """What the board sent in the first round, which shares a file with other updates."""
         with contextlib.closing(Store(self.store)) as store:
-            tasks = store.tasks_of(store.runs()[0].id, BOARD)
+            tasks = store.device_tasks(store.runs()[0].id, BOARD)
         digest = next(task.update_digest for task in tasks if (task.kind, task.round) == KEPT)
         with contextlib.closing(UpdateStore(self.kept)) as updates:
             return {name: np.array(value) for name, value in updates.tensors(digest).items()}

@@ -24,7 +24,7 @@ from broker_server.store import (
     TaskRecord,
     schema,
 )
-from broker_server.store.configurations import keep_config
+from broker_server.store.configurations import save_config
 from broker_server.store.machine import RoundEvent, RoundState
 from broker_server.store.records import VersionRecord
 from broker_server.store.rows import to_row
@@ -116,7 +116,7 @@ def made(
         5_000_000,
     )
     with closing(Store(folder / "store")) as store:
-        keep_config(store.folder, RUN, run.config)
+        save_config(store.folder, RUN, run.config)
         for table, rows in (
             (schema.runs, [run]), (schema.devices, seen), (schema.versions, versions),
             (schema.rounds, records), (schema.tasks, tasks),

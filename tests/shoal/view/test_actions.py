@@ -16,7 +16,7 @@ from sqlalchemy import insert
 
 from broker_server.service.rollout import VERBS, read_rollout
 from broker_server.settings.fleet import FleetConfig
-from broker_server.store import Store, TaskPhase, TaskRecord, VersionRecord, choosing, schema
+from broker_server.store import Store, TaskPhase, TaskRecord, VersionRecord, promotion, schema
 from broker_server.store.export import export_safetensors, load_version
 from broker_server.store.machine import RoundState
 from broker_server.store.records import RoundRecord, RunRecord
@@ -113,8 +113,8 @@ def test_versions_are_chosen_and_devices_released(store):
     }
     assert post(client, "rollback?version=0")[0] == post(client, "release?device=pi")[0] == 200
     with closing(Store(store, read_only=True)) as opened:
-        assert choosing.chosen(opened, RUN) == {"newest": 2, "repeats": 0, "promoted": 0}
-        assert opened.newest_marks(RUN, "released") == {"pi": 1}
+        assert promotion.marked_versions(opened, RUN) == {"newest": 2, "repeats": 0, "promoted": 0}
+        assert opened.marked_rounds(RUN, "released") == {"pi": 1}
     assert [kind for kind, _ in noted(store)] == [
         "asked",
         "promoted",

@@ -250,7 +250,7 @@ def test_devices_are_summed_up_as_they_were_one_by_one(store):
     """The database sums what the tasks say, and takes the newest of them."""
     with closing(Store(store, read_only=True)) as opened:
         for view in queries.devices(opened, RUN):
-            tasks = opened.tasks_of(RUN, view.device.id)
+            tasks = opened.device_tasks(RUN, view.device.id)
             told = [task.metrics for task in tasks if task.metrics is not None]
             assert view.merged == len(told) == sum(task.phase.value == "merged" for task in tasks)
             assert view.missed == sum(task.phase.value == "missed" for task in tasks)

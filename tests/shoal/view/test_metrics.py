@@ -119,7 +119,7 @@ def test_what_was_refused_between_runs_counts_and_who_was_revoked_is_not_away(tm
     before = read(store := made(tmp_path, hostile=True))
     with closing(Store(store)) as opened:
         opened.count_refusal("", "", RefusalReason.FORGED, "server")
-        opened.lose_device(next(item.id for item in opened.devices() if not item.online), REVOKED)
+        opened.set_presence(next(item.id for item in opened.devices() if not item.online), REVOKED)
     found = read(store)
     forged = "shoal_refusals_total", ("reason", "forged")
     assert found[forged] == before[forged] + 1

@@ -259,7 +259,7 @@ def test_what_looks_wrong_in_a_boards_data_is_said(tmp_path, opened):
         "column '<b>bold</b>' is 7",
     )
     with closing(Store(store)) as written:
-        written.see_device(
+        written.record_device(
             DeviceProfile(fleet="lab", device="pi-0000", profile=profile(findings=findings))
         )
         written.flush()
@@ -557,7 +557,7 @@ def test_methods_stand_side_by_side(fleet, opened, tmp_path):
     ]
     assert all(item.inner_text().startswith("strategy.") for item in settings)
     with closing(Store(made(tmp_path), read_only=True)) as other:
-        rounds = flat(queries.plain(queries.rounds(other, last=2, tasks=False)))
+        rounds = flat(queries.to_json_values(queries.rounds(other, last=2, tasks=False)))
     for item in rounds:
         item["round.evaluation.accuracy"] = 0.25
     (tmp_path / "rounds.json").write_text(json.dumps(rounds))

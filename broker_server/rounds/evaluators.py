@@ -1,0 +1,95 @@
+"""The evaluators of a run: the eval graphs of the judged tiers, opened with their test sets."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from broker_server.rounds.artifacts import TierArtifacts
+from broker_server.rounds.contracts import FleetContracts
+from broker_server.rounds.evaluation import Evaluator
+from broker_server.rounds.norm_statistics import has_statistics
+from broker_server.rounds.onnx_runtime import Halt
+from broker_server.rounds.run_context import RunContext
+from fleet_protocol.data.terms import ContractTerms, DataContract
+from fleet_protocol.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Evaluators:
+    """The evaluators of one run, and the data contracts that come from their test sets.
+
+    Attributes:
+        judged: of the tier whose metric counts; None where versions are not judged.
+        beside: of the further tiers, in the order of the configuration.
+        apart: judge all but the last version while the next round goes on. A simulation does
+            without: its workers have all cores, and its rows contain the judgements.
+        contracts: of the boards' data, by tier.
+        terms: the part of the contract that a resumed run keeps.
+    """
+
+    judged: Evaluator | None = None
+    beside: tuple[Evaluator, ...] = ()
+    apart: bool = False
+    contracts: Mapping[str, DataContract] = field(default_factory=dict)
+    terms: ContractTerms | None = None
+
+
+def open_evaluators(context: RunContext) -> Evaluators:
+    """Read the test sets, and open the graphs that judge the versions of a run.
+
+    Raises:
+        ConfigError: a tier is not exported; or several tiers are judged, and the batch norm
+            statistics come from the devices, which are asked for those of one tier only.
+        DataError: a test set cannot be read, or does not fit its tier.
+    """
+    config = context.config.evaluation
+    contracts = FleetContracts(context)
+    if config.data is None:
+        return Evaluators(contracts=contracts.by_tier(), terms=context.config.contract)
+    further = [tier for tier in context.judged_beside if tier is not context.judged]
+    if config.statistics == "query":
+        _require_no_statistics(further)
+    halt = Halt()
+    # The test set of the judged tier is read first: those of the further tiers must agree with it.
+    judged = _open_evaluator(context, contracts, context.judged, halt)
+    by_tier = {tier.tier.id: _open_evaluator(context, contracts, tier, halt) for tier in further}
+    return Evaluators(
+        judged,
+        tuple(by_tier.get(tier.tier.id, judged) for tier in context.judged_beside),
+        apart=not config.awaited,
+        contracts=contracts.by_tier(),
+        terms=contracts.settled(),
+    )
+
+
+def open_test_sets(context: RunContext) -> tuple[RunContext, Evaluators]:
+    """Return the run with the contract from its test sets, which the store keeps, and its evaluators.
+
+    Raises:
+        ConfigError: as `open_evaluators`.
+        DataError: as `open_evaluators`.
+    """
+    evaluators = open_evaluators(context)
+    config = context.config.model_copy(update={"contract": evaluators.terms})
+    return replace(context, config=config, contracts=evaluators.contracts), evaluators
+
+
+def _open_evaluator(
+    context: RunContext, contracts: FleetContracts, tier: TierArtifacts, halt: Halt
+) -> Evaluator:
+    config = context.config.evaluation
+    return Evaluator(
+        tier,
+        contracts.test_set(tier),
+        batch_size=config.batch_size,
+        threads=config.threads,
+        halt=halt,
+    )
+
+
+def _require_no_statistics(further: list[TierArtifacts]) -> None:
+    if any(has_statistics(tier) for tier in further):
+        names = ", ".join(tier.tier.id for tier in further)
+        raise ConfigError(
+            "evaluation.tiers: devices are asked for the batch norm statistics of one tier; to judge"
+            f' {names} as well set evaluation.statistics = "server-batch"'
+        )

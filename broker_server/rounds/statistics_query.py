@@ -1,0 +1,153 @@
+"""The query that asks devices for the batch norm statistics of a new version.
+
+Devices do one task at a time, so they are asked before the next round begins.
+"""
+
+import math
+import random
+from collections.abc import Sequence
+
+from broker_server.rounds.closing import ClosingRule
+from broker_server.rounds.collecting import Collection
+from broker_server.rounds.dispatch import Services, gather
+from broker_server.rounds.norm_statistics import Answer, Statistics, combine_statistics
+from broker_server.rounds.planning import (
+    open_collection,
+    statistics_tasks,
+    store_sent_weights,
+    training_tasks,
+)
+from broker_server.rounds.run_context import RunContext
+from broker_server.store import RoundRecord, TaskPhase, TaskRecord, VersionRecord
+from broker_server.store.machine import RoundEvent
+from broker_server.updates.quarantine import quarantined
+from fleet_protocol import control
+from fleet_protocol.mapped_tensors import open_tensors
+from fleet_protocol.messages import BlobRef
+
+
+class StatisticsMissingError(Exception):
+    """Too few devices gave statistics; the text says why."""
+
+
+class StatisticsQuery:
+    """Asks the devices of one run for batch norm statistics."""
+
+    def __init__(self, context: RunContext, services: Services) -> None:
+        self._context = context
+        self._config = context.config.evaluation
+        self._dispatcher = services.dispatcher
+        self._store = services.store
+        self._blobs = services.blobs
+        self._updates = services.updates
+        # A server that starts learns only by then which devices are online.
+        self._settled = self._dispatcher.now() + self._dispatcher.settling_seconds
+
+    def ask(self, record: RoundRecord, version: VersionRecord, judged: BlobRef) -> Statistics:
+        """Ask devices for the statistics of what is judged of a version, and combine their answers.
+
+        Tasks that a killed server had stored are asked again; other devices are not.
+
+        Raises:
+            StatisticsMissingError: no device can answer, or too few do.
+            StopRequested: the server shall end.
+        """
+        judged = self._as_sent(judged)
+        tasks = self._store.tasks(record.run, record.number, "statistics")
+        if not tasks:
+            tasks = self._plan(record, version, judged)
+            self._store.add_tasks(tasks)
+        self._dispatcher.blobs.serve({judged.digest: self._blobs.path(judged.digest)})
+        collection = open_collection(self._context, tasks, self._closing_rule(len(tasks)))
+        reporter = self._dispatcher.reporter
+        devices = tuple(task.device for task in tasks)
+        reporter.emit(
+            control.StatisticsStarted(**reporter.stamp, round=record.number, devices=devices)
+        )
+        return self._collect(collection)
+
+    def _as_sent(self, judged: BlobRef) -> BlobRef:
+        """Return the weights in the encoding of a round's download, so that devices reuse them."""
+        if self._context.config.download.encoding == "fp32":
+            return judged
+        weights = open_tensors(self._blobs.path(judged.digest))
+        encoded, _ = store_sent_weights(self._context, weights, self._blobs, durable=True)
+        return encoded
+
+    def _plan(
+        self, record: RoundRecord, version: VersionRecord, judged: BlobRef
+    ) -> list[TaskRecord]:
+        devices = self._able_devices(record)
+        if not devices:
+            raise StatisticsMissingError("no device is online to give batch norm statistics")
+        # Rounded first: 0.07 * 100 is a little more than 7, and must not ask an eighth device.
+        count = math.ceil(round(self._config.statistics_fraction * len(devices), 9))
+        seed = f"{self._context.config.seed}/statistics/{version.number}"
+        draw = random.Random(seed)  # noqa: S311  (a reproducible draw, not a secret)
+        chosen = sorted(draw.sample(devices, count))
+        return statistics_tasks(self._context, chosen, version, record.number, judged)
+
+    def _able_devices(self, record: RoundRecord) -> list[str]:
+        """Return the online devices with data and a runtime that are neither busy nor refused."""
+        trained = self._store.tasks(record.run, record.number, "train")
+        unavailable = self._unavailable(record, trained)
+        self._wait_for_trained(trained)
+        devices = []
+        for device, profile in self._dispatcher.fleet.profiles().items():
+            # A batch norm has no variance over a single sample.
+            able = profile.examples > 1 and profile.backends and not profile.unable
+            if able and device not in unavailable:
+                devices.append(device)
+        return devices
+
+    def _unavailable(self, record: RoundRecord, trained: Sequence[TaskRecord]) -> set[str]:
+        """Return devices that still train, and those whose updates were refused."""
+        context = self._context
+        late = training_tasks(context, self._store, record.number + 1)
+        unavailable = {task.device for task in late if not task.phase.answered}
+        unavailable |= {task.device for task in trained if task.phase is TaskPhase.REFUSED}
+        quarantine = quarantined(self._store, context.run, context.config.robust)
+        unavailable |= {device for device, until in quarantine.items() if record.number <= until}
+        return unavailable
+
+    def _wait_for_trained(self, trained: Sequence[TaskRecord]) -> None:
+        """Wait until the devices that trained are online, or a server that starts has settled."""
+        merged = {task.device for task in trained if task.phase is TaskPhase.MERGED}
+        while (
+            not merged <= set(self._dispatcher.fleet.online)
+            and self._dispatcher.now() < self._settled
+        ):
+            self._dispatcher.pump(self._settled)
+
+    def _closing_rule(self, asked: int) -> ClosingRule:
+        now = self._dispatcher.now()
+        config = self._context.config.round
+        return ClosingRule(
+            share=self._config.statistics_quorum,
+            wanted=asked,
+            opened=now,
+            deadline=now + config.deadline_seconds,
+            grace=config.grace,
+        )
+
+    def _collect(self, collection: Collection) -> Statistics:
+        self._dispatcher.open(collection)
+        decision = gather(self._dispatcher, collection)
+        self._dispatcher.close("the statistics query is over")
+        self._store.settle([task.record.id for task in collection.unanswered], TaskPhase.MISSED)
+        if decision.event is RoundEvent.GIVE_UP:
+            raise StatisticsMissingError(f"batch norm statistics: {decision.reason}")
+        norms = [spec.name for spec in self._context.judged.manifest.statistics]
+        return combine_statistics(self._answers(collection), norms, self._config.combine)
+
+    def _answers(self, collection: Collection) -> list[Answer]:
+        """Load the answers in the order of the tasks, which is the order of the devices' ids."""
+        answers: list[Answer] = []
+        for task in collection.tasks.values():
+            record = task.record
+            if record.phase is not TaskPhase.RECEIVED:
+                continue
+            if record.metrics is not None and record.update_digest is not None:
+                tensors = self._updates.tensors(record.update_digest)
+                answers.append((record.metrics.batches, tensors))
+        return answers

@@ -1,0 +1,150 @@
+"""The settings of the server optimizers, and their formulas for one block of values.
+
+See `broker_server.strategies.server_optimizer` for the papers and the notation. The formulas write
+into memory that they are given, since memory traffic bounds their speed.
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, field_validator
+
+from fleet_protocol.frozen import FrozenModel
+
+OptimizerName = Literal["plain", "fedavgm", "fedadam", "fedyogi", "fedadagrad"]
+Array = NDArray[Any]
+
+ADAPTIVE = frozenset({"fedadam", "fedyogi", "fedadagrad"})
+"""The optimizers with a second moment."""
+
+
+class OptimizerSettings(FrozenModel):
+    """``[server_optimizer]``: which, and its numbers.
+
+    The defaults are specification 3.5's starting values.
+
+    Attributes:
+        name: ``plain`` takes the merge as it is, times the learning rate.
+        learning_rate: eta; None takes 1 for plain and fedavgm, 0.01 for the others.
+        beta1: decay of the first moment, m.
+        beta2: decay of the second, v.
+        tau: how adaptive the step is; added to the root of the second moment.
+        second_start: what the second moment starts at. The paper asks for at least tau^2, the
+            vectors of the specification for 0.
+        milestones: steps (from 1) that start with fresh moments and multiply the learning rate
+            (specification 2.5).
+        restart_factor: by what.
+    """
+
+    name: OptimizerName = "plain"
+    learning_rate: float | None = Field(default=None, gt=0)
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.99, ge=0, lt=1)
+    tau: float = Field(default=1e-3, gt=0)
+    second_start: float = Field(default=0.0, ge=0)
+    milestones: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    restart_factor: float = Field(default=0.5, gt=0)
+
+    @field_validator("milestones")
+    @classmethod
+    def _ascend(cls, steps: tuple[int, ...]) -> tuple[int, ...]:
+        if list(steps) != sorted(set(steps)):
+            raise ValueError(f"milestones must ascend, not {steps}")
+        return steps
+
+    @property
+    def eta(self) -> float:
+        """The learning rate before the first milestone."""
+        if self.learning_rate is not None:
+            return self.learning_rate
+        return 0.01 if self.name in ADAPTIVE else 1.0
+
+
+Rule = Callable[[OptimizerSettings, list[Array], Array, Array], None]
+"""Write the step, from settings, moments, update g and the memory of the step.
+
+Moments are overwritten by the new ones, and g may be overwritten.
+"""
+
+
+def _plain(
+    _settings: OptimizerSettings,
+    _moments: list[Array],
+    g: Array,
+    step: Array,
+) -> None:
+    np.copyto(step, g)
+
+
+def _fedavgm(
+    settings: OptimizerSettings,
+    moments: list[Array],
+    g: Array,
+    step: Array,
+) -> None:
+    (m,) = moments
+    np.multiply(m, settings.beta1, out=m)
+    np.add(m, g, out=m)
+    np.copyto(step, m)
+
+
+def _adaptive(
+    settings: OptimizerSettings,
+    moments: list[Array],
+    g: Array,
+    step: Array,
+) -> None:
+    """Write m / (sqrt(v) + tau); the three methods differ in v."""
+    m, v = moments
+    _decay(
+        m,
+        settings.beta1,
+        g,
+        step,
+    )
+    # g is not needed any more: its memory holds the square.
+    square = np.multiply(g, g, out=g)
+    if settings.name == "fedadam":
+        _decay(
+            v,
+            settings.beta2,
+            square,
+            step,
+        )
+    elif settings.name == "fedyogi":
+        np.subtract(v, square, out=step)
+        np.sign(step, out=step)
+        np.multiply(step, square, out=step)
+        np.multiply(step, 1 - settings.beta2, out=step)
+        np.subtract(v, step, out=v)
+    else:
+        np.add(v, square, out=v)
+    np.sqrt(v, out=step)
+    np.add(step, settings.tau, out=step)
+    np.divide(m, step, out=step)
+
+
+def _decay(
+    moment: Array,
+    beta: float,
+    value: Array,
+    scratch: Array,
+) -> None:
+    """Set ``moment = beta * moment + (1 - beta) * value``; `scratch` is overwritten."""
+    np.multiply(moment, beta, out=moment)
+    np.multiply(value, 1 - beta, out=scratch)
+    np.add(moment, scratch, out=moment)
+
+
+RULES: Mapping[OptimizerName, Rule] = MappingProxyType(
+    {
+        "plain": _plain,
+        "fedavgm": _fedavgm,
+        "fedadam": _adaptive,
+        "fedyogi": _adaptive,
+        "fedadagrad": _adaptive,
+    }
+)

@@ -1,0 +1,147 @@
+"""Which updates of a round count, and with what weight: bounds taken from the updates themselves.
+
+One device must not own the model. An update is measured by the Euclidean norm of its difference to
+the weights that its device was sent, and bounded by a multiple of the median of its tier, so no
+bound has to be guessed: a median is moved by more than half of the devices only (norm bounding:
+Sun, Kairouz, Suresh, McMahan, 2019, "Can You Really Backdoor Federated Learning?",
+https://arxiv.org/abs/1911.07963, section 4). Norms of the round before count, too; of earlier ones
+where a tier has too few. A tier with fewer than three is also compared by the mean square of an
+entry with all tiers, and may go as far as the larger of both bounds, or one of two that does
+nothing would keep the other out.
+
+Everything here is a function of what is in the store and on the disk: a server that was killed
+comes to the same end.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from broker_server.settings.robust import RobustConfig
+from broker_server.store import Screening
+from fleet_protocol.errors import RefusalReason
+
+COLOSSAL = 1e30
+"""Norms beyond are refused in any case: a sum of such updates may be no float any more."""
+
+PEERS = 3  # norms that a tier needs for a median of its own
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What an update is judged by.
+
+    Attributes:
+        tier: of the update.
+        norm: of its difference to the weights that its device was sent.
+        values: how many entries it has.
+        declared: samples that the device says it trained on.
+        announced: samples that the device announced before; None if it has not.
+        device: who sent it.
+    """
+
+    tier: str
+    norm: float
+    values: int
+    declared: int
+    announced: int | None = None
+    device: str = ""
+
+    @property
+    def samples(self) -> int:
+        """Return with how many samples it may count: never more than were announced."""
+        return self.declared if self.announced is None else min(self.declared, self.announced)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How an update counts; with the reason, for programs and for people, where it is refused."""
+
+    screening: Screening
+    reason: RefusalReason | None = None
+    detail: str = ""
+
+
+def lower_median(values: Iterable[float]) -> float:
+    """Return the middle value, of an even number the smaller of the two.
+
+    Of two values it is the one that a bad device cannot raise.
+    """
+    ordered = sorted(values)
+    return ordered[(len(ordered) - 1) // 2]
+
+
+def screen(
+    updates: Mapping[str, Measured],
+    earlier: Mapping[str, Sequence[float]],
+    config: RobustConfig,
+) -> dict[str, Verdict]:
+    """Judge the updates of a round.
+
+    Args:
+        updates: what was measured of them, by task.
+        earlier: the norms of updates that counted in rounds before, by tier.
+        config: the bounds.
+
+    Returns:
+        A verdict for each task.
+    """
+    bounds = _norm_bounds(list(updates.values()), earlier, config.norm_bound)
+    most = math.inf
+    if updates and config.weight_bound:
+        middle = lower_median(update.samples for update in updates.values())
+        most = max(1, math.floor(config.weight_bound * middle))
+    verdicts = {}
+    for task, update in updates.items():
+        samples = int(min(update.samples, most))
+        verdicts[task] = _judge(update, bounds[update.tier], samples, config)
+    return verdicts
+
+
+def _norm_bounds(
+    updates: Sequence[Measured], earlier: Mapping[str, Sequence[float]], factor: float
+) -> dict[str, float | None]:
+    """Return the largest norm of every tier; None for any."""
+    # The root of the mean square of an entry makes updates of different sizes comparable.
+    roots = [update.norm / math.sqrt(update.values) for update in updates if update.values]
+    by_tier: dict[str, list[Measured]] = {}
+    for update in updates:
+        by_tier.setdefault(update.tier, []).append(update)
+    bounds: dict[str, float | None] = {}
+    for tier, own in by_tier.items():
+        peers = [update.norm for update in own]
+        peers += earlier.get(tier, ())
+        middle = lower_median(peers) if len(peers) >= PEERS else 0.0
+        if len(roots) > 1 and len(own) < PEERS:
+            middle = max(middle, lower_median(roots) * math.sqrt(own[0].values))
+        # Where most have changed nothing there is nothing to compare with.
+        bounds[tier] = factor * middle if factor and middle else None
+    return bounds
+
+
+def _judge(update: Measured, bound: float | None, samples: int, config: RobustConfig) -> Verdict:
+    too_far = bound is not None and update.norm > bound
+    clipped = too_far and config.beyond_norm == "clip" and update.norm <= COLOSSAL
+    screening = Screening(
+        norm=update.norm,
+        bound=bound,
+        scale=bound / update.norm if clipped and bound is not None else 1.0,
+        samples=samples,
+        declared=update.declared,
+    )
+    if update.norm > COLOSSAL or (too_far and not clipped):
+        allowed = f"{COLOSSAL:g}" if bound is None else f"{bound:.4g}"
+        return Verdict(
+            screening,
+            RefusalReason.TOO_FAR,
+            f"it differs by {update.norm:.4g} from the weights sent;"
+            f" in tier {update.tier} up to {allowed} is taken",
+        )
+    if not samples or (samples < update.declared and config.beyond_weight == "refuse"):
+        announced = "" if update.announced is None else f" ({update.announced} announced)"
+        return Verdict(
+            screening,
+            RefusalReason.TOO_HEAVY,
+            f"it claims {update.declared} samples{announced}; up to {samples} are taken",
+        )
+    return Verdict(screening)

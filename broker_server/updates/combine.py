@@ -1,0 +1,79 @@
+"""How the updates of a round become one: the method's merge, a sum with noise, or a secure sum.
+
+The merges themselves are with the methods: the mean in `broker_server.strategies.accumulator`,
+median and trimmed mean in `broker_server.strategies.holders`, adapters in
+`broker_server.strategies.low_rank`, the sum with noise in `broker_server.strategies.private_merge`.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from broker_server.settings.privacy import PrivacyConfig
+from broker_server.strategies.optimizer_rules import OptimizerSettings
+from broker_server.strategies.private_merge import private_merge
+from broker_server.strategies.strategy import Merge
+from broker_server.updates.checks import expected_shapes
+from broker_server.updates.values import Expected, Tensors
+from fleet_protocol.noise import Draw
+from fleet_protocol.secure_sum import Words, restored
+from fleet_protocol.weights import encode_weights
+from models.layout import Layout
+from models.slicing import CompiledPlan
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Central noise: what is added to the sum of bounded changes.
+
+    Attributes:
+        config: bound and multiplier.
+        draw: random bytes.
+        asked: key and plan of every device that was asked, answered or not.
+    """
+
+    config: PrivacyConfig
+    draw: Draw
+    asked: Iterable[tuple[str, CompiledPlan]]
+
+
+def choose_merge(
+    method: Merge[Any],
+    noise: Noise | None,
+    layout: Layout,
+    optimizer: OptimizerSettings | None,
+) -> Merge[Any]:
+    """Return what folds the updates of a round: the method's merge, or a sum with noise."""
+    if noise is None:
+        return method
+    deviation = noise.config.clip * noise.config.noise_multiplier
+    return private_merge(layout, noise.asked, deviation, optimizer, noise.draw)
+
+
+def mean_of_sum(total: Words, count: int, clip: float, expected: Expected, sent: Tensors) -> bytes:
+    """Return the mean of a secure sum as an update that stands for each of those in it.
+
+    So whatever merges updates merges these: as many equal ones as there were.
+
+    Args:
+        total: the sum of whole numbers, without masks.
+        count: how many updates are in it.
+        clip: the bound on their changes that the whole numbers stand for.
+        expected: what each of them was to be, but for the masks.
+        sent: the weights that their devices were sent.
+
+    Returns:
+        A safetensors blob of float32 weights, as the store keeps updates.
+    """
+    shapes = expected_shapes(expected)
+    # Devices put their tensors one behind the other in the order of the names.
+    names = sorted(shapes)
+    ends = np.cumsum([math.prod(shapes[name]) for name in names])
+    changes = np.split(restored(total, clip) / count, ends[:-1])
+    weights = {}
+    for name, change in zip(names, changes, strict=True):
+        weights[name] = (sent[name] + change.reshape(shapes[name])).astype(np.float32)
+    return encode_weights(weights)

@@ -1,0 +1,48 @@
+"""How far an update is from what its device was sent: the one measurement that screens go by."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from broker_server.updates.values import Distance
+
+# As many values as stay in a processor's cache: their differences are taken at once.
+_BLOCK = 64 * 1024
+
+
+def measure(update: Mapping[str, NDArray[Any]], sent: Mapping[str, NDArray[Any]]) -> Distance:
+    """Measure the difference of an update to what was sent, over all tensors.
+
+    Squares are float32, or float64 where they are too large for that; what is below 1e-22 counts
+    as none.
+
+    Args:
+        update: float32 tensors by name.
+        sent: tensors of the same names and shapes.
+
+    Returns:
+        The Euclidean norm and the number of entries. The norm is not finite where a value is not.
+    """
+    total = 0.0
+    count = 0
+    with np.errstate(over="ignore", invalid="ignore"):
+        for name, value in update.items():
+            new = value.reshape(-1)
+            old = sent[name].reshape(-1)
+            count += new.size
+            for start in range(0, new.size, _BLOCK):
+                total += _square(new[start : start + _BLOCK], old[start : start + _BLOCK])
+    return Distance(math.sqrt(total), count)
+
+
+def _square(new: NDArray[Any], old: NDArray[Any]) -> float:
+    """Return the sum of the squared differences of a block."""
+    block = new - old
+    square = float(np.multiply(block, block, out=block).sum())
+    if math.isfinite(square):
+        return square
+    wide = new.astype(np.float64) - old
+    return float(wide @ wide)

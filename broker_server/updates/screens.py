@@ -1,0 +1,144 @@
+"""What becomes of each update when its round closes: it counts, as it is or bounded, or it does not.
+
+Updates are folded as they come, though what they may be is known at the close only: bounds are
+taken from all of them. Where one is not as it should be the sums are made again without it.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from broker_server.settings.robust import RobustConfig
+from broker_server.store import Outcome, Store, TaskPhase, VersionRecord
+from broker_server.updates.bounds import PEERS, Verdict, screen
+from broker_server.updates.folding import Folding
+from broker_server.updates.krum import left_out
+from broker_server.updates.moves import limit_samples, scale_change
+from broker_server.updates.values import Tensors, Update
+from fleet_protocol.errors import RefusalReason
+
+_BACK = 20  # rounds that are looked at for a tier's norms, whose only board may have been away
+
+
+@dataclass(frozen=True)
+class Screened:
+    """The updates of a round after all screens.
+
+    Attributes:
+        folding: of those that count.
+        outcomes: of every update, by task.
+        refusals: why updates were refused, by task.
+    """
+
+    folding: Folding
+    outcomes: Mapping[str, Outcome]
+    refusals: Mapping[str, tuple[RefusalReason, str]]
+
+
+def screen_round(
+    folding: Folding,
+    store: Store,
+    old: VersionRecord,
+    config: RobustConfig,
+    clip: float | None = None,
+) -> Screened:
+    """Judge the updates of a round, and fold them again if not all of them count as they are.
+
+    Args:
+        folding: all updates of the round.
+        store: has the norms of rounds before.
+        old: the version that the round started from.
+        config: the screens.
+        clip: the bound that the merge itself puts on every update; it is noted with the outcomes.
+
+    Raises:
+        BlobError: an update on disk can no longer be read.
+    """
+    tiers = Counter(update.tier for update in folding.measured.values())
+    devices = {update.device for update in folding.measured.values()}
+    earlier, devices_before = _earlier_norms(store, old, tiers)
+    if len(devices | devices_before) < PEERS:  # which of two is unlike the other?
+        config = config.model_copy(update={"norm_bound": 0.0})
+    verdicts = screen(folding.measured, earlier, config)
+    far = _farthest(folding, verdicts, config.faulty) if config.merge == "krum" else ()
+    outcomes = {}
+    refusals = {}
+    for task, verdict in verdicts.items():
+        outcomes[task] = _outcome(verdict, left_out=task in far)
+        if verdict.reason is not None:
+            refusals[task] = (verdict.reason, verdict.detail)
+    if any(_is_changed(outcomes[task]) for task in folding.folded):
+        folding = folding.fold_again(lambda task, update: _treat(outcomes[task], update))
+    if clip is not None:
+        outcomes = {task: _noting_clip(outcome, clip) for task, outcome in outcomes.items()}
+    return Screened(folding, outcomes, refusals)
+
+
+def _earlier_norms(
+    store: Store, old: VersionRecord, tiers: Mapping[str, int]
+) -> tuple[dict[str, list[float]], set[str]]:
+    """Return norms of updates that counted before, by tier, and the devices that sent them.
+
+    They are those that the old version was made of, and of rounds before where a tier has too few.
+    """
+    norms: dict[str, list[float]] = {}
+    devices: set[str] = set()
+    # A device that is alone in the fleet has only itself to differ from.
+    back = _BACK if sum(tiers.values()) > 1 else 1
+    for number in range(old.round, max(old.round - back, 0), -1):
+        for task in store.tasks(old.run, number, "train"):
+            if task.phase is TaskPhase.MERGED and task.screening is not None:
+                norm = task.screening.norm * task.screening.scale
+                norms.setdefault(task.tier, []).append(norm)
+                devices.add(task.device)
+        if all(count + len(norms.get(tier, ())) >= PEERS for tier, count in tiers.items()):
+            break
+    return norms, devices
+
+
+def _farthest(folding: Folding, verdicts: Mapping[str, Verdict], faulty: float) -> set[str]:
+    """Return the tasks that Krum leaves out, of each plan by itself: others hold other entries."""
+    by_plan: dict[str, dict[str, Tensors]] = {}
+    for task in folding.folded:
+        if verdicts[task].reason is None:
+            update = folding.load(task)
+            by_plan.setdefault(update.key, {})[task] = update.weights
+    tasks: set[str] = set()
+    for updates in by_plan.values():
+        tasks.update(left_out(updates, faulty))
+    return tasks
+
+
+def _outcome(verdict: Verdict, *, left_out: bool) -> Outcome:
+    if verdict.reason is not None:
+        detail = f"{verdict.reason.value}: {verdict.detail}"
+        return Outcome(TaskPhase.REFUSED, verdict.screening, detail)
+    if left_out:
+        detail = "krum: farther from the others of its tier than they are"
+        return Outcome(TaskPhase.LEFT_OUT, verdict.screening, detail)
+    return Outcome(TaskPhase.MERGED, verdict.screening)
+
+
+def _is_changed(outcome: Outcome) -> bool:
+    """Return whether an update does not count as it was folded."""
+    screening = outcome.screening
+    whole = screening.scale >= 1 and screening.samples >= screening.declared
+    return outcome.phase is not TaskPhase.MERGED or not whole
+
+
+def _treat(outcome: Outcome, update: Update) -> Update | None:
+    """Return an update as it counts; None if it does not."""
+    if outcome.phase is not TaskPhase.MERGED:
+        return None
+    screening = outcome.screening
+    if screening.scale < 1:
+        update = scale_change(update, screening.scale)
+    if screening.samples < screening.declared:
+        update = limit_samples(update, screening.samples)
+    return update
+
+
+def _noting_clip(outcome: Outcome, clip: float) -> Outcome:
+    scale = min(1.0, clip / max(outcome.screening.norm, clip))
+    screening = outcome.screening.model_copy(update={"bound": clip, "scale": scale})
+    return replace(outcome, screening=screening)

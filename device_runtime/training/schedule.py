@@ -1,0 +1,165 @@
+"""The schedule of a task through a board's samples: which are held out, their order, and what is
+drawn at random.
+
+Nothing here knows the agent, MQTT or the disk. Every order is a function of numbers in the offer
+and of the number of samples alone, so that a simulation reproduces a device bit by bit:
+
+- ``holdout_split(n, share)``: a permutation of ``n`` from ``PCG64(SeedSequence([n]))``; its first
+  ``round(share * n)`` entries (at least one, at most ``n - 1``) are held out, both parts sorted. It
+  is the same in every round, so no sample is ever both trained on and evaluated.
+- ``sample_order(seed, round, epoch, n)``: a permutation of ``n`` from ``PCG64(SeedSequence([seed,
+  round, epoch]))``, epochs from 0. Batches are consecutive pieces of it; a short last batch is kept
+  (specification 1.3: local SGD over all batches).
+- ``draw_noise(layers, step_seed, count)``: what the layers of a model draw at random in one step, from
+  ``PCG64(SeedSequence([seed, round, epoch, step], spawn_key=(1,)))``: one generator for the layers
+  in manifest order, ``random((count, *shape), float32)`` each; steps count from 0 within an epoch.
+  Evaluation draws nothing.
+- ``training_batch(...)``: the samples of a step. With ``augment`` in the board's ``[data]`` they
+  are changed at random, by what its entries draw in turn from ``PCG64(SeedSequence([seed, round,
+  epoch, step], spawn_key=(2,)))``; see `fleet_protocol.data.augment`.
+- a statistics task takes the order of epoch 0 and drops a last batch of one sample, whose unbiased
+  variance is undefined (specification 1.6). Its samples are those of the steps of a training with
+  the same seed, changes included.
+"""
+
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet_protocol.data.dataset import DataSet
+from fleet_protocol.manifest import NoiseSpec
+from fleet_protocol.messages import TrainSettings
+from fleet_protocol.targets import Targets
+
+Indices = NDArray[np.int64]
+
+# Keep what is drawn for a step apart from `sample_order`: without a key, [a, b, c] and [a, b, c, 0]
+# seed alike.
+_NOISE = 1
+_AUGMENT = 2
+
+
+@dataclass(frozen=True)
+class StepSeed:
+    """A step of a training; the numbers that everything it draws at random follows from.
+
+    Rounds count from 1, epochs and the steps within one from 0.
+    """
+
+    seed: int
+    round: int
+    epoch: int
+    step: int
+
+    def generator(self, key: int) -> np.random.Generator:
+        """Random numbers for one purpose."""
+        sequence = np.random.SeedSequence(
+            [self.seed, self.round, self.epoch, self.step], spawn_key=(key,)
+        )
+        return np.random.Generator(np.random.PCG64(sequence))
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass of so many `epochs` over the training samples, counted from 0, with the indices of
+    each step.
+    """
+
+    epoch: int
+    epochs: int
+    batches: tuple[Indices, ...]
+
+
+@functools.lru_cache(64)  # a simulation asks for those of its devices again and again
+def holdout_split(n: int, share: float) -> tuple[Indices, Indices]:
+    """Which samples are trained on and which are held out (see the module's text).
+
+    Returns:
+        Training and held-out indices, each sorted; with one sample, or share 0, nothing is held
+        out.
+    """
+    held = min(max(1, round(share * n)), n - 1) if share > 0 else 0
+    order = np.random.Generator(np.random.PCG64(np.random.SeedSequence([n]))).permutation(n)
+    return np.sort(order[held:]), np.sort(order[:held])
+
+
+def sample_order(seed: int, round_number: int, epoch: int, n: int) -> Indices:
+    """The order of the training samples in one epoch, a permutation of ``0 ..
+
+    N - 1`` (see the module's text).
+    """
+    return np.random.Generator(
+        np.random.PCG64(np.random.SeedSequence([seed, round_number, epoch]))
+    ).permutation(n)
+
+
+def batches(order: Indices, batch_size: int) -> Iterator[Indices]:
+    """Consecutive pieces of an order; the last may be shorter."""
+    for start in range(0, len(order), batch_size):
+        yield order[start : start + batch_size]
+
+
+def draw_noise(
+    layers: Sequence[NoiseSpec], step_seed: StepSeed, count: int
+) -> dict[str, NDArray[np.float32]]:
+    """What the layers draw in one training step, float32 ``[count, *shape]`` in [0, 1) each (see
+    the module's text).
+    """
+    if not layers:
+        return {}
+    generator = step_seed.generator(_NOISE)
+    return {layer.name: generator.random((count, *layer.shape), np.float32) for layer in layers}
+
+
+def training_batch(
+    data: DataSet, indices: Indices, dtype: str, step_seed: StepSeed
+) -> tuple[NDArray[Any], Targets]:
+    """Samples and targets ``[B, ...]`` of one training step, new arrays (see the module's text)."""
+    x, y = data.batch(indices, dtype)
+    return (data.augmented(x, step_seed.generator(_AUGMENT)) if data.augment else x), y
+
+
+@dataclass(frozen=True)
+class TrainingSchedule:
+    """What one task trains on or measures, and how.
+
+    `chosen` are the indices of the training samples.
+    """
+
+    data: DataSet
+    chosen: Indices
+    settings: TrainSettings
+    round: int
+
+    def passes(self) -> Iterator[Pass]:
+        """The batches of a training, pass by pass: of so many steps, the last pass ends early."""
+        per_pass = math.ceil(len(self.chosen) / self.settings.batch_size)
+        count = math.ceil(self.steps / per_pass)
+        for epoch in range(count):
+            planned = tuple(batches(self.order(epoch), self.settings.batch_size))
+            yield Pass(epoch, count, planned[: self.steps - epoch * per_pass])
+
+    @property
+    def steps(self) -> int:
+        """Steps of the whole training."""
+        return self.settings.steps_for(len(self.chosen))
+
+    def order(self, epoch: int = 0) -> Indices:
+        """The samples of a pass, in its order."""
+        return self.chosen[sample_order(self.settings.seed, self.round, epoch, len(self.chosen))]
+
+    def step_seed(self, epoch: int, step: int) -> StepSeed:
+        """A step of this task."""
+        return StepSeed(self.settings.seed, self.round, epoch, step)
+
+    @property
+    def measurable(self) -> bool:
+        """Whether the samples have batch norm statistics: an unbiased variance takes two in a
+        batch.
+        """
+        return len(self.chosen) >= 2 and self.settings.batch_size >= 2

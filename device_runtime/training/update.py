@@ -1,0 +1,210 @@
+"""The board's half of an update's way: what a routine computed becomes the blob that is sent.
+
+`finish` takes the steps in the order in which they stand here. Each works on what the step before
+returned, so the order decides what the server can learn and must not change:
+
+1. `hide` bounds the change and adds noise (local privacy), before anything of it is written down.
+2. `prepare_sum` turns the update into whole numbers for a secure sum.
+3. `encode` makes it smaller, and keeps what rounding took for the next update.
+4. `seal` writes it to disk under its digest: the record of the task names it before it is sent.
+5. `mask` covers the sealed whole numbers, as soon as the cohort has dealt its shares. It needs
+   messages of the server, so the agent calls it while it uploads.
+
+What an encoding loses in rounding is kept in a file, as what optimizers leave is, and added to the
+device's next update of the same run and tier: error feedback (Karimireddy, Rebjock, Stich and
+Jaggi, ICML 2019, https://arxiv.org/abs/1901.09847, algorithm 1). So in the long run nothing is lost
+but time.
+"""
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.board import peak_resident_bytes
+from device_runtime.training.labels import present_labels
+from device_runtime.training.own_model_files import OwnModelFiles
+from device_runtime.training.routines import Result, routine_of
+from device_runtime.training.task import DeviceSetup, Task
+from fleet_protocol.blob_store import BlobStore
+from fleet_protocol.encodings import LEVELS, decode, open_weights
+from fleet_protocol.encodings import encode as encode_tensors
+from fleet_protocol.errors import BlobError
+from fleet_protocol.messages import BlobRef, TaskMetrics
+from fleet_protocol.noise import bounded, gaussian
+from fleet_protocol.weights import MASKED, encode_weights
+
+if TYPE_CHECKING:
+    from fleet_protocol.secure_sum import Member
+
+Tensors = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class FinishedUpdate:
+    """An update on disk, with what is sent beside it."""
+
+    update: BlobRef
+    metrics: TaskMetrics
+    step_seconds: float | None  # mean time of a training step, None where nothing was trained
+
+
+def finish(task: Task, setup: DeviceSetup, result: Result) -> FinishedUpdate:
+    """Make the update of what a routine computed, and keep it on disk.
+
+    Args:
+        task: whose instructions say how the update travels.
+        setup: where blobs and files are kept.
+        result: the routine's tensors and measurements.
+
+    Returns:
+        The sealed update, which `mask` covers later where it goes into a secure sum.
+
+    Raises:
+        RefusedError: what was learnt cannot be encoded, or nothing can be kept here.
+        BlobError: the weights that were sent are damaged on disk.
+        StorageError: the disk is full.
+    """
+    tensors = hide(task, setup, result.tensors)
+    tensors = prepare_sum(task, setup, tensors)
+    tensors = encode(task, setup, tensors)
+    update = seal(task, setup.blobs, tensors)
+    return FinishedUpdate(
+        update,
+        metrics=_metrics(task, setup, result),
+        step_seconds=_step_seconds(task, result),
+    )
+
+
+def hide(task: Task, setup: DeviceSetup, tensors: Tensors) -> Tensors:
+    """Bound the change of an update, and add noise to every entry, where the task asks for it."""
+    hiding = task.instructions.upload.hiding
+    if hiding is None:
+        return tensors
+    sent = _sent_weights(task, setup)
+    change = bounded(tensors, sent, hiding.clip)
+    hidden: dict[str, NDArray[np.float32]] = {}
+    for name, value in change.items():  # the order of the names is the order of the random bytes
+        noise = hiding.deviation * gaussian(setup.noise, value.shape)
+        hidden[name] = (sent[name] + value + noise).astype(np.float32)
+    return hidden
+
+
+def prepare_sum(task: Task, setup: DeviceSetup, tensors: Tensors) -> Tensors:
+    """Return the change as whole numbers in one tensor, where the update goes into a secure sum."""
+    summing = task.instructions.upload.summing
+    if summing is None:
+        return tensors
+    # It needs cryptography, which takes memory that other tasks of a small board keep.
+    from fleet_protocol.secure_sum import whole_numbers  # noqa: PLC0415
+
+    return {MASKED: whole_numbers(tensors, _sent_weights(task, setup), summing.clip)}
+
+
+def encode(task: Task, setup: DeviceSetup, tensors: Tensors) -> Tensors:
+    """Return the change to what was sent, encoded; an update in fp32 travels whole."""
+    upload = task.instructions.upload
+    if upload.encoding == "fp32":
+        return tensors
+    sent = _sent_weights(task, setup)
+    change: dict[str, NDArray[Any]] = {}
+    for spec in task.manifest.parameters:
+        if spec.name in tensors:
+            change[spec.name] = tensors[spec.name] - sent[spec.name]
+    if upload.feedback and upload.encoding in LEVELS:
+        return _encode_with_feedback(task, setup.files("residual", runs=1), change)
+    return encode_tensors(change, upload.encoding, keep=upload.keep, at_random=True)
+
+
+def seal(task: Task, blobs: BlobStore, tensors: Tensors) -> BlobRef:
+    """Write an update to disk as it travels, with its task in the metadata.
+
+    Nothing is sent before the blob is whole on disk: after a power cut the same bytes are sent.
+    """
+    metadata = {
+        "task": task.id,
+        "run": task.run,
+        "round": str(task.round),
+        "version": str(task.version),
+        "tier": task.tier,
+    }
+    data = encode_weights(tensors, metadata)
+    digest = blobs.put(data)
+    return BlobRef(digest=digest, size=len(data), chunk_bytes=task.weights.chunk_bytes)
+
+
+def mask(blobs: BlobStore, update: BlobRef, member: "Member") -> BlobRef:
+    """Cover a sealed update with the masks of a secure sum, in a blob of its own.
+
+    The uncovered blob stays until the caller has recorded the new one.
+
+    Raises:
+        BlobError: the update is damaged on disk.
+        StorageError: the disk is full.
+    """
+    data = member.masked(blobs.read(update.digest))
+    return BlobRef(digest=blobs.put(data), size=len(data), chunk_bytes=update.chunk_bytes)
+
+
+def _sent_weights(task: Task, setup: DeviceSetup) -> Tensors:
+    return open_weights(setup.blobs.path(task.weights.digest))
+
+
+def _encode_with_feedback(
+    task: Task, files: OwnModelFiles, change: dict[str, NDArray[Any]]
+) -> Tensors:
+    """Encode a change with what earlier rounds lost, and keep what is lost now for the next.
+
+    `change` is written over, so that memory holds no further copy of the model.
+    """
+    upload = task.instructions.upload
+    lost: dict[str, dict[str, NDArray[Any]]] = {}
+    with contextlib.suppress(BlobError):  # a damaged file is worth less than the round
+        lost = files.load_tiers(task.run, task.round)
+    carried = lost.get(task.tier, {})
+    for name, value in change.items():
+        change[name] = value + carried.get(name, np.float32(0))
+    encoded = encode_tensors(change, upload.encoding, keep=upload.keep)
+    shapes = {name: value.shape for name, value in change.items()}
+    decoded = decode(encoded, shapes, upload.encoding, keep=upload.keep)
+    lost[task.tier] = {name: value - decoded[name] for name, value in change.items()}
+    files.save_tiers(task.run, task.round, lost)
+    return encoded
+
+
+def _metrics(task: Task, setup: DeviceSetup, result: Result) -> TaskMetrics:
+    """Return what the server is told beside the update."""
+    instructions = task.instructions
+    # Where a part of the model stays, what a label means may be the board's own business.
+    labels = () if instructions.stays else _present_labels(task, setup)
+    metrics = TaskMetrics(
+        examples=setup.examples,
+        batches=result.batches,
+        labels=labels,
+        train_loss=result.loss,
+        mean_loss=result.mean_loss,
+        fetch_seconds=round(task.fetch_seconds, 3),
+        train_seconds=round(result.seconds, 3),
+        resident_bytes=peak_resident_bytes(),
+        evaluation=result.evaluation,
+    )
+    if not instructions.upload.silent:
+        return metrics
+    # The update is hidden, so nothing beside it may tell of single samples either.
+    untold = {"labels": (), "train_loss": None, "mean_loss": None, "evaluation": None}
+    return metrics.model_copy(update=untold)
+
+
+def _present_labels(task: Task, setup: DeviceSetup) -> tuple[int, ...]:
+    training, _held_out = setup.split()
+    targets = setup.data.fit_to(task.manifest).y[training]
+    return tuple(present_labels(targets, task.manifest.classes).tolist())
+
+
+def _step_seconds(task: Task, result: Result) -> float | None:
+    if routine_of(task.instructions).phase != "training":
+        return None
+    return result.seconds / max(result.batches, 1)

@@ -1,0 +1,127 @@
+"""The variant of a model that trains, and checks that running a model does not change it."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from fleet_protocol.errors import ConfigError
+from models.architecture import Architecture
+from models.zoo.proof import Variant
+from models.zoo.randomized_model import RandomizedModel, Run
+
+# A number of the model that changes as it runs, such as a counter for warming up, may change what
+# it computes only after many steps.
+_STEPS = (100, 10_000, 1_000_000)
+
+Numbers = dict[tuple[nn.Module, str], float]
+"""Attributes of layers that are numbers, by layer and name."""
+
+
+def variant_in_training(arch: Architecture, whole: Variant) -> Variant | None:
+    """Return the whole model as it trains, if it computes something else then.
+
+    Args:
+        arch: for messages.
+        whole: the whole model in evaluation.
+
+    Returns:
+        The variant, or None if the model computes the same in training, or something else each
+        time.
+
+    Raises:
+        ConfigError: if a buffer changes while the model runs, or a number that what it computes
+            later depends on.
+    """
+    model = replace(whole.model, training=True)
+    buffers = {name: value.clone() for name, value in model.module.named_buffers()}
+    with torch.random.fork_rng(devices=[]):
+        try:
+            first = model.run(gradients=False)
+            numbers = _numbers(model.module)
+            second = model.run(gradients=False)
+        except Exception:  # noqa: BLE001 - the export runs it so, and says what is wrong
+            return None
+    check_buffers_unchanged(arch, model.module, buffers, dict(model.module.named_buffers()))
+    if not agree(first, second):
+        return None
+    _check_later_steps(arch, model, numbers, second)
+    if agree(first, whole.before):
+        return None
+    before = model.run(gradients=bool(whole.before.gradients))
+    return replace(whole, model=model, before=before)
+
+
+def _check_later_steps(
+    arch: Architecture, model: RandomizedModel, begun: Numbers, expected: Run
+) -> None:
+    """Refuse a model that computes something else after many more steps.
+
+    Args:
+        arch: for messages.
+        model: a model that ran twice.
+        begun: its numbers after the first run.
+        expected: what it computed in the second run.
+    """
+    changed: Numbers = {}
+    for place, value in _numbers(model.module).items():
+        if value != begun.get(place, value):
+            changed[place] = value
+    if not changed:
+        return
+    for steps in _STEPS:
+        for (layer, name), value in changed.items():
+            change = value - begun[layer, name]
+            setattr(layer, name, value + type(value)(change * steps))
+        if not agree(expected, model.run(gradients=False)):
+            _, name = next(iter(changed))
+            raise ConfigError(
+                f"{arch.name}: the number {name} of the model changes as it runs, and {steps} "
+                "steps later it computes something else; a graph keeps what it is at first: leave "
+                "that out"
+            )
+
+
+def _numbers(module: nn.Module) -> Numbers:
+    numbers: Numbers = {}
+    for layer in module.modules():
+        for name, value in vars(layer).items():
+            if type(value) in {int, float}:
+                numbers[layer, name] = value
+    return numbers
+
+
+def check_buffers_unchanged(
+    arch: Architecture,
+    module: nn.Module,
+    before: Mapping[str, Tensor],
+    after: Mapping[str, Tensor],
+) -> None:
+    """Check that running a model left its buffers as they were.
+
+    Raises:
+        ConfigError: if a buffer changed.
+    """
+    for name, value in after.items():
+        if torch.equal(before[name].to(value.dtype).nan_to_num(), value.nan_to_num()):
+            continue
+        path = name.rpartition(".")[0]
+        kind = type(module.get_submodule(path)).__name__
+        raise ConfigError(
+            f"{arch.name}: buffer {name} of module {path or '(the model itself)'} ({kind}) changes "
+            "while the model runs, and graphs return parameters alone; a norm of PyTorch takes "
+            "track_running_stats=False, spectral norm as a parametrization `shoal export "
+            "--convert`; compute anything else from the batch each time"
+        )
+
+
+def agree(first: Run, second: Run) -> bool:
+    """Return whether two runs have the same outputs but for rounding."""
+    pairs = zip(first.outputs, second.outputs, strict=False)
+    return all(old.shape == new.shape and torch.allclose(old, new) for old, new in pairs)
+
+
+def is_finite(run: Run) -> bool:
+    """Return whether all outputs of a run are finite."""
+    return all(bool(value.isfinite().all()) for value in run.outputs)

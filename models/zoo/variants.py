@@ -1,0 +1,171 @@
+"""The variants of a model that its layout is proved on: the whole model, and a narrower one."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+from typing_extensions import override
+
+from fleet_protocol.errors import ConfigError
+from models.axes import Axis, AxisKind
+from models.cut import Cut
+from models.user_lines import at_line_of
+from models.zoo.builds import ModelBuilder, shapes_of
+from models.zoo.growth import Growth
+from models.zoo.layers import StaticBatchNorm
+from models.zoo.proof import Variant
+from models.zoo.randomized_model import RandomizedModel, random_samples, randomize
+
+_NARROW = (0.7, 0.5, 0.75, 0.3)  # odd sizes first, as they tell most
+
+# Parameters; of a model with more, gradients are compared on a narrower variant alone, for a tenth
+# of the cost.
+_LARGE = 1_000_000
+
+
+def variants_of_size(
+    builder: ModelBuilder, module: nn.Module, axes: Mapping[str, Axis], growth: Growth
+) -> Iterator[Variant]:
+    """Yield the whole model, and a narrower one where that can tell more.
+
+    A narrower one tells more where units have many entries or lie in groups.
+
+    Args:
+        builder: builds other sizes.
+        module: the whole model on the meta device.
+        axes: its axes.
+        growth: what they move.
+    """
+    is_large = sum(value.numel() for value in module.parameters()) > _LARGE
+    whole = _SizedModel(builder, module, axes, Cut)
+    yield whole.run(gradients=not is_large)
+    has_groups = any(axis.groups > 1 for axis in axes.values())
+    has_many_entries = any([*entries.values()] != [1] for entries in growth.values())
+    if not has_groups and not has_many_entries and not is_large:
+        return
+    for rate, enlarge in _narrower_sizes(axes, is_large=is_large):
+        with contextlib.suppress(ConfigError):
+            yield _narrower(builder, axes, rate, enlarge).run(gradients=True)
+            return
+
+
+def _narrower_sizes(
+    axes: Mapping[str, Axis], *, is_large: bool
+) -> Iterator[tuple[float, dict[str, int]]]:
+    """Yield rates and the units to add, those first that leave no axis whole or with one unit."""
+    rates = (_NARROW[-1], *_NARROW) if is_large else _NARROW
+    for rate in rates:
+        yield rate, _units_to_add(axes, rate)
+    for rate in rates:
+        yield rate, {}
+
+
+def _units_to_add(axes: Mapping[str, Axis], rate: float) -> dict[str, int]:
+    """Return the units to add in each group of small axes, by name.
+
+    A narrower model that has all of their units, or one in each group, would prove nothing.
+    """
+    added: dict[str, int] = {}
+    for name, axis in axes.items():
+        if axis.kind is not AxisKind.WIDTH or axis.group_size == 1:
+            continue
+        kept = axis.kept(rate) // axis.groups
+        if not 1 < kept < axis.group_size:
+            added[name] = axis.group_size + 1 - kept
+    return added
+
+
+@dataclass(frozen=True)
+class _SizedModel:
+    """A model on the meta device, and how it was built."""
+
+    builder: ModelBuilder
+    module: nn.Module
+    axes: Mapping[str, Axis]
+    cut: Callable[[], Cut]  # makes the cut to build it once more
+
+    def run(self, *, gradients: bool) -> Variant:
+        """Run the model with random parameters, without initial weights if it runs without them."""
+        variant = self._run_without_initial_weights(gradients=gradients)
+        if variant is not None:
+            return variant
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            module = self.builder.build(self.cut())
+        model = self._randomize(module)
+        title = self.builder.arch.name
+        try:
+            return self._variant(model, gradients=gradients)
+        except ConfigError as error:
+            raise ConfigError(f"{title}: {error}") from error
+        except Exception as error:
+            shape = list(self.builder.row.shape)
+            raise ConfigError(
+                f"{title}: the model fails{at_line_of(error)} on a batch of samples of shape "
+                f"{shape}: {error!r}; its forward must take one tensor [batch, *input_shape], or "
+                "those that input_shape = {'name': shape, ...} names, compute in float32, and know "
+                "every whole number below the rows of its smallest embedding"
+            ) from error
+
+    def _run_without_initial_weights(self, *, gradients: bool) -> Variant | None:
+        if self._needs_initial_values():
+            return None
+        model = self._randomize(self.module)
+        with contextlib.suppress(Exception), _MetaTensorsRefused():
+            variant = self._variant(model, gradients=gradients)
+            if all(bool(value.isfinite().all()) for value in variant.before.outputs):
+                return variant
+        return None
+
+    def _needs_initial_values(self) -> bool:
+        """Return whether parameters are shared, or buffers are others than statistics of norms."""
+        named = list(self.module.named_parameters(remove_duplicate=False))
+        if len(list(self.module.parameters())) < len(named):
+            return True
+        norms: list[str] = []
+        for path, layer in self.module.named_modules():
+            if isinstance(layer, StaticBatchNorm):
+                norms.append(f"{path}.")
+        return not all(name.startswith(tuple(norms)) for name, _ in self.module.named_buffers())
+
+    def _randomize(self, module: nn.Module) -> RandomizedModel:
+        return randomize(module, random_samples(module, self.builder.row))
+
+    def _variant(self, model: RandomizedModel, *, gradients: bool) -> Variant:
+        before = model.run(gradients=gradients)
+        return Variant(model, shapes_of(self.module), self.axes, before)
+
+
+def _narrower(
+    builder: ModelBuilder, axes: Mapping[str, Axis], rate: float, enlarge: Mapping[str, int]
+) -> _SizedModel:
+    cut = partial(Cut, rate, enlarge=enlarge)
+    smaller: dict[str, Axis] = {}
+    for name, axis in axes.items():
+        size = axis.kept(rate) + axis.groups * enlarge.get(name, 0)
+        smaller[name] = replace(axis, size=size)
+    return _SizedModel(builder, builder.build_on_meta(cut()), smaller, cut)
+
+
+class _MetaTensorsRefused(TorchFunctionMode):
+    """Refuses tensors without memory, which computing would read as whatever lies there.
+
+    A builder may make others than parameters and buffers: attributes, or what a function of the
+    model holds.
+    """
+
+    @override
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for value in tree_leaves((args, kwargs)):
+            if isinstance(value, Tensor) and value.is_meta:
+                raise ConfigError(
+                    "a tensor that is no parameter and no buffer needs the device that the builder "
+                    "had"
+                )
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,1 @@
+"""What commands show of a store, one module for each view."""

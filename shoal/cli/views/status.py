@@ -1,0 +1,47 @@
+"""Shows how a run stands."""
+
+from functools import partial
+
+from rich.markup import escape
+
+from broker_server.store.queries import StatusView
+from shoal.cli.console import bytes_text, output_console, say
+from shoal.cli.views.view import View, without_field
+from shoal.sources import Source
+
+
+def _read(source: Source, run: str) -> StatusView:
+    return source.status(run)
+
+
+def _draw(view: StatusView) -> None:
+    console = output_console()
+    if view.run is None:
+        console.print(f"no run yet; {view.online} of {view.devices} devices online")
+        return
+    accuracy = "not evaluated"
+    if view.evaluation is not None:
+        accuracy = view.evaluation.summary
+    about = f"{escape(view.run.arch)}: {escape(view.run.status)}"
+    console.print(f"run [bold]{escape(view.run.id)}[/] of {about}", highlight=False)
+    if view.insecure:
+        console.print(
+            "  [bold red]insecure[/]: nothing is signed; whoever reaches the broker can run graphs "
+            "on the boards"
+        )
+    if view.run.detail:
+        say(f"  {view.run.detail}")
+    say(f"  {view.closed} of {view.rounds} rounds closed, {accuracy}")
+    if view.epsilon is not None:
+        say(f"  epsilon {view.epsilon:.4g} for the device that was asked most often")
+    if view.round is not None:
+        say(f"  round {view.round.number} is {view.round.state.value}")
+    say(f"  {view.online} of {view.devices} devices online when last heard of")
+    wire = bytes_text(view.run.wire_bytes)
+    payload = bytes_text(view.run.payload_bytes)
+    say(f"  {wire} on the wire, {payload} payload")
+    refusals = [f"{count} {reason}" for reason, count in view.refusals.items()]
+    say(f"  refused: {', '.join(refusals) or 'nothing'}")
+
+
+STATUS = View(_read, _draw, partial(without_field, "runs"))

@@ -1,0 +1,135 @@
+"""Runs the agents of a small fleet on this machine, as the demo and proofs do."""
+
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from typing_extensions import Self
+
+from fleet_protocol.blob_store import write_atomically
+from fleet_protocol.child_process import python_module
+from fleet_protocol.errors import TransportError
+
+_STOP_SECONDS = 10.0
+_LOG_LINES = 5
+"""Lines at the end of an agent's log that an error shows."""
+
+
+@dataclass(frozen=True)
+class LocalDevice:
+    """An agent to start.
+
+    Attributes:
+        name: the device's id.
+        data: npz file with its samples, ``x`` and ``y``.
+        max_width: widest sub-model that it may get.
+        max_depth: deepest sub-model that it may get, in blocks; None for no limit.
+        own_model: folder of the artifact set with a model that stays on the device, if it has one.
+        state_dir: folder of its task and blobs; None is one below the fleet's folder.
+        enrolment: its enrolment file, in an enrolled fleet.
+    """
+
+    name: str
+    data: Path
+    max_width: float
+    max_depth: int | None = None
+    own_model: Path | None = None
+    state_dir: Path | None = None
+    enrolment: Path | None = None
+
+    def configuration(self, fleet: str, broker: str, folder: Path, holdout: float) -> str:
+        """Return the text of its device.toml."""
+        state_dir = self.state_dir or folder / self.name
+        document: dict[str, Any] = {
+            "fleet": fleet,
+            "device": self.name,
+            "broker": broker,
+            "state_dir": state_dir.as_posix(),
+            "max_width": self.max_width,
+            "holdout": holdout,
+            "threads": 1,
+            "data": {"kind": "npz", "path": self.data.as_posix()},
+        }
+        if self.max_depth is not None:
+            document["max_depth"] = self.max_depth
+        if self.own_model is not None:
+            document["own_model"] = {"set": self.own_model.as_posix()}
+        if self.enrolment is not None:
+            document["identity"] = {"file": self.enrolment.as_posix()}
+        return tomli_w.dumps(document)
+
+
+class LocalFleet:
+    """Agents of one thread that run while the context is open.
+
+    Each writes ``<folder>/<name>.log``.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        fleet: str,
+        broker: str,
+        devices: Sequence[LocalDevice],
+        holdout: float = 0.0,
+    ) -> None:
+        self._folder = folder.resolve()
+        self._configs = {
+            device.name: device.configuration(fleet, broker, self._folder, holdout)
+            for device in devices
+        }
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    @property
+    def processes(self) -> Mapping[str, subprocess.Popen[bytes]]:
+        """The running agents by device."""
+        return self._processes
+
+    def __enter__(self) -> Self:
+        for name, text in self._configs.items():
+            write_atomically(self._config(name), text.encode())
+            self.start(name)
+        return self
+
+    def _config(self, name: str) -> Path:
+        return self._folder / f"{name}.toml"
+
+    def start(self, name: str) -> None:
+        """Start an agent, the first time or again."""
+        with (self._folder / f"{name}.log").open("ab") as log:
+            self._processes[name] = subprocess.Popen(  # noqa: S603  (our own module, arguments are ours)
+                python_module("device_runtime", "--config", str(self._config(name))),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def check(self) -> None:
+        """See that every agent still runs.
+
+        A TransportError shows the end of the log of one that has ended.
+        """
+        for name, process in self._processes.items():
+            code = process.poll()
+            if code is not None:
+                log = self._folder / f"{name}.log"
+                tail = "\n  ".join(log.read_text(errors="replace").splitlines()[-_LOG_LINES:])
+                raise TransportError(
+                    f"device {name} ended with exit code {code}; the end of {log}:\n  {tail}"
+                )
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes.values():
+            process.terminate()
+        deadline = time.monotonic() + _STOP_SECONDS
+        for process in self._processes.values():
+            try:
+                process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(_STOP_SECONDS)

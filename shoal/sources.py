@@ -1,0 +1,134 @@
+"""Opens what commands read and change: a store on this machine, or the page of another one."""
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from broker_server.rounds.advice import Advice, find_advice
+from broker_server.rounds.best import VersionView, read_versions
+from broker_server.store import EventRecord, Store, following, queries
+from broker_server.store.explaining import DeviceInRound, explain_round
+from fleet_protocol.errors import ConfigError
+from shoal.client import Client, Verb
+from shoal.store_actions import act_on_run
+
+_PAGE_SECONDS = 60.0
+"""How long a page is followed before it is asked again, which shows whether it is still there."""
+_AFTER_EVERY_EVENT = 2**62
+"""An id that no line of a log reaches: a page then reports only that something was written."""
+
+
+class LocalStore:
+    """A store on this machine, with the methods of `shoal.client.Client` and the same answers.
+
+    A run is named by its id or the beginning of it; without a name it is the newest. Each method
+    raises a `ConfigError` if the store has no such run.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    def status(self, run: str = "") -> queries.StatusView:
+        """Return the store at a glance."""
+        return queries.status(self.store, run or None)
+
+    def runs(self, run: str = "") -> list[queries.RunView]:
+        """Return every run, newest first, or the one with a name."""
+        return queries.runs(self.store, run or None)
+
+    def rounds(
+        self, run: str = "", *, first: int = 1, last: int | None = None, tasks: int = 1
+    ) -> list[queries.RoundView]:
+        """Return the rounds of a run from `first` to `last`, with their tasks unless `tasks` is 0."""
+        return queries.rounds(self.store, run or None, first=first, last=last, tasks=bool(tasks))
+
+    def devices(self, run: str = "") -> list[queries.DeviceView]:
+        """Return every device, with the reason if it does not train."""
+        return queries.devices(self.store, run or None)
+
+    def versions(self, run: str = "") -> list[VersionView]:
+        """Return the global versions of a run with their evaluations."""
+        return read_versions(self.store, run or None)
+
+    def advice(self, run: str = "") -> list[Advice]:
+        """Return what to do next about a run, with the evidence."""
+        return find_advice(self.store, run or None)
+
+    def explained(self, number: int, run: str = "") -> list[DeviceInRound]:
+        """Return what became of every device in a round, and why."""
+        return explain_round(self.store, number, run or None)
+
+    def compare(self, one: str, other: str) -> queries.Comparison:
+        """Return what differs between two runs."""
+        return queries.compare(self.store, one, other)
+
+    def log(self, last: int = 50, run: str = "", *, after: int = 0) -> list[EventRecord]:
+        """Return the newest lines of the log with an id above `after`, oldest first."""
+        return queries.log(self.store, run or None, last=last, after=after)
+
+    def act(
+        self, verb: Verb, run: str = "", *, version: int | None = None, device: str = ""
+    ) -> str:
+        """Promote a version, roll back to one, or release a device, and return the run's id."""
+        return act_on_run(self.store, verb, run or None, version, device)
+
+
+Source = LocalStore | Client
+
+
+def connect(url: str) -> Client:
+    """Return a client of the page at an address, with the token of the environment.
+
+    The token is in SHOAL_TOKEN, or in the file that SHOAL_TOKEN_FILE names.
+
+    Raises:
+        ConfigError: the address is none of a page, or the token cannot be read.
+    """
+    token = os.environ.get("SHOAL_TOKEN", "")
+    file = os.environ.get("SHOAL_TOKEN_FILE")
+    if file and not token:
+        try:
+            token = Path(file).read_text(encoding="ascii")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"SHOAL_TOKEN_FILE: no token can be read from {file}: {error}"
+            ) from error
+    token = token.strip()
+    if not (token.isascii() and token.isprintable()):
+        raise ConfigError(
+            "SHOAL_TOKEN or the file SHOAL_TOKEN_FILE holds no token, which is one line of plain "
+            "letters"
+        )
+    return Client(url, token)
+
+
+@contextmanager
+def open_source(store: Path, url: str, *, read_only: bool = True) -> Iterator[Source]:
+    """Open the page at an address, or without an address the store in a folder.
+
+    Raises:
+        ConfigError: as `connect`.
+        StorageError: there is no store, or it cannot be read.
+    """
+    if url:
+        yield connect(url)
+        return
+    # Opening a store for writing makes one where there is none, which no command here may do.
+    Store(store, read_only=True).close()
+    with closing(Store(store, read_only=read_only)) as opened:
+        yield LocalStore(opened)
+
+
+def changes(source: Source, stop: threading.Event) -> Iterator[None]:
+    """Yield once now, and again whenever the store was written since.
+
+    A local store is followed until `stop` is set, a page until the process is interrupted.
+    """
+    if isinstance(source, LocalStore):
+        yield from following.changes(source.store.folder, stop)
+        return
+    while True:
+        for _ in source.events(_PAGE_SECONDS, after=_AFTER_EVERY_EVENT):
+            yield
