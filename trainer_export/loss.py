@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from fleet_protocol.discovery import discover
 from fleet_protocol.recipe_spec import LossSpec
-from trainer_export.numbers import check_numbers, made
+from trainer_export.numbers import check_numbers, make_record
 
 Dtype = Literal["float32", "int64"]
 
@@ -161,4 +161,4 @@ def loss_named(
         ConfigError: there is no such loss or number, or a number is out of its range.
     """
     known: Mapping[str, type[Loss]] = discover("trainer_export.losses", "LOSSES")
-    return made("loss", known, name, settings, own)
+    return make_record("loss", known, name, settings, own)

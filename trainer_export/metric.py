@@ -18,7 +18,7 @@ from fleet_protocol.discovery import discover
 from fleet_protocol.recipe_spec import MetricSpec
 from trainer_export.loss import Answer, Loss
 from trainer_export.model_inputs import Signature
-from trainer_export.numbers import made
+from trainer_export.numbers import make_record
 
 
 @dataclass(frozen=True)
@@ -99,4 +99,4 @@ def metric_named(
     A ConfigError if there is none.
     """
     known: Mapping[str, type[Metric]] = discover("trainer_export.metrics", "METRICS")
-    return made("metric", known, name, settings, own)
+    return make_record("metric", known, name, settings, own)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fleet_protocol.discovery import discover
 from fleet_protocol.manifest import StateSpec
 from fleet_protocol.recipe_spec import OptimizerSpec
-from trainer_export.numbers import check_numbers, made
+from trainer_export.numbers import check_numbers, make_record
 
 STEP = "step"
 """Name of the counter of steps, one number for the whole model."""
@@ -112,4 +112,4 @@ def optimizer_named(name: str, settings: Mapping[str, Any] | None = None) -> Opt
         ConfigError: there is no such optimizer or number, or a number is out of its range.
     """
     known: Mapping[str, type[Optimizer]] = discover("trainer_export.optimizers", "OPTIMIZERS")
-    return made("optimizer", known, name, settings)
+    return make_record("optimizer", known, name, settings)
