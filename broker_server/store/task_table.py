@@ -1,23 +1,13 @@
-"""The database of a store, and its tasks: what each device was asked in a round, and what came of
-it.
+"""The tasks of a store: what each device was asked in a round, and how it answered."""
 
-What may be lost with a killed server (who was there, lines of the log, counts) waits in memory and
-is written with the next commit, or by `Database.flush` now and then: a commit waits for the disk,
-and a fleet says much at once.
-"""
-
-import logging
 import math
 import time
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
     Connection,
-    Executable,
     Float,
     Integer,
     Select,
@@ -28,205 +18,58 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.exc import SQLAlchemyError
 
 from broker_server.store import schema
-from broker_server.store.opening import database_message, open_for_reading, open_for_writing
+from broker_server.store.database import Database
 from broker_server.store.records import RoundRecord
-from broker_server.store.rows import (
-    TABLES,
-    DamagedRowError,
-    damaged_row,
-    from_row,
-    to_row,
-    values_of,
-)
+from broker_server.store.rows import to_row, values_of
 from broker_server.store.task_records import (
     DevicePart,
+    Outcome,
     PlannedTask,
     TaskPhase,
     TaskRecord,
     Timing,
 )
-from fleet_protocol.errors import StorageError
-from fleet_protocol.foreign_files import quoted
 
-OF_TASK = update(schema.tasks).where(schema.tasks.c.id == bindparam("task"))
-_RECEIVE = OF_TASK.values(
-    {
-        name: bindparam(name)
-        for name in ("phase", "update_digest", "update_size", "metrics", "received_at")
-    }
-)
-_SETTLE = OF_TASK.values({name: bindparam(name) for name in ("phase", "detail")})
-_NOTE_ANSWER = OF_TASK.values(timing=bindparam("timing"))
 Answer = tuple[str, TaskPhase, str | None]
-RecordT = TypeVar("RecordT")
+"""Device, phase and detail of a task."""
 
-_LOG = logging.getLogger(__name__)
-_MALFORMED = "malformed JSON"  # as SQLite says it
-_READ_AT_ONCE = 256  # rows, which may be large
-_MOST_WAITING = 4096  # rows of one kind; a flood must not fill the memory
+_TASKS = schema.tasks
+_IS_TRAINING = _TASKS.c.kind == "train"
 
 
-class Database:
-    """What the tables of a store share.
+def _update_of(*columns: str) -> Any:
+    """Return the statement that sets some columns of one task."""
+    statement = update(_TASKS).where(_TASKS.c.id == bindparam("task"))
+    return statement.values({name: bindparam(name) for name in columns})
 
-    Args:
-        folder: holds ``shoal.db`` and, beside it, the blobs; it is made.
-        read_only: write nothing, neither into the folder nor into the database, and refuse to make
-            a store where there is none. A store of an older version is read as it would be once it
-            is upgraded.
-        durable: let a commit wait for the disk; else a power cut may take the last ones, but a
-            killed process none.
 
-    Raises:
-        StorageError: the folder cannot be used, or was written by a newer version of Shoal.
+_RECEIVE = _update_of("phase", "update_digest", "update_size", "metrics", "received_at")
+_SETTLE = _update_of("phase", "detail")
+_RECORD_OUTCOME = _update_of("phase", "detail", "screening")
+_RECORD_TIMING = _update_of("timing")
+
+# The columns that say which sub-model a device took.
+_CHOICE = ("tier", "plan_key", "artifact_set", "weights", "others")
+
+
+def _measurement(name: str, kind: type[Float[Any] | Integer]) -> ColumnElement[Any]:
+    """Return a number of a task's measurements.
+
+    SQLite would pass on a word in its place; the cast counts it as 0.
     """
-
-    def __init__(self, folder: Path, *, read_only: bool = False, durable: bool = True) -> None:
-        self.folder = folder
-        self.path = folder / "shoal.db"
-        self._read_only = read_only
-        self._engine = (
-            open_for_reading(self.path)
-            if read_only
-            else open_for_writing(self.path, durable=durable)
-        )
-        self._waiting: dict[Executable, dict[Hashable, Mapping[str, Any]]] = {}
-
-    def close(self) -> None:
-        """Write what waits, and close every connection.
-
-        A StorageError where that cannot be written.
-        """
-        try:
-            self.flush()
-        finally:
-            self._engine.dispose()
-
-    def flush(self) -> None:
-        """Commit what waits; a StorageError where the disk is full or cannot be written."""
-        if self._waiting:
-            with self._begin():
-                pass
-
-    @contextmanager
-    def _begin(self) -> Iterator[Connection]:
-        """A transaction that writes, with it what waits."""
-        with self._transaction() as connection:
-            for statement, rows in self._waiting.items():
-                connection.execute(statement, list(rows.values()))
-            yield connection
-        self._waiting.clear()
-
-    @contextmanager
-    def _transaction(self) -> Iterator[Connection]:
-        try:
-            with self._engine.begin() as connection:
-                yield connection
-        except SQLAlchemyError as error:
-            if _MALFORMED in database_message(error):
-                self._name_malformed()
-            raise StorageError(
-                f"cannot use the store {self.path}: {database_message(error)}"
-            ) from error
-
-    def _name_malformed(self) -> None:
-        """Name the task whose JSON the database itself could not read.
-
-        Nothing where there is none.
-        """
-        table = schema.tasks
-        with suppress(SQLAlchemyError), self._engine.begin() as connection:
-            for column in (table.c.metrics, table.c.screening):
-                query = select(table.c.id).where(column.is_not(None), func.json_valid(column) == 0)
-                task = connection.execute(query.limit(1)).scalar()
-                if task is not None:
-                    raise damaged_row(
-                        table.name,
-                        f"id {quoted(str(task))}",
-                        column.name,
-                        "it is no JSON",
-                    )
-
-    def _write(
-        self, statement: Executable, rows: Sequence[Mapping[str, Any]] | None = None
-    ) -> None:
-        """Commit a statement, or the same for each of some rows.
-
-        Of none there is nothing to commit.
-        """
-        if rows is None or rows:
-            with self._begin() as connection:
-                connection.execute(statement, rows)
-
-    def _later(
-        self, statement: Executable, row: Mapping[str, Any], key: Hashable | None = None
-    ) -> None:
-        """Let a row wait for the next commit, with one of few statements, the same object every
-        time.
-
-        A row takes the place of one that still waits with the same key. A StorageError says that so
-        many wait that they are written now, and cannot be; or that the store is read only.
-        """
-        if self._read_only:
-            raise StorageError(f"the store {self.path} was opened readonly: nothing can be written")
-        rows = self._waiting.setdefault(statement, {})
-        if key is None:
-            key = len(rows)
-        rows.pop(key, None)  # the newest is written last
-        rows[key] = row
-        if len(rows) >= _MOST_WAITING:
-            self.flush()
-
-    def _rows(self, query: Select[Any]) -> Sequence[Any]:
-        with self._transaction() as connection:
-            return connection.execute(query).all()
-
-    def _values(self, kind: type, names: Sequence[str], query: Select[Any]) -> Iterator[list[Any]]:
-        """Rows of a query for some fields of a kind of record, each value checked."""
-        return (values_of(kind, names, row) for row in self._rows(query))
-
-    def _all(self, kind: type[RecordT], query: Select[Any]) -> list[RecordT]:
-        with self._transaction() as connection:
-            return [from_row(kind, row) for row in connection.execute(query)]
-
-    def _readable(self, kind: type[RecordT], query: Select[Any]) -> list[RecordT]:
-        """The records of a query without those that cannot be read, which a warning names."""
-        records = []
-        for row in self._rows(query):
-            try:
-                records.append(from_row(kind, row))
-            except DamagedRowError as error:
-                _LOG.warning("a row is left out: %s", error)
-        return records
-
-    def check_rows(self) -> None:
-        """Read every row of every table, one after the other.
-
-        Raises:
-            DamagedRowError: one has what no server can have written.
-            StorageError: the database cannot be read.
-        """
-        with self._transaction() as connection:
-            for kind, table in TABLES.items():
-                for row in connection.execution_options(yield_per=_READ_AT_ONCE).execute(
-                    select(table)
-                ):
-                    from_row(kind, row)
-
-    def _first(self, kind: type[RecordT], query: Select[Any]) -> RecordT | None:
-        found = self._all(kind, query.limit(1))
-        return found[0] if found else None
+    return cast(func.json_extract(_TASKS.c.metrics, f"$.{name}"), kind)
 
 
-def _measured(name: str, kind: type[Float[Any] | Integer]) -> ColumnElement[Any]:
-    """A number of a task's measurements.
-
-    A word in its place counts as 0, and does not stay a word.
-    """
-    return cast(func.json_extract(schema.tasks.c.metrics, f"$.{name}"), kind)
+# The totals of a device, as `DevicePart` describes them.
+_TOTALS = {
+    "merged": func.count().filter(_TASKS.c.phase == TaskPhase.MERGED.value),
+    "missed": func.count().filter(_TASKS.c.phase == TaskPhase.MISSED.value),
+    "train_seconds": func.avg(_measurement("train_seconds", Float)),
+    "fetch_seconds": func.avg(_measurement("fetch_seconds", Float)),
+    "resident_bytes": func.max(_measurement("resident_bytes", Integer)),
+}
 
 
 class TaskTable(Database):
@@ -234,37 +77,67 @@ class TaskTable(Database):
 
     def add_tasks(self, tasks: Sequence[TaskRecord]) -> None:
         """Store further tasks of a round."""
-        self._write(insert(schema.tasks), [to_row(task) for task in tasks])
+        self._write(insert(_TASKS), [to_row(task) for task in tasks])
+
+    def task(self, task: str) -> TaskRecord | None:
+        """Return one task, of whatever run."""
+        return self._first(TaskRecord, select(_TASKS).where(_TASKS.c.id == task))
 
     def tasks(self, run: str, number: int, kind: str | None = None) -> list[TaskRecord]:
-        """The tasks of a round, by device."""
-        table = schema.tasks
-        query = (
-            select(table)
-            .where(table.c.run == run, table.c.round == number)
-            .order_by(table.c.device)
-        )
-        return self._all(TaskRecord, query if kind is None else query.where(table.c.kind == kind))
+        """Return the tasks of a round, by device; of one kind or of all."""
+        query = select(_TASKS).where(_TASKS.c.run == run, _TASKS.c.round == number)
+        if kind is not None:
+            query = query.where(_TASKS.c.kind == kind)
+        return self._all(TaskRecord, query.order_by(_TASKS.c.device))
 
     def device_tasks(self, run: str, device: str) -> list[TaskRecord]:
-        """The training tasks of a device in a run, by round."""
-        table = schema.tasks
-        query = select(table).where(
-            table.c.run == run, table.c.device == device, table.c.kind == "train"
-        )
-        return self._all(TaskRecord, query.order_by(table.c.round))
+        """Return the training tasks of a device in a run, by round."""
+        query = self._training_tasks(run).where(_TASKS.c.device == device)
+        return self._all(TaskRecord, query.order_by(_TASKS.c.round))
+
+    def late_tasks(self, run: str, number: int, *, waiting: bool = False) -> list[TaskRecord]:
+        """Return training tasks of earlier rounds that count in a round, by device.
+
+        Their updates are in the version of the round or, with `waiting`, may still come to be in
+        it.
+        """
+        counts = func.json_extract(_TASKS.c.screening, "$.round") == number
+        if waiting:
+            counts |= _TASKS.c.phase.in_([TaskPhase.OFFERED.value, TaskPhase.RECEIVED.value])
+        query = self._training_tasks(run).where(_TASKS.c.round < number, counts)
+        return self._all(TaskRecord, query.order_by(_TASKS.c.device))
+
+    def planned_tasks(self, run: str) -> list[PlannedTask]:
+        """Return every training task of a run, by round."""
+        columns = [_TASKS.c[name] for name in PlannedTask._fields]
+        query = select(*columns).where(_TASKS.c.run == run, _IS_TRAINING)
+        rows = self._values(TaskRecord, PlannedTask._fields, query.order_by(_TASKS.c.round))
+        return [PlannedTask._make([*values, phase.value]) for *values, phase in rows]
+
+    def refused_devices(self, run: str) -> list[tuple[str, int, TaskPhase]]:
+        """Return the training tasks of all devices of which the server refused an update.
+
+        Returns:
+            Device, round and phase of each task, by round.
+        """
+        in_run = (_TASKS.c.run == run) & _IS_TRAINING
+        was_refused = _TASKS.c.phase == TaskPhase.REFUSED.value
+        devices = select(_TASKS.c.device).where(in_run & was_refused)
+        query = select(_TASKS.c.device, _TASKS.c.round, _TASKS.c.phase)
+        query = query.where(in_run & _TASKS.c.device.in_(devices)).order_by(_TASKS.c.round)
+        rows = self._values(TaskRecord, ("device", "round", "phase"), query)
+        return [(device, number, phase) for device, number, phase in rows]
 
     def answered_since(self, since: Mapping[str, float]) -> list[Answer]:
-        """Device, phase and detail of the training tasks of some devices, in rounds planned after a
-        time of each.
+        """Return how devices answered in rounds that were planned after a time of each.
+
+        Args:
+            since: the time by device, in seconds since the epoch; other devices are left out.
         """
-        table = schema.tasks
         rounds = schema.rounds
-        query = select(table.c.device, table.c.phase, table.c.detail, rounds.c.planned_at).where(
-            (table.c.run == rounds.c.run)
-            & (table.c.round == rounds.c.number)
-            & (table.c.kind == "train"),
-            rounds.c.planned_at > min(since.values()),
+        is_of_round = (_TASKS.c.run == rounds.c.run) & (_TASKS.c.round == rounds.c.number)
+        query = select(_TASKS.c.device, _TASKS.c.phase, _TASKS.c.detail, rounds.c.planned_at).where(
+            is_of_round & _IS_TRAINING, rounds.c.planned_at > min(since.values())
         )
         answers = []
         for row in self._rows(query):
@@ -274,121 +147,95 @@ class TaskTable(Database):
                 answers.append((device, phase, detail))
         return answers
 
-    def planned_tasks(self, run: str) -> list[PlannedTask]:
-        """Every training task of a run, by round."""
-        columns = [schema.tasks.c[name] for name in PlannedTask._fields]
-        query = select(*columns).where(schema.tasks.c.run == run, schema.tasks.c.kind == "train")
-        rows = self._values(TaskRecord, PlannedTask._fields, query.order_by(schema.tasks.c.round))
-        return [PlannedTask._make([*values, phase.value]) for *values, phase in rows]
-
     def device_parts(self, run: str) -> dict[str, DevicePart]:
-        """What every device did in a run, by device.
+        """Return the part of every device in a run, by device.
 
-        Summed up by the database, for there may be many tasks.
+        The database sums the totals, for there may be many tasks.
         """
-        table = schema.tasks
-        of_run = (table.c.run == run) & (table.c.kind == "train")
-        totals = {
-            "merged": func.count().filter(table.c.phase == TaskPhase.MERGED.value),
-            "missed": func.count().filter(table.c.phase == TaskPhase.MISSED.value),
-            "train_seconds": func.avg(_measured("train_seconds", Float)),
-            "fetch_seconds": func.avg(_measured("fetch_seconds", Float)),
-            "resident_bytes": func.max(_measured("resident_bytes", Integer)),
-        }
-        query = select(
-            table.c.device, *(value.label(name) for name, value in totals.items())
-        ).where(of_run)
-        newest = self._newest(of_run)
-        measured = self._newest(of_run & table.c.metrics.is_not(None))
-        rows = self._rows(query.group_by(table.c.device))
-        names = {device: dict(zip(totals, found, strict=True)) for device, *found in rows}
-        return {
-            name: DevicePart(newest[name], measured.get(name), found)
-            for name, found in names.items()
-        }
-
-    def _newest(self, which: ColumnElement[bool]) -> dict[str, TaskRecord]:
-        table = schema.tasks
-        newest = (
-            select(table.c.device, func.max(table.c.round).label("round"))
-            .where(which)
-            .group_by(table.c.device)
-        )
-        found = newest.subquery()
-        query = select(table).join(
-            found, (table.c.device == found.c.device) & (table.c.round == found.c.round)
-        )
-        return {task.device: task for task in self._all(TaskRecord, query.where(which))}
-
-    def late_tasks(self, run: str, number: int, *, waiting: bool = False) -> list[TaskRecord]:
-        """Training tasks of earlier rounds whose updates are in the version of a round, or still
-        may be, by device.
-        """
-        table = schema.tasks
-        wanted = func.json_extract(table.c.screening, "$.round") == number
-        if waiting:
-            wanted |= table.c.phase.in_([TaskPhase.OFFERED.value, TaskPhase.RECEIVED.value])
-        query = select(table).where(
-            table.c.run == run, table.c.round < number, table.c.kind == "train", wanted
-        )
-        return self._all(TaskRecord, query.order_by(table.c.device))
-
-    def refused_devices(self, run: str) -> list[tuple[str, int, TaskPhase]]:
-        """Device, round and phase of every training task of devices of which something was refused,
-        by round.
-        """
-        table = schema.tasks
-        of_run = (table.c.run == run) & (table.c.kind == "train")
-        refused = select(table.c.device).where(of_run & (table.c.phase == TaskPhase.REFUSED.value))
-        query = select(table.c.device, table.c.round, table.c.phase)
-        query = query.where(of_run & table.c.device.in_(refused)).order_by(table.c.round)
-        rows = self._values(TaskRecord, ("device", "round", "phase"), query)
-        return [(device, number, phase) for device, number, phase in rows]
-
-    def task(self, task: str) -> TaskRecord | None:
-        """One task, of whatever run."""
-        return self._first(TaskRecord, select(schema.tasks).where(schema.tasks.c.id == task))
-
-    def receive(self, tasks: Sequence[TaskRecord], *, later: bool = False) -> None:
-        """Commit that updates, as of `TaskRecord.with_update`, are on disk, all or none.
-
-        Only then acknowledge them.
-
-        Where nobody is waiting for that, `later` has them wait for the next commit.
-        """
-        now = time.time()
-        rows = [
-            {
-                "task": task.id,
-                "phase": task.phase.value,
-                "update_digest": task.update_digest,
-                "update_size": task.update_size,
-                "metrics": None if task.metrics is None else task.metrics.model_dump_json(),
-                "received_at": now,
-            }
-            for task in tasks
-        ]
-        if not later:
-            self._write(_RECEIVE, rows)
-        for row in rows if later else ():
-            self._later(_RECEIVE, row, row["task"])
+        in_run = (_TASKS.c.run == run) & _IS_TRAINING
+        totals = [value.label(name) for name, value in _TOTALS.items()]
+        query = select(_TASKS.c.device, *totals).where(in_run).group_by(_TASKS.c.device)
+        newest = self._newest_tasks(in_run)
+        measured = self._newest_tasks(in_run & _TASKS.c.metrics.is_not(None))
+        parts = {}
+        for device, *values in self._rows(query):
+            device_totals = dict(zip(_TOTALS, values, strict=True))
+            parts[device] = DevicePart(newest[device], measured.get(device), device_totals)
+        return parts
 
     def choose_tier(self, task: TaskRecord) -> None:
         """Commit which of its sub-models a device took."""
         row = to_row(task)
-        taken = {key: row[key] for key in ("tier", "plan_key", "artifact_set", "weights", "others")}
-        self._write(update(schema.tasks).where(schema.tasks.c.id == task.id).values(taken))
+        chosen = {name: row[name] for name in _CHOICE}
+        self._write(update(_TASKS).where(_TASKS.c.id == task.id).values(chosen))
+
+    def receive(self, tasks: Sequence[TaskRecord], *, later: bool = False) -> None:
+        """Commit that updates are on disk, all or none; acknowledge them only then.
+
+        Args:
+            tasks: the tasks, as of `TaskRecord.with_update`.
+            later: let them wait for the next commit, where no device waits for an answer.
+        """
+        now = time.time()
+        rows = [_received_row(task, now) for task in tasks]
+        if not later:
+            self._write(_RECEIVE, rows)
+            return
+        for row in rows:
+            self._later(_RECEIVE, row, row["task"])
 
     def settle(self, tasks: Iterable[str], phase: TaskPhase, detail: str | None = None) -> None:
         """Put tasks into a phase."""
-        self._write(
-            _SETTLE,
-            [{"task": task, "phase": phase.value, "detail": detail} for task in tasks],
-        )
+        state = {"phase": phase.value, "detail": detail}
+        self._write(_SETTLE, [{"task": task, **state} for task in tasks])
+
+    def settle_outcomes(self, outcomes: Mapping[str, Outcome]) -> None:
+        """Store what became of updates of a round that has no version, by task."""
+        if outcomes:
+            with self._begin() as connection:
+                self._write_outcomes(connection, outcomes)
 
     def record_timings(self, timings: Mapping[str, Timing]) -> None:
-        """Remember when tasks were answered, by id, with the next commit, which is that of their
-        round's end.
-        """
+        """Remember when tasks were answered, by id, with the commit of their round's end."""
         for task, timing in timings.items():
-            self._later(_NOTE_ANSWER, {"task": task, "timing": timing.model_dump_json()}, task)
+            row = {"task": task, "timing": timing.model_dump_json()}
+            self._later(_RECORD_TIMING, row, task)
+
+    @staticmethod
+    def _write_outcomes(connection: Connection, outcomes: Mapping[str, Outcome]) -> None:
+        """Write outcomes within an open transaction."""
+        rows = []
+        for task, outcome in outcomes.items():
+            row = {
+                "task": task,
+                "phase": outcome.phase.value,
+                "detail": outcome.detail,
+                "screening": outcome.screening.model_dump_json(),
+            }
+            rows.append(row)
+        if rows:
+            connection.execute(_RECORD_OUTCOME, rows)
+
+    def _newest_tasks(self, condition: ColumnElement[bool]) -> dict[str, TaskRecord]:
+        """Return the task of the newest round that meets a condition, by device."""
+        last_round = func.max(_TASKS.c.round).label("round")
+        rounds = select(_TASKS.c.device, last_round).where(condition).group_by(_TASKS.c.device)
+        newest = rounds.subquery()
+        is_newest = (_TASKS.c.device == newest.c.device) & (_TASKS.c.round == newest.c.round)
+        query = select(_TASKS).join(newest, is_newest).where(condition)
+        return {task.device: task for task in self._all(TaskRecord, query)}
+
+    @staticmethod
+    def _training_tasks(run: str) -> Select[Any]:
+        return select(_TASKS).where(_TASKS.c.run == run, _IS_TRAINING)
+
+
+def _received_row(task: TaskRecord, received_at: float) -> dict[str, Any]:
+    return {
+        "task": task.id,
+        "phase": task.phase.value,
+        "update_digest": task.update_digest,
+        "update_size": task.update_size,
+        "metrics": None if task.metrics is None else task.metrics.model_dump_json(),
+        "received_at": received_at,
+    }
