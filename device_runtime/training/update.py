@@ -118,7 +118,12 @@ def encode(task: Task, setup: DeviceSetup, tensors: Tensors) -> Tensors:
             change[spec.name] = tensors[spec.name] - sent[spec.name]
     if upload.feedback and upload.encoding in LEVELS:
         return _encode_with_feedback(task, setup.files("residual", runs=1), change)
-    return encode_tensors(change, upload.encoding, keep=upload.keep, at_random=True)
+    return encode_tensors(
+        change,
+        upload.encoding,
+        keep=upload.keep,
+        at_random=True,
+    )
 
 
 def seal(task: Task, blobs: BlobStore, tensors: Tensors) -> BlobRef:
@@ -135,7 +140,11 @@ def seal(task: Task, blobs: BlobStore, tensors: Tensors) -> BlobRef:
     }
     data = encode_weights(tensors, metadata)
     digest = blobs.put(data)
-    return BlobRef(digest=digest, size=len(data), chunk_bytes=task.weights.chunk_bytes)
+    return BlobRef(
+        digest=digest,
+        size=len(data),
+        chunk_bytes=task.weights.chunk_bytes,
+    )
 
 
 def mask(blobs: BlobStore, update: BlobRef, member: "Member") -> BlobRef:
@@ -148,7 +157,11 @@ def mask(blobs: BlobStore, update: BlobRef, member: "Member") -> BlobRef:
         StorageError: the disk is full.
     """
     data = member.masked(blobs.read(update.digest))
-    return BlobRef(digest=blobs.put(data), size=len(data), chunk_bytes=update.chunk_bytes)
+    return BlobRef(
+        digest=blobs.put(data),
+        size=len(data),
+        chunk_bytes=update.chunk_bytes,
+    )
 
 
 def _sent_weights(task: Task, setup: DeviceSetup) -> Tensors:
