@@ -41,7 +41,7 @@ def _restore(
     known = known_keys(store, folder)
     rows: list[dict[str, str]] = []
 
-    def look(made: Store) -> None:
+    def list_names(made: Store) -> None:
         for run in made.runs():
             rows.extend(
                 {
@@ -60,7 +60,7 @@ def _restore(
         trust=trust,
         most_files=most_files or MOST_FILES,
         most_bytes=most_bytes or MOST_BYTES,
-        look=look,
+        inspect=list_names,
     )
     signed_by = [statement.shown for statement in statements]
     foreign = not any(statement.key in known for statement in statements)
