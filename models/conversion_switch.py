@@ -1,29 +1,27 @@
-"""Whether builders convert their models, for the time of a ``with`` block; it imports no torch."""
+"""Switch off the conversion of models for the time of a ``with`` block; imports no torch."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-_LEFT_OUT: ContextVar[list[str] | None] = ContextVar("left_out", default=None)
+_CLASSES: ContextVar[list[str] | None] = ContextVar("unconverted_classes", default=None)
 
 
 @contextmanager
 def unconverted() -> Iterator[Sequence[str]]:
     """Let `models.zoo.conversion.convert` return modules as they are.
 
-    It notes the class of each here.
+    Yields:
+        The names of their classes, to which each call of `convert` appends one.
     """
     classes: list[str] = []
-    token = _LEFT_OUT.set(classes)
+    token = _CLASSES.set(classes)
     try:
         yield classes
     finally:
-        _LEFT_OUT.reset(token)
+        _CLASSES.reset(token)
 
 
-def left_out() -> list[str] | None:
-    """The classes that the `unconverted` block around the caller notes.
-
-    None where there is no such block.
-    """
-    return _LEFT_OUT.get()
+def unconverted_classes() -> list[str] | None:
+    """Return the list to append to within a block of `unconverted`, or None outside of one."""
+    return _CLASSES.get()

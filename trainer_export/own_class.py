@@ -30,8 +30,8 @@ from models.slicing import Tensors
 from models.tier import Tier
 from models.user_lines import first_line
 from models.zoo.conversion import origin_of
+from models.zoo.origin import Origin, OriginalModule
 from models.zoo.randomized_model import random_samples
-from models.zoo.restoring import Restored, Untouched
 from trainer_export.exported import Export
 from trainer_export.model_inputs import heads_of, norms, prepared
 
@@ -49,20 +49,22 @@ def own_class(export: Export, tier: Tier, module: nn.Module) -> bytes:
     origin = origin_of(module)
     settings = export.settings(tier)
     builder = _builder_of(export.arch, tier, settings, converts=origin is not None)
-    restored = origin or Untouched.of(module).restored(lambda _path, _layer: False, converted=False)
-    own = restored.own.model_copy(update={"builder": builder})
+    described = origin or OriginalModule.record(module).describe(
+        lambda _path, _layer: False, converted=False
+    )
+    own = described.own_class.model_copy(update={"builder": builder})
     if origin is not None and not own.problem:
-        own = own.model_copy(update={"problem": _difference(export, tier, module, restored)})
-    return own.to_bytes(restored.arrays())
+        own = own.model_copy(update={"problem": _difference(export, tier, module, described)})
+    return own.to_bytes(described.constant_arrays())
 
 
-def _difference(export: Export, tier: Tier, module: nn.Module, restored: Restored) -> str:
+def _difference(export: Export, tier: Tier, module: nn.Module, described: Origin) -> str:
     """Return what is wrong with a fresh model of the class with the exported weights.
 
     Empty if nothing.
     """
     model = prepared(module, "eval")
-    tensors = _drawn(model, restored.own, export.seed)
+    tensors = _drawn(model, described.own_class, export.seed)
     x = random_samples(module, export.arch.row(export.layout.settings))
     arch = replace(export.arch, build=inspect.unwrap(export.arch.build))
     try:
@@ -72,7 +74,7 @@ def _difference(export: Export, tier: Tier, module: nn.Module, restored: Restore
                 export.seed + 1
             )  # the state must replace the values that the model draws
             fresh: nn.Module = build(arch, tier, settings=export.settings(tier), convert=False)
-            values = restored.own.values(tensors, restored.arrays(), 0)
+            values = described.own_class.values(tensors, described.constant_arrays(), 0)
             fresh.load_state_dict(
                 {name: torch.from_numpy(np.array(value)) for name, value in values.items()}
             )

@@ -36,7 +36,6 @@ class OpenTask:
         damaged: uploads whose digest was wrong.
         taken: times that the device changed its tier.
         announced: the device's Done while chunks are still missing.
-        quiet: ``time.monotonic()`` from which on they count as lost if none has come.
         instructions: what its offers ask of the device.
         answered: when its answer came, on the dispatcher's clock.
         left: since when its device is away, on the same clock.
@@ -53,7 +52,6 @@ class OpenTask:
     damaged: int = 0
     taken: int = 0
     announced: Done | None = None
-    quiet: float = math.inf
     manifests: Mapping[str, Manifest] = field(default_factory=dict)
     answered: float | None = None
     left: float | None = None

@@ -105,8 +105,14 @@ class Services:
 
     dispatcher: Dispatcher
     store: Store
-    blobs: BlobStore  # global versions, slices and statistics
+    blobs: BlobStore  # global versions, sent weights and statistics
     updates: BlobStore  # what devices sent
+
+    def record_traffic(self, run: str) -> None:
+        """Store how many refusals and bytes a run has had since the last call."""
+        self.dispatcher.reporter.count()
+        count = self.dispatcher.count_bytes()
+        self.store.add_bytes(run, wire=count.wire, payload=count.payload)
 
 
 def gather(

@@ -1,17 +1,16 @@
-"""Planning a round: who trains what, and one blob of weights for all devices that share a plan."""
+"""Plans a round: which device trains what, from one blob of weights for all that share a plan."""
 
 import hashlib
-import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-import numpy as np
-
-from broker_server.rounds.artifacts import TierArtifacts
 from broker_server.rounds.closing import ClosingRule, quorum_size
 from broker_server.rounds.collecting import Collection, OpenTask
 from broker_server.rounds.fleet import Assignment
+from broker_server.rounds.round_records import training_tasks
 from broker_server.rounds.run_context import RunContext
+from broker_server.rounds.sent_weights import SentWeights, cut_weights
 from broker_server.rounds.tier_models import open_model
 from broker_server.store import (
     Alternatives,
@@ -21,90 +20,29 @@ from broker_server.store import (
     VersionRecord,
 )
 from broker_server.store.machine import FINAL, RoundState
-from broker_server.store.task_records import alternative
+from broker_server.store.task_records import Alternative, alternative
 from broker_server.strategies.strategy import GlobalModel, PlanRequest
-from broker_server.updates.distance import measure
 from fleet_protocol.blob_store import BlobStore
-from fleet_protocol.digests import matches
-from fleet_protocol.encodings import encode_whole, open_weights
 from fleet_protocol.errors import ConfigError
-from fleet_protocol.messages import BlobRef
-from fleet_protocol.weights import weights_parts
-from models.plan import Plan, compile_plan
-from models.slicing import CompiledPlan, Tensors
+from fleet_protocol.messages import BlobRef, Instructions
+from models.plan import compile_plan
+from models.slicing import CompiledPlan
 from models.tier import Tier
 
 
+@dataclass(frozen=True)
+class RoundPlan:
+    """A planned round, to be committed to the store."""
+
+    record: RoundRecord
+    tasks: list[TaskRecord]  # by device
+    rounding_loss: float  # the most that the download's encoding took from weights, of their norm
+
+
 def task_id(run: str, number: int, kind: str, device: str) -> str:
-    """The name of a device's part in a round: the same whenever it is asked for, unlike any other."""
+    """Return the name of a device's task in a round: a function of the arguments, and unique."""
     digest = hashlib.sha256(f"{run}/{number}/{kind}/{device}".encode()).hexdigest()
     return f"{kind[0]}{number}-{digest[:20]}"
-
-
-def store_sent_weights(
-    context: RunContext, weights: Tensors, blobs: BlobStore, *, durable: bool
-) -> tuple[BlobRef, float]:
-    """Keep weights as devices are sent them; returns also what rounding took, of their norm.
-
-    Raises:
-        RefusedError: they cannot be encoded.
-    """
-    encoding = context.config.download.encoding
-    lost = 0.0
-    parts = weights_parts(encode_whole(weights, encoding))
-    digest = blobs.put(*parts, durable=durable)
-    size = sum(map(len, parts))
-    if encoding != "fp32":
-        whole = math.sqrt(sum(float(np.vdot(tensor, tensor)) for tensor in weights.values()))
-        lost = measure(open_weights(blobs.path(digest)), weights).norm / (whole or 1.0)
-    return BlobRef(digest=digest, size=size, chunk_bytes=context.config.round.chunk_bytes), lost
-
-
-def _cut(
-    context: RunContext,
-    request: PlanRequest,
-    plan: Plan,
-    model: GlobalModel,
-    blobs: BlobStore,
-) -> tuple[BlobRef, float]:
-    """Keep what a device is sent of a model, synced only where tasks may outlive their version: see
-    `restore_sent_weights`.
-    """
-    layout = context.artifacts.layout
-    sent = context.strategy.send(compile_plan(layout, plan), request, model)
-    weights = {name: sent[name] for name in layout.shapes(request.tier)}
-    return store_sent_weights(
-        context, weights, blobs, durable=context.config.round.buffer is not None
-    )
-
-
-def restore_sent_weights(
-    context: RunContext,
-    tasks: Sequence[TaskRecord],
-    versions: Callable[[int], VersionRecord],
-    blobs: BlobStore,
-) -> None:
-    """Make what an open round has sent, where a power cut took it from the disk.
-
-    Errors as of `plan_round`.
-    """
-    sent = {choice.weights.digest: (task, choice) for task in tasks for choice in task.choices}
-    for digest, (task, choice) in sent.items():
-        version = versions(task.version)
-        if digest != version.digest and not (
-            blobs.has(digest) and matches(blobs.read_unchecked(digest), digest)
-        ):
-            blobs.remove(digest)
-            request = PlanRequest(
-                Tier.parse(choice.tier), task.device, task.version, context.config.seed
-            )
-            _cut(
-                context,
-                request,
-                context.strategy.plan(request).plan,
-                open_model(blobs, version),
-                blobs,
-            )
 
 
 def plan_round(
@@ -113,44 +51,39 @@ def plan_round(
     version: VersionRecord,
     number: int,
     blobs: BlobStore,
-) -> tuple[RoundRecord, list[TaskRecord], float]:
-    """Cut the weights of a round and put them into the store's blobs.
+) -> RoundPlan:
+    """Plan a round: cut the weights that its devices are sent, and keep them.
 
-    The records are still to be committed.
-
-    The number is the most that rounding took from weights, of their norm.
+    Args:
+        context: the run.
+        chosen: the devices of the round with their tiers, by id.
+        version: the global version that the round starts from.
+        number: of the round.
+        blobs: where weights are kept.
 
     Raises:
         BlobError: the global version cannot be read.
         RefusedError: the weights cannot be encoded.
         StorageError: the disk is full.
     """
-    model = open_model(blobs, version)
-    strategy = context.strategy
-    refs: dict[str, tuple[BlobRef, float]] = {}
+    cutting = _Cutting(context, version, open_model(blobs, version), blobs, {})
     tasks = []
-    for item in chosen:
-        choices = []
-        for tier in strategy.offer(item.tier.tier):
-            request = PlanRequest(tier, item.device, version.number, context.config.seed)
-            planned = strategy.plan(request)
-            if planned.key not in refs:
-                refs[planned.key] = _cut(context, request, planned.plan, model, blobs)
-            artifact_set = context.set_of(item.device, context.artifacts.tiers[tier.id])
-            choices.append(alternative(tier.id, artifact_set, refs[planned.key][0], planned.key))
-        first, *others = choices
-        tasks.append(
-            TaskRecord(
-                id=task_id(context.run, number, "train", item.device),
-                run=context.run,
-                round=number,
-                device=item.device,
-                kind="train",
-                version=version.number,
-                **dict(first),
-                others=Alternatives(items=tuple(others)) if others else None,
-            )
+    for assignment in chosen:
+        device = assignment.device
+        choices = [
+            cutting.choice(device, tier) for tier in context.strategy.offer(assignment.tier.tier)
+        ]
+        task = TaskRecord(
+            id=task_id(context.run, number, "train", device),
+            run=context.run,
+            round=number,
+            device=device,
+            kind="train",
+            version=version.number,
+            **dict(choices[0]),
+            others=Alternatives(items=tuple(choices[1:])) if choices[1:] else None,
         )
+        tasks.append(task)
     record = RoundRecord(
         run=context.run,
         number=number,
@@ -165,62 +98,74 @@ def plan_round(
         note=None,
         wanted=len(chosen),
     )
-    return record, tasks, max((lost for _, lost in refs.values()), default=0.0)
+    losses = [weights.rounding_loss for weights in cutting.by_plan.values()]
+    return RoundPlan(record, tasks, max(losses, default=0.0))
+
+
+@dataclass(frozen=True)
+class _Cutting:
+    """Cuts the weights of a round, once for all devices that share a plan."""
+
+    context: RunContext
+    version: VersionRecord
+    model: GlobalModel
+    blobs: BlobStore
+    by_plan: dict[str, SentWeights]  # by the key of the plan, filled as plans are met
+
+    def choice(self, device: str, tier: Tier) -> Alternative:
+        """Return what a device may take, and cut its weights if no other device has the plan."""
+        seed = self.context.config.seed
+        request = PlanRequest(tier, device, self.version.number, seed)
+        planned = self.context.strategy.plan(request)
+        if planned.key not in self.by_plan:
+            self.by_plan[planned.key] = cut_weights(
+                self.context, request, planned.plan, self.model, self.blobs
+            )
+        artifact_set = self.context.set_of(device, self.context.artifacts.tiers[tier.id])
+        weights = self.by_plan[planned.key].ref
+        return alternative(tier.id, artifact_set, weights, planned.key)
 
 
 def compiled_plans(
     context: RunContext, tasks: Sequence[TaskRecord]
 ) -> dict[tuple[int, str], CompiledPlan]:
-    """The plans of all that a round's tasks may take, by version and plan key, made again from what
-    the store knows.
+    """Return the plans of all choices of a round's tasks, by version and plan key.
+
+    They are made again from what the store knows, and are the same as those that were sent.
     """
     plans: dict[tuple[int, str], CompiledPlan] = {}
     for task in tasks:
         for choice in task.choices:
             key = (task.version, choice.plan_key)
             if key not in plans:
-                request = PlanRequest(
-                    Tier.parse(choice.tier),
-                    task.device,
-                    task.version,
-                    context.config.seed,
-                )
-                plans[key] = compile_plan(
-                    context.artifacts.layout, context.strategy.plan(request).plan
-                )
+                tier = Tier.parse(choice.tier)
+                request = PlanRequest(tier, task.device, task.version, context.config.seed)
+                plan = context.strategy.plan(request).plan
+                plans[key] = compile_plan(context.artifacts.layout, plan)
     return plans
 
 
-def training_tasks(context: RunContext, store: Store, number: int) -> list[TaskRecord]:
-    """The training tasks that a round has to do with, by device: its own, and those it took over
-    from earlier ones.
-    """
-    late = (
-        store.late_tasks(context.run, number, waiting=True)
-        if context.config.round.buffer is not None
-        else []
-    )
-    return sorted(
-        [*store.tasks(context.run, number, "train"), *late],
-        key=lambda task: task.device,
-    )
-
-
 def require_tiers(context: RunContext, store: Store) -> None:
-    """See that all that devices are training is still exported; a ConfigError where it is not."""
+    """Check that every tier that devices are training is still exported.
+
+    Raises:
+        ConfigError: one is not.
+    """
     last = store.last_round(context.run)
-    tasks = (
-        [] if last is None else training_tasks(context, store, last.number + (last.state in FINAL))
-    )
-    wanted = {
-        tier for task in tasks for tier in (task.tier, *(choice.tier for choice in task.choices))
-    }
-    gone = wanted - context.artifacts.tiers.keys()
-    if gone:
-        what = f"{', '.join(sorted(gone))} of {context.artifacts.arch}, which devices are training, is not"
-        where = f"in {context.config.model.artifacts} any more"
+    if last is None:
+        return
+    number = last.number + 1 if last.state in FINAL else last.number
+    training: set[str] = set()
+    for task in training_tasks(context, store, number):
+        training.add(task.tier)
+        training.update(choice.tier for choice in task.choices)
+    missing = training - context.artifacts.tiers.keys()
+    if missing:
+        tiers = ", ".join(sorted(missing))
         raise ConfigError(
-            f"{what} {where}: export it again and say `shoal resume`, or end the run with `shoal stop`"
+            f"{tiers} of {context.artifacts.arch}, which devices are training, is not in"
+            f" {context.config.model.artifacts} any more: export it again and say `shoal resume`,"
+            " or end the run with `shoal stop`"
         )
 
 
@@ -231,12 +176,19 @@ def statistics_tasks(
     number: int,
     weights: BlobRef,
 ) -> list[TaskRecord]:
-    """Tasks that ask devices for batch norm statistics of what is judged of a version, by the round
-    that made it.
+    """Return tasks that ask devices for the batch norm statistics of a version.
+
+    Args:
+        context: the run.
+        devices: by id.
+        version: the version.
+        number: of the round that made it.
+        weights: what is judged of it.
     """
     judged = context.judged
-    return [
-        TaskRecord(
+    tasks = []
+    for device in devices:
+        task = TaskRecord(
             id=task_id(context.run, number, "statistics", device),
             run=context.run,
             round=number,
@@ -248,32 +200,34 @@ def statistics_tasks(
             artifact_set=context.set_of(device, judged),
             weights=weights,
         )
-        for device in devices
-    ]
+        tasks.append(task)
+    return tasks
 
 
 def open_collection(
     context: RunContext, tasks: Sequence[TaskRecord], rule: ClosingRule
 ) -> Collection:
-    """Put stored tasks of one kind, at least one, by device, into a collection."""
-    manifests: Mapping[str, TierArtifacts] = context.artifacts.tiers
+    """Put stored tasks into a collection.
+
+    Args:
+        context: the run.
+        tasks: of one kind, at least one, by device. Those of earlier rounds keep their versions.
+        rule: when the collection closes.
+    """
     kind = tasks[0].kind
-    asked = {
-        version: context.instructions(kind, version) for version in {task.version for task in tasks}
-    }
-    return Collection(
-        number=max(task.round for task in tasks),
-        kind=kind,
-        tasks={
-            task.id: OpenTask(
-                task,
-                manifests[task.tier].manifest,
-                manifests={choice.tier: manifests[choice.tier].manifest for choice in task.choices},
-                instructions=asked[task.version].model_copy(
-                    update={"contract": context.contracts.get(task.tier)}
-                ),
-            )
-            for task in tasks
-        },
-        rule=rule,
+    versions = {task.version for task in tasks}
+    instructions = {version: context.instructions(kind, version) for version in versions}
+    open_tasks = {task.id: _open_task(context, task, instructions[task.version]) for task in tasks}
+    number = max(task.round for task in tasks)
+    return Collection(number=number, kind=kind, tasks=open_tasks, rule=rule)
+
+
+def _open_task(context: RunContext, task: TaskRecord, instructions: Instructions) -> OpenTask:
+    tiers = context.artifacts.tiers
+    contract = {"contract": context.contracts.get(task.tier)}
+    return OpenTask(
+        task,
+        tiers[task.tier].manifest,
+        manifests={choice.tier: tiers[choice.tier].manifest for choice in task.choices},
+        instructions=instructions.model_copy(update=contract),
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from broker_server.rounds.dispatch import Services
 from broker_server.rounds.fleet import Assignment, assign, choose, count_wanted, why_unfit
-from broker_server.rounds.planning import training_tasks
+from broker_server.rounds.round_records import training_tasks
 from broker_server.rounds.run_context import RunContext
 from broker_server.store import LeftOut
 from broker_server.updates.quarantine import quarantined

@@ -11,13 +11,10 @@ from broker_server.rounds.closing import ClosingRule
 from broker_server.rounds.collecting import Collection
 from broker_server.rounds.dispatch import Services, gather
 from broker_server.rounds.norm_statistics import Answer, Statistics, combine_statistics
-from broker_server.rounds.planning import (
-    open_collection,
-    statistics_tasks,
-    store_sent_weights,
-    training_tasks,
-)
+from broker_server.rounds.planning import open_collection, statistics_tasks
+from broker_server.rounds.round_records import training_tasks
 from broker_server.rounds.run_context import RunContext
+from broker_server.rounds.sent_weights import store_sent_weights
 from broker_server.store import RoundRecord, TaskPhase, TaskRecord, VersionRecord
 from broker_server.store.machine import RoundEvent
 from broker_server.updates.quarantine import quarantined
@@ -71,8 +68,7 @@ class StatisticsQuery:
         if self._context.config.download.encoding == "fp32":
             return judged
         weights = open_tensors(self._blobs.path(judged.digest))
-        encoded, _ = store_sent_weights(self._context, weights, self._blobs, durable=True)
-        return encoded
+        return store_sent_weights(self._context, weights, self._blobs, durable=True).ref
 
     def _plan(
         self, record: RoundRecord, version: VersionRecord, judged: BlobRef

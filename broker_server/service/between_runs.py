@@ -5,11 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from broker_server.rounds.fleet import Fleet
-from broker_server.service.asking import Asking
 from broker_server.service.blob_service import BlobService
 from broker_server.service.control_socket import LocalRequest
 from broker_server.service.limits import LINES, Bucket
 from broker_server.service.outbox import Outbox
+from broker_server.service.prediction_requests import PredictionRequests
 from broker_server.service.routing import Handlers
 from broker_server.store import Store
 from fleet_protocol.errors import RefusalReason, RefusedError
@@ -30,18 +30,18 @@ class BetweenRuns:
 
     Attributes:
         topics: the fleet's topics.
-        known: the devices that have connected.
+        devices: the devices that have connected.
         store: the server's store.
         releases: serves releases to boards.
-        asking: requests predictions from boards.
+        predictions: requests predictions from boards.
         outbox: sends over MQTT.
     """
 
     topics: Topics
-    known: Fleet
+    devices: Fleet
     store: Store
     releases: BlobService
-    asking: Asking
+    predictions: PredictionRequests
     outbox: Outbox
 
     def __post_init__(self) -> None:
@@ -50,40 +50,41 @@ class BetweenRuns:
     def handlers(self, request: Callable[[Received | LocalRequest], None]) -> Handlers:
         """Return the handlers, with the one of requests to the server."""
         return Handlers(
-            sign_of_life=self.known.mark_active,
-            presence=self._see,
-            reply=self._answer_reply,
+            sign_of_life=self.devices.mark_active,
+            presence=self._receive_presence,
+            reply=self._receive_reply,
             chunk=_ignore_chunk,
             request=request,
             server_status=self._note_rival,
             refused=self.refused,
         )
 
-    def _see(self, presence: DeviceStatus | DeviceProfile) -> None:
-        self.known.receive(presence)
+    def _receive_presence(self, presence: DeviceStatus | DeviceProfile) -> None:
+        self.devices.receive(presence)
         self.store.record_device(presence)
 
-    def _answer_reply(self, device: str, payload: bytes) -> None:
+    def _receive_reply(self, device: str, payload: bytes) -> None:
         reply = parse_device_message(payload).told(device=device)
         if reply.device != device:
             raise RefusedError(
                 RefusalReason.UNKNOWN_DEVICE,
                 f"a {reply.type} of {reply.device} came on the topic of {device}",
             )
+        # What is about a task waits for the next run: devices repeat it.
         if isinstance(reply, NeedChunks):
             self.releases.need(device, reply.digest, reply.ranges)
         elif isinstance(reply, Predicted):
-            self.asking.take(reply)
+            self.predictions.receive(reply)
 
     def _note_rival(self, payload: bytes) -> None:
-        why = self.outbox.rival(payload, None)
+        why = self.outbox.find_rival(payload, None)
         if why:
             self.store.log("another-server", why)
 
     def refused(self, error: RefusedError, device: str | None = None) -> None:
         """Count a refused message, and log the first few."""
         self.count(error.reason, device)
-        if self._lines.take(time.monotonic()):
+        if self._lines.take(time.monotonic()):  # a flood must not fill the log
             self.store.log("refused", f"{error.reason.value}: {error}")
 
     def count(self, reason: RefusalReason, device: str | None = None) -> None:

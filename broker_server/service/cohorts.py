@@ -1,12 +1,13 @@
-"""Secure sums as a server sees them: it passes keys and sealed shares on, and asks for what takes
-masks off a sum.
+"""Secure sums in the server: passes keys and sealed shares on, and asks for what removes the masks.
 
-A cohort goes through its steps together; who is away or slow when a step is over is out of it.
-Nothing is stored: a server that is killed has lost its sums, and the round is made again.
+The devices of a cohort go through its steps together. A device that is away or slow when a step
+ends is out of the cohort. Nothing is stored: a server that is killed has lost its sums, and the
+round is made again.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from enum import IntEnum
 
 from broker_server.rounds.collecting import Cohort, Collection, OpenTask
 from broker_server.service.clock import Clock
@@ -19,195 +20,250 @@ from fleet_protocol.messages.values import KeyPair
 from fleet_protocol.secure_sum import Words, check_keys, majority, unmasked
 from fleet_protocol.weights import MASKED
 
-REVEAL_SECONDS = (
-    30.0  # after the end of the collecting, in which a device still has its task in hand
-)
-_KEYS, _SHARES, _VECTORS, _SECRETS = range(4)  # what a cohort waits for
-_STEP_SHARE = 0.25  # of the time of the round, for telling keys, and again for dealing shares
+# after the end of the collecting, in which a device still has its task in hand
+REVEAL_SECONDS = 30.0
+_STEP_SHARE = 0.25  # of the time of the round, for sending keys, and again for dealing shares
+
+
+class _Step(IntEnum):
+    """What a cohort waits for."""
+
+    KEYS = 0
+    SHARES = 1
+    VECTORS = 2
+    SECRETS = 3
 
 
 @dataclass
-class _Sum:
-    """One cohort's: its step, how long that may take, who takes part in it, and what the devices
-    told, by name.
+class _SecureSum:
+    """The sum of one cohort.
+
+    Attributes:
+        cohort: the tasks whose updates go into it.
+        seconds: how long the steps may take in which keys are sent and shares are dealt.
+        until: when the step ends, on the clock of the round.
+        members: devices that take part from this step on.
+        keys: of the devices that have sent theirs; from the second step on, of those that make
+            shares.
+        dealt: the sealed shares of each device, by the device that they are for.
+        sent: devices whose masked updates are in the sum.
+        revealed: the shares that each device has revealed, by the device that they are of.
     """
 
     cohort: Cohort
     seconds: float
     until: float
-    part: tuple[str, ...]
-    step: int = _KEYS
-    keys: dict[str, KeyPair] = field(
-        default_factory=dict
-    )  # from the second step on of those that make shares
+    members: tuple[str, ...]
+    step: _Step = _Step.KEYS
+    keys: dict[str, KeyPair] = field(default_factory=dict)
     dealt: dict[str, Mapping[str, str]] = field(default_factory=dict)
     sent: tuple[str, ...] = ()
     revealed: dict[str, Mapping[str, str]] = field(default_factory=dict)
 
-    def told(self, device: str) -> dict[str, object]:
-        """What a device is told in this step, as `fleet_protocol.messages.Sum` has it."""
-        if self.step == _SHARES:
+    def content_for(self, device: str) -> dict[str, object]:
+        """Return what a device is sent in this step, as fields of `Sum`."""
+        if self.step == _Step.SHARES:
             return {"keys": self.keys}
-        if self.step == _VECTORS:
-            return {"dealt": {name: self.dealt[name][device] for name in self.part}}
+        if self.step == _Step.VECTORS:
+            # Sealed for this device alone: the server passes on what it cannot read.
+            return {"dealt": {name: self.dealt[name][device] for name in self.members}}
         return {"sent": self.sent}
+
+    def unanswered(self) -> list[str]:
+        """Return the members that have not answered their tasks yet."""
+        tasks = self.cohort.tasks
+        return [name for name in self.members if not tasks[name].record.phase.answered]
+
+    def answers(self) -> Mapping[str, object]:
+        """Return what has come in this step, by device; of the first two steps."""
+        return self.keys if self.step == _Step.KEYS else self.dealt
 
 
 @dataclass
 class Cohorts:
-    """The secure sums of the open collection."""
+    """The secure sums of the open collection.
 
-    store: Store  # where it is noted who is out
-    updates: BlobStore  # with the masked updates
-    outbox: Outbox  # speaks to the devices
-    clock: Clock  # that of the round
-    _sums: list[_Sum] = field(default_factory=list)
+    Attributes:
+        store: records which devices are out of a sum.
+        updates: contains the masked updates.
+        outbox: sends messages to devices.
+        clock: of the round.
+    """
+
+    store: Store
+    updates: BlobStore
+    outbox: Outbox
+    clock: Clock
+    _sums: list[_SecureSum] = field(default_factory=list)
 
     def open(self, collection: Collection) -> None:
         """Begin with the sums of a collection."""
         now = self.clock.now()
         seconds = _STEP_SHARE * (collection.deadline - now)
         self._sums = [
-            _Sum(item, seconds, now + seconds, tuple(item.tasks)) for item in collection.cohorts()
+            _SecureSum(cohort, seconds, now + seconds, tuple(cohort.tasks))
+            for cohort in collection.cohorts()
         ]
 
-    def join(self, task: OpenTask, keys: KeyPair | None) -> None:
-        """A device tells its keys, or tells them again because it may have missed something.
+    def receive_keys(self, task: OpenTask, keys: KeyPair | None) -> None:
+        """Receive the keys of a device, or once more of one that may have missed something.
 
         Raises:
-            RefusedError: with these keys nobody can agree on anything, or there are none.
+            RefusedError: there are no keys, or nobody can agree on a secret with them.
         """
         if task.instructions.upload.summing is None:
             return
-        item = self._of(task)
+        secure_sum = self._sum_of(task)
         device = task.record.device
         if keys is None:
             raise RefusedError(
                 RefusalReason.UNSUPPORTED,
                 f"{device} tells no keys for the sum its update goes into",
             )
-        if item.step == _KEYS:
+        if secure_sum.step == _Step.KEYS:
             check_keys(keys)
-            item.keys[device] = keys
-        elif item.keys.get(device) != keys:
+            secure_sum.keys[device] = keys
+        elif secure_sum.keys.get(device) != keys:
+            # The others have agreed on masks with its keys before; new ones would not remove them.
             self._drop(task, "it was restarted within a secure sum, or came too late for one")
         else:
-            self._tell(item, device)
+            self._send(secure_sum, device)
 
-    def take(self, task: OpenTask, said: Shares) -> None:
-        """A device deals or reveals shares.
+    def receive_shares(self, task: OpenTask, message: Shares) -> None:
+        """Receive shares that a device deals or reveals.
 
-        A RefusedError where they are not those that it was asked for.
+        Raises:
+            RefusedError: they are not the shares that it was asked for.
         """
-        item = self._of(task)
+        secure_sum = self._sum_of(task)
         device = task.record.device
-        if said.sealed and said.sealed.keys() == item.keys.keys() and device in item.keys:
-            if item.step == _SHARES:
-                item.dealt[device] = said.sealed
-        elif (
-            item.step == _SECRETS and device in item.part and said.revealed.keys() == set(item.part)
-        ):
-            item.revealed[device] = said.revealed
-        else:
+        members = secure_sum.members
+        for_all = bool(message.sealed) and message.sealed.keys() == secure_sum.keys.keys()
+        if for_all and device in secure_sum.keys:
+            if secure_sum.step == _Step.SHARES:
+                secure_sum.dealt[device] = message.sealed
+            return
+        is_asked = secure_sum.step == _Step.SECRETS and device in members
+        if not is_asked or message.revealed.keys() != set(members):
             raise RefusedError(
                 RefusalReason.UNSUPPORTED,
                 f"{device} tells shares that it was not asked for",
             )
+        secure_sum.revealed[device] = message.revealed
 
-    def expect(self, task: OpenTask) -> None:
-        """See that an update is due: one that is masked comes after the shares that could take its
-        masks off.
+    def require_due(self, task: OpenTask) -> None:
+        """Refuse a masked update that comes before the shares that could remove its masks.
 
         Raises:
-            RefusedError: it is not.
+            RefusedError: it does.
         """
         if task.instructions.upload.summing is None:
             return
-        item = self._of(task)
-        if item.step <= _SHARES or task.record.device not in item.part:
+        secure_sum = self._sum_of(task)
+        if secure_sum.step <= _Step.SHARES or task.record.device not in secure_sum.members:
             raise RefusedError(
                 RefusalReason.UNSUPPORTED,
                 "an update whose masks nobody could take off a sum",
             )
 
-    def turn(self, is_online: Callable[[str], bool]) -> None:
-        """Begin the next step wherever nobody is waited for any more."""
-        for item in self._sums:
-            told: Mapping[str, object] = item.keys if item.step == _KEYS else item.dealt
-            left = [name for name in item.part if not item.cohort.tasks[name].record.phase.answered]
-            waits = self.clock.now() < item.until and any(
-                name not in told and is_online(name) for name in left
-            )
-            if item.step <= _SHARES and not waits:
-                item.part = tuple(name for name in left if name in told)
-                self._advance(item)
+    def advance_due(self, is_online: Callable[[str], bool]) -> None:
+        """Begin the next step of every sum that waits for no device any more."""
+        for secure_sum in self._sums:
+            if secure_sum.step > _Step.SHARES:
+                continue
+            answers = secure_sum.answers()
+            members: list[str] = []
+            is_awaited = False
+            for name in secure_sum.unanswered():
+                if name in answers:
+                    members.append(name)
+                elif is_online(name):
+                    is_awaited = True
+            if is_awaited and self.clock.now() < secure_sum.until:
+                continue
+            secure_sum.members = tuple(members)
+            self._advance(secure_sum)
 
-    def _advance(self, item: _Sum) -> None:
-        if item.step == _KEYS:
-            item.keys = {name: item.keys[name] for name in item.part}
+    def _advance(self, secure_sum: _SecureSum) -> None:
+        if secure_sum.step == _Step.KEYS:
+            # From now on these are the devices that make shares, also of those that drop out later.
+            secure_sum.keys = {name: secure_sum.keys[name] for name in secure_sum.members}
         detail = "it was away when the others of its secure sum went on"
         try:
-            item.cohort.require(len(item.part), len(item.keys))
+            secure_sum.cohort.require(len(secure_sum.members), len(secure_sum.keys))
         except RefusedError as error:
-            item.part, detail = (), str(error)
-        item.step, item.until = item.step + 1, self.clock.now() + item.seconds
-        for name, task in item.cohort.tasks.items():
-            if name not in item.part:
+            # Fewer could reveal one device's update: nobody goes on.
+            secure_sum.members = ()
+            detail = str(error)
+        secure_sum.step = _Step(secure_sum.step + 1)
+        secure_sum.until = self.clock.now() + secure_sum.seconds
+        for name, task in secure_sum.cohort.tasks.items():
+            if name not in secure_sum.members:
                 self._drop(task, detail)
-            self._tell(item, name)
+            self._send(secure_sum, name)
 
-    def _of(self, task: OpenTask) -> _Sum:
-        for item in self._sums:
-            if item.cohort.tasks.get(task.record.device) is task:
-                return item
+    def _sum_of(self, task: OpenTask) -> _SecureSum:
+        for secure_sum in self._sums:
+            # The same device may have a task that goes on from an earlier collection.
+            if secure_sum.cohort.tasks.get(task.record.device) is task:
+                return secure_sum
         raise RefusedError(
             RefusalReason.UNSUPPORTED,
             f"the update of {task.record.device} goes into no secure sum",
         )
 
-    def _tell(self, item: _Sum, device: str) -> None:
-        if device in item.part:
-            self.outbox.tell(Sum, item.cohort.tasks[device].record, **item.told(device))
+    def _send(self, secure_sum: _SecureSum, device: str) -> None:
+        if device in secure_sum.members:
+            record = secure_sum.cohort.tasks[device].record
+            self.outbox.send_about(Sum, record, **secure_sum.content_for(device))
 
     def _drop(self, task: OpenTask, detail: str) -> None:
         if not task.record.phase.answered:
             self.store.settle([task.record.id], TaskPhase.MISSED, detail)
             task.record = replace(task.record, phase=TaskPhase.MISSED, detail=detail)
-            self.outbox.tell(Cancel, task.record, reason=detail)
+            self.outbox.send_about(Cancel, task.record, reason=detail)
 
     def total(self, cohort: Cohort, pump: Callable[[float], None]) -> Words:
-        """What `broker_server.rounds.dispatch.Dispatcher.total` does.
+        """Return the sum of the updates of a cohort, for `rounds.dispatch.Dispatcher.total`.
 
-        ``pump`` waits until a time at most.
+        Args:
+            cohort: of which some updates have come.
+            pump: handles events, and waits until a time on the round's clock at most.
+
+        Raises:
+            RefusedError: there are too few updates, or the masks cannot be removed.
         """
-        came = {task.record.device: task.record for task in cohort.came}
-        item = self._of(cohort.came[0])
+        records = {task.record.device: task.record for task in cohort.came}
+        secure_sum = self._sum_of(cohort.came[0])
         until = self.clock.now() + REVEAL_SECONDS
-        cohort.require(len(came), len(item.keys))
-        item.step, item.sent = _SECRETS, tuple(came)
-        for name in item.part:
-            self._tell(item, name)
-        while len(item.revealed) < majority(len(item.keys)) and self.clock.now() < until:
+        cohort.require(len(records), len(secure_sum.keys))
+        secure_sum.step = _Step.SECRETS
+        secure_sum.sent = tuple(records)
+        for name in secure_sum.members:
+            self._send(secure_sum, name)
+        # So many shares restore a secret; those of devices that are gone are not waited for.
+        needed = majority(len(secure_sum.keys))
+        while len(secure_sum.revealed) < needed and self.clock.now() < until:
             pump(until)
         vectors = {
             name: self.updates.tensors(str(record.update_digest))[MASKED]
-            for name, record in came.items()
+            for name, record in records.items()
         }
         return unmasked(
             vectors,
-            item.keys,
-            item.part,
-            item.revealed,
+            secure_sum.keys,
+            secure_sum.members,
+            secure_sum.revealed,
             cohort.came[0].record.weights.digest,
         )
 
     def close(self) -> None:
-        """Release the devices whose updates are in a sum.
+        """Acknowledge the updates in the sums, which releases their devices.
 
-        They kept their tasks in hand for their shares.
+        These kept their tasks for their shares; they are released also where no sum came of it.
         """
-        for item in self._sums:
-            for task in item.cohort.tasks.values():
-                if task.record.update_digest is not None:  # also where no sum came of it
-                    self.outbox.tell(UploadAck, task.record)
+        for secure_sum in self._sums:
+            for task in secure_sum.cohort.tasks.values():
+                if task.record.update_digest is not None:
+                    self.outbox.send_about(UploadAck, task.record)
         self._sums = []

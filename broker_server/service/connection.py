@@ -1,6 +1,4 @@
-"""The server's connection: what it says, what it hears, and the wish to stop, which arrives the
-same way.
-"""
+"""What the parts of a server share: the connection to the broker, and the services of one run."""
 
 import threading
 from collections.abc import Callable
@@ -9,12 +7,12 @@ from dataclasses import dataclass
 from broker_server.rounds.fleet import Fleet
 from broker_server.rounds.reporting import Reporter
 from broker_server.rounds.stopping import OperatorWish
-from broker_server.service.asking import Asking
 from broker_server.service.blob_service import BlobService
 from broker_server.service.clock import Clock
 from broker_server.service.inbox import Inbox
 from broker_server.service.limits import Limits
 from broker_server.service.outbox import Outbox
+from broker_server.service.prediction_requests import PredictionRequests
 from broker_server.service.uploads import Uploads
 from broker_server.store import Store
 from fleet_protocol.topics import Topics
@@ -25,7 +23,15 @@ from fleet_protocol.transport import Transport
 class RunParts:
     """What a run's dispatcher works with.
 
-    The presence of the devices, `fleet`, is shared between runs.
+    Attributes:
+        store: the server's database.
+        fleet: the devices, which are the same in all runs.
+        blobs: serves blobs to devices.
+        uploads: receives updates.
+        reporter: reports the run.
+        operator: what the operator wants of the run.
+        clock: of the run.
+        open_labels: whether only the boards define what labels mean, so that these must agree.
     """
 
     store: Store
@@ -35,28 +41,39 @@ class RunParts:
     reporter: Reporter
     operator: OperatorWish
     clock: Clock
-    open_labels: bool = (
-        False  # whether only the boards say what labels mean, so that these must agree
-    )
+    open_labels: bool = False
 
 
 @dataclass(frozen=True)
 class Stop:
-    """Put into the inbox to end the loop."""
+    """Put into the inbox to end the server's loop."""
 
 
 @dataclass(frozen=True)
 class Connection:
-    """What lives as long as the server, from run to run."""
+    """What lives as long as the server, from run to run.
 
-    link: Transport  # the connection to the broker
-    topics: Topics  # of the fleet
-    outbox: Outbox  # everything the server says
-    inbox: Inbox  # everything it hears
-    limits: Limits  # how many messages of each device are read
-    asking: Asking  # what operators ask of boards
-    stopping: threading.Event  # set when it shall end
-    # called now and then, with who serves blobs now and the run in progress; tells boards of
-    # releases
-    carry: Callable[[BlobService, str | None], None]
-    revive: Callable[[], None]  # called when the broker is gone; starts an embedded one again
+    Attributes:
+        link: the connection to the broker.
+        topics: of the fleet.
+        devices: of the fleet.
+        outbox: sends the server's messages.
+        inbox: receives messages and other events.
+        limits: how many messages of each device are read.
+        predictions: passes requests for predictions on to boards.
+        stopping: set when the server shall end.
+        do_periodic_work: called about once a second, with what serves blobs now and the id of the
+            run in progress.
+        revive_broker: called when the broker is gone; starts a hosted one again.
+    """
+
+    link: Transport
+    topics: Topics
+    devices: Fleet
+    outbox: Outbox
+    inbox: Inbox
+    limits: Limits
+    predictions: PredictionRequests
+    stopping: threading.Event
+    do_periodic_work: Callable[[BlobService, str | None], None]
+    revive_broker: Callable[[], None]

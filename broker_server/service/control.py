@@ -16,7 +16,6 @@ from pydantic import ValidationError
 
 from broker_server.rounds.reporting import Reporter
 from broker_server.rounds.run_context import RunContext
-from broker_server.service.asking import Answer, Asking
 from broker_server.service.control_socket import ControlSocket, LocalRequest
 from broker_server.service.limits import Bucket, Rate
 from broker_server.service.local_requests import (
@@ -26,6 +25,7 @@ from broker_server.service.local_requests import (
     parse_local_request,
 )
 from broker_server.service.outbox import Outbox
+from broker_server.service.prediction_requests import Answer, PredictionRequests
 from broker_server.service.trusted import trusted_config
 from broker_server.settings.fleet import BrokerConfig, FleetConfig
 from broker_server.settings.requested import RequestedSettings, grant
@@ -102,7 +102,7 @@ class Control:
     both.
 
     Attributes:
-        asking: requests predictions from boards.
+        predictions: requests predictions from boards.
         outbox: sends over MQTT.
         socket: the socket in the store.
         open: whether the server accepts requests over MQTT.
@@ -110,7 +110,7 @@ class Control:
         followed: whether the run in progress may have followers over MQTT.
     """
 
-    asking: Asking
+    predictions: PredictionRequests
     outbox: Outbox
     socket: ControlSocket
     open: bool
@@ -135,10 +135,10 @@ class Control:
         else:
             request = parse_request(event.payload)
             if isinstance(request, Ask):
-                self.asking.ask(request, self.outbox.event)
+                self.predictions.send(request, self.outbox.publish_event)
             elif request.request != self._last:  # a broker may resend an unacknowledged request
                 self._last = request.request
-                act(request, self.outbox.event)
+                act(request, self.outbox.publish_event)
 
     def _take_local(self, event: LocalRequest, act: Act) -> None:
         def answer(told: control.RunEvent) -> None:
@@ -152,7 +152,7 @@ class Control:
             )
             return
         if isinstance(request, Ask):
-            self.asking.ask(request, answer)
+            self.predictions.send(request, answer)
         else:
             act(request, answer)
 
@@ -175,12 +175,12 @@ class Control:
                 reason=RefusalReason.UNSUPPORTED,
                 detail=CLOSED,
             )
-            self.outbox.event(told)
+            self.outbox.publish_event(told)
         else:
             rejected = control.RunRejected(
                 request=request.request, detail=CLOSED, exit_code=ConfigError.exit_code
             )
-            self.outbox.event(rejected)
+            self.outbox.publish_event(rejected)
 
     def tell(self, event: control.RunEvent) -> None:
         """Send an event to all clients of the socket, and over MQTT if a run has followers or was
@@ -188,7 +188,7 @@ class Control:
         """
         self.socket.tell(event.to_bytes())
         if self.followed or (self.open and isinstance(event, control.RunSteered)):
-            self.outbox.event(event)
+            self.outbox.publish_event(event)
 
 
 def say_started(context: RunContext, reporter: Reporter, request: str | None, closed: int) -> None:

@@ -1,4 +1,4 @@
-"""Everything the server says on MQTT, as typed messages."""
+"""Sends the server's messages over MQTT."""
 
 import contextlib
 import logging
@@ -15,14 +15,20 @@ from fleet_protocol.topics import Topics
 from fleet_protocol.transport import Transport
 
 _LOG = logging.getLogger(__name__)
-_MOST_RIVALS = 10
+_MOST_RIVALS = 10  # that are named in the log
 
 
 class Outbox:
     """Sends the server's messages.
 
-    A message that paho cannot take is dropped: every exchange of the protocol is repeated by
-    whoever waits for it. Events of the server are also passed to `also`.
+    A message that paho cannot send is dropped: every exchange of the protocol is repeated by the
+    side that waits for it.
+
+    Args:
+        link: the connection to the broker.
+        topics: of the fleet.
+        folder: of the server's store.
+        also: gets the server's status, too.
     """
 
     def __init__(
@@ -44,57 +50,64 @@ class Outbox:
         with contextlib.suppress(TransportError):
             self._link.publish(self._topics.task(device), message.to_bytes())
 
-    def status(self, run: str | None) -> None:
-        """Say, retained, that the server is here, and with which run."""
+    def publish_status(self, run: str | None) -> None:
+        """Publish, retained, that the server is here, and which run is in progress."""
         message = ServerStatus(fleet=self._topics.fleet, online=True, run=run, store=self._store)
         self._also(message.to_bytes())
         with contextlib.suppress(TransportError):
             self._link.publish(self._topics.server_status, message.to_bytes(), retain=True)
 
-    def rival(self, payload: bytes, run: str | None) -> str:
-        """That another server says it has this fleet, with what to do, once for each.
+    def find_rival(self, payload: bytes, run: str | None) -> str:
+        """Return a warning about another server of the fleet, from a status on its topic.
 
-        Empty where it is this one.
+        The farewell of a server that ends replaces this server's retained status, which is then
+        published again.
 
-        The farewell of one that goes has taken the place of what this one said, so it is said
-        again.
+        Args:
+            payload: the status as it travelled.
+            run: id of the run in progress, if any.
+
+        Returns:
+            What to do about it, once for each server; empty if the status is this server's.
         """
-        other = rival(payload, self._store)
-        if other == "":
-            self.status(run)
-        if not other or other in self._rivals or len(self._rivals) >= _MOST_RIVALS:
+        store = rival(payload, self._store)
+        if store == "":
+            self.publish_status(run)
+        # Anybody at an open broker can invent servers: few are named, each once.
+        if not store or store in self._rivals or len(self._rivals) >= _MOST_RIVALS:
             return ""
-        self._rivals.add(other)
-        why = f"another server has fleet {self._topics.fleet}, too (store {other}): stop one of the two"
+        self._rivals.add(store)
+        why = (
+            f"another server has fleet {self._topics.fleet}, too (store {store}): stop one of the "
+            "two"
+        )
         _LOG.error(why)
         return why
 
-    def event(self, event: RunEvent) -> None:
-        """Tell whoever watches the server's runs what happened."""
+    def publish_event(self, event: RunEvent) -> None:
+        """Publish an event of a run for its followers."""
         with contextlib.suppress(TransportError):
             self._link.publish(self._topics.server_events, event.to_bytes())
 
     def offer(self, task: TaskRecord, instructions: Instructions, seconds_left: float) -> None:
-        """Ask a device to take its task."""
-        left = max(round(seconds_left, 3), 0.001)
-        asked = dict(instructions) | {
+        """Offer a task to its device."""
+        fields = {
+            **dict(instructions),
             "run": task.run,
             "round": task.round,
             "version": task.version,
         }
-        self.tell(Offer, task, **asked, choices=task.choices, seconds_left=left)
+        left = max(round(seconds_left, 3), 0.001)
+        self.send_about(Offer, task, **fields, choices=task.choices, seconds_left=left)
 
-    def tell(self, kind: type[TaskMessage], task: TaskRecord, **said: object) -> None:
+    def send_about(self, kind: type[TaskMessage], task: TaskRecord, **fields: object) -> None:
         """Send a kind of message about a task to its device."""
-        self.send(task.device, kind.model_validate({"task": task.id, **said}))
+        self.send(task.device, kind.model_validate({"task": task.id, **fields}))
 
     def refuse(self, task: TaskRecord, device: str, reason: RefusalReason, detail: str) -> None:
-        """Refuse an update to the device that sent it, which is not always the owner of the task."""
-        about = {
-            "task": task.id,
-            **({"run": task.run, "round": task.round} if task.run and task.round else {}),
-        }
-        self.send(
-            device,
-            UploadRefused.model_validate({**about, "reason": reason, "detail": detail}),
-        )
+        """Refuse an update to the device that sent it, not always the owner of the task."""
+        fields: dict[str, object] = {"task": task.id}
+        if task.run and task.round:  # a device may have named neither
+            fields |= {"run": task.run, "round": task.round}
+        refused = UploadRefused.model_validate({**fields, "reason": reason, "detail": detail})
+        self.send(device, refused)

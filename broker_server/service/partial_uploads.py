@@ -1,7 +1,7 @@
-"""Updates on their way in: chunks are kept in memory, or on disk, by task until the whole is there,
-checked and stored.
+"""Keeps the chunks of updates that are arriving, in memory or on the disk, until they are stored.
 
-A server that ends loses those in memory: they are asked for again, as what was lost on the way.
+A server that ends loses those in memory: they are asked for again, like chunks that were lost on
+the way.
 """
 
 import contextlib
@@ -21,16 +21,15 @@ from fleet_protocol.encodings import open_weights
 from fleet_protocol.errors import BlobError, RefusalReason, RefusedError
 from fleet_protocol.messages import BlobRef, Ranges
 
-UNKNOWN_DIGEST = "0" * 64
-QUIET_SECONDS = 0.3  # without a chunk, after which those that are missing are asked for
+_UNKNOWN_DIGEST = "0" * 64
+_LEAST_CHUNK_BYTES = 1024
 _OPEN_FILES = 512  # half of what a process may usually have open
-_HELD_BYTES = (
-    16 * 1024 * 1024
-)  # of all updates in memory; those for which there is no room are written as they come
+# of all updates in memory; those for which there is no room are written as they come
+_HELD_BYTES = 16 * 1024 * 1024
 
 
-class _HeldPart(PartFile):
-    """A part in memory."""
+class _InMemory(PartFile):
+    """An arriving update in memory."""
 
     def __init__(self, ref: BlobRef) -> None:
         self.ref = ref
@@ -41,24 +40,39 @@ class _HeldPart(PartFile):
     def _write(self, chunk: Chunk) -> None:
         self.payloads[chunk.index] = chunk.payload
 
+    def join(self) -> bytes:
+        """Return the bytes of the whole, all of whose chunks are here."""
+        return b"".join(self.payloads[index] for index in range(self.ref.chunks))
+
 
 class PartialUploads:
-    """The parts of the updates that are arriving.
+    """The updates that are arriving, by task.
 
-    `sent` finds in `source` what their devices were sent, by digest.
+    Args:
+        blobs: where finished updates are stored, and those that are written as they come.
+        source: contains what the devices were sent.
+
+    Attributes:
+        sent: reads weights that were sent to devices from `source`, by digest.
     """
 
     def __init__(self, blobs: BlobStore, source: BlobStore) -> None:
         self.blobs = blobs
         self.sent = lru_cache(MOST_SENT)(lambda digest: open_weights(source.path(digest)))
-        self._parts = f"{blobs.root}/parts"
-        # Tasks of which there is a file, also from before.
-        self._begun = {path.name for path in Path(self._parts).iterdir()}
-        self._open: OrderedDict[str, PartFile] = OrderedDict()
-        self._held: dict[str, _HeldPart] = {}
+        self._folder = f"{blobs.root}/parts"
+        # Tasks of which there is a file, also from a server before this one. What was begun on the
+        # disk goes on there: a restart loses none of it.
+        self._begun = {path.name for path in Path(self._folder).iterdir()}
+        self._open: OrderedDict[str, PartFile] = OrderedDict()  # the least recently used first
+        self._held: dict[str, _InMemory] = {}  # what fits into the memory for all of them
 
     def add(self, task: str, frame: bytes, limit_bytes: int) -> None:
-        """Keep a chunk, as it travelled, of an update that may have so many bytes at most.
+        """Keep a chunk; one that is here already changes nothing.
+
+        Args:
+            task: id of the task.
+            frame: the chunk as it travelled.
+            limit_bytes: the most bytes that the whole update may have.
 
         Raises:
             RefusedError: it is damaged, foreign, of another cut than those before it, or too large.
@@ -67,67 +81,60 @@ class PartialUploads:
         try:
             chunk = decode_chunk(frame)
         except BlobError as error:
-            raise RefusedError(
-                RefusalReason.MALFORMED, f"a chunk of task {task}: {error}"
-            ) from error
-        if chunk.size > limit_bytes or chunk.chunk_bytes < 1024:
+            raise _malformed(task, error) from error
+        if chunk.size > limit_bytes or chunk.chunk_bytes < _LEAST_CHUNK_BYTES:
             raise RefusedError(
                 RefusalReason.OVERSIZED,
                 f"a chunk of task {task} belongs to {chunk.size} bytes cut at {chunk.chunk_bytes}; "
                 f"the task allows {limit_bytes}",
             )
-        part = self._part(
-            task,
-            BlobRef(digest=UNKNOWN_DIGEST, size=chunk.size, chunk_bytes=chunk.chunk_bytes),
-        )
+        # Chunks do not name the digest of the whole: its announcement does.
+        ref = BlobRef(digest=_UNKNOWN_DIGEST, size=chunk.size, chunk_bytes=chunk.chunk_bytes)
         try:
-            part.add(chunk)
+            self._arriving(task, ref).add(chunk)
         except BlobError as error:
-            raise RefusedError(
-                RefusalReason.MALFORMED, f"a chunk of task {task}: {error}"
-            ) from error
+            raise _malformed(task, error) from error
 
     def missing(self, task: str, ref: BlobRef) -> Ranges:
-        """Which chunks of an update are not here; a part of another size or cut is dropped."""
-        part = self._part(task, ref)
-        if (part.ref.size, part.ref.chunk_bytes) != (ref.size, ref.chunk_bytes):
+        """Return which chunks are not here, after dropping an upload of another size or cut."""
+        upload = self._arriving(task, ref)
+        if (upload.ref.size, upload.ref.chunk_bytes) != (ref.size, ref.chunk_bytes):
             self.drop(task)
-            part = self._part(task, ref)
-        return part.missing()
+            upload = self._arriving(task, ref)
+        return upload.missing()
 
     def finish(self, task: str, ref: BlobRef) -> bytes:
-        """Verify a complete update, which is to be kept or dropped next.
+        """Return the bytes of a complete update, which is to be kept or dropped next.
 
-        Only what was checked takes its place: a copy of what another device sent must not, or its
-        refusal would take the other's away.
-
-        Returns:
-            Its bytes.
+        Nothing is moved to its place yet: if this is a copy of what another device sent, its
+        refusal would remove the other's.
 
         Raises:
-            BlobError: the whole does not match its digest; the part is dropped.
+            BlobError: the whole does not match its digest; the upload is dropped.
         """
-        if (held := self._held.pop(task, None)) is not None:
-            data = b"".join(held.payloads[index] for index in range(ref.chunks))
-            if not matches(data, ref.digest):
-                raise BlobError(f"the update does not have the digest {ref.digest[:12]}")
-            return data
-        part = self._part(task, ref)
-        del self._open[task]
-        part.ref = ref
-        return part.take()
+        held = self._held.pop(task, None)
+        if held is None:
+            upload = self._arriving(task, ref)
+            del self._open[task]
+            upload.ref = ref
+            return upload.take()
+        data = held.join()
+        if not matches(data, ref.digest):
+            raise BlobError(f"the update does not have the digest {ref.digest[:12]}")
+        return data
 
     def keep(self, task: str, digest: str, data: bytes) -> None:
-        """Put a finished update in its place, where it is safe from a power cut after
-        `BlobStore.sync`.
+        """Put a finished update in its place.
+
+        It is safe from a power cut there after `BlobStore.sync`.
         """
         if task in self._begun:
             self._begun.discard(task)
-            self.blobs.place(Path(self._parts, task), digest, durable=False)
+            self.blobs.place(Path(self._folder, task), digest, durable=False)
         else:
             self.blobs.keep(digest, data)
 
-    def take(self, task: OpenTask, ref: BlobRef, data: bytes) -> Stored:
+    def store(self, task: OpenTask, ref: BlobRef, data: bytes) -> Stored:
         """Check a finished update, decode it, and put it in its place.
 
         Raises:
@@ -144,48 +151,54 @@ class PartialUploads:
         return Stored(digest, arrived.distance)
 
     def drop(self, task: str) -> None:
-        """Forget what has arrived of an update."""
+        """Drop what has arrived of an update."""
         self._held.pop(task, None)
         self._close(task)
         if task in self._begun:
             self._begun.discard(task)
-            Path(self._parts, task).unlink(missing_ok=True)
+            Path(self._folder, task).unlink(missing_ok=True)
 
     def clear(self) -> None:
-        """Forget everything; only while no round is open."""
+        """Drop everything; only while no round is open."""
         self.close()
         self._begun.clear()
         self.blobs.clear()
 
     def close(self) -> None:
-        """Close every file, whose content stays, and forget what is in memory, and files that
-        nothing needs.
+        """Close every file, whose content stays, and drop what is in memory.
+
+        Files that nothing needs are removed.
         """
         self._held.clear()
         self.blobs.trim()
         for task in list(self._open):
             self._close(task)
 
-    def _part(self, task: str, ref: BlobRef) -> PartFile:
-        if (held := self._held.get(task)) is not None:
+    def _arriving(self, task: str, ref: BlobRef) -> PartFile:
+        held = self._held.get(task)
+        if held is not None:
             return held
-        part = self._open.get(task)
-        if part is None:
-            # One that was begun before the server ended is gone on with.
-            if (
-                task not in self._begun
-                and sum(held.ref.size for held in self._held.values()) + ref.size <= _HELD_BYTES
-            ):
-                return self._held.setdefault(task, _HeldPart(ref))
+        upload = self._open.get(task)
+        if upload is None:
+            if task not in self._begun and self._held_bytes() + ref.size <= _HELD_BYTES:
+                return self._held.setdefault(task, _InMemory(ref))
             while len(self._open) >= _OPEN_FILES:
                 self._close(next(iter(self._open)))
-            part = self._open[task] = self.blobs.part(ref, key=task)
+            upload = self.blobs.part(ref, key=task)
+            self._open[task] = upload
             self._begun.add(task)
         self._open.move_to_end(task)
-        return part
+        return upload
+
+    def _held_bytes(self) -> int:
+        return sum(held.ref.size for held in self._held.values())
 
     def _close(self, task: str) -> None:
-        part = self._open.pop(task, None)
-        if part is not None:
+        upload = self._open.pop(task, None)
+        if upload is not None:
             with contextlib.suppress(OSError):
-                part.close()
+                upload.close()
+
+
+def _malformed(task: str, error: BlobError) -> RefusedError:
+    return RefusedError(RefusalReason.MALFORMED, f"a chunk of task {task}: {error}")

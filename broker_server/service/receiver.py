@@ -1,13 +1,12 @@
-"""A process that takes updates for its server: chunks of its own tasks, put together, checked, and
-put on the disk.
+"""A process that receives updates for its server: it stores the updates of its tasks on the disk.
 
-It has a connection of its own, hears nothing but the chunks of the tasks that it was given, and
-says nothing on it. What it found it tells its server, which alone writes the store, acknowledges
-and decides. Nothing is told before it would survive a power cut, so a receiver may die at any
-moment: what it had not told is asked for again.
+It has a connection of its own, on which it subscribes to the chunks of its tasks and publishes
+nothing. It reports to its server, which alone writes the database, acknowledges and decides.
+Nothing is reported before it would survive a power cut, so a receiver may die at any moment: the
+server asks its successor again for what was not reported.
 
-Run as a module: ``python -m broker_server.service.receiver`` reads orders, a line of JSON each,
-from its standard input until that closes, and writes reports to its standard output.
+Run as a module: ``python -m broker_server.service.receiver`` reads orders from its standard input
+until that closes, and writes reports to its standard output.
 """
 
 import contextlib
@@ -20,18 +19,21 @@ import signal
 import sys
 import threading
 import time
-from pathlib import Path
-from typing import Annotated, Literal
-
-from pydantic import Field, TypeAdapter
+from dataclasses import dataclass
 
 from broker_server.rounds.collecting import OpenTask
 from broker_server.service.inbox import Inbox
 from broker_server.service.membership import broker_address, member_of
-from broker_server.service.partial_uploads import QUIET_SECONDS, PartialUploads
-from broker_server.settings.fleet import BrokerConfig
-from broker_server.store import TaskRecord
-from broker_server.updates.values import Distance
+from broker_server.service.partial_uploads import PartialUploads
+from broker_server.service.reassembly import Reassembly, require_owner
+from broker_server.service.receiver_messages import (
+    ORDERS,
+    AnnouncedUpdate,
+    AssignedTasks,
+    ReceiverSettings,
+    Report,
+    UploadOutcome,
+)
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.errors import (
     BlobError,
@@ -40,309 +42,286 @@ from fleet_protocol.errors import (
     ShoalError,
     StorageError,
 )
-from fleet_protocol.frozen import FrozenModel
-from fleet_protocol.manifest import Manifest
-from fleet_protocol.messages import BlobRef, Instructions, Ranges
+from fleet_protocol.messages import BlobRef
 from fleet_protocol.topics import Topics, UploadTopic
 from fleet_protocol.transport import Received, Rejected, open_transport
 
 _LOG = logging.getLogger(__name__)
 _REST_SECONDS = 0.02  # in which more comes: to wake up for every chunk takes more of the processor
-_TURN_SECONDS = (
-    0.2  # longest time that chunks are taken before what they ask for is synced and told
-)
-BEAT_SECONDS = 1.0  # longest time without a report
-# longest time without a line of the server, after which that is gone though the pipe is open
+# longest time in which chunks are received before what is complete is synced and reported
+_BATCH_SECONDS = 0.2
+REPORT_SECONDS = 1.0  # longest time without a report
+# longest time without a line of the server, after which that is gone although the pipe is open
 ORDERS_SECONDS = 20
 
 
-class Begin(FrozenModel):
-    """The first order: where to listen, and where to put what comes."""
+@dataclass(frozen=True)
+class TaskChanges:
+    """Ids of the tasks that a receiver has in addition now, and of those that it lost."""
 
-    fleet: str
-    store: Path
-    broker: BrokerConfig
-
-
-class Given(FrozenModel):
-    """A task; `asked` is the place of its instructions in its `Open`."""
-
-    record: TaskRecord
-    asked: int
-
-
-class Open(FrozenModel):
-    """All tasks that this receiver has from now on."""
-
-    kind: Literal["open"] = "open"
-    tasks: tuple[Given, ...]
-    asked: tuple[Instructions, ...]
-    manifests: dict[str, Manifest]
-
-
-class Announced(FrozenModel):
-    """A device has said that its update is complete."""
-
-    kind: Literal["announced"] = "announced"
-    task: str
-    tier: str
-    update: BlobRef
-
-
-Order = Annotated[Open | Announced, Field(discriminator="kind")]
-_ORDERS: TypeAdapter[Order] = TypeAdapter(Order)
-
-
-class Word(FrozenModel):
-    """What became of an update, or of a chunk that is refused and counted."""
-
-    # ``taken`` is on the disk, ``missing`` has chunks that did not come, the whole that is
-    # ``damaged`` has another digest; a chunk is ``counted``
-    kind: Literal["taken", "missing", "damaged", "refused", "counted"]
-    task: str | None  # whose; None for one of nobody's
-    update: str = ""  # digest that was announced
-    merged: str = ""  # digest of what is to be merged
-    distance: Distance | None = None  # of it to what was sent
-    ranges: Ranges = ()  # of what is missing
-    reason: RefusalReason = RefusalReason.FAILED  # of a refusal
-    text: str = ""  # of it
-
-
-class Report(FrozenModel):
-    """What a receiver tells now and then."""
-
-    words: tuple[Word, ...] = ()  # in order
-    heard: tuple[str, ...] = ()  # tasks of which chunks came
-    sent: int = 0  # bytes on its connection so far
-    received: int = 0  # the same
-    cpu_seconds: float = 0.0  # processor time so far
-    failed: str = ""  # why it ends, where the disk cannot be written
+    added: set[str]
+    removed: set[str]
 
 
 class Receiver:
-    """The updates of some tasks, put where `partial` says.
+    """The updates of some tasks.
 
-    `words` and `heard` are what is to be told.
+    Args:
+        partial: keeps their chunks.
     """
 
     def __init__(self, partial: PartialUploads) -> None:
-        self.partial = partial
-        self.words: list[Word] = []
-        self.heard: set[str] = set()
+        self._blobs = partial.blobs
+        self._sent = partial.sent
+        self._reassembly = Reassembly(partial)
         self._tasks: dict[str, OpenTask] = {}
-        self._announced: dict[str, BlobRef] = {}
-        self._over: dict[str, Word] = {}  # what became of updates, by task
+        self._final: dict[str, UploadOutcome] = {}  # stored and refused updates, by task
+        self._outcomes: list[UploadOutcome] = []  # to be reported
+        self._active_tasks: set[str] = set()  # to be reported
 
-    def open(self, order: Open) -> tuple[set[str], set[str]]:
-        """Have other tasks; those that come, and those that go."""
-        self.partial.sent.cache_clear()
+    def assign(self, order: AssignedTasks) -> TaskChanges:
+        """Replace the tasks; those that stay keep what has arrived for them."""
+        self._sent.cache_clear()
         before = self._tasks
         self._tasks = {}
-        for given in order.tasks:
-            record = given.record
+        for assigned in order.tasks:
+            record = assigned.record
             manifests = {choice.tier: order.manifests[choice.tier] for choice in record.choices}
-            asked = order.asked[given.asked]
-            fresh = OpenTask(
-                record, manifests[record.tier], manifests=manifests, instructions=asked
+            task = OpenTask(
+                record,
+                manifests[record.tier],
+                manifests=manifests,
+                instructions=order.instructions[assigned.instructions],
             )
-            self._tasks[record.id] = before.get(record.id, fresh)
-        gone = before.keys() - self._tasks.keys()
-        for task in gone:
-            self.partial.drop(task)
-            self._announced.pop(task, None)
-            self._over.pop(task, None)
-        return self._tasks.keys() - before.keys(), set(gone)
+            self._tasks[record.id] = before.get(record.id, task)
+        removed = before.keys() - self._tasks.keys()
+        for name in removed:
+            self._reassembly.forget(name)
+            self._final.pop(name, None)
+        return TaskChanges(added=self._tasks.keys() - before.keys(), removed=removed)
 
-    def chunk(self, name: str, event: Received) -> None:
-        """Keep a chunk; a StorageError where the disk is full."""
+    def receive_chunk(self, name: str, chunk: Received) -> None:
+        """Keep a chunk of a task, and store the update that it completes.
+
+        Raises:
+            StorageError: the disk is full.
+        """
         task = self._tasks.get(name)
-        if task is None or name in self._over:
+        if task is None:
             return
-        owner = task.record.device
-        if event.signer not in {None, owner}:
-            text = f"{event.signer} sent chunks of the update of {owner}"
-            self.count(None, RefusedError(RefusalReason.FORGED, text))
-            return
-        self.heard.add(name)
         try:
-            self.partial.add(name, event.payload, task.limit_bytes)
+            require_owner(task, chunk.signer)
         except RefusedError as error:
-            self.count(name, error)
+            self.count_refusal(None, error)
             return
-        if (update := self._announced.get(name)) is not None:
-            task.quiet = time.monotonic() + QUIET_SECONDS
-            if not self.partial.missing(name, update):
-                self._take(task, update)
+        self._active_tasks.add(name)
+        try:
+            complete = self._reassembly.add_chunk(task, chunk.payload)
+        except RefusedError as error:
+            self.count_refusal(name, error)
+            return
+        if complete is not None:
+            self._store(task, complete)
 
-    def announced(self, order: Announced) -> None:
-        """Take an update as soon as it is complete; a StorageError where the disk is full."""
+    def announce(self, order: AnnouncedUpdate) -> None:
+        """Store an announced update as soon as it is complete.
+
+        Raises:
+            StorageError: the disk is full.
+        """
         task = self._tasks.get(order.task)
         if task is None:
             return
-        if order.task in self._over:
-            told = self._over.pop(order.task)
-            if told.update == order.update.digest:
-                self._tell(told)  # once more: the server had not read it
-                return
+        final = self._final.pop(order.task, None)
+        if final is not None and final.update == order.update.digest:
+            self._finish(task, final)  # reported again: the server had not read the report
+            return
         task.take(order.tier)
-        if self.partial.missing(order.task, order.update):
-            # Brokers keep the order of one topic only: the announcement may overtake the chunks.
-            self._announced[order.task], task.quiet = (
-                order.update,
-                time.monotonic() + QUIET_SECONDS,
+        if self._reassembly.announce(task, order.update):
+            self._store(task, order.update)
+
+    def ask_for_missing(self, now: float) -> float:
+        """Report the missing chunks that are overdue; return when the next ones are due."""
+        for missing in self._reassembly.pop_overdue(now):
+            outcome = UploadOutcome(
+                kind="missing",
+                task=missing.task.record.id,
+                update=missing.update.digest,
+                ranges=missing.ranges,
             )
-        else:
-            self._take(task, order.update)
+            self._outcomes.append(outcome)
+        return self._reassembly.next_due()
 
-    def ask(self, now: float) -> float:
-        """Tell which chunks have not come although the line is quiet; when that is due next."""
-        for name in [name for name in self._announced if self._tasks[name].quiet <= now]:
-            update = self._announced.pop(name)
-            missing = self.partial.missing(name, update)
-            self.words.append(Word(kind="missing", task=name, update=update.digest, ranges=missing))
-        return min((self._tasks[name].quiet for name in self._announced), default=math.inf)
+    def count_refusal(self, task: str | None, error: RefusedError) -> None:
+        """Report a refused chunk."""
+        counted = UploadOutcome(kind="counted", task=task, reason=error.reason, detail=str(error))
+        self._outcomes.append(counted)
 
-    def count(self, task: str | None, error: RefusedError) -> None:
-        """Tell of a chunk that is refused."""
-        self.words.append(Word(kind="counted", task=task, reason=error.reason, text=str(error)))
-
-    def _take(self, task: OpenTask, update: BlobRef) -> None:
+    def _store(self, task: OpenTask, update: BlobRef) -> None:
         name = task.record.id
-        word = Word(kind="damaged", task=task.record.id, update=update.digest)
-        self._announced.pop(name, None)
         try:
-            data = self.partial.finish(name, update)
+            data = self._reassembly.verify(task, update)
         except BlobError as error:
-            self.words.append(word.model_copy(update={"text": str(error)}))
+            damaged = UploadOutcome(
+                kind="damaged", task=name, update=update.digest, detail=str(error)
+            )
+            self._outcomes.append(damaged)  # not final: the device sends it again
             return
         try:
-            stored = self.partial.take(task, update, data)
-            word = word.model_copy(
-                update={"kind": "taken", "merged": stored.digest, "distance": stored.distance}
-            )
+            stored = self._reassembly.store(task, update, data)
         except RefusedError as error:
-            self.partial.drop(name)
-            word = word.model_copy(
-                update={"kind": "refused", "reason": error.reason, "text": str(error)}
+            self._reassembly.refuse(task)
+            outcome = UploadOutcome(
+                kind="refused",
+                task=name,
+                update=update.digest,
+                reason=error.reason,
+                detail=str(error),
             )
-        self._tell(word)
+        else:
+            outcome = UploadOutcome(
+                kind="stored",
+                task=name,
+                update=update.digest,
+                merged=stored.digest,
+                distance=stored.distance,
+            )
+        self._finish(task, outcome)
 
-    def _tell(self, word: Word) -> None:
-        self._over[str(word.task)] = word
-        self.words.append(word)
+    def _finish(self, task: OpenTask, outcome: UploadOutcome) -> None:
+        self._final[task.record.id] = outcome
+        self._outcomes.append(outcome)
 
-    def told(self) -> tuple[tuple[Word, ...], tuple[str, ...]]:
-        """What is to be told, once it would survive a power cut.
+    @property
+    def has_outcomes(self) -> bool:
+        """Whether there is anything to report before the next report is due."""
+        return bool(self._outcomes)
 
-        A StorageError where the disk is full.
+    def collect_report(self) -> Report:
+        """Return what happened since the last report, after it would survive a power cut.
+
+        Raises:
+            StorageError: the disk is full.
         """
-        words = tuple(self.words)
-        heard = tuple(self.heard)
-        self.words.clear()
-        self.heard.clear()
-        self.partial.blobs.sync({word.merged for word in words if word.kind == "taken"})
-        return words, heard
+        report = Report(outcomes=tuple(self._outcomes), active_tasks=tuple(self._active_tasks))
+        self._outcomes.clear()
+        self._active_tasks.clear()
+        stored = {outcome.merged for outcome in report.outcomes if outcome.kind == "stored"}
+        self._blobs.sync(stored)
+        return report
 
 
-class _Desk:
-    """A receiver at work: what comes from its broker and its server is handled, what it found is
-    told.
-    """
+class _ReceiverProcess:
+    """A receiver with its connection to the broker and its pipes to the server."""
 
-    def __init__(self, begin: Begin, inbox: Inbox) -> None:
+    def __init__(self, settings: ReceiverSettings, inbox: Inbox) -> None:
         self._inbox = inbox
         self._rest = threading.Event()
-        self._topics = Topics(begin.fleet)
-        updates, blobs = (BlobStore(begin.store / name) for name in ("updates", "blobs"))
+        self._topics = Topics(settings.fleet)
+        updates = BlobStore(settings.store / "updates")
+        blobs = BlobStore(settings.store / "blobs")
         self._receiver = Receiver(PartialUploads(updates, blobs))
         self._link = open_transport(
-            broker_address(begin.broker),
-            f"shoal-{begin.fleet}-receiver-{secrets.token_hex(4)}",
+            broker_address(settings.broker),
+            f"shoal-{settings.fleet}-receiver-{secrets.token_hex(4)}",
             inbox,
             session_expiry_seconds=0,  # what is lost with the connection is asked for again
-            member=member_of(begin.broker),
+            member=member_of(settings.broker),
         )
-        self._link.connect(begin.broker.connect_timeout_seconds)
+        self._link.connect(settings.broker.connect_timeout_seconds)
 
     def work(self) -> None:
-        """Work until the process ends; a StorageError where the disk is full."""
-        beat = -math.inf
+        """Work until the process ends.
+
+        Raises:
+            StorageError: the disk is full.
+        """
+        report_at = -math.inf
         while True:
             now = time.monotonic()
-            due = self._receiver.ask(now)
-            if self._receiver.words or now >= beat:
-                words, heard = self._receiver.told()
-                self._say(Report(words=words, heard=heard))
-                beat = now + BEAT_SECONDS
-            with contextlib.suppress(queue.Empty):
-                self._handle(self._inbox.get(timeout=max(0.0, min(due, beat) - time.monotonic())))
-                self._rest.wait(_REST_SECONDS)
-                while time.monotonic() < now + _TURN_SECONDS:
-                    self._handle(self._inbox.get_nowait())
+            due = self._receiver.ask_for_missing(now)
+            if self._receiver.has_outcomes or now >= report_at:
+                self._write(self._receiver.collect_report())
+                report_at = now + REPORT_SECONDS
+            self._handle_events(now + _BATCH_SECONDS, min(due, report_at))
 
-    def fail(self, error: StorageError) -> None:
-        """Tell why it ends."""
-        self._say(Report(failed=str(error)))
+    def _handle_events(self, batch_end: float, wake_at: float) -> None:
+        """Wait for an event until a time at most, then handle all that are there."""
+        with contextlib.suppress(queue.Empty):
+            self._handle(self._inbox.get(timeout=max(0.0, wake_at - time.monotonic())))
+            self._rest.wait(_REST_SECONDS)
+            while time.monotonic() < batch_end:
+                self._handle(self._inbox.get_nowait())
 
-    def _say(self, report: Report) -> None:
+    def report_failure(self, error: StorageError) -> None:
+        """Report why the process ends."""
+        self._write(Report(failed=str(error)))
+
+    def _write(self, report: Report) -> None:
         wire = self._link.wire
-        now = {
+        counts = {
             "sent": wire.sent,
             "received": wire.received,
             "cpu_seconds": time.process_time(),
         }
-        report = report.model_copy(update=now)
-        sys.stdout.buffer.write(report.to_bytes() + b"\n")
+        line = report.model_copy(update=counts).to_bytes()
+        sys.stdout.buffer.write(line + b"\n")
         sys.stdout.buffer.flush()
 
     def _handle(self, event: object) -> None:
         try:
-            self._obey(event)
+            self._dispatch(event)
         except StorageError:
             raise
-        except Exception as error:  # noqa: BLE001  (as in the server: one message must not end it)
+        except Exception as error:  # noqa: BLE001  (as in the server: no message may end it)
             _LOG.exception("a receiver could not handle what came")
-            self._receiver.count(
-                None,
-                RefusedError(RefusalReason.FAILED, f"{type(error).__name__}: {error}"),
-            )
+            detail = f"{type(error).__name__}: {error}"
+            self._receiver.count_refusal(None, RefusedError(RefusalReason.FAILED, detail))
 
-    def _obey(self, event: object) -> None:
+    def _dispatch(self, event: object) -> None:
         match event:
-            case Received() if isinstance(topic := self._topics.parse(event.topic), UploadTopic):
-                self._receiver.chunk(topic.task, event)
+            case Received():
+                topic = self._topics.parse(event.topic)
+                if isinstance(topic, UploadTopic):
+                    self._receiver.receive_chunk(topic.task, event)
             case Rejected():
-                self._receiver.count(None, event.error)
-            case Announced():
-                self._receiver.announced(event)
-            case Open():
-                come, gone = self._receiver.open(event)
-                for task in gone:
-                    self._link.unsubscribe(self._topics.upload(task, "+"))
-                for task in come:
-                    self._link.subscribe(self._topics.upload(task, "+"), timeout_seconds=0)
+                self._receiver.count_refusal(None, event.error)
+            case AnnouncedUpdate():
+                self._receiver.announce(event)
+            case AssignedTasks():
+                self._subscribe(self._receiver.assign(event))
+
+    def _subscribe(self, changes: TaskChanges) -> None:
+        for task in changes.removed:
+            self._link.unsubscribe(self._topics.upload(task, "+"))
+        for task in changes.added:
+            self._link.subscribe(self._topics.upload(task, "+"), timeout_seconds=0)
+
+
+def _read_orders(inbox: Inbox) -> None:
+    """Put the server's orders into the inbox; end the process with the server.
+
+    The alarm ends it where the server is gone although the pipe stays open, as behind ssh.
+    """
+    signal.alarm(ORDERS_SECONDS)
+    for line in sys.stdin.buffer:
+        signal.alarm(ORDERS_SECONDS)
+        if line.strip():  # an empty line says only that the server is there
+            inbox.put(ORDERS.validate_json(line))
+    os._exit(0)
 
 
 def _main() -> None:
-    begin = Begin.model_validate_json(sys.stdin.buffer.readline())
+    settings = ReceiverSettings.model_validate_json(sys.stdin.buffer.readline())
     inbox = Inbox()
-
-    def obey() -> None:
-        signal.alarm(ORDERS_SECONDS)
-        for line in sys.stdin.buffer:
-            signal.alarm(ORDERS_SECONDS)
-            if line.strip():
-                inbox.put(_ORDERS.validate_json(line))
-        os._exit(0)  # our server has closed the pipe, or has died
-
-    threading.Thread(target=obey, name="orders", daemon=True).start()
-    desk = None
+    threading.Thread(target=_read_orders, args=(inbox,), name="orders", daemon=True).start()
+    process = None
     try:
-        desk = _Desk(begin, inbox)
-        desk.work()
+        process = _ReceiverProcess(settings, inbox)
+        process.work()
     except ShoalError as error:
-        if isinstance(error, StorageError) and desk is not None:
-            desk.fail(error)
+        if isinstance(error, StorageError) and process is not None:
+            process.report_failure(error)
         sys.stderr.write(f"a receiver of updates ends: {error}\n")
     os._exit(1)
 

@@ -1,6 +1,4 @@
-"""The receivers of a server: started, given their tasks, listened to, and started again where they
-die or hang.
-"""
+"""The receivers of a server: starts them, assigns tasks to them, and restarts those that fail."""
 
 import contextlib
 import itertools
@@ -16,13 +14,13 @@ from typing import Any
 from typing_extensions import Self
 
 from broker_server.rounds.collecting import OpenTask
-from broker_server.service.receiver import (
-    ORDERS_SECONDS,
-    Announced,
-    Begin,
-    Given,
-    Open,
+from broker_server.service.receiver import ORDERS_SECONDS
+from broker_server.service.receiver_messages import (
+    AnnouncedUpdate,
+    AssignedTask,
+    AssignedTasks,
     Order,
+    ReceiverSettings,
     Report,
 )
 from broker_server.store import TaskRecord
@@ -32,69 +30,98 @@ from fleet_protocol.manifest import Manifest
 from fleet_protocol.messages import BlobRef, Instructions
 from fleet_protocol.transport import WireCount
 
-HANG_SECONDS = (
-    30.0  # without a report: one comes every second, and more seldom where the disk is slow
-)
+# without a report: one comes every second, and more seldom where the disk is slow
+HANG_SECONDS = 30.0
 _PING_SECONDS = ORDERS_SECONDS / 4
-_START_SECONDS = 300.0  # until the first one, on a machine that does much else
+_START_SECONDS = 300.0  # until the first report, on a machine that does much else
 _PAUSE_SECONDS = 1.0  # between two starts of one receiver
 
 
 class _Child:
-    """One process, here or on a host, with a thread for what it is told and one for what it tells."""
+    """One receiver process, with a thread that writes its orders and one that reads its reports.
 
-    def __init__(self, begin: Begin, inbox: "queue.SimpleQueue[Any]", host: str | None) -> None:
+    Args:
+        settings: the first line that it gets.
+        inbox: where its reports are put.
+        host: where it runs; None for this computer.
+    """
+
+    def __init__(
+        self, settings: ReceiverSettings, inbox: "queue.SimpleQueue[Any]", host: str | None
+    ) -> None:
         self.host = host
         self.where = "" if host is None else f" on {host}"
-        self.began = self.told = time.monotonic()
+        self.began = time.monotonic()
+        self.reported = self.began  # when its last report came
         self.last = Report()
         self.ready = threading.Event()
         self._inbox = inbox
         self._orders: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         command = python_module("broker_server.service.receiver")
-        self.process = subprocess.Popen(  # noqa: S603  (our own module; hosts are our configuration's)
-            command if host is None else ["ssh", "-oBatchMode=yes", host, shlex.join(command)],
+        if host is not None:
+            command = ["ssh", "-oBatchMode=yes", host, shlex.join(command)]
+        self.process = subprocess.Popen(  # noqa: S603  (our module; hosts of our configuration)
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
         )
-        self._orders.put(begin.to_bytes())
+        self._orders.put(settings.to_bytes())
         self._threads = [
-            threading.Thread(target=work, daemon=True) for work in (self._write, self._read)
+            threading.Thread(target=self._write_orders, daemon=True),
+            threading.Thread(target=self._read_reports, daemon=True),
         ]
         for thread in self._threads:
             thread.start()
 
-    def order(self, order: Order) -> None:
-        """Tell it something, without waiting until it listens."""
+    def send(self, order: Order) -> None:
+        """Send an order, without waiting until it is read."""
         self._orders.put(order.to_bytes())
 
-    def _write(self) -> None:
+    def _write_orders(self) -> None:
         with contextlib.suppress(OSError), self.process.stdin as pipe:  # type: ignore[union-attr]
-            while (line := self._next()) is not None:
+            while True:
+                line = self._next_line()
+                if line is None:
+                    return
                 pipe.write(line + b"\n")
                 pipe.flush()
 
-    def _next(self) -> bytes | None:
+    def _next_line(self) -> bytes | None:
         try:
             return self._orders.get(timeout=_PING_SECONDS)
         except queue.Empty:
-            return b""  # which says that we are there
+            return b""  # says only that the server is there
 
-    def _read(self) -> None:
+    def _read_reports(self) -> None:
         with self.process.stdout as pipe:  # type: ignore[union-attr]
             for line in pipe:
                 if not line.endswith(b"\n"):
-                    return  # it was killed while it told this
+                    return  # it was killed while it wrote this
                 report = Report.model_validate_json(line)
-                self.told = time.monotonic()
+                self.reported = time.monotonic()
                 self.last = report
                 self.ready.set()
-                if report.words or report.heard or report.failed:
+                if report.outcomes or report.active_tasks or report.failed:
                     self._inbox.put(report)
 
+    def why_failed(self, now: float) -> str:
+        """Return why the process is to be replaced at a ``time.monotonic()``; empty if it works."""
+        if now - self.began < _PAUSE_SECONDS:
+            return ""
+        code = self.process.poll()
+        # On another host, what has ended is ssh: the receiver ends by itself when it gets no
+        # orders. Before that, a second one would work beside it.
+        if code is not None and self.host is None:
+            return f"ended with {code}"
+        starting = code is None and not self.ready.is_set()
+        patience = _START_SECONDS if starting else HANG_SECONDS
+        if now - self.reported < patience:
+            return ""
+        return f"told nothing for {patience:g} s" if code is None else f"ended with {code}"
+
     def end(self) -> None:
-        """Kill it: nothing that it has told is lost by that."""
+        """Kill the process: what it has reported stays."""
         self.process.kill()
         self.process.wait()
         self._orders.put(None)
@@ -106,29 +133,29 @@ class Receivers:
     """All receivers of a server.
 
     Args:
-        begin: what they are told first, and where they are to be.
-        inbox: where their reports go.
+        settings: the first line that each gets; says also how many there are, and on which hosts.
+        inbox: where their reports are put.
     """
 
-    def __init__(self, begin: Begin, inbox: "queue.SimpleQueue[Any]") -> None:
-        self._begin = begin
+    def __init__(self, settings: ReceiverSettings, inbox: "queue.SimpleQueue[Any]") -> None:
+        self._settings = settings
         self._inbox = inbox
+        # Kept for a receiver that is restarted.
         self._tasks: dict[str, OpenTask] = {}
-        self._gone: list[Report] = []  # the last of those that ended
-        hosts = itertools.cycle(begin.broker.receiver_hosts or (None,))
-        self._children = [
-            _Child(begin, inbox, host) for host in itertools.islice(hosts, begin.broker.receivers)
-        ]
+        self._ended: list[Report] = []  # the last report of each process that was replaced
+        count = settings.broker.receivers
+        hosts = itertools.cycle(settings.broker.receiver_hosts or (None,))
+        self._children = [_Child(settings, inbox, host) for host in itertools.islice(hosts, count)]
 
     def __enter__(self) -> Self:
-        deadline = time.monotonic() + self._begin.broker.connect_timeout_seconds
+        deadline = time.monotonic() + self._settings.broker.connect_timeout_seconds
         for child in self._children:
             while not child.ready.wait(0.1):
                 if child.process.poll() is not None or time.monotonic() > deadline:
                     self.__exit__()
                     raise TransportError(
-                        f"a process{child.where} that receives updates ([broker] receivers) does not come up; what it "
-                        "says stands above"
+                        f"a process{child.where} that receives updates ([broker] receivers) does "
+                        "not come up; what it says stands above"
                     )
         return self
 
@@ -138,76 +165,84 @@ class Receivers:
 
     @property
     def pids(self) -> list[int]:
-        """Of the processes now."""
+        """Return the ids of the processes."""
         return [child.process.pid for child in self._children]
+
+    def _last_reports(self) -> list[Report]:
+        return [*self._ended, *(child.last for child in self._children)]
 
     @property
     def wire(self) -> WireCount:
-        """Bytes exchanged so far."""
-        counts = (*self._gone, *(child.last for child in self._children))
-        return WireCount(sum(item.sent for item in counts), sum(item.received for item in counts))
+        """Return the bytes exchanged so far."""
+        sent = 0
+        received = 0
+        for report in self._last_reports():
+            sent += report.sent
+            received += report.received
+        return WireCount(sent, received)
 
     @property
     def cpu_seconds(self) -> float:
-        """Processor time of them all so far."""
-        return sum(
-            item.cpu_seconds for item in (*self._gone, *(child.last for child in self._children))
-        )
+        """Return the processor time of all receivers so far."""
+        return sum(report.cpu_seconds for report in self._last_reports())
 
-    def _place(self, task: str) -> int:
+    def _index_of(self, task: str) -> int:
         return zlib.crc32(task.encode()) % len(self._children)
 
-    def open(self, tasks: Iterable[OpenTask]) -> None:
-        """Give each its part of these tasks, and no others."""
+    def assign(self, tasks: Iterable[OpenTask]) -> None:
+        """Assign these tasks, each to one receiver, in place of those before."""
         self._tasks = {task.record.id: task for task in tasks}
-        for place, child in enumerate(self._children):
-            child.order(self._part(place))
+        for index, child in enumerate(self._children):
+            child.send(self._tasks_for(index))
 
-    def _part(self, place: int) -> Open:
-        given: list[Given] = []
-        asked: list[Instructions] = []
+    def _tasks_for(self, index: int) -> AssignedTasks:
+        assigned: list[AssignedTask] = []
+        instructions: list[Instructions] = []
         manifests: dict[str, Manifest] = {}
         for name, task in self._tasks.items():
-            if self._place(name) == place:
-                asked += [] if task.instructions in asked else [task.instructions]
-                given.append(Given(record=task.record, asked=asked.index(task.instructions)))
-                manifests.update({task.record.tier: task.manifest, **task.manifests})
-        return Open(tasks=tuple(given), asked=tuple(asked), manifests=manifests)
+            if self._index_of(name) != index:
+                continue
+            # Most tasks share their instructions, which are long: each is written once.
+            if task.instructions not in instructions:
+                instructions.append(task.instructions)
+            position = instructions.index(task.instructions)
+            assigned.append(AssignedTask(record=task.record, instructions=position))
+            manifests[task.record.tier] = task.manifest
+            manifests.update(task.manifests)
+        return AssignedTasks(
+            tasks=tuple(assigned), instructions=tuple(instructions), manifests=manifests
+        )
 
-    def announced(self, record: TaskRecord, update: BlobRef) -> None:
-        """Tell of an update that its device says is complete."""
-        order = Announced(task=record.id, tier=record.tier, update=update)
-        self._children[self._place(record.id)].order(order)
+    def announce(self, record: TaskRecord, update: BlobRef) -> None:
+        """Pass on that a device has announced its update as complete."""
+        order = AnnouncedUpdate(task=record.id, tier=record.tier, update=update)
+        self._children[self._index_of(record.id)].send(order)
 
-    def turn(self, now: float) -> list[str]:
-        """Start again what has died, or hangs; what to say of it."""
+    def restart_failed(self, now: float) -> list[str]:
+        """Restart the receivers that have died or hang; return a line about each for the log."""
         problems = []
-        for place, child in enumerate(self._children):
-            code = child.process.poll()
-            patience = _START_SECONDS if code is None and not child.ready.is_set() else HANG_SECONDS
-            # What has ended is ssh, where another host has the receiver: that ends itself where it
-            # hears nothing.
-            waits = code is None or child.host is not None
-            if now - child.began < _PAUSE_SECONDS or (waits and now - child.told < patience):
+        for index, child in enumerate(self._children):
+            why = child.why_failed(now)
+            if not why:
                 continue
             child.end()
-            self._gone.append(child.last)
-            why = f"told nothing for {patience:g} s" if code is None else f"ended with {code}"
+            self._ended.append(child.last)
             problems.append(
-                f"receiver {place + 1}{child.where} {why}; it was started again, what it had not told is asked again"
+                f"receiver {index + 1}{child.where} {why}; it was started again, what it had not "
+                "told is asked again"
             )
-            self._tasks = {
-                name: task for name, task in self._tasks.items() if not task.record.phase.answered
-            }
-            fresh = self._children[place] = _Child(self._begin, self._inbox, child.host)
-            fresh.order(self._part(place))
-            for name, task in self._tasks.items():
-                if self._place(name) == place and task.announced is not None:
-                    fresh.order(
-                        Announced(
-                            task=name,
-                            tier=task.record.tier,
-                            update=task.announced.update,
-                        )
-                    )
+            self._restart(index)
         return problems
+
+    def _restart(self, index: int) -> None:
+        for name, task in list(self._tasks.items()):
+            if task.record.phase.answered:
+                del self._tasks[name]
+        child = _Child(self._settings, self._inbox, self._children[index].host)
+        self._children[index] = child
+        child.send(self._tasks_for(index))
+        # The announcements that the process before it may not have reported on.
+        for name, task in self._tasks.items():
+            if self._index_of(name) == index and task.announced is not None:
+                update = task.announced.update
+                child.send(AnnouncedUpdate(task=name, tier=task.record.tier, update=update))

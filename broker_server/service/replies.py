@@ -1,191 +1,254 @@
-"""What devices say about their tasks: every reply is answered, counted or refused in the words of
-the device.
+"""Handles what devices reply about their tasks: every reply is answered, counted or refused.
 
 A message counts for the task it names, and only from the device whose task that is. What belongs to
-no open task is answered so that its sender stops asking.
+no open task is answered so that its sender stops repeating it.
 """
 
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any, NoReturn
 
 from broker_server.rounds.collecting import OpenTask
 from broker_server.service.connection import Connection, RunParts
 from broker_server.store import TaskPhase, TaskRecord
-from fleet_protocol import control, messages
+from fleet_protocol import control
 from fleet_protocol.errors import RefusalReason, RefusedError
+from fleet_protocol.messages import (
+    Accept,
+    BlobRef,
+    Cancel,
+    DeviceMessage,
+    Done,
+    NeedChunks,
+    Predicted,
+    Progress,
+    Ranges,
+    Refuse,
+    Shares,
+    UploadAck,
+    parse_device_message,
+)
 
-_NO_BLOB = messages.BlobRef(digest="0" * 64, size=1, chunk_bytes=1024)
+_NO_BLOB = BlobRef(digest="0" * 64, size=1, chunk_bytes=1024)
+_ASKED_AGAIN = "asked again when it has been restarted, or has other data"
 
 
 class Replies:
-    """Takes the replies of a run's devices."""
+    """The replies of the devices of a run."""
 
     def __init__(self, parts: RunParts, connection: Connection) -> None:
-        self._parts = parts
+        self._devices = parts.fleet
+        self._blobs = parts.blobs
+        self._uploads = parts.uploads
         self._store = parts.store
         self._reporter = parts.reporter
         self._outbox = connection.outbox
         self._fleet = connection.topics.fleet
-        self._asking = connection.asking
+        self._predictions = connection.predictions
 
-    def take(
+    def receive(
         self,
         device: str,
         payload: bytes,
         tasks: Mapping[str, OpenTask],
         past: Mapping[str, OpenTask],
     ) -> None:
-        """Take a reply about one of the open tasks, or of those that are over.
+        """Handle a reply.
+
+        Args:
+            device: whose topic it came on.
+            payload: the reply as it travelled.
+            tasks: the open tasks, by id.
+            past: tasks that are over, by id.
 
         Raises:
             RefusedError: it is malformed, foreign, or about something else than what is asked.
         """
-        message = messages.parse_device_message(payload)
+        message = parse_device_message(payload)
         task = tasks.get(message.task)
-        its = (
-            {name: getattr(task.record, name) for name in ("run", "round", "tier")}
-            if task is not None
-            else {}
-        )
-        message = message.told(fleet=self._fleet, device=device, **its)
-        if (message.fleet, message.device) != (
-            self._fleet,
-            device,
-        ) or not self._parts.fleet.knows(device):
-            if isinstance(message, messages.Done):
-                self._outbox.refuse(
-                    self._as_named(message),
-                    device,
-                    RefusalReason.UNKNOWN_DEVICE,
-                    "announce yourself",
-                )
-            raise RefusedError(
-                RefusalReason.UNKNOWN_DEVICE,
-                f"{message.type} of {message.device} in fleet {message.fleet}, sent by {device}, "
-                "which has not announced itself under this name",
-            )
-        if isinstance(message, messages.Predicted):
-            self._asking.take(message)
-            return
-        if isinstance(message, messages.NeedChunks):
+        message = self._complete(message, device, task)
+        self._require_sender(message, device)
+        if isinstance(message, Predicted):
+            self._predictions.receive(message)
+        elif isinstance(message, NeedChunks):
             if task is not None:
                 task.heard = time.monotonic()
-            self._need(message, message.digest, task, message.ranges)
+            self._serve(message, message.digest, task, message.ranges)
+        elif task is None:
+            self._answer_not_open(message, past.get(message.task))
+        else:
+            self._receive_about(task, message, device)
+
+    def _complete(
+        self, message: DeviceMessage, device: str, task: OpenTask | None
+    ) -> DeviceMessage:
+        """Return a message with what its device left out of it: its topic and task say that."""
+        fields: dict[str, object] = {"fleet": self._fleet, "device": device}
+        if task is not None:
+            record = task.record
+            fields |= {"run": record.run, "round": record.round, "tier": record.tier}
+        return message.told(**fields)
+
+    def _require_sender(self, message: DeviceMessage, device: str) -> None:
+        own = (message.fleet, message.device) == (self._fleet, device)
+        if own and self._devices.knows(device):
             return
-        if task is None:
-            self._not_open(message, past.get(message.task))
-            return
-        if task.record.device != device:
-            if isinstance(message, messages.Done):
-                self._outbox.refuse(
-                    task.record,
-                    device,
-                    RefusalReason.UNKNOWN_DEVICE,
-                    "this task is another device's",
-                )
+        self._refuse_done(
+            message,
+            self._record_as_named(message),
+            device,
+            RefusalReason.UNKNOWN_DEVICE,
+            "announce yourself",
+        )
+        raise RefusedError(
+            RefusalReason.UNKNOWN_DEVICE,
+            f"{message.type} of {message.device} in fleet {message.fleet}, sent by {device}, "
+            "which has not announced itself under this name",
+        )
+
+    def _refuse_done(
+        self,
+        message: DeviceMessage,
+        record: TaskRecord,
+        device: str,
+        reason: RefusalReason,
+        detail: str,
+    ) -> None:
+        """Answer an announcement of an update, which its device repeats until it is answered."""
+        if isinstance(message, Done):
+            self._outbox.refuse(record, device, reason, detail)
+
+    def _receive_about(
+        self,
+        task: OpenTask,
+        message: Accept | Done | Progress | Refuse | Shares,
+        device: str,
+    ) -> None:
+        record = task.record
+        if record.device != device:
+            self._refuse_done(
+                message,
+                record,
+                device,
+                RefusalReason.UNKNOWN_DEVICE,
+                "this task is another device's",
+            )
             raise RefusedError(
                 RefusalReason.UNKNOWN_DEVICE,
-                f"{message.type} for task {message.task} of {task.record.device}",
+                f"{message.type} for task {message.task} of {record.device}",
             )
         task.heard = time.monotonic()
-        if isinstance(message, messages.Done):
-            self._parts.uploads.done(task, message)
-        elif (message.run, message.round) != (task.record.run, task.record.round):
+        if isinstance(
+            message, Done
+        ):  # also of another round, which is answered and not only counted
+            self._uploads.receive_announcement(task, message)
+            return
+        if (message.run, message.round) != (record.run, record.round):
             raise RefusedError(
                 RefusalReason.WRONG_ROUND,
-                f"{message.type} for round {message.round}, not {task.record.round}",
+                f"{message.type} for round {message.round}, not {record.round}",
             )
-        else:
-            self._about(task, message)
+        match message:
+            case Accept():
+                self._note_acceptance(task, message)
+            case Shares():
+                self._uploads.cohorts.receive_shares(task, message)
+            case Progress():
+                self._note_progress(task, message)
+            case Refuse():
+                self._note_refusal(task, message)
 
-    def _need(
-        self,
-        message: messages.DeviceMessage,
-        digest: str,
-        task: OpenTask | None,
-        *ranges: messages.Ranges,
+    def _serve(
+        self, message: DeviceMessage, digest: str, task: OpenTask | None, *ranges: Ranges
     ) -> None:
-        if not self._parts.blobs.need(message.device, digest, *ranges):
+        if not self._blobs.need(message.device, digest, *ranges):
             reason = RefusalReason.UNKNOWN_TASK if task is None else RefusalReason.LATE
             raise RefusedError(reason, f"blob {digest[:12]} of task {message.task} is not offered")
 
-    def _about(
-        self,
-        task: OpenTask,
-        message: messages.Accept | messages.Progress | messages.Refuse | messages.Shares,
-    ) -> None:
+    def _note_acceptance(self, task: OpenTask, message: Accept) -> None:
         record = task.record
-        reporter = self._reporter
-        where = reporter.stamp | {"round": record.round, "device": record.device}
-        if isinstance(message, messages.Accept):
-            choice = next(
-                (choice for choice in record.choices if choice.tier == message.tier),
-                record.choices[0],
-            )
-            lacks: list[str] = [getattr(choice, what).digest for what in message.lacks]
-            self._parts.blobs.forget(record.device, but=lacks)
-            self._parts.uploads.cohorts.join(task, message.keys)
-            reporter.emit(control.DeviceAccepted(**where, kind=record.kind, tier=message.tier))
-            for digest in lacks:
-                self._need(message, digest, task)
-        elif isinstance(message, messages.Shares):
-            self._parts.uploads.cohorts.take(task, message)
-        elif isinstance(message, messages.Progress):
-            how_far = message.model_dump(include={"epoch", "epochs", "step", "loss"})
-            reporter.emit(control.DeviceProgressed(**where, **how_far))
-        elif not record.phase.answered:
-            self._parts.blobs.forget(record.device)
-            detail = f"{message.reason.value}: {message.detail}"
-            if message.reason in {RefusalReason.NO_DATA, RefusalReason.DATA_MISMATCH}:
-                again = "asked again when it has been restarted, or has other data"
-                self._parts.fleet.declined[record.device] = f"declined, {detail}; {again}"
-            self._store.settle([record.id], TaskPhase.DECLINED, detail)
-            task.record = replace(record, phase=TaskPhase.DECLINED, detail=detail)
-            self._reporter.refused(
-                message.reason,
-                message.detail,
-                device=record.device,
-                number=record.round,
-                by_device=True,
-            )
+        choice = record.choices[0]
+        for offered in record.choices:
+            if offered.tier == message.tier:
+                choice = offered
+                break
+        # A device that starts anew lacks less than before, or more.
+        lacking: list[str] = [getattr(choice, name).digest for name in message.lacks]
+        self._blobs.forget(record.device, but=lacking)
+        self._uploads.cohorts.receive_keys(task, message.keys)
+        accepted = control.DeviceAccepted(
+            **self._stamp(record), kind=record.kind, tier=message.tier
+        )
+        self._reporter.emit(accepted)
+        for digest in lacking:
+            self._serve(message, digest, task)
 
-    def _not_open(self, message: messages.DeviceMessage, past: OpenTask | None) -> None:
+    def _note_progress(self, task: OpenTask, message: Progress) -> None:
+        progress = message.model_dump(include={"epoch", "epochs", "step", "loss"})
+        self._reporter.emit(control.DeviceProgressed(**self._stamp(task.record), **progress))
+
+    def _note_refusal(self, task: OpenTask, message: Refuse) -> None:
+        record = task.record
+        if record.phase.answered:
+            return
+        self._blobs.forget(record.device)  # it fetches nothing more for this task
+        detail = f"{message.reason.value}: {message.detail}"
+        if message.reason in {RefusalReason.NO_DATA, RefusalReason.DATA_MISMATCH}:
+            self._devices.declined[record.device] = f"declined, {detail}; {_ASKED_AGAIN}"
+        self._store.settle([record.id], TaskPhase.DECLINED, detail)
+        task.record = replace(record, phase=TaskPhase.DECLINED, detail=detail)
+        self._reporter.refused(
+            message.reason,
+            message.detail,
+            device=record.device,
+            number=record.round,
+            by_device=True,
+        )
+
+    def _stamp(self, record: TaskRecord) -> dict[str, Any]:
+        return self._reporter.stamp | {"round": record.round, "device": record.device}
+
+    def _answer_not_open(self, message: DeviceMessage, past: OpenTask | None) -> None:
         """Answer a message about a task that is over, or that never was."""
-        received = (
-            past is not None and past.record.phase is TaskPhase.RECEIVED
-        )  # of a slow server a thousand ask twice
-        known = past.record if past is not None and received else self._store.task(message.task)
-        if known is not None and (known.run, known.phase) == (
-            self._reporter.run,
-            TaskPhase.OFFERED,
-        ):
-            # it goes on beyond its round, and a server that was just started has not begun the next
+        record = self._past_record(message, past)
+        if record is None:
+            self._refuse_foreign(message, None, RefusalReason.UNKNOWN_TASK)
+        if (record.run, record.phase) == (self._reporter.run, TaskPhase.OFFERED):
+            # It goes on beyond its round, and a server that was just started has not begun the
+            # next.
             return
-        named = known or self._as_named(message)
-        if (
-            known is not None
-            and known.device == message.device
-            and isinstance(message, messages.Done)
-        ):
-            if known.phase.arrived:
-                self._outbox.tell(messages.UploadAck, known)  # the first acknowledgement was lost
-                return
-            detail = f"round {known.round} is over"
-            self._outbox.refuse(known, message.device, RefusalReason.LATE, detail)
+        if record.device != message.device:
+            self._refuse_foreign(message, record, RefusalReason.UNKNOWN_DEVICE)
+        detail = f"round {record.round} is over"
+        if not isinstance(message, Done):
+            self._outbox.send_about(Cancel, record, reason=detail)
+        elif record.phase.arrived:
+            self._outbox.send_about(UploadAck, record)  # the first acknowledgement was lost
+        else:
+            self._outbox.refuse(record, message.device, RefusalReason.LATE, detail)
             raise RefusedError(RefusalReason.LATE, f"update for task {message.task}: {detail}")
-        if known is not None and known.device == message.device:
-            self._outbox.tell(messages.Cancel, known, reason=f"round {known.round} is over")
-            return
-        reason = RefusalReason.UNKNOWN_TASK if known is None else RefusalReason.UNKNOWN_DEVICE
-        if isinstance(message, messages.Done):
-            self._outbox.refuse(
-                named, message.device, reason, "there is no such task for this device"
-            )
+
+    def _past_record(self, message: DeviceMessage, past: OpenTask | None) -> TaskRecord | None:
+        # The record in memory spares the store: of a slow server a thousand devices ask twice.
+        if past is not None and past.record.phase is TaskPhase.RECEIVED:
+            return past.record
+        return self._store.task(message.task)
+
+    def _refuse_foreign(
+        self, message: DeviceMessage, record: TaskRecord | None, reason: RefusalReason
+    ) -> NoReturn:
+        self._refuse_done(
+            message,
+            record or self._record_as_named(message),
+            message.device,
+            reason,
+            "there is no such task for this device",
+        )
         raise RefusedError(reason, f"{message.type} for task {message.task}")
 
-    def _as_named(self, message: messages.DeviceMessage) -> TaskRecord:
-        """A task as a message names it, to answer in its words."""
+    def _record_as_named(self, message: DeviceMessage) -> TaskRecord:
+        """Return a record with what a message names, to answer with the same names."""
         return TaskRecord(
             id=message.task,
             run=message.run,

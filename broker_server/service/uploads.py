@@ -1,22 +1,18 @@
-"""Taking updates: chunks kept, a finished update checked, committed to the store and only then
-acknowledged.
+"""Receives updates in a run: verified, checked and stored, committed, and only then acknowledged.
 
 Updates that are accepted within one turn of the server's loop are synced side by side and committed
 together.
 """
 
-import math
-import time
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from broker_server.rounds.collecting import OpenTask
 from broker_server.rounds.reporting import Reporter
-from broker_server.service.clock import Clock
 from broker_server.service.cohorts import Cohorts
 from broker_server.service.outbox import Outbox
-from broker_server.service.partial_uploads import QUIET_SECONDS, PartialUploads
-from broker_server.service.receiver import Report, Word
+from broker_server.service.reassembly import Reassembly
+from broker_server.service.receiver_messages import Report, UploadOutcome
 from broker_server.service.receivers import Receivers
 from broker_server.store import Store, TaskPhase
 from broker_server.updates.checks import check_done
@@ -28,8 +24,8 @@ from fleet_protocol.transport import WireCount
 _DAMAGED_UPLOADS = 2  # times that an update whose digest is wrong is asked for again
 
 
-def refusal_of(detail: str | None) -> tuple[RefusalReason, str]:
-    """The reason and text of a refusal as a task's detail keeps them."""
+def parse_refusal(detail: str | None) -> tuple[RefusalReason, str]:
+    """Return the reason and the text of a refusal, as the detail of a stored task keeps them."""
     name, _, text = (detail or "").partition(": ")
     try:
         return RefusalReason(name), text
@@ -37,71 +33,87 @@ def refusal_of(detail: str | None) -> tuple[RefusalReason, str]:
         return RefusalReason.FAILED, detail or ""
 
 
+@dataclass(frozen=True)
+class _Accepted:
+    """An update that is stored, but not committed and acknowledged yet."""
+
+    task: OpenTask
+    message: Done
+    stored: Stored
+
+
+@dataclass
 class Uploads:
-    """The server's side of every upload of a run."""
+    """The server's side of every upload of a run.
 
-    def __init__(
-        self,
-        store: Store,
-        partial: PartialUploads,
-        outbox: Outbox,
-        reporter: Reporter,
-        clock: Clock,
-        receivers: Receivers | None = None,
-    ) -> None:
-        self._store = store
-        self._receivers = receivers
-        self._partial = partial
-        self._outbox = outbox
-        self._reporter = reporter
-        self.cohorts = Cohorts(store, partial.blobs, outbox, clock)
-        self._payload_bytes = 0
-        self._accepted: dict[str, tuple[OpenTask, Done, Stored]] = {}
+    Attributes:
+        store: the server's database.
+        reassembly: keeps the chunks; where there are receivers, they have one of their own each.
+        outbox: sends messages to devices.
+        reporter: reports the run.
+        cohorts: the secure sums that updates go into.
+        receivers: the processes that receive updates for the server, if any.
+    """
 
-    def open(self, tasks: Iterable[OpenTask]) -> None:
-        """Give the receivers what is open, and nothing else."""
-        self._partial.sent.cache_clear()
-        if self._receivers is not None:
-            self._receivers.open(task for task in tasks if not task.record.phase.answered)
+    store: Store
+    reassembly: Reassembly
+    outbox: Outbox
+    reporter: Reporter
+    cohorts: Cohorts
+    receivers: Receivers | None = None
+    _payload_bytes: int = field(default=0, init=False)
+    _accepted: dict[str, _Accepted] = field(default_factory=dict, init=False)
 
-    def turn(self, now: float) -> None:
+    def set_open_tasks(self, tasks: Mapping[str, OpenTask]) -> None:
+        """Receive updates of these tasks from now on, by id, and of no others."""
+        self.reassembly.partial.sent.cache_clear()
+        self.reassembly.keep_only(tasks)
+        if self.receivers is not None:
+            self.receivers.assign(task for task in tasks.values() if not task.record.phase.answered)
+
+    def restart_failed_receivers(self, now: float) -> None:
         """Start receivers again that have died or hang."""
-        for problem in self._receivers.turn(now) if self._receivers is not None else ():
-            self._reporter.note("receiver-ended", problem)
+        if self.receivers is None:
+            return
+        for problem in self.receivers.restart_failed(now):
+            self.reporter.note("receiver-ended", problem)
 
     @property
     def wire(self) -> WireCount:
         """Bytes exchanged by receivers so far."""
-        return WireCount(0, 0) if self._receivers is None else self._receivers.wire
+        return WireCount(0, 0) if self.receivers is None else self.receivers.wire
 
-    def chunk(self, task: OpenTask, frame: bytes) -> None:
+    # Chunks and announcements.
+
+    def receive_chunk(self, task: OpenTask, frame: bytes) -> None:
         """Keep a chunk of an open task; a damaged one is counted and will be asked for again.
 
         Raises:
             StorageError: the server's disk is full.
         """
-        if task.record.phase.answered or task.record.id in self._accepted:
-            return  # the acknowledgement was lost and the device sends everything again
         try:
-            self._partial.add(task.record.id, frame, task.limit_bytes)
+            complete = self.reassembly.add_chunk(task, frame)
         except RefusedError as error:
             self._count(task, error)
             return
-        if task.announced is not None:
-            task.quiet = time.monotonic() + QUIET_SECONDS
-            if not self._partial.missing(task.record.id, task.announced.update):
-                self.done(task, task.announced)
+        if complete is not None and task.announced is not None:
+            self.receive_announcement(task, task.announced)
 
-    def ask_for_missing(self, task: OpenTask) -> None:
-        """Name the chunks of an announced update that have not come although the line is quiet."""
-        if task.announced is not None and not task.record.phase.answered:
-            missing = self._partial.missing(task.record.id, task.announced.update)
-            self._outbox.tell(UploadMissing, task.record, ranges=missing)
-        task.announced = None
-        task.quiet = math.inf
+    def next_due(self) -> float:
+        """Return the ``time.monotonic()`` at which missing chunks are to be asked for."""
+        return self.reassembly.next_due()
 
-    def done(self, task: OpenTask, message: Done) -> bool:
-        """Take the announcement of a complete update of an open task from its device.
+    def ask_for_missing(self, now: float) -> None:
+        """Name the chunks of announced updates that have not come although the line is quiet."""
+        for missing in self.reassembly.pop_overdue(now):
+            # The device sends the chunks, then the announcement again: that of before is over.
+            task = missing.task
+            task.announced = None
+            if not task.record.phase.answered:
+                self.outbox.send_about(UploadMissing, task.record, ranges=missing.ranges)
+
+    def receive_announcement(self, task: OpenTask, message: Done) -> bool:
+        """Receive the announcement of a complete update of an open task from its device.
 
         Returns:
             True if the task is answered now, or with the next `commit`, and was not before.
@@ -110,127 +122,137 @@ class Uploads:
             StorageError: the server's disk is full.
         """
         if task.record.phase.answered:
-            self._repeat(task)
+            self._repeat_answer(task)
             return False
         if task.record.id in self._accepted:
-            return False
+            return False  # acknowledged with the next commit
         if task.take(message.tier):
-            self._store.choose_tier(task.record)
-        record = task.record
+            self.store.choose_tier(task.record)
         try:
+            # What the announcement alone shows to be wrong is refused before any chunk is awaited.
             check_done(message, task.expected)
-            if self._receivers is not None:
+            if self.receivers is not None:
                 task.announced = message
-                self._receivers.announced(record, message.update)
+                self.receivers.announce(task.record, message.update)
                 return False
-            if self._partial.missing(record.id, message.update):
-                # Brokers keep the order of one topic only: the announcement may overtake the
-                # chunks.
-                task.announced, task.quiet = message, time.monotonic() + QUIET_SECONDS
+            complete = self.reassembly.announce(task, message.update)
+            task.announced = None if complete else message
+            if not complete:
                 return False
-            task.announced = None
-            task.quiet = math.inf
-            data = self._partial.finish(record.id, message.update)
+            data = self.reassembly.verify(task, message.update)
         except BlobError as error:
-            return self._damaged(task, message, str(error))
+            return self._handle_damage(task, message, str(error))
         except RefusedError as error:
             if error.reason is RefusalReason.WRONG_ROUND:
-                # A message of another round under this task's name says nothing about the update of
-                # this round, so the refusal names the round that the message named.
-                self._count(task, error)
-                named = replace(record, run=message.run, round=message.round)
-                self._outbox.refuse(named, record.device, error.reason, str(error))
+                self._refuse_other_round(task, message, error)
                 return False
             return self._refuse(task, error)
+        return self._accept(task, message, data)
+
+    def _accept(self, task: OpenTask, message: Done, data: bytes) -> bool:
         try:
-            self.cohorts.expect(task)
-            stored = self._partial.take(task, message.update, data)
+            self.cohorts.require_due(task)
+            stored = self.reassembly.store(task, message.update, data)
         except RefusedError as error:
             return self._refuse(task, error)
-        self._accepted[record.id] = (task, message, stored)
+        self._accepted[task.record.id] = _Accepted(task, message, stored)
         return True
 
-    def reported(self, report: Report, tasks: Mapping[str, OpenTask]) -> None:
-        """Take what a receiver tells of open tasks; a StorageError where its disk is full."""
+    def _refuse_other_round(self, task: OpenTask, message: Done, error: RefusedError) -> None:
+        """Refuse an announcement of another round under this task's id.
+
+        It says nothing about the update of this round, which may still come. The refusal names the
+        round that the announcement named.
+        """
+        self._count(task, error)
+        record = replace(task.record, run=message.run, round=message.round)
+        self.outbox.refuse(record, record.device, error.reason, str(error))
+
+    # Receivers.
+
+    def apply_report(self, report: Report, tasks: Mapping[str, OpenTask]) -> None:
+        """Do what follows from a receiver's report on open tasks.
+
+        Raises:
+            StorageError: the receiver's disk is full.
+        """
         if report.failed:
             raise StorageError(report.failed)
-        for name in report.heard:
-            if (heard := tasks.get(name)) is not None:
-                heard.heard = time.monotonic()
-        for word in report.words:
-            task = tasks.get(word.task) if word.task is not None else None
-            if word.kind == "counted":
-                self._reporter.refused(
-                    word.reason,
-                    word.text,
+        for outcome in report.outcomes:
+            task = None if outcome.task is None else tasks.get(outcome.task)
+            if outcome.kind == "counted":
+                self.reporter.refused(
+                    outcome.reason,
+                    outcome.detail,
                     device=None if task is None else task.record.device,
                     number=None if task is None else task.record.round,
                 )
-            elif (
-                task is not None
-                and (said := task.announced) is not None
-                and said.update.digest == word.update
-            ):
-                self._heed(task, said, word)
+            elif task is not None:
+                self._apply_outcome(task, outcome)
 
-    def _heed(self, task: OpenTask, message: Done, word: Word) -> None:
-        """Do what follows from what became of an announced update; a repeated word finds none."""
+    def _apply_outcome(self, task: OpenTask, outcome: UploadOutcome) -> None:
+        message = task.announced
+        if message is None or message.update.digest != outcome.update:
+            return  # a repeated report
         task.announced = None
         if task.record.phase.answered:
             return
-        match word.kind:
+        match outcome.kind:
             case "missing":
-                self._outbox.tell(UploadMissing, task.record, ranges=word.ranges)
+                self.outbox.send_about(UploadMissing, task.record, ranges=outcome.ranges)
             case "damaged":
-                self._damaged(task, message, word.text)
+                self._handle_damage(task, message, outcome.detail)
             case "refused":
-                self._refuse(task, RefusedError(word.reason, word.text))
+                self._refuse(task, RefusedError(outcome.reason, outcome.detail))
             case _:
                 try:
-                    self.cohorts.expect(task)
+                    self.cohorts.require_due(task)
                 except RefusedError as error:
                     self._refuse(task, error)
-                else:
-                    stored = Stored(word.merged, word.distance)
-                    self._accepted[task.record.id] = (task, message, stored)
+                    return
+                stored = Stored(outcome.merged, outcome.distance)
+                self._accepted[task.record.id] = _Accepted(task, message, stored)
+
+    # Answers.
 
     def commit(self) -> None:
-        """Put the updates accepted since the last call on the disk, commit them together, and
-        acknowledge them.
+        """Sync the updates accepted since the last call, commit them together, acknowledge them.
 
         Raises:
             StorageError: the server's disk is full; none of them is acknowledged.
         """
         if not self._accepted:
             return
-        accepted = [
-            (task, task.record.with_update(stored.digest, done.update.size, done.metrics), done)
-            for task, done, stored in self._accepted.values()
-        ]
-        for task, _, stored in self._accepted.values():
-            task.distance = stored.distance
+        batch = list(self._accepted.values())
         self._accepted.clear()
-        if self._receivers is None:  # which tell of what is on the disk
-            self._partial.blobs.sync(
-                {record.update_digest for _, record, _ in accepted if record.update_digest}
-            )
-        self._store.receive([record for _, record, _ in accepted])
-        for task, record, message in accepted:
-            task.record = record
-            self._acknowledge(task)
-            self._payload_bytes += message.update.size
-            self._reporter.received(record, message.update, message.metrics)
+        records = []
+        for accepted in batch:
+            update = accepted.message.update
+            metrics = accepted.message.metrics
+            record = accepted.task.record.with_update(accepted.stored.digest, update.size, metrics)
+            records.append(record)
+            accepted.task.distance = accepted.stored.distance
+        # The order matters: on the disk, in the database, and only then acknowledged.
+        if self.receivers is None:  # they report what is on the disk already
+            digests = {record.update_digest for record in records if record.update_digest}
+            self.reassembly.partial.blobs.sync(digests)
+        self.store.receive(records)
+        for accepted, record in zip(batch, records, strict=True):
+            accepted.task.record = record
+            self._acknowledge(accepted.task)
+            self._payload_bytes += accepted.message.update.size
+            self.reporter.received(record, accepted.message.update, accepted.message.metrics)
 
-    def _repeat(self, task: OpenTask) -> None:
+    def _repeat_answer(self, task: OpenTask) -> None:
         """Answer an announcement that was answered before, in the same way."""
         record = task.record
         if record.phase.arrived:
             self._acknowledge(task)
         elif record.phase is TaskPhase.REFUSED:
-            reason, text = refusal_of(record.detail)
-            self._outbox.refuse(record, record.device, reason, text)
+            reason, text = parse_refusal(record.detail)
+            self.outbox.refuse(record, record.device, reason, text)
         else:
-            self._outbox.refuse(
+            self.outbox.refuse(
                 record,
                 record.device,
                 RefusalReason.LATE,
@@ -238,12 +260,12 @@ class Uploads:
             )
 
     def _acknowledge(self, task: OpenTask) -> None:
-        if (
-            task.instructions.upload.summing is None
-        ):  # else the device is needed until its sum is made
-            self._outbox.tell(UploadAck, task.record)
+        # An acknowledged device drops its task, but one in a secure sum still has shares to reveal.
+        if task.instructions.upload.summing is None:
+            self.outbox.send_about(UploadAck, task.record)
 
-    def _damaged(self, task: OpenTask, message: Done, detail: str) -> bool:
+    def _handle_damage(self, task: OpenTask, message: Done, detail: str) -> bool:
+        """Ask for a damaged update again, or refuse it; return whether it was refused."""
         task.damaged += 1
         error = RefusedError(
             RefusalReason.BAD_DIGEST,
@@ -252,11 +274,11 @@ class Uploads:
         if task.damaged > _DAMAGED_UPLOADS:
             return self._refuse(task, error)
         self._count(task, error)
-        self._outbox.tell(UploadMissing, task.record, ranges=((0, message.update.chunks),))
+        self.outbox.send_about(UploadMissing, task.record, ranges=((0, message.update.chunks),))
         return False
 
     def _count(self, task: OpenTask, error: RefusedError) -> None:
-        self._reporter.refused(
+        self.reporter.refused(
             error.reason,
             str(error),
             device=task.record.device,
@@ -265,20 +287,21 @@ class Uploads:
 
     def _refuse(self, task: OpenTask, error: RefusedError) -> bool:
         record = task.record
-        self._partial.drop(record.id)
+        self.reassembly.refuse(task)
+        # Stored before it is sent: a device that repeats its announcement gets the same answer.
         detail = f"{error.reason.value}: {error}"
-        self._store.settle([record.id], TaskPhase.REFUSED, detail)
+        self.store.settle([record.id], TaskPhase.REFUSED, detail)
         task.record = replace(record, phase=TaskPhase.REFUSED, detail=detail)
         self._count(task, error)
-        self._outbox.refuse(record, record.device, error.reason, str(error))
+        self.outbox.refuse(record, record.device, error.reason, str(error))
         return True
 
     def forget(self, task: str) -> None:
         """Drop what has arrived of an update whose task is over."""
-        self._partial.drop(task)
+        self.reassembly.forget(task)
 
     def take_payload_bytes(self) -> int:
-        """Bytes of the updates stored since the last call."""
-        taken = self._payload_bytes
+        """Return the bytes of the updates stored since the last call."""
+        payload_bytes = self._payload_bytes
         self._payload_bytes = 0
-        return taken
+        return payload_bytes

@@ -1,5 +1,6 @@
-"""Runs tasks on files that other programs may change: a result counts only if the samples did not
-change meanwhile.
+"""Runs tasks on files that other programs may change.
+
+A result counts only if the samples did not change meanwhile.
 
 Before a task, changed files are read again; after it, the files are checked once more. If they
 changed meanwhile, the task is repeated on the new samples, a few times. New samples must fit the
@@ -27,8 +28,11 @@ Work = Callable[[Task, DeviceSetup, Hooks], _T]
 
 @dataclass(frozen=True)
 class DataSeen:
-    """The result of a check: the board's current data, and the files that were read again because
-    they had changed.
+    """The result of a check.
+
+    Attributes:
+        data: the board's current samples.
+        changed: the files that were read again because they had changed; empty for none.
     """
 
     data: AgreedData
@@ -43,7 +47,7 @@ def on_current_data(
     Args:
         work: what is done.
         task: with what.
-        setup: on what; whatever samples it has, `data` takes their place.
+        setup: what it is done with; whatever samples it has, `data` takes their place.
         data: the board's samples, as the task's contract wants them.
         hooks: are told of samples that were read again.
 

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from fleet_protocol.secure_sum import Member
 
 Tensors = Mapping[str, NDArray[Any]]
+NewTensors = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def hide(task: Task, setup: DeviceSetup, tensors: Tensors) -> Tensors:
         return tensors
     sent = _sent_weights(task, setup)
     change = bounded(tensors, sent, hiding.clip)
-    hidden: dict[str, NDArray[np.float32]] = {}
+    hidden: NewTensors = {}
     for name, value in change.items():  # the order of the names is the order of the random bytes
         noise = hiding.deviation * gaussian(setup.noise, value.shape)
         hidden[name] = (sent[name] + value + noise).astype(np.float32)
@@ -110,7 +111,7 @@ def encode(task: Task, setup: DeviceSetup, tensors: Tensors) -> Tensors:
     if upload.encoding == "fp32":
         return tensors
     sent = _sent_weights(task, setup)
-    change: dict[str, NDArray[Any]] = {}
+    change: NewTensors = {}
     for spec in task.manifest.parameters:
         if spec.name in tensors:
             change[spec.name] = tensors[spec.name] - sent[spec.name]
@@ -153,15 +154,13 @@ def _sent_weights(task: Task, setup: DeviceSetup) -> Tensors:
     return open_weights(setup.blobs.path(task.weights.digest))
 
 
-def _encode_with_feedback(
-    task: Task, files: OwnModelFiles, change: dict[str, NDArray[Any]]
-) -> Tensors:
+def _encode_with_feedback(task: Task, files: OwnModelFiles, change: NewTensors) -> Tensors:
     """Encode a change with what earlier rounds lost, and keep what is lost now for the next.
 
     `change` is written over, so that memory holds no further copy of the model.
     """
     upload = task.instructions.upload
-    lost: dict[str, dict[str, NDArray[Any]]] = {}
+    lost: dict[str, NewTensors] = {}
     with contextlib.suppress(BlobError):  # a damaged file is worth less than the round
         lost = files.load_tiers(task.run, task.round)
     carried = lost.get(task.tier, {})

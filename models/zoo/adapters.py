@@ -8,6 +8,7 @@ rank of the WHOLE adapter in every tier: with alpha / rank of the tier the same 
 for more in a narrow one than in a wide one, and neither entries nor products could be merged.
 """
 
+import itertools
 import math
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -25,7 +26,7 @@ class Adapters:
     """Which layers of a model get adapters, and of what kind.
 
     Attributes:
-        rank: of the whole adapter; the axis ``adapter`` that a tier's width cuts.
+        rank: rank of the whole adapter; the axis ``adapter`` that a tier's width cuts.
         alpha: numerator of the scale.
         targets: patterns of paths of linear layers, such as ``blocks.*.query``; ``*`` takes dots as
             well.
@@ -33,7 +34,7 @@ class Adapters:
             are frozen.
 
     Raises:
-        ConfigError: a rank below 1, or an alpha that is not positive.
+        ConfigError: if the rank is below 1, or alpha is not positive.
     """
 
     rank: int
@@ -56,14 +57,16 @@ class Adapters:
 class LoraLinear(nn.Linear):
     """A linear layer with an adapter.
 
-    The layer's own parameters keep their names, so that stored weights fit.
+    The layer's own parameters keep their names, so that stored weights fit. An adapter whose `up`
+    is zero adds nothing, so the model starts as it was.
 
-    `down`, float32 [rank, in_features], is drawn; `up`, [out_features, rank], is zeros: the model
-    starts as it was.
+    Attributes:
+        down: float32 [rank, in_features], drawn at random.
+        up: float32 [out_features, rank], zeros at first.
     """
 
     def __init__(self, linear: nn.Linear, rank: int, scale: float) -> None:
-        """Take the parameters of a layer and freeze them."""
+        """Take over the parameters of a layer."""
         nn.Module.__init__(self)
         self.in_features = linear.in_features
         self.out_features = linear.out_features
@@ -90,43 +93,49 @@ def with_adapters(model: nn.Module, adapters: Adapters, cut: Cut) -> nn.Module:
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
         >>> chosen = Adapters(rank=4, alpha=8, targets=("0",), trained=("2.*",))
-        >>> [name for name, p in with_adapters(model, chosen, Cut(0.5)).named_parameters() if p.requires_grad]
+        >>> adapted = with_adapters(model, chosen, Cut(0.5))
+        >>> [name for name, p in adapted.named_parameters() if p.requires_grad]
         ['0.down', '0.up', '2.weight', '2.bias']
         >>> tuple(model[0].up.shape)
         (8, 2)
 
     Raises:
-        ConfigError: a pattern matches nothing; the message lists what there is.
+        ConfigError: if a pattern matches nothing; the message lists what there is.
     """
     rank = cut.width("adapter", adapters.rank)
-    torch.backends.mha.set_fastpath_enabled(
-        False
-    )  # it reads the weights of PyTorch's encoders past these layers
-    # No subclass: attention reads the weight of its own and never calls it, others have a forward
-    # that would be lost.
+    # PyTorch's fast path reads the weights of its encoders past these layers.
+    torch.backends.mha.set_fastpath_enabled(False)
+    # Not of a subclass: PyTorch's attention reads the weight of its own and never calls it, and
+    # others have a forward that would be lost.
     layers = {path: layer for path, layer in model.named_modules() if type(layer) is nn.Linear}
     names = [name for name, _ in model.named_parameters()]
-    chosen, idle_targets = _matching(adapters.targets, list(layers))
-    trained, idle_names = _matching(adapters.trained, names)
-    for what, idle, there in (
-        ("linear layer", idle_targets, layers),
-        ("parameter", idle_names, names),
-    ):
-        if idle and not cut.is_bare:
-            raise ConfigError(
-                f"adapters: no {what} is called {idle[0]!r}; there are {', '.join([*there][:40])}"
-            )
+    targets = _match(adapters.targets, list(layers))
+    trained = _match(adapters.trained, names)
+    # A model that is built without its blocks, while a layout is inferred, lacks their layers.
+    if not cut.is_bare:
+        _require_matches("linear layer", targets, list(layers))
+        _require_matches("parameter", trained, names)
+    trained_names = set(itertools.chain(*trained.values()))
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name in trained)
-    for path in chosen:
+        parameter.requires_grad_(name in trained_names)
+    # A layer that several patterns name gets one adapter. The order is that of the patterns, and
+    # decides which random numbers an adapter starts with.
+    for path in dict.fromkeys(itertools.chain(*targets.values())):
         model.set_submodule(path, LoraLinear(layers[path], rank, adapters.scale))
     return model
 
 
-def _matching(patterns: tuple[str, ...], names: list[str]) -> tuple[list[str], list[str]]:
-    """The names that match any pattern, and the patterns that match none."""
-    found = {
-        pattern: [name for name in names if fnmatchcase(name, pattern)] for pattern in patterns
-    }
-    matched = dict.fromkeys(name for some in found.values() for name in some)
-    return list(matched), [pattern for pattern, some in found.items() if not some]
+def _match(patterns: tuple[str, ...], names: list[str]) -> dict[str, list[str]]:
+    """Return the names that match, by pattern."""
+    matches: dict[str, list[str]] = {}
+    for pattern in patterns:
+        matches[pattern] = [name for name in names if fnmatchcase(name, pattern)]
+    return matches
+
+
+def _require_matches(kind: str, matches: dict[str, list[str]], names: list[str]) -> None:
+    for pattern, matched in matches.items():
+        if not matched:
+            raise ConfigError(
+                f"adapters: no {kind} is called {pattern!r}; there are {', '.join(names[:40])}"
+            )

@@ -1,5 +1,6 @@
-"""The two CIFAR networks of specification 5.6, CNN1 and CNN2, whose convolutions devices with other
-tasks may share.
+"""The two CIFAR networks of specification 5.6, CNN1 and CNN2.
+
+Devices with other tasks may share their convolutions.
 
 The paper (Shen et al., 2020, arXiv:2006.16765) gives the channels; the specification decides the
 rest: padding 1, one hidden layer of 120 units in CNN1, none in CNN2.
@@ -31,7 +32,8 @@ class PooledCnn(nn.Module):
     ) -> None:
         """Make the network for samples (channels, height, width).
 
-        A ConfigError where pooling leaves nothing.
+        Raises:
+            ConfigError: if there is no convolution, or pooling leaves no pixel.
         """
         super().__init__()
         if not channels:
@@ -41,18 +43,22 @@ class PooledCnn(nn.Module):
             raise ConfigError(
                 f"input_shape {input_shape} is too small for {len(channels)} poolings"
             )
-        self.trunk = nn.ModuleList(
-            nn.Conv2d(inputs, outputs, 3, padding=1)
-            for inputs, outputs in zip((input_shape[0], *channels), channels, strict=False)
-        )
-        sizes = (channels[-1] * height * width, *hidden)
-        self.hidden = nn.ModuleList(nn.Linear(a, b) for a, b in zip(sizes, hidden, strict=False))
-        self.head = nn.Linear(sizes[-1], classes)
+        inputs = input_shape[0]
+        self.trunk = nn.ModuleList()
+        for outputs in channels:
+            self.trunk.append(nn.Conv2d(inputs, outputs, 3, padding=1))
+            inputs = outputs
+        inputs = channels[-1] * height * width
+        self.hidden = nn.ModuleList()
+        for outputs in hidden:
+            self.hidden.append(nn.Linear(inputs, outputs))
+            inputs = outputs
+        self.head = nn.Linear(inputs, classes)
         self.scaler = Scaler(rate)
         zero_linear_biases(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute logits, float32 [batch, classes], of x, float32 [batch, channels, height, width]."""
+        """Compute logits, float32 [batch, classes], of float32 [batch, channels, height, width]."""
         for convolution in self.trunk:
             x = torch.max_pool2d(self.scaler(convolution(x)), 2).relu()
         x = x.flatten(1)

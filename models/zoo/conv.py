@@ -1,5 +1,4 @@
-"""The convolutional network of HeteroFL for MNIST, with static batch norm and Scaler, and its form
-for sensor windows.
+"""The convolutional network of HeteroFL for MNIST, and its form for sensor windows.
 
 Diao, Ding, Tarokh: "HeteroFL: Computation and communication efficient federated learning for
 heterogeneous clients", ICLR 2021. Layer by layer as in the authors' code: 3x3 convolution with
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from fleet_protocol.errors import ConfigError
 from models.architecture import architecture
 from models.cut import Cut
-from models.zoo.layers import Norm, Norming, Scaler, zero_linear_biases
+from models.zoo.layers import Norm, NormStyle, Scaler, zero_linear_biases
 
 _LAYERS: Mapping[int, Callable[..., nn.Module]] = MappingProxyType({1: nn.Conv1d, 2: nn.Conv2d})
 _POOLS: Mapping[int, Callable[..., Tensor]] = MappingProxyType(
@@ -36,7 +35,7 @@ class ConvUnit(nn.Module):
         inputs: int,
         outputs: int,
         kernel: tuple[int, ...],
-        norming: Norming,
+        norm_style: NormStyle,
         *,
         pool: bool,
     ) -> None:
@@ -47,8 +46,8 @@ class ConvUnit(nn.Module):
         super().__init__()
         padding = tuple(size // 2 for size in kernel)
         self.conv = _LAYERS[len(kernel)](inputs, outputs, kernel, padding=padding)
-        self.scaler = Scaler(norming.rate)
-        self.norm = norming.layer(outputs)
+        self.scaler = Scaler(norm_style.rate)
+        self.norm = norm_style.layer(outputs)
         self.pool = _POOLS[len(kernel)] if pool else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -66,16 +65,14 @@ class Conv(nn.Module):
         channels: tuple[int, ...],
         classes: int,
         kernel: tuple[int, ...],
-        norming: Norming,
+        norm_style: NormStyle,
     ) -> None:
         super().__init__()
-        last = len(channels) - 1
-        self.units = nn.ModuleList(
-            ConvUnit(before, after, kernel, norming, pool=position != last)
-            for position, (before, after) in enumerate(
-                zip((inputs, *channels), channels, strict=False)
-            )
-        )
+        self.units = nn.ModuleList()
+        for number, outputs in enumerate(channels, 1):
+            pool = number < len(channels)
+            self.units.append(ConvUnit(inputs, outputs, kernel, norm_style, pool=pool))
+            inputs = outputs
         self.head = nn.Linear(channels[-1], classes)
         self.sides = tuple(range(2, 2 + len(kernel)))
         zero_linear_biases(self)
@@ -99,20 +96,20 @@ def conv(
     scaler: bool = True,
 ) -> Conv:
     """Build HeteroFL's CNN; the channels of every layer are cut by width."""
-    norming = Norming(norm, cut.rate if scaler else 1.0)
+    norm_style = NormStyle(norm, cut.rate if scaler else 1.0)
     if not channels:
         raise ConfigError("channels is empty; name the channels of at least one layer")
     if min(input_shape[1:]) >> (len(channels) - 1) < 1:
         raise ConfigError(
-            f"input_shape {input_shape} is too small for {len(channels)} layers, each of which but the last"
-            " halves the sides; use fewer channels entries"
+            f"input_shape {input_shape} is too small for {len(channels)} layers, each of which but "
+            "the last halves the sides; use fewer channels entries"
         )
     return Conv(
         input_shape[0],
         cut.widths("conv", channels),
         cut.classes(classes),
         (3, 3),
-        norming,
+        norm_style,
     )
 
 
@@ -130,17 +127,18 @@ def har_cnn(
     scaler: bool = True,
 ) -> Conv:
     """Build a CNN for windows of a 6-axis watch; the channels of every layer are cut by width."""
-    norming = Norming(norm, cut.rate if scaler else 1.0)
+    norm_style = NormStyle(norm, cut.rate if scaler else 1.0)
     if kernel < 1 or kernel % 2 == 0:
         raise ConfigError(f"kernel {kernel} must be odd, so that a convolution keeps the length")
     if not channels or input_shape[1] >> (len(channels) - 1) < 1:
         raise ConfigError(
-            f"input_shape {input_shape} does not fit {len(channels)} layers, all but one halve its length"
+            f"input_shape {input_shape} does not fit {len(channels)} layers, all but one halve its "
+            "length"
         )
     return Conv(
         input_shape[0],
         cut.widths("conv", channels),
         cut.classes(classes),
         (kernel,),
-        norming,
+        norm_style,
     )

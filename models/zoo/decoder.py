@@ -1,9 +1,8 @@
-"""A causal decoder of today's form: RMS norms before each layer, rotary positions, grouped queries,
-gated feed-forward.
+"""A causal decoder with RMS norms, rotary positions, grouped queries and gated feed-forward.
 
 Zhang, Sennrich: "Root mean square layer normalization", NeurIPS 2019; Su et al.: "RoFormer",
 Neurocomputing 2024; Ainslie et al.: "GQA", EMNLP 2023; Shazeer: "GLU variants improve transformer",
-2020. Embedding and projection are one table. Its parts have the names of the published weights of
+2020. Embedding and projection are one table. Its layers have the names of the published weights of
 this form, so that they load as they are.
 
 How it is cut by width: heads go as a whole, a head of keys and values with the queries that share
@@ -44,7 +43,7 @@ class DecoderShape:
         eps: added to the mean square by the norms.
 
     Raises:
-        ConfigError: the sizes do not go together.
+        ConfigError: if the sizes do not fit together.
     """
 
     vocab: int
@@ -60,8 +59,9 @@ class DecoderShape:
     def __post_init__(self) -> None:
         if self.shared_heads < 1 or self.heads % self.shared_heads or self.head_dim % 2:
             raise ConfigError(
-                f"{self.heads} heads of queries on {self.shared_heads} of keys and values with {self.head_dim}"
-                " dimensions: the first must be a multiple of the second, and the dimensions even"
+                f"{self.heads} heads of queries on {self.shared_heads} of keys and values with "
+                f"{self.head_dim} dimensions: the first must be a multiple of the second, and the "
+                "dimensions even"
             )
 
 
@@ -79,9 +79,9 @@ class RmsNorm(nn.Module):
 
 
 class RotaryAttention(nn.Module):
-    """Causal attention whose queries and keys are turned by their positions.
+    """Causal attention whose queries and keys are rotated by their positions.
 
-    Heads of keys and values are shared.
+    Each head of keys and values is shared by a group of heads of queries.
     """
 
     def __init__(self, shape: DecoderShape, shared_heads: int) -> None:
@@ -96,7 +96,7 @@ class RotaryAttention(nn.Module):
         self.o_proj = nn.Linear(self.group * width, shape.embed, bias=False)
 
     def forward(self, x: Tensor, angles: Tensor) -> Tensor:
-        """Attend; float32 [batch, length, embed] from the same, and angles [length, head_dim / 2]."""
+        """Attend: float32 [batch, length, embed] in and out, angles [length, head_dim / 2]."""
         batch = x.shape[0]
         length = x.shape[1]
         # One row of queries for each shared head: its group of heads one behind the other.
@@ -105,19 +105,23 @@ class RotaryAttention(nn.Module):
             .unflatten(-1, (self.shared, self.group, self.shape.head_dim))
             .permute(0, 2, 3, 1, 4)
         )
-        key, value = (
-            layer(x).unflatten(-1, (self.shared, self.shape.head_dim)).transpose(1, 2)
-            for layer in (self.k_proj, self.v_proj)
-        )
-        query = _turned(query, angles).reshape(
+        key = self._shared_heads(self.k_proj(x))
+        value = self._shared_heads(self.v_proj(x))
+        query = _rotate(query, angles).reshape(
             batch, self.shared, self.group * length, self.shape.head_dim
         )
-        scores = query @ _turned(key, angles).transpose(-1, -2) * self.shape.head_dim**-0.5
+        scores = query @ _rotate(key, angles).transpose(-1, -2) * self.shape.head_dim**-0.5
         scores = scores.unflatten(2, (self.group, length)) + future_penalty(length, x)
         mixed = torch.softmax(scores, -1).flatten(2, 3) @ value
-        mixed = mixed.unflatten(2, (self.group, length)).permute(0, 3, 1, 2, 4)
+        mixed = mixed.unflatten(2, (self.group, length))  # type: ignore[no-untyped-call]
+        mixed = mixed.permute(0, 3, 1, 2, 4)
         out: Tensor = self.o_proj(mixed.reshape(batch, length, -1))
         return out
+
+    def _shared_heads(self, x: Tensor) -> Tensor:
+        """Bring [batch, length, heads * head_dim] to [batch, heads, length, head_dim]."""
+        heads: Tensor = x.unflatten(-1, (self.shared, self.shape.head_dim))  # type: ignore[no-untyped-call]
+        return heads.transpose(1, 2)
 
 
 class GatedNetwork(nn.Module):
@@ -125,7 +129,8 @@ class GatedNetwork(nn.Module):
 
     def __init__(self, embed: int, units: int) -> None:
         super().__init__()
-        self.gate_proj, self.up_proj = (nn.Linear(embed, units, bias=False) for _ in range(2))
+        self.gate_proj = nn.Linear(embed, units, bias=False)
+        self.up_proj = nn.Linear(embed, units, bias=False)
         self.down_proj = nn.Linear(units, embed, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -160,13 +165,15 @@ class Decoder(nn.Module):
         self.embed_tokens = nn.Embedding(shape.vocab, shape.embed)
         self.layers = layers
         self.norm = RmsNorm(shape.embed, shape.eps)
-        for part in self.modules():
-            if isinstance(part, (nn.Linear, nn.Embedding)):
-                nn.init.normal_(part.weight, std=_DEVIATION)
+        for layer in self.modules():
+            if isinstance(layer, (nn.Linear, nn.Embedding)):
+                nn.init.normal_(layer.weight, std=_DEVIATION)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits of the next tokens, float32 [batch, length, vocab], of token ids, int64 [batch,
-        length].
+        """Compute logits of the next tokens, float32 [batch, length, vocab].
+
+        Args:
+            tokens: token ids, int64 [batch, length].
         """
         x = self.embed_tokens(tokens)
         half = self.shape.head_dim // 2
@@ -178,23 +185,22 @@ class Decoder(nn.Module):
 
 
 def build_decoder(cut: Cut, shape: DecoderShape) -> Decoder:
-    """Build a decoder by the shape of the global model, with axes ``block<n>.heads`` and
-    ``block<n>.ffn``.
+    """Build a decoder of the shape of the global model.
+
+    Its axes are ``block<n>.heads`` and ``block<n>.ffn``.
     """
     depth = cut.depth(shape.blocks)
     shape = replace(shape, vocab=cut.classes(shape.vocab))
+    layers = nn.ModuleList()
+    for number in range(1, depth + 1):
+        heads = cut.groups(f"block{number}.heads", shape.shared_heads)
+        units = cut.width(f"block{number}.ffn", shape.ffn)
+        layers.append(DecoderLayer(shape, heads, units))
+    return Decoder(shape, layers)
 
-    def layer(name: str) -> DecoderLayer:
-        heads = cut.groups(f"{name}.heads", shape.shared_heads)
-        return DecoderLayer(shape, heads, cut.width(f"{name}.ffn", shape.ffn))
 
-    return Decoder(shape, nn.ModuleList(layer(f"block{number}") for number in range(1, depth + 1)))
-
-
-def _turned(x: Tensor, angles: Tensor) -> Tensor:
-    """Turn pairs of the first and second half of each head by an angle that grows with the
-    position.
-    """
+def _rotate(x: Tensor, angles: Tensor) -> Tensor:
+    """Rotate pairs from the first and second half of each head by an angle for each position."""
     first, second = x.chunk(2, -1)
     cos = angles.cos()
     sin = angles.sin()
@@ -218,16 +224,14 @@ def smollm(
     alpha: float = 16.0,
     targets: tuple[str, ...] = ("layers.*.q_proj", "layers.*.v_proj"),
 ) -> nn.Module:
-    """Build a causal language model of SmolLM's form, whose labels are the tokens, one at each
-    position.
+    """Build a causal language model of SmolLM's form; its labels are the tokens of each position.
 
     With rank 0 all of it trains, and heads and units of its gated networks are cut by width. With a
     rank it is frozen beside adapters of that rank, which is all that is cut then.
     """
-    del input_shape  # positions are angles, so any length will do
+    del input_shape  # positions are angles, so any length works
     shape = DecoderShape(classes, embed, heads, shared_heads, head_dim, ffn, blocks, theta)
     if not rank:
         return build_decoder(cut, shape)
-    return with_adapters(
-        build_decoder(cut.whole(), shape), Adapters(rank, alpha, tuple(targets)), cut
-    )
+    frozen = build_decoder(cut.whole(), shape)
+    return with_adapters(frozen, Adapters(rank, alpha, tuple(targets)), cut)

@@ -1,15 +1,15 @@
-"""Layers that need random numbers in training, and take them from outside where a graph is
-exported.
+"""Layers that need random numbers in training, which an exported graph takes as inputs.
 
 A graph that draws its own random numbers cannot be checked against PyTorch, and the runtimes differ
 in what they can draw. So the noise is an input: each layer here turns one uniform tensor into what
 it does, and the exporter makes that tensor an input of the training graph, which the device fills
-from a seeded generator. Left alone, a layer draws from torch's generator, as torch's own layers do.
+from a seeded generator. Without such an input, a layer draws from torch's generator, as torch's own
+layers do.
 
 What an exporter does::
 
     set_mode(model, "train")
-    shapes = noise_shapes(model, x)                  # {"dropout": (7, 16), ...}, without the batch dimension
+    shapes = noise_shapes(model, x)  # {"dropout": (7, 16), ...}, without the batch dimension
     feed_noise(model, {name: placeholder(batch, *shape) for name, shape in shapes.items()})
     ... trace ...
     feed_noise(model, {})
@@ -26,7 +26,9 @@ from torch import Tensor, nn
 
 from fleet_protocol.errors import ConfigError, ExportError
 
-_ROW = 2  # dimensions of noise that lies sample by sample in a row, for one use behind the other
+_ROW = 2  # dimensions of noise that has one row for each sample, for several uses in turn
+
+Shape = tuple[int, ...]
 
 
 class NoiseLayer(nn.Module):
@@ -35,8 +37,9 @@ class NoiseLayer(nn.Module):
     Attributes:
         rate: share of entries that it changes, in [0, 1); 0 makes it the identity.
         noise: uniform in [0, 1), set by `feed_noise`; None to draw it here.
-        taken: numbers of each sample that were used since.
-        seen: shapes of the inputs since `noise_shapes` began to record; None when it does not.
+        used: numbers of each sample that were used since.
+        input_shapes: shapes of the inputs since `noise_shapes` began to record; None when it does
+            not.
     """
 
     def __init__(self, rate: float) -> None:
@@ -48,39 +51,39 @@ class NoiseLayer(nn.Module):
             )
         self.rate = rate
         self.noise: Tensor | None = None
-        self.taken = 0
-        self.seen: list[tuple[int, ...]] | None = None
+        self.used = 0
+        self.input_shapes: list[Shape] | None = None
 
     @property
     def active(self) -> bool:
-        """Whether the layer needs noise at the moment."""
+        """Whether the layer needs noise in its current mode."""
         return self.training and self.rate > 0.0
 
     def uniform(self, x: Tensor) -> Tensor:
         """Give the noise for an input of any dtype: float32 of its shape, uniform in [0, 1)."""
-        if self.seen is not None:
-            self.seen.append(tuple(x.shape))
+        if self.input_shapes is not None:
+            self.input_shapes.append(tuple(x.shape))
         if self.noise is None:
             return torch.rand(x.shape, device=x.device)
         if self.noise.dim() != _ROW:
             return self.noise
-        start, self.taken = self.taken, self.taken + x.numel() // self.noise.shape[0]
-        return self.noise[:, start : self.taken].reshape(x.shape)
+        start = self.used
+        self.used += x.numel() // self.noise.shape[0]
+        return self.noise[:, start : self.used].reshape(x.shape)
 
 
 class Dropout(NoiseLayer):
-    """Sets a share of the entries to 0 in training and scales the others up, so that the mean
-    stays.
+    """Sets a share of the entries to 0 in training.
 
-    An entry is kept where its noise is at least the rate.
+    The other entries are scaled up, so that the mean stays. An entry is kept where its noise is at
+    least the rate.
     """
 
-    _leading: int | None = (
-        None  # dimensions that tell apart what is dropped whole; None for all of them
-    )
+    # dimensions whose entries are dropped whole, with all that lies behind; None for single entries
+    _leading: int | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x or, in training, what is left of it; any float shape."""
+        """Return x, in training with some entries 0; any float shape."""
         if not self.active:
             return x
         noise = self.uniform(x)
@@ -93,8 +96,7 @@ class Dropout(NoiseLayer):
 
 
 class ChannelDropout(Dropout):
-    """Sets a share of the channels to 0 in training, each whole, and scales the others up, so that
-    the mean stays.
+    """Sets a share of the channels to 0 in training, each whole, and scales the others up.
 
     A channel, of float [batch, channels, ...], is kept where the first noise of its entries is at
     least the rate.
@@ -104,7 +106,7 @@ class ChannelDropout(Dropout):
 
 
 class SampleDropout(ChannelDropout):
-    """The same with whole samples, as stochastic depth does to a residual branch.
+    """Sets a share of the samples to 0 in training, as stochastic depth does to a branch.
 
     Huang et al.: "Deep networks with stochastic depth", ECCV 2016.
     """
@@ -113,42 +115,35 @@ class SampleDropout(ChannelDropout):
 
 
 class TokenMask(NoiseLayer):
-    """Replaces a share of the tokens by a mask symbol in training, anew for each batch
-    (specification 1.8).
+    """Replaces a share of the tokens by a mask symbol in training (specification 1.8).
 
-    A token is replaced where its noise is below the rate.
+    Each batch has other masks. A token is replaced where its noise is below the rate.
     """
 
     def __init__(self, rate: float, symbol: int) -> None:
-        """Make the layer, which puts the id of the mask symbol in the place of a share of the
-        tokens.
-        """
+        """Make the layer for a mask symbol, which is a token id."""
         super().__init__(rate)
         self.symbol = symbol
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the tokens, int64 of any shape, in training with masks among them."""
-        return (
-            tokens
-            if not self.active
-            else torch.where(self.uniform(tokens) < self.rate, self.symbol, tokens)
-        )
+        if not self.active:
+            return tokens
+        return torch.where(self.uniform(tokens) < self.rate, self.symbol, tokens)
 
 
 def noise_layers(module: nn.Module) -> dict[str, NoiseLayer]:
-    """The layers of a model that need noise in the mode it is in, by dotted path.
-
-    None in evaluation.
-    """
-    return {
-        name: layer
-        for name, layer in module.named_modules()
-        if isinstance(layer, NoiseLayer) and layer.active
-    }
+    """Return the layers that need noise in the current mode, by dotted path; none in evaluation."""
+    return {path: layer for path, layer in _all_noise_layers(module).items() if layer.active}
 
 
-def noise_shapes(module: nn.Module, x: Tensor) -> dict[str, tuple[int, ...]]:
-    """Find the shape of the noise that each layer needs, by running the model once.
+def _all_noise_layers(module: nn.Module) -> dict[str, NoiseLayer]:
+    layers = module.named_modules()
+    return {path: layer for path, layer in layers if isinstance(layer, NoiseLayer)}
+
+
+def noise_shapes(module: nn.Module, x: Tensor) -> dict[str, Shape]:
+    """Return the shape of the noise that each layer needs, by running the model.
 
     Args:
         module: the model, in the mode it is to be traced in. torch's random state is left as it
@@ -157,58 +152,65 @@ def noise_shapes(module: nn.Module, x: Tensor) -> dict[str, tuple[int, ...]]:
 
     Returns:
         For each layer of `noise_layers` that is used, the shape of its noise without the leading
-            batch dimension: that of its input, or a row of numbers in models that use one several
-            times, or not with the batch first.
+            batch dimension: that of its input, or a row of numbers in models that use a layer
+            several times, or not with the batch first.
 
     Raises:
         ExportError: if a layer is used on something that does not grow with the batch.
     """
-    few = _uses(module, x)
-    if all(len(seen) == 1 and seen[0][:1] == x.shape[:1] for seen in few.values()):
-        return {name: seen[0][1:] for name, seen in few.items()}
-    many = _uses(module, torch.cat([x, x[:1]]))
-    for name, seen in few.items():
-        if [math.prod(shape) * (len(x) + 1) for shape in seen] != [
-            math.prod(shape) * len(x) for shape in many[name]
-        ]:
+    uses = _input_shapes(module, x)
+    batch = len(x)
+    if all(len(shapes) == 1 and shapes[0][:1] == (batch,) for shapes in uses.values()):
+        return {path: shapes[0][1:] for path, shapes in uses.items()}
+    larger_uses = _input_shapes(module, torch.cat([x, x[:1]]))
+    rows: dict[str, Shape] = {}
+    for path, shapes in uses.items():
+        if not _grows(shapes, larger_uses[path], batch):
             raise ExportError(
-                f"layer {name} draws noise for {', '.join(map(str, seen))} with a batch of {len(x)}, which is not so"
-                " much for each sample; use it on what has the batch among its dimensions, or give it rate 0"
+                f"layer {path} draws noise for {', '.join(map(str, shapes))} with a batch of "
+                f"{batch}, which is not so much for each sample; use it on what has the batch "
+                "among its dimensions, or give it rate 0"
             )
-    return {name: (sum(map(math.prod, seen)) // len(x),) for name, seen in few.items()}
+        rows[path] = (sum(map(math.prod, shapes)) // batch,)
+    return rows
 
 
-def _uses(module: nn.Module, x: Tensor) -> dict[str, list[tuple[int, ...]]]:
-    """The shapes of what each layer gets, by running the model once."""
+def _grows(shapes: list[Shape], larger: list[Shape], batch: int) -> bool:
+    """Return whether every input grew by what belongs to a sample, with one sample more."""
+    expected = [math.prod(shape) * (batch + 1) for shape in shapes]
+    return expected == [math.prod(shape) * batch for shape in larger]
+
+
+def _input_shapes(module: nn.Module, x: Tensor) -> dict[str, list[Shape]]:
+    """Run a model once and return the shapes of the inputs of each layer that needs noise."""
     layers = noise_layers(module)
-    uses: dict[str, list[tuple[int, ...]]] = {name: [] for name in layers}
+    uses: dict[str, list[Shape]] = {path: [] for path in layers}
     try:
-        for name, layer in layers.items():
-            layer.seen = uses[name]
+        for path, layer in layers.items():
+            layer.input_shapes = uses[path]
         if layers:
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
                 module(x)
     finally:
         for layer in layers.values():
-            layer.seen = None
-    return {name: seen for name, seen in uses.items() if seen}
+            layer.input_shapes = None
+    return {path: shapes for path, shapes in uses.items() if shapes}
 
 
 def feed_noise(module: nn.Module, noise: Mapping[str, Tensor]) -> None:
-    """Set where the layers of a model take their noise from: float32 [batch, ...], uniform in [0,
-    1), by dotted path.
+    """Set the noise of layers of a model, by dotted path: float32 [batch, ...] in [0, 1).
 
-    Layers that are not named draw their own, so an empty mapping undoes an earlier call. An unknown
-    one is an ExportError.
+    Layers that are not named draw their own, so an empty mapping undoes an earlier call.
+
+    Raises:
+        ExportError: if the model has no such layer.
     """
-    layers = {
-        name: layer for name, layer in module.named_modules() if isinstance(layer, NoiseLayer)
-    }
+    layers = _all_noise_layers(module)
     unknown = noise.keys() - layers.keys()
     if unknown:
         raise ExportError(
             f"the model has no layer {min(unknown)!r} that takes noise; it has {', '.join(layers)}"
         )
-    for name, layer in layers.items():
-        layer.noise = noise.get(name)
-        layer.taken = 0
+    for path, layer in layers.items():
+        layer.noise = noise.get(path)
+        layer.used = 0

@@ -9,7 +9,7 @@ training each token is hidden with a probability of 0.15, and the loss is over a
 or not. In evaluation the model hides nothing: the test text has its masks already, so that every
 device and round is judged on the same one.
 
-FedRolex's tells the next word. The sizes are those of the released code, which specification 2.5
+FedRolex's predicts the next word. The sizes are those of the released code, which specification 2.5
 follows; the paper has heads of 12 dimensions and ReLU instead (`head_dim=12, activation="relu"`).
 The token table has a row for each word and none for a mask symbol, which this task does not use.
 """
@@ -40,7 +40,7 @@ class MaskableEmbedding(nn.Module):
     """A token embedding whose mask symbol has a row of its own, outside the table of the tokens."""
 
     def __init__(self, tokens: int, embed: int, symbol: int) -> None:
-        """Make the layer with so many rows, and one for the mask symbol, which is a token id."""
+        """Make the layer with a row for each token, and one for the id of the mask symbol."""
         super().__init__()
         self.symbol = symbol
         self.weight = nn.Parameter(torch.empty(tokens, embed))
@@ -68,8 +68,9 @@ class LanguageModel(nn.Module):
     ) -> None:
         """Make the network. All encoder layers start as copies of the first, as released.
 
-        Without a `mask`, which hides tokens in training to be told at their place, the model tells
-        the next token, and a position sees only itself and those before it.
+        With a `mask`, which hides tokens in training, the model predicts them at their place.
+        Without one it predicts the next token, and a position attends only to itself and to those
+        before it.
         """
         super().__init__()
         self.mask = mask
@@ -104,9 +105,9 @@ class LanguageModel(nn.Module):
         return logits
 
     def _penalty(self, length: int, x: Tensor) -> Tensor:
-        """Forbid the later positions: float32 [1, 1, length, length].
+        """Return the penalty that hides later positions: float32 [1, 1, length, length].
 
-        Nothing where tokens are hidden, [1, 1, 1, 1].
+        With masks, no position is hidden: [1, 1, 1, 1] of zeros.
         """
         if self.mask is not None:
             return torch.zeros(1, 1, 1, 1, dtype=x.dtype, device=x.device)
@@ -142,10 +143,13 @@ def transformer_mlm(
     width = cut.width("embed", embed)
     style = LayerStyle(cut.rate if scaler else 1.0, dropout, dropout)
     vocab = cut.classes(classes)
+    tokens: nn.Module
+    if mask_row == "as_released":
+        tokens = nn.Embedding(cut.labels("tokens", classes + 1), width)
+    else:
+        tokens = MaskableEmbedding(vocab, width, classes)
     return LanguageModel(
-        nn.Embedding(cut.labels("tokens", classes + 1), width)
-        if mask_row == "as_released"
-        else MaskableEmbedding(vocab, width, classes),
+        tokens,
         encoder_layers(cut, depth, width, LayerShape(heads, embed // heads, ffn), style),
         TextShape(input_shape[0], classes + 1, width, vocab),
         style,

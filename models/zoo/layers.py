@@ -1,5 +1,4 @@
-"""Layers whose behaviour depends on what a graph is for: static batch norm and the Scaler of
-HeteroFL.
+"""Layers whose behaviour depends on what a graph is for: static batch norm and Scaler.
 
 Diao, Ding, Tarokh: "HeteroFL: Computation and communication efficient federated learning for
 heterogeneous clients", ICLR 2021. A static batch norm keeps no running averages while it trains,
@@ -36,10 +35,8 @@ _MODES = ("train", "statistics", "eval")
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 
-class _Moded(nn.Module):
-    """A layer with a mode, which follows PyTorch's training flag unless it is set: ``eval()``
-    selects mode eval.
-    """
+class _LayerWithMode(nn.Module):
+    """A layer with a mode, which follows PyTorch's training flag until it is set."""
 
     mode: Mode
 
@@ -50,11 +47,11 @@ class _Moded(nn.Module):
         return self
 
 
-class StaticBatchNorm(_Moded):
+class StaticBatchNorm(_LayerWithMode):
     """Batch normalisation without running averages, written out by hand.
 
-    `torch.nn.functional.batch_norm` is avoided, since exporters turn it into inference mode without
-    a word.
+    `torch.nn.functional.batch_norm` is avoided, since exporters silently turn it into inference
+    mode.
 
     Attributes:
         mode: see the table of this module.
@@ -104,9 +101,9 @@ class StaticBatchNorm(_Moded):
 class SpectralNorm(nn.Module):
     """Divides a weight by its largest singular value, as a parametrization.
 
-    PyTorch's goes on from vectors with a place for each unit, which are no parameters; here they
-    are found anew each time, from the norms of the rows. Miyato et al.: "Spectral normalization for
-    generative adversarial networks", 2018.
+    PyTorch's own continues from stored vectors with a place for each unit, which are not
+    parameters; here the vectors are computed from the norms of the rows each time. Miyato et al.:
+    "Spectral normalization for generative adversarial networks", 2018.
     """
 
     def __init__(self, dim: int = 0) -> None:
@@ -117,6 +114,7 @@ class SpectralNorm(nn.Module):
     def forward(self, weight: Tensor) -> Tensor:
         """Return the weight, of any shape, divided."""
         rows = weight.movedim(self.dim, 0).flatten(1)
+        # Gradients flow through the last products alone, not through the iteration.
         fixed = rows.detach()
         left = fixed.square().sum(1).sqrt()
         for _ in range(SPECTRAL_STEPS):
@@ -125,9 +123,10 @@ class SpectralNorm(nn.Module):
         return weight / (left @ (rows @ right))
 
 
-class Scaler(_Moded):
-    """Divides by the width share, in (0, 1], in training, so that narrow and wide models feed the
-    next layer alike.
+class Scaler(_LayerWithMode):
+    """Divides by the width share, in (0, 1], in training.
+
+    So what a narrow model feeds to the next layer is as large as in a wide one.
     """
 
     def __init__(self, rate: float) -> None:
@@ -142,24 +141,25 @@ class Scaler(_Moded):
 
 
 @dataclass(frozen=True)
-class Norming:
+class NormStyle:
     """Which norm the layers of a network have, and by what the Scalers before them divide."""
 
     norm: Norm  # ``sbn`` for static batch norm, ``none`` for none
     rate: float  # width share for the Scalers; 1 for none
 
     def layer(self, channels: int) -> nn.Module:
-        """Make a norm of so many channels."""
+        """Make a norm for a number of channels."""
         return StaticBatchNorm(channels) if self.norm == "sbn" else nn.Identity()
 
 
 def set_mode(module: ModuleT, mode: Mode) -> ModuleT:
     """Set the mode of every layer of a model in place, and torch's own training flag with it.
 
-    Returns the model.
+    Returns:
+        The model.
 
     Raises:
-        ConfigError: if there is no such mode.
+        ConfigError: if the mode is unknown.
     """
     if mode not in _MODES:
         raise ConfigError(f"unknown mode {mode!r}; choose one of {', '.join(_MODES)}")
@@ -173,7 +173,7 @@ def set_mode(module: ModuleT, mode: Mode) -> ModuleT:
 def zero_linear_biases(module: nn.Module) -> None:
     """Start the biases of all linear layers at zero, as HeteroFL does.
 
-    The rest keeps torch's initialisation.
+    All other parameters keep torch's initialisation.
     """
     for layer in module.modules():
         if isinstance(layer, nn.Linear) and layer.bias is not None:

@@ -26,14 +26,17 @@ class LeNet5(nn.Module):
         classes: int,
         rate: float,
     ) -> None:
-        """Make the network for samples (channels, height, width), not too small.
+        """Make the network for samples (channels, height, width).
 
-        `sizes` are those before the head.
+        Args:
+            input_shape: shape of a sample.
+            sizes: outputs of the two convolutions and of the two hidden layers.
+            classes: number of logits.
+            rate: width share for the Scalers; 1 for none.
         """
         super().__init__()
-        channels, *spatial = input_shape
-        height, width = (_pooled(size) for size in spatial)
-        self.conv1 = nn.Conv2d(channels, sizes[0], _KERNEL, padding=_PADDING)
+        height, width = (_pooled(side) for side in input_shape[1:])
+        self.conv1 = nn.Conv2d(input_shape[0], sizes[0], _KERNEL, padding=_PADDING)
         self.conv2 = nn.Conv2d(sizes[0], sizes[1], _KERNEL)
         self.fc1 = nn.Linear(sizes[1] * height * width, sizes[2])
         self.fc2 = nn.Linear(sizes[2], sizes[3])
@@ -42,7 +45,7 @@ class LeNet5(nn.Module):
         zero_linear_biases(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute logits, float32 [batch, classes], of x, float32 [batch, channels, height, width]."""
+        """Compute logits, float32 [batch, classes], of float32 [batch, channels, height, width]."""
         x = torch.max_pool2d(self.scaler(self.conv1(x)).relu(), 2)
         x = torch.max_pool2d(self.scaler(self.conv2(x)).relu(), 2)
         x = self.scaler(self.fc1(x.flatten(1))).relu()
@@ -52,7 +55,7 @@ class LeNet5(nn.Module):
 
 
 def _pooled(size: int) -> int:
-    """Compute what two convolutions and two poolings leave of a side."""
+    """Return what two convolutions and two poolings leave of a side."""
     left = (size // 2 - _KERNEL + 1) // 2
     if left < 1:
         raise ConfigError(f"input_shape: a side of {size} is too small, LeNet-5 needs at least 12")

@@ -1,12 +1,11 @@
 """The MiniLM encoder with a head for whole texts or for every token, cut by width and by depth.
 
 Wang, Wei, Dong, Bao, Yang, Zhou: "MiniLM", NeurIPS 2020: BERT's architecture (Devlin, Chang, Lee,
-Toutanova, NAACL
-2019) with 6 layers of width 384 and 12 heads. InclusiveFL (Liu et al., KDD 2022) trains depths 4, 8
-      and 12 of a 12-layer encoder; here depths 2, 4 and 6 stand for them, and the head (a dense
-      layer and the classifier) is its too. Tokens are classified for named entities, as in its NER:
-      labels are int64 [batch, length], and a negative one (padding, later pieces of a word) counts
-      for nothing. Adapters are those of Hu et al.: "LoRA", ICLR 2022.
+Toutanova, NAACL 2019) with 6 layers of width 384 and 12 heads. InclusiveFL (Liu et al., KDD 2022)
+trains depths 4, 8 and 12 of a 12-layer encoder; here depths 2, 4 and 6 stand for them, and the head
+(a dense layer and the classifier) is the same. Tokens are classified for named entities, as in its
+NER: labels are int64 [batch, length], and negative ones (padding, later pieces of a word) do not
+count. Adapters are those of Hu et al.: "LoRA", ICLR 2022.
 
 Differences from BERT: the embedding of the one segment is part of the positions, attention weights
 are not dropped, and narrow models have HeteroFL's Scalers.
@@ -45,9 +44,7 @@ DEFAULT_LENGTH = 64
 _EPS = 1e-12
 _DEVIATION = 0.02
 Pooling = Literal["mean", "first", "none"]
-"""How the tokens become logits: ``mean`` or ``first`` for one row per text, ``none`` for one per
-token.
-"""
+"""How tokens become logits: ``mean`` or ``first`` for a row a text, ``none`` for one a token."""
 
 
 class MiniLm(nn.Module):
@@ -62,7 +59,7 @@ class MiniLm(nn.Module):
         pooler: int,
         pooling: Pooling,
     ) -> None:
-        """Make the network; without units of its own (`pooler` 0) the head has no dense layer."""
+        """Make the network; with a `pooler` of 0 units the head has no dense layer."""
         super().__init__()
         self.tokens = nn.Embedding(shape.vocab, shape.embed)
         self.positions = nn.Parameter(torch.empty(shape.length, shape.embed))
@@ -82,8 +79,10 @@ class MiniLm(nn.Module):
                 nn.init.zeros_(layer.bias)
 
     def encode(self, tokens: Tensor) -> Tensor:
-        """Compute the encoder's output, float32 [batch, length, embed], of token ids, int64 [batch,
-        length].
+        """Compute the encoder's output, float32 [batch, length, embed].
+
+        Args:
+            tokens: token ids, int64 [batch, length].
         """
         penalty = padding_penalty((tokens != PAD).to(self.positions.dtype))
         x = self.scaler(self.tokens(tokens)) + self.scaler(self.positions[: tokens.shape[1]])
@@ -93,9 +92,7 @@ class MiniLm(nn.Module):
         return hidden
 
     def pool(self, x: Tensor, tokens: Tensor) -> Tensor:
-        """Reduce the encoder's output to a row per text, float32 [batch, embed], or leave it as it
-        is.
-        """
+        """Reduce the encoder's output to float32 [batch, embed], or leave it without pooling."""
         if self.pooling == "none":
             return x
         if self.pooling == "first":
@@ -108,9 +105,10 @@ class MiniLm(nn.Module):
         return mean
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits of token ids, int64 [batch, length], where 0 is padding.
+        """Compute logits, float32 [batch, classes], or [batch, length, classes] without pooling.
 
-        They are float32 [batch, classes], or [batch, length, classes] without pooling.
+        Args:
+            tokens: token ids, int64 [batch, length], where 0 is padding.
         """
         x = self.pool(self.encode(tokens), tokens)
         if self.pooler is not None:
@@ -126,13 +124,13 @@ class MiniLmSettings:
     Attributes:
         shape: sizes of the global model around its layers.
         ffn: feed-forward units in the global model.
-        pretrained: whether to load the weights of the MiniLM package. Narrow models are left at
-            random, since their weights are slices of the global model's.
+        pretrained: whether to load the weights of the MiniLM package. Narrow models keep random
+            weights, since theirs are slices of the global model's.
         pooling: as in `MiniLm`; a head without pooling has no dense layer.
         scaler: whether narrow models scale up.
 
     Raises:
-        ConfigError: if the sizes do not go together, or are not those of the pre-trained encoder.
+        ConfigError: if the sizes do not fit together, or are not those of the pre-trained encoder.
     """
 
     shape: TextShape
@@ -147,20 +145,21 @@ class MiniLmSettings:
     def __post_init__(self) -> None:
         if self.shape.embed % self.heads:
             raise ConfigError(f"embed {self.shape.embed} is not a multiple of heads {self.heads}")
+        if self.pretrained:
+            self._check_pretrained()
+
+    def _check_pretrained(self) -> None:
         sizes = (self.shape.vocab, self.shape.embed, self.heads, self.ffn)
-        if self.pretrained and sizes != (
-            MINILM_VOCAB,
-            MINILM_EMBED,
-            MINILM_HEADS,
-            MINILM_FFN,
-        ):
+        if sizes != (MINILM_VOCAB, MINILM_EMBED, MINILM_HEADS, MINILM_FFN):
             raise ConfigError(
-                f"the pre-trained MiniLM has vocab {MINILM_VOCAB}, embed {MINILM_EMBED}, heads {MINILM_HEADS} and ffn"
-                f" {MINILM_FFN}; keep these settings or set pretrained = false"
+                f"the pre-trained MiniLM has vocab {MINILM_VOCAB}, embed {MINILM_EMBED}, heads "
+                f"{MINILM_HEADS} and ffn {MINILM_FFN}; keep these settings or set pretrained = "
+                "false"
             )
-        if self.pretrained and self.blocks > MINILM_LAYERS:
+        if self.blocks > MINILM_LAYERS:
             raise ConfigError(
-                f"the pre-trained MiniLM has {MINILM_LAYERS} layers, not {self.blocks}; choose fewer blocks"
+                f"the pre-trained MiniLM has {MINILM_LAYERS} layers, not {self.blocks}; choose "
+                "fewer blocks"
             )
 
 
@@ -181,10 +180,8 @@ def build_minilm(cut: Cut, settings: MiniLmSettings) -> MiniLm:
     model = MiniLm(blocks, shape, style, pooler=pooler, pooling=settings.pooling)
     # Layouts are inferred on the meta device, where there is nothing to load into.
     if settings.pretrained and cut.rate == 1.0 and model.positions.device.type != "meta":
-        stored = {
-            name: torch.from_numpy(value)
-            for name, value in minilm_weights(depth, whole.length).items()
-        }
+        weights = minilm_weights(depth, whole.length)
+        stored = {name: torch.from_numpy(value) for name, value in weights.items()}
         model.load_state_dict({**model.state_dict(), **stored})
     return model
 
@@ -237,8 +234,7 @@ def minilm_adapters(
     dropout: float = 0.1,
     pretrained: bool = True,
 ) -> nn.Module:
-    """Build a text classifier that trains adapters and its head alone, beside an encoder that is
-    the same for all.
+    """Build a text classifier that trains adapters and its head beside a frozen encoder.
 
     The rank of its adapters is cut by width, its layers by depth.
     """
@@ -266,8 +262,9 @@ def token_classifier(
     pretrained: bool = True,
     scaler: bool = True,
 ) -> MiniLm:
-    """Build a token classifier (3 classes: outside, begin, inside of one entity type) cut by width
-    and depth.
+    """Build a token classifier, cut by width and by depth.
+
+    Its 3 classes are outside, begin and inside of one entity type.
     """
     sizes = TextShape(input_shape[0], vocab, embed, classes)
     return build_minilm(

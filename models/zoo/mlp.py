@@ -1,6 +1,4 @@
-"""The multi-layer perceptron of specification 5.6 (arXiv:2006.16765): two hidden layers of 200
-units.
-"""
+"""The multi-layer perceptron of specification 5.6 (arXiv:2006.16765)."""
 
 import math
 
@@ -16,10 +14,12 @@ class Mlp(nn.Module):
 
     def __init__(self, inputs: int, hidden: tuple[int, ...], classes: int, rate: float) -> None:
         super().__init__()
-        sizes = (inputs, *hidden)
-        self.hidden = nn.ModuleList(nn.Linear(a, b) for a, b in zip(sizes, hidden, strict=False))
+        self.hidden = nn.ModuleList()
+        for outputs in hidden:
+            self.hidden.append(nn.Linear(inputs, outputs))
+            inputs = outputs
         self.scaler = Scaler(rate)
-        self.head = nn.Linear(sizes[-1], classes)
+        self.head = nn.Linear(inputs, classes)
         zero_linear_biases(self)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -14,16 +14,16 @@ from torch import Tensor, nn
 from fleet_protocol.errors import ConfigError
 from models.architecture import architecture
 from models.cut import Cut
-from models.zoo.layers import Norm, Norming, Scaler, zero_linear_biases
+from models.zoo.layers import Norm, NormStyle, Scaler, zero_linear_biases
 
 
 class ScaledNorm(nn.Module):
     """Scaler, norm and ReLU, which stand before every convolution of a block."""
 
-    def __init__(self, channels: int, norming: Norming) -> None:
+    def __init__(self, channels: int, norm_style: NormStyle) -> None:
         super().__init__()
-        self.scaler = Scaler(norming.rate)
-        self.norm = norming.layer(channels)
+        self.scaler = Scaler(norm_style.rate)
+        self.norm = norm_style.layer(channels)
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute float32 of the shape of x, float32 [batch, channels, height, width]."""
@@ -35,24 +35,25 @@ class PreActivationBlock(nn.Module):
     """Two convolutions added to the input, each behind its norm."""
 
     def __init__(
-        self, inputs: int, inner: int, outputs: int, norming: Norming, *, stride: int
+        self, inputs: int, inner: int, outputs: int, norm_style: NormStyle, *, stride: int
     ) -> None:
         """Make the block.
 
         With a stride of 1 it has an identity shortcut and needs `inputs == outputs`.
         """
         super().__init__()
-        self.norm1 = ScaledNorm(inputs, norming)
+        self.norm1 = ScaledNorm(inputs, norm_style)
         self.conv1 = nn.Conv2d(inputs, inner, 3, stride=stride, padding=1, bias=False)
-        self.norm2 = ScaledNorm(inner, norming)
+        self.norm2 = ScaledNorm(inner, norm_style)
         self.conv2 = nn.Conv2d(inner, outputs, 3, padding=1, bias=False)
         self.shortcut = (
             None if stride == 1 else nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False)
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute float32 [batch, outputs, height / stride, width / stride] from [batch, inputs,
-        height, width].
+        """Compute float32 [batch, outputs, ...] from [batch, inputs, height, width].
+
+        Sides are divided by the stride.
         """
         activated = self.norm1(x)
         kept = x if self.shortcut is None else self.shortcut(activated)
@@ -73,7 +74,7 @@ class PreResNet(nn.Module):
         streams: tuple[int, ...],
         inners: tuple[tuple[int, ...], ...],
         classes: int,
-        norming: Norming,
+        norm_style: NormStyle,
     ) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(input_channels, streams[0], 3, padding=1, bias=False)
@@ -83,15 +84,15 @@ class PreResNet(nn.Module):
             for number, inner in enumerate(widths):
                 stride = 2 if stage > 0 and number == 0 else 1
                 self.blocks.append(
-                    PreActivationBlock(inputs, inner, outputs, norming, stride=stride)
+                    PreActivationBlock(inputs, inner, outputs, norm_style, stride=stride)
                 )
                 inputs = outputs
-        self.norm = ScaledNorm(inputs, norming)
+        self.norm = ScaledNorm(inputs, norm_style)
         self.head = nn.Linear(inputs, classes)
         zero_linear_biases(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute logits, float32 [batch, classes], of x, float32 [batch, channels, height, width]."""
+        """Compute logits, float32 [batch, classes], of float32 [batch, channels, height, width]."""
         x = self.conv1(x)
         for block in self.blocks:
             x = block(x)
@@ -114,14 +115,14 @@ def preresnet18(
 
     Residual streams and the channels inside blocks are cut by width.
     """
-    norming = Norming(norm, cut.rate if scaler else 1.0)
+    norm_style = NormStyle(norm, cut.rate if scaler else 1.0)
     if len(blocks) != len(channels) or not blocks or min(blocks) < 1:
         raise ConfigError(
-            f"blocks {blocks} must name at least 1 block for each of the stages of channels {channels}"
+            f"blocks {blocks} must name at least 1 block for each of the stages of channels "
+            f"{channels}"
         )
     streams = cut.widths("stage", channels)
-    inners = tuple(
-        cut.widths(f"stage{stage}.block", [size] * count)
-        for stage, (size, count) in enumerate(zip(channels, blocks, strict=True), 1)
-    )
-    return PreResNet(input_shape[0], streams, inners, cut.classes(classes), norming)
+    inners: list[tuple[int, ...]] = []
+    for stage, (size, count) in enumerate(zip(channels, blocks, strict=True), 1):
+        inners.append(cut.widths(f"stage{stage}.block", [size] * count))
+    return PreResNet(input_shape[0], streams, tuple(inners), cut.classes(classes), norm_style)

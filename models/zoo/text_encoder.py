@@ -1,5 +1,4 @@
-"""A Transformer encoder for classifying texts, cut by width (every axis) and by depth (whole
-layers).
+"""A Transformer encoder for classifying texts, cut by width and by depth.
 
 The layer is that of HeteroFL (Diao et al., ICLR 2021), without dropout here. Depth prefixes are
 those of InclusiveFL (Liu, Wu, Wu, Wang, Lyu, Chen, Xie: "No one left behind: Inclusive federated
@@ -76,9 +75,13 @@ def text_encoder(
     """
     if embed % heads:
         raise ConfigError(f"embed {embed} is not a multiple of heads {heads}")
-    numbers = range(1, cut.depth(blocks) + 1)
+    depth = cut.depth(blocks)
     shape = TextShape(input_shape[0], vocab, cut.width("embed", embed), cut.classes(classes))
-    head_dims = [cut.heads(f"block{number}.attention", heads, embed // heads) for number in numbers]
-    ffns = [cut.width(f"block{number}.ffn", ffn) for number in numbers]
-    layers = [LayerShape(heads, dim, units) for dim, units in zip(head_dims, ffns, strict=True)]
+    # The axes of all heads are named before those of the feed-forward units; a layout keeps the
+    # order.
+    numbers = range(1, depth + 1)
+    head_dims = [cut.heads(f"block{n}.attention", heads, embed // heads) for n in numbers]
+    layers: list[LayerShape] = []
+    for number, head_dim in enumerate(head_dims, 1):
+        layers.append(LayerShape(heads, head_dim, cut.width(f"block{number}.ffn", ffn)))
     return TextEncoder(shape, layers, cut.rate if scaler else 1.0)

@@ -26,7 +26,7 @@ PAD = 0
 MASKED_SCORE = -1e9
 """Added to the score of a position that must not be attended to.
 
-Finite, so that no softmax is of nothing.
+It is finite, so that the softmax of a row of hidden positions exists.
 """
 
 Activation = Literal["gelu", "relu"]
@@ -36,14 +36,12 @@ _FFN_DEVIATION = 0.02
 
 @dataclass(frozen=True)
 class TextShape:
-    """Sizes of a model around its encoder layers: the longest text in tokens, token ids with
-    padding, and logits.
-    """
+    """Sizes of a model around its encoder layers."""
 
-    length: int
-    vocab: int
+    length: int  # of the longest text, in tokens
+    vocab: int  # token ids, including padding
     embed: int
-    classes: int
+    classes: int  # logits
 
 
 @dataclass(frozen=True)
@@ -84,22 +82,30 @@ class Attention(nn.Module):
 
         The penalty is added to the scores and broadcasts to [batch, heads, length, length].
         """
-        query, key, value = (
-            self.scaler(layer(x)).unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2)
-            for layer in (self.query, self.key, self.value)
-        )
+        query = self._heads_of(self.query(x))
+        key = self._heads_of(self.key(x))
+        value = self._heads_of(self.value(x))
         # The local width of a head, not the global one (specification 1.7).
         scores = torch.matmul(query * (1.0 / math.sqrt(self.head_dim)), key.transpose(-1, -2))
         mixed = torch.matmul(torch.softmax(scores + penalty, dim=-1), value)
-        joined: Tensor = self.scaler(self.output(mixed.transpose(1, 2).flatten(-2)))
-        return joined
+        attended: Tensor = self.scaler(self.output(mixed.transpose(1, 2).flatten(-2)))
+        return attended
+
+    def _heads_of(self, x: Tensor) -> Tensor:
+        """Bring [batch, length, heads * head_dim] to [batch, heads, length, head_dim]."""
+        heads: Tensor = self.scaler(x).unflatten(-1, (self.heads, self.head_dim))
+        return heads.transpose(1, 2)
 
 
 class EncoderLayer(nn.Module):
     """Attention and a feed-forward network, each added to the stream and then normalised."""
 
     def __init__(self, embed: int, shape: LayerShape, style: LayerStyle) -> None:
-        """Make the layer, or raise a ConfigError where a share to drop is outside [0, 1)."""
+        """Make the layer.
+
+        Raises:
+            ConfigError: if a share to drop is outside [0, 1).
+        """
         super().__init__()
         self.attention = Attention(embed, shape.heads, shape.head_dim, style.rate)
         self.norm1 = nn.LayerNorm(embed, eps=style.eps)
@@ -126,33 +132,40 @@ class EncoderLayer(nn.Module):
 def encoder_layers(
     cut: Cut, blocks: int, embed: int, shape: LayerShape, style: LayerStyle
 ) -> nn.ModuleList:
-    """Build a stack of encoder layers, whose heads and feed-forward units are axes
-    ``block<n>.attention``, ``.ffn``.
+    """Build a stack of encoder layers.
 
-    Blocks and units of the residual stream are those to build, as `Cut.depth` and `Cut.width`
-    returned them; the shape is that of each layer in the global model.
+    Their heads and feed-forward units are axes ``block<n>.attention`` and ``block<n>.ffn``.
+
+    Args:
+        cut: asked for the sizes of each layer.
+        blocks: number of layers to build, as `Cut.depth` returned it.
+        embed: units of the residual stream to build, as `Cut.width` returned them.
+        shape: sizes of each layer in the global model.
+        style: what the layers have in common.
     """
-
-    def kept(number: int) -> LayerShape:
+    layers = nn.ModuleList()
+    for number in range(1, blocks + 1):
         head_dim = cut.heads(f"block{number}.attention", shape.heads, shape.head_dim)
-        return LayerShape(shape.heads, head_dim, cut.width(f"block{number}.ffn", shape.ffn))
-
-    return nn.ModuleList(
-        EncoderLayer(embed, kept(number), style) for number in range(1, blocks + 1)
-    )
+        units = cut.width(f"block{number}.ffn", shape.ffn)
+        layers.append(EncoderLayer(embed, LayerShape(shape.heads, head_dim, units), style))
+    return layers
 
 
 def padding_penalty(present: Tensor) -> Tensor:
-    """What hides padding from `Attention`, float32 [batch, 1, 1, length].
+    """Return the penalty that hides padding from `Attention`, float32 [batch, 1, 1, length].
 
-    `present` is 1 for a token and 0 for padding, float32 [batch, length].
+    Args:
+        present: 1 for a token and 0 for padding, float32 [batch, length].
     """
     return ((1.0 - present) * MASKED_SCORE)[:, None, None, :]
 
 
 def future_penalty(length: int, like: Tensor) -> Tensor:
-    """What hides later positions from `Attention`, [length, length], of the dtype and device of a
-    tensor.
+    """Return the penalty that hides later positions from `Attention`, [length, length].
+
+    Args:
+        length: number of positions.
+        like: a tensor of the dtype and on the device that the penalty should have.
     """
     place = torch.arange(length, device=like.device)
     return (place[None, :] > place[:, None]).to(like.dtype) * MASKED_SCORE

@@ -28,7 +28,7 @@ from broker_server.rounds.best import VersionView, read_versions
 from broker_server.rounds.coverage import Coverage, count_coverage
 from broker_server.rounds.run_context import RunContext
 from broker_server.rounds.tier_version import stored_context
-from broker_server.service.rollout import RolloutView, rollouts
+from broker_server.service.rollout import RolloutView, read_rollouts
 from broker_server.store import EventRecord, Store, TaskRecord, queries
 from broker_server.store.explaining import DeviceInRound, explain_round
 from broker_server.store.following import LOOK_SECONDS, file_states
@@ -285,7 +285,7 @@ def _api(store: Path) -> APIRouter:
         "The release on its way to the boards, and those before it, newest first.",
     )
     def _rollout() -> JSONResponse:
-        return look(rollouts)
+        return look(read_rollouts)
 
     @get(
         "/tables",

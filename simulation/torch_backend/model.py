@@ -243,7 +243,7 @@ def _fed(layers: Sequence[NoiseLayer], noise: Sequence[Tensor]) -> Iterator[None
     """Give layers their random numbers for one forward pass."""
     for layer, numbers in zip(layers, noise, strict=True):
         layer.noise = numbers
-        layer.taken = 0
+        layer.used = 0
     try:
         yield
     finally:

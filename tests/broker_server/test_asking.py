@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from broker_server.service import asking
+from broker_server.service import prediction_requests
 from broker_server.service.launch import predict, run_fleet
 from broker_server.service.mosquitto import configuration
 from broker_server.service.visiting import Home
@@ -157,7 +157,7 @@ def test_a_board_that_says_nothing_is_named_in_time(url, settings, fleet, ask):
 
 def test_too_many_at_once_are_refused(url, settings, fleet, ask, monkeypatch):
     """So many wait for their answers; the next is told, and when one is answered there is room."""
-    monkeypatch.setattr(asking, "MOST", 2)
+    monkeypatch.setattr(prediction_requests, "MOST_WAITING", 2)
     held = queue.SimpleQueue()
     with Serving(settings, url), Board(fleet, "d", url) as board, ThreadPoolExecutor(2) as pool:
         ask_when_known(ask)

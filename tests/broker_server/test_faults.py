@@ -10,7 +10,7 @@ import types
 import pytest
 
 from broker_server.service import clock as clocks
-from broker_server.service import server as service
+from broker_server.service import runs
 from broker_server.service.launch import RunRejectedError, steer
 from broker_server.store import Store, opening
 from fleet_protocol import control
@@ -86,7 +86,7 @@ def test_a_server_that_is_up_goes_on_by_itself_when_the_disk_has_room_again(
     url, config, fleet, monkeypatch
 ):
     """A full disk stops the run; once there is room it is resumed without anybody asking, and ends."""
-    monkeypatch.setattr(service, "RETRY_SECONDS", 0.5)
+    monkeypatch.setattr(runs, "RETRY_SECONDS", 0.5)
     full = threading.Event()
     put = BlobStore.put
 
@@ -208,7 +208,7 @@ def test_a_store_has_one_server(url, config, running, fleet, monkeypatch):
     settings = config(**NO_TESTS)
     first = running(settings, url)
     with monkeypatch.context() as patched:
-        patched.setattr(service, "Store", None)
+        patched.setattr("broker_server.service.server.Store", None)
         with pytest.raises(ConfigError, match=r"another server works on the store .*stop it"):
             Running(settings, url).__enter__()
     with Peer(fleet, "d", url, honest()):
@@ -237,7 +237,7 @@ def test_the_time_of_a_round_stands_still_while_the_broker_is_away(
         assert back.wait(60)
         honest()(peer, work)
 
-    monkeypatch.setattr(service, "Clock", Watched)
+    monkeypatch.setattr(runs, "Clock", Watched)
     now = types.SimpleNamespace(monotonic=lambda: time.monotonic() + late)
     monkeypatch.setattr(clocks, "time", now)
     settings = config(round={"nudge_seconds": 0.01, "deadline_seconds": 600}, **NO_TESTS)

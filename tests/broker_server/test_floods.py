@@ -151,16 +151,16 @@ def test_an_exception_from_one_message_is_counted_and_ends_nothing(
     url, config, running, fleet, monkeypatch
 ):
     """A reply that makes the server stumble is logged with its topic; the round goes on."""
-    take = Replies.take
+    receive = Replies.receive
     stumbled = []
 
     def stumble(self, device, *rest):
         if not stumbled:
             stumbled.append(device)
             raise OverflowError("int too large")
-        take(self, device, *rest)
+        receive(self, device, *rest)
 
-    monkeypatch.setattr(Replies, "take", stumble)
+    monkeypatch.setattr(Replies, "receive", stumble)
     with Peer(fleet, "d", url, honest()):
         server = running(config(evaluation={"data": None}), url)
         assert server.wait().status == "finished"
@@ -175,7 +175,9 @@ def test_chunks_of_a_release_are_asked_for_in_ones_own_name(tmp_path):
     asked = []
     releases = SimpleNamespace(need=lambda *asks: asked.append(asks))
     with closing(Store(tmp_path)) as store:
-        between = BetweenRuns(Topics("lab"), Fleet(), store, releases, asking=None, outbox=None)
+        between = BetweenRuns(
+            Topics("lab"), Fleet(), store, releases, predictions=None, outbox=None
+        )
         handlers = between.handlers(request=None)
         router = Router(Topics("lab"), Limits(lambda _: True), lambda _: True, handlers)
         for name in ("pi", "invented"):

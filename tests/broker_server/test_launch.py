@@ -18,8 +18,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from broker_server.service import launch
-from broker_server.service import server as serving
+from broker_server.service import launch, runs
 from broker_server.service.broker import EmbeddedBroker
 from broker_server.service.launch import (
     RunRejectedError,
@@ -519,7 +518,7 @@ def test_a_run_outlives_an_embedded_broker_whose_port_another_program_took(
     config, running, fleet, monkeypatch
 ):
     """The run had failed for good, and its server ended; both wait until the port is free again."""
-    monkeypatch.setattr(serving, "RETRY_SECONDS", 0.5)
+    monkeypatch.setattr(runs, "RETRY_SECONDS", 0.5)
     port = free_port()
     settings = config(
         broker={"port": port}, evaluation={"data": None}, round={"deadline_seconds": 60}

@@ -246,9 +246,9 @@ rounds = 2000
         chosen = [Assignment("a", context.tiers[0])]
         letters = Letterbox()
         for number in numbers:
-            _, tasks, _ = plan_round(
+            tasks = plan_round(
                 context, chosen, replace(start, number=number - 1), number, blobs
-            )
+            ).tasks
             collection = open_collection(
                 context, tasks, ClosingRule(share=1.0, wanted=1, opened=0.0, deadline=60.0)
             )

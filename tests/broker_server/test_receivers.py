@@ -19,7 +19,12 @@ from broker_server.rounds.planning import open_collection
 from broker_server.rounds.run_context import prepare_run
 from broker_server.service import receivers
 from broker_server.service.partial_uploads import PartialUploads
-from broker_server.service.receiver import Announced, Given, Open, Receiver
+from broker_server.service.receiver import Receiver, TaskChanges
+from broker_server.service.receiver_messages import (
+    AnnouncedUpdate,
+    AssignedTask,
+    AssignedTasks,
+)
 from broker_server.settings.fleet import BrokerConfig
 from broker_server.store import Store, TaskRecord
 from fleet_protocol import control
@@ -378,55 +383,59 @@ def receiver(config, artifacts, tmp_path):
     record = TaskRecord("t", "r", 1, "pi", "train", item.tier.id, "k", 0, cut, cut)
     collection = open_collection(context, [record], ClosingRule(1.0, 1, 0.0, 1.0, 0.0, 0.0))
     task = collection.tasks["t"]
-    order = Open(
-        tasks=(Given(record=record, asked=0),),
-        asked=(task.instructions,),
+    order = AssignedTasks(
+        tasks=(AssignedTask(record=record, instructions=0),),
+        instructions=(task.instructions,),
         manifests={item.tier.id: task.manifest},
     )
-    order = Open.model_validate_json(order.to_bytes())  # as it travels
+    order = AssignedTasks.model_validate_json(order.to_bytes())  # as it travels
     made = Receiver(PartialUploads(store, blobs))
-    assert made.open(order) == ({"t"}, set())
+    assert made.assign(order) == TaskChanges(added={"t"}, removed=set())
     metadata = {"task": "t", "run": "r", "round": "1", "version": "0", "tier": item.tier.id}
-    return made, encode_weights(tensors, metadata), item.tier.id
+    return made, encode_weights(tensors, metadata), item.tier.id, store
 
 
 def test_chunks_that_another_device_signed_are_counted_and_kept_from_an_update(receiver):
     """They are whole, but not their owner's; what the owner signs is taken."""
-    made, data, tier = receiver
+    receiver, data, tier, store = receiver
     ref = blob_ref(data, CHUNK_BYTES)
     frames = [frame for _, frame in iter_chunks(data, CHUNK_BYTES, ((0, ref.chunks),))]
-    made.announced(Announced(task="t", tier=tier, update=ref))
+    receiver.announce(AnnouncedUpdate(task="t", tier=tier, update=ref))
     for frame in frames:
-        made.chunk("t", Received("", frame, signer="other"))
-    words, heard = made.told()
-    assert {(word.kind, word.reason) for word in words} == {("counted", RefusalReason.FORGED)}
-    assert not heard
+        receiver.receive_chunk("t", Received("", frame, signer="other"))
+    report = receiver.collect_report()
+    refusals = {(outcome.kind, outcome.reason) for outcome in report.outcomes}
+    assert refusals == {("counted", RefusalReason.FORGED)}
+    assert not report.active_tasks
     for frame in frames:
-        made.chunk("t", Received("", frame, signer="pi"))
-    (word,), heard = made.told()
-    assert (word.kind, word.update, word.merged, heard) == ("taken", ref.digest, ref.digest, ("t",))
-    assert made.partial.blobs.read(ref.digest) == data
+        receiver.receive_chunk("t", Received("", frame, signer="pi"))
+    report = receiver.collect_report()
+    (outcome,) = report.outcomes
+    assert (outcome.kind, outcome.update, outcome.merged) == ("stored", ref.digest, ref.digest)
+    assert report.active_tasks == ("t",)
+    assert store.read(ref.digest) == data
 
 
-def test_what_was_told_is_told_again_where_it_is_asked_for_again(receiver):
+def test_what_was_reported_is_reported_again_where_it_is_asked_for_again(receiver):
     """The server may be asked once more before it has read the report; another update is begun
     anew.
     """
-    made, data, tier = receiver
+    receiver, data, tier, _ = receiver
     ref = blob_ref(data, CHUNK_BYTES)
     for _, frame in iter_chunks(data, CHUNK_BYTES, ((0, ref.chunks),)):
-        made.chunk("t", Received("", frame))
-    order = Announced(task="t", tier=tier, update=ref)
-    told = []
+        receiver.receive_chunk("t", Received("", frame))
+    order = AnnouncedUpdate(task="t", tier=tier, update=ref)
+    outcomes = []
     for _ in range(2):
-        made.announced(order)
-        told += made.told()[0]
-    assert [word.kind for word in told] == ["taken", "taken"]
+        receiver.announce(order)
+        outcomes += receiver.collect_report().outcomes
+    assert [outcome.kind for outcome in outcomes] == ["stored", "stored"]
     other = ref.model_copy(update={"digest": "1" * 64})
-    made.announced(order.model_copy(update={"update": other}))
-    made.ask(float("inf"))
-    (word,), _ = made.told()
-    assert (word.kind, word.update, word.ranges) == ("missing", "1" * 64, ((0, ref.chunks),))
+    receiver.announce(order.model_copy(update={"update": other}))
+    receiver.ask_for_missing(float("inf"))
+    (outcome,) = receiver.collect_report().outcomes
+    assert (outcome.kind, outcome.update) == ("missing", "1" * 64)
+    assert outcome.ranges == ((0, ref.chunks),)
 
 
 def test_a_host_that_cannot_be_reached_is_named(ssh, config, running, mosquitto, tmp_path):

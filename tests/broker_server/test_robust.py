@@ -264,30 +264,30 @@ def test_a_robust_merge_is_a_setting_of_every_selective_average(name):
     [
         (
             {"strategy": {"name": "inclusivefl"}, "robust": {"merge": "median"}},
-            "merges in a way of its own",
+            "needs that the method lets its merge be replaced",
         ),
         (
             {"strategy": {"name": "fedmedian"}, "robust": {"merge": "trimmed_mean"}},
-            "take the strategy heterofl",
+            "strategy fedmedian .*method lets its merge be replaced",
         ),
         (
             {
                 "strategy": {"name": "fedrolex", "fedrolex": {"weighting": "width"}},
                 "robust": {"merge": "trimmed_mean"},
             },
-            "merges in a way of its own",
+            "needs that the method lets its merge be replaced",
         ),
         (
             {"strategy": {"weighting": "samples"}, "robust": {"merge": "median"}},
-            "counts every device alike",
+            "needs that all updates count alike",
         ),
         (
             {"strategy": {"plan": "random"}, "robust": {"merge": "krum"}},
-            "every device has one of its own",
+            "needs that all devices of a tier share one plan",
         ),
         (
             {"strategy": {"name": "federated_dropout"}, "robust": {"merge": "krum"}},
-            "every device has one of its own",
+            "needs that all devices of a tier share one plan",
         ),
     ],
 )

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from broker_server.service import dispatcher
+from broker_server.service import offers
 from broker_server.store import Store, TaskPhase, queries
 from broker_server.store.machine import RoundEvent
 from fleet_protocol import control
@@ -108,7 +108,7 @@ def test_who_is_connected_and_silent_is_away_and_who_answers_a_repeated_offer_is
     """One is halted, which no broker sees: it is not waited for. One that works long says so when
     it is asked.
     """
-    monkeypatch.setattr(dispatcher, "SILENT_SECONDS", 1.5)
+    monkeypatch.setattr(offers, "SILENT_SECONDS", 1.5)
     keys = {
         "min_devices": 3,
         "quorum": 0.3,
@@ -141,7 +141,7 @@ def test_who_is_silent_is_not_asked_again_before_its_next_word(
     mosquitto, config, running, fleet, monkeypatch
 ):
     """A halted board costs its round the silence, and the rounds after that nothing."""
-    monkeypatch.setattr(dispatcher, "SILENT_SECONDS", 1.5)
+    monkeypatch.setattr(offers, "SILENT_SECONDS", 1.5)
     keys = {
         "rounds": 4,
         "min_devices": 1,

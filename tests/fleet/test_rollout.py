@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from broker_server.service.rollout import begin, keep_rollout, read_rollout
+from broker_server.service.rollout import read_rollout, start_rollout, store_rollout
 from device_runtime.agent.releases import RESTART
 from fleet_protocol.identity.release import board_kind
 from shoal.flash.tree import Entry, packed
@@ -50,7 +50,7 @@ def built(**changes):
 
 
 def begin_as(folder, builds, **changes):
-    return begin(folder, builds, 1, **{**ALL, **changes})
+    return start_rollout(folder, builds, 1, **{**ALL, **changes})
 
 
 def test_a_broken_release_stops_at_the_canary_and_a_good_one_goes_to_all(lab):
@@ -60,7 +60,7 @@ def test_a_broken_release_stops_at_the_canary_and_a_good_one_goes_to_all(lab):
     folder, up, board = lab
     server = up()
     boards = [board(index) for index in range(2)]
-    until(lambda: len(server._known.releases()) == 2, boards[0].log)
+    until(lambda: len(server._devices.releases()) == 2, boards[0].log)
     bad = begin_as(
         folder, built(device_runtime__main=("import argparse", "import argparse, no_such_module"))
     )
@@ -80,10 +80,10 @@ def test_a_broken_release_stops_at_the_canary_and_a_good_one_goes_to_all(lab):
     assert all(set(each.codes) == {RESTART} for each in boards), boards[0].log()
     until(
         lambda: (
-            [said.split(" ")[0] for said in server._known.releases().values()] == ["running"] * 2
+            [said.split(" ")[0] for said in server._devices.releases().values()] == ["running"] * 2
         )
     )
-    assert set(read_rollout(folder).outcomes(server._known.releases(), time.time()).values()) == {
+    assert set(read_rollout(folder).outcomes(server._devices.releases(), time.time()).values()) == {
         "running"
     }
 
@@ -95,7 +95,7 @@ def test_a_release_whose_onnxruntime_does_not_train_is_never_tried(lab):
     folder, up, board = lab
     server = up()
     one = board(0)
-    until(server._known.releases, one.log)
+    until(server._devices.releases, one.log)
     lame = built(
         device_runtime__training__backends__swapping=("self._current = 1 - self._current", "pass")
     )
@@ -113,7 +113,7 @@ def test_a_release_that_fails_in_a_round_goes_no_further(lab):
     folder, up, board = lab
     server = up(rounds=100_000)
     boards = [board(index) for index in range(2)]
-    until(lambda: len(server._known.releases()) == 2, *(each.log for each in boards))
+    until(lambda: len(server._devices.releases()) == 2, *(each.log for each in boards))
     ends = "    check_parameters(session.parameters(), schedule.round, step)\n"
     bad = built(
         device_runtime__training__epochs=(
@@ -141,14 +141,14 @@ def test_a_release_that_cannot_read_the_settings_is_taken_back(lab):
     folder, up, board = lab
     server = up()
     one = board(0)
-    until(lambda: len(server._known.releases()) == 1, one.log)
+    until(lambda: len(server._devices.releases()) == 1, one.log)
     older = built(device_runtime__settings=("    repair_seconds: Seconds = 2.0\n", ""))
     number = begin_as(folder, older, stages=(1.0,)).release.number
     until(lambda: read_rollout(folder).stopped, one.log)
     assert one.record == f"failed {number} 0 0 it ended 3 times before the fleet had heard it"
     assert "unknown key 'repair_seconds'" in one.log()
     assert set(one.codes) == {RESTART}
-    until(lambda: server._known.online, one.log)
+    until(lambda: server._devices.online, one.log)
 
 
 def test_a_board_that_pauses_is_not_asked_and_not_late(lab):
@@ -156,7 +156,7 @@ def test_a_board_that_pauses_is_not_asked_and_not_late(lab):
     folder, up, board = lab
     server = up()
     one = board(0)
-    until(server._known.releases, one.log)
+    until(server._devices.releases, one.log)
     settings = one.folder / "device.toml"
     awake = settings.read_text()
     settings.write_text(
@@ -164,13 +164,15 @@ def test_a_board_that_pauses_is_not_asked_and_not_late(lab):
     )
     one.cut()
     until(
-        lambda: any(said.unable.startswith("paused") for said in server._known.profiles().values()),
+        lambda: any(
+            said.unable.startswith("paused") for said in server._devices.profiles().values()
+        ),
         one.log,
     )
     number = begin_as(folder, built(), stages=(1.0,), within_seconds=60.0).release.number
     threading.Event().wait(3.0)
     assert not read_rollout(folder).asked
-    keep_rollout(
+    store_rollout(
         folder,
         lambda: read_rollout(folder).model_copy(update={"asked": {"device-0": time.time() - 61.0}}),
     )
@@ -185,7 +187,7 @@ def test_boards_are_not_late_for_the_time_without_a_server(lab):
     """Whoever was asked has its time again when one is there."""
     folder, up, board = lab
     number = begin_as(folder, built(), stages=(1.0,), within_seconds=60.0).release.number
-    keep_rollout(
+    store_rollout(
         folder,
         lambda: read_rollout(folder).model_copy(update={"asked": {"device-0": time.time() - 61.0}}),
     )
@@ -202,7 +204,7 @@ def test_a_release_that_the_server_does_not_hear_is_taken_back(lab):
     folder, up, board = lab
     server = up()
     one = board(0, connect_seconds=6.0)
-    until(server._known.releases, one.log)
+    until(server._devices.releases, one.log)
     mute = built(
         device_runtime__agent__uplink=(
             "if profile is not None and",
@@ -225,7 +227,7 @@ def test_what_the_operator_did_not_sign_or_signed_before_is_not_taken(lab):
     until(
         lambda: one.record.startswith(f"failed {new.release.number} 0 0 it cannot be read"), one.log
     )
-    until(lambda: "failed" in str(server._known.releases()))
+    until(lambda: "failed" in str(server._devices.releases()))
     forged = new.model_copy(
         update={
             "signed": new.signed[:-6] + "20207d",
@@ -237,7 +239,7 @@ def test_what_the_operator_did_not_sign_or_signed_before_is_not_taken(lab):
         (forged, "refused, forged"),
         (old.model_copy(update={"asked": forged.asked, "most_failed": 1.0}), "refused, replayed"),
     ):
-        keep_rollout(folder, lambda said=said: said)
+        store_rollout(folder, lambda said=said: said)
         until(lambda words=words: words in one.log(), one.log)
     assert one.record.startswith(f"failed {new.release.number} 0 0")
 
@@ -247,7 +249,7 @@ def test_power_cuts_on_the_way_leave_a_board_that_goes_on(lab):
     folder, up, board = lab
     server = up()
     one = board(0)
-    until(server._known.releases, one.log)
+    until(server._devices.releases, one.log)
     number = begin_as(folder, built(), stages=(1.0,)).release.number
     parts = one.folder / "state" / "parts"
     seen = []
@@ -261,4 +263,4 @@ def test_power_cuts_on_the_way_leave_a_board_that_goes_on(lab):
         seen.append(name)
     until(lambda: one.record.startswith(f"running {number} 0"), one.log, lambda: one.record)
     assert -signal.SIGKILL in one.codes
-    until(lambda: f"running {number}" in str(server._known.releases()))
+    until(lambda: f"running {number}" in str(server._devices.releases()))

@@ -137,7 +137,7 @@ def test_a_bundle_is_replaced_over_the_air_and_a_broken_one_takes_itself_back(
     assert installed(made, config, "0.0.1", monkeypatch) < 60e6
     server = up(rounds=100_000)
     with Board(made) as board:
-        until(server._known.releases, board.log)
+        until(server._devices.releases, board.log)
         assert version() == "0.0.1"
         shoal("rollout", "start", "flash.toml", "--folder", "lab", "--stage", "100", "--gate", "1")
         (ref,) = read_rollout(folder).release.builds.values()

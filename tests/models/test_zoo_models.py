@@ -11,7 +11,7 @@ from fleet_protocol.errors import ConfigError
 from models import Registry, build, infer_layout, make_plan, slice_weights
 from models.pretrained import minilm_file, minilm_weights
 from models.zoo.initial_state import initial_weights
-from models.zoo.layers import Norming, set_mode
+from models.zoo.layers import NormStyle, set_mode
 from models.zoo.preresnet import PreActivationBlock
 from tests.models.layouts import scatter_add
 
@@ -28,14 +28,14 @@ def test_a_preactivation_block_is_the_released_one():
     1.7).
     """
     torch.manual_seed(0)
-    block = PreActivationBlock(4, 5, 6, Norming("none", 1.0), stride=2)
+    block = PreActivationBlock(4, 5, 6, NormStyle("none", 1.0), stride=2)
     x = torch.randn(2, 4, 8, 8)
     activated = x.relu()
     inner = functional.conv2d(activated, block.conv1.weight, stride=2, padding=1).relu()
     expected = functional.conv2d(inner, block.conv2.weight, padding=1)
     expected = expected + functional.conv2d(activated, block.shortcut.weight, stride=2)
     torch.testing.assert_close(block(x), expected)
-    plain = PreActivationBlock(4, 5, 4, Norming("none", 1.0), stride=1)
+    plain = PreActivationBlock(4, 5, 4, NormStyle("none", 1.0), stride=1)
     inner = functional.conv2d(activated, plain.conv1.weight, padding=1).relu()
     torch.testing.assert_close(
         plain(x), functional.conv2d(inner, plain.conv2.weight, padding=1) + x

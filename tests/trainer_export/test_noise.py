@@ -96,7 +96,7 @@ def test_the_model_is_left_as_it_was():
     state = torch.get_rng_state()
     trace_train(module, VECTOR, Recipe())
     assert module.drop.noise is None
-    assert module.drop.seen is None
+    assert module.drop.input_shapes is None
     assert torch.equal(state, torch.get_rng_state())
 
 

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+from broker_server.settings.combinations import Trait, keeps
 from broker_server.settings.fleet import FleetConfig
 from broker_server.store.privacy_spent import epsilon_by_round
 from broker_server.store.queries.run_views import find_run
@@ -37,7 +38,7 @@ def rounds(
     record = find_run(store, run)
     epsilons = epsilon_by_round(store, record)
     # Only a run that merges from a buffer has updates that count in a later round.
-    is_buffered = FleetConfig.stored(record.config).round.buffer is not None
+    is_buffered = not keeps(FleetConfig.stored(record.config), Trait.ONE_VERSION)
     views = []
     for round_record in store.rounds(record.id):
         number = round_record.number

@@ -1,5 +1,6 @@
-"""The routine ``statistics``: one pass that returns batch norm statistics of the sent model
-(specification 1.6).
+"""The routine ``statistics``: one pass over the samples for the batch norms of the sent model.
+
+Specification 1.6.
 """
 
 import time

@@ -14,7 +14,8 @@ pytest.importorskip("fastapi")
 from fastapi.testclient import TestClient
 from sqlalchemy import insert
 
-from broker_server.service.rollout import VERBS, read_rollout
+from broker_server.service.rollout import read_rollout
+from broker_server.service.rollout_state import VERBS
 from broker_server.settings.fleet import FleetConfig
 from broker_server.store import Store, TaskPhase, TaskRecord, VersionRecord, promotion, schema
 from broker_server.store.export import export_safetensors, load_version

@@ -1,0 +1,101 @@
+"""The weights that devices are sent: cut from a global version, encoded, and kept in the store."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from broker_server.rounds.round_records import read_version
+from broker_server.rounds.run_context import RunContext
+from broker_server.rounds.tier_models import open_model
+from broker_server.settings.combinations import Trait
+from broker_server.store import Store, TaskRecord
+from broker_server.strategies.strategy import GlobalModel, PlanRequest
+from broker_server.updates.distance import measure
+from fleet_protocol.blob_store import BlobStore
+from fleet_protocol.digests import matches
+from fleet_protocol.encodings import encode_whole, open_weights
+from fleet_protocol.messages import BlobRef
+from fleet_protocol.weights import weights_parts
+from models.plan import Plan, compile_plan
+from models.slicing import Tensors
+from models.tier import Tier
+
+
+@dataclass(frozen=True)
+class SentWeights:
+    """Weights as devices are sent them."""
+
+    ref: BlobRef
+    rounding_loss: float  # norm of what the encoding took, relative to the norm of the weights
+
+
+def store_sent_weights(
+    context: RunContext, weights: Tensors, blobs: BlobStore, *, durable: bool
+) -> SentWeights:
+    """Encode weights for the download of a run, and keep them.
+
+    Args:
+        context: the run.
+        weights: float32, in the order in which they are sent.
+        blobs: where they are kept.
+        durable: sync them to the disk.
+
+    Raises:
+        RefusedError: they cannot be encoded.
+        StorageError: the disk is full.
+    """
+    encoding = context.config.download.encoding
+    chunks = weights_parts(encode_whole(weights, encoding))
+    digest = blobs.put(*chunks, durable=durable)
+    size = sum(map(len, chunks))
+    loss = 0.0
+    if encoding != "fp32":
+        norm = math.sqrt(sum(float(np.vdot(tensor, tensor)) for tensor in weights.values()))
+        lost_norm = measure(open_weights(blobs.path(digest)), weights).norm
+        loss = lost_norm / (norm or 1.0)
+    ref = BlobRef(digest=digest, size=size, chunk_bytes=context.config.round.chunk_bytes)
+    return SentWeights(ref, loss)
+
+
+def cut_weights(
+    context: RunContext, request: PlanRequest, plan: Plan, model: GlobalModel, blobs: BlobStore
+) -> SentWeights:
+    """Cut the weights of a plan from a global model, and keep them.
+
+    They are synced to the disk only in a run with a buffer, where a task may outlive the version
+    it was cut from. Otherwise a power cut may lose them, and `restore_sent_weights` cuts them again.
+    """
+    layout = context.artifacts.layout
+    sent = context.strategy.send(compile_plan(layout, plan), request, model)
+    weights = {name: sent[name] for name in layout.shapes(request.tier)}
+    durable = not context.keeps(Trait.ONE_VERSION)
+    return store_sent_weights(context, weights, blobs, durable=durable)
+
+
+def restore_sent_weights(
+    context: RunContext, store: Store, tasks: Sequence[TaskRecord], blobs: BlobStore
+) -> None:
+    """Cut again the weights of an open round that a power cut took from the disk.
+
+    Raises:
+        BlobError: a global version cannot be read.
+        RefusedError: weights cannot be encoded.
+        StorageError: the disk is full, or lacks a version.
+    """
+    choices = {choice.weights.digest: (task, choice) for task in tasks for choice in task.choices}
+    for digest, (task, choice) in choices.items():
+        version = read_version(context, store, task.version)
+        # A device that is sent the whole model is sent the blob of the version itself.
+        if digest == version.digest or _is_whole(blobs, digest):
+            continue
+        blobs.remove(digest)
+        tier = Tier.parse(choice.tier)
+        request = PlanRequest(tier, task.device, task.version, context.config.seed)
+        plan = context.strategy.plan(request).plan
+        cut_weights(context, request, plan, open_model(blobs, version), blobs)
+
+
+def _is_whole(blobs: BlobStore, digest: str) -> bool:
+    return blobs.has(digest) and matches(blobs.read_unchecked(digest), digest)

@@ -1,0 +1,151 @@
+"""Offers tasks to devices, offers them again to devices that stay silent, and notices silence.
+
+Two signs of a device are kept for each of its tasks, see `OpenTask`: `heard` is the last message
+about the task itself, after which an offer is repeated; `sign` is the last message of any kind,
+after which the device counts as away.
+"""
+
+import math
+import time
+
+from broker_server.rounds.collecting import Collection, OpenTask
+from broker_server.service.cohorts import REVEAL_SECONDS
+from broker_server.service.connection import RunParts
+from broker_server.service.outbox import Outbox
+from fleet_protocol.messages.presence import ALIVE_SECONDS
+from fleet_protocol.transport import BACKOFF_MAX_SECONDS
+
+# a device that says it is idle has this long to answer an offer that is under way
+CROSSING_SECONDS = 1.0
+# of a device at work, after which it counts as away: a broker takes longer
+SILENT_SECONDS = 2.5 * ALIVE_SECONDS
+DEAF_SECONDS = 2.0  # without an empty inbox, which count for no silence
+
+
+class Offers:
+    """The offers of the open collection.
+
+    Args:
+        parts: of the run.
+        outbox: sends messages to devices.
+        nudge_seconds: without a message about a task, after which it is offered again.
+    """
+
+    def __init__(self, parts: RunParts, outbox: Outbox, nudge_seconds: float) -> None:
+        self._fleet = parts.fleet
+        self._blobs = parts.blobs
+        self._reporter = parts.reporter
+        self._clock = parts.clock
+        self._outbox = outbox
+        self._nudge_seconds = nudge_seconds
+        self._collection: Collection | None = None
+        self._listened = math.inf  # when the inbox was empty last, on the clock of the run
+
+    @property
+    def unanswered(self) -> list[OpenTask]:
+        """Return the tasks of the open collection that are not answered yet."""
+        return [] if self._collection is None else self._collection.unanswered
+
+    @property
+    def round_number(self) -> int | None:
+        """Return the number of the round of the open collection, if any."""
+        return None if self._collection is None else self._collection.number
+
+    def open(self, collection: Collection) -> None:
+        """Offer every task of a collection whose device is there."""
+        self._collection = collection
+        self.repeat_all()
+        self._listened = self._clock.now()
+
+    def close(self) -> Collection | None:
+        """Offer nothing more; return the collection that was open."""
+        collection = self._collection
+        self._collection = None
+        return collection
+
+    def repeat_all(self) -> None:
+        """Send every open offer once more."""
+        for task in self.unanswered:
+            self._send(task)
+
+    def repeat_due(self, now: float) -> None:
+        """Send the offers again about which nothing has come for a while."""
+        for task in self.unanswered:
+            if now - max(task.heard, task.offered) >= self._nudge_seconds:
+                self._send(task)
+
+    def note_sign(self, device: str) -> None:
+        """Note that a device has sent something."""
+        self._fleet.mark_active(device)
+        if self._collection is None:
+            return
+        for task in self._collection.of_device(device):
+            task.sign = self._clock.now()
+
+    def note_arrival(self, device: str) -> None:
+        """Offer its tasks to a device that has come."""
+        if self._collection is not None:
+            for task in self._collection.of_device(device):
+                self._send(task)
+
+    def note_idle(self, device: str) -> None:
+        """Offer its tasks soon to a device that says it has none.
+
+        Either the offer and this message have crossed, or a broker's restart swallowed the offer.
+        """
+        if self._collection is None:
+            return
+        due = time.monotonic() - self._nudge_seconds + CROSSING_SECONDS
+        for task in self._collection.of_device(device):
+            task.offered = min(task.offered, due)
+            task.heard = min(task.heard, due)
+
+    def note_reconnection(self) -> None:
+        """Give devices time to come back after the broker, which they do at their own pace."""
+        for task in self.unanswered:
+            task.sign = self._clock.now() + BACKOFF_MAX_SECONDS
+
+    def count_silent(self) -> None:
+        """Count devices with open tasks as away that send nothing, not even after a repeated offer.
+
+        Called when the inbox is empty: what a server did not hear because it was busy, or halted
+        itself, is no silence of its devices.
+        """
+        now = self._clock.now()
+        deaf_seconds = now - self._listened
+        self._listened = now
+        for task in self.unanswered:
+            if deaf_seconds > DEAF_SECONDS:
+                task.sign += deaf_seconds
+            silence = now - task.sign  # negative infinity before its first offer
+            device = task.record.device
+            if silence >= SILENT_SECONDS and self._fleet.is_online(device):
+                self._fleet.mark_silent(device)
+                task.left = task.sign
+                why = (
+                    f"{device} is connected, and has said nothing for {silence:.0f} s; it is "
+                    "waited for no longer"
+                )
+                self._reporter.note("silent", why, self.round_number)
+            elif silence >= SILENT_SECONDS / 2 <= time.monotonic() - task.offered:
+                self._send(task)
+
+    def _send(self, task: OpenTask) -> None:
+        collection = self._collection
+        now = self._clock.now()
+        device = task.record.device
+        if collection is None or not self._fleet.is_online(device) or now >= collection.deadline:
+            return
+        # Before the first offer of a task: blobs that several devices will ask for soon are held
+        # back, and published once for all of them.
+        for ref in (task.record.artifact_set, task.record.weights):
+            if task.offered < 0 and not self._blobs.asked(ref.digest, device):
+                self._blobs.expect(ref.digest, device)
+        task.offered = time.monotonic()
+        if math.isinf(task.sign):
+            task.sign = now
+        seconds_left = collection.deadline - now
+        if task.instructions.upload.summing is not None:
+            # Sums are made one after the other, and their devices are needed until then.
+            seconds_left += REVEAL_SECONDS * len(collection.cohorts())
+        self._outbox.offer(task.record, task.instructions, seconds_left)

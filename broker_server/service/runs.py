@@ -1,0 +1,245 @@
+"""Begins, resumes and executes the runs of a server, one at a time."""
+
+import functools
+import logging
+import math
+import time
+from dataclasses import dataclass, replace
+
+from broker_server.rounds.artifacts import load_artifacts
+from broker_server.rounds.coordinator import Coordinator
+from broker_server.rounds.dispatch import Services
+from broker_server.rounds.evaluators import Evaluators, open_test_sets
+from broker_server.rounds.new_version import first_version
+from broker_server.rounds.reporting import Listener, Reporter
+from broker_server.rounds.run_context import RunContext, new_run_id, prepare_run
+from broker_server.rounds.stopping import OperatorWish, StopRequested
+from broker_server.service.blob_service import BlobService, chunk_bytes_for
+from broker_server.service.clock import Clock
+from broker_server.service.cohorts import Cohorts
+from broker_server.service.connection import Connection, RunParts
+from broker_server.service.control import say_started
+from broker_server.service.data_findings import note_undescribed
+from broker_server.service.dispatcher import MqttDispatcher
+from broker_server.service.partial_uploads import PartialUploads
+from broker_server.service.reassembly import Reassembly
+from broker_server.service.receivers import Receivers
+from broker_server.service.rollout_service import RolloutService
+from broker_server.service.server_requests import ServerRequests
+from broker_server.service.trusted import trusted_config, what_differs
+from broker_server.service.uploads import Uploads
+from broker_server.settings.fleet import BrokerConfig, FleetConfig
+from broker_server.store import RunRecord, Store
+from broker_server.store.machine import FINAL
+from broker_server.store.update_store import UpdateStore
+from fleet_protocol.blob_store import BlobStore
+from fleet_protocol.control import RunFinished
+from fleet_protocol.errors import ConfigError
+
+_LOG = logging.getLogger(__name__)
+
+RETRY_SECONDS = 10.0  # between attempts to go on with a run whose store or broker was not there
+
+
+@dataclass(frozen=True)
+class ServerResources:
+    """What a server has open, from its start to its end.
+
+    Attributes:
+        store: the database.
+        blobs: global versions, slices and statistics.
+        updates: what devices sent.
+        broker: the settings of the broker.
+        connection: to the broker, and what goes through it.
+        receivers: the processes that receive updates, if any.
+        rollout: passes releases on to boards, in a fleet with identities.
+    """
+
+    store: Store
+    blobs: BlobStore
+    updates: UpdateStore
+    broker: BrokerConfig
+    connection: Connection
+    receivers: Receivers | None
+    rollout: RolloutService | None
+
+
+class Runs:
+    """The runs of a server.
+
+    Args:
+        resources: what the server has open.
+        requests: handles requests to the server.
+        emit: sends every event of a run to the server's clients.
+
+    Attributes:
+        resume_at: the ``time.monotonic()`` at which an unfinished run is to be tried again.
+    """
+
+    def __init__(
+        self, resources: ServerResources, requests: ServerRequests, emit: Listener
+    ) -> None:
+        self.resume_at = math.inf
+        self._resources = resources
+        self._store = resources.store
+        self._connection = resources.connection
+        self._requests = requests
+        self._control = requests.control
+        self._emit = emit
+
+    @property
+    def _fleet(self) -> str:
+        return self._connection.topics.fleet
+
+    def begin(
+        self, config: FleetConfig, request: str | None = None, *, followed: bool = False
+    ) -> RunFinished:
+        """Do one run, or go on with the one of the same configuration that was cut short.
+
+        Args:
+            config: of the run.
+            request: id of the request that it is done for, if any.
+            followed: whether a client may follow it over MQTT.
+
+        Raises:
+            ShoalError: the run cannot begin.
+        """
+        if config.fleet != self._fleet:
+            raise ConfigError(
+                f"the configuration is of fleet {config.fleet}, this server has fleet {self._fleet}"
+            )
+        unfinished = self._store.unfinished(self._fleet)
+        changed = "" if unfinished is None else what_differs(config, unfinished.config)
+        if unfinished is not None and not changed:
+            config = config.with_stored_contract(unfinished.config)
+            return self._continue(unfinished, config, request)
+        self._control.followed = followed
+        # Only a run that can begin ends the one before it.
+        context, evaluators = self._prepare(new_run_id(), config)
+        if unfinished is not None:
+            self._end_replaced(unfinished, context.run, changed)
+        self._store.add_run(context.begun(), first_version(context, self._resources.blobs))
+        return self._execute(context, evaluators, request)
+
+    def retry_later(self) -> None:
+        """Try to go on with an unfinished run after a pause."""
+        self.resume_at = time.monotonic() + RETRY_SECONDS
+
+    def _end_replaced(self, unfinished: RunRecord, run: str, changed: str) -> None:
+        why = f"run {run} started again from the beginning, with other settings: {changed}"
+        _LOG.warning(
+            "run %s ends unfinished: %s; `shoal export-weights` has what it learnt",
+            unfinished.id,
+            why,
+        )
+        self._store.end_run(unfinished.id, "stopped", why)
+
+    def resume(self) -> RunFinished | None:
+        """Go on with a run that an earlier server left unfinished.
+
+        Returns:
+            How it ended; None if there is none.
+
+        Raises:
+            ShoalError: it cannot go on.
+        """
+        unfinished = self._store.unfinished(self._fleet)
+        if unfinished is None:
+            return None
+        config = trusted_config(self._store, unfinished, self._requests.own)
+        return self._continue(unfinished, config, None)
+
+    def _continue(self, record: RunRecord, config: FleetConfig, request: str | None) -> RunFinished:
+        # Its followers may be anywhere where requests over MQTT are open.
+        self._control.followed = self._control.open
+        context, evaluators = self._prepare(record.id, config)
+        self._store.record_config(record.id, context.begun().config)  # the folder may have moved
+        return self._execute(context, evaluators, request)
+
+    def _prepare(self, run: str, config: FleetConfig) -> tuple[RunContext, Evaluators]:
+        """Return the context of a run, with this server's store and broker, and its test sets."""
+        ours = {"store": self._store.folder.resolve(), "broker": self._resources.broker}
+        config = config.model_copy(update=ours)
+        artifacts = load_artifacts(
+            config.model.artifacts,
+            config.model.arch,
+            chunk_bytes=chunk_bytes_for(self._connection.link, config.round.chunk_bytes),
+            weights=config.model.weights,
+        )
+        context = prepare_run(run, config, artifacts)
+        if self._resources.rollout is not None:
+            # A board that has taken a release trains with the set of that release.
+            context = replace(context, sets=self._resources.rollout.sets)
+        return open_test_sets(context)
+
+    def _execute(
+        self, context: RunContext, evaluators: Evaluators, request: str | None
+    ) -> RunFinished:
+        reporter = Reporter(context.run, self._store, self._emit)
+        partial = PartialUploads(self._resources.updates, self._resources.blobs)
+        dispatcher = self._dispatcher(context, reporter, partial)
+        services = Services(dispatcher, self._store, self._resources.blobs, self._resources.updates)
+        coordinator = Coordinator(context, services, evaluators)
+        # Parts of updates are of use only to a round that goes on.
+        if self._awaits_no_update(context.run):
+            partial.clear()
+        outbox = self._connection.outbox
+        outbox.publish_status(context.run)
+        version = self._store.version(context.run)
+        say_started(context, reporter, request, version.number if version is not None else 0)
+        note_undescribed(context.contracts, reporter)
+        try:
+            finished = coordinator.run()
+        except StopRequested:
+            return coordinator.stopped()
+        finally:
+            partial.close()
+            outbox.publish_status(None)
+        if finished.status == "stopped":  # not by an operator: its store or broker was not there
+            self.retry_later()
+        return finished
+
+    def _dispatcher(
+        self, context: RunContext, reporter: Reporter, partial: PartialUploads
+    ) -> MqttDispatcher:
+        connection = self._connection
+        operator = OperatorWish.from_run(self._store.run(context.run))
+        clock = Clock(connected=connection.link.connected)
+        uploads = Uploads(
+            self._store,
+            Reassembly(partial),
+            connection.outbox,
+            reporter,
+            Cohorts(self._store, partial.blobs, connection.outbox, clock),
+            self._resources.receivers,
+        )
+        chunk_bytes = context.config.round.chunk_bytes
+        blobs = BlobService(connection.link, connection.topics, chunk_bytes)
+        blobs.serve(context.artifacts.files)
+        parts = RunParts(
+            self._store,
+            connection.devices,
+            blobs,
+            uploads,
+            reporter,
+            operator,
+            clock,
+            context.open_labels,
+        )
+        return MqttDispatcher(
+            connection,
+            parts,
+            nudge_seconds=context.config.round.nudge_seconds,
+            handle_request=functools.partial(
+                self._requests.handle_in_run, reporter=reporter, operator=operator
+            ),
+        )
+
+    def _awaits_no_update(self, run: str) -> bool:
+        """Return whether no round of a run is open, and no update of an earlier one may come."""
+        last = self._store.last_round(run)
+        if last is None:
+            return True
+        return last.state in FINAL and not self._store.late_tasks(
+            run, last.number + 1, waiting=True
+        )
