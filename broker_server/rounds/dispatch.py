@@ -129,7 +129,7 @@ def gather(
     """
     while True:
         now = dispatcher.now()
-        standings = collection.look(now, dispatcher.fleet.is_online)
+        standings = collection.note_progress(now, dispatcher.fleet.is_online)
         advance(collection.phases())
         decision = decide(standings, collection.rule, now)
         if dispatcher.operator.abandon_reason:

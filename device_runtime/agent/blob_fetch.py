@@ -56,7 +56,12 @@ class BlobFetch:
         """Return whether a blob is still missing."""
         return digest in self._incomplete
 
-    def want(self, refs: Iterable[BlobRef], now: float, asked: Collection[str] = ()) -> None:
+    def want(
+        self,
+        refs: Iterable[BlobRef],
+        now: float,
+        asked: Collection[str] = (),
+    ) -> None:
         """Ask for the blobs that are not on disk, intact.
 
         Args:
