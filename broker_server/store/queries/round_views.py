@@ -12,7 +12,7 @@ from broker_server.store.queries.views import RoundView
 from broker_server.store.records import LeftOut, RoundRecord
 from broker_server.store.repository import Store
 from broker_server.store.task_records import TaskRecord
-from fleet_protocol.metrics import joined
+from fleet_protocol.metrics import join_metrics
 
 
 def rounds(
@@ -79,7 +79,7 @@ def _view(
         tasks=tuple(tasks),
         device_accuracy=sum(accuracies) / len(accuracies) if accuracies else None,
         device_range=(min(accuracies), max(accuracies)) if accuracies else None,
-        device_metrics=joined(evaluations),
+        device_metrics=join_metrics(evaluations),
         sent_bytes=sum(sent_bytes.values()),
         received_bytes=received_bytes,
     )
