@@ -13,7 +13,7 @@ from typing import Literal
 
 from broker_server.rounds.artifacts import Artifacts, TierArtifacts, load_artifacts
 from broker_server.rounds.best import require_metric
-from broker_server.rounds.fleet import require_levels, usable_tiers
+from broker_server.rounds.tier_assignment import require_levels, usable_tiers
 from broker_server.settings.fleet import FleetConfig
 from broker_server.settings.pairs import require_pairs
 from broker_server.store.privacy_spent import require_accountant
