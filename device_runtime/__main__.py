@@ -3,9 +3,8 @@
 import sys
 
 if sys.version_info < (3, 10):  # noqa: UP036  (no bundle lets it come so far; a copied folder does)
-    sys.exit(
-        f"error: this is Python {sys.version.split()[0]}, and Shoal needs 3.10 or newer: install one"
-    )
+    version = sys.version.split()[0]
+    sys.exit(f"error: this is Python {version}, and Shoal needs 3.10 or newer: install one")
 
 from device_runtime.main import main
 

@@ -1,8 +1,8 @@
-"""What training costs on this board: one table for every board, made without a network and without
-PyTorch.
+"""What training costs on this board: a table that every board can make, without a network.
 
-Each artifact set trains by the way of a task, in a process of its own, whose memory and first step
-are then of that set alone: ``python -m device_runtime.bench MANIFEST BATCH BEGAN``.
+It needs no PyTorch. Each artifact set trains by the way of a task, in a process of its own, whose
+memory and first step are then of that set alone:
+``python -m device_runtime.bench MANIFEST BATCH BEGAN``.
 """
 
 import json
@@ -13,6 +13,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
 
 from device_runtime.board import (
     machine_name,
@@ -31,7 +34,7 @@ from fleet_protocol.allocator import settle_allocator
 from fleet_protocol.child_process import python_module
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.foreign_files import path_within, read_within
-from fleet_protocol.manifest import BASE, parse_manifest
+from fleet_protocol.manifest import BASE, Manifest, parse_manifest
 from fleet_protocol.mapped_tensors import open_tensors
 
 SMALL = Path(__file__).parent / "self_test_set"
@@ -40,34 +43,46 @@ SMALL = Path(__file__).parent / "self_test_set"
 _SECONDS = 1200.0
 _STEPS = 5
 _MOST_STEPS = 500
+_MEASURED_SECONDS = 2.0  # after which no step begins, once there are some
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What an artifact set takes on this board, with one thread."""
+    """What an artifact set takes on this board, with one thread.
+
+    Attributes:
+        arch: architecture of the model.
+        tier: of the sub-model.
+        batch: samples of a step, which are made up.
+        step_ms: processor time of a step, the median; its quartiles follow.
+        step_low_ms: the lower quartile.
+        step_high_ms: the upper quartile.
+        wall_ms: the median by the clock.
+        opens_ms: processor time to check the step graph and open it.
+        opens_again_ms: the same of a graph that this process knows.
+        first_step_seconds: by the clock, from the start of the process to the end of its first
+            step.
+        peak_mb: of the process's resident memory.
+        loss: at the fifth step; the samples are the same everywhere, so boards that compute alike
+            agree on it.
+    """
 
     arch: str
     tier: str
     batch: int
-    step_ms: (
-        float  # processor time of a step with its made-up samples, the median; its quartiles follow
-    )
+    step_ms: float
     step_low_ms: float
     step_high_ms: float
-    wall_ms: float  # the median by the clock
-    opens_ms: float  # processor time to look at the step graph and open it
-    opens_again_ms: float  # the same of a graph that this process knows
-    first_step_seconds: (
-        float  # by the clock, from the start of the process to the end of its first step
-    )
-    peak_mb: float  # of the process's resident memory
-    # at the fifth step; the samples are the same everywhere, so boards that compute alike agree on
-    # it
+    wall_ms: float
+    opens_ms: float
+    opens_again_ms: float
+    first_step_seconds: float
+    peak_mb: float
     loss: float
 
 
 def board_line() -> str:
-    """What boards are told apart by, in a line."""
+    """Return what boards are told apart by, in a line."""
     board = probe()
     backend = choose_backend("auto")
     memory = f"{board.ram_bytes / 2**30:.1f} GiB"
@@ -83,72 +98,114 @@ def costs(folder: Path, batch: int) -> Iterator[Cost]:
         ConfigError: there is none, no runtime is installed, or a set cannot be trained.
     """
     choose_backend("auto")
-    found = sorted(folder.rglob("manifest.json"))
-    if not found:
+    manifests = sorted(folder.rglob("manifest.json"))
+    if not manifests:
         raise ConfigError(
             f"{folder} holds no artifact set: `shoal export` writes them, on a machine with PyTorch"
         )
-    for path in found:
-        command = python_module(
-            "device_runtime.bench", str(path), str(batch), str(time.monotonic())
+    for path in manifests:
+        yield _measure_in_process(path, batch)
+
+
+def _measure_in_process(path: Path, batch: int) -> Cost:
+    """Measure the set of a manifest in a process of its own."""
+    began = str(time.monotonic())
+    command = python_module("device_runtime.bench", str(path), str(batch), began)
+    try:
+        done = subprocess.run(  # noqa: S603
+            command,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=_SECONDS,
         )
-        try:
-            done = subprocess.run(  # noqa: S603
-                command, capture_output=True, text=True, check=True, timeout=_SECONDS
-            )
-        except subprocess.TimeoutExpired:
-            raise ConfigError(
-                f"{path}: not trained within {_SECONDS:.0f} s: take a smaller --batch"
-            ) from None
-        except subprocess.CalledProcessError as error:
-            last = (error.stderr.strip().splitlines() or [f"ended with {error.returncode}"])[-1]
-            raise ConfigError(f"{path}: cannot be trained here: {last}") from None
-        yield Cost(**json.loads(done.stdout))
+    except subprocess.TimeoutExpired:
+        raise ConfigError(
+            f"{path}: not trained within {_SECONDS:.0f} s: take a smaller --batch"
+        ) from None
+    except subprocess.CalledProcessError as error:
+        lines = error.stderr.strip().splitlines() or [f"ended with {error.returncode}"]
+        raise ConfigError(f"{path}: cannot be trained here: {lines[-1]}") from None
+    return Cost(**json.loads(done.stdout))
 
 
-def _cost(path: Path, batch: int, began: float) -> Cost:
+# What follows runs in that process.
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """Steps that were measured.
+
+    Attributes:
+        processor_ms: of each.
+        wall_ms: of each.
+        losses: of each.
+    """
+
+    processor_ms: list[float]
+    wall_ms: list[float]
+    losses: list[float]
+
+
+def _measure(path: Path, batch: int, began: float) -> Cost:
+    """Measure the set of a manifest; `began` is ``time.monotonic()`` of the process's start."""
     settle_allocator()
+    # Otherwise its import would count as part of opening the graph.
     load_runtime()  # which each process does once, whatever it opens
     manifest = parse_manifest(read_within(path.parent, path.name))
     key = step_graph_key(choose_backend("auto"), manifest)
     if key is None:
         raise ConfigError("it has no step for this runtime")
     graph = path_within(path.parent, manifest.graphs[key].path)
-    base = {}
-    if BASE in manifest.files:
-        base = open_tensors(path_within(path.parent, manifest.files[BASE].path))
+    base = _base(path.parent, manifest)
     start = time.process_time()
     steps = made_up_steps(Sessions(threads=1).train(manifest, graph, base), manifest, batch)
-    opened = time.process_time() - start
-    losses = [next(steps)]
-    first = time.monotonic() - began
-    used = list[float]()
-    passed = list[float]()
-    end = time.monotonic() + 2
-    while len(used) < _STEPS or (time.monotonic() < end and len(used) < _MOST_STEPS):
-        clock = time.perf_counter()
-        cpu = time.process_time()
-        losses.append(next(steps))
-        used.append(1e3 * (time.process_time() - cpu))
-        passed.append(1e3 * (time.perf_counter() - clock))
-    peak = peak_resident_bytes() / 1e6
-    del steps
+    opens_seconds = time.process_time() - start
+    first_loss = next(steps)
+    first_step_seconds = time.monotonic() - began
+    measured = _measure_steps(steps)
+    peak_mb = peak_resident_bytes() / 1e6
+    del steps  # with its session, so that the next one is the only one
     start = time.process_time()
     Sessions(threads=1).train(manifest, graph, base)
-    again = time.process_time() - start
-    low, middle, high = statistics.quantiles(used, n=4)
-    timed = (
-        middle,
-        low,
-        high,
-        statistics.median(passed),
-        1e3 * opened,
-        1e3 * again,
-        first,
-        peak,
+    opens_again_seconds = time.process_time() - start
+    low, middle, high = statistics.quantiles(measured.processor_ms, n=4)
+    return Cost(
+        arch=manifest.arch,
+        tier=str(manifest.tier),
+        batch=batch,
+        step_ms=middle,
+        step_low_ms=low,
+        step_high_ms=high,
+        wall_ms=statistics.median(measured.wall_ms),
+        opens_ms=1e3 * opens_seconds,
+        opens_again_ms=1e3 * opens_again_seconds,
+        first_step_seconds=first_step_seconds,
+        peak_mb=peak_mb,
+        loss=[first_loss, *measured.losses][4],
     )
-    return Cost(manifest.arch, str(manifest.tier), batch, *timed, losses[4])
+
+
+def _base(folder: Path, manifest: Manifest) -> dict[str, NDArray[Any]]:
+    if BASE not in manifest.files:
+        return {}
+    return open_tensors(path_within(folder, manifest.files[BASE].path))
+
+
+def _measure_steps(steps: Iterator[float]) -> _Steps:
+    measured = _Steps([], [], [])
+    end = time.monotonic() + _MEASURED_SECONDS
+    while len(measured.losses) < _STEPS or (
+        time.monotonic() < end and len(measured.losses) < _MOST_STEPS
+    ):
+        clock = time.perf_counter()
+        processor = time.process_time()
+        measured.losses.append(next(steps))
+        measured.processor_ms.append(1e3 * (time.process_time() - processor))
+        measured.wall_ms.append(1e3 * (time.perf_counter() - clock))
+    return measured
 
 
 if __name__ == "__main__":
-    print(json.dumps(asdict(_cost(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])))))
+    cost = _measure(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))
+    print(json.dumps(asdict(cost)))

@@ -52,44 +52,46 @@ class Board:
 
 @functools.cache  # reading a package's metadata takes 3 ms, which every task would pay
 def installed_backends() -> Mapping[str, str]:
-    """Backends this environment can run, with ``<package> <version>``.
+    """Return the backends this environment can run, with ``<package> <version>``.
 
     Nothing is imported for it.
     """
-    found: dict[str, str] = {}
+    installed: dict[str, str] = {}
     for package, backends in BACKEND_PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
             version = metadata.version(package)
             for backend in backends:
-                found.setdefault(backend, f"{package} {version}")
-    return found
+                installed.setdefault(backend, f"{package} {version}")
+    return installed
 
 
 def check_system() -> None:
-    """See that there can be a runtime for this system.
+    """Check that there can be a runtime for this system.
 
-    A ConfigError says which to install otherwise.
+    Raises:
+        ConfigError: there is none; the message says which system to install.
     """
     if sys.maxsize < 2**32:
         raise ConfigError(
-            f"this is a 32-bit Python on {platform.machine()}, for which there is no onnxruntime; install a 64-bit"
-            " system (Raspberry Pi OS 64-bit)"
+            f"this is a 32-bit Python on {platform.machine()}, for which there is no onnxruntime; "
+            "install a 64-bit system (Raspberry Pi OS 64-bit)"
         )
 
 
 def clock_doubt() -> str:
-    """What is to be done about a clock that is behind this installation; empty where it is not."""
+    """Return what to do about a clock that is behind this installation; empty where it is not."""
     now = time.time()
     if now >= Path(__file__).stat().st_mtime - _SKEW_SECONDS:
         return ""
+    date = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(now))
     return (
-        f"it is {time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime(now))} on this board, before Shoal was installed:"
-        " certificates will seem not valid yet; let it fetch the time (timedatectl set-ntp true), or set it"
+        f"it is {date} on this board, before Shoal was installed: certificates will seem not valid "
+        "yet; let it fetch the time (timedatectl set-ntp true), or set it"
     )
 
 
 def runtime_version() -> str:
-    """Version of Shoal on this board."""
+    """Return the version of Shoal on this board."""
     try:
         return metadata.version("shoal")
     except metadata.PackageNotFoundError:
@@ -97,65 +99,68 @@ def runtime_version() -> str:
 
 
 def texts(paths: Iterator[Path]) -> Iterator[tuple[Path, str]]:
-    """Small files of the system that can be read, with their content."""
+    """Yield small files of the system that can be read, with their content."""
     for path in paths:
         with contextlib.suppress(OSError, UnicodeDecodeError):
             yield path, path.read_text(encoding="ascii").strip()
 
 
 def temperature(sysfs: Path) -> float | None:
-    """Of the hottest thermal zone, or without zones sensor, in degrees Celsius.
+    """Return the degrees Celsius of the hottest thermal zone, or without zones sensor.
 
     `sysfs` as of `probe`.
     """
     for pattern in ("thermal/thermal_zone*/temp", "hwmon/hwmon*/temp*_input"):
-        values = [
-            int(text) / 1000 for _, text in texts(sysfs.glob(pattern)) if text.lstrip("-").isdigit()
-        ]
+        values: list[float] = []
+        for _path, text in texts(sysfs.glob(pattern)):
+            if text.lstrip("-").isdigit():
+                values.append(int(text) / 1000)  # the kernel counts thousandths
         if values:
             return max(values)
     return None
 
 
-def _of_batteries(sysfs: Path, name: str) -> list[str]:
-    """A file of each battery that feeds the board.
-
-    Those of a mouse or a pen say that they are a device's.
-    """
-    found = [
-        path.parent for path, text in texts(sysfs.glob("power_supply/*/type")) if text == "Battery"
-    ]
-    feeding = [
-        path for path in found if "Device" not in [text for _, text in texts(path.glob("scope"))]
-    ]
-    return [text for path in feeding for _, text in texts(path.glob(name))]
-
-
 def on_battery(sysfs: Path) -> bool | None:
-    """Whether a battery discharges; `sysfs` as of `probe`."""
+    """Return whether a battery discharges, None without one; `sysfs` as of `probe`."""
     states = _of_batteries(sysfs, "status")
     return "Discharging" in states if states else None
 
 
 def charge(sysfs: Path) -> float | None:
-    """Of the emptiest battery, in [0, 1]; `sysfs` as of `probe`."""
-    return min(
-        (int(text) / 100 for text in _of_batteries(sysfs, "capacity") if text.isdigit()),
-        default=None,
-    )
+    """Return the charge of the emptiest battery, in [0, 1]; `sysfs` as of `probe`."""
+    percents = [int(text) for text in _of_batteries(sysfs, "capacity") if text.isdigit()]
+    return min(percents) / 100 if percents else None
+
+
+def _of_batteries(sysfs: Path, name: str) -> list[str]:
+    """Return what a file says of each battery that feeds the board.
+
+    Those of a mouse or a pen say that they are a device's.
+    """
+    values: list[str] = []
+    for path, kind in texts(sysfs.glob("power_supply/*/type")):
+        battery = path.parent
+        scopes = [text for _path, text in texts(battery.glob("scope"))]
+        if kind == "Battery" and "Device" not in scopes:
+            values += [text for _path, text in texts(battery.glob(name))]
+    return values
 
 
 def proc_number(path: Path, key: str) -> int:
-    """A line ``Key:   123 kB`` of a proc file, in bytes, or ``key 123``; 0 where there is none."""
+    """Return the number of a line of a proc file; 0 where there is none.
+
+    The line is ``Key:   123 kB``, of which the bytes are returned, or ``key 123``.
+    """
     with contextlib.suppress(OSError):
         text = path.read_text(encoding="ascii", errors="replace")
-        if found := re.search(rf"^{key}:?\s+(\d+)( kB)?$", text, re.MULTILINE):
-            return int(found[1]) * (1024 if found[2] else 1)
+        match = re.search(rf"^{key}:?\s+(\d+)( kB)?$", text, re.MULTILINE)
+        if match:
+            return int(match[1]) * (1024 if match[2] else 1)
     return 0
 
 
 def boot_id() -> str:
-    """Which of its starts this computer is in; empty where the system does not tell."""
+    """Return which of its starts this computer is in; empty where the system does not tell."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return ""
@@ -168,26 +173,26 @@ def _ram_bytes() -> int:
 
 
 def available_cores() -> int:
-    """Processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return the number of processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def machine_name() -> str:
-    """What the board calls itself, as ``Raspberry Pi 5 Model B Rev 1.0``, else its processor."""
+    """Return the board's name, as ``Raspberry Pi 5 Model B Rev 1.0``, else its processor's."""
     with contextlib.suppress(OSError):
+        # Boards without a BIOS say here what they are.
         return Path("/proc/device-tree/model").read_text("utf-8", "replace").rstrip("\0\n")
     with contextlib.suppress(OSError):
-        found = re.search(
-            r"^model name\s*: (.*)",
-            Path("/proc/cpuinfo").read_text("ascii", "replace"),
-            re.MULTILINE,
-        )
-        return found[1] if found else platform.machine()
+        text = Path("/proc/cpuinfo").read_text("ascii", "replace")
+        match = re.search(r"^model name\s*: (.*)", text, re.MULTILINE)
+        return match[1] if match else platform.machine()
     return platform.machine()
 
 
 def peak_resident_bytes() -> int:
-    """Largest resident memory of this process so far, 0 where the system does not tell.
+    """Return the largest resident memory of this process so far, 0 where the system does not tell.
 
     Read from ``/proc`` where there is one: ``getrusage`` starts from the size of the parent at the
     fork.
@@ -202,7 +207,7 @@ def peak_resident_bytes() -> int:
 
 
 def probe(sysfs: Path = _SYSFS) -> Board:
-    """Look at the board."""
+    """Measure the board; `sysfs` is where the kernel shows devices by class."""
     return Board(
         arch=platform.machine(),
         system=f"{platform.system()} {platform.release()}",

@@ -1,5 +1,4 @@
-"""When a board may train, as its operator wants it: one table of conditions over what the system
-tells.
+"""When a board may train, as its operator wants it: a table of conditions over what it tells.
 
 A condition that has failed holds again only from a second limit on, and for some time, so that a
 board at the edge does not come and go.
@@ -19,19 +18,11 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from device_runtime.board import charge, on_battery, temperature, texts
+from device_runtime.board import charge, on_battery, temperature
+from device_runtime.system import default_interfaces, read_text, throttled
 from fleet_protocol.frozen import FrozenModel
 
-# of the Raspberry Pi's firmware: low voltage, clock capped, throttled, soft limit; higher bits:
-# before
-_THROTTLED = 0xF
 _WINDOW = re.compile(r"([01]\d|2[0-3]):[0-5]\d-([01]\d|2[0-3]):[0-5]\d")
-# Of IPv4 and IPv6: the table, its columns of interface and metric, the base of the latter, and what
-# leads everywhere.
-_ROUTES = (
-    ("route", 0, 6, 10, {1: "00000000", 7: "00000000"}),
-    ("ipv6_route", 9, 5, 16, {0: "0" * 32, 1: "00"}),
-)
 
 
 def _ordered(falling: bool, limits: tuple[float, float]) -> tuple[float, float]:
@@ -50,10 +41,15 @@ def _window(window: str) -> str:
     return window
 
 
-_FALLING = AfterValidator(partial(_ordered, True))
-_RISING = AfterValidator(partial(_ordered, False))
 Share = Annotated[float, Field(ge=0, le=1)]
 Celsius = Annotated[float, Field(ge=-40, le=150)]
+# Limits to pause at and to go on at: the second is the smaller, or the larger.
+_FALLING = AfterValidator(partial(_ordered, True))
+_RISING = AfterValidator(partial(_ordered, False))
+FallingShares = Annotated[tuple[Share, Share], _FALLING]
+RisingShares = Annotated[tuple[Share, Share], _RISING]
+FallingCelsius = Annotated[tuple[Celsius, Celsius], _FALLING]
+Window = Annotated[str, AfterValidator(_window)]
 
 
 class ConditionsConfig(FrozenModel):
@@ -80,15 +76,15 @@ class ConditionsConfig(FrozenModel):
     """
 
     mains: bool = False
-    battery: Annotated[tuple[Share, Share], _RISING] | None = None
-    celsius: Annotated[tuple[Celsius, Celsius], _FALLING] | None = None
+    battery: RisingShares | None = None
+    celsius: FallingCelsius | None = None
     unthrottled: bool = False
-    load: Annotated[tuple[Share, Share], _FALLING] | None = None
-    memory_pressure: Annotated[tuple[Share, Share], _FALLING] | None = None
-    cpu_pressure: Annotated[tuple[Share, Share], _FALLING] | None = None
-    io_pressure: Annotated[tuple[Share, Share], _FALLING] | None = None
+    load: FallingShares | None = None
+    memory_pressure: FallingShares | None = None
+    cpu_pressure: FallingShares | None = None
+    io_pressure: FallingShares | None = None
     new_data: int | None = Field(default=None, ge=1)
-    quiet_hours: tuple[Annotated[str, AfterValidator(_window)], ...] = ()
+    quiet_hours: tuple[Window, ...] = ()
     metered: tuple[str, ...] = ()
     look_seconds: float = Field(default=10.0, gt=0)
     settle_seconds: float = Field(default=30.0, ge=0)
@@ -101,7 +97,7 @@ class ConditionsConfig(FrozenModel):
 
 
 class Ticks:
-    """What is counted from one look to the next: the time of all processors, and samples.
+    """What is counted from one check to the next: the time of all processors, and samples.
 
     Attributes:
         fresh: samples that no finished task had; None where nobody counts them.
@@ -114,169 +110,186 @@ class Ticks:
         self.fresh: int | None = None
 
     def load(self, root: Path) -> float | None:
-        """Share of all processors that other programs took since the look before.
+        """Return the share of all processors that other programs took since the check before.
 
         `root` has ``proc``, see proc(5).
         """
-        for _, text in texts(iter([root / "proc" / "stat"])):
-            fields = [int(field) for field in text.partition("\n")[0].split()[1:9]]
-            own = time.process_time() * os.sysconf("SC_CLK_TCK")
-            now = (
-                float(sum(fields) - sum(fields[3:5])),
-                float(sum(fields)),
-                own,
-            )  # all but idle and iowait is busy
-            (busy, whole, mine), self.last = (
-                (a - b for a, b in zip(now, self.last, strict=True)),
-                now,
-            )
-            return min(1.0, max(0.0, busy - mine) / whole) if whole > 0 else None
-        return None
-
-
-def _throttled(sys: Path) -> bool | None:
-    """By the Raspberry Pi's firmware, or by what cools processors through their clock."""
-    firmware = sys.glob("devices/platform/soc/soc:firmware/get_throttled")
-    found = [
-        int(text, 16) & _THROTTLED
-        for _, text in texts(firmware)
-        if re.fullmatch(r"(0x)?[0-9a-fA-F]+", text)
-    ]
-    for path, kind in texts(sys.glob("class/thermal/cooling_device*/type")):
-        if "cpufreq" in kind or kind == "Processor":
-            found += [
-                int(text) for _, text in texts(path.parent.glob("cur_state")) if text.isdigit()
-            ]
-    return any(found) if found else None
-
-
-def _interfaces(root: Path) -> list[str] | None:
-    """That the default routes lead over, of each family the one with the smallest metric."""
-    found: list[str] | None = None
-    for table, name, metric, base, everywhere in _ROUTES:
-        for _, text in texts(iter([root / "proc" / "net" / table])):
-            rows = [
-                row
-                for row in map(str.split, text.splitlines())
-                if len(row) > 9 and row[name] != "lo"
-            ]
-            routes = [
-                r for r in rows if all(r[column] == value for column, value in everywhere.items())
-            ]
-            found = [
-                *(found or []),
-                *(row[name] for row in sorted(routes, key=lambda r: int(r[metric], base))[:1]),
-            ]
-    return None if found is None else sorted(set(found))
+        text = read_text(root / "proc" / "stat")
+        if text is None:
+            return None
+        # user, nice, system, idle, iowait, irq, softirq and steal; guest time is in user already.
+        fields = [int(field) for field in text.partition("\n")[0].split()[1:9]]
+        idle = sum(fields[3:5])  # idle and iowait; all other time is busy
+        own = time.process_time() * os.sysconf("SC_CLK_TCK")
+        now = (float(sum(fields) - idle), float(sum(fields)), own)
+        busy, whole, mine = (now[i] - self.last[i] for i in range(3))
+        self.last = now
+        if whole <= 0:
+            return None
+        return min(1.0, max(0.0, busy - mine) / whole)
 
 
 @dataclass(frozen=True)
-class Seen:
-    """A condition at one moment."""
+class Check:
+    """What a condition is checked with.
 
-    said: str = ""  # its reading, empty where the board does not tell; such a condition holds
-    reason: str = ""  # why it does not hold, with when it will; empty where it does
+    Attributes:
+        rules: of the operator.
+        ticks: what is counted.
+        paused: whether the board pauses for this condition now.
+    """
+
+    rules: ConditionsConfig
+    ticks: Ticks
+    paused: bool
 
 
-def _state(value: bool | None, bad: str, good: str, until: str) -> Seen:
-    return (
-        Seen()
-        if value is None
-        else Seen(bad, f"{bad}; it goes on {until}")
-        if value
-        else Seen(good)
-    )
+@dataclass(frozen=True)
+class Reading:
+    """A condition as of one check.
+
+    Attributes:
+        text: its reading, empty where the board does not tell; such a condition holds.
+        reason: why it does not hold, with when it will; empty where it does.
+    """
+
+    text: str = ""
+    reason: str = ""
+
+
+# Conditions.
+
+
+def _state(value: bool | None, bad: str, good: str, until: str) -> Reading:
+    """Return a condition that holds or does not; `until` says when it will."""
+    if value is None:
+        return Reading()
+    return Reading(bad, f"{bad}; it goes on {until}") if value else Reading(good)
 
 
 def _limited(
-    what: str,
+    subject: str,
     form: str,
     value: float | None,
     limits: tuple[float, float] | None,
     paused: bool,
-) -> Seen:
-    """A number with a limit to pause at and another to go on at.
+) -> Reading:
+    """Return a condition on a number, with a limit to pause at and another to go on at.
 
     Which is larger says in which direction.
     """
     if value is None or limits is None:
-        return Seen()
-    (pause, resume), limit = limits, limits[paused]
-    beyond, word = (
-        (value > limit, "rose above") if pause > resume else (value < limit, "fell below")
-    )
-    # Without the reading: what does not change is told once.
-    reason = f"{what} {word} {form.format(pause)}; it goes on at {form.format(resume)}"
-    return Seen(f"{what}: {form.format(value)}", reason if beyond else "")
+        return Reading()
+    pause, resume = limits
+    limit = resume if paused else pause
+    rises = pause > resume
+    beyond = value > limit if rises else value < limit
+    reason = ""
+    if beyond:
+        # Without the reading: what does not change is told once.
+        verb = "rose above" if rises else "fell below"
+        reason = f"{subject} {verb} {form.format(pause)}; it goes on at {form.format(resume)}"
+    return Reading(f"{subject}: {form.format(value)}", reason)
 
 
-def _pressure(what: str, rules: ConditionsConfig, _ticks: Ticks, paused: bool) -> Seen:
-    """As the kernel accounts for it (Documentation/accounting/psi.rst).
+def _mains(check: Check) -> Reading:
+    discharges = on_battery(check.rules.sysfs)
+    return _state(discharges, "it runs on its battery", "no battery discharges", "with mains power")
 
-    One without that tells nothing.
-    """
-    share: float | None = None
-    for _, text in texts(iter([rules.root / "proc" / "pressure" / what])):
-        share = float(text.partition("avg60=")[2].split()[0]) / 100
+
+def _battery(check: Check) -> Reading:
     return _limited(
-        f"the wait for {what}",
-        "{:.0%}",
-        share,
-        getattr(rules, f"{what}_pressure"),
-        paused,
+        "the battery", "{:.0%}", charge(check.rules.sysfs), check.rules.battery, check.paused
     )
 
 
-def _hours(rules: ConditionsConfig) -> Seen:
+def _celsius(check: Check) -> Reading:
+    degrees = temperature(check.rules.sysfs)
+    return _limited("the temperature", "{:.3g} °C", degrees, check.rules.celsius, check.paused)
+
+
+def _unthrottled(check: Check) -> Reading:
+    return _state(
+        throttled(check.rules.root / "sys"),
+        "its processor is slowed down",
+        "full speed",
+        "at full speed; look at fan and supply",
+    )
+
+
+def _load(check: Check) -> Reading:
+    load = check.ticks.load(check.rules.root)
+    return _limited("the load of other programs", "{:.0%}", load, check.rules.load, check.paused)
+
+
+def _pressure(resource: str, check: Check) -> Reading:
+    """Return the condition on the wait for a resource, as the kernel accounts for it.
+
+    See Documentation/accounting/psi.rst; a kernel without that tells nothing.
+    """
+    text = read_text(check.rules.root / "proc" / "pressure" / resource)
+    share: float | None = None
+    if text is not None:
+        share = float(text.partition("avg60=")[2].split()[0]) / 100
+    limits = getattr(check.rules, f"{resource}_pressure")
+    return _limited(f"the wait for {resource}", "{:.0%}", share, limits, check.paused)
+
+
+def _new_data(check: Check) -> Reading:
+    if check.ticks.fresh is None:
+        return Reading("counted by the agent")
+    waits = check.ticks.fresh < (check.rules.new_data or 0)
+    reason = f"it waits for {check.rules.new_data} new samples" if waits else ""
+    return Reading(f"{check.ticks.fresh} new samples", reason)
+
+
+def _quiet_hours(check: Check) -> Reading:
     clock = time.strftime("%H:%M")
-    said = time.strftime("%H:%M %Z")
-    for window in rules.quiet_hours:
+    text = time.strftime("%H:%M %Z")
+    for window in check.rules.quiet_hours:
         first, _, last = window.partition("-")
         # 22:00-06:30 is two pieces of a day
-        if first <= clock < last or (last < first and not last <= clock < first):
-            return Seen(said, f"quiet hours {window}; it goes on at {last} of its own time")
-    return Seen(said)
+        over_midnight = last < first
+        if first <= clock < last or (over_midnight and not last <= clock < first):
+            return Reading(text, f"quiet hours {window}; it goes on at {last} of its own time")
+    return Reading(text)
 
 
-def _link(rules: ConditionsConfig) -> Seen:
-    names = _interfaces(rules.root)
-    dear = [
-        name for name in names or () if any(fnmatch(name, pattern) for pattern in rules.metered)
-    ]
-    reason = f"its network is {dear[0]}, which costs money; it goes on with another" if dear else ""
-    return Seen() if names is None else Seen(", ".join(names) or "no default route", reason)
+def _metered(check: Check) -> Reading:
+    names = default_interfaces(check.rules.root)
+    if names is None:
+        return Reading()
+    for name in names:
+        if any(fnmatch(name, pattern) for pattern in check.rules.metered):
+            reason = f"its network is {name}, which costs money; it goes on with another"
+            return Reading(", ".join(names), reason)
+    return Reading(", ".join(names) or "no default route")
 
 
-# fmt: off
-CONDITIONS: Mapping[str, Callable[[ConditionsConfig, Ticks, bool], Seen]] = MappingProxyType({
-    "mains": lambda rules, _, __: _state(
-        on_battery(rules.sysfs), "it runs on its battery", "no battery discharges", "with mains power"),
-    "battery": lambda rules, _, paused: _limited(
-        "the battery", "{:.0%}", charge(rules.sysfs), rules.battery, paused),
-    "celsius": lambda rules, _, paused: _limited(
-        "the temperature", "{:.3g} °C", temperature(rules.sysfs), rules.celsius, paused),
-    "unthrottled": lambda rules, _, __: _state(
-        _throttled(rules.root / "sys"), "its processor is slowed down", "full speed",
-        "at full speed; look at fan and supply"),
-    "load": lambda rules, ticks, paused: _limited(
-        "the load of other programs", "{:.0%}", ticks.load(rules.root), rules.load, paused),
-    **{f"{what}_pressure": partial(_pressure, what) for what in ("memory", "cpu", "io")},
-    "new_data": lambda rules, ticks, _: Seen("counted by the agent") if ticks.fresh is None else Seen(
-        f"{ticks.fresh} new samples",
-        f"it waits for {rules.new_data} new samples" if ticks.fresh < (rules.new_data or 0) else ""),
-    "quiet_hours": lambda rules, _, __: _hours(rules),
-    "metered": lambda rules, _, __: _link(rules),
-})
-# fmt: on
-"""Every condition by its key in ``[conditions]``; told whether the board pauses for it now."""
+CONDITIONS: Mapping[str, Callable[[Check], Reading]] = MappingProxyType(
+    {
+        "mains": _mains,
+        "battery": _battery,
+        "celsius": _celsius,
+        "unthrottled": _unthrottled,
+        "load": _load,
+        "memory_pressure": partial(_pressure, "memory"),
+        "cpu_pressure": partial(_pressure, "cpu"),
+        "io_pressure": partial(_pressure, "io"),
+        "new_data": _new_data,
+        "quiet_hours": _quiet_hours,
+        "metered": _metered,
+    }
+)
+"""Every condition by its key in ``[conditions]``."""
 
 
 class Watch:
-    """Looks at the conditions again and again, and knows why the board pauses.
+    """Checks the conditions again and again, and knows why the board pauses.
 
     Attributes:
-        look_at: ``time.monotonic()`` of the next look; never where no condition is asked.
-        seen: the conditions that are asked, as of the last look.
+        check_at: ``time.monotonic()`` of the next check; never where no condition is asked.
+        readings: the conditions that are asked, as of the last check.
         ticks: what they are counted from.
     """
 
@@ -285,23 +298,29 @@ class Watch:
         self.ticks = Ticks()
         self._failed: dict[str, tuple[str, float]] = {}  # the last reason and when it was seen
         self._asked = [key for key in CONDITIONS if getattr(rules, key)]
-        self.look_at = 0.0 if self._asked else math.inf
-        self.seen: Mapping[str, Seen] = {}
+        self.check_at = 0.0 if self._asked else math.inf
+        self.readings: Mapping[str, Reading] = {}
 
-    def look(self, now: float) -> str:
-        """Why the board shall not train at a ``time.monotonic()``; empty where it may."""
-        self.look_at = now + self._rules.look_seconds if self._asked else math.inf
-        self.seen = {
-            key: CONDITIONS[key](self._rules, self.ticks, key in self._failed)
-            for key in self._asked
-        }
-        for key, seen in self.seen.items():
-            if seen.reason:
-                self._failed[key] = (seen.reason, now)
-            elif key in self._failed and now - self._failed[key][1] >= self._rules.settle_seconds:
+    def check(self, now: float) -> str:
+        """Return why the board shall not train at a ``time.monotonic()``; empty where it may."""
+        self.check_at = now + self._rules.look_seconds if self._asked else math.inf
+        readings: dict[str, Reading] = {}
+        for key in self._asked:
+            check = Check(self._rules, self.ticks, paused=key in self._failed)
+            readings[key] = CONDITIONS[key](check)
+        self.readings = readings
+        for key, reading in readings.items():
+            if reading.reason:
+                self._failed[key] = (reading.reason, now)
+            elif self._has_settled(key, now):
                 del self._failed[key]
-        return (
-            "paused: " + "; ".join(reason for reason, _ in self._failed.values())
-            if self._failed
-            else ""
-        )
+        if not self._failed:
+            return ""
+        return "paused: " + "; ".join(reason for reason, _seen_at in self._failed.values())
+
+    def _has_settled(self, key: str, now: float) -> bool:
+        """Return whether a condition that had failed holds for long enough."""
+        if key not in self._failed:
+            return False
+        _reason, seen_at = self._failed[key]
+        return now - seen_at >= self._rules.settle_seconds

@@ -1,9 +1,7 @@
-"""What may keep a board from training, looked at one thing after the other.
+"""Checks what may keep a board from training, one thing after the other.
 
-Each finding says what to do.
-
-Nothing but the standard library and the protocol is imported before a check needs it, so that a
-board on which something is missing hears what.
+Each finding says what to do. Nothing but the standard library and the protocol is imported before
+a check needs it, so that a board on which something is missing hears what.
 """
 
 import contextlib
@@ -28,7 +26,7 @@ from device_runtime.board import (
     probe,
     texts,
 )
-from device_runtime.conditions import Seen, Watch
+from device_runtime.conditions import Reading, Watch
 from device_runtime.self_test import provider_test, self_test
 from device_runtime.settings import DeviceConfig, load_device_config
 from fleet_protocol.errors import (
@@ -40,6 +38,7 @@ from fleet_protocol.errors import (
 )
 from fleet_protocol.onnx_runtime import check_runtime
 
+# The server's status is retained, so it comes at once where there is one.
 _SERVER_SECONDS = 3.0
 _PROBE_SECONDS = 5.0
 _LITTLE_MEMORY = 150 * 2**20  # the agent itself takes 60 to 90 MB
@@ -51,9 +50,13 @@ Level = Literal["ok", "warning", "failed"]
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check has found and, unless it is well, what to do.
+    """The result of a check.
 
-    The exit code is 0 unless it failed.
+    Attributes:
+        check: its name.
+        level: how bad it is.
+        detail: what was found and, unless it is well, what to do.
+        exit_code: 0 unless it failed.
     """
 
     check: str
@@ -67,31 +70,38 @@ class _DoubtError(Exception):
 
 
 def examine(config_path: Path, enrolment: Path | None = None) -> Iterator[Finding]:
-    """A finding for each check of a board, as soon as it is known.
+    """Yield a finding for each check of a board, as soon as it is known.
 
-    The enrolment may be another than device.toml names.
-
-    Those that need a configuration that cannot be read, or a broker that does not answer, are left
+    Checks that need a configuration that cannot be read, or a broker that does not answer, are left
     out.
+
+    Args:
+        config_path: the device's TOML file.
+        enrolment: the board's, instead of the one that the file names.
     """
     for name, check in _GENERAL:
-        yield _found(name, check)
-    configs: list[DeviceConfig] = []
-    yield _found("configuration", partial(_configuration, config_path, enrolment, configs))
+        yield _finding(name, check)
+    configs: list[DeviceConfig] = []  # the next check puts the configuration in, if it can be read
+    yield _finding("configuration", partial(_configuration, config_path, enrolment, configs))
     for config in configs:
-        for name, look in _CONFIGURED:
-            yield _found(name, partial(look, config))
-        watch = Watch(config.conditions)
-        watch.look(0.0)
-        for name, seen in watch.seen.items():
-            yield _found(f"condition {name}", partial(_condition, seen))
-        reached = _found("network", partial(_reach, config))
-        yield reached
-        if reached.level == "ok":
-            yield _found("broker", partial(_broker, config))
+        yield from _examine_configured(config)
 
 
-def _found(name: str, check: Callable[[], str]) -> Finding:
+def _examine_configured(config: DeviceConfig) -> Iterator[Finding]:
+    for name, check in _CONFIGURED:
+        yield _finding(name, partial(check, config))
+    watch = Watch(config.conditions)
+    watch.check(0.0)
+    for name, reading in watch.readings.items():
+        yield _finding(f"condition {name}", partial(_condition, reading))
+    network = _finding("network", partial(_network, config))
+    yield network
+    if network.level == "ok":
+        yield _finding("broker", partial(_broker, config))
+
+
+def _finding(name: str, check: Callable[[], str]) -> Finding:
+    """Run a check; the text that it returns, or its error, is the finding."""
     try:
         return Finding(name, "ok", check())
     except _DoubtError as doubt:
@@ -100,37 +110,43 @@ def _found(name: str, check: Callable[[], str]) -> Finding:
         return Finding(name, "failed", str(error), error.exit_code)
 
 
-# What needs no configuration.
+# Checks that need no configuration.
 
 
 def _system() -> str:
     check_system()
-    return f"{platform.machine()}, {platform.system()} {platform.release()}, Python {platform.python_version()}"
+    system = f"{platform.system()} {platform.release()}"
+    return f"{platform.machine()}, {system}, Python {platform.python_version()}"
 
 
 def _radio() -> str:
-    found = [path.parent for path, text in texts(_RADIOS.glob("*/type")) if text == "wlan"]
-    if "1" in [text for path in found for _, text in texts(path.glob("soft"))]:
-        raise _DoubtError(
-            "the Wi-Fi of this board is switched off (rfkill), as it is until its country is known: write `country` in"
-            " [network] of flash.toml and make the card anew, or run `raspi-config nonint do_wifi_country DE`"
-        )
+    for path, kind in texts(_RADIOS.glob("*/type")):
+        switches = [text for _path, text in texts(path.parent.glob("soft"))]
+        if kind == "wlan" and "1" in switches:
+            raise _DoubtError(
+                "the Wi-Fi of this board is switched off (rfkill), as it is until its country is "
+                "known: write `country` in [network] of flash.toml and make the card anew, "
+                "or run `raspi-config nonint do_wifi_country DE`"
+            )
     return "no Wi-Fi is switched off"
 
 
 def _packages() -> str:
-    missing = [
-        *(["paho-mqtt"] if find_spec("paho") is None else []),
-        *([] if installed_backends() else ["onnxruntime"]),
-    ]
+    missing: list[str] = []
+    if find_spec("paho") is None:
+        missing.append("paho-mqtt")
+    if not installed_backends():
+        missing.append("onnxruntime")
     if missing:
         raise ConfigError(f"not installed: {' and '.join(missing)}; pip install 'shoal[device]'")
+    # Two packages of onnxruntime beside each other overwrite parts of each other.
     check_runtime()
     return ", ".join(f"{backend}: {package}" for backend, package in installed_backends().items())
 
 
 def _clock() -> str:
-    if doubt := clock_doubt():
+    doubt = clock_doubt()
+    if doubt:
         raise _DoubtError(doubt)
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
 
@@ -139,28 +155,33 @@ def _board() -> str:
     board = probe()
     if not board.ram_bytes or not board.free_ram_bytes:
         raise _DoubtError(
-            "/proc/meminfo tells no free memory, so the server cannot know which sub-model fits; mount /proc"
+            "/proc/meminfo tells no free memory, so the server cannot know which sub-model fits; "
+            "mount /proc"
         )
     free = f"{board.free_ram_bytes / 2**20:.0f} of {board.ram_bytes / 2**20:.0f} MiB of memory free"
     if board.free_ram_bytes < _LITTLE_MEMORY:
         raise _DoubtError(
-            f"{free}: too little for the agent and a sub-model; stop other programs, or set a small max_width"
+            f"{free}: too little for the agent and a sub-model; stop other programs, "
+            "or set a small max_width"
         )
-    heat = "" if board.temperature_celsius is None else f", {board.temperature_celsius:.0f} °C"
-    if (board.temperature_celsius or 0.0) >= _HOT_CELSIUS:
+    celsius = board.temperature_celsius
+    heat = "" if celsius is None else f", {celsius:.0f} °C"
+    if celsius is not None and celsius >= _HOT_CELSIUS:
         raise _DoubtError(
             f"{free}{heat}: the processor slows down when it is so hot; cool it, or set threads = 1"
         )
-    return f"{board.cores} cores, {free}{heat}{', on battery' if board.on_battery else ''}"
+    power = ", on battery" if board.on_battery else ""
+    return f"{board.cores} cores, {free}{heat}{power}"
 
 
-# What needs it.
+# Checks that need it.
 
 
-def _configuration(path: Path, enrolment: Path | None, into: list[DeviceConfig]) -> str:
+def _configuration(path: Path, enrolment: Path | None, configs: list[DeviceConfig]) -> str:
     config = load_device_config(path, enrolment)
-    into.append(config)
-    if doubt := config.ended():
+    configs.append(config)
+    doubt = config.ended()
+    if doubt:
         raise _DoubtError(doubt)
     depth = "" if config.max_depth is None else f", max_depth {config.max_depth}"
     return f"device {config.device} of fleet {config.fleet}, max_width {config.max_width:g}{depth}"
@@ -175,19 +196,17 @@ def _state(config: DeviceConfig) -> str:
         probe_file.unlink()
         free = shutil.disk_usage(folder).free
     except OSError as error:
-        full = error.errno == errno.ENOSPC
-        remedy = (
-            "make room, or take a larger card"
-            if full
-            else "make it writable for this user, or set state_dir"
-        )
+        remedy = "make it writable for this user, or set state_dir"
+        if error.errno == errno.ENOSPC:
+            remedy = "make room, or take a larger card"
         raise StorageError(f"{folder} cannot be written: {error.strerror}; {remedy}") from error
-    said = f"{folder}, {free / 2**20:.0f} MiB free"
+    space = f"{folder}, {free / 2**20:.0f} MiB free"
     if free < config.max_cache_bytes:
         raise _DoubtError(
-            f"{said}, less than max_cache_bytes ({config.max_cache_bytes / 2**20:.0f} MiB); make room or lower it"
+            f"{space}, less than max_cache_bytes ({config.max_cache_bytes / 2**20:.0f} MiB); "
+            "make room or lower it"
         )
-    return said
+    return space
 
 
 def _runtime(config: DeviceConfig) -> str:
@@ -204,14 +223,13 @@ def _providers(config: DeviceConfig) -> str:
     wanted = config.accelerators()
     if wanted is None:
         return "the CPU; [runtime] providers names no other"
+    trials: list[str] = []
+    for key, trial in wanted.known().items():
+        trials.append(f"graph {key[:8]}: {key.rpartition(' ')[2]} {trial}")
     problems = [problem for name in wanted.names if (problem := provider_test(name))]
-    known = [
-        f"graph {key[:8]}: {key.rpartition(' ')[2]} {trial}"
-        for key, trial in wanted.known().items()
-    ]
     if problems:
-        raise _DoubtError("; ".join([*problems, *known]))
-    return "; ".join([f"{', '.join(wanted.names)} compute a small graph", *known])
+        raise _DoubtError("; ".join([*problems, *trials]))
+    return "; ".join([f"{', '.join(wanted.names)} compute a small graph", *trials])
 
 
 def _data(config: DeviceConfig) -> str:
@@ -232,52 +250,57 @@ def _data(config: DeviceConfig) -> str:
                 f"{error}; no change is needed if the fleet's contract sets it"
             ) from error
         raise
-    agreed = "" if contract is None else "; they fit the fleet's contract"
+    text = f"{len(data)} samples of shape {tuple(data.x.shape[1:])} in {data.source}"
+    if contract is not None:
+        text += "; they fit the fleet's contract"
     taken = describe_positions(data, contract, own_labels=own_labels)
-    agreed += f", where {taken}" if taken else ""
-    left_out = f"; left out: {data.facts.left_out_text}" if data.facts.left_out else ""
-    said = (
-        f"{len(data)} samples of shape {tuple(data.x.shape[1:])} in {data.source}{agreed}{left_out}"
-    )
-    if found := sentences(data, contract):
-        raise _DoubtError(
-            ". ".join([said, *(f"{sentence[:1].upper()}{sentence[1:]}" for sentence in found)])
-        )
-    return said
+    if taken:
+        text += f", where {taken}"
+    if data.facts.left_out:
+        text += f"; left out: {data.facts.left_out_text}"
+    doubts = [_capitalised(sentence) for sentence in sentences(data, contract)]
+    if doubts:
+        raise _DoubtError(". ".join([text, *doubts]))
+    return text
 
 
-def _condition(seen: Seen) -> str:
-    if not seen.said:
+def _capitalised(sentence: str) -> str:
+    return f"{sentence[:1].upper()}{sentence[1:]}"
+
+
+def _condition(reading: Reading) -> str:
+    if not reading.text:
         raise _DoubtError(
             "this board does not tell, so the condition always holds; take it out of [conditions]"
         )
-    if seen.reason:
-        raise _DoubtError(f"{seen.said}; now it would pause: {seen.reason}")
-    return seen.said
+    if reading.reason:
+        raise _DoubtError(f"{reading.text}; now it would pause: {reading.reason}")
+    return reading.text
 
 
-def _reach(config: DeviceConfig) -> str:
+def _network(config: DeviceConfig) -> str:
     address = config.address()
     try:
-        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+        hosts = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise TransportError(
-            f"the name {address.host!r} is not known ({error.strerror or error}); look at `broker`, or write an address"
+            f"the name {address.host!r} is not known ({error.strerror or error}); "
+            "look at `broker`, or write an address"
         ) from error
     try:
         with socket.create_connection((address.host, address.port), _PROBE_SECONDS):
-            return f"{address.host} is {found[0][4][0]}, port {address.port} answers"
+            return f"{address.host} is {hosts[0][4][0]}, port {address.port} answers"
     except OSError as error:
         raise TransportError(
-            f"port {address.port} of {address.host} does not answer ({error.strerror or error}). Is the broker running,"
-            " and does it listen to this network? An embedded one listens on 127.0.0.1 unless fleet.toml sets"
-            ' `listen = "0.0.0.0"` in [broker]'
+            f"port {address.port} of {address.host} does not answer ({error.strerror or error}). "
+            "Is the broker running, and does it listen to this network? An embedded one listens "
+            'on 127.0.0.1 unless fleet.toml sets `listen = "0.0.0.0"` in [broker]'
         ) from error
 
 
 def _broker(config: DeviceConfig) -> str:
     from fleet_protocol.topics import Topics  # noqa: PLC0415
-    from fleet_protocol.transport import Received, open_transport  # noqa: PLC0415
+    from fleet_protocol.transport import open_transport  # noqa: PLC0415
 
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
     link = open_transport(config.address(), f"shoal-doctor-{uuid.uuid4().hex[:12]}", inbox)
@@ -285,16 +308,28 @@ def _broker(config: DeviceConfig) -> str:
     with contextlib.closing(link):
         link.connect(_PROBE_SECONDS)
         link.subscribe(topic)
-        deadline = time.monotonic() + _SERVER_SECONDS
-        with contextlib.suppress(queue.Empty):
-            while True:
-                item = inbox.get(timeout=max(0.0, deadline - time.monotonic()))
-                if isinstance(item, Received) and item.topic == topic:
-                    return f"connected to {link.address}; the server of fleet {config.fleet} has announced itself"
+        announced = _waits_for(inbox, topic)
+    if announced:
+        return (
+            f"connected to {link.address}; the server of fleet {config.fleet} has announced itself"
+        )
     raise _DoubtError(
-        f"connected to {link.address}, but no server of a fleet {config.fleet!r} has announced itself there; is `fleet`"
-        " spelled as in fleet.toml, and is `shoal up` running?"
+        f"connected to {link.address}, but no server of a fleet {config.fleet!r} has announced "
+        "itself there; is `fleet` spelled as in fleet.toml, and is `shoal up` running?"
     )
+
+
+def _waits_for(inbox: queue.SimpleQueue[Any], topic: str) -> bool:
+    """Return whether a message on a topic comes in time."""
+    from fleet_protocol.transport import Received  # noqa: PLC0415
+
+    deadline = time.monotonic() + _SERVER_SECONDS
+    with contextlib.suppress(queue.Empty):
+        while True:
+            event = inbox.get(timeout=max(0.0, deadline - time.monotonic()))
+            if isinstance(event, Received) and event.topic == topic:
+                return True
+    return False
 
 
 _GENERAL: tuple[tuple[str, Callable[[], str]], ...] = (

@@ -4,9 +4,10 @@ Relative paths are relative to that file.
 """
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -30,9 +31,16 @@ ProviderName = Annotated[
     Field(pattern=r"^[A-Za-z0-9]+(:\d{1,3})?$"),
     AfterValidator(lambda name: name.replace("ExecutionProvider", "")),
 ]
-_SWITCH = BeforeValidator(
-    lambda given: ({} if given else None) if isinstance(given, bool) else given
-)
+
+
+def _switch(value: object) -> object:
+    """Read ``true`` as a table of defaults, and ``false`` as none."""
+    if not isinstance(value, bool):
+        return value
+    return {} if value else None
+
+
+_SWITCH = BeforeValidator(_switch)
 
 
 class TlsConfig(FrozenModel):
@@ -167,13 +175,14 @@ class DeviceConfig(FrozenModel):
     code: tuple[Path, ...] = ()
 
     def accelerators(self) -> Accelerators | None:
-        """What is tried beside the CPU; None for nothing."""
+        """Return what is tried beside the CPU; None for nothing."""
+        if not self.runtime.providers:
+            return None
         path = self.state_dir / "providers.json"
-        wanted = self.runtime
-        return Accelerators(path, wanted.providers, wanted.insist) if wanted.providers else None
+        return Accelerators(path, self.runtime.providers, self.runtime.insist)
 
     def address(self) -> BrokerAddress:
-        """The broker with its certificate files.
+        """Return the broker with its certificate files.
 
         Raises:
             ConfigError: the address has a wrong form, or certificate files go with a plain
@@ -183,11 +192,8 @@ class DeviceConfig(FrozenModel):
         """
         member = self.member()
         if member is not None:
-            idle = "[tls]" if self.tls else "insecure" if self.insecure else ""
-            if idle or "@" in self.broker:
-                raise ConfigError(
-                    f"{idle or 'the login in broker'} has no effect beside [identity]; remove it"
-                )
+            # An enrolment brings certificates and a login of its own.
+            self._refuse_idle_settings()
             return member.enrolment.address(member.folder, self.broker)
         tls = self.tls or TlsConfig()
         address = BrokerAddress.parse(
@@ -200,15 +206,29 @@ class DeviceConfig(FrozenModel):
             raise ConfigError(
                 f"[tls] is set but broker {self.broker!r} is not encrypted; write mqtts://"
             )
+        # Graphs come over this connection, and run on the data of this board.
         if not (address.tls or address.on_this_machine or self.insecure):
             raise ConfigError(
-                f"broker {address} without an identity: whoever reaches it can run graphs on this board's data. "
-                "Name the file of `shoal enroll` in [identity], or say insecure = true for a network that you trust"
+                f"broker {address} without an identity: whoever reaches it can run graphs on this "
+                "board's data. Name the file of `shoal enroll` in [identity], or say "
+                "insecure = true for a network that you trust"
             )
         return address
 
+    def _refuse_idle_settings(self) -> None:
+        """Refuse settings that an enrolment makes needless."""
+        idle = ""
+        if self.tls:
+            idle = "[tls]"
+        elif self.insecure:
+            idle = "insecure"
+        elif "@" in self.broker:
+            idle = "the login in broker"
+        if idle:
+            raise ConfigError(f"{idle} has no effect beside [identity]; remove it")
+
     def member(self) -> Member | None:
-        """This board in an enrolled fleet, None in one without identities.
+        """Return this board in an enrolled fleet, None in one without identities.
 
         Raises:
             ConfigError: the enrolment cannot be read.
@@ -222,15 +242,18 @@ class DeviceConfig(FrozenModel):
         )
 
     def ended(self) -> str:
-        """What is to be done about an enrolment whose days are over; empty where they are not."""
-        if (member := self.member()) is None:
+        """Return what to do about an enrolment whose days are over; empty where they are not."""
+        member = self.member()
+        if member is None:
             return ""
-        from fleet_protocol.identity.papers import Membership  # noqa: PLC0415  (cryptography)
+        # It needs cryptography, which takes memory that other tasks of a small board keep.
+        from fleet_protocol.identity.papers import Membership  # noqa: PLC0415
 
-        over = Membership(member.enrolment, member.folder / "papers.json").certificate.expires
-        if not 0 < over < time.time():
+        papers = Membership(member.enrolment, member.folder / "papers.json")
+        expires = papers.certificate.expires
+        if not 0 < expires < time.time():  # 0 is for one without an end
             return ""
-        day = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(over))
+        day = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(expires))
         renewing = f"`shoal renew {quote(member.enrolment.name)}`"
         return f"the enrolment ended on {day}: its operator lets it go on with {renewing}"
 
@@ -246,25 +269,48 @@ def load_device_config(path: Path, enrolment: Path | None = None) -> DeviceConfi
         ConfigError: the file cannot be read or its content is wrong, or differs from the
             enrolment's.
     """
-    base = path.resolve().parent
+    folder = path.resolve().parent
     document = read_toml(path)
-    named = document.get("identity")
     if enrolment is not None:
         document["identity"] = {"file": str(enrolment.resolve())}
-    elif isinstance(named, dict) and isinstance(named.get("file"), str):
-        enrolment = base / named["file"]
+    else:
+        enrolment = _named_enrolment(document, folder)
     if enrolment is not None:
-        member = read_enrolment(enrolment, "device")
-        for key, value in (
-            ("fleet", member.fleet),
-            ("device", member.name),
-            ("broker", member.broker),
-        ):
-            if document.setdefault(key, value) != value and key != "broker":
-                raise ConfigError(
-                    f"{path}: {key} is {document[key]!r}, and in the enrolment {enrolment} {value!r}"
-                )
-    config = validate_config(document, DeviceConfig, source=str(path), written=True).resolved(base)
+        _fill_in(document, enrolment, path)
+    config = validate_config(
+        document,
+        DeviceConfig,
+        source=str(path),
+        written=True,
+    )
+    config = config.resolved(folder)
     require_own_functions(config, path, config.code)
-    config.address()
+    # Now, so that a wrong one is found before the agent starts.
+    config.address()  # raises where it is wrong
     return config
+
+
+def _named_enrolment(document: Mapping[str, Any], folder: Path) -> Path | None:
+    """Return the enrolment that a configuration names, if it names one in a form that can be read.
+
+    What is wrong with its form, the validation says.
+    """
+    identity = document.get("identity")
+    if isinstance(identity, dict) and isinstance(identity.get("file"), str):
+        return folder / str(identity["file"])
+    return None
+
+
+def _fill_in(document: dict[str, Any], enrolment: Path, path: Path) -> None:
+    """Fill in what an enrolment says; a ConfigError where the configuration says otherwise.
+
+    The broker may be named by another address.
+    """
+    member = read_enrolment(enrolment, "device")
+    values = {"fleet": member.fleet, "device": member.name, "broker": member.broker}
+    for key, value in values.items():
+        configured = document.setdefault(key, value)
+        if configured != value and key != "broker":
+            raise ConfigError(
+                f"{path}: {key} is {configured!r}, and in the enrolment {enrolment} {value!r}"
+            )

@@ -1,6 +1,4 @@
-"""Axes, tiers and sub-model plans (numpy only), and the registry of architectures (torch in
-`models.zoo` alone).
-"""
+"""Axes, tiers and sub-model plans, and the registry of architectures; `models.zoo` needs torch."""
 
 from models.architecture import Architecture as Architecture
 from models.architecture import architecture as architecture

@@ -1,5 +1,4 @@
-"""What an architecture is: a builder of modules with its settings, the decorator that makes one,
-and building from it.
+"""Architectures: builders of modules with their settings, and how models are built from them.
 
 Importing this module does not import torch; building a model does.
 """
@@ -30,74 +29,83 @@ class Architecture:
     """A builder of modules, with what is known of it before it is called."""
 
     name: str  # its id, the name of the builder
-    build: Callable[
-        ..., Any
-    ]  # called with a `Cut` and the settings as keywords; returns a torch module
-    input_dtype: (
-        Dtype | Mapping[str, Dtype]
-    )  # ``float32``, or ``int64`` for tokens; of several inputs also by name
+    # called with a `Cut` and the settings as keywords; returns a torch module
+    build: Callable[..., Any]
+    # ``float32``, or ``int64`` for tokens; of several inputs also by name
+    input_dtype: Dtype | Mapping[str, Dtype]
     defaults: Mapping[str, Any]  # every setting with its default
-    choices: Mapping[str, tuple[Any, ...]]  # what a setting may be whose annotation is a `Literal`
+    choices: Mapping[str, tuple[Any, ...]]  # of settings whose annotation is a `Literal`
     paper: str = ""  # where it was described, for people
 
     def settings(self, overrides: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
         """Complete settings with the defaults.
 
-        Lists become tuples, and so does one value where the default is one.
+        Lists become tuples, and so does a single value where the default is a tuple.
 
         Raises:
-            ConfigError: if the architecture has no such setting, or no such choice for it.
+            ConfigError: if the architecture does not have a setting, or a choice for it.
         """
-        given = dict(overrides or {})
-        for name, value in given.items():
-            if name not in self.defaults:
-                raise ConfigError(
-                    f"architecture {self.name} has no setting {name!r}{did_you_mean(name, self.defaults)};"
-                    f" its settings are {', '.join(self.defaults)}"
-                )
-            if value not in (known := self.choices.get(name, (value,))):
-                listed = " or ".join(map(repr, known))
-                raise ConfigError(
-                    f"architecture {self.name} has no {name} {value!r}; choose {listed}"
-                )
-        frozen: Mapping[str, Any] = freeze({**self.defaults, **given})
-        wrapped = {
-            name: (frozen[name],)
-            for name, value in self.defaults.items()
-            if isinstance(value, tuple) and isinstance(frozen[name], (bool, int, float, str))
-        }
-        return MappingProxyType({**frozen, **wrapped})
+        overrides = dict(overrides or {})
+        for name, value in overrides.items():
+            self._check_setting(name, value)
+        frozen: Mapping[str, Any] = freeze({**self.defaults, **overrides})
+        settings = dict(frozen)
+        for name, default in self.defaults.items():
+            if isinstance(default, tuple) and isinstance(frozen[name], (bool, int, float, str)):
+                settings[name] = (frozen[name],)
+        return MappingProxyType(settings)
+
+    def _check_setting(self, name: str, value: Any) -> None:
+        if name not in self.defaults:
+            raise ConfigError(
+                f"architecture {self.name} has no setting {name!r}"
+                f"{did_you_mean(name, self.defaults)}; its settings are {', '.join(self.defaults)}"
+            )
+        choices = self.choices.get(name)
+        if choices is not None and value not in choices:
+            listed = " or ".join(map(repr, choices))
+            raise ConfigError(f"architecture {self.name} has no {name} {value!r}; choose {listed}")
 
     def row(self, settings: Mapping[str, Any] | None = None) -> Row:
-        """What one sample is; of a model of one input a row of that alone, without a name.
+        """Return what one sample is; the single input of a model without names has the name "".
 
         Raises:
-            ConfigError: a dtype is given for an input that there is not, or inputs have no names.
+            ConfigError: if a shape is not one, if inputs have no names, or if a dtype is for an
+                input that does not exist.
         """
-        shapes = self.settings(settings)["input_shape"]
+        shapes = self._input_shapes(self.settings(settings)["input_shape"])
         dtypes = self.input_dtype
-        usual = self.defaults["input_shape"]
-        if isinstance(usual, Mapping) and not isinstance(shapes, Mapping):
-            example = json.dumps({name: list(shape) for name, shape in usual.items()})
+        if isinstance(dtypes, str):
+            return Row(shapes, dict.fromkeys(shapes, dtypes))
+        for name in dtypes:
+            if name not in shapes:
+                raise ConfigError(
+                    f"{self.name}: input_dtype names {name!r}, and input_shape names "
+                    f"{', '.join(shapes)}"
+                )
+        return Row(shapes, {name: dtypes.get(name, "float32") for name in shapes})
+
+    def _input_shapes(self, input_shape: Any) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each input, by name."""
+        default = self.defaults["input_shape"]
+        if isinstance(default, Mapping) and not isinstance(input_shape, Mapping):
+            example = json.dumps({name: list(shape) for name, shape in default.items()})
             raise ConfigError(
-                f"{self.name}: input_shape = {shapes} names no inputs; give, for example, {example}"
+                f"{self.name}: input_shape = {input_shape} names no inputs; give, for example, "
+                f"{example}"
             )
-        shapes = dict(shapes) if isinstance(shapes, Mapping) else {"": shapes}
+        shapes = dict(input_shape) if isinstance(input_shape, Mapping) else {"": input_shape}
         for shape in shapes.values():
-            if not isinstance(shape, tuple) or any(
-                type(size) is not int or size < 1 for size in shape
-            ):
+            if not _is_shape(shape):
                 raise ConfigError(
                     f"{self.name}: input_shape = {shape!r} is no list of whole numbers above 0"
                 )
-        if isinstance(dtypes, str):
-            return Row(shapes, dict.fromkeys(shapes, dtypes))
-        odd = next((name for name in dtypes if name not in shapes), None)
-        if odd is not None:
-            raise ConfigError(
-                f"{self.name}: input_dtype names {odd!r}, and input_shape names {', '.join(shapes)}"
-            )
-        return Row(shapes, {name: dtypes.get(name, "float32") for name in shapes})
+        return shapes
+
+
+def _is_shape(shape: Any) -> bool:
+    # True is an int in Python, but not a size.
+    return isinstance(shape, tuple) and all(type(size) is int and size >= 1 for size in shape)
 
 
 def architecture(
@@ -111,7 +119,7 @@ def architecture(
     names of ``forward``'s arguments.
 
     Args:
-        input_dtype: dtype of one sample; of several inputs also by name, float32 where one is left
+        input_dtype: dtype of one sample; of several inputs also by name, float32 for those left
             out.
         paper: where the architecture was described.
     """
@@ -120,42 +128,54 @@ def architecture(
         name = getattr(builder, "__name__", "")
         if not name.isidentifier():
             raise ConfigError(f"an architecture needs a function with a name, not {builder!r}")
-        parameters = list(inspect.signature(builder).parameters.values())
-        settings = parameters[1:]
-        open_ended = [item.name for item in settings if item.default is inspect.Parameter.empty]
-        if not parameters or open_ended:
-            wrong = f"{', '.join(open_ended)} has none" if open_ended else "it takes no cut"
-            raise ConfigError(
-                f"architecture {name} must take a cut, then keyword settings with defaults, but {wrong}"
-            )
-        defaults = {item.name: freeze(item.default) for item in settings}
-        missing = [item for item in _REQUIRED if item not in defaults]
-        if missing:
-            raise ConfigError(
-                f"architecture {name} lacks the setting {missing[0]}, which every one must have"
-            )
-        for item in settings:
-            try:
-                json.dumps(item.default)
-            except TypeError as error:
-                wrong = f"{error}; take a number, text, list or table, and choose by that"
-                raise ConfigError(
-                    f"architecture {name}: the default of {item.name} cannot be stored: {wrong}"
-                ) from error
-        known = get_args(Dtype)
-        for dtype in input_dtype.values() if isinstance(input_dtype, Mapping) else (input_dtype,):
-            if dtype not in known:
-                raise ConfigError(
-                    f"architecture {name}: input_dtype {dtype!r} is none of {', '.join(known)}"
-                )
-        choices = {
-            item.name: get_args(item.annotation)
-            for item in settings
-            if get_origin(item.annotation) is Literal
-        }
+        settings = _settings_of(name, builder)
+        _check_dtypes(name, input_dtype)
+        defaults = {setting.name: freeze(setting.default) for setting in settings}
+        choices: dict[str, tuple[Any, ...]] = {}
+        for setting in settings:
+            if get_origin(setting.annotation) is Literal:
+                choices[setting.name] = get_args(setting.annotation)
         return Architecture(name, builder, input_dtype, MappingProxyType(defaults), choices, paper)
 
     return decorate
+
+
+def _settings_of(name: str, builder: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Return the parameters of a builder behind its cut, each with a default that can be stored."""
+    parameters = list(inspect.signature(builder).parameters.values())
+    settings = parameters[1:]
+    without = [entry.name for entry in settings if entry.default is inspect.Parameter.empty]
+    if not parameters or without:
+        problem = f"{', '.join(without)} has none" if without else "it takes no cut"
+        raise ConfigError(
+            f"architecture {name} must take a cut, then keyword settings with defaults, but "
+            f"{problem}"
+        )
+    names = {setting.name for setting in settings}
+    for required in _REQUIRED:
+        if required not in names:
+            raise ConfigError(
+                f"architecture {name} lacks the setting {required}, which every one must have"
+            )
+    for setting in settings:
+        try:
+            json.dumps(setting.default)
+        except TypeError as error:
+            raise ConfigError(
+                f"architecture {name}: the default of {setting.name} cannot be stored: {error}; "
+                "take a number, text, list or table, and choose by that"
+            ) from error
+    return settings
+
+
+def _check_dtypes(name: str, input_dtype: Dtype | Mapping[str, Dtype]) -> None:
+    dtypes = list(input_dtype.values()) if isinstance(input_dtype, Mapping) else [input_dtype]
+    for dtype in dtypes:
+        if dtype not in get_args(Dtype):
+            raise ConfigError(
+                f"architecture {name}: input_dtype {dtype!r} is none of "
+                f"{', '.join(get_args(Dtype))}"
+            )
 
 
 def build(
@@ -166,11 +186,15 @@ def build(
     *,
     convert: bool = True,
 ) -> Any:
-    """Build the module of a sub-model, of a tier or of a width and by default all blocks, with
-    fresh random weights.
+    """Build the module of a sub-model, with new random weights.
 
-    Without `convert` a builder that converts its model returns it unconverted, to load weights of
-    `export-weights`.
+    Args:
+        arch: the architecture.
+        tier: the sub-model, or its width.
+        depth: its blocks; those of the tier, or all, if omitted.
+        settings: settings that differ from the defaults.
+        convert: whether a builder that converts its model may do so. Weights of `export-weights`
+            are loaded into unconverted models.
 
     Raises:
         ConfigError: if a setting is unknown or the builder fails on it.
@@ -181,7 +205,7 @@ def build(
         width = tier.width
     else:
         width = tier
-    Tier(width, 1 if depth is None else depth)
+    Tier(width, 1 if depth is None else depth)  # raises if there is no such tier
     cut = Cut(width, depth)
     if convert:
         module = call_builder(arch, cut, settings)
@@ -194,12 +218,14 @@ def build(
 
 
 def call_builder(arch: Architecture, cut: Cut, settings: Mapping[str, Any] | None) -> Any:
-    """Call a builder with a cut of one's own; errors as of `build`."""
+    """Call a builder with a cut; errors as of `build`."""
     try:
-        row, chosen = arch.row(settings), dict(arch.settings(settings))
-        if row.named:  # a module may keep it, and only plain dictionaries can be copied
-            chosen["input_shape"] = dict(row.shapes)
-        module = arch.build(cut, **chosen)
+        row = arch.row(settings)
+        keywords = dict(arch.settings(settings))
+        if row.named:
+            # A module may keep the shapes, and only plain dictionaries can be copied.
+            keywords["input_shape"] = dict(row.shapes)
+        module = arch.build(cut, **keywords)
     except PlanError as error:
         raise PlanError(f"{arch.name}: {error}") from error
     except ConfigError as error:

@@ -34,16 +34,15 @@ class Axis:
     """A named dimension of the global model.
 
     Example:
-        >>> Axis("block1.attention", size=64, groups=4).kept(0.25)  # 4 of the 16 dimensions of each head
+        >>> attention = Axis("block1.attention", size=64, groups=4)
+        >>> attention.kept(0.25)  # 4 of the 16 dimensions of each head
         16
     """
 
     name: Label  # unique in the model, such as ``conv2.out``
     size: int  # units in the global model
     kind: AxisKind = AxisKind.WIDTH  # whether a width cuts it
-    groups: int = (
-        1  # equal consecutive groups (attention heads); each is cut alike, none disappears
-    )
+    groups: int = 1  # equal consecutive groups (attention heads); each is cut alike, none goes
     # whether its units are not interchangeable, so that only plans that keep the leading ones may
     # cut it
     leading: bool = False
@@ -53,12 +52,13 @@ class Axis:
             raise PlanError("an axis needs a name")
         if not isinstance(self.size, int):
             raise PlanError(
-                f"axis {self.name}: {self.size!r} is no whole number of units; divide with //, or use int()"
+                f"axis {self.name}: {self.size!r} is no whole number of units; divide with //, or "
+                "use int()"
             )
         if self.size < 1 or self.groups < 1 or self.size % self.groups:
             raise PlanError(
-                f"axis {self.name}: {self.size} units cannot be split into {self.groups} equal groups;"
-                " choose a size that is a positive multiple of the groups"
+                f"axis {self.name}: {self.size} units cannot be split into {self.groups} equal "
+                "groups; choose a size that is a positive multiple of the groups"
             )
 
     @property
@@ -67,11 +67,7 @@ class Axis:
         return self.size // self.groups
 
     def kept(self, width: float) -> int:
-        """Count the units a tier of a width in (0, 1] keeps: all of a fixed axis, else the same of
-        each group.
-        """
-        return (
-            self.size
-            if self.kind is AxisKind.FIXED
-            else self.groups * kept_units(self.group_size, width)
-        )
+        """Count the units that a tier of a width in (0, 1] keeps; all of a fixed axis."""
+        if self.kind is AxisKind.FIXED:
+            return self.size
+        return self.groups * kept_units(self.group_size, width)

@@ -1,5 +1,4 @@
-"""The cut a builder receives: it asks it for every size that a tier may change, and so names the
-axes.
+"""The cut that a builder asks for every size that a tier may change, and so names the axes.
 
 A builder is a plain function that builds a plain torch module::
 
@@ -7,13 +6,15 @@ A builder is a plain function that builds a plain torch module::
     def two_layers(cut, *, input_shape=(64,), classes=10, hidden=128):
         kept = cut.width("hidden", hidden)
         return nn.Sequential(
-            nn.Linear(input_shape[0], kept), Scaler(cut.rate), nn.ReLU(), nn.Linear(kept,
-            cut.classes(classes))
+            nn.Linear(input_shape[0], kept),
+            Scaler(cut.rate),
+            nn.ReLU(),
+            nn.Linear(kept, cut.classes(classes)),
         )
 
 The layout of the global model is inferred from such calls: the model is rebuilt with each axis a
 little larger, and the dimensions that grow carry that axis; exchanging its units then proves it.
-This module knows nothing of torch.
+This module does not import torch.
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,7 +27,7 @@ CLASSES = "classes"
 """Name of the label axis, whose rows fall under the label rule."""
 
 FIXED_PREFIX = "fixed."
-"""Start of the names of axes that no builder names, such as kernels and vocabularies."""
+"""How the names of axes begin that no builder names, such as kernels and vocabularies."""
 
 
 class Cut:
@@ -62,19 +63,20 @@ class Cut:
         self._axes: dict[str, Axis] = {}
         self._labels: dict[str, None] = {}
         self._blocks: int | None = None
-        self._instead: Axis | None = None
+        self._declared: Axis | None = None
 
     def forget(self) -> None:
-        """Take back what was asked, for a builder that is called anew."""
+        """Forget what was asked, for a builder that is called once more."""
         self._axes.clear()
         self._labels.clear()
         self._blocks = None
 
     def declare(self, axis: Axis) -> None:
-        """Take the axis of this name to be another than the builder asks for, of as many units or
-        of groups of them.
+        """Use an axis instead of the one of its name that the builder asks for.
+
+        It has as many units, or a unit for each group of them.
         """
-        self._instead = axis
+        self._declared = axis
 
     @property
     def rate(self) -> float:
@@ -88,12 +90,12 @@ class Cut:
 
     @property
     def label_axes(self) -> tuple[str, ...]:
-        """Names of the axes whose rows fall under the label rule, in the order they were asked for."""
+        """Names of the axes whose rows fall under the label rule, in order."""
         return tuple(self._labels)
 
     @property
     def is_bare(self) -> bool:
-        """Whether this build leaves all blocks out, which happens once while a layout is inferred."""
+        """Whether this build has no blocks, as one build has while a layout is inferred."""
         return self._depth == 0
 
     @property
@@ -109,8 +111,8 @@ class Cut:
                 name.
             size: units in the global model.
             leading: whether its units are not interchangeable (places of a rotation or of a fixed
-                table), but the leading ones make a model all the same. Nobody proves that; rolling
-                and random plans refuse the axis.
+                table), but the leading ones alone make a model. That is not proved; rolling and
+                random plans refuse the axis.
 
         Raises:
             ConfigError: if the name is taken by an axis of another size or kind.
@@ -118,9 +120,7 @@ class Cut:
         return self._kept(Axis(name, size, leading=leading))
 
     def widths(self, name: str, sizes: Iterable[int]) -> tuple[int, ...]:
-        """Name the axes of layers that follow one another: `name` with 1, 2 and so on behind it,
-        each as of `width`.
-        """
+        """Name the axes of layers in a row, `name` and a number from 1, each as of `width`."""
         return tuple(self.width(f"{name}{number}", size) for number, size in enumerate(sizes, 1))
 
     def heads(self, name: str, heads: int, head_dim: int, *, leading: bool = False) -> int:
@@ -145,8 +145,9 @@ class Cut:
         return self._kept(Axis(name, heads * head_dim, groups=heads, leading=leading)) // heads
 
     def groups(self, name: str, groups: int) -> int:
-        """Name an axis of groups that stay or go as a whole: of a norm, of a grouped convolution,
-        heads that rotate.
+        """Name an axis of groups that are kept or left out as a whole.
+
+        Such are the groups of a norm or of a grouped convolution, and heads that rotate.
 
         Example:
             >>> groups = Cut(0.5).groups("conv1", 8)
@@ -167,12 +168,12 @@ class Cut:
         return self.width(name, groups)
 
     def whole(self) -> "Cut":
-        """A cut that leaves every width as it is, for a part that is the same in every tier, such
-        as a frozen model.
+        """Return a cut that leaves every width as it is.
 
-        Depth and labels are asked of this cut, widths of none.
+        It is for a part that is the same in every tier, such as a frozen model. Depth and labels
+        are those of this cut.
         """
-        return _Whole(self)
+        return _WholeCut(self)
 
     def classes(self, n: int) -> int:
         """Name the rows of the classifier, one for each label. They are never cut.
@@ -230,33 +231,35 @@ class Cut:
     def _kept(self, axis: Axis) -> int:
         if axis.name.startswith(FIXED_PREFIX):
             raise ConfigError(
-                f"axis {axis.name}: names that start with {FIXED_PREFIX!r} are taken; choose another"
+                f"axis {axis.name}: names that start with {FIXED_PREFIX!r} are taken; choose "
+                "another"
             )
-        times = 1
-        if self._instead is not None and self._instead.name == axis.name:
-            times = axis.size // self._instead.size
-            axis = self._instead
-        known = self._axes.setdefault(axis.name, axis)
-        if known != axis:
+        units = 1  # of the axis that the builder asked for, for each unit of the one used
+        if self._declared is not None and self._declared.name == axis.name:
+            units = axis.size // self._declared.size
+            axis = self._declared
+        first = self._axes.setdefault(axis.name, axis)
+        if first != axis:
             raise ConfigError(
-                f"axis {axis.name} was named twice, as {known.size} units in {known.groups} groups and as"
-                f" {axis.size} in {axis.groups}; give different layers different names"
+                f"axis {axis.name} was named twice, as {first.size} units in {first.groups} groups "
+                f"and as {axis.size} in {axis.groups}; give different layers different names"
             )
-        return (axis.kept(self._rate) + axis.groups * self._enlarge.get(axis.name, 0)) * times
+        enlarged = axis.groups * self._enlarge.get(axis.name, 0)
+        return (axis.kept(self._rate) + enlarged) * units
 
 
-class _Whole(Cut):
+class _WholeCut(Cut):
     """Answers for a part of a model that no width cuts."""
 
-    def __init__(self, of: Cut) -> None:
+    def __init__(self, cut: Cut) -> None:
         super().__init__()
-        self._of = of
+        self._cut = cut
 
     def depth(self, blocks: int) -> int:
-        return self._of.depth(blocks)
+        return self._cut.depth(blocks)
 
     def labels(self, name: str, n: int) -> int:
-        return self._of.labels(name, n)
+        return self._cut.labels(name, n)
 
     def _kept(self, axis: Axis) -> int:
         return axis.size

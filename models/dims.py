@@ -29,7 +29,8 @@ class Dim:
     last ``Dim("conv", outer=25)``, and ``cat([x, y])`` of two axes ``Dim("x", more=(Dim("y"),))``.
 
     Example:
-        >>> Dim("hidden", outer=2).entries({"hidden": Axis("hidden", 3)}, {"hidden": np.array([0, 2])})
+        >>> axes = {"hidden": Axis("hidden", 3)}
+        >>> Dim("hidden", outer=2).entries(axes, {"hidden": np.array([0, 2])})
         array([0, 2, 3, 5])
     """
 
@@ -44,97 +45,107 @@ class Dim:
 
     @property
     def segments(self) -> "tuple[Dim, ...]":
-        """What the dimension is a concatenation of; itself if it carries one axis."""
+        """The dimensions of one axis that it is a concatenation of."""
         return (replace(self, more=()), *self.more) if self.more else (self,)
 
     @property
     def is_plain(self) -> bool:
-        """Whether the dimension carries one axis, with the entries of each unit side by side."""
+        """Whether it carries one axis, with the entries of each unit side by side."""
         return self == Dim(self.axis, self.inner)
 
     def length(self, axes: Mapping[str, Axis], width: float) -> int:
         """Count its entries in a sub-model of a width."""
-        return sum(
-            _count(part, axes[part.axis].kept(width), axes[part.axis]) for part in self.segments
-        )
+        length = 0
+        for segment in self.segments:
+            axis = axes[segment.axis]
+            length += _count(segment, axis.kept(width), axis)
+        return length
 
     def entries(
         self, axes: Mapping[str, Axis], kept: Mapping[str, NDArray[np.int64]]
     ) -> NDArray[np.int64]:
         """List the entries that the kept units have, int64, in their local order.
 
-        Axes that are not named are whole.
+        Args:
+            axes: all axes of the dimension.
+            kept: units of axes; axes that are not named are whole.
 
         Raises:
-            PlanError: groups that share their entries do not keep the same places.
+            PlanError: if groups that share their entries do not keep the same places.
         """
-        found = []
+        entries = []
         start = 0
-        for part in self.segments:
-            axis = axes[part.axis]
-            units = kept.get(part.axis)
-            found.append(
-                start + _places(part, axis, np.arange(axis.size) if units is None else units)
-            )
-            start += _count(part, axis.size, axis)
-        return np.concatenate(found)
+        for segment in self.segments:
+            axis = axes[segment.axis]
+            units = kept.get(segment.axis)
+            if units is None:
+                units = np.arange(axis.size)
+            entries.append(start + _entries_of_units(segment, axis, units))
+            start += _count(segment, axis.size, axis)
+        return np.concatenate(entries)
 
     def to_json(self) -> Any:
-        """The dimension as a JSON value; ``[axis, inner]`` where that says it all."""
-        return (
-            [self.axis, self.inner] if self.is_plain else [_record(part) for part in self.segments]
-        )
+        """Return the dimension as a JSON value, ``[axis, inner]`` if it is plain."""
+        if self.is_plain:
+            return [self.axis, self.inner]
+        return [_segment_to_json(segment) for segment in self.segments]
 
     @classmethod
     def from_json(cls, value: Any) -> "Dim":
         """Read a dimension back.
 
         Raises:
-            TypeError, ValueError, KeyError: the value is none that `to_json` writes.
+            TypeError, ValueError, KeyError: if `to_json` does not write such a value.
         """
         if isinstance(value[0], str):
             axis, inner = value
             return cls(axis, int(inner))
-        loops = [[int(item.get(key, 1)) for key in _LOOPS] for item in value]
-        first, *more = [
-            cls(str(item["axis"]), inner, outer, bool(item.get("shared", False)))
-            for item, (inner, outer) in zip(value, loops, strict=True)
-        ]
+        first, *more = map(_segment_from_json, value)
         return replace(first, more=tuple(more))
 
     def __str__(self) -> str:
-        return " + ".join(_text(part) for part in self.segments)
+        return " + ".join(map(_text, self.segments))
 
 
-def _count(part: Dim, kept: int, axis: Axis) -> int:
-    return (kept // axis.groups if part.shared else kept) * part.inner * part.outer
+def _count(segment: Dim, kept: int, axis: Axis) -> int:
+    """Count the entries of a segment with some number of units of its axis."""
+    units = kept // axis.groups if segment.shared else kept
+    return units * segment.inner * segment.outer
 
 
-def _places(part: Dim, axis: Axis, units: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Entries of some units within this segment."""
-    span = axis.size
-    if part.shared:
+def _entries_of_units(segment: Dim, axis: Axis, units: NDArray[np.int64]) -> NDArray[np.int64]:
+    """List the entries of some units within a segment."""
+    map_size = axis.size
+    if segment.shared:
         rows = units.reshape(axis.groups, -1)
-        span = axis.group_size
-        if (rows != rows[0] + np.arange(axis.groups)[:, None] * span).any():
+        map_size = axis.group_size
+        if (rows != rows[0] + np.arange(axis.groups)[:, None] * map_size).any():
             raise PlanError(
-                f"axis {axis.name}: its {axis.groups} groups share entries, so each must keep the same places of its"
-                " own; choose a window whose heads are 'preserving'"
+                f"axis {axis.name}: its {axis.groups} groups share entries, so each must keep the "
+                "same places of its own; choose a window whose heads are 'preserving'"
             )
         units = rows[0]
-    found = (np.arange(part.outer)[:, None] * span + units).reshape(-1, 1)
-    return (found * part.inner + np.arange(part.inner)).reshape(-1)
+    starts = (np.arange(segment.outer)[:, None] * map_size + units).reshape(-1, 1)
+    return (starts * segment.inner + np.arange(segment.inner)).reshape(-1)
 
 
-def _record(part: Dim) -> dict[str, Any]:
-    loops = {key: getattr(part, key) for key in _LOOPS if getattr(part, key) != 1}
-    return {"axis": part.axis, **loops, **({"shared": True} if part.shared else {})}
+def _segment_to_json(segment: Dim) -> dict[str, Any]:
+    record: dict[str, Any] = {"axis": segment.axis}
+    for loop in _LOOPS:
+        if getattr(segment, loop) != 1:
+            record[loop] = getattr(segment, loop)
+    if segment.shared:
+        record["shared"] = True
+    return record
 
 
-def _text(part: Dim) -> str:
-    name = f"{part.axis}/group" if part.shared else part.axis
-    return (
-        (f"{part.outer}*" if part.outer > 1 else "")
-        + name
-        + (f"*{part.inner}" if part.inner > 1 else "")
-    )
+def _segment_from_json(record: Any) -> Dim:
+    inner, outer = (int(record.get(loop, 1)) for loop in _LOOPS)
+    return Dim(str(record["axis"]), inner, outer, bool(record.get("shared", False)))
+
+
+def _text(segment: Dim) -> str:
+    name = f"{segment.axis}/group" if segment.shared else segment.axis
+    outer = f"{segment.outer}*" if segment.outer > 1 else ""
+    inner = f"*{segment.inner}" if segment.inner > 1 else ""
+    return f"{outer}{name}{inner}"

@@ -38,12 +38,12 @@ class Window:
             and the size of the axis have no common factor.
         direction: ``up`` as in the paper, ``down`` as in its released code.
         heads: for rolling windows, whether they stay inside their attention head (``preserving``)
-            or not.
+            or move across heads as in the released code (``as_released``).
         draw: for random units, ``tied`` draws once for each axis, so that residual sums line up;
-            ``per_layer`` draws for each layer on its own, as the released baseline does.
+            ``per_layer`` draws for each layer separately, as the released baseline does.
 
     Raises:
-        PlanError: the kind is unknown, or the window would not move.
+        PlanError: if the kind is unknown, or the window would not move.
     """
 
     kind: PlanKind = "rolling"
@@ -59,7 +59,8 @@ class Window:
             )
         if self.step < 1:
             raise PlanError(
-                f"a plan needs step >= 1, not {self.step}: so many units its window moves in a round"
+                f"a plan needs step >= 1, not {self.step}: so many units its window moves in a "
+                "round"
             )
 
 
@@ -72,11 +73,16 @@ def rolling_units(
     direction: Direction = "up",
     heads: HeadRule = "preserving",
 ) -> Indices:
-    """Keep `axis.kept(width)` units in windows of every group that start `shift` units further and
-    wrap around.
+    """Return the units in windows of every group that start `shift` units further and wrap around.
 
-    As released the whole axis is rolled and then cut into groups, which mixes neighbouring heads;
-    see `Window`.
+    As released, the whole axis is rolled and then cut into groups, which mixes neighbouring heads.
+
+    Args:
+        axis: the axis.
+        width: decides how many units are kept, `axis.kept(width)`.
+        shift: units from the start.
+        direction: as of `Window`.
+        heads: as of `Window`.
     """
     start = shift if direction == "up" else -shift
     kept = kept_units(axis.group_size, width)
@@ -90,10 +96,14 @@ def rolling_units(
 
 
 def random_units(axis: Axis, width: float, *, seed: int, round_index: int, label: str) -> Indices:
-    """Keep `axis.kept(width)` distinct units drawn uniformly, in ascending order, the same offsets
-    in every group.
+    """Return distinct units drawn uniformly, ascending, with the same offsets in every group.
 
-    The label is what the draw is for, so that two axes of one round differ.
+    Args:
+        axis: the axis.
+        width: decides how many units are kept, `axis.kept(width)`.
+        seed: of the run, or of a device.
+        round_index: number of the round.
+        label: what the draw is for, so that two axes of one round differ.
     """
     # A digest, because Python's own hash of a string differs from process to process.
     salt = int.from_bytes(hashlib.sha256(label.encode()).digest()[:8], "little")
@@ -104,6 +114,5 @@ def random_units(axis: Axis, width: float, *, seed: int, round_index: int, label
 
 
 def _in_every_group(axis: Axis, offsets: Indices) -> Indices:
-    return (
-        (np.arange(axis.groups, dtype=np.int64) * axis.group_size)[:, None] + offsets[None, :]
-    ).reshape(-1)
+    starts = np.arange(axis.groups, dtype=np.int64) * axis.group_size
+    return (starts[:, None] + offsets[None, :]).reshape(-1)

@@ -1,7 +1,6 @@
-"""Models of several inputs: a sample is one row of numbers, which comes apart before the module
-runs.
+"""Models of several inputs: a sample is one row of numbers, which is split before the module runs.
 
-Graphs, boards and server know samples of one tensor. The inputs of a sample lie in it one behind
+Graphs, boards and server handle samples of one tensor. The inputs of a sample lie in it one behind
 the other, in the order of ``input_shape``, each flattened; whole numbers beside others are float32,
 exact up to 2^24.
 """
@@ -14,11 +13,13 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Row:
-    """How a row comes apart, by inputs' names.
+    """How a row of numbers is split into inputs, by their names.
 
-    As a hook of a module it calls ``forward`` with them.
+    As a forward pre-hook of a module it makes a row the keywords of ``forward``.
 
-    Shapes are those of one sample, dtypes ``float32`` or ``int64``.
+    Attributes:
+        shapes: shapes of one sample.
+        dtypes: ``float32`` or ``int64``.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -26,7 +27,7 @@ class Row:
 
     @property
     def dtype(self) -> Literal["float32", "int64"]:
-        """Of the row."""
+        """The dtype of the whole row."""
         return "int64" if set(self.dtypes.values()) == {"int64"} else "float32"
 
     @property
@@ -36,41 +37,50 @@ class Row:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of a sample: a row, or the one input as it is."""
-        return (sum(map(math.prod, self.shapes.values())),) if self.named else self.shapes[""]
+        """The shape of a sample: of a row, or of the single input as it is."""
+        if self.named:
+            return (sum(map(math.prod, self.shapes.values())),)
+        return self.shapes[""]
 
     def places(self) -> Iterator[tuple[str, slice]]:
-        """Where each input lies in a row."""
+        """Yield each input with its place in a row."""
         start = 0
         for name, shape in self.shapes.items():
-            yield name, slice(start, start + math.prod(shape))
-            start += math.prod(shape)
+            end = start + math.prod(shape)
+            yield name, slice(start, end)
+            start = end
 
     def __call__(
         self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[()], Any]:
-        """The arguments of ``forward`` instead of rows [batch, numbers]."""
+        """Return the arguments of ``forward`` for rows, float [batch, numbers]."""
         del module
         return (), {**kwargs, **self.parts(*args)}
 
     def parts(self, x: Any) -> dict[str, Any]:
-        """Rows [batch, *shape] taken apart, whole numbers as int64."""
+        """Split rows [batch, *shape] into inputs, whole numbers as int64."""
         flat = x.flatten(1) if x.dim() > 1 else x[:, None]
-        parts = {
-            name: flat[:, place].reshape(x.shape[0], *self.shapes[name])
-            for name, place in self.places()
-        }
-        return {
-            name: part.long() if self.dtypes[name] == "int64" else part
-            for name, part in parts.items()
-        }
+        # All are cut out before any is converted: a graph keeps this order of operations.
+        inputs: dict[str, Any] = {}
+        for name, place in self.places():
+            inputs[name] = flat[:, place].reshape(x.shape[0], *self.shapes[name])
+        for name, value in inputs.items():
+            if self.dtypes[name] == "int64":
+                inputs[name] = value.long()
+        return inputs
 
     def with_tokens(self, x: Any, vocabulary: int) -> Any:
-        """Random rows, float [batch, numbers], with whole numbers below a bound where they belong,
-        changed in place.
+        """Make random numbers whole where a row has tokens, in place.
+
+        Args:
+            x: float [batch, *shape].
+            vocabulary: number of tokens; the numbers are below it.
+
+        Returns:
+            `x`.
         """
         for name, place in self.places():
             if self.dtypes[name] == "int64":
-                part = x[:, place] if self.named else x
-                part[:] = (part.abs() * 1000).floor() % vocabulary
+                tokens = x[:, place] if self.named else x
+                tokens[:] = (tokens.abs() * 1000).floor() % vocabulary
         return x

@@ -1,5 +1,4 @@
-"""Layouts: which axis every dimension of every parameter of a global model carries, as a plain
-value.
+"""Layouts: which axis every dimension of every parameter of a global model carries.
 
 A layout is all the server needs to cut and merge a model; it is written beside the graphs as
 ``layout.json`` and read back without torch.
@@ -33,48 +32,48 @@ HEAD = "head"
 
 
 def block_name(number: int) -> str:
-    """Name the depth unit with this 1-based number, as parameters carry it."""
+    """Return the name of the depth unit with a number, from 1, as parameters have it."""
     return f"block{number}"
 
 
+def _block_names(depth: int) -> frozenset[str]:
+    """Name all blocks of a model of some depth."""
+    return frozenset({STEM, HEAD, *map(block_name, range(1, depth + 1))})
+
+
 def freeze(value: Any) -> Any:
-    """Turn the lists of a JSON value into tuples, at every depth, so that it cannot change under
-    its owner.
-    """
+    """Make a JSON value immutable: its lists become tuples, and its objects read-only mappings."""
     if isinstance(value, Mapping):
-        return MappingProxyType({key: freeze(item) for key, item in value.items()})
-    return tuple(freeze(item) for item in value) if isinstance(value, (list, tuple)) else value
+        return MappingProxyType({key: freeze(entry) for key, entry in value.items()})
+    return tuple(map(freeze, value)) if isinstance(value, (list, tuple)) else value
 
 
 def thaw(value: Any) -> Any:
     """Turn the result of `freeze` back into plain dictionaries and lists."""
     if isinstance(value, Mapping):
-        return {key: thaw(item) for key, item in value.items()}
-    return [thaw(item) for item in value] if isinstance(value, tuple) else value
+        return {key: thaw(entry) for key, entry in value.items()}
+    return list(map(thaw, value)) if isinstance(value, tuple) else value
 
 
-_BY_NAME = BeforeValidator(lambda axes: {str(item["name"]): item for item in axes})
+# A file has the axes as a list, in their order.
+_BY_NAME = BeforeValidator(lambda axes: {str(axis["name"]): axis for axis in axes})
 _LISTED = PlainSerializer(lambda axes: [asdict(axis) for axis in axes.values()])
 _Dim = Annotated[Dim, PlainValidator(Dim.from_json), PlainSerializer(Dim.to_json)]
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A trained tensor of the global model: dotted path, global shape, and ``stem``, ``block1``
-    ..., or ``head``.
-    """
+    """A trained tensor of the global model."""
 
-    name: Label
-    shape: tuple[int, ...]
+    name: Label  # dotted path
+    shape: tuple[int, ...]  # in the global model
     dims: tuple[_Dim, ...]
-    block: Label
+    block: Label  # ``stem``, ``block1`` ..., or ``head``
 
 
 @dataclass(frozen=True)
 class Statistic:
-    """A static batch norm, whose mean and variance vectors, of one dimension, are asked for after
-    training.
-    """
+    """A static batch norm, whose mean and variance vectors are computed after training."""
 
     name: Label
     dims: tuple[_Dim, ...]
@@ -82,7 +81,7 @@ class Statistic:
 
     @property
     def tensors(self) -> tuple[str, str]:
-        """Names of the mean and the variance vector among the tensors of a graph."""
+        """The names of the mean and the variance vector among the tensors of a graph."""
         return f"stat.{self.name}.mean", f"stat.{self.name}.var"
 
 
@@ -92,7 +91,7 @@ class Layout:
 
     Attributes:
         arch: name of the architecture.
-        settings: what it was built with, JSON values (sequences as tuples).
+        settings: settings it was built with, JSON values (sequences as tuples).
         axes: every axis by name.
         parameters: in the order the module registers them.
         statistics: its static batch norms, in module order; empty if it has none.
@@ -105,10 +104,9 @@ class Layout:
         classes: number of labels.
         heads: tiers with a head of their own, which no other tier shares, by id: the number of
             their labels.
-        base: frozen tensors, in module order. They are the same in all rounds, so they are in no
-            weights, plan or
-            merge: graphs take them from a file, which is one for all tiers unless a width cuts some
-                of them.
+        base: frozen tensors, in module order. They are the same in all rounds, so weights, plans
+            and merges do not have them: graphs take them from a file, which is one for all tiers
+            unless a width cuts some of them.
     """
 
     arch: Label
@@ -134,7 +132,8 @@ class Layout:
     def tier(self, width: float, depth: int | None = None) -> Tier:
         """Make a tier of this model, by default of all its blocks.
 
-        A PlanError names widths and depths it can have.
+        Raises:
+            PlanError: if the model cannot have the width or the depth; it names those it can have.
         """
         chosen = self.depth if depth is None else depth
         if chosen not in self.depths:
@@ -147,40 +146,35 @@ class Layout:
     def blocks(self, tier: Tier) -> frozenset[str]:
         """Name the blocks a tier keeps: stem, head and lowest units.
 
-        A PlanError if the model has no such depth.
+        Raises:
+            PlanError: if the model does not have the depth.
         """
-        checked = self.tier(tier.width, tier.depth)
-        return frozenset(
-            {
-                STEM,
-                HEAD,
-                *(block_name(number) for number in range(1, checked.depth + 1)),
-            }
-        )
+        return _block_names(self.tier(tier.width, tier.depth).depth)
 
     def base_of(self, tier: Tier) -> dict[str, tuple[int, ...]]:
-        """Map the frozen tensors that a tier reads from its base to their local shapes, in
-        registration order.
-        """
+        """Return the local shapes of the frozen tensors of a tier, in registration order."""
         blocks = self.blocks(tier)
-        return {
-            item.name: self.local_shape(item.dims, tier.width)
-            for item in self.base
-            if item.block in blocks
-        }
+        shapes: dict[str, tuple[int, ...]] = {}
+        for tensor in self.base:
+            if tensor.block in blocks:
+                shapes[tensor.name] = self.local_shape(tensor.dims, tier.width)
+        return shapes
 
     @property
     def labelled(self) -> frozenset[str]:
-        """Label axes with a row for each label, first, and perhaps more.
+        """The label axes that have a row for each label.
 
-        Of a smaller one every row is taken.
+        Of a smaller axis, every row is updated by every device.
         """
         return frozenset(name for name in self.label_axes if self.axes[name].size >= self.classes)
 
     @property
     def cut_base(self) -> str | None:
-        """The first frozen tensor that a width cuts, None where there is none."""
-        return next((item.name for item in self.base if any(map(self.is_cut, item.dims))), None)
+        """The name of the first frozen tensor that a width cuts, or None."""
+        for tensor in self.base:
+            if any(map(self.is_cut, tensor.dims)):
+                return tensor.name
+        return None
 
     def kept(self, tier: Tier) -> tuple[Parameter, ...]:
         """List the parameters a tier keeps, in registration order; errors as of `blocks`."""
@@ -192,32 +186,37 @@ class Layout:
         return tuple(dim.length(self.axes, width) for dim in dims)
 
     def is_cut(self, dim: Dim) -> bool:
-        """Whether a tier's width makes the dimension shorter."""
-        return any(self.axes[part.axis].kind is AxisKind.WIDTH for part in dim.segments)
+        """Return whether a tier's width makes a dimension shorter."""
+        return any(self.axes[segment.axis].kind is AxisKind.WIDTH for segment in dim.segments)
+
+    def has_labels(self, dim: Dim) -> bool:
+        """Return whether a dimension carries a label axis."""
+        return any(segment.axis in self.label_axes for segment in dim.segments)
 
     def classes_of(self, tier: Tier) -> int:
-        """Number of labels of a tier: the model's, or those of the head it has of its own."""
+        """Return the number of labels of a tier: the model's, or that of its separate head."""
         return self.heads.get(tier.id, self.classes)
 
     def own_head(self, tier: Tier) -> tuple[Parameter, ...]:
-        """List the parameters of the head a tier has of its own; none if it shares the model's."""
-        return (
-            tuple(item for item in self.parameters if item.block == HEAD)
-            if tier.id in self.heads
-            else ()
-        )
+        """List the parameters of a tier's separate head; none if it shares the model's."""
+        if tier.id not in self.heads:
+            return ()
+        return tuple(parameter for parameter in self.parameters if parameter.block == HEAD)
 
     def shapes(self, tier: Tier) -> dict[str, tuple[int, ...]]:
-        """Map the parameters a tier keeps to their local shapes, in registration order.
+        """Return the local shapes of the parameters a tier keeps, in registration order.
 
         Errors as of `blocks`.
         """
-        shapes = {item.name: self.local_shape(item.dims, tier.width) for item in self.kept(tier)}
-        for item in self.own_head(tier):
-            shapes[item.name] = tuple(
-                self.classes_of(tier) * dim.inner if dim.axis in self.label_axes else size
-                for dim, size in zip(item.dims, shapes[item.name], strict=True)
-            )
+        shapes: dict[str, tuple[int, ...]] = {}
+        for parameter in self.kept(tier):
+            shapes[parameter.name] = self.local_shape(parameter.dims, tier.width)
+        for parameter in self.own_head(tier):
+            sizes = list(shapes[parameter.name])
+            for position, dim in enumerate(parameter.dims):
+                if dim.axis in self.label_axes:
+                    sizes[position] = self.classes_of(tier) * dim.inner
+            shapes[parameter.name] = tuple(sizes)
         return shapes
 
     def parameter_count(self, tier: Tier) -> int:
@@ -234,14 +233,15 @@ class Layout:
     def from_json(cls, text: str | bytes) -> "Layout":
         """Read an equal layout back from JSON text.
 
-        A ConfigError if it is none of this format version.
+        Raises:
+            ConfigError: if the text is not a layout of this format version.
         """
         try:
             return _read(json.loads(text))
         except ValidationError as error:
-            wrong = problems(error, "document")
+            described = problems(error, "document")
             raise ConfigError(
-                f"layout.json cannot be read ({wrong}); export the architecture again"
+                f"layout.json cannot be read ({described}); export the architecture again"
             ) from error
         except (ValueError, KeyError, TypeError, RecursionError, PlanError) as error:
             raise ConfigError(
@@ -266,71 +266,78 @@ def _check(layout: Layout) -> None:
         raise PlanError(
             f"{layout.arch}: input dtype {layout.input_dtype!r} is neither float32 nor int64"
         )
-    if (
-        not layout.depths
-        or layout.depths[-1] != layout.depth
-        or sorted(set(layout.depths)) != [*layout.depths]
-    ):
-        raise PlanError(
-            f"{layout.arch}: depths {layout.depths} do not ascend to its depth {layout.depth}"
-        )
-    blocks = {
-        STEM,
-        HEAD,
-        *(block_name(number) for number in range(1, layout.depth + 1)),
-    }
-    names = [item.name for item in (*layout.parameters, *layout.base)]
+    _check_depths(layout)
+    names = [parameter.name for parameter in (*layout.parameters, *layout.base)]
     if len(set(names)) != len(names):
         raise PlanError(f"{layout.arch}: two parameters share a name")
-    items: list[Parameter | Statistic] = [
+    tensors: list[Parameter | Statistic] = [
         *layout.parameters,
         *layout.base,
         *layout.statistics,
     ]
-    for item in items:
-        unknown = [
-            part.axis for dim in item.dims for part in dim.segments if part.axis not in layout.axes
-        ]
-        if unknown:
-            raise PlanError(f"{layout.arch}: {item.name} carries the unknown axis {unknown[0]}")
-        if item.block not in blocks:
-            raise PlanError(f"{layout.arch}: {item.name} belongs to the unknown block {item.block}")
+    _check_references(layout, tensors)
     for parameter in (*layout.parameters, *layout.base):
         if layout.local_shape(parameter.dims, 1.0) != parameter.shape:
             raise PlanError(
                 f"{layout.arch}: the axes of {parameter.name} do not add up to {parameter.shape}"
             )
-    for item in items:
-        for dim in item.dims:
-            if not dim.is_plain and any(part.axis in layout.label_axes for part in dim.segments):
-                raise PlanError(
-                    f"{layout.arch}: {item.name} has rows of labels among others; give them a tensor alone"
-                )
-    for name in layout.label_axes:
-        if name not in layout.axes or layout.axes[name].kind is not AxisKind.FIXED:
-            raise PlanError(f"{layout.arch}: label axis {name} is not one of its fixed axes")
+    _check_labels(layout, tensors)
     for tier_id, classes in layout.heads.items():
         _check_head(layout, Tier.parse(tier_id), classes)
 
 
+def _check_depths(layout: Layout) -> None:
+    depths = list(layout.depths)
+    is_ascending = depths == sorted(set(depths))
+    if not depths or depths[-1] != layout.depth or not is_ascending:
+        raise PlanError(
+            f"{layout.arch}: depths {layout.depths} do not ascend to its depth {layout.depth}"
+        )
+
+
+def _check_references(layout: Layout, tensors: Iterable[Parameter | Statistic]) -> None:
+    """Refuse tensors of axes or blocks that the layout does not have."""
+    blocks = _block_names(layout.depth)
+    for tensor in tensors:
+        for dim in tensor.dims:
+            for segment in dim.segments:
+                if segment.axis not in layout.axes:
+                    raise PlanError(
+                        f"{layout.arch}: {tensor.name} carries the unknown axis {segment.axis}"
+                    )
+        if tensor.block not in blocks:
+            raise PlanError(
+                f"{layout.arch}: {tensor.name} belongs to the unknown block {tensor.block}"
+            )
+
+
+def _check_labels(layout: Layout, tensors: Iterable[Parameter | Statistic]) -> None:
+    """Refuse label axes that the label rule cannot be applied to."""
+    for tensor in tensors:
+        for dim in tensor.dims:
+            if not dim.is_plain and layout.has_labels(dim):
+                raise PlanError(
+                    f"{layout.arch}: {tensor.name} has rows of labels among others; give them a "
+                    "tensor alone"
+                )
+    for name in layout.label_axes:
+        if name not in layout.axes or layout.axes[name].kind is not AxisKind.FIXED:
+            raise PlanError(f"{layout.arch}: label axis {name} is not one of its fixed axes")
+
+
 def _check_head(layout: Layout, tier: Tier, classes: int) -> None:
-    """A head of a tier's own: whole in width, so that nothing else is cut with it, and all that
-    goes with labels.
-    """
+    """Refuse a separate head of a tier that is cut by width or shares what goes with labels."""
     layout.tier(tier.width, tier.depth)
     if classes < 1 or tier.width != 1.0 or tier == layout.tier(1.0):
         raise PlanError(
-            f"{layout.arch}: {tier.id} cannot have a head of its own with {classes} labels; shallower tiers of width 1"
-            " can, and the head of the whole model is that of its setting `classes`"
+            f"{layout.arch}: {tier.id} cannot have a head of its own with {classes} labels; "
+            "shallower tiers of width 1 can, and the head of the whole model is that of its "
+            "setting `classes`"
         )
-    outside = [
-        item.name
-        for item in (*layout.parameters, *layout.base)
-        if (item.block != HEAD or item in layout.base)
-        and any(dim.axis in layout.label_axes for dim in item.dims)
-    ]
-    if outside:
-        raise PlanError(
-            f"{layout.arch}: {outside[0]} goes with the labels but is not part of a head that trains, so no tier can"
-            " have labels of its own"
-        )
+    for parameter in (*layout.parameters, *layout.base):
+        trains_in_head = parameter.block == HEAD and parameter not in layout.base
+        if not trains_in_head and any(dim.axis in layout.label_axes for dim in parameter.dims):
+            raise PlanError(
+                f"{layout.arch}: {parameter.name} goes with the labels but is not part of a head "
+                "that trains, so no tier can have labels of its own"
+            )

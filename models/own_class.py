@@ -1,5 +1,4 @@
-"""Describes the state of a user's own class, so that weights of a run load into it: names, kinds
-and sources.
+"""Describe the state of a user's own class, so that weights of a run load into it.
 
 A run stores the tensors of the exported model. The user's class may have others: `convert` renames
 parameters of attention and recurrent layers, batch norm keeps its statistics in buffers, and
@@ -29,20 +28,16 @@ OWN_CLASS = "own_class.safetensors"
 """Name of the file beside a tier's other files: constants, and the description in its header."""
 
 SPECTRAL_STEPS = 8
-"""Steps of the power iteration with which a spectral norm computes its vectors, starting from the
-rows' norms.
-"""
+"""Steps of the power iteration of a spectral norm, which starts from the norms of the rows."""
 
 FILE_LIMIT = 512 * 1024 * 1024
-"""Most bytes of the file; what it has is in a graph, too, and boards take none that is larger."""
+"""Most bytes of the file; its content is in a graph, too, and boards accept no larger ones."""
 
 ENTRIES_LIMIT = 100_000
 """Most tensors in the state of a class."""
 
 USES_LIMIT = 64
-"""How often a state may have what the run's tensors have: layers that share weights, under a name
-for each.
-"""
+"""How often a state may have what the run's tensors have, as layers that share weights do."""
 
 _PATH_LIMIT = 4096  # characters of the path of a user's file
 _DIMENSIONS = 64  # the most that an array of numpy has
@@ -52,19 +47,19 @@ _DTYPES = {**DTYPES, **{name: np.dtype(kind) for name, kind in _OF_CONSTANTS.ite
 Kind = Literal["parameter", "mean", "variance", "count", "left", "right", "constant"]
 
 _HEADER = "own_class"
-_SHOWN = 3
+_NAMED = 3  # missing entries that a message names
 _ONE_SOURCE = frozenset(["mean", "variance", "left", "right"])
 _FROM_FILE = frozenset(["count", "constant"])
 _VECTORS = frozenset(["left", "right"])
 
 
 def is_identifier(text: str) -> bool:
-    """Whether Python takes a text for a name, and for nothing else."""
+    """Return whether a text is a name in Python, and not a keyword."""
     return text.isidentifier() and not keyword.iskeyword(text) and len(text) <= _PATH_LIMIT
 
 
 def is_dotted(text: str) -> bool:
-    """Whether Python takes a text for the name of a module, with a dot between its parts."""
+    """Return whether a text can be the name of a module in Python, with dots."""
     return len(text) <= _PATH_LIMIT and all(map(is_identifier, text.split(".")))
 
 
@@ -122,7 +117,7 @@ class Entry(FrozenModel):
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """Names of the run's tensors from which it is made."""
+        """Names of the run's tensors that it is made of."""
         if self.kind == "mean":
             return (f"stat.{self.sources[0]}.mean",)
         if self.kind == "variance":
@@ -167,31 +162,32 @@ class OwnClass(FrozenModel):
     @model_validator(mode="after")
     def _entries_are_apart(self) -> "OwnClass":
         counts = Counter(entry.name for entry in self.entries)
-        twice = next((name for name, count in counts.items() if count > 1), None)
-        if twice is not None:
-            raise ValueError(f"two entries are {quoted(twice)}")
+        for name, count in counts.items():
+            if count > 1:
+                raise ValueError(f"two entries are {quoted(name)}")
         return self
 
     def missing(self, tensors: Tensors) -> list[str]:
         """Return names in the state that the tensors of a run do not provide."""
-        return [
-            entry.name
-            for entry in self.entries
-            if not all(name in tensors for name in entry.needed)
-        ]
+        available = tensors.keys()
+        return [entry.name for entry in self.entries if not available >= set(entry.needed)]
 
     @property
     def needed(self) -> frozenset[str]:
-        """Return the names of all tensors of a run that the state uses."""
+        """The names of all tensors of a run that the state uses."""
         return frozenset(name for entry in self.entries for name in entry.needed)
 
     def require(self, tensors: Tensors) -> None:
-        """Raise a ConfigError that names missing entries if a run does not provide the whole state."""
+        """Check that a run provides the whole state.
+
+        Raises:
+            ConfigError: if entries are missing; it names some.
+        """
         missing = self.missing(tensors)
         if missing:
-            more = f" and {len(missing) - _SHOWN} more" if missing[_SHOWN:] else ""
+            more = f" and {len(missing) - _NAMED} more" if missing[_NAMED:] else ""
             raise ConfigError(
-                f"the run has no values for {', '.join(missing[:_SHOWN])}{more} of the class"
+                f"the run has no values for {', '.join(missing[:_NAMED])}{more} of the class"
             )
 
     def values(self, tensors: Tensors, constants: Tensors, steps: int) -> dict[str, NDArray[Any]]:
@@ -204,15 +200,15 @@ class OwnClass(FrozenModel):
             steps: number to add to the counts of batches in the constants.
 
         Raises:
-            ConfigError: tensors are missing.
-            BlobError: an entry cannot be made of them, or the state is far larger than they are.
+            ConfigError: if tensors are missing.
+            BlobError: if an entry cannot be made of them, or the state is far larger than they are.
         """
         self.require(tensors)
         self._require_bounds(tensors)
         return {entry.name: _value(entry, tensors, constants, steps) for entry in self.entries}
 
     def _require_bounds(self, tensors: Tensors) -> None:
-        """See that a state is not far larger than the tensors that it is made of, else a BlobError."""
+        """Refuse a state that is far larger than the tensors that it is made of."""
         most = USES_LIMIT * sum(tensor.size for tensor in tensors.values())
         size = 0
         for entry in self.entries:
@@ -238,8 +234,8 @@ def read_own_class(folder: Path) -> tuple[OwnClass, dict[str, NDArray[Any]]]:
         The description, and the constants by the names of the state.
 
     Raises:
-        BlobError: the file is damaged, of another version, or lies elsewhere; the message names it
-            and the entry.
+        BlobError: if the file is damaged, of another version, or lies elsewhere; the message names
+            it and the entry.
     """
     path = folder / OWN_CLASS
     data = read_within(folder, OWN_CLASS, FILE_LIMIT)
@@ -250,32 +246,32 @@ def read_own_class(folder: Path) -> tuple[OwnClass, dict[str, NDArray[Any]]]:
     try:
         own = OwnClass.model_validate_json(metadata.get(_HEADER, ""))
     except ValidationError as error:
-        wrong = problems(error, "document")
+        described = problems(error, "document")
         raise BlobError(
-            f"{path}: {wrong}; run `shoal export` again with this version of Shoal"
+            f"{path}: {described}; run `shoal export` again with this version of Shoal"
         ) from error
-    wanted = [entry.name for entry in own.entries if entry.kind in _FROM_FILE]
-    lacking = next((name for name in wanted if name not in views), None)
-    if lacking is not None:
-        raise BlobError(
-            f"{path}: entry {quoted(lacking)} is not among its tensors; run `shoal export` again"
-        )
-    return own, {
-        name: views[name].copy() for name in wanted
-    }  # aligned, and without the rest of the file
+    constants: dict[str, NDArray[Any]] = {}
+    for entry in own.entries:
+        if entry.kind not in _FROM_FILE:
+            continue
+        if entry.name not in views:
+            raise BlobError(
+                f"{path}: entry {quoted(entry.name)} is not among its tensors; run `shoal export` "
+                "again"
+            )
+        # Copies are aligned, and do not keep the whole file in memory.
+        constants[entry.name] = views[entry.name].copy()
+    return own, constants
 
 
 def _value(entry: Entry, tensors: Tensors, constants: Tensors, steps: int) -> NDArray[Any]:
-    """The value of an entry; a BlobError where it cannot be made, as shapes do not join."""
+    """Make the value of an entry; a BlobError if that fails, as where shapes do not join."""
     try:
         return _VALUES[entry.kind](entry, tensors, constants, steps)
-    except (
-        ValueError,
-        LookupError,
-        TypeError,
-    ) as error:  # numpy's errors are some of these
+    except (ValueError, LookupError, TypeError) as error:  # numpy's errors are some of these
         raise BlobError(
-            f"entry {quoted(entry.name)}, a {entry.kind}, cannot be made of the run's tensors: {error}"
+            f"entry {quoted(entry.name)}, a {entry.kind}, cannot be made of the run's tensors: "
+            f"{error}"
         ) from error
 
 
@@ -308,8 +304,10 @@ def _right(entry: Entry, tensors: Tensors, constants: Tensors, steps: int) -> ND
 
 
 def _singular_vectors(weight: NDArray[Any], dim: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Compute the vectors of `models.zoo.layers.SpectralNorm` for a weight: float32 [rows] and
-    [columns].
+    """Compute the vectors of `models.zoo.layers.SpectralNorm` for a weight.
+
+    Returns:
+        The left one, float32 [rows], and the right one, float32 [columns].
     """
     moved = np.moveaxis(weight, dim, 0)
     rows = moved.reshape(len(moved), -1)

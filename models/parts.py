@@ -1,5 +1,7 @@
-"""Parts of a model by name, for methods that share or keep only some of it: blocks, and modules by
-their path.
+"""Parts of a model by name, for methods that share or keep only some of it.
+
+A part is a block (``stem``, ``block1`` ..., ``head``), a module by its path (``trunk``,
+``hidden.0``) or a parameter.
 """
 
 from collections.abc import Collection
@@ -8,28 +10,31 @@ from fleet_protocol.errors import PlanError
 from models.layout import Layout, Parameter, Statistic
 
 
-def in_parts(item: Parameter | Statistic, parts: Collection[str]) -> bool:
-    """Whether a parameter, or a norm, of a layout lies in one of some parts.
+def in_parts(tensor: Parameter | Statistic, parts: Collection[str]) -> bool:
+    """Return whether a parameter, or a norm, of a layout lies in one of some parts."""
+    return tensor.block in parts or any(_is_below(tensor.name, path) for path in parts)
 
-    These are blocks (``stem``, ``block1`` ..., ``head``), modules (``trunk``, ``hidden.0``) or
-    parameters by path.
-    """
-    return item.block in parts or any(
-        item.name == part or item.name.startswith(f"{part}.") for part in parts
-    )
+
+def _is_below(name: str, path: str) -> bool:
+    return name == path or name.startswith(f"{path}.")
 
 
 def parameters_in(layout: Layout, parts: Collection[str]) -> tuple[str, ...]:
-    """Names of the parameters in some parts, in registration order.
+    """Name the parameters in some parts, in registration order.
 
-    A PlanError where a part has none.
+    Raises:
+        PlanError: if a part has no parameter.
     """
     for part in parts:
-        if not any(in_parts(item, (part,)) for item in layout.parameters):
-            blocks = dict.fromkeys(item.block for item in layout.parameters)
-            modules = dict.fromkeys(item.name.partition(".")[0] for item in layout.parameters)
+        if not any(in_parts(parameter, (part,)) for parameter in layout.parameters):
+            blocks = {parameter.block for parameter in layout.parameters}
+            modules = dict.fromkeys(name.partition(".")[0] for name in _names(layout))
             raise PlanError(
-                f"{layout.arch} has no block and no module {part}; its blocks are {', '.join(sorted(blocks))}, its"
-                f" modules {', '.join(modules)}"
+                f"{layout.arch} has no block and no module {part}; its blocks are "
+                f"{', '.join(sorted(blocks))}, its modules {', '.join(modules)}"
             )
-    return tuple(item.name for item in layout.parameters if in_parts(item, parts))
+    return tuple(parameter.name for parameter in layout.parameters if in_parts(parameter, parts))
+
+
+def _names(layout: Layout) -> list[str]:
+    return [parameter.name for parameter in layout.parameters]

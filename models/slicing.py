@@ -1,5 +1,4 @@
-"""Slicing: the boxes of a tensor that a sub-model keeps, and the strided copies that cut it out of
-a global model.
+"""Slicing: the boxes of a tensor that a sub-model keeps, and the copies that cut it out.
 
 The kept units of a dimension are stored as runs of consecutive units. The boxes of a tensor are the
 products of the runs of its dimensions, so that a static plan moves one box and a rolling one at
@@ -21,26 +20,26 @@ from models.draws import Indices
 from models.layout import Layout
 
 MAX_BOXES = 128
-"""Boxes above which a tensor is moved by one fancy index: each box costs about a microsecond,
-however small.
+"""Boxes above which a tensor is moved by one fancy index.
+
+Each box costs about a microsecond, however small.
 """
 
 Tensors = Mapping[str, NDArray[Any]]
 
 
 class Run(NamedTuple):
-    """Consecutive entries of one dimension that stay together, from one of the global and one of
-    the local tensor.
-    """
+    """Consecutive entries of one dimension that stay together."""
 
-    start: int
-    local: int
+    start: int  # the first, in the global tensor
+    local: int  # the same in the local tensor
     length: int
 
 
 class Region(NamedTuple):
-    """The same entries of the global and the local tensor: slices, or an open mesh over the leading
-    dimensions.
+    """The same entries of the global tensor, `whole`, and of the local one, `part`.
+
+    Both are slices, or an open mesh over the leading dimensions.
     """
 
     whole: tuple[Any, ...]
@@ -49,31 +48,27 @@ class Region(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class CompiledTensor:
-    """What a plan keeps of one tensor: runs of each dimension, and boxes where no label rule
-    applies.
-    """
+    """What a plan keeps of one tensor."""
 
     name: str
     dims: tuple[Dim, ...]
     shape: tuple[int, ...]
     local_shape: tuple[int, ...]
-    runs: tuple[tuple[Run, ...], ...]
-    regions: tuple[Region, ...]
+    runs: tuple[tuple[Run, ...], ...]  # of each dimension
+    regions: tuple[Region, ...]  # where no label rule applies
 
 
 @dataclass(frozen=True, eq=False)
 class CompiledPlan:
-    """A plan made ready for many updates: every kept tensor by name, parameters in registration
-    order, then statistics.
+    """A plan made ready for many updates.
 
-    Statistics may be absent from what is sliced or merged, parameters are required. A label rule
-    may restrict `label_axes`.
+    Statistics may be absent from what is sliced or merged, parameters are required.
     """
 
     title: str
-    tensors: Mapping[str, CompiledTensor]
+    tensors: Mapping[str, CompiledTensor]  # parameters in registration order, then statistics
     required: frozenset[str]
-    label_axes: frozenset[str]
+    label_axes: frozenset[str]  # whose rows a label rule may restrict
 
     def slice(self, weights: Tensors) -> dict[str, NDArray[Any]]:
         """Cut the sub-model's tensors out of global ones; see `models.plan.slice_weights`."""
@@ -82,20 +77,21 @@ class CompiledPlan:
             source = weights[tensor.name]
             if source.shape != tensor.shape:
                 raise PlanError(
-                    f"{self.title}: tensor {tensor.name} of the global weights should be {tensor.shape} but is"
-                    f" {source.shape}"
+                    f"{self.title}: tensor {tensor.name} of the global weights should be "
+                    f"{tensor.shape} but is {source.shape}"
                 )
-            cut[tensor.name] = _in_place(tensor, source)
+            cut[tensor.name] = _cut_out(tensor, source)
         return cut
 
-    def _present(self, given: Tensors) -> list[CompiledTensor]:
-        missing = self.required - given.keys()
+    def _present(self, weights: Tensors) -> list[CompiledTensor]:
+        """List the tensors that weights have; all required ones must be among them."""
+        missing = self.required - weights.keys()
         if missing:
             first = next(name for name in self.tensors if name in missing)
             raise PlanError(
                 f"{self.title}: tensor {first} is missing ({len(missing)} missing in all)"
             )
-        return [tensor for name, tensor in self.tensors.items() if name in given]
+        return [tensor for name, tensor in self.tensors.items() if name in weights]
 
 
 def compile_tensor(
@@ -104,27 +100,39 @@ def compile_tensor(
     dims: Sequence[Dim],
     units: Sequence[Mapping[str, Indices]],
 ) -> CompiledTensor:
-    """Find the runs and boxes of one tensor, whose dimensions keep some units of axes.
+    """Find the runs and boxes of one tensor.
 
-    All of one that is not named.
+    Args:
+        layout: the global model.
+        name: name of the tensor.
+        dims: its dimensions.
+        units: for each dimension the kept units of its axes; axes that are not named are whole.
     """
     shape = layout.local_shape(dims, 1.0)
-    runs = tuple(
-        _runs(dim.entries(layout.axes, kept), 1) if kept else (Run(0, 0, size),)
-        for size, dim, kept in zip(shape, dims, units, strict=True)
-    )
-    local_shape = tuple(sum(run.length for run in row) for row in runs)
-    return CompiledTensor(name, tuple(dims), shape, local_shape, runs, _regions(shape, runs))
+    runs_of_dims: list[tuple[Run, ...]] = []
+    for size, dim, kept in zip(shape, dims, units, strict=True):
+        runs = _runs(dim.entries(layout.axes, kept), 1) if kept else (Run(0, 0, size),)
+        runs_of_dims.append(runs)
+    local_shape = tuple(map(_length, runs_of_dims))
+    regions = _regions(shape, runs_of_dims)
+    return CompiledTensor(name, tuple(dims), shape, local_shape, tuple(runs_of_dims), regions)
+
+
+def _length(runs: Sequence[Run]) -> int:
+    return sum(run.length for run in runs)
 
 
 def tensor_regions(
     tensor: CompiledTensor, rows: Mapping[str, Indices] | None = None
 ) -> tuple[Region, ...]:
-    """List the boxes of a tensor, restricted to some rows, ascending, of its label axes.
+    """List the boxes of a tensor, restricted to some rows of its label axes.
 
-    Axes not named are whole.
+    Args:
+        tensor: the tensor.
+        rows: ascending rows by label axis; axes that are not named are whole.
 
-    A PlanError says that a row lies outside its axis.
+    Raises:
+        PlanError: if a row lies outside its axis.
     """
     if not rows:
         return tensor.regions
@@ -139,10 +147,9 @@ def tensor_regions(
                 f"rows {kept[0]} to {kept[-1]} of {dim.axis} are outside 0 to {size - 1}"
             )
         # A label axis is never cut, so its rows have the same numbers in the sub-model.
-        runs[position] = tuple(
-            Run(run.start, run.start, run.length) for run in _runs(kept, dim.inner)
-        )
-    return _regions(tensor.shape, tuple(runs))
+        label_runs = _runs(kept, dim.inner)
+        runs[position] = tuple(Run(run.start, run.start, run.length) for run in label_runs)
+    return _regions(tensor.shape, runs)
 
 
 def _runs(units: Indices, inner: int) -> tuple[Run, ...]:
@@ -150,56 +157,53 @@ def _runs(units: Indices, inner: int) -> tuple[Run, ...]:
     if not units.size:
         return ()
     edges = [0, *(np.flatnonzero(np.diff(units) != 1) + 1).tolist(), units.size]
-    return tuple(
-        Run(int(units[first]) * inner, first * inner, (last - first) * inner)
-        for first, last in itertools.pairwise(edges)
-    )
+    runs: list[Run] = []
+    for first, last in itertools.pairwise(edges):
+        runs.append(Run(int(units[first]) * inner, first * inner, (last - first) * inner))
+    return tuple(runs)
 
 
-def _regions(shape: tuple[int, ...], runs: tuple[tuple[Run, ...], ...]) -> tuple[Region, ...]:
+def _regions(shape: tuple[int, ...], runs: Sequence[tuple[Run, ...]]) -> tuple[Region, ...]:
+    """Return the products of the runs of all dimensions."""
     if not runs:
         # A scalar: an empty index would copy it out instead of pointing at it.
         return (Region((...,), (...,)),)
-    if math.prod(len(row) for row in runs) <= MAX_BOXES:
-        return tuple(
-            Region(
-                tuple(slice(run.start, run.start + run.length) for run in box),
-                tuple(slice(run.local, run.local + run.length) for run in box),
-            )
-            for box in itertools.product(*runs)
-        )
+    if math.prod(map(len, runs)) <= MAX_BOXES:
+        return tuple(map(_box, itertools.product(*runs)))
     # Trailing whole dimensions stay out of the mesh, so that their entries are still copied
     # together.
-    depth = (
-        max(position for position, row in enumerate(runs) if row != (Run(0, 0, shape[position]),))
-        + 1
-    )
-    return (
-        Region(
-            np.ix_(*(_entries([(run.start, run.length) for run in row]) for row in runs[:depth])),
-            np.ix_(*(_entries([(run.local, run.length) for run in row]) for row in runs[:depth])),
-        ),
+    is_whole = [row == (Run(0, 0, size),) for row, size in zip(runs, shape, strict=True)]
+    depth = max(position for position, whole in enumerate(is_whole) if not whole) + 1
+    whole_entries: list[Indices] = []
+    part_entries: list[Indices] = []
+    for row in runs[:depth]:
+        whole_entries.append(_entries([(run.start, run.length) for run in row]))
+        part_entries.append(_entries([(run.local, run.length) for run in row]))
+    return (Region(np.ix_(*whole_entries), np.ix_(*part_entries)),)
+
+
+def _box(runs: Sequence[Run]) -> Region:
+    return Region(
+        tuple(slice(run.start, run.start + run.length) for run in runs),
+        tuple(slice(run.local, run.local + run.length) for run in runs),
     )
 
 
 def _entries(spans: Sequence[tuple[int, int]]) -> Indices:
-    return np.concatenate(
-        [np.arange(start, start + length, dtype=np.int64) for start, length in spans]
-    )
+    ranges = [np.arange(start, start + length, dtype=np.int64) for start, length in spans]
+    return np.concatenate(ranges)
 
 
-def _in_place(tensor: CompiledTensor, source: NDArray[Any]) -> NDArray[Any]:
-    """What is kept of a tensor: a view where it is one piece of what nobody may write to, such as a
-    mapped file.
+def _cut_out(tensor: CompiledTensor, source: NDArray[Any]) -> NDArray[Any]:
+    """Return what is kept of a tensor.
+
+    It is a view of a read-only array, such as a mapped file, if that is possible, else a copy.
     """
     if len(tensor.regions) == 1 and not source.flags.writeable:
-        piece: NDArray[Any] = source[tensor.regions[0].whole]
-        if (
-            piece.shape == tensor.local_shape
-            and piece.flags.c_contiguous
-            and np.may_share_memory(piece, source)
-        ):
-            return piece
+        view: NDArray[Any] = source[tensor.regions[0].whole]
+        is_view = view.flags.c_contiguous and np.may_share_memory(view, source)
+        if view.shape == tensor.local_shape and is_view:
+            return view
     local = np.empty(tensor.local_shape, dtype=source.dtype)
     for region in tensor.regions:
         local[region.part] = source[region.whole]

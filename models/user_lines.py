@@ -1,40 +1,42 @@
-"""Where in a user's file an error came from, for messages.
+"""Locate the line of a user's file that an error came from; imports neither torch nor exporter."""
 
-Knows neither torch nor exporter by import.
-"""
-
+from collections.abc import Mapping
 from pathlib import Path
 from traceback import walk_tb
+from types import CodeType
+from typing import Any
 
-_OURS = tuple(str(Path(__file__).parents[1] / name) for name in ("models", "trainer_export"))
-_CALLED_BY_MODELS = (
-    "forward",
-    "__torch_function__",
-    "evaluate_expr",
-)  # of our layers, modes and sizes
+_SHOAL = tuple(str(Path(__file__).parents[1] / name) for name in ("models", "trainer_export"))
+
+# Functions of Shoal's layers, modes and sizes, which the model calls and which may call it.
+_CALLED_BY_MODELS = ("forward", "__torch_function__", "evaluate_expr")
 
 
 def at_line_of(error: BaseException) -> str:
-    """Where in the model's file a caught error is from, `` at line ...
+    """Describe the innermost line of the model's file that an error passed through.
 
-    Of ..., in module ...``, or nothing.
+    Returns:
+        `` at line ... of ..., in module ...``, or an empty text if there is no such line.
     """
-    found = module = ""
+    place = ""
+    module = ""
     for frame, number in walk_tb(error.__traceback__):
         code = frame.f_code
-        if code.co_filename.startswith(_OURS):
-            found = (
-                found if code.co_name in _CALLED_BY_MODELS else ""
-            )  # what called us is not the model
+        if code.co_filename.startswith(_SHOAL):
+            if code.co_name not in _CALLED_BY_MODELS:
+                place = ""  # what called Shoal is not the model
         elif not code.co_filename.startswith("<") and "torch" not in Path(code.co_filename).parts:
-            own = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
-            module = (
-                f", in module {type(own).__name__}" if hasattr(own, "named_parameters") else module
-            )
-            found = f" at line {number} of {Path(code.co_filename).name}{module}"
-    return found
+            module = _module_of(code, frame.f_locals) or module
+            place = f" at line {number} of {Path(code.co_filename).name}{module}"
+    return place
+
+
+def _module_of(code: CodeType, values: Mapping[str, Any]) -> str:
+    """Describe the torch module whose method a frame runs; empty if it is not a method of one."""
+    first = values.get(code.co_varnames[0]) if code.co_argcount else None
+    return f", in module {type(first).__name__}" if hasattr(first, "named_parameters") else ""
 
 
 def first_line(error: BaseException) -> str:
-    """The kind of an error and the first line of what it says."""
+    """Return the type of an error and the first line of its message."""
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"

@@ -20,6 +20,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from broker_server.settings.combinations import Trait, keeps
 from broker_server.store import Store, TaskPhase
 from broker_server.strategies.registry import STRATEGIES
 from fleet_protocol import control
@@ -75,7 +76,7 @@ def rounds_with(
         return ()
     by_time = (
         rule.over_selection
-        or rule.buffer is not None
+        or not keeps(config, Trait.ONE_VERSION)
         or rule.deadline_seconds < NO_DEADLINE
         or leave
     )

@@ -1,8 +1,10 @@
-"""Asks the API of `shoal view` and `shoal up --view`: its answers as the types of the server, its
-refusals as errors.
+"""Asks the API of `shoal view` and `shoal up --view`.
 
-    client = Client("http://127.0.0.1:8420", token) client.act("promote",
-    version=max(client.versions(), key=lambda view: view.score or 0).version.number)
+Answers have the types of the server, and refusals are raised as errors:
+
+    client = Client("http://127.0.0.1:8420", token)
+    newest = client.versions()[-1].version
+    client.act("promote", version=newest.number)
 
 It needs what the extra ``server`` or ``view`` brings, and no torch.
 """
@@ -14,7 +16,7 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 from json import JSONDecodeError, loads
 from ssl import SSLError
 from typing import Any, Literal, TypeVar
-from urllib.parse import quote, unquote, urlencode, urlsplit
+from urllib.parse import SplitResult, quote, unquote, urlencode, urlsplit
 
 from pydantic import TypeAdapter
 
@@ -23,39 +25,51 @@ from broker_server.rounds.best import VersionView
 from broker_server.service.rollout import RolloutView
 from broker_server.store import EventRecord, queries
 from broker_server.store.explaining import DeviceInRound
-from fleet_protocol.errors import ConfigError, StorageError, TransportError
+from fleet_protocol.errors import ConfigError, ShoalError, StorageError, TransportError
 
 RolloutVerb = Literal["pause", "resume", "stop"]
 Verb = Literal["start", "stop", "abandon", "pause", "resume", "promote", "rollback", "release"]
 _Answer = TypeVar("_Answer")
 
 LOADING = "Shoal-Loading"
-"""Header of a response with a model: lines of Python that load it, and a note, as percent-encoded
-JSON.
+"""Header of a response with a model.
+
+Its value is percent-encoded JSON: lines of Python that load the model, and a note.
 """
 
 
 class Client:
-    """What one server says, and does.
+    """Reads and steers the runs of one server.
 
-    A run is named by its id or the beginning of it; no name is the newest.
+    A run is named by its id or the beginning of it; without a name it is the newest.
 
-    The token of operators lets act, too; an answer may take `seconds`. All raise `ConfigError`
-    where there is no such thing, the token is wrong, or it cannot be done now, `StorageError` where
-    the store, and `TransportError` where the server is away, or of another version.
+    Args:
+        url: address of the page, such as ``http://127.0.0.1:8420``.
+        token: token of the page; that of operators also lets act.
+        seconds: longest wait for an answer.
+
+    Raises:
+        ConfigError: (each method) there is no such run, version or device, the token is wrong, or
+            it cannot be done now.
+        StorageError: (each method) the server cannot use its store.
+        TransportError: (each method) the server does not answer, or is of another version.
     """
 
     def __init__(self, url: str, token: str = "", seconds: float = 60.0) -> None:
-        with suppress(ValueError):
-            self._url = urlsplit(url)
-            self._seconds = seconds
-            if self._url.scheme in {"http", "https"} and self._url.hostname and self._url.port != 0:
-                self._headers = {"Authorization": f"Bearer {token}"} if token else {}
-                return
-        raise ConfigError(f"{url} is no address of a page; give one as http://127.0.0.1:8420")
+        self._url = _parse_address(url)
+        self._seconds = seconds
+        self._headers = {}
+        if token:
+            self._headers["Authorization"] = f"Bearer {token}"
 
     def ask(self, kind: type[_Answer], path: str, **query: Any) -> _Answer:
-        """What any path of ``docs/openapi.json`` after ``/api/v1`` answers, as `kind`."""
+        """Return the answer of any path of ``docs/openapi.json``, as a value of `kind`.
+
+        Args:
+            kind: type of the answer.
+            path: the path after ``/api/v1``.
+            query: parameters of the path.
+        """
         with self._opened("GET", path, query) as (_, answer):
             return TypeAdapter(kind).validate_json(answer.read())
 
@@ -63,141 +77,182 @@ class Client:
     def _opened(
         self, method: str, path: str, query: Mapping[str, Any]
     ) -> Iterator[tuple[Any, HTTPResponse]]:
-        make = HTTPSConnection if self._url.scheme == "https" else HTTPConnection
-        connection = make(self._url.hostname or "", self._url.port, timeout=self._seconds)
-        wanted = f"{self._url.path.rstrip('/')}/api/v1{path}?{urlencode(query)}"
+        """Send a request, and yield the socket and the response until the block ends."""
+        address = self._url.geturl()
+        host = self._url.hostname or ""
+        connection = HTTPConnection(host, self._url.port, timeout=self._seconds)
+        if self._url.scheme == "https":
+            connection = HTTPSConnection(host, self._url.port, timeout=self._seconds)
+        target = f"{self._url.path.rstrip('/')}/api/v1{path}?{urlencode(query)}"
         try:
-            connection.request(method, wanted, headers=self._headers)
-            socket, answer = (
-                connection.sock,
-                connection.getresponse(),
-            )  # which may take the socket away
+            connection.request(method, target, headers=self._headers)
+            # Taken before the response is read, which may remove it from the connection.
+            socket = connection.sock
+            answer = connection.getresponse()
             if answer.status != 200:
-                detail = f"{self._url.geturl()} answers {path} with {answer.status}"
-                with suppress(JSONDecodeError, KeyError, TypeError):
-                    detail = loads(answer.read())["detail"]
-                    if not isinstance(detail, str):  # of a value that no path takes
-                        detail = "; ".join(f"{item['loc'][-1]}: {item['msg']}" for item in detail)
-                kinds = {
-                    503: StorageError,
-                    **dict.fromkeys(range(400, 500), ConfigError),
-                }
-                raise kinds.get(answer.status, TransportError)(detail)
+                refusal = f"{address} answers {path} with {answer.status}"
+                raise _error_of(answer.status)(_detail(answer.read()) or refusal)
             yield socket, answer
         except SSLError as error:
-            what = f"{self._url.geturl()} cannot be asked over TLS: {error.reason or error}"
-            remedy = "the file SSL_CERT_FILE names has to hold whoever signed its certificate; without TLS take http://"
-            raise TransportError(f"{what}; {remedy}") from error
-        except (OSError, HTTPException, ValueError) as error:
-            what = f"{self._url.geturl()} does not answer {path} as it should: {' '.join(str(error).split())}"
             raise TransportError(
-                f"{what}; is `shoal view` or `up --view` of this version running there?"
+                f"{address} cannot be asked over TLS: {error.reason or error}; the file "
+                "SSL_CERT_FILE names has to hold whoever signed its certificate; without TLS take "
+                "http://"
+            ) from error
+        except (OSError, HTTPException, ValueError) as error:
+            reason = " ".join(str(error).split())
+            raise TransportError(
+                f"{address} does not answer {path} as it should: {reason}; is `shoal view` or `up "
+                "--view` of this version running there?"
             ) from error
         finally:
             connection.close()
 
     def _of(self, run: str, path: str) -> str:
+        """Return a path below that of a run."""
         return f"/runs/{quote(run, safe='') or 'newest'}{path}"
 
     def status(self, run: str = "") -> queries.StatusView:
-        """The store at a glance."""
+        """Return the store at a glance."""
         return self.ask(queries.StatusView, self._of(run, ""))
 
     def runs(self, run: str = "") -> list[queries.RunView]:
-        """Every run, newest first; or one."""
-        return self.ask(list[queries.RunView], "/runs", **({"run": run} if run else {}))
+        """Return every run, newest first, or the one with a name."""
+        query = {"run": run} if run else {}
+        return self.ask(list[queries.RunView], "/runs", **query)
 
-    def rounds(self, run: str = "", **which: int) -> list[queries.RoundView]:
-        """The rounds of a run: those from `first` to `last`, with `tasks` or (0) without."""
-        return self.ask(list[queries.RoundView], self._of(run, "/rounds"), **which)
+    def rounds(self, run: str = "", **selection: int) -> list[queries.RoundView]:
+        """Return the rounds of a run.
+
+        Args:
+            run: the run.
+            selection: `first` and `last` bound their numbers; with `tasks=0` they lack their tasks.
+        """
+        return self.ask(list[queries.RoundView], self._of(run, "/rounds"), **selection)
 
     def devices(self, run: str = "") -> list[queries.DeviceView]:
-        """Every device, with why it does not train and what to do."""
+        """Return every device, with the reason if it does not train, and what to do."""
         return self.ask(list[queries.DeviceView], self._of(run, "/devices"))
 
     def versions(self, run: str = "") -> list[VersionView]:
-        """The global versions of a run, with what they were judged."""
+        """Return the global versions of a run with their evaluations."""
         return self.ask(list[VersionView], self._of(run, "/versions"))
 
     def advice(self, run: str = "") -> list[Advice]:
-        """What to do next, with the evidence."""
+        """Return what to do next about a run, with the evidence."""
         return self.ask(list[Advice], self._of(run, "/advice"))
 
     def explained(self, number: int, run: str = "") -> list[DeviceInRound]:
-        """What became of every device in a round, and why."""
+        """Return what became of every device in a round, and why."""
         return self.ask(list[DeviceInRound], self._of(run, f"/rounds/{number}"))
 
     def compare(self, one: str, other: str) -> queries.Comparison:
-        """Two runs side by side."""
-        return self.ask(
-            queries.Comparison,
-            f"/compare/{quote(one, safe='')}/{quote(other, safe='')}",
-        )
+        """Return what differs between two runs."""
+        path = f"/compare/{quote(one, safe='')}/{quote(other, safe='')}"
+        return self.ask(queries.Comparison, path)
 
     def log(self, last: int = 50, run: str = "", *, after: int = 0) -> list[EventRecord]:
-        """The newest lines of the log `after` that of an id, of a run or of everything, oldest
-        first.
-        """
-        return self.ask(
-            list[EventRecord],
-            "/log",
-            last=last,
-            after=after,
-            **({"run": run} if run else {}),
-        )
+        """Return the newest lines of the log with an id above `after`, oldest first.
 
-    def weights(self, version: int, run: str = "", **of: str) -> tuple[bytes, tuple[str, ...], str]:
-        """Return a version or a `tier` of it as a file, the lines that load it, and a note.
-
-        For operators.
+        They are those of a run, or of everything.
         """
-        with self._opened("GET", self._of(run, f"/versions/{version}/weights"), of) as (
-            _,
-            answer,
-        ):
-            told = loads(unquote(answer.headers.get(LOADING, "%7B%7D")))
-            return (
-                answer.read(),
-                tuple(map(str, told.get("lines", ()))),
-                str(told.get("note", "")),
-            )
+        query = {"run": run} if run else {}
+        return self.ask(list[EventRecord], "/log", last=last, after=after, **query)
+
+    def weights(
+        self, version: int, run: str = "", **selection: str
+    ) -> tuple[bytes, tuple[str, ...], str]:
+        """Return a version as a file, the lines of Python that load it, and a note; for operators.
+
+        Args:
+            version: number of the version.
+            run: the run.
+            selection: the `tier`, if not the whole model, and the `format` of the file.
+        """
+        path = self._of(run, f"/versions/{version}/weights")
+        with self._opened("GET", path, selection) as (_, answer):
+            loading = loads(unquote(answer.headers.get(LOADING, "%7B%7D")))
+            lines = tuple(str(line) for line in loading.get("lines", ()))
+            return answer.read(), lines, str(loading.get("note", ""))
 
     def rollouts(self) -> list[RolloutView]:
-        """The release on its way to the boards, and those before it, newest first."""
+        """Return the release on its way to the boards, and those before it, newest first."""
         return self.ask(list[RolloutView], "/rollout")
 
     def act_on_rollout(self, verb: RolloutVerb) -> int:
-        """Steer the newest rollout, and say its release; for operators."""
+        """Steer the newest rollout, and return the number of its release; for operators."""
         with self._opened("POST", f"/rollout/actions/{verb}", {}) as (_, answer):
             return int(loads(answer.read())["release"])
 
-    def act(self, verb: Verb, run: str = "", **which: str | int) -> str:
-        """Steer a run, begin another like it, choose a `version`, free a `device`, and say the run.
+    def act(self, verb: Verb, run: str = "", **target: str | int) -> str:
+        """Steer a run, begin another like it, choose a version, or release a device; for operators.
 
-        For operators.
+        Args:
+            verb: what to do.
+            run: the run.
+            target: the `version` to promote or roll back to, or the `device` to release.
+
+        Returns:
+            The id of the run.
         """
-        with self._opened("POST", self._of(run, f"/actions/{verb}"), which) as (
-            _,
-            answer,
-        ):
+        path = self._of(run, f"/actions/{verb}")
+        with self._opened("POST", path, target) as (_, answer):
             return str(loads(answer.read())["run"])
 
     def events(self, seconds: float, after: int = 0) -> Iterator[EventRecord | None]:
-        """For so long the lines of the log `after` that of an id, and None where something else was
-        written.
+        """Yield new lines of the log, and None where something else was written to the store.
+
+        Args:
+            seconds: how long to follow the server.
+            after: id above which lines are yielded.
         """
         deadline = time.monotonic() + seconds
-        rest = b""
         line = TypeAdapter(EventRecord)
+        unfinished = b""
         with self._opened("GET", "/events", {"after": after}) as (socket, answer):
-            while (left := deadline - time.monotonic()) > 0:
-                socket.settimeout(left)
+            while (remaining := deadline - time.monotonic()) > 0:
+                socket.settimeout(remaining)
                 try:
-                    got = answer.read1()
+                    received = answer.read1()
                 except TimeoutError:
                     return
-                if not got:
+                if not received:
                     raise HTTPException("it has ended")
-                *whole, rest = (rest + got).split(b"\n\n")
-                for kind, data in (part.splitlines()[-2:] for part in whole):
-                    yield (line.validate_json(data[6:]) if kind == b"event: line" else None)
+                # An empty line ends each event (server-sent events, HTML standard 9.2).
+                *events, unfinished = (unfinished + received).split(b"\n\n")
+                for event in events:
+                    kind, data = event.splitlines()[-2:]
+                    if kind == b"event: line":
+                        yield line.validate_json(data.removeprefix(b"data: "))
+                    else:
+                        yield None
+
+
+def _parse_address(url: str) -> SplitResult:
+    """Parse the address of a page; a ConfigError if it is none."""
+    with suppress(ValueError):
+        address = urlsplit(url)
+        if address.scheme in {"http", "https"} and address.hostname and address.port != 0:
+            return address
+    raise ConfigError(f"{url} is no address of a page; give one as http://127.0.0.1:8420")
+
+
+def _error_of(status: int) -> type[ShoalError]:
+    """Return the error that stands for the status of a response."""
+    if status == 503:
+        return StorageError
+    if 400 <= status < 500:
+        return ConfigError
+    return TransportError
+
+
+def _detail(body: bytes) -> str:
+    """Return why a request was refused; empty if the response does not say so."""
+    try:
+        detail = loads(body)["detail"]
+        if isinstance(detail, str):
+            return detail
+        # FastAPI lists the values of a request that do not have the form of the path.
+        return "; ".join(f"{problem['loc'][-1]}: {problem['msg']}" for problem in detail)
+    except (JSONDecodeError, KeyError, TypeError):
+        return ""

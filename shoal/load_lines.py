@@ -1,6 +1,4 @@
-"""Builds the lines of Python that load a file of weights: into the user's own class, or into
-onnxruntime.
-"""
+"""Builds lines of Python that load a file of weights into the user's own class or onnxruntime."""
 
 import os
 from pathlib import Path
@@ -14,12 +12,12 @@ from models.tier import Tier
 
 
 def load_lines(
-    found: TierVersion, file_format: str, path: Path, *, here: bool = True
+    content: TierVersion, file_format: str, path: Path, *, here: bool = True
 ) -> tuple[str, ...]:
     """Return lines that load a file and can run unchanged.
 
     Args:
-        found: contents of the file.
+        content: what the file holds.
         file_format: ``torch``, ``safetensors`` or ``onnx``.
         path: path of the file in the lines.
         here: whether the lines are for this machine, which has the user's files.
@@ -28,37 +26,40 @@ def load_lines(
         Lines of Python; empty if the class has no importable name, or the file is not complete.
     """
     if file_format == "onnx":
-        return _onnx_lines(found, path)
-    if found.lacking and file_format == "safetensors":
+        return _onnx_lines(content, path)
+    if content.lacking and file_format == "safetensors":
         return ()
     try:
-        noted = found.own_class
+        own_class = content.own_class
     except BlobError:
         return ()
-    builder = noted[0].builder if noted is not None else None
-    if builder is None or (noted is not None and noted[0].problem):
+    if own_class is None:
         return ()
-    lines = [*_imports(builder, found, here=here), _building(builder, found)]
+    description, _ = own_class
+    builder = description.builder
+    if builder is None or description.problem:
+        return ()
+    lines = [*_imports(builder, content, here=here), _building(builder, content)]
     if file_format == "torch":
-        lines[:0] = ["import shoal, torch"]
-        lines += [f"model.load_state_dict(torch.load({str(path)!r}, weights_only=True))"]
+        libraries = ["import shoal, torch"]
+        load = f"model.load_state_dict(torch.load({str(path)!r}, weights_only=True))"
     else:
-        lines[:0] = [
+        libraries = [
             "import shoal",
             "from safetensors.torch import load_file",
             "from models.zoo.loading import load_weights",
         ]
-        lines += [f"load_weights(model, {_files(found, path)})"]
-    return (*lines, "model.eval()")
+        load = f"load_weights(model, {_tensors(content, path)})"
+    return (*libraries, *lines, load, "model.eval()")
 
 
-def _imports(builder: Builder, found: TierVersion, *, here: bool) -> list[str]:
-    """The lines that import the class.
+def _imports(builder: Builder, content: TierVersion, *, here: bool) -> list[str]:
+    """Return the lines that import the class.
 
-    None of them runs a file of the set, which may be somebody else's.
+    None of them runs a file of the artifact set, which may have another author.
     """
     line = f"from {builder.module} import {builder.name}"
-    if _is_of_set(builder, found):
+    if _is_of_set(builder, content):
         return [f"# {line}  # its file lies in the artifact set: read it before you import it"]
     if builder.file is None:
         return [line]
@@ -70,11 +71,9 @@ def _imports(builder: Builder, found: TierVersion, *, here: bool) -> list[str]:
     return [f"import sys; sys.path.append({str(file.parent)!r})", line]
 
 
-def _is_of_set(builder: Builder, found: TierVersion) -> bool:
-    """Whether the import would run a file in the folder of the exported architectures, itself or
-    through links.
-    """
-    root = found.artifacts.folder.resolve().parents[1]
+def _is_of_set(builder: Builder, content: TierVersion) -> bool:
+    """Return whether the import would run a file of the exported sets, also through links."""
+    root = content.artifacts.folder.resolve().parents[1]
     places: list[Path] = []
     starts = [Path.cwd()]
     if builder.file is not None:
@@ -82,58 +81,63 @@ def _is_of_set(builder: Builder, found: TierVersion) -> bool:
         places += [file, file.parent]
         starts += [file.parent]
     for start in starts:
-        places += _imported(start, builder.module)
+        places += _importable(start, builder.module)
     return any(Path(os.path.realpath(place)).is_relative_to(root) for place in places)
 
 
-def _imported(folder: Path, module: str) -> list[Path]:
-    """What Python may run of a folder when it imports a module: files and packages on the way to
-    it.
-    """
-    found: list[Path] = []
+def _importable(folder: Path, module: str) -> list[Path]:
+    """Return the files and packages of a folder that importing a module may run."""
+    paths: list[Path] = []
     for name in module.split("."):
-        found += [*folder.glob(name), *folder.glob(f"{name}.*")]
+        paths += [*folder.glob(name), *folder.glob(f"{name}.*")]
         folder /= name
-    return found
+    return paths
 
 
-def _building(builder: Builder, found: TierVersion) -> str:
-    tier = found.artifacts.tier
-    given = [builder.name]
+def _building(builder: Builder, content: TierVersion) -> str:
+    """Return the line that builds the model."""
+    tier = content.artifacts.tier
+    arguments = [builder.name]
     if tier != Tier(1.0, 1):
-        given.append(f"shoal.Tier({tier.width!r}, {tier.depth})")
+        arguments.append(f"shoal.Tier({tier.width!r}, {tier.depth})")
     if builder.settings:
-        given.append(f"settings={dict(builder.settings)!r}")
+        arguments.append(f"settings={dict(builder.settings)!r}")
     if builder.converts:
-        given.append("convert=False")
-    return f"model = shoal.build({', '.join(given)})"
+        arguments.append("convert=False")
+    return f"model = shoal.build({', '.join(arguments)})"
 
 
-def _files(found: TierVersion, path: Path) -> str:
-    """Return the expression that reads the tensors, including frozen ones in a separate file."""
-    read = f"load_file({str(path)!r})"
-    manifest = found.artifacts.manifest
+def _tensors(content: TierVersion, path: Path) -> str:
+    """Return the expression that reads the tensors, with frozen ones from their own file."""
+    trained = f"load_file({str(path)!r})"
+    manifest = content.artifacts.manifest
     if not manifest.base:
-        return read
-    base = found.artifacts.path(manifest.files[BASE])
-    return f"{{**load_file({str(base)!r}), **{read}}}"
+        return trained
+    base = content.artifacts.path(manifest.files[BASE])
+    return f"{{**load_file({str(base)!r}), **{trained}}}"
 
 
-def _onnx_lines(found: TierVersion, path: Path) -> tuple[str, ...]:
-    manifest = found.artifacts.manifest
-    shape = ", ".join(map(str, ("batch", *manifest.input_shape)))
-    sizes = ", ".join(map(str, (1, *manifest.input_shape)))
+def _onnx_lines(content: TierVersion, path: Path) -> tuple[str, ...]:
+    """Return lines that run the model of an ONNX file."""
+    manifest = content.artifacts.manifest
+    inner = [str(size) for size in manifest.input_shape]
+    shape = ", ".join(["batch", *inner])
+    sizes = ", ".join(["1", *inner])
+    session = f"onnxruntime.InferenceSession({str(path)!r}, providers=['CPUExecutionProvider'])"
+    preparation = _preparation(content, manifest)
     return (
         "import numpy, onnxruntime",
-        f"session = onnxruntime.InferenceSession({str(path)!r}, providers=['CPUExecutionProvider'])",
-        f"x = numpy.zeros(({sizes}), numpy.{manifest.input_dtype})  # yours: [{shape}]{_preparing(found, manifest)}",
+        f"session = {session}",
+        f"x = numpy.zeros(({sizes}), numpy.{manifest.input_dtype})  # yours: [{shape}]{preparation}",
         "logits = session.run(None, {'x': x})[0]",
     )
 
 
-def _preparing(found: TierVersion, manifest: Manifest) -> str:
-    data: Any = found.config.evaluation.data
+def _preparation(content: TierVersion, manifest: Manifest) -> str:
+    """Return how a sample becomes an input, in words; empty where it is one."""
+    data: Any = content.config.evaluation.data
     if data is None or manifest.input_dtype == "int64":
         return ""
-    plain = (data.scale, data.mean, data.std) == (1.0, 0.0, 1.0)
-    return "" if plain else f", each (x * {data.scale!r} - {data.mean!r}) / {data.std!r}"
+    if (data.scale, data.mean, data.std) == (1.0, 0.0, 1.0):
+        return ""
+    return f", each (x * {data.scale!r} - {data.mean!r}) / {data.std!r}"

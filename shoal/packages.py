@@ -20,22 +20,21 @@ _ROOT = Path(__file__).resolve().parents[1]
 
 
 def hidden_package() -> str:
-    """What hides one of the packages that lie beside ``shoal``, and what to do.
-
-    Empty if nothing does.
-    """
+    """Return what hides one of the packages beside ``shoal`` and what to do; empty if none is."""
     for name in OWN_PACKAGES:
-        found = _origin(name)
-        if found is not None and found.resolve() != _ROOT / name / "__init__.py":
-            place = found.parent if found.name == "__init__.py" else found
-            return (
-                f"{found} hides the package `{name}` of Shoal, which is in {_ROOT}: rename {place.name}, or keep "
-                f"{place.parent} out of Python's path"
-            )
+        origin = _origin(name)
+        if origin is None or origin.resolve() == _ROOT / name / "__init__.py":
+            continue
+        to_rename = origin.parent if origin.name == "__init__.py" else origin
+        return (
+            f"{origin} hides the package `{name}` of Shoal, which is in {_ROOT}: rename "
+            f"{to_rename.name}, or keep {to_rename.parent} out of Python's path"
+        )
     return ""
 
 
 def _origin(name: str) -> Path | None:
+    """Return the file that Python imports under a name; None for a folder without one."""
     loaded = sys.modules.get(name)
     if loaded is not None:
         return Path(loaded.__file__) if loaded.__file__ else None
@@ -44,8 +43,11 @@ def _origin(name: str) -> Path | None:
 
 
 def leave_working_folder() -> None:
-    """Take the working folder, which ``python -m`` put first, from the path, unless Shoal itself
-    lies there.
+    """Remove the working folder, which ``python -m`` put first, from Python's path.
+
+    It stays where Shoal itself lies in it, as in a checkout.
     """
-    if not getattr(sys.flags, "safe_path", False) and Path(sys.path[0] or ".").resolve() != _ROOT:
+    if getattr(sys.flags, "safe_path", False):
+        return  # Python did not put it there
+    if Path(sys.path[0] or ".").resolve() != _ROOT:
         del sys.path[0]

@@ -28,6 +28,7 @@ from broker_server.rounds.new_version import first_version
 from broker_server.rounds.reporting import Reporter
 from broker_server.rounds.run_context import RunContext, new_run_id, prepare_run
 from broker_server.rounds.stopping import StopRequested
+from broker_server.settings.combinations import Trait, keeps
 from broker_server.settings.fleet import FleetConfig
 from broker_server.store import RoundRecord, Store, TaskPhase, TaskRecord
 from broker_server.store.machine import RoundState
@@ -157,14 +158,9 @@ class RowMaker:
         weights = {
             task.weights.digest: task.weights.size for task in own
         }  # what several devices share is sent once
-        found = (
-            *own,
-            *(
-                self._store.late_tasks(run, number)
-                if self._context.config.round.buffer is not None
-                else ()
-            ),
-        )
+        found = [*own]
+        if not self._context.keeps(Trait.ONE_VERSION):
+            found += self._store.late_tasks(run, number)
         counted = [
             task
             for task in found
@@ -265,7 +261,7 @@ def _claim(config: SimulationConfig, *, begun: bool) -> None:
         "linear",
     }
     further = (
-        set() if falls or config.round.buffer is not None else {"rounds"}
+        set() if falls or not keeps(config, Trait.ONE_VERSION) else {"rounds"}
     )  # where earlier rounds stay as they are
     but: Mapping[str, bool | set[str]] = {
         **dict.fromkeys(HOW_COMPUTED, True),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pydantic import Field, model_validator
 
+from broker_server.settings.combinations import yielding_defaults
 from broker_server.settings.evaluation import EvaluationConfig, EvaluationKeys
 from broker_server.settings.fleet import FleetConfig, ModelConfig, RunKeys
 from broker_server.settings.rounds import RoundConfig, RoundKeys
@@ -107,6 +108,12 @@ class SimulationConfig(RunKeys):
             here := [key for key, there in given.items() if there]
         ):
             raise ValueError(f'{here[0]} is for engine.backend = "onnx"')
+        return self
+
+    @model_validator(mode="after")
+    def _defaults_yield(self) -> "SimulationConfig":
+        # A frozen value is changed while it is made alone: what yields never was set.
+        self.__dict__.update(yielding_defaults(self))
         return self
 
     def fleet(self, *, artifacts: Path, weights: Path, test_set: Path) -> FleetConfig:

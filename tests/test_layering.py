@@ -23,7 +23,13 @@ ROOMS = {"broker_server": ("strategies", "settings", "store", "updates", "rounds
 """Rooms of a package from the lowest to the highest: a room imports only itself and those before
 it.
 """
-MQTT = {"fleet_protocol.link", "fleet_protocol.topics", "fleet_protocol.transport", "paho"}
+MQTT = {
+    "fleet_protocol.lean_client",
+    "fleet_protocol.link",
+    "fleet_protocol.topics",
+    "fleet_protocol.transport",
+    "paho",
+}
 CLOSED = {
     "broker_server.strategies": MQTT,
     "broker_server.settings": MQTT,

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map
 
 from fleet_protocol.errors import ConfigError, ExportError
 from models.layout import freeze
-from models.registry import Own
+from models.registry import UserFunction
 from models.user_lines import at_line_of
 from trainer_export.rewriting import Rewriting
 
@@ -29,7 +29,7 @@ _TAKEN = 2  # outputs and targets
 _NEAR = 1e-4  # relative difference of two ways to compute the same
 
 
-class OwnFunction(Own):
+class OwnFunction(UserFunction):
     """A function of the user's as a record of a recipe: it takes outputs, targets and the record's
     numbers as keywords.
 

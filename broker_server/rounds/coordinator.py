@@ -21,6 +21,7 @@ from broker_server.rounds.run_context import RunContext
 from broker_server.rounds.sent_weights import restore_sent_weights
 from broker_server.rounds.stopping import Halted
 from broker_server.rounds.training_round import TrainingRound
+from broker_server.settings.combinations import Trait
 from broker_server.store import RoundRecord, TaskPhase
 from broker_server.store.export import require_whole
 from broker_server.store.machine import FINAL
@@ -159,7 +160,7 @@ class Coordinator:
         self._store.plan_round(record, plan.tasks)
         self._note_rounding_loss(plan.rounding_loss, number)
         tasks = plan.tasks
-        if context.config.round.buffer is not None:
+        if not context.keeps(Trait.ONE_VERSION):
             # The round also takes updates of devices that were asked in earlier rounds.
             tasks = training_tasks(context, self._store, number)
         return TrainingRound(context, self._services, self._judge, record, tasks)

@@ -133,7 +133,7 @@ def gather(
     """
     while True:
         now = dispatcher.now()
-        progress = collection.look(now, dispatcher.fleet.is_online)
+        progress = collection.note_progress(now, dispatcher.fleet.is_online)
         advance(collection.phases())
         decision = decide(progress, collection.rule, now)
         if dispatcher.operator.abandon_reason:

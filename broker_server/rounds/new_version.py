@@ -16,9 +16,10 @@ from broker_server.rounds.dispatch import Services
 from broker_server.rounds.planning import compiled_plans
 from broker_server.rounds.run_context import RunContext
 from broker_server.rounds.tier_models import open_model
+from broker_server.settings.combinations import Trait
 from broker_server.store import Outcome, TaskRecord, VersionRecord
 from broker_server.strategies.strategy import GlobalModel
-from broker_server.updates.combine import Noise, choose_merge
+from broker_server.updates.combine import Asked, choose_merge
 from broker_server.updates.folding import Folding
 from broker_server.updates.intake import MOST_SENT
 from broker_server.updates.moves import Base, move_to
@@ -72,29 +73,26 @@ def begin_folding(
             announced=services.dispatcher.fleet.announced_examples(record.device),
         )
 
-    noise = None
-    if context.config.central_noise is not None:
-        tasks = [task.record for task in opened.values()]
-        noise = Noise(
-            context.config.central_noise,
-            context.noise(f"{context.config.seed}/merge/{old.number}"),
-            [(task.plan_key, plans[task.version, task.plan_key]) for task in tasks],
-        )
-    merge = choose_merge(
-        context.strategy.merge, noise, context.artifacts.layout, context.config.server_optimizer
-    )
     base = _base(context, services.blobs, old)
+    tasks = [task.record for task in opened.values()]
+    asked = [(task.plan_key, plans[task.version, task.plan_key]) for task in tasks]
+    merge = choose_merge(
+        context.strategy.merge,
+        base.noise,
+        Asked(context.artifacts.layout, asked),
+        context.config.server_optimizer,
+        draw=lambda: context.noise(f"{context.config.seed}/merge/{old.number}"),
+    )
     return Folding(merge, list(opened), load, partial(move_to, base))
 
 
 def _base(context: RunContext, blobs: BlobStore, old: VersionRecord) -> Base:
-    noise = context.config.central_noise
     return Base(
         number=old.number,
         weights=lambda: open_tensors(blobs.path(old.digest)),
         staleness=context.config.round.staleness,
         rounded=context.config.download.encoding != "fp32",
-        clip=None if noise is None else noise.clip,
+        noise=context.config.central_noise,
     )
 
 
@@ -137,7 +135,7 @@ def make_version(
         StorageError: the disk is full.
     """
     base = _base(context, services.blobs, old)
-    screened = screen_round(folding, services.store, old, context.config.robust, base.clip)
+    screened = screen_round(folding, services.store, old, context.config.robust, base.noise)
     _report_refusals(services, screened, tasks)
     new = None
     if screened.folding.folded:
@@ -155,7 +153,7 @@ def make_version(
     model = GlobalModel(weights, new.state)
     version = _version(context, services.blobs, model, number=old.number + 1, round_number=number)
     outcomes = screened.outcomes
-    if context.config.round.buffer is not None:
+    if not context.keeps(Trait.ONE_VERSION):
         outcomes = {
             task: _noting_staleness(outcome, number, base.weight_of(tasks[task].version))
             for task, outcome in outcomes.items()

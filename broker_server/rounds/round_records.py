@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from broker_server.rounds.run_context import RunContext
+from broker_server.settings.combinations import Trait
 from broker_server.store import Store, TaskRecord, VersionRecord
 from broker_server.store.machine import RoundState
 from fleet_protocol.errors import StorageError
@@ -27,7 +28,7 @@ def training_tasks(context: RunContext, store: Store, number: int) -> list[TaskR
     Only a round with a buffer takes over tasks of earlier rounds.
     """
     tasks = list(store.tasks(context.run, number, "train"))
-    if context.config.round.buffer is not None:
+    if not context.keeps(Trait.ONE_VERSION):
         tasks += store.late_tasks(context.run, number, waiting=True)
     return sorted(tasks, key=lambda task: task.device)
 

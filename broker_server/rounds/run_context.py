@@ -6,28 +6,36 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from broker_server.rounds.artifacts import Artifacts, TierArtifacts, load_artifacts
 from broker_server.rounds.best import require_metric
+from broker_server.rounds.run_checks import require_inputs, require_recipe, require_warmup
 from broker_server.rounds.tier_assignment import require_levels, usable_tiers
+from broker_server.settings.combinations import (
+    Method,
+    Trait,
+    keeps,
+    method_parts,
+    method_settings,
+    parts_of,
+    require_together,
+)
 from broker_server.settings.fleet import FleetConfig
-from broker_server.settings.pairs import require_pairs
 from broker_server.store.privacy_spent import require_accountant
 from broker_server.store.records import RunRecord
 from broker_server.strategies.registry import build_strategy
-from broker_server.strategies.strategy import Average, PlanRequest, Strategy
+from broker_server.strategies.strategy import PlanRequest, Strategy
 from fleet_protocol.data.terms import DataContract
-from fleet_protocol.encodings import LEVELS
-from fleet_protocol.errors import ConfigError, PlanError
+from fleet_protocol.errors import ConfigError
 from fleet_protocol.manifest import Manifest
 from fleet_protocol.messages import BlobRef, Instructions, TrainSettings
 from fleet_protocol.messages.instructions import Hiding, Ramp, Summing, Upload
 from fleet_protocol.noise import Draw
-from fleet_protocol.recipe import RecipeTable
+from fleet_protocol.rounding import LEVELS
 from fleet_protocol.spelling import without_login
 
 _LOG = logging.getLogger(__name__)
@@ -109,6 +117,10 @@ class RunContext:
     sets: Callable[[str], Mapping[str, tuple[Manifest, BlobRef]]] = lambda _device: {}
     contracts: Mapping[str, DataContract] = field(default_factory=dict)
 
+    def keeps(self, trait: Trait) -> bool:
+        """Return whether a trait holds of the run, as far as its settings decide it."""
+        return keeps(self.config, trait)
+
     def set_of(self, device: str, item: TierArtifacts) -> BlobRef:
         """The artifact set that a task of a device names for a tier."""
         other = self.sets(device).get(item.tier.id)
@@ -179,18 +191,24 @@ class RunContext:
 
         The strategy has a say in training alone.
         """
+        settings = self._train_settings(kind, closed_rounds)
+        if kind == "statistics":
+            return Instructions(routine=kind, train=settings)
+        asked = Instructions(train=settings, stays=self.strategy.stays, upload=self._upload())
+        return self.strategy.instruct(asked, closed_rounds)
+
+    def _train_settings(self, kind: str, closed_rounds: int) -> TrainSettings:
         train = self.config.train
+        rounds = self.config.round.rounds
         rate = train.rate_after(closed_rounds)
         ramp = None
-        rounds = self.config.round.rounds
-        schedule = (
-            train.rate if kind == "train" else None
-        )  # nothing is left of a rate after the last round
+        # Nothing is left of a schedule after the last round, when statistics are asked for.
+        schedule = train.rate if kind == "train" else None
         if schedule is not None and schedule.per == "step":
             ramp = Ramp(schedule=schedule, position=closed_rounds, rounds=rounds)
         elif schedule is not None:
             rate *= schedule.multiplier(closed_rounds, rounds)
-        settings = TrainSettings(
+        return TrainSettings(
             learning_rate=rate,
             epochs=train.epochs,
             steps=train.steps,
@@ -201,30 +219,34 @@ class RunContext:
             optimizer_state=train.optimizer_state,
             ramp=ramp,
         )
-        if kind == "statistics":
-            return Instructions(routine=kind, train=settings)
+
+    def _upload(self) -> Upload:
+        """Return how devices send their updates."""
         encoding = self.config.upload.encoding
+        # What rounding took belongs to other units where plans move.
         feedback = encoding not in LEVELS or self.moving is None
-        privacy = self.config.privacy
-        hiding = None
-        if privacy is not None and privacy.where == "local":
-            hiding = Hiding(clip=privacy.clip, deviation=privacy.clip * privacy.noise_multiplier)
-        secure = self.config.secure_sum
-        summing = None
-        if (
-            secure is not None
-        ):  # with central noise its bound holds for every device, not for their mean alone
-            clip = secure.clip if privacy is None else min(secure.clip, privacy.clip)
-            summing = Summing(clip=clip, least=secure.least)
-        upload = Upload(
+        return Upload(
             encoding=encoding,
             keep=self.config.upload.keep,
             feedback=feedback,
-            hiding=hiding,
-            summing=summing,
+            hiding=self._hiding(),
+            summing=self._summing(),
         )
-        asked = Instructions(train=settings, stays=self.strategy.stays, upload=upload)
-        return self.strategy.instruct(asked, closed_rounds)
+
+    def _hiding(self) -> Hiding | None:
+        noise = self.config.local_noise
+        if noise is None:
+            return None
+        return Hiding(clip=noise.clip, deviation=noise.clip * noise.noise_multiplier)
+
+    def _summing(self) -> Summing | None:
+        secure = self.config.secure_sum
+        if secure is None:
+            return None
+        # With central noise its bound holds for every device, not for their mean alone.
+        noise = self.config.central_noise
+        clip = secure.clip if noise is None else min(secure.clip, noise.clip)
+        return Summing(clip=clip, least=secure.least)
 
     def begun(self) -> RunRecord:
         """The run as the store has it when it begins, without the broker's login."""
@@ -263,190 +285,72 @@ def prepare_run(
     artifacts: Artifacts,
     noise: Callable[[str], Draw] = lambda _name: os.urandom,
 ) -> RunContext:
-    """Put together what is fixed for a run, and refuse what does not go together before anything is
-    trained.
+    """Build what is fixed for a run, and refuse what does not go together before training starts.
 
     Raises:
         ConfigError: a name or number in the configuration is wrong.
         PlanError: method, model, tiers and settings do not go together.
     """
-    rate = config.train.rate
-    rounds = config.round.rounds
-    if rate is not None and rate.warmup > rounds:
-        raise PlanError(
-            f"train.rate.warmup: {rate.warmup:g} rounds of warm-up in a run of {rounds}, so that the learning rate"
-            " never gets its size; take fewer, a part of one (0.5) too"
-        )
+    require_warmup(config)
     allowed = usable_tiers(artifacts.tiers, config.tiers)
-    robust = config.robust
-    average: Average = "mean" if robust.merge == "krum" else robust.merge
-    require_pairs(config)
-    settings = replace(config.strategy.settings, average=average, faulty=robust.faulty)
-    if (
-        config.privacy is not None or config.secure_sum is not None
-    ):  # what the method would do by itself
-        settings = replace(settings, label_rule=False, weighting=settings.weighting or "uniform")
-    prepared = build_strategy(
-        settings,
+    strategy = build_strategy(
+        method_settings(config),
         artifacts.layout,
         [item.tier for item in allowed],
         config.server_optimizer,
     )
-    tiers = tuple(item for item in allowed if item.tier in prepared.tiers)
+    tiers = tuple(item for item in allowed if item.tier in strategy.tiers)
     require_levels(tiers, config.tiers)
-    own = [item.tier.id for item in tiers if artifacts.layout.own_head(item.tier)]
-    if own and prepared.begin is None:
-        raise PlanError(
-            f"{', '.join(own)} of {artifacts.arch} have heads of their own, which {prepared.name} cannot merge; use"
-            " inclusivefl, or export them without --head"
-        )
-    if robust.merge == "krum":
-        _require_shared_plans(
-            prepared,
-            tiers,
-            'robust.merge = "krum" compares',
-            'take "trimmed_mean" or "median"',
-        )
-    context = RunContext(run, config, artifacts, tiers, prepared, noise)
+    context = RunContext(run, config, artifacts, tiers, strategy, noise)
     asked = context.instructions("train", 0)
-    if config.round.buffer is not None:
-        _require_deltas(
-            prepared,
-            asked,
-            "round.buffer takes updates that were made from earlier versions",
-            "buffer",
-        )
-    free = asked.model_copy(update={"chooser": None})  # who chooses a tier has no say in these two
-    if config.upload.encoding == "topk":
-        if not asked.upload.feedback:
-            raise PlanError(
-                f'upload.encoding = "topk" needs plans that stay, those of {prepared.name} move: what a round does not'
-                ' send would belong to other units; take "int8", which needs no memory, or plan = "static"'
-            )
-        _require_deltas(
-            prepared,
-            free,
-            "upload.encoding: what is not sent counts as not changed",
-            "[upload]",
-        )
-    if config.download.encoding != "fp32":
-        _require_deltas(
-            prepared,
-            free,
-            "download.encoding: what rounding takes from weights is given back",
-            "[download]",
-        )
-    if config.secure_sum is not None:
-        _require_deltas(
-            prepared,
-            asked,
-            "secure_sum: updates are added up before they are seen",
-            "[secure_sum]",
-        )
-        _require_shared_plans(
-            prepared, tiers, "secure_sum adds up", 'take heterofl with plan = "static"'
-        )
+    require_together([*parts_of(config), *method_parts(config, _method_of(context, asked))])
     if config.privacy is not None:
         require_accountant()
-    if config.privacy is not None or config.secure_sum is not None:
-        _require_hidden(context, asked)
-    if asked.train.micro_batch is not None and asked.routine != "train":
-        raise PlanError(
-            f"train.micro_batch: the routine {asked.routine} takes whole batches; leave it out"
-        )
     for item in tiers:
-        _require_inputs(asked.train, item.manifest)
-        _require_recipe(config.model.recipe, item.manifest)
-    moving = context.moving if asked.train.optimizer_state == "keep" else None
-    if moving is not None:
-        raise PlanError(
-            f'train.optimizer_state = "keep" needs plans that stay, those of {prepared.name} for {moving} move: the'
-            ' states would belong to other units; use "reset"'
-        )
+        require_inputs(asked.train, item.manifest)
+        require_recipe(config.model.recipe, item.manifest)
     if config.evaluation.data is not None:
         require_metric(config.evaluation, context.judged.manifest.recipe)
-    if asked.stays and config.evaluation.data is not None:
-        raise PlanError(
-            f"{asked.stays[0]} stays on the devices and is never trained here, so the global model has nothing to be"
-            " judged by: remove evaluation.data (in a simulation give [[own_models.models]] their labels), and look at"
-            " the accuracy that the devices report (shoal rounds)"
-        )
-    whole = config.evaluation.data is not None and config.evaluation.tier is None
-    if whole and context.judged not in tiers and context.moving is None:
-        _LOG.warning(
-            "what is judged is the whole model, %s, of which devices train no more than %s (tiers.allowed): set"
-            " evaluation.tier to that",
-            context.judged.tier.id,
-            tiers[0].tier.id,
-        )
+        _warn_of_untrained(context)
     return context
 
 
-def _require_deltas(strategy: Strategy, asked: Instructions, what: str, remove: str) -> None:
-    """See that the global model moves by a mean of what devices have changed, in tiers that they
-    were given.
-    """
-    why = ""
-    if not strategy.merge.deltas:
-        why = f"{strategy.name} does not average entry by entry what its devices have changed; take heterofl or fedavg"
-    elif asked.chooser is not None:
-        why = f"with {strategy.name} devices choose their tier by rounds that all of them end together"
-    if why:
-        raise PlanError(f"{what}: {why}, or remove {remove}")
-
-
-def _require_hidden(context: RunContext, asked: Instructions) -> None:
-    """See that nothing of a device's samples passes the noise by."""
+def _method_of(context: RunContext, asked: Instructions) -> Method:
     config = context.config
-    if config.privacy is not None and config.privacy.where == "central":
-        _require_deltas(
-            context.strategy,
-            asked,
-            "privacy: the noise is made for a sum of changes",
-            "[privacy]",
-        )
-    elif config.privacy is not None and asked.chooser is not None:
-        raise PlanError(
-            f"privacy: with {context.strategy.name} devices choose their tier by their losses; take heterofl"
-        )
-    statistics = config.evaluation.data is not None and context.judged.manifest.statistics
-    if statistics and config.evaluation.statistics == "query":
-        raise PlanError(
-            "privacy: batch norm statistics of the devices have no noise and are in no sum; set evaluation.statistics ="
-            ' "server-batch", or take a norm without statistics'
-        )
+    layout = context.artifacts.layout
+    own_heads = tuple(item.tier.id for item in context.tiers if layout.own_head(item.tier))
+    judged = config.evaluation.data is not None
+    queries = judged and config.evaluation.statistics == "query"
+    return Method(
+        strategy=context.strategy,
+        asked=asked,
+        moving=context.moving,
+        shared_plans=_shared_plans(context),
+        own_heads=own_heads,
+        judged=judged,
+        statistics=queries and bool(context.judged.manifest.statistics),
+        pieces=config.train.micro_batch is not None,
+        keeps_optimizer=asked.train.optimizer_state == "keep",
+    )
 
 
-def _require_recipe(table: RecipeTable | None, manifest: Manifest) -> None:
-    difference = "" if table is None else table.difference(manifest.recipe)
-    if difference:
-        raise ConfigError(
-            f"model.recipe: the {difference}, in the artifacts of {manifest.arch} {manifest.tier}; export them with"
-            " `shoal export --recipe FILE`, where FILE is this configuration, or change model.recipe"
-        )
+def _shared_plans(context: RunContext) -> bool:
+    """Return whether any two devices of a tier have the same plan."""
+    for item in context.tiers:
+        requests = [PlanRequest(item.tier, device, 0, 0) for device in ("one", "other")]
+        keys = {context.strategy.plan(request).key for request in requests}
+        if len(keys) > 1:
+            return False
+    return True
 
 
-def _require_shared_plans(
-    strategy: Strategy, tiers: Sequence[TierArtifacts], what: str, instead: str
-) -> None:
-    for item in tiers:
-        one, other = (
-            strategy.plan(PlanRequest(item.tier, device, 0, 0)) for device in ("one", "other")
-        )
-        if one.key != other.key:
-            raise PlanError(
-                f"{what} the updates of one plan, and with {strategy.name} every device has one of its own; {instead}"
-            )
-
-
-def _require_inputs(settings: TrainSettings, manifest: Manifest) -> None:
-    if settings.micro_batch is not None and not manifest.recipe.accumulate:
-        raise PlanError(
-            f"{manifest.arch} {manifest.tier} was exported for whole batches, and train.micro_batch ="
-            f" {settings.micro_batch}; export it with --accumulate, or accumulate = true in [model.recipe]"
-        )
-    if settings.proximal_mu and not manifest.recipe.proximal:
-        raise PlanError(
-            f"{manifest.arch} {manifest.tier} was exported without a proximal term, so proximal_mu ="
-            f" {settings.proximal_mu:g} would do nothing; export it with one (model.recipe.proximal = true)"
+def _warn_of_untrained(context: RunContext) -> None:
+    """Warn if the whole model is judged, of which devices train a part alone."""
+    whole = context.config.evaluation.tier is None
+    if whole and context.judged not in context.tiers and context.moving is None:
+        _LOG.warning(
+            "what is judged is the whole model, %s, of which devices train no more than %s"
+            " (tiers.allowed): set evaluation.tier to that",
+            context.judged.tier.id,
+            context.tiers[0].tier.id,
         )

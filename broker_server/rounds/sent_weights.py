@@ -9,6 +9,7 @@ import numpy as np
 from broker_server.rounds.round_records import read_version
 from broker_server.rounds.run_context import RunContext
 from broker_server.rounds.tier_models import open_model
+from broker_server.settings.combinations import Trait
 from broker_server.store import Store, TaskRecord
 from broker_server.strategies.strategy import GlobalModel, PlanRequest
 from broker_server.updates.distance import measure
@@ -69,7 +70,7 @@ def cut_weights(
     layout = context.artifacts.layout
     sent = context.strategy.send(compile_plan(layout, plan), request, model)
     weights = {name: sent[name] for name in layout.shapes(request.tier)}
-    durable = context.config.round.buffer is not None
+    durable = not context.keeps(Trait.ONE_VERSION)
     return store_sent_weights(context, weights, blobs, durable=durable)
 
 

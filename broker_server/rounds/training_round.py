@@ -23,6 +23,7 @@ from broker_server.rounds.round_records import (
 )
 from broker_server.rounds.run_context import RunContext
 from broker_server.rounds.summing import sum_up
+from broker_server.settings.combinations import Trait
 from broker_server.store import RoundRecord, TaskPhase, TaskRecord, VersionRecord
 from broker_server.store.machine import FINAL, RoundEvent, RoundState
 from broker_server.store.privacy_spent import epsilon_by_round
@@ -122,11 +123,11 @@ class TrainingRound:
     @property
     def _waits_for_late(self) -> bool:
         """Return whether devices that have not answered may answer in a later round."""
-        return self._context.config.round.buffer is not None
+        return not self._context.keeps(Trait.ONE_VERSION)
 
     @property
     def _sums_in_secret(self) -> bool:
-        return self._context.config.secure_sum is not None
+        return not self._context.keeps(Trait.SINGLE)
 
     def _open_collection(self, began: float) -> Collection:
         config = self._context.config.round

@@ -70,8 +70,9 @@ class BetweenRuns:
                 RefusalReason.UNKNOWN_DEVICE,
                 f"a {reply.type} of {reply.device} came on the topic of {device}",
             )
+        # What is about a task waits for the next run: devices repeat it.
         if isinstance(reply, NeedChunks):
-            self.releases.need(device, reply.digest, reply.ranges)
+            self.releases.request(device, reply.digest, reply.ranges)
         elif isinstance(reply, Predicted):
             self.predictions.receive(reply)
 
@@ -83,7 +84,7 @@ class BetweenRuns:
     def refused(self, error: RefusedError, device: str | None = None) -> None:
         """Count a refused message, and log the first few."""
         self.count(error.reason, device)
-        if self._lines.take(time.monotonic()):
+        if self._lines.take(time.monotonic()):  # a flood must not fill the log
             self.store.log("refused", f"{error.reason.value}: {error}")
 
     def count(self, reason: RefusalReason, device: str | None = None) -> None:

@@ -65,6 +65,7 @@ class _SecureSum:
         if self.step == _Step.SHARES:
             return {"keys": self.keys}
         if self.step == _Step.VECTORS:
+            # Sealed for this device alone: the server passes on what it cannot read.
             return {"dealt": {name: self.dealt[name][device] for name in self.members}}
         return {"sent": self.sent}
 
@@ -123,6 +124,7 @@ class Cohorts:
             check_keys(keys)
             secure_sum.keys[device] = keys
         elif secure_sum.keys.get(device) != keys:
+            # The others have agreed on masks with its keys before; new ones would not remove them.
             self._drop(task, "it was restarted within a secure sum, or came too late for one")
         else:
             self._send(secure_sum, device)
@@ -170,20 +172,27 @@ class Cohorts:
             if secure_sum.step > _Step.SHARES:
                 continue
             answers = secure_sum.answers()
-            unanswered = secure_sum.unanswered()
-            late = [name for name in unanswered if name not in answers and is_online(name)]
-            if late and self.clock.now() < secure_sum.until:
+            members: list[str] = []
+            is_awaited = False
+            for name in secure_sum.unanswered():
+                if name in answers:
+                    members.append(name)
+                elif is_online(name):
+                    is_awaited = True
+            if is_awaited and self.clock.now() < secure_sum.until:
                 continue
-            secure_sum.members = tuple(name for name in unanswered if name in answers)
+            secure_sum.members = tuple(members)
             self._advance(secure_sum)
 
     def _advance(self, secure_sum: _SecureSum) -> None:
         if secure_sum.step == _Step.KEYS:
+            # From now on these are the devices that make shares, also of those that drop out later.
             secure_sum.keys = {name: secure_sum.keys[name] for name in secure_sum.members}
         detail = "it was away when the others of its secure sum went on"
         try:
             secure_sum.cohort.require(len(secure_sum.members), len(secure_sum.keys))
         except RefusedError as error:
+            # Fewer could reveal one device's update: nobody goes on.
             secure_sum.members = ()
             detail = str(error)
         secure_sum.step = _Step(secure_sum.step + 1)
@@ -195,6 +204,7 @@ class Cohorts:
 
     def _sum_of(self, task: OpenTask) -> _SecureSum:
         for secure_sum in self._sums:
+            # The same device may have a task that goes on from an earlier collection.
             if secure_sum.cohort.tasks.get(task.record.device) is task:
                 return secure_sum
         raise RefusedError(
@@ -223,14 +233,15 @@ class Cohorts:
         Raises:
             RefusedError: there are too few updates, or the masks cannot be removed.
         """
-        records = {task.record.device: task.record for task in cohort.came}
-        secure_sum = self._sum_of(cohort.came[0])
+        records = {task.record.device: task.record for task in cohort.received}
+        secure_sum = self._sum_of(cohort.received[0])
         until = self.clock.now() + REVEAL_SECONDS
         cohort.require(len(records), len(secure_sum.keys))
         secure_sum.step = _Step.SECRETS
         secure_sum.sent = tuple(records)
         for name in secure_sum.members:
             self._send(secure_sum, name)
+        # So many shares restore a secret; those of devices that are gone are not waited for.
         needed = majority(len(secure_sum.keys))
         while len(secure_sum.revealed) < needed and self.clock.now() < until:
             pump(until)
@@ -243,7 +254,7 @@ class Cohorts:
             secure_sum.keys,
             secure_sum.members,
             secure_sum.revealed,
-            cohort.came[0].record.weights.digest,
+            cohort.received[0].record.weights.digest,
         )
 
     def close(self) -> None:

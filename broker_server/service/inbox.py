@@ -1,9 +1,8 @@
-"""The server's inbox, bounded in bytes: what comes faster than it is handled waits in the broker,
-or is dropped.
+"""Queues the server's events, bounded in bytes.
 
 The network's thread waits a moment when the inbox is full, so that the connection itself holds the
-senders back. If the server is busy with something else for longer, large messages are dropped:
-chunks, which are asked for again.
+senders back, and messages wait in the broker. If the server is busy with something else for longer,
+large messages are dropped: chunks, which are asked for again.
 """
 
 import queue
@@ -20,10 +19,14 @@ _SMALL_BYTES = 4096  # control messages are smaller, chunks larger
 
 
 class Inbox(queue.SimpleQueue[Any]):
-    """A queue of events; one thread puts, another takes.
+    """A queue of events; one thread puts, another gets.
 
-    Small messages may take as many bytes again as the limit. Who puts what is large waits with
-    patience for room, then drops it.
+    A thread that puts a large message into a full inbox waits for room, then drops the message.
+    Small messages may fill the limit once more: control messages get through a flood of chunks.
+
+    Args:
+        limit_bytes: the most payload bytes of large messages that wait.
+        patience_seconds: how long a thread that puts a message waits for room.
 
     Attributes:
         dropped: messages that found no room.
@@ -37,7 +40,8 @@ class Inbox(queue.SimpleQueue[Any]):
         super().__init__()
         self._limit = limit_bytes
         self._patience_seconds = patience_seconds
-        self._put_bytes = 0  # written by the thread that puts, the other by the one that takes
+        # Each count is written by one thread alone, so that neither needs a lock.
+        self._put_bytes = 0
         self._taken_bytes = 0
         self._room = threading.Event()
         self._patient = True
@@ -45,7 +49,7 @@ class Inbox(queue.SimpleQueue[Any]):
 
     @property
     def waiting_bytes(self) -> int:
-        """Payload bytes that wait."""
+        """Return the payload bytes that wait."""
         return self._put_bytes - self._taken_bytes
 
     @override
@@ -63,21 +67,23 @@ class Inbox(queue.SimpleQueue[Any]):
         if self.waiting_bytes + size <= limit:
             return True
         if self._patient:
+            # Cleared before the second look: room that is made in between sets it again.
             self._room.clear()
             if self.waiting_bytes + size > limit:
                 self._room.wait(self._patience_seconds)
+            # After a wait in vain, none until there is room: the thread also keeps the connection.
             self._patient = self.waiting_bytes + size <= limit
         return self.waiting_bytes + size <= limit
 
     @override
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        item = super().get(block, timeout)
-        if isinstance(item, Received):
-            self._taken_bytes += len(item.payload)
+        event = super().get(block, timeout)
+        if isinstance(event, Received):
+            self._taken_bytes += len(event.payload)
             if self.waiting_bytes <= self._limit // 2:
                 self._patient = True
                 self._room.set()
-        return item
+        return event
 
     @override
     def get_nowait(self) -> Any:

@@ -178,7 +178,7 @@ def steer(home: Place, wish: requests.Wanted, run: str = "") -> str:
 
 
 def predict(home: Place, device: str, samples: JsonValue, seconds: float = 30.0) -> Predicted:
-    """Request predictions from a board's model, see `device_runtime.asking`.
+    """Request predictions from a board's model, see `device_runtime.predictions.requests`.
 
     The server forwards the samples.
 

@@ -15,7 +15,7 @@ from fleet_protocol.topics import Topics
 from fleet_protocol.transport import Transport
 
 _LOG = logging.getLogger(__name__)
-_MOST_RIVALS = 10
+_MOST_RIVALS = 10  # that are named in the log
 
 
 class Outbox:
@@ -70,14 +70,15 @@ class Outbox:
         Returns:
             What to do about it, once for each server; empty if the status is this server's.
         """
-        other = rival(payload, self._store)
-        if other == "":
+        store = rival(payload, self._store)
+        if store == "":
             self.publish_status(run)
-        if not other or other in self._rivals or len(self._rivals) >= _MOST_RIVALS:
+        # Anybody at an open broker can invent servers: few are named, each once.
+        if not store or store in self._rivals or len(self._rivals) >= _MOST_RIVALS:
             return ""
-        self._rivals.add(other)
+        self._rivals.add(store)
         why = (
-            f"another server has fleet {self._topics.fleet}, too (store {other}): stop one of the "
+            f"another server has fleet {self._topics.fleet}, too (store {store}): stop one of the "
             "two"
         )
         _LOG.error(why)

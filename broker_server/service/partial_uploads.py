@@ -28,7 +28,7 @@ _OPEN_FILES = 512  # half of what a process may usually have open
 _HELD_BYTES = 16 * 1024 * 1024
 
 
-class _HeldPart(PartFile):
+class _InMemory(PartFile):
     """An arriving update in memory."""
 
     def __init__(self, ref: BlobRef) -> None:
@@ -59,11 +59,12 @@ class PartialUploads:
     def __init__(self, blobs: BlobStore, source: BlobStore) -> None:
         self.blobs = blobs
         self.sent = lru_cache(MOST_SENT)(lambda digest: open_weights(source.path(digest)))
-        self._parts = f"{blobs.root}/parts"
-        # Tasks of which there is a file, also from a server before this one.
-        self._begun = {path.name for path in Path(self._parts).iterdir()}
+        self._folder = f"{blobs.root}/parts"
+        # Tasks of which there is a file, also from a server before this one. What was begun on the
+        # disk goes on there: a restart loses none of it.
+        self._begun = {path.name for path in Path(self._folder).iterdir()}
         self._open: OrderedDict[str, PartFile] = OrderedDict()  # the least recently used first
-        self._held: dict[str, _HeldPart] = {}
+        self._held: dict[str, _InMemory] = {}  # what fits into the memory for all of them
 
     def add(self, task: str, frame: bytes, limit_bytes: int) -> None:
         """Keep a chunk; one that is here already changes nothing.
@@ -90,17 +91,17 @@ class PartialUploads:
         # Chunks do not name the digest of the whole: its announcement does.
         ref = BlobRef(digest=_UNKNOWN_DIGEST, size=chunk.size, chunk_bytes=chunk.chunk_bytes)
         try:
-            self._part(task, ref).add(chunk)
+            self._arriving(task, ref).add(chunk)
         except BlobError as error:
             raise _malformed(task, error) from error
 
     def missing(self, task: str, ref: BlobRef) -> Ranges:
-        """Return which chunks are not here, after dropping a part of another size or cut."""
-        part = self._part(task, ref)
-        if (part.ref.size, part.ref.chunk_bytes) != (ref.size, ref.chunk_bytes):
+        """Return which chunks are not here, after dropping an upload of another size or cut."""
+        upload = self._arriving(task, ref)
+        if (upload.ref.size, upload.ref.chunk_bytes) != (ref.size, ref.chunk_bytes):
             self.drop(task)
-            part = self._part(task, ref)
-        return part.missing()
+            upload = self._arriving(task, ref)
+        return upload.missing()
 
     def finish(self, task: str, ref: BlobRef) -> bytes:
         """Return the bytes of a complete update, which is to be kept or dropped next.
@@ -109,14 +110,14 @@ class PartialUploads:
         refusal would remove the other's.
 
         Raises:
-            BlobError: the whole does not match its digest; the part is dropped.
+            BlobError: the whole does not match its digest; the upload is dropped.
         """
         held = self._held.pop(task, None)
         if held is None:
-            part = self._part(task, ref)
+            upload = self._arriving(task, ref)
             del self._open[task]
-            part.ref = ref
-            return part.take()
+            upload.ref = ref
+            return upload.take()
         data = held.join()
         if not matches(data, ref.digest):
             raise BlobError(f"the update does not have the digest {ref.digest[:12]}")
@@ -129,7 +130,7 @@ class PartialUploads:
         """
         if task in self._begun:
             self._begun.discard(task)
-            self.blobs.place(Path(self._parts, task), digest, durable=False)
+            self.blobs.place(Path(self._folder, task), digest, durable=False)
         else:
             self.blobs.keep(digest, data)
 
@@ -155,7 +156,7 @@ class PartialUploads:
         self._close(task)
         if task in self._begun:
             self._begun.discard(task)
-            Path(self._parts, task).unlink(missing_ok=True)
+            Path(self._folder, task).unlink(missing_ok=True)
 
     def clear(self) -> None:
         """Drop everything; only while no round is open."""
@@ -173,31 +174,30 @@ class PartialUploads:
         for task in list(self._open):
             self._close(task)
 
-    def _part(self, task: str, ref: BlobRef) -> PartFile:
+    def _arriving(self, task: str, ref: BlobRef) -> PartFile:
         held = self._held.get(task)
         if held is not None:
             return held
-        part = self._open.get(task)
-        if part is None:
-            # What was begun on the disk goes on there, also after a restart of the server.
+        upload = self._open.get(task)
+        if upload is None:
             if task not in self._begun and self._held_bytes() + ref.size <= _HELD_BYTES:
-                return self._held.setdefault(task, _HeldPart(ref))
+                return self._held.setdefault(task, _InMemory(ref))
             while len(self._open) >= _OPEN_FILES:
                 self._close(next(iter(self._open)))
-            part = self.blobs.part(ref, key=task)
-            self._open[task] = part
+            upload = self.blobs.part(ref, key=task)
+            self._open[task] = upload
             self._begun.add(task)
         self._open.move_to_end(task)
-        return part
+        return upload
 
     def _held_bytes(self) -> int:
         return sum(held.ref.size for held in self._held.values())
 
     def _close(self, task: str) -> None:
-        part = self._open.pop(task, None)
-        if part is not None:
+        upload = self._open.pop(task, None)
+        if upload is not None:
             with contextlib.suppress(OSError):
-                part.close()
+                upload.close()
 
 
 def _malformed(task: str, error: BlobError) -> RefusedError:

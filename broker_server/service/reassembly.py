@@ -115,19 +115,20 @@ class Reassembly:
 
     def next_due(self) -> float:
         """Return the ``time.monotonic()`` at which missing chunks are due next, or infinity."""
-        return min(
-            (announcement.quiet_at for announcement in self._announced.values()), default=math.inf
-        )
+        due = math.inf
+        for announcement in self._announced.values():
+            due = min(due, announcement.quiet_at)
+        return due
 
     def pop_overdue(self, now: float) -> list[MissingChunks]:
         """Return what is missing of the announced updates of which no chunk has come for a while.
 
         Their announcements are forgotten: their devices announce them again after the chunks.
         """
-        overdue = [item for item in self._announced.values() if item.quiet_at <= now]
         missing: list[MissingChunks] = []
-        for announcement in overdue:
-            name = announcement.task.record.id
+        for name, announcement in list(self._announced.items()):
+            if announcement.quiet_at > now:
+                continue
             del self._announced[name]
             ranges = self.partial.missing(name, announcement.update)
             missing.append(MissingChunks(announcement.task, announcement.update, ranges))

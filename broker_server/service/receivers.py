@@ -60,7 +60,7 @@ class _Child:
         command = python_module("broker_server.service.receiver")
         if host is not None:
             command = ["ssh", "-oBatchMode=yes", host, shlex.join(command)]
-        self.process = subprocess.Popen(  # noqa: S603  (our own module; hosts are our configuration's)
+        self.process = subprocess.Popen(  # noqa: S603  (our module; hosts of our configuration)
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -140,6 +140,7 @@ class Receivers:
     def __init__(self, settings: ReceiverSettings, inbox: "queue.SimpleQueue[Any]") -> None:
         self._settings = settings
         self._inbox = inbox
+        # Kept for a receiver that is restarted.
         self._tasks: dict[str, OpenTask] = {}
         self._ended: list[Report] = []  # the last report of each process that was replaced
         count = settings.broker.receivers
@@ -173,9 +174,11 @@ class Receivers:
     @property
     def wire(self) -> WireCount:
         """Return the bytes exchanged so far."""
-        reports = self._last_reports()
-        sent = sum(report.sent for report in reports)
-        received = sum(report.received for report in reports)
+        sent = 0
+        received = 0
+        for report in self._last_reports():
+            sent += report.sent
+            received += report.received
         return WireCount(sent, received)
 
     @property
@@ -199,6 +202,7 @@ class Receivers:
         for name, task in self._tasks.items():
             if self._index_of(name) != index:
                 continue
+            # Most tasks share their instructions, which are long: each is written once.
             if task.instructions not in instructions:
                 instructions.append(task.instructions)
             position = instructions.index(task.instructions)
@@ -231,12 +235,13 @@ class Receivers:
         return problems
 
     def _restart(self, index: int) -> None:
-        self._tasks = {
-            name: task for name, task in self._tasks.items() if not task.record.phase.answered
-        }
+        for name, task in list(self._tasks.items()):
+            if task.record.phase.answered:
+                del self._tasks[name]
         child = _Child(self._settings, self._inbox, self._children[index].host)
         self._children[index] = child
         child.send(self._tasks_for(index))
+        # The announcements that the process before it may not have reported on.
         for name, task in self._tasks.items():
             if self._index_of(name) == index and task.announced is not None:
                 update = task.announced.update

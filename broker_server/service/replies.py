@@ -84,11 +84,11 @@ class Replies:
         self, message: DeviceMessage, device: str, task: OpenTask | None
     ) -> DeviceMessage:
         """Return a message with what its device left out of it: its topic and task say that."""
-        known: dict[str, object] = {"fleet": self._fleet, "device": device}
+        fields: dict[str, object] = {"fleet": self._fleet, "device": device}
         if task is not None:
             record = task.record
-            known |= {"run": record.run, "round": record.round, "tier": record.tier}
-        return message.told(**known)
+            fields |= {"run": record.run, "round": record.round, "tier": record.tier}
+        return message.told(**fields)
 
     def _require_sender(self, message: DeviceMessage, device: str) -> None:
         own = (message.fleet, message.device) == (self._fleet, device)
@@ -139,7 +139,9 @@ class Replies:
                 f"{message.type} for task {message.task} of {record.device}",
             )
         task.heard = time.monotonic()
-        if isinstance(message, Done):
+        if isinstance(
+            message, Done
+        ):  # also of another round, which is answered and not only counted
             self._uploads.receive_announcement(task, message)
             return
         if (message.run, message.round) != (record.run, record.round):
@@ -160,7 +162,7 @@ class Replies:
     def _serve(
         self, message: DeviceMessage, digest: str, task: OpenTask | None, *ranges: Ranges
     ) -> None:
-        if not self._blobs.need(message.device, digest, *ranges):
+        if not self._blobs.request(message.device, digest, *ranges):
             reason = RefusalReason.UNKNOWN_TASK if task is None else RefusalReason.LATE
             raise RefusedError(reason, f"blob {digest[:12]} of task {message.task} is not offered")
 
@@ -171,6 +173,7 @@ class Replies:
             if offered.tier == message.tier:
                 choice = offered
                 break
+        # A device that starts anew lacks less than before, or more.
         lacking: list[str] = [getattr(choice, name).digest for name in message.lacks]
         self._blobs.forget(record.device, but=lacking)
         self._uploads.cohorts.receive_keys(task, message.keys)
@@ -189,7 +192,7 @@ class Replies:
         record = task.record
         if record.phase.answered:
             return
-        self._blobs.forget(record.device)
+        self._blobs.forget(record.device)  # it fetches nothing more for this task
         detail = f"{message.reason.value}: {message.detail}"
         if message.reason in {RefusalReason.NO_DATA, RefusalReason.DATA_MISMATCH}:
             self._devices.declined[record.device] = f"declined, {detail}; {_ASKED_AGAIN}"

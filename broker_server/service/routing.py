@@ -94,6 +94,7 @@ class Router:
 
     def _dispatch(self, topic: Topic | None, event: Received) -> None:
         if isinstance(topic, DeviceTopic):
+            # Before anything is parsed: reading a long message is what costs the server time.
             size = len(event.payload)
             self._limits.check(topic.device, topic.channel, time.monotonic(), size)
             self._handlers.sign_of_life(topic.device)
@@ -121,7 +122,8 @@ class Router:
         return message
 
     def _refuse(self, topic: Topic | None, error: RefusedError) -> None:
-        sender = topic.device if isinstance(topic, DeviceTopic) else None
-        if sender is not None and not self._knows(sender):
-            sender = None
+        sender = None
+        # Whoever invents names must not fill the store with them.
+        if isinstance(topic, DeviceTopic) and self._knows(topic.device):
+            sender = topic.device
         self._handlers.refused(error, sender)

@@ -18,13 +18,13 @@ from broker_server.service.blob_service import BlobService, chunk_bytes_for
 from broker_server.service.clock import Clock
 from broker_server.service.cohorts import Cohorts
 from broker_server.service.connection import Connection, RunParts
-from broker_server.service.control import say_started
+from broker_server.service.control import report_start
 from broker_server.service.data_findings import note_undescribed
 from broker_server.service.dispatcher import MqttDispatcher
 from broker_server.service.partial_uploads import PartialUploads
 from broker_server.service.reassembly import Reassembly
 from broker_server.service.receivers import Receivers
-from broker_server.service.rollout import Carrier
+from broker_server.service.rollout_service import RolloutService
 from broker_server.service.server_requests import ServerRequests
 from broker_server.service.trusted import trusted_config, what_differs
 from broker_server.service.uploads import Uploads
@@ -61,7 +61,7 @@ class ServerResources:
     broker: BrokerConfig
     connection: Connection
     receivers: Receivers | None
-    rollout: Carrier | None
+    rollout: RolloutService | None
 
 
 class Runs:
@@ -150,6 +150,7 @@ class Runs:
         return self._continue(unfinished, config, None)
 
     def _continue(self, record: RunRecord, config: FleetConfig, request: str | None) -> RunFinished:
+        # Its followers may be anywhere where requests over MQTT are open.
         self._control.followed = self._control.open
         context, evaluators = self._prepare(record.id, config)
         self._store.record_config(record.id, context.begun().config)  # the folder may have moved
@@ -167,6 +168,7 @@ class Runs:
         )
         context = prepare_run(run, config, artifacts)
         if self._resources.rollout is not None:
+            # A board that has taken a release trains with the set of that release.
             context = replace(context, sets=self._resources.rollout.sets)
         return open_test_sets(context)
 
@@ -178,12 +180,13 @@ class Runs:
         dispatcher = self._dispatcher(context, reporter, partial)
         services = Services(dispatcher, self._store, self._resources.blobs, self._resources.updates)
         coordinator = Coordinator(context, services, evaluators)
+        # Parts of updates are of use only to a round that goes on.
         if self._awaits_no_update(context.run):
             partial.clear()
         outbox = self._connection.outbox
         outbox.publish_status(context.run)
         version = self._store.version(context.run)
-        say_started(context, reporter, request, version.number if version is not None else 0)
+        report_start(context, reporter, request, version.number if version is not None else 0)
         note_undescribed(context.contracts, reporter)
         try:
             finished = coordinator.run()

@@ -41,7 +41,7 @@ from broker_server.service.outbox import Outbox
 from broker_server.service.prediction_requests import PredictionRequests
 from broker_server.service.receiver_messages import ReceiverSettings
 from broker_server.service.receivers import Receivers
-from broker_server.service.rollout import Carrier
+from broker_server.service.rollout_service import RolloutService
 from broker_server.service.routing import Router
 from broker_server.service.runs import Runs, ServerResources
 from broker_server.service.server_requests import ServerRequests
@@ -108,7 +108,7 @@ class Server:
         self._member = member_of(broker, fleet)
         self._rollout = None
         if self._member is not None and broker.identity is not None:
-            self._rollout = Carrier(
+            self._rollout = RolloutService(
                 broker.identity.parent, self._member.papers, self._member.members
             )
             self._member = replace(self._member, papers=self._rollout.papers)
@@ -131,9 +131,11 @@ class Server:
             stack.enter_context(self._broker or contextlib.nullcontext())
             self._devices = Fleet(self._store.known_devices(self.fleet))
             self._link = self._connect()
+            # The farewell replaces the retained status; the will does where the server is killed.
             stack.callback(self._link.close, farewell=self._farewell())
             self._subscribe(stack)
             self._open_services(stack)
+            # Last, as clients take it for the sign that the server handles requests.
             self._outbox.publish_status(None)
             why = why_unsealed(self._broker_config)
             if why is not None:
@@ -151,6 +153,7 @@ class Server:
             f"another server works on the store {self._folder}: stop it, or give this one a "
             "`store` of its own"
         )
+        # Before anything in the folder is read or removed.
         stack.enter_context(held(self._folder, taken))
         self._store = stack.enter_context(contextlib.closing(Store(self._folder)))
         self._blobs = BlobStore(self._folder / "blobs")
@@ -356,7 +359,7 @@ class Server:
             run: id of the run in progress, if any.
         """
         self._predictions.answer_overdue()
-        if self._rollout is not None and self._rollout.turn(self._devices, blobs, self._store):
+        if self._rollout is not None and self._rollout.update(self._devices, blobs, self._store):
             self._outbox.publish_status(run)  # carries what the operator says
 
     def _revive_broker(self) -> None:
@@ -368,6 +371,6 @@ class Server:
 
     def _emit(self, event: control.RunEvent) -> None:
         """Send an event to the server's clients, then to the caller's display."""
-        self._control.tell(event)
+        self._control.send_event(event)
         if self._listener is not None:
             self._listener(event)

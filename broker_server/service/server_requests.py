@@ -65,7 +65,7 @@ class ServerRequests:
 
         A run is not begun here, see `pop_run`: an error of a run is no fault of its request.
         """
-        self.control.take(event, self._carry_out)
+        self.control.handle(event, self._carry_out)
 
     def pop_run(self) -> RequestedRun | None:
         """Return the run that the last message requested, if any, which is to begin now."""
@@ -83,7 +83,7 @@ class ServerRequests:
             reporter: reports the run.
             operator: what is wanted of the run; changed here.
         """
-        self.control.take(
+        self.control.handle(
             event, lambda request, answer: self._steer(request, answer, reporter, operator)
         )
 
@@ -96,6 +96,7 @@ class ServerRequests:
             if isinstance(request, requests.SteerRequest):
                 self._steer_unfinished(request)
                 return
+            # Everything that may be wrong with the message itself is found out here.
             self._requested_run = RequestedRun(
                 config_of(request, self.store, self.own),
                 request.request,
@@ -110,7 +111,7 @@ class ServerRequests:
         record = self.store.unfinished(self.fleet)
         if record is None or not record.id.startswith(request.run):
             raise ConfigError("no run is in progress; see `shoal runs`")
-        if request.wish == "pause":
+        if request.wish == "pause":  # it holds already, as it cannot go on
             raise ConfigError(
                 f"run {record.id} cannot go on, so it holds; `shoal log` says why, `shoal stop` "
                 "ends it"

@@ -106,6 +106,7 @@ class Uploads:
     def ask_for_missing(self, now: float) -> None:
         """Name the chunks of announced updates that have not come although the line is quiet."""
         for missing in self.reassembly.pop_overdue(now):
+            # The device sends the chunks, then the announcement again: that of before is over.
             task = missing.task
             task.announced = None
             if not task.record.phase.answered:
@@ -124,10 +125,11 @@ class Uploads:
             self._repeat_answer(task)
             return False
         if task.record.id in self._accepted:
-            return False
-        if task.take(message.tier):
+            return False  # acknowledged with the next commit
+        if task.choose_tier(message.tier):
             self.store.choose_tier(task.record)
         try:
+            # What the announcement alone shows to be wrong is refused before any chunk is awaited.
             check_done(message, task.expected)
             if self.receivers is not None:
                 task.announced = message
@@ -286,6 +288,7 @@ class Uploads:
     def _refuse(self, task: OpenTask, error: RefusedError) -> bool:
         record = task.record
         self.reassembly.refuse(task)
+        # Stored before it is sent: a device that repeats its announcement gets the same answer.
         detail = f"{error.reason.value}: {error}"
         self.store.settle([record.id], TaskPhase.REFUSED, detail)
         task.record = replace(record, phase=TaskPhase.REFUSED, detail=detail)

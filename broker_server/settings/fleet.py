@@ -17,6 +17,7 @@ from pydantic import (
 )
 
 from broker_server.settings.assignment import parse_mix
+from broker_server.settings.combinations import yielding_defaults
 from broker_server.settings.evaluation import EvaluationConfig, Share
 from broker_server.settings.method import StrategyConfig
 from broker_server.settings.privacy import PrivacyConfig, SecureSumConfig
@@ -290,6 +291,12 @@ class FleetConfig(RunKeys):
     contract: ContractTerms | None = None
     view: ViewConfig | None = None
     code: tuple[Path, ...] = ()
+
+    @model_validator(mode="after")
+    def _defaults_yield(self) -> "FleetConfig":
+        # A frozen value is changed while it is made alone: what yields never was set.
+        self.__dict__.update(yielding_defaults(self))
+        return self
 
     @classmethod
     def stored(cls, text: str) -> "FleetConfig":

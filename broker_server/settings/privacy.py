@@ -28,6 +28,14 @@ class PrivacyConfig(FrozenModel):
     noise_multiplier: float = Field(gt=0, le=1e6)
     delta: float = Field(default=1e-5, gt=0, lt=0.5)
 
+    @property
+    def mechanism_multiplier(self) -> float:
+        """Return the multiplier of the Gaussian mechanism that one part in a round is.
+
+        Two bounded updates may be twice the bound apart, which is what local noise has to hide.
+        """
+        return self.noise_multiplier / (2 if self.where == "local" else 1)
+
 
 class SecureSumConfig(FrozenModel):
     """Secure aggregation: the server learns the sum of a tier's updates, and none of them.

@@ -43,11 +43,7 @@ class RoundKeys(FrozenModel):
     staleness: float = Field(default=0.5, ge=0)
 
     @model_validator(mode="after")
-    def _one_way_to_leave_the_slow_behind(self, info: ValidationInfo) -> "RoundKeys":
-        if self.buffer is not None and self.over_selection:
-            raise ValueError(
-                "over_selection drops the slowest, and buffer takes them later; leave one of the two out"
-            )
+    def _has_effect(self, info: ValidationInfo) -> "RoundKeys":
         late = self.buffer is not None
         self.refuse_idle(info, "staleness", late, where="where no update is late", instead="buffer")
         return self

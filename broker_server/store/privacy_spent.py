@@ -32,8 +32,8 @@ def epsilon_after(config: PrivacyConfig, times: int) -> float:
 
     if not times:
         return 0.0
-    multiplier = config.noise_multiplier / (2 if config.where == "local" else 1)
-    return float(get_epsilon_gaussian(multiplier / math.sqrt(times), config.delta))
+    multiplier = config.mechanism_multiplier / math.sqrt(times)
+    return float(get_epsilon_gaussian(multiplier, config.delta))
 
 
 def epsilon_by_round(store: Store, run: RunRecord) -> dict[int, float]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from broker_server.settings.combinations import Trait, keeps
 from broker_server.settings.fleet import FleetConfig
 from broker_server.store import (
     DeviceRecord,
@@ -369,7 +370,7 @@ def rounds(
     views = []
     record = find_run(store, run)
     spent = epsilon_by_round(store, record)
-    buffered = FleetConfig.stored(record.config).round.buffer is not None
+    buffered = not keeps(FleetConfig.stored(record.config), Trait.ONE_VERSION)
     for item in store.rounds(record.id):
         if not first <= item.number <= (item.number if last is None else last):
             continue

@@ -10,7 +10,7 @@ from typing import Any
 from broker_server.strategies.optimizer_rules import OptimizerSettings
 from broker_server.strategies.strategy import Basis, Method, Strategy, StrategySettings
 from fleet_protocol.discovery import discover
-from fleet_protocol.errors import ConfigError, PlanError
+from fleet_protocol.errors import ConfigError
 from fleet_protocol.spelling import did_you_mean
 from models.layout import Layout
 from models.tier import Tier
@@ -36,17 +36,4 @@ def build_strategy(
         raise ConfigError(
             f"strategy.name: no strategy {settings.name!r}{hint}; there are {', '.join(STRATEGIES)}"
         )
-    basis = Basis(
-        **vars(settings),
-        layout=layout,
-        tiers=tiers,
-        optimizer=optimizer,
-    )
-    strategy = method.build(basis)
-    # A strategy with a merge of its own would ignore the setting without a word.
-    if strategy.merge.average != settings.average:
-        raise PlanError(
-            f"{strategy.name} merges in a way of its own, which robust.merge ="
-            f' "{settings.average}" cannot replace; remove it, or take another strategy'
-        )
-    return strategy
+    return method.build(Basis(**vars(settings), layout=layout, tiers=tiers, optimizer=optimizer))

@@ -6,7 +6,7 @@ median and trimmed mean in `broker_server.strategies.holders`, adapters in
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,31 +26,38 @@ from models.slicing import CompiledPlan
 
 
 @dataclass(frozen=True)
-class Noise:
-    """Central noise: what is added to the sum of bounded changes.
+class Asked:
+    """Who was asked in a round, which a sum with noise is divided by.
 
     Attributes:
-        config: bound and multiplier.
-        draw: random bytes.
-        asked: key and plan of every device that was asked, answered or not.
+        layout: of the global model.
+        plans: key and plan of every device that was asked, answered or not.
     """
 
-    config: PrivacyConfig
-    draw: Draw
-    asked: Iterable[tuple[str, CompiledPlan]]
+    layout: Layout
+    plans: Iterable[tuple[str, CompiledPlan]]
 
 
 def choose_merge(
     method: Merge[Any],
-    noise: Noise | None,
-    layout: Layout,
+    noise: PrivacyConfig | None,
+    asked: Asked,
     optimizer: OptimizerSettings | None,
+    draw: Callable[[], Draw],
 ) -> Merge[Any]:
-    """Return what folds the updates of a round: the method's merge, or a sum with noise."""
+    """Return what folds the updates of a round: the method's merge, or a sum with noise.
+
+    Args:
+        method: the method's merge.
+        noise: central noise; None for none.
+        asked: who was asked.
+        optimizer: of the server.
+        draw: opens the source of random bytes.
+    """
     if noise is None:
         return method
-    deviation = noise.config.clip * noise.config.noise_multiplier
-    return private_merge(layout, noise.asked, deviation, optimizer, noise.draw)
+    deviation = noise.clip * noise.noise_multiplier
+    return private_merge(asked.layout, asked.plans, deviation, optimizer, draw())
 
 
 def mean_of_sum(total: Words, count: int, clip: float, expected: Expected, sent: Tensors) -> bytes:

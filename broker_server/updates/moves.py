@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from broker_server.settings.privacy import PrivacyConfig
 from broker_server.updates.values import Tensors, Update
 from fleet_protocol.noise import bounded
 
@@ -23,15 +24,14 @@ class Base:
         weights: reads its global weights.
         staleness: exponent of `weight_of`.
         rounded: whether devices were sent weights that rounding has changed.
-        clip: bound on the norm of a change, where noise is added to the sum of changes; None where
-            weights are merged.
+        noise: what is added to the sum of bounded changes; None where weights are merged.
     """
 
     number: int
     weights: Callable[[], Tensors]
     staleness: float
     rounded: bool = False
-    clip: float | None = None
+    noise: PrivacyConfig | None = None
 
     def weight_of(self, version: int) -> float:
         """Return what the change of an update counts that was made from a version.
@@ -45,8 +45,8 @@ class Base:
 
 def move_to(base: Base, update: Update) -> Update:
     """Return what is folded of an update into the sums that begin from a version."""
-    if base.clip is not None:
-        return clip_change(update, base.clip)
+    if base.noise is not None:
+        return clip_change(update, base.noise.clip)
     if update.task.version == base.number and not base.rounded:
         return update  # the very weights that arrived: their difference would have other bits
     return put_on(base, update)

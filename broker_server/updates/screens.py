@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from broker_server.settings.privacy import PrivacyConfig
 from broker_server.settings.robust import RobustConfig
 from broker_server.store import Outcome, Store, TaskPhase, VersionRecord
 from broker_server.updates.bounds import PEERS, Verdict, screen
@@ -40,7 +41,7 @@ def screen_round(
     store: Store,
     old: VersionRecord,
     config: RobustConfig,
-    clip: float | None = None,
+    noise: PrivacyConfig | None = None,
 ) -> Screened:
     """Judge the updates of a round, and fold them again if not all of them count as they are.
 
@@ -49,7 +50,7 @@ def screen_round(
         store: has the norms of rounds before.
         old: the version that the round started from.
         config: the screens.
-        clip: the bound that the merge itself puts on every update; it is noted with the outcomes.
+        noise: central noise, whose bound on every update is noted with the outcomes.
 
     Raises:
         BlobError: an update on disk can no longer be read.
@@ -69,8 +70,8 @@ def screen_round(
             refusals[task] = (verdict.reason, verdict.detail)
     if any(_is_changed(outcomes[task]) for task in folding.folded):
         folding = folding.fold_again(lambda task, update: _treat(outcomes[task], update))
-    if clip is not None:
-        outcomes = {task: _noting_clip(outcome, clip) for task, outcome in outcomes.items()}
+    if noise is not None:
+        outcomes = {task: _noting_clip(outcome, noise.clip) for task, outcome in outcomes.items()}
     return Screened(folding, outcomes, refusals)
 
 

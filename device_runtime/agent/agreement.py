@@ -1,5 +1,6 @@
-"""Brings the board's data into the form of the fleet's contract, and saves the contract for use
-without a server.
+"""Brings the board's data into the form of the fleet's contract, and saves the contract.
+
+`shoal device doctor` uses the saved contract without a server.
 """
 
 import contextlib
@@ -16,7 +17,7 @@ from fleet_protocol.messages import Instructions
 class Agreement:
     """Brings a board's data into the form of each offer's contract.
 
-    Caches the last result, since offers repeat it.
+    It keeps the last result, since offers repeat it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -24,7 +25,7 @@ class Agreement:
         self._folder = folder
         self._last: AgreedData | None = None
 
-    def of(self, raw: DataSet, offer: Instructions) -> AgreedData:
+    def apply(self, raw: DataSet, offer: Instructions) -> AgreedData:
         """Return the samples in the form of an offer's contract.
 
         If a part of the model stays on the board, the board may define its own labels.
@@ -41,9 +42,10 @@ class Agreement:
         last = self._last
         if last is not None and last.raw is raw and last.terms == terms:
             return last
-        self._last = None  # two copies of the samples need not be in memory at a time
+        # Two copies of the samples need not be in memory at a time.
+        self._last = None
         del last
-        self._keep(offer.contract)
+        self._save_contract(offer.contract)
         agreed = terms.apply(raw)
         self._last = agreed
         return agreed
@@ -52,13 +54,13 @@ class Agreement:
         """Go on with samples that a task has read again, and let those of before go."""
         self._last = agreed
 
-    def _keep(self, contract: DataContract | None) -> None:
-        """Save the contract, even after a refusal, so that `shoal device doctor` can check the
-        corrected data.
+    def _save_contract(self, contract: DataContract | None) -> None:
+        """Save the contract, even where the data does not fit.
+
+        `shoal device doctor` can then check the corrected data.
         """
         if contract is None or contract == read_contract(self._folder):
             return
-        with contextlib.suppress(
-            StorageError
-        ):  # if the disk is full, the doctor compares with an earlier one
+        # If the disk is full, the doctor compares with an earlier one.
+        with contextlib.suppress(StorageError):
             write_atomically(self._folder / CONTRACT_FILE, contract.to_bytes())

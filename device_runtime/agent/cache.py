@@ -11,15 +11,18 @@ from fleet_protocol.blob_store import BlobStore, write_atomically
 from fleet_protocol.errors import StorageError
 from fleet_protocol.frozen import FrozenModel
 
+_INDEX = "cache.json"
 _WEIGHTS_KEPT = 2  # the current ones, and the previous ones in case the server falls back a round
 _SETS_KEPT = 8
 
 
 class CachedSet(FrozenModel):
-    """An artifact set on disk: digests of its manifest, and of that and the graphs this board has
-    used.
+    """An artifact set on disk.
 
-    It was `tested` under a runtime, graph by graph.
+    Attributes:
+        manifest: digest of its manifest.
+        blobs: digests of that and of the graphs that this board has used.
+        tested: graphs that have passed their self-test, each with the runtime.
     """
 
     manifest: str
@@ -28,10 +31,14 @@ class CachedSet(FrozenModel):
 
 
 class CacheIndex(FrozenModel):
-    """What the blobs on disk are, newest last: artifact sets, and digests of weights.
+    """What the blobs on disk are.
 
-    `newest` is run, round, version of the global model and tier of the last set with the last
-    weights.
+    Attributes:
+        version: of this schema.
+        sets: artifact sets, newest last.
+        weights: digests of weights, newest last.
+        newest: run, round, version of the global model and tier of the last set with the last
+            weights.
     """
 
     version: Literal[1] = 1
@@ -39,124 +46,163 @@ class CacheIndex(FrozenModel):
     weights: tuple[str, ...] = ()
     newest: Mapping[str, str | int] = Field(default_factory=dict)
 
+    def find(self, manifest: str) -> CachedSet | None:
+        """Return the set of a manifest, None where there is none."""
+        return next((entry for entry in self.sets if entry.manifest == manifest), None)
 
-_INDEX = "cache.json"
+    def digests(self) -> set[str]:
+        """Return the digests of all blobs that it knows."""
+        digests = set(self.weights)
+        for entry in self.sets:
+            digests.update(entry.blobs)
+        return digests
+
+    def without_oldest(self) -> "CacheIndex":
+        """Return an index without the oldest weights, or where there are none the oldest set.
+
+        Weights go first: they are of one round, a set serves them all.
+        """
+        if self.weights:
+            return self.model_copy(update={"weights": self.weights[1:]})
+        return self.model_copy(update={"sets": self.sets[1:]})
+
+    def sets_but(self, manifest: str) -> tuple[CachedSet, ...]:
+        """Return all sets but that of a manifest."""
+        return tuple(entry for entry in self.sets if entry.manifest != manifest)
 
 
 def read_index(folder: Path) -> CacheIndex:
-    """The index of an agent's state folder; an empty one where none is, or where it is damaged."""
+    """Read the index of an agent's state folder; an empty one where it is missing or damaged."""
     with contextlib.suppress(OSError, ValidationError):
         return CacheIndex.model_validate_json((folder / _INDEX).read_bytes())
     return CacheIndex()
 
 
 class Cache:
-    """The blobs of an agent with an index that says what they are for.
+    """The blobs of an agent, with an index that says what they are for.
 
     Those that no task uses have a bound.
     """
 
-    def __init__(self, folder: Path, blobs: BlobStore, max_bytes: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        blobs: BlobStore,
+        max_bytes: int,
+    ) -> None:
         self._path = folder / _INDEX
         self._blobs = blobs
         self._max_bytes = max_bytes
-        self.index = read_index(
-            folder
-        )  # one that is lost costs a download, so it is simply started again
+        # A lost index costs a download, so it is simply started again.
+        self.index = read_index(folder)
 
-    def _save(self, index: CacheIndex) -> None:
-        self.index = index
-        with contextlib.suppress(StorageError):
-            write_atomically(self._path, index.model_dump_json(indent=1).encode())
+    def add_staged(self, manifest: str, graphs: Collection[str]) -> None:
+        """Note a set that no task has used yet, before that of the newest task.
 
-    def staged(self, manifest: str, graphs: Collection[str]) -> None:
-        """Note the digests of a set that no task has used yet, and of its files, before those of
-        the newest task.
+        Args:
+            manifest: digest of its manifest.
+            graphs: digests of its files.
         """
         entry = CachedSet(manifest=manifest, blobs=tuple(sorted({manifest, *graphs})))
-        others = tuple(e for e in self.index.sets if e.manifest != manifest)
-        self._save(
-            self.index.model_copy(
-                update={"sets": (*others[:-1], entry, *others[-1:])[-_SETS_KEPT:]}
-            )
-        )
+        older = self.index.sets_but(manifest)
+        sets = (*older[:-1], entry, *older[-1:])[-_SETS_KEPT:]
+        self._save(self.index.model_copy(update={"sets": sets}))
 
-    def used(
+    def add_used(
         self,
         manifest: str,
         graphs: Collection[str],
         weights: str,
         newest: Mapping[str, str | int],
     ) -> None:
-        """Note the digests of what a task uses, and which model that is, as of the index."""
-        old = next((entry for entry in self.index.sets if entry.manifest == manifest), None)
+        """Note what a task uses.
+
+        Args:
+            manifest: digest of the set's manifest.
+            graphs: digests of the files of it that the task uses.
+            weights: their digest.
+            newest: which model that is, as of the index.
+        """
+        known = self.index.find(manifest) or CachedSet(manifest=manifest, blobs=())
         entry = CachedSet(
             manifest=manifest,
-            blobs=tuple(sorted({manifest, *graphs, *(old.blobs if old else ())})),
-            tested=old.tested if old else (),
+            blobs=tuple(sorted({manifest, *graphs, *known.blobs})),
+            tested=known.tested,
         )
-        others = tuple(e for e in self.index.sets if e.manifest != manifest)
-        recent = tuple(w for w in self.index.weights if w != weights)
-        sets = (*others, entry)[-_SETS_KEPT:]
-        recent = (*recent, weights)[-_WEIGHTS_KEPT:]
-        self._save(CacheIndex(sets=sets, weights=recent, newest=newest))
+        older_weights = tuple(digest for digest in self.index.weights if digest != weights)
+        index = CacheIndex(
+            sets=(*self.index.sets_but(manifest), entry)[-_SETS_KEPT:],
+            weights=(*older_weights, weights)[-_WEIGHTS_KEPT:],
+            newest=newest,
+        )
+        self._save(index)
 
     def tested(self, manifest: str) -> frozenset[str]:
-        """What of a set passed its self-test on this board: graphs with the runtime."""
-        return frozenset(
-            name for entry in self.index.sets if entry.manifest == manifest for name in entry.tested
-        )
+        """Return what of a set passed its self-test on this board: graphs with the runtime."""
+        entry = self.index.find(manifest)
+        return frozenset() if entry is None else frozenset(entry.tested)
 
     def mark_tested(self, manifest: str, graph: str) -> None:
         """Note that a graph of a set passed its self-test."""
         tested = tuple(sorted({*self.tested(manifest), graph}))
-        sets = (
-            entry.model_copy(update={"tested": tested}) if entry.manifest == manifest else entry
-            for entry in self.index.sets
-        )
+        sets: list[CachedSet] = []
+        for entry in self.index.sets:
+            is_it = entry.manifest == manifest
+            sets.append(entry.model_copy(update={"tested": tested}) if is_it else entry)
         self._save(self.index.model_copy(update={"sets": tuple(sets)}))
 
     def evict(self, keep: Collection[str], *, everything: bool = False) -> int:
         """Delete blobs and parts that nothing needs, then the oldest until the rest fits.
 
-        Returns the bytes freed.
+        Args:
+            keep: digests that the task in hand uses.
+            everything: all but these go, because the disk is full.
 
-        What the task in hand uses is what to `keep`; `everything` else goes when the disk is full.
+        Returns:
+            The bytes freed.
         """
-        bound = 0 if everything else self._max_bytes
         objects = self._blobs.root / "objects"
         for path in objects.glob("??/.*"):  # what a process wrote that was killed
-            with contextlib.suppress(OSError):
-                path.unlink(missing_ok=True)
-        sizes = {
-            path.name: path.stat().st_size for path in objects.glob("??/[!.]*") if path.is_file()
-        }
-        sets = list(self.index.sets)
-        weights = list(self.index.weights)
-        before = sum(sizes.values())
-
-        def forget() -> None:
-            known = {
-                *keep,
-                *weights,
-                *(digest for entry in sets for digest in entry.blobs),
-            }
-            for digest in [d for d in sizes if d not in known]:
-                del sizes[digest]
-                with contextlib.suppress(OSError):
-                    self._blobs.remove(digest)
-
-        forget()
-        while sum(sizes.values()) > bound and (weights or sets):
-            # Weights go first: they are of one round, a set serves them all.
-            (weights or sets).pop(0)
-            forget()
-        if (tuple(sets), tuple(weights)) != (self.index.sets, self.index.weights):
-            self._save(
-                self.index.model_copy(update={"sets": tuple(sets), "weights": tuple(weights)})
-            )
+            _unlink(path)
+        sizes = _sizes(objects)
+        size_before = sum(sizes.values())
+        bound = 0 if everything else self._max_bytes
+        index = self.index
+        self._delete_but(index.digests() | {*keep}, sizes)
+        while sum(sizes.values()) > bound and (index.weights or index.sets):
+            index = index.without_oldest()
+            self._delete_but(index.digests() | {*keep}, sizes)
+        if index is not self.index:
+            self._save(index)
         for path in (self._blobs.root / "parts").glob("*"):
             if path.name not in keep:
-                with contextlib.suppress(OSError):
-                    path.unlink(missing_ok=True)
-        return before - sum(sizes.values())
+                _unlink(path)
+        return size_before - sum(sizes.values())
+
+    def _delete_but(self, known: Collection[str], sizes: dict[str, int]) -> None:
+        """Delete the blobs that are not known, and their sizes."""
+        unknown = [digest for digest in sizes if digest not in known]
+        for digest in unknown:
+            del sizes[digest]
+            # One that cannot be deleted now is tried again after the next task.
+            with contextlib.suppress(OSError):
+                self._blobs.remove(digest)
+
+    def _save(self, index: CacheIndex) -> None:
+        self.index = index
+        with contextlib.suppress(StorageError):
+            write_atomically(self._path, index.model_dump_json(indent=1).encode())
+
+
+def _sizes(objects: Path) -> dict[str, int]:
+    """Return the bytes of each blob by its digest."""
+    sizes: dict[str, int] = {}
+    for path in objects.glob("??/[!.]*"):
+        if path.is_file():
+            sizes[path.name] = path.stat().st_size
+    return sizes
+
+
+def _unlink(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Finds what looks wrong in this board's data, once per load and contract, and caches the findings."""
+"""Finds what looks wrong in a board's data, once per load and contract, and keeps the findings."""
 
 from pathlib import Path
 
@@ -24,32 +24,40 @@ def sentences(data: DataSet, contract: DataContract | None) -> tuple[str, ...]:
         fitting = data
         summary = None
     try:
-        found = find_problems(fitting, summary)
+        data_findings = find_problems(fitting, summary)
     except ShoalError:  # no value, or a file that changes: training reports that
         return ()
-    return tuple(finding.text[:FINDING_CHARACTERS] for finding in found[:MOST_FINDINGS])
+    return tuple(finding.text[:FINDING_CHARACTERS] for finding in data_findings[:MOST_FINDINGS])
 
 
 class DataFindings:
-    """The findings in the agent's current data, compared with the last contract that it received."""
+    """The findings in the agent's current data, compared with the last contract it received."""
 
     def __init__(self, folder: Path, journal: Journal) -> None:
         """Compare with the contract in the state folder, until another arrives."""
         self._contract = read_contract(folder)
         self._journal = journal
-        self._looked: tuple[DataSet, DataContract | None] | None = None
+        self._examined: tuple[DataSet, DataContract | None] | None = None
         self._sentences: tuple[str, ...] = ()
 
-    def heard(self, contract: DataContract | None) -> None:
+    def compare_with(self, contract: DataContract | None) -> None:
         """Compare with another contract from now on; None for a fleet without a contract."""
         self._contract = contract
 
     def of(self, data: DataSet) -> tuple[str, ...]:
         """Return one sentence for each finding; log the new ones."""
-        if self._looked is None or self._looked[0] is not data or self._looked[1] != self._contract:
-            before, self._sentences = self._sentences, sentences(data, self._contract)
-            self._looked = (data, self._contract)
-            for sentence in self._sentences:
-                if sentence not in before:
-                    self._journal.warning(f"the data looks wrong: {sentence}")
+        if self._is_examined(data):
+            return self._sentences
+        before = self._sentences
+        self._sentences = sentences(data, self._contract)
+        self._examined = (data, self._contract)
+        for sentence in self._sentences:
+            if sentence not in before:
+                self._journal.warning(f"the data looks wrong: {sentence}")
         return self._sentences
+
+    def _is_examined(self, data: DataSet) -> bool:
+        if self._examined is None:
+            return False
+        examined_data, contract = self._examined
+        return examined_data is data and contract == self._contract

@@ -18,18 +18,34 @@ class Journal:
         """Name this task in the lines to come, or none."""
         self._offer = offer
 
-    def _write(self, level: int, text: str, error: Exception | None = None) -> None:
+    def info(self, text: str) -> None:
+        """Log something that is as it should be."""
+        self._write(logging.INFO, text)
+
+    def warning(self, text: str) -> None:
+        """Log something an operator may want to look at."""
+        self._write(logging.WARNING, text)
+
+    def error(self, text: str, error: Exception | None = None) -> None:
+        """Log something an operator must look at; a bug comes with its traceback."""
+        self._write(logging.ERROR, text, error)
+
+    def _write(
+        self,
+        level: int,
+        text: str,
+        error: Exception | None = None,
+    ) -> None:
         if not _LOG.isEnabledFor(level):
             return
-        offer = self._offer
-        where = f" round={offer.round} task={offer.task}" if offer else ""
         one_line = " ".join(text.split())
-        known = {"round": offer.round, "task": offer.task} if offer else {}
-        ids = {
-            "device": self._device,
-            **known,
-            "said": one_line,
-        }  # see `fleet_protocol.logs`
+        fields: dict[str, object] = {"device": self._device}
+        where = ""
+        if self._offer is not None:
+            fields["round"] = self._offer.round
+            fields["task"] = self._offer.task
+            where = f" round={self._offer.round} task={self._offer.task}"
+        fields["said"] = one_line  # the name of a line's text in `fleet_protocol.logs`
         _LOG.log(
             level,
             "device=%s%s %s",
@@ -37,17 +53,5 @@ class Journal:
             where,
             one_line,
             exc_info=error,
-            extra=ids,
+            extra=fields,
         )
-
-    def info(self, text: str) -> None:
-        """Something that is as it should be."""
-        self._write(logging.INFO, text)
-
-    def warning(self, text: str) -> None:
-        """Something an operator may want to look at."""
-        self._write(logging.WARNING, text)
-
-    def error(self, text: str, error: Exception | None = None) -> None:
-        """Something an operator must look at; a bug comes with its traceback."""
-        self._write(logging.ERROR, text, error)

@@ -1,8 +1,8 @@
 """The device's state machine: every transition there is, in one table.
 
 States post events and never choose their successor; whoever wants to know what can happen reads
-``TRANSITIONS``. ``device_runtime.agent.states.waiting`` holds the entry action of each state,
-``device_runtime.agent.loop`` the loop that drives them.
+``TRANSITIONS``. ``device_runtime.agent.states.table`` names the class of each state,
+``device_runtime.agent.loop`` is the loop that drives them.
 """
 
 from collections.abc import Mapping
@@ -54,17 +54,16 @@ class Event(str, Enum):
 
 
 class MachineError(RuntimeError):
-    """A state met an event that the table does not know: a bug in the agent, never the fault of its
-    input.
+    """A state met an event that the table does not know.
+
+    That is a bug in the agent, never the fault of its input.
     """
 
 
 _S = State
 _E = Event
 WORKING = (_S.FETCHING, _S.SIZING, _S.TRAINING, _S.MEASURING, _S.UPLOADING)
-"""The states with a task that goes on: the server, the clock, a failure or a signal ends it in
-each.
-"""
+"""The states with a task: in each, the server, the clock, a failure or a signal may end it."""
 
 # fmt: off
 _ROWS: tuple[tuple[State, Event, State], ...] = (
@@ -103,7 +102,9 @@ _ROWS: tuple[tuple[State, Event, State], ...] = (
     # at the next start.
 
     *((state, _E.FAILED, _S.REFUSING) for state in WORKING),
-    *((state, event, _S.DROPPING) for state in WORKING for event in (_E.CANCELLED, _E.SUPERSEDED, _E.EXPIRED)),
+    *((state, _E.CANCELLED, _S.DROPPING) for state in WORKING),
+    *((state, _E.SUPERSEDED, _S.DROPPING) for state in WORKING),
+    *((state, _E.EXPIRED, _S.DROPPING) for state in WORKING),
     *((state, _E.STOP, _S.STOPPED) for state in (_S.IDLE, *WORKING)),
     # The other states end by themselves before the loop looks at its inbox again; a signal waits
     # there.
@@ -116,12 +117,16 @@ TRANSITIONS: Mapping[tuple[State, Event], State] = MappingProxyType(
 
 
 def successor(state: State, event: Event) -> State:
-    """The state after an event; a MachineError names both where the table has no such row."""
+    """Return the state after an event.
+
+    Raises:
+        MachineError: the table has no such row; the message names state and event.
+    """
     try:
         return TRANSITIONS[state, event]
     except KeyError:
-        known = ", ".join(e.value for s, e in TRANSITIONS if s is state) or "nothing"
+        events = [known.value for source, known in TRANSITIONS if source is state]
         raise MachineError(
-            f"the device in state {state.value!r} met event {event.value!r}, which the transition table does not "
-            f"know there (it knows {known}); this is a bug"
+            f"the device in state {state.value!r} met event {event.value!r}, which the transition "
+            f"table does not know there (it knows {', '.join(events) or 'nothing'}); this is a bug"
         ) from None

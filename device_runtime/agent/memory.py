@@ -1,5 +1,4 @@
-"""What a board has learnt of its memory: a sub-model in whose computation it was killed is too
-large, for a while.
+"""What a board has learnt of its memory: what killed it in computing is too large, for a while.
 
 Nobody tells a process why it is killed. The kernel counts whom it kills for want of memory
 (``oom_kill`` of ``/proc/vmstat``); a death that it does not explain is taken for one when it is the
@@ -17,17 +16,20 @@ from fleet_protocol.errors import StorageError
 from fleet_protocol.frozen import FrozenModel
 
 DEATHS = 3
-_REST = 8
+_REST = 8  # tasks after which what was too large is tried again, doubled with every failure
 _LONGEST_REST = 256
-_WELL_ABOVE = 1.5
+_WELL_ABOVE = 1.5  # times the memory that was free then, at which it is tried again at once
 
 
 class Load(FrozenModel):
-    """What is computed in a state, how much it is predicted to need, and what was free before.
+    """What is computed, and how much memory there was for it.
 
-    Bytes.
-
-    With it the number of processes that the kernel had killed until then.
+    Attributes:
+        phase: the state of the agent.
+        tier: of the sub-model.
+        peak: bytes that it is predicted to need.
+        free: bytes that were free before.
+        kills: number of processes that the kernel had killed until then.
     """
 
     phase: str
@@ -37,25 +39,31 @@ class Load(FrozenModel):
     kills: int
 
     def forbids(self, phase: str, peak: int) -> bool:
-        """Whether something is as large.
+        """Return whether something is as large as this, which was too large.
 
         What killed the board in training may still be measured.
         """
         return phase in {"training", self.phase} and peak >= self.peak
 
     @property
-    def said(self) -> str:
-        """That it was too large."""
+    def explanation(self) -> str:
+        """Sentence that this was too large, and when it is tried again."""
         return (
-            f"{self.phase} {self.tier} took this board out of memory, with {self.free / 2**20:.0f} MiB free before; it"
-            " takes smaller ones now, and tries it again after some rounds, or with half as much again free"
+            f"{self.phase} {self.tier} took this board out of memory, "
+            f"with {self.free / 2**20:.0f} MiB free before; it takes smaller ones now, "
+            "and tries it again after some rounds, or with half as much again free"
         )
 
 
 class _Learnt(FrozenModel):
-    """Deaths in a row; what was too large, for how many tasks, how often.
+    """The file.
 
-    And the samples at the last finished task.
+    Attributes:
+        deaths: in a row.
+        too_large: what was too large, None for nothing.
+        rest: for so many tasks it is not tried again.
+        times: how often it was too large.
+        samples: at the last finished task.
     """
 
     deaths: int = 0
@@ -65,7 +73,7 @@ class _Learnt(FrozenModel):
     samples: int = 0
 
 
-class Memory:
+class MemoryRecord:
     """What has been learnt, kept in a state folder; `root` has ``proc`` in it."""
 
     def __init__(self, folder: Path, root: Path) -> None:
@@ -75,52 +83,55 @@ class Memory:
         with contextlib.suppress(OSError, ValidationError):  # what is lost is learnt again
             self.learnt = _Learnt.model_validate_json(self._path.read_bytes())
 
-    def load(self, phase: str, tier: str, peak: int) -> Load:
-        """What begins, with the board as it is now."""
+    def measure(self, phase: str, tier: str, peak: int) -> Load:
+        """Return what begins, with the board as it is now."""
         free = proc_number(self._proc / "meminfo", "MemAvailable")
         kills = proc_number(self._proc / "vmstat", "oom_kill")
         return Load(phase=phase, tier=tier, peak=peak, free=free, kills=kills)
 
     @property
     def too_large(self) -> Load | None:
-        """What nothing that is computed may be as large as.
-
-        None where nothing was too large, or it may be again.
-        """
+        """Load that nothing may be as large as; None where everything may be tried."""
         return self.learnt.too_large if self.learnt.rest else None
 
-    def died(self, load: Load, *, proven: bool = False) -> None:
-        """The agent was killed while it computed.
+    def record_death(self, load: Load, *, proven: bool = False) -> None:
+        """Record that the agent was killed while it computed.
 
-        Proven if the runtime has said itself that memory was lacking.
+        Args:
+            load: what it computed.
+            proven: the runtime has said itself that memory was lacking.
         """
+        # A single death may have had any cause; the kernel's count, or a third one, proves it.
         deaths = self.learnt.deaths + 1
+        kernel_kills = self.measure("", "", 0).kills
+        if not (proven or deaths >= DEATHS or kernel_kills > load.kills):
+            self._save(deaths=deaths)
+            return
         times = self.learnt.times
-        if proven or deaths >= DEATHS or self.load("", "", 0).kills > load.kills:
-            self._keep(
-                deaths=0,
-                too_large=load,
-                rest=min(_REST * 2**times, _LONGEST_REST),
-                times=times + 1,
-            )
-        else:
-            self._keep(deaths=deaths)
+        rest = min(_REST * 2**times, _LONGEST_REST)
+        self._save(deaths=0, too_large=load, rest=rest, times=times + 1)
 
-    def lived(self, load: Load | None = None, samples: int = 0) -> None:
-        """A task was computed on so many samples, or some idle time has passed."""
-        learnt = self.learnt
-        large = self.learnt.too_large
-        more = large is not None and 0 < _WELL_ABOVE * large.free <= self.load("", "", 0).free
-        self._keep(rest=0 if more else max(0, learnt.rest - 1))
-        if load is not None:
-            self._keep(deaths=0, samples=samples)
-        if large and load and load.phase == large.phase and load.peak >= large.peak:
-            self._keep(too_large=None, rest=0, times=0)
+    def record_survival(self, load: Load | None = None, samples: int = 0) -> None:
+        """Record that a task was computed on so many samples, or, without a load, that time passed.
 
-    def _keep(self, **changes: object) -> None:
-        if (learnt := self.learnt.model_copy(update=changes)) != self.learnt:
-            self.learnt = learnt
-            with contextlib.suppress(
-                StorageError
-            ):  # a full disk is told when there is something to keep
-                write_atomically(self._path, learnt.model_dump_json().encode())
+        Either brings what was too large nearer to being tried again.
+        """
+        too_large = self.learnt.too_large
+        free = self.measure("", "", 0).free
+        # Free memory of 0 means that the system does not tell.
+        roomy = too_large is not None and 0 < _WELL_ABOVE * too_large.free <= free
+        self._save(rest=0 if roomy else max(0, self.learnt.rest - 1))
+        if load is None:
+            return
+        self._save(deaths=0, samples=samples)
+        if too_large and load.phase == too_large.phase and load.peak >= too_large.peak:
+            self._save(too_large=None, rest=0, times=0)  # as much has gone well
+
+    def _save(self, **changes: object) -> None:
+        learnt = self.learnt.model_copy(update=changes)
+        if learnt == self.learnt:
+            return
+        self.learnt = learnt
+        # Of a full disk the server hears when there is an update to keep.
+        with contextlib.suppress(StorageError):
+            write_atomically(self._path, learnt.model_dump_json().encode())

@@ -1,4 +1,4 @@
-"""What a failure of a task is to the server: the reason it is told, and a text for the operator."""
+"""What a failure of a task is to the server: a reason, and a text for the operator."""
 
 import errno
 
@@ -18,7 +18,7 @@ Refusal = tuple[RefusalReason, str]
 
 
 def refusal_of(error: Exception) -> Refusal:
-    """What to tell the server about a failure."""
+    """Return what to tell the server about a failure."""
     if isinstance(error, RefusedError):
         return error.reason, str(error)
     if isinstance(error, StorageError):

@@ -1,5 +1,4 @@
-"""The runtimes of a board side by side, and its artifact sets: which one runs, which one is tried,
-and the way back.
+"""The runtimes of a board side by side, and its artifact sets: which runs, which is tried.
 
 What starts the agent (`launch`, which a bundle brings and no release replaces) reads the same
 record, one line of PHASE NUMBER BEFORE STARTS WHY, and moves it, too: a runtime that does not start
@@ -10,6 +9,7 @@ again.
 """
 
 import contextlib
+import math
 import os
 import re
 import time
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from fleet_protocol.identity.release import Release
 
 RESTART = 75  # exit code of an agent that ends for another runtime to start (EX_TEMPFAIL)
-MADE = "running 0 0 0"  # the record of a board as it was made
+INITIAL_RECORD = "running 0 0 0"  # of a board as it was made
 _TRIES = 10  # of the broker, in whose time a server must have heard a release
 
 # fmt: off
@@ -62,84 +62,95 @@ class Releases:
         sets: the same of artifact sets, None where there is no operator who signs them.
         wanted: what is to be fetched, signed by the operator, and its file for this board, of sets
             the manifest.
-        until: ``time.monotonic()`` when a trial ends.
-        over: whether the agent ends for another runtime to start.
+        trial_ends_at: ``time.monotonic()`` when a trial ends; infinite without one.
+        restarts: whether the agent ends for another runtime to start.
     """
 
     def __init__(self, config: DeviceConfig) -> None:
         folder = os.environ.get("SHOAL_RELEASES")
         self._config = config
-        self.over = False
         self._path = Path(folder) / "record" if folder else None
         self._sets_path = config.state_dir / "sets-record" if config.identity else None
         self.record = _read(self._path)
         self.sets = _read(self._sets_path)
         self.wanted: tuple[Release, BlobRef] | None = None
-        trial = (self.record or "").startswith("trial ")
-        self.until = (
-            time.monotonic() + _TRIES * config.connect_timeout_seconds if trial else float("inf")
-        )
+        self.restarts = False
+        self.trial_ends_at = math.inf
+        if self._on_trial:
+            self.trial_ends_at = time.monotonic() + _TRIES * config.connect_timeout_seconds
 
-    def hear(self, told: OperatorNotice) -> None:
-        """Take what is said of releases.
+    @property
+    def _on_trial(self) -> bool:
+        return _is_trial(self.record)
+
+    def receive(self, news: OperatorNotice) -> None:
+        """Take in what the operator says of releases.
 
         Raises:
             RefusedError: this one is older than one that the board has had in hand.
             StorageError: the record cannot be written.
         """
-        from fleet_protocol.identity.release import Release, board_kind  # noqa: PLC0415  (cryptography: a board's memory)
+        # It needs cryptography, which takes memory that other tasks of a small board keep.
+        from fleet_protocol.identity.release import Release  # noqa: PLC0415
 
-        new = told.release if isinstance(told.release, Release) else None
+        release = news.release if isinstance(news.release, Release) else None
         self.wanted = None
-        if (self.record or "").startswith("trial "):
-            if told.heard == int(str(self.record).split(" ")[1]):
+        # There is one way back, so nothing newer is taken until this one has been heard.
+        if self._on_trial:
+            if news.heard == _number_of(str(self.record)):
                 self.move("heard")
             return
-        record = self.record if new is None or not new.sets else self.sets
-        if record is None or new is None:
+        if release is None:
             return
-        known = int(record.split(" ")[1])
-        sets = bool(new.sets)
-        if new.number < known:
+        record = self.sets if release.sets else self.record
+        if record is None:
+            return
+        known = _number_of(record)
+        # An older one that was signed once must not bring its faults back.
+        if release.number < known:
             raise RefusedError(
-                RefusalReason.REPLAYED, f"release {new.number}, where {known} is known"
+                RefusalReason.REPLAYED, f"release {release.number}, where {known} is known"
             )
-        if new.number > known:
-            ref = new.sets.get(self._tier(new.sets)) if sets else new.builds.get(board_kind())
-            if ref is None and sets:
-                self.move(
-                    "unfit",
-                    new.number,
-                    f"tiers {', '.join(new.sets)} are beyond this board's limits",
-                    sets=sets,
-                )
-            elif ref is None:
-                self.move(
-                    "unfit",
-                    new.number,
-                    f"it is for {', '.join(new.builds)}, and this board is {board_kind()}",
-                )
-            elif 0 < new.expires < time.time():
-                why = "it has expired; the operator signs it again with a new rollout"
-                self.move("unfit", new.number, why, sets=sets)
-            elif ref.size > self._config.max_cache_bytes:
-                self.move(
-                    "unfit",
-                    new.number,
-                    f"its {ref.size} bytes are more than max_cache_bytes",
-                    sets=sets,
-                )
-            else:
-                self.wanted = (new, ref)
+        if release.number > known:
+            self._consider(release)
+
+    def _consider(self, release: "Release") -> None:
+        """Want a new release, or record why this board cannot take it."""
+        ref = self._file_for_board(release)
+        if ref is None:
+            self._decline(release, self._why_none(release))
+        elif 0 < release.expires < time.time():
+            self._decline(release, "it has expired; the operator signs it again with a new rollout")
+        elif ref.size > self._config.max_cache_bytes:
+            self._decline(release, f"its {ref.size} bytes are more than max_cache_bytes")
+        else:
+            self.wanted = (release, ref)
+
+    def _file_for_board(self, release: "Release") -> BlobRef | None:
+        from fleet_protocol.identity.release import board_kind  # noqa: PLC0415  (as in receive)
+
+        if release.sets:
+            return release.sets.get(self._tier(release.sets))
+        return release.builds.get(board_kind())
+
+    def _why_none(self, release: "Release") -> str:
+        from fleet_protocol.identity.release import board_kind  # noqa: PLC0415  (as in receive)
+
+        if release.sets:
+            return f"tiers {', '.join(release.sets)} are beyond this board's limits"
+        return f"it is for {', '.join(release.builds)}, and this board is {board_kind()}"
+
+    def _decline(self, release: "Release", why: str) -> None:
+        self.move("unfit", release.number, why, sets=bool(release.sets))
 
     def _tier(self, sets: Collection[str]) -> str:
-        """The tier of which this board had its last task, or the largest within its limits, or
-        none.
-        """
-        last = str(read_index(self._config.state_dir).newest.get("tier", ""))
+        """Return the tier of this board's last task, or the largest within its limits, or none."""
         config = self._config
+        last = str(read_index(config.state_dir).newest.get("tier", ""))
         able = [tier for tier in sets if within(tier, config.max_width, config.max_depth)]
-        return last if last in able else next(iter(able), "")
+        if last in able:
+            return last
+        return able[0] if able else ""
 
     def move(
         self,
@@ -151,43 +162,57 @@ class Releases:
     ) -> None:
         """Go where `TRANSITIONS` says, on disk first.
 
-        A number is that of a release that is now the one in hand.
-
-        The record is that of `sets`, or that of runtimes.
+        Args:
+            event: what has happened.
+            number: of a release that is now the one in hand.
+            why: one line for the operator.
+            sets: whether the record is that of artifact sets, or that of runtimes.
 
         Raises:
-            StorageError: the record cannot be written; all is as before.
+            StorageError: the record cannot be written; all but `wanted` is as before.
         """
-        path, line = (self._sets_path, self.sets) if sets else (self._path, self.record)
-        self.wanted, (phase, old, before) = None, (line or "running 0 0").split(" ")[:3]
-        before = old if number is not None and phase == "running" else before
-        record = f"{TRANSITIONS[phase, event]} {number or old} {before} 0 {' '.join(why.split())[:1000]}".strip()
+        self.wanted = None
+        path = self._sets_path if sets else self._path
+        line = (self.sets if sets else self.record) or "running 0 0"
+        phase, current, before = line.split(" ")[:3]
+        if number is not None and phase == "running":
+            before = current  # what runs now is the way back
+        reason = " ".join(why.split())[:1000]
+        next_phase = TRANSITIONS[phase, event]
+        record = f"{next_phase} {number or current} {before} 0 {reason}".strip()
         if path is not None:
             write_atomically(path, f"{record}\n".encode())
         if sets:
             self.sets = record
-        else:
-            self.record, self.until, self.over = (
-                record,
-                float("inf"),
-                event in {"whole", "silent"},
-            )
+            return
+        self.record = record
+        self.trial_ends_at = math.inf
+        self.restarts = event in {"whole", "silent"}
 
 
 def on_trial() -> bool:
-    """Whether this process runs a release that no server has heard yet."""
+    """Return whether this process runs a release that no server has heard yet."""
     folder = os.environ.get("SHOAL_RELEASES")
-    return bool(folder) and (_read(Path(str(folder), "record")) or "").startswith("trial ")
+    return bool(folder) and _is_trial(_read(Path(str(folder), "record")))
+
+
+def _is_trial(record: str | None) -> bool:
+    return (record or "").startswith("trial ")
+
+
+def _number_of(record: str) -> int:
+    return int(record.split(" ")[1])
 
 
 def _read(path: Path | None) -> str | None:
-    """The record in a file, `MADE` where there is none or it is damaged.
+    """Read a record; `INITIAL_RECORD` where there is none or it is damaged.
 
     None where there can be none.
     """
     if path is None:
         return None
     with contextlib.suppress(OSError):
-        found = path.read_text(encoding="utf-8", errors="replace").strip()
-        return found if re.match(RELEASE_PATTERN, found) else MADE
-    return MADE
+        record = path.read_text(encoding="utf-8", errors="replace").strip()
+        if re.match(RELEASE_PATTERN, record):
+            return record
+    return INITIAL_RECORD

@@ -1,5 +1,6 @@
-"""The device's memory across restarts: one record of the task in hand, written before anything is
-done about it.
+"""The device's memory across restarts: one record of the task in hand.
+
+It is written before anything is done about the task.
 
 A state saves the record with its own name first and acts second, so after a power cut the record
 says what may have been begun. ``resume_event`` is the whole recovery map.
@@ -22,9 +23,8 @@ from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages import BlobRef, Offer, TaskMetrics, TierChoice
 
 CRASH_LIMIT = 3  # a task that took the agent down this often is refused instead of tried again
-OUTAGE_LIMIT = (
-    20  # so is one in which the board started anew so often: its supply may be too weak to compute
-)
+# So is one in which the board started anew so often: its supply may be too weak to compute.
+OUTAGE_LIMIT = 20
 
 Phase = Literal["fetching", "sizing", "training", "measuring", "uploading"]
 
@@ -70,8 +70,9 @@ class StoredTask(FrozenModel):
         return next(choice for choice in self.offer.choices if choice.tier == self.tier)
 
     def seconds_left(self, now_unix: float | None = None) -> float:
-        """Time until the round closes, never more than the offer gave: a board's clock may jump
-        back at boot.
+        """Return the time until the round closes.
+
+        It is never more than the offer gave: a board's clock may jump back at boot.
         """
         now = time.time() if now_unix is None else now_unix
         return min(self.deadline_unix - now, self.offer.seconds_left)
@@ -86,14 +87,17 @@ class TaskStore:
     def save(self, record: StoredTask) -> None:
         """Replace the record atomically.
 
-        A StorageError where that cannot be, and the old one is still there.
+        Raises:
+            StorageError: it cannot be written; the old one is still there.
         """
         write_atomically(self.path, record.model_dump_json(indent=1).encode())
 
     def load(self) -> tuple[StoredTask | None, str | None]:
-        """The record, or None where there is none.
+        """Load the record.
 
-        And, if one was unreadable and has been set aside, why.
+        Returns:
+            The record, None where there is none that can be read; and why one that cannot be read
+            has been set aside, None where all is well.
         """
         try:
             text = self.path.read_bytes()
@@ -104,14 +108,15 @@ class TaskStore:
         try:
             return StoredTask.model_validate_json(text), None
         except ValidationError as error:
+            # Kept for whoever looks into it; a task that is lost is offered again.
             aside = self.path.with_suffix(".unreadable")
             with contextlib.suppress(OSError):
                 self.path.replace(aside)
-            version = _version_of(text)
-            return (
-                None,
-                f"the task record (version {version}) is unreadable, kept as {aside}: {error.error_count()} errors",
+            problem = (
+                f"the task record (version {_version_of(text)}) is unreadable, "
+                f"kept as {aside}: {error.error_count()} errors"
             )
+            return None, problem
 
     def clear(self) -> None:
         """Forget the task; a record that cannot be deleted is no error, its deadline ends it."""
@@ -126,7 +131,10 @@ def _version_of(text: bytes) -> object:
 
 
 def resume_event(record: StoredTask | None, blobs: BlobStore) -> Event:
-    """Where a restarted agent goes on, the crash that led here already counted: the recovery map."""
+    """Return where a restarted agent goes on: the recovery map.
+
+    The crash that led here is already counted.
+    """
     if record is None:
         return Event.READY
     if record.seconds_left() <= 0:

@@ -1,5 +1,6 @@
-"""One worker thread at a time: long computations and uploads report into the agent's inbox, which
-stays responsive.
+"""One worker thread at a time, for long computations and uploads.
+
+It reports into the agent's inbox, whose loop stays responsive.
 """
 
 import queue
@@ -11,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class WorkReport:
-    """A job, by its number, tells how far it is."""
+    """Progress of a job, which its number names."""
 
     job: int
     value: object
@@ -19,7 +20,7 @@ class WorkReport:
 
 @dataclass(frozen=True)
 class WorkDone:
-    """A job, by its number, has ended well and returned something."""
+    """The result of a job, which its number names."""
 
     job: int
     result: object
@@ -27,14 +28,14 @@ class WorkDone:
 
 @dataclass(frozen=True)
 class WorkFailed:
-    """A job, by its number, has raised."""
+    """The error that ended a job, which its number names."""
 
     job: int
     error: Exception
 
 
 class Job:
-    """What a job may ask and tell while it runs; its reports go to the inbox."""
+    """The worker's side of a job while it runs; its reports go to the inbox."""
 
     def __init__(self, number: int, inbox: queue.SimpleQueue[Any]) -> None:
         self.number = number
@@ -42,7 +43,7 @@ class Job:
         self._cancelled = threading.Event()
 
     def stopped(self) -> bool:
-        """Whether nobody wants the result any more."""
+        """Return whether nobody wants the result any more."""
         return self._cancelled.is_set()
 
     def cancel(self) -> None:
@@ -58,7 +59,7 @@ class Job:
 class Worker:
     """Runs jobs, never two at a time: a new job cancels the old one and begins when it has ended.
 
-    What comes of them goes to the inbox; that of a cancelled job carries an old number.
+    Their results go to the inbox; that of a cancelled job carries an old number.
     """
 
     def __init__(self, inbox: queue.SimpleQueue[Any]) -> None:
@@ -77,23 +78,34 @@ class Worker:
         self.cancel()
         self._count += 1
         job = Job(self._count, self._inbox)
-        before = self._thread
-
-        def run() -> None:
-            if before is not None:
-                before.join()  # it was cancelled and looks at that between steps
-            if job.stopped():
-                return
-            try:
-                result = function(job)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the agent decides
-                self._inbox.put(WorkFailed(job.number, error))
-            else:
-                self._inbox.put(WorkDone(job.number, result))
-
+        # A daemon: a step that does not end must not keep the process.
+        thread = threading.Thread(
+            target=self._run,
+            args=(job, function, self._thread),
+            name=name,
+            daemon=True,
+        )
         self._job = job
-        self._thread = threading.Thread(target=run, name=name, daemon=True)
-        self._thread.start()
+        self._thread = thread
+        thread.start()
+
+    def _run(
+        self,
+        job: Job,
+        function: Callable[[Job], object],
+        before: threading.Thread | None,
+    ) -> None:
+        """Run a job in its thread, when the thread before has ended."""
+        if before is not None:
+            before.join()  # it was cancelled, and looks at that between steps
+        if job.stopped():
+            return
+        try:
+            result = function(job)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the agent decides
+            self._inbox.put(WorkFailed(job.number, error))
+        else:
+            self._inbox.put(WorkDone(job.number, result))
 
     def finish(self) -> None:
         """Note that the current job's result has arrived."""

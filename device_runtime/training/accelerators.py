@@ -1,9 +1,8 @@
-"""Execution providers beside the CPU, or more of its threads: tried on a step graph before a task
-trains on one.
+"""Execution providers beside the CPU, or more of its threads: tried before a task trains on one.
 
-A trial trains a few steps on made-up samples, on the CPU and on the provider, from the same
-weights. What it finds is kept in a file by graph, runtime and provider. A provider that is wrong,
-broken or slow leaves the training to the CPU.
+A trial trains a few steps of the step graph on made-up samples, on the CPU and on the provider,
+from the same weights. Its result is kept in a file by graph, runtime and provider. A provider that
+is wrong, broken or slow leaves the training to the CPU.
 """
 
 import contextlib
@@ -46,8 +45,11 @@ _KEPT = 64
 
 
 class Trial(FrozenModel):
-    """What was found of a provider: why it must not be used, or its steps in the time of one of the
-    CPU.
+    """What was found of a provider.
+
+    Attributes:
+        fault: why it must not be used; empty where it may.
+        speed: its steps in the time of one of the CPU.
     """
 
     fault: str = ""
@@ -63,11 +65,13 @@ class Trials(RootModel[dict[str, Trial]]):
 
 @dataclass(frozen=True)
 class Accelerators:
-    """What an operator wants tried, in order, as onnxruntime names it without ``ExecutionProvider``
-    at the end.
+    """What an operator wants tried.
 
-    ``CPU:4`` is the CPU with four threads. Who insists takes one although it is slower than the
-    CPU.
+    Attributes:
+        path: file of the trials.
+        names: of providers, in order, as onnxruntime names them without ``ExecutionProvider`` at
+            the end; ``CPU:4`` is the CPU with four threads.
+        insist: take one although it is slower than the CPU.
     """
 
     path: Path
@@ -75,111 +79,136 @@ class Accelerators:
     insist: bool = False
 
     def known(self) -> Mapping[str, Trial]:
-        """What the file has; nothing where it is lost."""
+        """Return what the file has; nothing where it is lost."""
         with contextlib.suppress(OSError, ValidationError):
             return Trials.model_validate_json(self.path.read_bytes()).root
         return {}
 
     def note(self, key: str, trial: Trial | None) -> None:
-        """Keep what was found by graph, runtime and provider, or forget it."""
-        others = {name: old for name, old in self.known().items() if name != key}
-        known = list((others if trial is None else {**others, key: trial}).items())
+        """Keep a trial by graph, runtime and provider, or forget it."""
+        trials = {name: old for name, old in self.known().items() if name != key}
+        if trial is not None:
+            trials[key] = trial  # the newest is the last
+        newest = dict(list(trials.items())[-_KEPT:])
         with contextlib.suppress(StorageError):  # then it is tried again
-            write_atomically(
-                self.path,
-                Trials(dict(known[-_KEPT:])).model_dump_json(indent=1).encode(),
-            )
+            write_atomically(self.path, Trials(newest).model_dump_json(indent=1).encode())
 
     def settle(
         self,
         graph: str,
         manifest: Manifest,
         batch: int,
-        opened: Callable[[str], TrainSession],
+        open_graph: Callable[[str], TrainSession],
         hooks: Hooks,
     ) -> Settled:
-        """The first provider that is right and worth its while on a graph, by what is known of it
-        or a trial.
+        """Return the first provider that is right and worth its while, by a known trial or a new.
 
-        A graph is named by the digest of the step graph, with the runtime.
+        Args:
+            graph: digest of the step graph, with the runtime.
+            manifest: of its artifact set.
+            batch: samples of a step.
+            open_graph: opens the graph on a provider, which it is called with.
+            hooks: may stop a trial.
 
         Raises:
             TaskStopped: the hooks said so.
         """
-        run = functools.cache(lambda name: _Steps(opened(name), manifest, batch, hooks))
-        refused = []
-        there = offered()
+        # Cached, so that the CPU's steps serve every provider that is tried.
+        take_steps = functools.cache(lambda name: _Steps(open_graph(name), manifest, batch, hooks))
+        refused: list[str] = []
+        present = offered()
         for name in self.names:
-            if name.partition(":")[0] not in there:
-                refused.append(f"{name} is none of what this onnxruntime has ({', '.join(there)})")
+            if name.partition(":")[0] not in present:
+                refused.append(
+                    f"{name} is none of what this onnxruntime has ({', '.join(present)})"
+                )
                 continue
-            found = self.known().get(f"{graph} {name}") or self._tried(f"{graph} {name}", name, run)
-            if not found.fault and (self.insist or found.speed >= _WORTH):
-                return Settled(name, f"it {found}")
-            refused.append(f"{name} {found}")
+            key = f"{graph} {name}"
+            trial = self.known().get(key) or self._try(key, name, take_steps)
+            if not trial.fault and (self.insist or trial.speed >= _WORTH):
+                return Settled(name, f"it {trial}")
+            refused.append(f"{name} {trial}")
         return Settled(CPU, "; ".join(refused))
 
-    def _tried(self, key: str, name: str, run: Callable[[str], "_Steps"]) -> Trial:
-        expected = run(CPU)
-        found = None
+    def _try(
+        self,
+        key: str,
+        name: str,
+        take_steps: Callable[[str], "_Steps"],
+    ) -> Trial:
+        expected = take_steps(CPU)
+        trial = None
         # If the trial takes the process down, this is what is known.
-        self.note(
-            key,
-            Trial(fault=f"took the agent down in a trial; remove {self.path} to try it again"),
-        )
+        fatal = f"took the agent down in a trial; remove {self.path} to try it again"
+        self.note(key, Trial(fault=fatal))
         try:
-            steps = run(name)
-            found = Trial(
-                fault=expected.denies(steps),
+            steps = take_steps(name)
+            trial = Trial(
+                fault=expected.deviation_of(steps),
                 speed=expected.seconds / max(steps.seconds, 1e-9),
             )
         except TaskStopped:
             raise
         except Exception as error:  # noqa: BLE001  (the errors of onnxruntime have no base)
-            found = Trial(fault=f"failed in a trial: {type(error).__name__}: {error}"[:500])
+            trial = Trial(fault=f"failed in a trial: {type(error).__name__}: {error}"[:500])
         finally:
-            self.note(key, found)
-        return found
+            self.note(key, trial)
+        return trial
 
 
 class _Steps:
-    """The steps of a trial: losses, parameters and states, each in one row, and the time of the
-    fastest step.
+    """The steps of a trial.
+
+    Attributes:
+        seconds: of the fastest step but the first.
+        rows: losses, states after the first step, parameters after the last, each in one row.
+        changes: how much the steps have changed each of these.
+        limits: of their deviations, as shares of that.
     """
 
-    def __init__(self, session: TrainSession, manifest: Manifest, batch: int, hooks: Hooks) -> None:
+    def __init__(
+        self,
+        session: TrainSession,
+        manifest: Manifest,
+        batch: int,
+        hooks: Hooks,
+    ) -> None:
         losses = [0.0]
         times = [time.perf_counter()]
-        rows = []
+        tensors: list[tuple[NDArray[Any], NDArray[Any]]] = []
         for loss in islice(made_up_steps(session, manifest, batch), _STEPS):
             times.append(time.perf_counter())
             losses.append(loss)
-            if len(losses) in {2, _STEPS + 1}:
-                rows.append((_row(session.parameters()), _row(session.states())))
+            if len(losses) in {2, _STEPS + 1}:  # after the first and after the last
+                tensors.append((_row(session.parameters()), _row(session.states())))
             hooks.go_on()
         self.seconds = float(np.diff(times)[1:].min())
-        (first, states), (last, later) = rows
-        self.rows = (
-            np.array(losses),
-            states,
-            last,
-        )  # states while the weights are still the CPU's to the last bits
-        self.changes = (np.array(losses), later - states, last - first)
-        self.limits = (LIMIT, LIMIT, LIMIT if len(states) == 1 else _LOOSE)
+        (first_parameters, first_states), (last_parameters, last_states) = tensors
+        loss_row = np.array(losses)
+        # States while the weights are still the CPU's to the last bits.
+        self.rows = (loss_row, first_states, last_parameters)
+        self.changes = (loss_row, last_states - first_states, last_parameters - first_parameters)
+        has_states = len(first_states) > 1
+        self.limits = (LIMIT, LIMIT, _LOOSE if has_states else LIMIT)
 
-    def denies(self, other: "_Steps") -> str:
-        """What of another's is too far from this; empty if it agrees."""
+    def deviation_of(self, other: "_Steps") -> str:
+        """Return what of another's steps is too far from these; empty if they agree."""
         names = ("loss", "states", "parameters")
-        for name, change, limit, mine, theirs in zip(
+        for name, change, limit, expected, actual in zip(
             names, self.changes, self.limits, self.rows, other.rows, strict=True
         ):
-            off = float(np.linalg.norm(theirs - mine)) / max(float(np.linalg.norm(change)), 1e-30)
-            if not off <= limit:
-                return f"computes wrong {name}: off by {off:.1e} of the CPU's change, and {limit:.0e} is the limit"
+            size = max(float(np.linalg.norm(change)), 1e-30)
+            off = float(np.linalg.norm(actual - expected)) / size
+            if not off <= limit:  # so that no number is too far, too
+                return (
+                    f"computes wrong {name}: off by {off:.1e} of the CPU's change, "
+                    f"and {limit:.0e} is the limit"
+                )
         return ""
 
 
 def _row(tensors: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
-    """All numbers that gradients make, without counters; a copy."""
-    made = [value.ravel() for value in tensors.values() if value.shape and value.dtype.kind == "f"]
-    return np.concatenate([np.zeros(1, np.float32), *made])
+    """Return all numbers that gradients make, without counters; a copy."""
+    numbers = [value for value in tensors.values() if value.shape and value.dtype.kind == "f"]
+    # A tensor in front, so that there is a row where there are no states.
+    return np.concatenate([np.zeros(1, np.float32), *(value.ravel() for value in numbers)])

@@ -1,5 +1,4 @@
-"""A board's samples as its files hold them, together with the same samples as the fleet's contract
-wants them.
+"""A board's samples as its files hold them, and the same as the fleet's contract wants them.
 
 Only this module makes the second of the first, at an offer and after every reading of files that
 have changed, so that no task computes with labels and columns that the board has numbered for
@@ -29,7 +28,7 @@ class Terms:
     own_labels: bool
 
     def apply(self, raw: DataSet) -> "AgreedData":
-        """The samples with labels and columns as the task wants them.
+        """Return the samples with labels and columns as the task wants them.
 
         Args:
             raw: as a reader gives them.
@@ -43,7 +42,7 @@ class Terms:
 
 
 def terms_of(instructions: Instructions) -> Terms:
-    """What a task asks of the samples.
+    """Return what a task asks of the samples.
 
     Where a part of the model stays on the board, what a label means may be the board's own
     business.
@@ -72,7 +71,7 @@ class AgreedData:
     terms: Terms
 
     def stamped(self, stamps: Stamps) -> "AgreedData":
-        """The same samples, of files that somebody has looked at once more."""
+        """Return the same samples, of files whose state was read once more."""
         raw = replace(self.raw, stamps=stamps)
         samples = raw if self.samples is self.raw else replace(self.samples, stamps=stamps)
         return AgreedData(raw, samples, self.terms)

@@ -1,5 +1,6 @@
-"""Runs tasks on files that other programs may change: a result counts only if the samples did not
-change meanwhile.
+"""Runs tasks on files that other programs may change.
+
+A result counts only if the samples did not change meanwhile.
 
 Before a task, changed files are read again; after it, the files are checked once more. If they
 changed meanwhile, the task is repeated on the new samples, a few times. New samples must fit the
@@ -27,8 +28,11 @@ Work = Callable[[Task, DeviceSetup, Hooks], _T]
 
 @dataclass(frozen=True)
 class DataSeen:
-    """The result of a check: the board's current data, and the files that were read again because
-    they had changed.
+    """The result of a check.
+
+    Attributes:
+        data: the board's current samples.
+        changed: the files that were read again because they had changed; empty for none.
     """
 
     data: AgreedData
@@ -36,14 +40,18 @@ class DataSeen:
 
 
 def on_current_data(
-    work: Work[_T], task: Task, setup: DeviceSetup, data: AgreedData, hooks: Hooks
+    work: Work[_T],
+    task: Task,
+    setup: DeviceSetup,
+    data: AgreedData,
+    hooks: Hooks,
 ) -> _T:
     """Run a task on samples that stay the same in their files from beginning to end.
 
     Args:
         work: what is done.
         task: with what.
-        setup: on what; whatever samples it has, `data` takes their place.
+        setup: what it is done with; whatever samples it has, `data` takes their place.
         data: the board's samples, as the task's contract wants them.
         hooks: are told of samples that were read again.
 
@@ -52,6 +60,7 @@ def on_current_data(
         DataChangedError: the files changed during every attempt, or cannot be read now.
         Exception: any error of the work that changed files did not cause.
     """
+    # Files may have changed since the offer was accepted.
     data = _current(data, hooks)
     for _ in range(TRIES):
         setup = replace(setup, data=data.samples)
@@ -61,7 +70,8 @@ def on_current_data(
             result = work(task, setup, hooks)
         except TaskStopped:
             raise
-        except Exception as error:  # noqa: BLE001 - samples that change during a task may cause any error
+        # Samples that change during a task may cause any error.
+        except Exception as error:  # noqa: BLE001
             failure = error
         changes = data.raw.changes()
         if failure is not None and not changes:
@@ -110,7 +120,8 @@ def _read_again(config: DataConfig, changes: tuple[str, ...]) -> DataSet:
         raise
     except (DataError, ConfigError) as error:
         raise DataChangedError(
-            f"{list_paths(changes)} changed, and cannot be used now: {error}; the next task checks again"
+            f"{list_paths(changes)} changed, and cannot be used now: {error}; "
+            "the next task checks again"
         ) from error
 
 

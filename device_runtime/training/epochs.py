@@ -1,5 +1,4 @@
-"""Local training on a board: epochs of steps in the order of its schedule, and the test of a new
-graph before the first.
+"""Local training on a board: epochs of steps, and the test of a new graph before the first.
 
 Nothing here knows the agent, MQTT or the disk.
 """
@@ -27,20 +26,34 @@ _SELF_TEST_SAMPLES = 2
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What training ended with; the parameters stay in the session."""
+    """What training ended with; the parameters stay in the session.
+
+    Attributes:
+        steps: of the training.
+        loss: mean of the last epoch, weighted by the labels that count.
+        seconds: time of the training alone.
+        mean_loss: of all steps, weighted likewise; None if it is not known.
+    """
 
     steps: int
-    loss: float  # mean loss of the last epoch, weighted by the labels that count
-    seconds: float  # time of the training alone
-    mean_loss: float | None = (
-        None  # mean loss of all steps, weighted likewise; None if it is not known
-    )
+    loss: float
+    seconds: float
+    mean_loss: float | None = None
 
 
 def train(
-    session: TrainSession, manifest: Manifest, schedule: TrainingSchedule, hooks: Hooks
+    session: TrainSession,
+    manifest: Manifest,
+    schedule: TrainingSchedule,
+    hooks: Hooks,
 ) -> TrainResult:
-    """Train for the epochs or steps of an offer; the session has the weights, and holds the result.
+    """Train for the epochs or steps of an offer.
+
+    Args:
+        session: has the weights, and holds the result.
+        manifest: of the artifact set.
+        schedule: what is trained on, in which order.
+        hooks: are told of every epoch.
 
     Raises:
         TaskStopped: the hooks said so.
@@ -65,6 +78,7 @@ def train(
             noise = draw_noise(manifest.noise, step_seed, len(indices))
             loss = session.step(x, y, mask, settings.rate_at(step, schedule.steps), noise)
             step += 1
+            # At once: all that follows would be lost, and hours on a slow board with it.
             if not math.isfinite(loss):
                 raise loss_refused(loss, manifest, step_seed, step)
             count = counted(y)
@@ -74,21 +88,24 @@ def train(
         all_total = all_total + total
         all_weight = all_weight + weight
         hooks.report(EpochReport(planned.epoch + 1, planned.epochs, step, mean))
+    # The loss is that before the last step, which may have spoilt what is sent.
     check_parameters(session.parameters(), schedule.round, step)
-    return TrainResult(
-        step,
-        mean,
-        time.monotonic() - started,
-        all_total / all_weight if all_weight else None,
-    )
+    mean_loss = all_total / all_weight if all_weight else None
+    return TrainResult(step, mean, time.monotonic() - started, mean_loss)
 
 
-def loss_refused(loss: float, manifest: Manifest, step_seed: StepSeed, step: int) -> RefusedError:
-    """The refusal of a task whose loss is not finite."""
+def loss_refused(
+    loss: float,
+    manifest: Manifest,
+    step_seed: StepSeed,
+    step: int,
+) -> RefusedError:
+    """Return the refusal of a task whose loss is not finite."""
     return RefusedError(
         RefusalReason.FAILED,
-        f"the loss is {loss} in round {step_seed.round} at step {step} (epoch {step_seed.epoch + 1}) of "
-        f"{manifest.arch} {manifest.tier}; lower the learning rate or look at the data",
+        f"the loss is {loss} in round {step_seed.round} at step {step} "
+        f"(epoch {step_seed.epoch + 1}) of {manifest.arch} {manifest.tier}; "
+        "lower the learning rate or look at the data",
     )
 
 
@@ -98,7 +115,13 @@ def check_parameters(
     step: int,
     whose: str = "",
 ) -> None:
-    """See that training left every parameter finite; `whose` they are is for the message.
+    """Check that training left every parameter finite.
+
+    Args:
+        parameters: by name.
+        round_number: for the message, as the step and `whose` they are.
+        step: number of the last one.
+        whose: empty where there is one model.
 
     Raises:
         RefusedError: a parameter is not finite.
@@ -113,14 +136,20 @@ def check_parameters(
 
 
 def made_up_steps(session: TrainSession, manifest: Manifest, count: int) -> Iterator[float]:
-    """Losses of steps without end on so many made-up samples each, from made-up weights.
+    """Yield the losses of steps without end on made-up samples, from made-up weights.
 
-    They are always the same.
+    Both are always the same.
+
+    Args:
+        session: whose parameters are overwritten.
+        manifest: of the artifact set.
+        count: samples of a step.
     """
     draw = np.random.Generator(np.random.PCG64(0))
-    session.load(
-        {p.name: draw.normal(0, 0.05, p.shape).astype(np.float32) for p in manifest.parameters}
-    )
+    weights: dict[str, NDArray[np.float32]] = {}
+    for parameter in manifest.parameters:
+        weights[parameter.name] = draw.normal(0, 0.05, parameter.shape).astype(np.float32)
+    session.load(weights)
     shape = (count, *manifest.input_shape)
     places = (count, *manifest.label_shape)
     x: NDArray[Any] = np.zeros(shape, np.int64)  # token 0 exists in every vocabulary
@@ -135,9 +164,9 @@ def made_up_steps(session: TrainSession, manifest: Manifest, count: int) -> Iter
 
 
 def self_test(session: TrainSession, manifest: Manifest) -> None:
-    """One step on made-up weights and samples; a set that fails must not be used on this board.
+    """Take one step on made-up weights and samples.
 
-    The parameters of the session are overwritten.
+    A set that fails must not be used on this board. The parameters of the session are overwritten.
 
     Raises:
         RefusedError: the loss or a parameter is not finite.
@@ -145,8 +174,10 @@ def self_test(session: TrainSession, manifest: Manifest) -> None:
     loss = next(made_up_steps(session, manifest, _SELF_TEST_SAMPLES))
     broken = [name for name, value in session.parameters().items() if not np.isfinite(value).all()]
     if not math.isfinite(loss) or broken:
-        what = f"loss {loss}" if not math.isfinite(loss) else f"parameter {broken[0]} not finite"
+        loss_is_finite = math.isfinite(loss)
+        fault = f"parameter {broken[0]} not finite" if loss_is_finite else f"loss {loss}"
         raise RefusedError(
             RefusalReason.FAILED,
-            f"artifact set {manifest.arch} {manifest.tier} fails its self-test on this board: {what} after one step",
+            f"artifact set {manifest.arch} {manifest.tier} fails its self-test on this board: "
+            f"{fault} after one step",
         )

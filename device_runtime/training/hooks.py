@@ -1,4 +1,4 @@
-"""How a running task talks to whoever started it: what it reports, and when it must stop."""
+"""How a running task talks to its caller: what it reports, and when it must stop."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,8 +10,13 @@ class TaskStopped(Exception):  # noqa: N818 - no error: it was asked for
 
 @dataclass(frozen=True)
 class EpochReport:
-    """How far training is: finished epochs and steps, and the last epoch's mean loss, weighted by
-    labels that count.
+    """How far training is.
+
+    Attributes:
+        epoch: number of finished epochs.
+        epochs: of so many.
+        step: number of finished steps.
+        loss: mean of the last epoch, weighted by labels that count.
     """
 
     epoch: int
@@ -29,8 +34,11 @@ class SelfTested:
 
 @dataclass(frozen=True)
 class Settled:
-    """What computes the steps of a task that begins, now or anew: a provider of onnxruntime, and
-    why that one.
+    """What computes the steps of a task that begins, now or anew.
+
+    Attributes:
+        provider: of onnxruntime.
+        why: that one.
     """
 
     provider: str
@@ -41,8 +49,9 @@ class Settled:
 class Hooks:
     """What a task calls while it runs; by default nobody listens and nobody stops it.
 
-    `report` is told an `EpochReport`, a `SelfTested`, or a `Settled` at a choice; `stopped` is
-    asked before every step.
+    Attributes:
+        report: called with an `EpochReport`, a `SelfTested`, or a `Settled` at a choice.
+        stopped: called before every step; true where nobody wants the result any more.
     """
 
     report: Callable[[object], None] = lambda _report: None

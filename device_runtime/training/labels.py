@@ -1,5 +1,6 @@
-"""The labels of a board's samples: those that count, those that occur, and the mask of
-specification 1.5.
+"""The labels of a board's samples: those that count, those that occur, and the mask of them.
+
+The mask is that of specification 1.5.
 """
 
 import numpy as np
@@ -11,19 +12,21 @@ from fleet_protocol.targets import Targets, counted
 
 
 def present_labels(y: Targets, classes: int) -> NDArray[np.int64]:
-    """The labels that occur, sorted.
+    """Return the labels that occur, sorted.
 
     Negative ones are none, and numbers are about every output of the model.
     """
+    # A regression has no labels: every output is trained.
     if y.dtype.kind == "f":
         return np.arange(classes)
-    found = np.unique(y).astype(np.int64, copy=False)
-    return found[found >= 0]
+    labels = np.unique(y).astype(np.int64, copy=False)
+    return labels[labels >= 0]
 
 
 def label_mask(labels: NDArray[np.int64], classes: int, *, masked: bool) -> NDArray[np.float32]:
-    """The label mask of specification 1.5, ``[classes]``: 1 where the label counts, as all do
-    unless it is `masked`.
+    """Return the label mask, ``[classes]``: 1 where the label counts.
+
+    Unless it is `masked`, all labels count.
     """
     mask = np.zeros(classes, np.float32) if masked else np.ones(classes, np.float32)
     mask[labels] = 1
@@ -31,22 +34,24 @@ def label_mask(labels: NDArray[np.int64], classes: int, *, masked: bool) -> NDAr
 
 
 def require_labels(data: DataSet, chosen: NDArray[np.int64]) -> None:
-    """See that there is something to learn.
+    """Check that there is something to learn.
 
-    A DataError where no label of the training samples counts.
+    Raises:
+        DataError: no label of the training samples counts.
     """
     if not counted(data.y[chosen]):
         raise DataError(
-            f"{data.source}: every label of the {len(chosen)} training samples is negative; none counts"
+            f"{data.source}: every label of the {len(chosen)} training samples is negative; "
+            "none counts"
         )
 
 
 def training_mask(
     data: DataSet, chosen: NDArray[np.int64], classes: int, *, masked: bool
 ) -> NDArray[np.float32]:
-    """The label mask of a training, ``[classes]``: 1 where the label counts.
+    """Return the label mask of a training, ``[classes]``: 1 where the label counts.
 
-    Errors as of `require_labels`.
+    Errors are those of `require_labels`.
     """
     require_labels(data, chosen)
     return label_mask(present_labels(data.y[chosen], classes), classes, masked=masked)

@@ -1,9 +1,10 @@
-"""What a board measures of a model without changing it: batch norm statistics, and its accuracy on
-held-out samples.
+"""What a board measures of a model without changing it: batch norm statistics, and its accuracy.
+
+The accuracy is that on held-out samples.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,22 +27,32 @@ INFER = "onnx/infer"
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Samples that a model is judged by."""
+    """Samples that a model is judged by.
+
+    Attributes:
+        data: all samples of the board.
+        chosen: indices of the held-out ones.
+        batch_size: how many are judged at once.
+        mask: label mask of the training, ``[classes]``.
+        statistics: of the model's static batch norms.
+    """
 
     data: DataSet
-    chosen: Indices  # indices of the held-out ones
+    chosen: Indices
     batch_size: int
-    mask: NDArray[np.float32]  # label mask of the training, `[classes]`
-    statistics: Mapping[str, NDArray[np.float32]] = field(
-        default_factory=dict
-    )  # of the model's static batch norms
+    mask: NDArray[np.float32]
+    statistics: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
 
 
 def measure(
-    session: ForwardSession, manifest: Manifest, schedule: TrainingSchedule, hooks: Hooks
+    session: ForwardSession,
+    manifest: Manifest,
+    schedule: TrainingSchedule,
+    hooks: Hooks,
 ) -> tuple[Statistics, int]:
-    """Batch norm statistics of a model on the board's training samples, by the batch size and the
-    seed of its settings.
+    """Measure the batch norm statistics of a model on the board's training samples.
+
+    Their batches are those of the schedule's first pass.
 
     Returns:
         ``stat.<norm>.mean`` and ``stat.<norm>.var`` as means over the batches, and the number of
@@ -57,11 +68,13 @@ def measure(
     count = 0
     for number, indices in enumerate(batches(schedule.order(), schedule.settings.batch_size)):
         hooks.go_on()
+        # One sample has no unbiased variance.
         if len(indices) == 1:
             continue
         x, _ = training_batch(
             schedule.data, indices, manifest.input_dtype, schedule.step_seed(0, number)
         )
+        # Sums in float64: many batches in float32 would lose what the last ones add.
         for name, value in session.statistics(x).items():
             sums[name] = sums[name] + value if name in sums else value.astype(np.float64)
         count += 1
@@ -69,23 +82,26 @@ def measure(
 
 
 def check_measurable(schedule: TrainingSchedule) -> None:
-    """See that samples have batch norm statistics.
+    """Check that samples have batch norm statistics.
 
-    A DataError for one alone, which has no unbiased variance.
+    Raises:
+        DataError: no batch has two of them, so there is no unbiased variance.
     """
     if not schedule.measurable:
         raise DataError(
-            f"{schedule.data.source}: {len(schedule.chosen)} training samples in batches of {schedule.settings.batch_size}"
-            " give no unbiased variance; batch norm statistics need two samples in a batch"
+            f"{schedule.data.source}: {len(schedule.chosen)} training samples in batches of "
+            f"{schedule.settings.batch_size} give no unbiased variance; "
+            "batch norm statistics need two samples in a batch"
         )
 
 
 def mean_statistics(
     sums: Mapping[str, NDArray[np.float64]], count: int, round_number: int
 ) -> Statistics:
-    """Batch norm statistics from their sums over the batches, at least 1.
+    """Return batch norm statistics from their sums over so many batches, at least 1.
 
-    A RefusedError where one is not finite.
+    Raises:
+        RefusedError: one is not finite.
     """
     statistics = {name: (value / count).astype(np.float32) for name, value in sums.items()}
     broken = [name for name, value in statistics.items() if not np.isfinite(value).all()]
@@ -97,13 +113,18 @@ def mean_statistics(
 
 
 def evaluate(
-    session: ForwardSession, manifest: Manifest, held_out: HeldOut, hooks: Hooks
+    session: ForwardSession,
+    manifest: Manifest,
+    held_out: HeldOut,
+    hooks: Hooks,
 ) -> Evaluation:
-    """Loss and accuracy on held-out samples, of which at least one label counts, until the hooks
-    stop it.
+    """Return loss and accuracy on held-out samples, of which at least one label counts.
 
     They are means over the labels that count, of which there is one per sample, or with a label per
     token those that are not negative.
+
+    Raises:
+        TaskStopped: the hooks said so.
     """
     data = held_out.data
     chosen = held_out.chosen
@@ -117,14 +138,22 @@ def evaluate(
 
 
 def judge(
-    opened: Callable[[str], ForwardSession],
+    open_graph: Callable[[str], ForwardSession],
     manifest: Manifest,
     schedule: TrainingSchedule,
     held_out: HeldOut,
     hooks: Hooks,
 ) -> Evaluation | None:
-    """Loss and accuracy of a model on held-out samples, its norms fed with the board's own
-    statistics.
+    """Return loss and accuracy of a model on held-out samples.
+
+    Its norms take the board's own statistics.
+
+    Args:
+        open_graph: opens a graph of the model by its key.
+        manifest: of the model.
+        schedule: of the training samples, for the statistics.
+        held_out: what it is judged by.
+        hooks: may stop it.
 
     Returns:
         None where no held-out label counts, the set has no evaluation graph, or the statistics
@@ -134,12 +163,13 @@ def judge(
         TaskStopped: the hooks said so.
         RefusedError: a statistic is not finite.
     """
+    # A mean over no label would be no number, which no message carries.
     if EVAL not in manifest.graphs or not counted(held_out.data.y[held_out.chosen]):
         return None
     statistics: Statistics = {}
     if manifest.statistics:
         if not schedule.measurable:
             return None
-        statistics, _ = measure(opened(STATS), manifest, schedule, hooks)
-    judged = HeldOut(held_out.data, held_out.chosen, held_out.batch_size, held_out.mask, statistics)
-    return evaluate(opened(EVAL), manifest, judged, hooks)
+        statistics, _batches = measure(open_graph(STATS), manifest, schedule, hooks)
+    samples = replace(held_out, statistics=statistics)
+    return evaluate(open_graph(EVAL), manifest, samples, hooks)

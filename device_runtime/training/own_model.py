@@ -1,5 +1,4 @@
-"""A model of the board's own: it is trained beside the one of an offer, and never leaves this
-board.
+"""A model of the board's own: trained beside the one of an offer, it never leaves this board.
 
 The operator puts a pair on the board: the step of both models, and what the board's own starts
 from. What the board keeps of it from round to round, `OwnModelFiles` holds.
@@ -12,7 +11,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from device_runtime.training.measuring import EVAL, STATS
-from device_runtime.training.own_model_files import KEPT_RUNS, Kept, OwnModelFiles
+from device_runtime.training.own_model_files import KEPT_RUNS, KeptRound, OwnModelFiles
 from fleet_protocol.digests import matches
 from fleet_protocol.errors import BlobError, ConfigError
 from fleet_protocol.foreign_files import DOCUMENT_LIMIT, path_within, read_within
@@ -26,8 +25,12 @@ MODEL = "model/"
 
 @dataclass(frozen=True)
 class OwnModel:
-    """Where a board's own model is: the folder of the pair, and the one in which it is kept between
-    rounds.
+    """Where a board's own model is.
+
+    Attributes:
+        folder: of the pair.
+        state_dir: where the model is kept between rounds.
+        kept_runs: of so many runs it is kept.
     """
 
     folder: Path
@@ -40,7 +43,7 @@ class OwnModel:
         return OwnModelFiles(self.state_dir, self.kept_runs)
 
     def manifest(self) -> PairManifest:
-        """The pair's manifest.
+        """Read the pair's manifest.
 
         Raises:
             ConfigError: it cannot be read.
@@ -48,8 +51,8 @@ class OwnModel:
         """
         return parse_pair_manifest(self._read("manifest.json"))
 
-    def parameters(self, kept: Kept | None) -> dict[str, NDArray[Any]]:
-        """The model as a round left it, or as the set starts it.
+    def parameters(self, kept: KeptRound | None) -> dict[str, NDArray[Any]]:
+        """Return the model as a round left it, or as the set starts it.
 
         Raises:
             RefusedError: what the round left is of another pair.
@@ -61,34 +64,39 @@ class OwnModel:
         return kept.under(MODEL, {spec.name: spec for spec in pair.own.parameters})
 
     def check(self) -> None:
-        """See that every file of the pair that this board uses is there, with the content it was
-        exported with.
+        """Check that every file of the pair that this board uses is there, as it was exported.
 
         Raises:
             ConfigError: one is not; the message names it.
             BlobError: the manifest is none of a pair.
         """
         pair = self.manifest()
+        # A set without these is whole, too: its model is then not judged.
         graphs = (pair.own.graphs.get(key) for key in (EVAL, STATS))
         for file in (pair.graph, pair.own_init, pair.adaptor, *graphs):
             if file is not None:
                 self.read(file)
 
     def read(self, file: FileSpec) -> bytes:
-        """The content of a file of the pair.
+        """Return the content of a file of the pair.
 
-        A ConfigError where it cannot be read, or is not what was exported.
+        Raises:
+            ConfigError: it cannot be read, or is not what was exported.
         """
         data = self._read(file.path, max(file.size, DOCUMENT_LIMIT))  # a longer one is damaged
         if not matches(data, file.digest):
             raise ConfigError(
-                f"[own_model] set: {self.folder / file.path} is damaged, or of another export than the manifest beside"
-                " it; copy the whole set to this board again"
+                f"[own_model] set: {self.folder / file.path} is damaged, or of another export "
+                "than the manifest beside it; copy the whole set to this board again"
             )
         return data
 
     def path(self, file: FileSpec) -> Path:
-        """Where a graph of the pair is; a ConfigError where it is not there."""
+        """Return where a graph of the pair is.
+
+        Raises:
+            ConfigError: it is not there.
+        """
         try:
             return path_within(self.folder, file.path)
         except BlobError as error:
@@ -101,5 +109,6 @@ class OwnModel:
             return read_within(self.folder, name, limit)
         except BlobError as error:
             raise ConfigError(
-                f"[own_model] set: {error}; name the folder that the export of the pair printed, and copy all of it"
+                f"[own_model] set: {error}; name the folder that the export of the pair printed, "
+                "and copy all of it"
             ) from error

@@ -1,5 +1,6 @@
-"""The settings that a routine or a chooser has of its own: plain JSON in the offer, a frozen value
-once read.
+"""The settings that a routine or a chooser has of its own.
+
+They are plain JSON in the offer, and a frozen value once read.
 """
 
 from collections.abc import Mapping
@@ -16,9 +17,13 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 def read_settings(model: type[ModelT], settings: Mapping[str, JsonValue], owner: str) -> ModelT:
     """Read settings into a schema that forbids extra keys.
 
-    `owner` is for the message, as in ``routine train``.
+    Args:
+        model: the schema.
+        settings: of the offer.
+        owner: for the message, as in ``routine train``.
 
-    A RefusedError names a key that is unknown, missing or wrong.
+    Raises:
+        RefusedError: a key is unknown, missing or wrong; the message names it.
     """
     try:
         return model.model_validate(settings)

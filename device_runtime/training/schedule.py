@@ -1,5 +1,4 @@
-"""The schedule of a task through a board's samples: which are held out, their order, and what is
-drawn at random.
+"""The way of a task through a board's samples: which are held out, in which order, what is drawn.
 
 Nothing here knows the agent, MQTT or the disk. Every order is a function of numbers in the offer
 and of the number of samples alone, so that a simulation reproduces a device bit by bit:
@@ -10,9 +9,10 @@ and of the number of samples alone, so that a simulation reproduces a device bit
 - ``sample_order(seed, round, epoch, n)``: a permutation of ``n`` from ``PCG64(SeedSequence([seed,
   round, epoch]))``, epochs from 0. Batches are consecutive pieces of it; a short last batch is kept
   (specification 1.3: local SGD over all batches).
-- ``draw_noise(layers, step_seed, count)``: what the layers of a model draw at random in one step, from
-  ``PCG64(SeedSequence([seed, round, epoch, step], spawn_key=(1,)))``: one generator for the layers
-  in manifest order, ``random((count, *shape), float32)`` each; steps count from 0 within an epoch.
+- ``draw_noise(layers, step_seed, count)``: what the layers of a model draw at random in one step,
+  from ``PCG64(SeedSequence([seed, round, epoch, step], spawn_key=(1,)))``: one generator for the
+  layers in manifest order, ``random((count, *shape), float32)`` each; steps count from 0 within an
+  epoch.
   Evaluation draws nothing.
 - ``training_batch(...)``: the samples of a step. With ``augment`` in the board's ``[data]`` they
   are changed at random, by what its entries draw in turn from ``PCG64(SeedSequence([seed, round,
@@ -46,9 +46,13 @@ _AUGMENT = 2
 
 @dataclass(frozen=True)
 class StepSeed:
-    """A step of a training; the numbers that everything it draws at random follows from.
+    """The numbers of a training step that all it draws at random follows from.
 
-    Rounds count from 1, epochs and the steps within one from 0.
+    Attributes:
+        seed: of the task.
+        round: from 1.
+        epoch: from 0.
+        step: within the epoch, from 0.
     """
 
     seed: int
@@ -57,7 +61,7 @@ class StepSeed:
     step: int
 
     def generator(self, key: int) -> np.random.Generator:
-        """Random numbers for one purpose."""
+        """Return a generator for one purpose, which the key stands for."""
         sequence = np.random.SeedSequence(
             [self.seed, self.round, self.epoch, self.step], spawn_key=(key,)
         )
@@ -66,8 +70,12 @@ class StepSeed:
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass of so many `epochs` over the training samples, counted from 0, with the indices of
-    each step.
+    """One pass over the training samples.
+
+    Attributes:
+        epoch: its number, from 0.
+        epochs: of so many.
+        batches: indices of the samples of each step.
     """
 
     epoch: int
@@ -77,7 +85,7 @@ class Pass:
 
 @functools.lru_cache(64)  # a simulation asks for those of its devices again and again
 def holdout_split(n: int, share: float) -> tuple[Indices, Indices]:
-    """Which samples are trained on and which are held out (see the module's text).
+    """Return which samples are trained on and which are held out (see the module's text).
 
     Returns:
         Training and held-out indices, each sorted; with one sample, or share 0, nothing is held
@@ -88,18 +96,19 @@ def holdout_split(n: int, share: float) -> tuple[Indices, Indices]:
     return np.sort(order[held:]), np.sort(order[:held])
 
 
-def sample_order(seed: int, round_number: int, epoch: int, n: int) -> Indices:
-    """The order of the training samples in one epoch, a permutation of ``0 ..
-
-    N - 1`` (see the module's text).
-    """
-    return np.random.Generator(
-        np.random.PCG64(np.random.SeedSequence([seed, round_number, epoch]))
-    ).permutation(n)
+def sample_order(
+    seed: int,
+    round_number: int,
+    epoch: int,
+    n: int,
+) -> Indices:
+    """Return the order of ``n`` training samples in one epoch (see the module's text)."""
+    sequence = np.random.SeedSequence([seed, round_number, epoch])
+    return np.random.Generator(np.random.PCG64(sequence)).permutation(n)
 
 
 def batches(order: Indices, batch_size: int) -> Iterator[Indices]:
-    """Consecutive pieces of an order; the last may be shorter."""
+    """Yield consecutive pieces of an order; the last may be shorter."""
     for start in range(0, len(order), batch_size):
         yield order[start : start + batch_size]
 
@@ -107,28 +116,43 @@ def batches(order: Indices, batch_size: int) -> Iterator[Indices]:
 def draw_noise(
     layers: Sequence[NoiseSpec], step_seed: StepSeed, count: int
 ) -> dict[str, NDArray[np.float32]]:
-    """What the layers draw in one training step, float32 ``[count, *shape]`` in [0, 1) each (see
-    the module's text).
+    """Return what the layers draw in one training step (see the module's text).
+
+    Returns:
+        Layer to float32 ``[count, *shape]`` in [0, 1).
     """
+    noise: dict[str, NDArray[np.float32]] = {}
     if not layers:
-        return {}
+        return noise
     generator = step_seed.generator(_NOISE)
-    return {layer.name: generator.random((count, *layer.shape), np.float32) for layer in layers}
+    for layer in layers:  # in this order, which decides what each draws
+        noise[layer.name] = generator.random((count, *layer.shape), np.float32)
+    return noise
 
 
 def training_batch(
     data: DataSet, indices: Indices, dtype: str, step_seed: StepSeed
 ) -> tuple[NDArray[Any], Targets]:
-    """Samples and targets ``[B, ...]`` of one training step, new arrays (see the module's text)."""
+    """Return samples and targets of one training step (see the module's text).
+
+    Returns:
+        New arrays ``[B, ...]``.
+    """
     x, y = data.batch(indices, dtype)
-    return (data.augmented(x, step_seed.generator(_AUGMENT)) if data.augment else x), y
+    if data.augment:
+        x = data.augmented(x, step_seed.generator(_AUGMENT))
+    return x, y
 
 
 @dataclass(frozen=True)
 class TrainingSchedule:
-    """What one task trains on or measures, and how.
+    """What one task trains on or measures, and in which order.
 
-    `chosen` are the indices of the training samples.
+    Attributes:
+        data: all samples of the board.
+        chosen: indices of the training samples.
+        settings: of the offer.
+        round: number of the round, from 1.
     """
 
     data: DataSet
@@ -137,7 +161,7 @@ class TrainingSchedule:
     round: int
 
     def passes(self) -> Iterator[Pass]:
-        """The batches of a training, pass by pass: of so many steps, the last pass ends early."""
+        """Yield the batches of a training, pass by pass: the last ends with the last step."""
         per_pass = math.ceil(len(self.chosen) / self.settings.batch_size)
         count = math.ceil(self.steps / per_pass)
         for epoch in range(count):
@@ -146,20 +170,19 @@ class TrainingSchedule:
 
     @property
     def steps(self) -> int:
-        """Steps of the whole training."""
+        """Number of steps of the whole training."""
         return self.settings.steps_for(len(self.chosen))
 
     def order(self, epoch: int = 0) -> Indices:
-        """The samples of a pass, in its order."""
-        return self.chosen[sample_order(self.settings.seed, self.round, epoch, len(self.chosen))]
+        """Return the indices of a pass, in its order."""
+        order = sample_order(self.settings.seed, self.round, epoch, len(self.chosen))
+        return self.chosen[order]
 
     def step_seed(self, epoch: int, step: int) -> StepSeed:
-        """A step of this task."""
+        """Return what a step of this task draws from."""
         return StepSeed(self.settings.seed, self.round, epoch, step)
 
     @property
     def measurable(self) -> bool:
-        """Whether the samples have batch norm statistics: an unbiased variance takes two in a
-        batch.
-        """
+        """Whether the samples have batch norm statistics: a variance takes two in a batch."""
         return len(self.chosen) >= 2 and self.settings.batch_size >= 2

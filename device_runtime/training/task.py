@@ -1,6 +1,4 @@
-"""One device's part in a round, and the board it is done on, as the training room sees them: frozen
-values.
-"""
+"""One device's part in a round, and what it is done with, as frozen values."""
 
 import os
 from dataclasses import dataclass
@@ -26,36 +24,53 @@ from fleet_protocol.noise import Draw
 
 @dataclass(frozen=True)
 class DeviceSetup:
-    """What a board computes with; the same for every task."""
+    """What a device computes with; the same for every task.
+
+    Attributes:
+        data: the samples.
+        blobs: files by their content.
+        backend: ``onnx`` or ``ort-training``.
+        threads: of a training step; 0 takes every core.
+        holdout: share of the samples kept for evaluation.
+        own_model: the board's own, None where it has none.
+        folder: where files lie between rounds, None where nothing can be kept.
+        sessions: opens the graphs; None opens each anew on `threads`.
+        parts: training and held-out indices to use instead of a split by `holdout`.
+        noise: random bytes for what hides the device's update.
+        accelerators: what is tried for training steps beside the CPU; None for nothing.
+    """
 
     data: DataSet
     blobs: BlobStore
-    backend: str  # ``onnx`` or ``ort-training``
+    backend: str
     threads: int
-    holdout: float  # share of the samples kept for evaluation
+    holdout: float
     own_model: OwnModel | None = None
-    folder: Path | None = None  # where files lie between rounds, None where nothing can be kept
-    sessions: Sessions | None = None  # opens the graphs; None opens each anew on `threads`
-    # training and held-out indices to use instead of a split by `holdout`
+    folder: Path | None = None
+    sessions: Sessions | None = None
     parts: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
-    noise: Draw = os.urandom  # random bytes for what hides its part
-    accelerators: Accelerators | None = (
-        None  # what is tried for training steps beside the CPU; None for nothing
-    )
+    noise: Draw = os.urandom
+    accelerators: Accelerators | None = None
 
     @property
     def examples(self) -> int:
         """Number of training samples."""
-        return len(self.split()[0])
+        training, _held_out = self.split()
+        return len(training)
 
     def split(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Indices of the training and of the held-out samples."""
+        """Return the indices of the training and of the held-out samples."""
         return self.parts or holdout_split(len(self.data), self.holdout)
 
     def files(self, prefix: str, runs: int = KEPT_RUNS) -> OwnModelFiles:
-        """Files kept between rounds, for so many runs, with a prefix for what they are.
+        """Return files kept between rounds.
 
-        Or else a RefusedError.
+        Args:
+            prefix: of their names, for what they are.
+            runs: of so many runs they are kept.
+
+        Raises:
+            RefusedError: nothing can be kept here.
         """
         if self.folder is None:
             raise RefusedError(
@@ -72,43 +87,59 @@ class DeviceSetup:
 
 @dataclass(frozen=True)
 class Task:
-    """One device's part in a round, with everything it names on disk."""
+    """One device's part in a round, with everything it names on disk.
+
+    Attributes:
+        run: its id.
+        round: number of the round, from 1.
+        id: of the task.
+        version: number of the global version that the weights were cut from.
+        tier: of the sub-model.
+        instructions: of the offer.
+        manifest: of the artifact set.
+        weights: the plan's slice of the global weights.
+        tested: graphs that passed their self-test here, with the runtime.
+        fetch_seconds: from the offer to the weights on disk, for the metrics.
+    """
 
     run: str
-    round: int  # number of the round, from 1
+    round: int
     id: str
-    version: int  # number of the global version that the weights were cut from
+    version: int
     tier: str
     instructions: Instructions
     manifest: Manifest
-    weights: BlobRef  # the plan's slice of the global weights
-    tested: frozenset[str] = (
-        frozenset()
-    )  # graphs that passed their self-test here, with the runtime
-    fetch_seconds: float = 0.0  # from the offer to the weights on disk, for the metrics
+    weights: BlobRef
+    tested: frozenset[str] = frozenset()
+    fetch_seconds: float = 0.0
 
     def schedule(self, setup: DeviceSetup) -> TrainingSchedule:
-        """What the task trains on."""
-        return TrainingSchedule(setup.data, setup.split()[0], self.instructions.train, self.round)
+        """Return what the task trains on, in which order."""
+        training, _held_out = setup.split()
+        return TrainingSchedule(setup.data, training, self.instructions.train, self.round)
 
 
 def base_tensors(manifest: Manifest, blobs: BlobStore) -> dict[str, NDArray[Any]]:
-    """The frozen tensors of an artifact set, mapped and not read: all graphs share one copy in the
-    page cache.
+    """Return the frozen tensors of an artifact set, mapped and not read.
+
+    All graphs share one copy in the page cache.
 
     Raises:
         BlobError: the file is missing or damaged.
         RefusedError: it lacks a tensor, or has one of another shape.
     """
+    base: dict[str, NDArray[Any]] = {}
     if not manifest.base:
-        return {}
-    found = open_tensors(blobs.path(manifest.files[BASE].digest))
+        return base
+    tensors = open_tensors(blobs.path(manifest.files[BASE].digest))
     for spec in manifest.base:
-        value = found.get(spec.name)
+        value = tensors.get(spec.name)
         if value is None or (value.shape, value.dtype.name) != (spec.shape, spec.dtype):
             raise RefusedError(
                 RefusalReason.BAD_SHAPE,
-                f"frozen tensor {spec.name} of {manifest.tier} is not {spec.dtype} {list(spec.shape)} in the"
-                " base that its manifest names; export the architecture again",
+                f"frozen tensor {spec.name} of {manifest.tier} is not {spec.dtype} "
+                f"{list(spec.shape)} in the base that its manifest names; "
+                "export the architecture again",
             )
-    return {spec.name: found[spec.name] for spec in manifest.base}
+        base[spec.name] = value
+    return base

@@ -30,17 +30,19 @@ from device_runtime.training.own_model_files import OwnModelFiles
 from device_runtime.training.routines import Result, routine_of
 from device_runtime.training.task import DeviceSetup, Task
 from fleet_protocol.blob_store import BlobStore
-from fleet_protocol.encodings import LEVELS, decode, open_weights
+from fleet_protocol.encodings import decode, open_weights
 from fleet_protocol.encodings import encode as encode_tensors
 from fleet_protocol.errors import BlobError
 from fleet_protocol.messages import BlobRef, TaskMetrics
 from fleet_protocol.noise import bounded, gaussian
+from fleet_protocol.rounding import LEVELS
 from fleet_protocol.weights import MASKED, encode_weights
 
 if TYPE_CHECKING:
     from fleet_protocol.secure_sum import Member
 
 Tensors = Mapping[str, NDArray[Any]]
+NewTensors = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ def hide(task: Task, setup: DeviceSetup, tensors: Tensors) -> Tensors:
         return tensors
     sent = _sent_weights(task, setup)
     change = bounded(tensors, sent, hiding.clip)
-    hidden: dict[str, NDArray[np.float32]] = {}
+    hidden: NewTensors = {}
     for name, value in change.items():  # the order of the names is the order of the random bytes
         noise = hiding.deviation * gaussian(setup.noise, value.shape)
         hidden[name] = (sent[name] + value + noise).astype(np.float32)
@@ -110,13 +112,18 @@ def encode(task: Task, setup: DeviceSetup, tensors: Tensors) -> Tensors:
     if upload.encoding == "fp32":
         return tensors
     sent = _sent_weights(task, setup)
-    change: dict[str, NDArray[Any]] = {}
+    change: NewTensors = {}
     for spec in task.manifest.parameters:
         if spec.name in tensors:
             change[spec.name] = tensors[spec.name] - sent[spec.name]
     if upload.feedback and upload.encoding in LEVELS:
         return _encode_with_feedback(task, setup.files("residual", runs=1), change)
-    return encode_tensors(change, upload.encoding, keep=upload.keep, at_random=True)
+    return encode_tensors(
+        change,
+        upload.encoding,
+        keep=upload.keep,
+        at_random=True,
+    )
 
 
 def seal(task: Task, blobs: BlobStore, tensors: Tensors) -> BlobRef:
@@ -133,7 +140,11 @@ def seal(task: Task, blobs: BlobStore, tensors: Tensors) -> BlobRef:
     }
     data = encode_weights(tensors, metadata)
     digest = blobs.put(data)
-    return BlobRef(digest=digest, size=len(data), chunk_bytes=task.weights.chunk_bytes)
+    return BlobRef(
+        digest=digest,
+        size=len(data),
+        chunk_bytes=task.weights.chunk_bytes,
+    )
 
 
 def mask(blobs: BlobStore, update: BlobRef, member: "Member") -> BlobRef:
@@ -146,22 +157,24 @@ def mask(blobs: BlobStore, update: BlobRef, member: "Member") -> BlobRef:
         StorageError: the disk is full.
     """
     data = member.masked(blobs.read(update.digest))
-    return BlobRef(digest=blobs.put(data), size=len(data), chunk_bytes=update.chunk_bytes)
+    return BlobRef(
+        digest=blobs.put(data),
+        size=len(data),
+        chunk_bytes=update.chunk_bytes,
+    )
 
 
 def _sent_weights(task: Task, setup: DeviceSetup) -> Tensors:
     return open_weights(setup.blobs.path(task.weights.digest))
 
 
-def _encode_with_feedback(
-    task: Task, files: OwnModelFiles, change: dict[str, NDArray[Any]]
-) -> Tensors:
+def _encode_with_feedback(task: Task, files: OwnModelFiles, change: NewTensors) -> Tensors:
     """Encode a change with what earlier rounds lost, and keep what is lost now for the next.
 
     `change` is written over, so that memory holds no further copy of the model.
     """
     upload = task.instructions.upload
-    lost: dict[str, dict[str, NDArray[Any]]] = {}
+    lost: dict[str, NewTensors] = {}
     with contextlib.suppress(BlobError):  # a damaged file is worth less than the round
         lost = files.load_tiers(task.run, task.round)
     carried = lost.get(task.tier, {})

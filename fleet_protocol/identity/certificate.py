@@ -1,6 +1,6 @@
-"""What the operator of a fleet says of its members: whose key it is and what it may sign.
+"""Statements that the operator of a fleet signs with Ed25519 (RFC 8032).
 
-Ed25519 (RFC 8032).
+A certificate says which key a member has, and what it may sign.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ CERTIFICATE_LIMIT = 1024  # bytes, signature included
 
 
 class SignedStatement(FrozenModel):
-    """What an operator signs, each kind for a purpose of its own."""
+    """A statement of an operator; the purpose keeps a signature from serving another kind."""
 
     purpose: ClassVar[bytes]
 
@@ -57,14 +57,14 @@ class Certificate(SignedStatement):
     sealing: Key | None = None
 
     def outlives(self, other: "Certificate") -> bool:
-        """Whether it ends later than another."""
+        """Return whether this certificate ends later than another."""
         return other.expires != 0 and (self.expires == 0 or self.expires > other.expires)
 
 
 class Revocations(SignedStatement):
-    """Whose certificates count for nothing any more: by name, the lowest serial that counts.
+    """The certificates that are revoked: by name, the lowest serial that is still valid.
 
-    The counter grows with every change; whoever knows a list takes none with a lower one.
+    The counter grows with every change; a member refuses a list with a lower one than it knows.
     """
 
     purpose: ClassVar[bytes] = b"shoal-revocations-1\0"
@@ -74,16 +74,17 @@ class Revocations(SignedStatement):
     since: Mapping[Name, Count] = Field(default_factory=dict)
 
 
-def issue(said: SignedStatement, operator: Ed25519PrivateKey) -> bytes:
-    """Sign something: the signature, 64 bytes, and what it is of."""
-    text = said.to_bytes()
-    return operator.sign(said.purpose + text) + text
+def issue(statement: SignedStatement, operator: Ed25519PrivateKey) -> bytes:
+    """Sign a statement, and return the signature of 64 bytes followed by the statement."""
+    text = statement.to_bytes()
+    return operator.sign(statement.purpose + text) + text
 
 
 def read_certificate(data: bytes, operator: Ed25519PublicKey) -> Certificate:
-    """Verify a certificate, as `issue` returned it.
+    """Verify a certificate that `issue` returned.
 
-    A RefusedError where it is malformed, or another's.
+    Raises:
+        RefusedError: it is malformed, or another operator has signed it.
     """
     if not SIGNATURE_BYTES < len(data) <= CERTIFICATE_LIMIT:
         raise RefusedError(RefusalReason.FORGED, f"a certificate of {len(data)} bytes")
@@ -91,16 +92,20 @@ def read_certificate(data: bytes, operator: Ed25519PublicKey) -> Certificate:
 
 
 def read_signed(kind: type[StatementT], data: bytes, operator: Ed25519PublicKey) -> StatementT:
-    """Verify what an operator has signed; the rest as for `read_certificate`."""
+    """Verify a statement of a kind that `issue` returned.
+
+    Raises:
+        RefusedError: it is malformed, or another operator has signed it.
+    """
     signature = data[:SIGNATURE_BYTES]
-    said = data[SIGNATURE_BYTES:]
-    what = kind.__name__.lower()
+    text = data[SIGNATURE_BYTES:]
+    name = kind.__name__.lower()
     try:
-        operator.verify(signature, kind.purpose + said)
-        return kind.model_validate_json(said)
+        operator.verify(signature, kind.purpose + text)
+        return kind.model_validate_json(text)
     except InvalidSignature as error:
         raise RefusedError(
-            RefusalReason.FORGED, f"a {what} that this fleet's operator did not sign"
+            RefusalReason.FORGED, f"a {name} that this fleet's operator did not sign"
         ) from error
     except ValidationError as error:
-        raise RefusedError(RefusalReason.FORGED, f"a {what} of another version") from error
+        raise RefusedError(RefusalReason.FORGED, f"a {name} of another version") from error

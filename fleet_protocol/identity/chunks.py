@@ -1,30 +1,31 @@
-"""Envelopes of chunks: what is signed serves many of them, and nobody reads them but whom they are
-for.
+"""Envelopes of chunks: one signature serves many chunks, and only their readers can open them.
 
 All integers are big-endian:
 
     bytes  content
     4      magic "SHK1"
-    1      what the sender signs: 1 a list, 2 a key, 3 a key for AES-256-GCM
-    2, 2   bytes of the certificate, and of what is signed
+    1      kind of the claim that the sender signs: 1 a list, 2 a key, 3 a key for AES-256-GCM
+    2, 2   bytes of the certificate, and of the claim
     4      number of the chunk in the list, or under the key
     ...    certificate, signed by the operator
-    ...    a list: epoch of the group's key (4; 0 where nothing is sealed), salt (16), a BLAKE3 for each body;
-           a key: X25519 key that the sender made for this blob (32), and that of its reader, the
-               server (32)
-    64     Ed25519 signature over purpose, the topic but for its last level, and all of the above but for the number
-    ...    body: the frame of the chunk, under ChaCha20-Poly1305, or that, with the topic where it is sealed
+    ...    claim. A list: epoch of the group's key (4; 0 where nothing is sealed), salt (16), a
+           BLAKE3 for each body. A key: X25519 key that the sender made for this blob (32), and that
+           of its reader, the server (32)
+    64     Ed25519 signature over purpose, the topic but for its last level, and all of the above but
+           for the number
+    ...    body: the frame of the chunk; sealed, it is under the cipher, with the topic
 
-Down, the server signs what it sends, a window at a time, so that no member says anything in its
-place. Up, the device signs a key for its update: what opens under the key that this and the
-server's agree on comes from the device. So a signature is verified once for many chunks, each of
-them stands for itself, and chunks need no digests of their own.
+Down, the server signs a list of the chunks that it sends, a window at a time, so that no member can
+send in its place. Up, the device signs a key for its update: what opens under the key that this key
+and the server's agree on comes from the device. So a signature is verified once for many chunks,
+every chunk can be verified alone, and chunks need no digests of their own.
 """
 
 import functools
 import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -60,6 +61,7 @@ _KEY = 2
 _KEY_AES = 3
 _CIPHERS: Mapping[int, type[Cipher]] = MappingProxyType({_KEY: ChaCha20Poly1305, _KEY_AES: AESGCM})
 _GROUP = struct.Struct(">I16s")
+_SALT_BYTES = 16
 _DIGEST_BYTES = 32
 _CLAIM_LIMIT = 4096
 _KNOWN_HEADS = 1024
@@ -70,19 +72,219 @@ class MissingKeyError(RefusedError):
 
 
 class _Head(NamedTuple):
+    """A verified certificate and claim, which many chunks share."""
+
     signer: Certificate
-    digests: bytes | None  # of the bodies, by number; None where the cipher proves who sent them
+    digests: bytes | None  # of the bodies, by number; None where the cipher proves the sender
     cipher: Cipher | None
 
 
+@dataclass(frozen=True)
+class _Stream:
+    """The key under which a device seals the chunks of one update to the server."""
+
+    place: str
+    server_key: str
+    kind: int
+    head: bytes  # certificate, claim and signature
+    cipher: Cipher
+
+
 def shared_topic(topic: str) -> str:
-    """What the chunks of one blob or update have in common."""
+    """Return the part of a topic that all chunks of a blob or update share."""
     return topic.rpartition("/")[0]
 
 
-def _signed(place: str, what: int, certificate: bytes, claim: bytes) -> bytes:
-    sizes = struct.pack(">BHHH", what, len(place.encode()), len(certificate), len(claim))
-    return b"".join((_PURPOSE, sizes, place.encode(), certificate, claim))
+class ChunkSigner:
+    """Puts chunks of a member into envelopes.
+
+    Args:
+        enrolment: of the member.
+        keys: keys of others that it has received.
+
+    Attributes:
+        certificate: of the member; a renewed one has the same key.
+    """
+
+    def __init__(self, enrolment: Enrolment, keys: KnownKeys) -> None:
+        self._key = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(enrolment.key))
+        self.certificate = bytes.fromhex(enrolment.certificate)
+        self._keys = keys
+        # The board chooses the cipher, since a server is quick with either.
+        self._stream_kind = _KEY_AES if fast_aes() else _KEY
+        self._stream: _Stream | None = None
+        self._number = 0
+
+    def sign_list(
+        self, place: str, chunks: Sequence[tuple[str, bytes]], group: Group | None
+    ) -> Iterator[bytes]:
+        """Sign a list of chunks, and yield their envelopes.
+
+        Args:
+            place: the part of the topic that the chunks share.
+            chunks: topic and frame of each.
+            group: devices that may read them; None for everybody.
+        """
+        salt = os.urandom(_SALT_BYTES)
+        bodies = [frame for _, frame in chunks]
+        if group is not None:
+            cipher = _group_cipher(group.key, salt, place)  # of this list alone, due to the salt
+            for number, (topic, frame) in enumerate(chunks):
+                bodies[number] = cipher.encrypt(_nonce(number), frame, topic.encode())
+        epoch = 0 if group is None else group.epoch
+        claim = _GROUP.pack(epoch, salt) + b"".join(map(chunk_digest, bodies))
+        head = self._sign_head(place, _LIST, claim)
+        for number, body in enumerate(bodies):
+            yield b"".join((_pack_start(_LIST, head, len(claim), number), head, body))
+
+    def seal_to_server(self, topic: str, frame: bytes) -> bytes:
+        """Return the envelope of a chunk that is sealed to the server.
+
+        A server without a key gets a signed chunk.
+
+        Raises:
+            TransportError: no message of the server has arrived yet.
+        """
+        place = shared_topic(topic)
+        server_key = self._keys.server_key
+        if server_key is None:
+            raise TransportError(
+                "the server was not heard yet, so nothing can be sealed to it; it asks again"
+            )
+        if not server_key:
+            return next(self.sign_list(place, ((topic, frame),), None))
+        stream = self._stream
+        if stream is None or (stream.place, stream.server_key) != (place, server_key):
+            stream = self._open_stream(place, server_key)
+            self._stream = stream
+            self._number = 0
+        self._number += 1  # a nonce of a key serves once
+        body = stream.cipher.encrypt(_nonce(self._number), frame, topic.encode())
+        start = _pack_start(stream.kind, stream.head, 2 * KEY_BYTES, self._number)
+        return b"".join((start, stream.head, body))
+
+    def _open_stream(self, place: str, server_key: str) -> _Stream:
+        own = X25519PrivateKey.generate()
+        reader = bytes.fromhex(server_key)
+        claim = own.public_key().public_bytes_raw() + reader
+        kind = self._stream_kind
+        cipher = _stream_cipher(kind, own, reader, claim, place)
+        return _Stream(place, server_key, kind, self._sign_head(place, kind, claim), cipher)
+
+    def _sign_head(self, place: str, kind: int, claim: bytes) -> bytes:
+        signature = self._key.sign(_signed_bytes(place, kind, self.certificate, claim))
+        return self.certificate + claim + signature
+
+
+class ChunkVerifier:
+    """Opens chunks, and refuses forged, misplaced and wrongly sealed ones.
+
+    Args:
+        enrolment: of the member that receives the chunks.
+        verifier: of signatures and senders.
+        keys: keys of others that the member has received.
+    """
+
+    def __init__(self, enrolment: Enrolment, verifier: Verifier, keys: KnownKeys) -> None:
+        self._verifier = verifier
+        self._keys = keys
+        self._own_keys: dict[bytes, X25519PrivateKey] = {}
+        if enrolment.role == "server":
+            for key in map(private_key, enrolment.sealing):
+                self._own_keys[key.public_key().public_bytes_raw()] = key
+        self._heads = functools.lru_cache(_KNOWN_HEADS)(self._verify_head)
+
+    def open(self, topic: str, envelope: bytes) -> OpenedMessage:
+        """Verify a chunk, and return its frame.
+
+        Raises:
+            MissingKeyError: the key of its group has not arrived yet.
+            RefusedError: with `FORGED`, `REVOKED` or `BAD_SEAL`.
+        """
+        forged = (RefusalReason.FORGED, f"a chunk on {topic} that nobody has signed")
+        if len(envelope) < _START.size or not envelope.startswith(_MAGIC):
+            raise RefusedError(*forged)
+        _, kind, certificate_bytes, claim_bytes, number = _START.unpack_from(envelope)
+        body_start = _START.size + certificate_bytes + claim_bytes + SIGNATURE_BYTES
+        is_too_large = certificate_bytes > CERTIFICATE_LIMIT or claim_bytes > _CLAIM_LIMIT
+        if is_too_large or len(envelope) < body_start:
+            raise RefusedError(*forged)
+        head_data = envelope[_START.size : body_start]
+        head = self._heads(shared_topic(topic), kind, certificate_bytes, head_data)
+        # The head is cached, but the sender may have been revoked since.
+        self._verifier.check_sender(topic, head.signer)
+        self._keys.record_signer(head.signer)
+        body = memoryview(envelope)[body_start:]
+        place = slice(_DIGEST_BYTES * number, _DIGEST_BYTES * (number + 1))
+        if head.digests is not None and chunk_digest(body) != head.digests[place]:
+            raise RefusedError(
+                RefusalReason.FORGED,
+                f"a chunk on {topic} that {head.signer.name} has not listed",
+            )
+        if head.cipher is None:
+            return OpenedMessage(bytes(body), head.signer)
+        try:
+            frame = head.cipher.decrypt(_nonce(number), body, topic.encode())
+        except InvalidTag as error:
+            raise RefusedError(
+                RefusalReason.FORGED,
+                f"a chunk on {topic} that was changed after {head.signer.name} had sealed it",
+            ) from error
+        return OpenedMessage(frame, head.signer)
+
+    def _verify_head(self, place: str, kind: int, certificate_bytes: int, data: bytes) -> _Head:
+        """Verify what many chunks share: certificate, claim and signature."""
+        certificate = data[:certificate_bytes]
+        claim = data[certificate_bytes:-SIGNATURE_BYTES]
+        signature = data[-SIGNATURE_BYTES:]
+        signed = _signed_bytes(place, kind, certificate, claim)
+        signer = self._verifier.verify_signature(
+            certificate, signature, signed, f"chunks on {place}"
+        )
+        if kind == _LIST and len(claim) >= _GROUP.size:
+            epoch, salt = _GROUP.unpack_from(claim)
+            return _Head(signer, claim[_GROUP.size :], self._list_cipher(place, epoch, salt))
+        sender_key = claim[:KEY_BYTES]
+        reader_key = claim[KEY_BYTES:]
+        own = self._own_keys.get(reader_key)
+        if kind not in _CIPHERS or len(claim) != 2 * KEY_BYTES or own is None:
+            raise _bad_seal(
+                place,
+                f"sealed by {signer.name} to a key that is not here: an older one, or another's",
+            )
+        try:
+            cipher = _stream_cipher(kind, own, sender_key, claim, place)
+        except ValueError as error:  # nothing can be agreed on
+            raise _bad_seal(place, "under no key at all") from error
+        return _Head(signer, None, cipher)
+
+    def _list_cipher(self, place: str, epoch: int, salt: bytes) -> ChaCha20Poly1305 | None:
+        """Return the cipher of a list of chunks; None where nothing is sealed."""
+        if not epoch and self._own_keys:
+            raise _bad_seal(place, "that are not sealed, as all of this fleet's must be")
+        key = self._keys.group_key(epoch)
+        if epoch and key is None:
+            raise MissingKeyError(
+                RefusalReason.BAD_SEAL,
+                f"chunks on {place} under key {epoch} of the fleet, which was not told here",
+            )
+        return None if key is None else _group_cipher(key, salt, place)
+
+
+def _bad_seal(place: str, why: str) -> RefusedError:
+    return RefusedError(RefusalReason.BAD_SEAL, f"chunks on {place} {why}")
+
+
+def _pack_start(kind: int, head: bytes, claim_bytes: int, number: int) -> bytes:
+    certificate_bytes = len(head) - claim_bytes - SIGNATURE_BYTES
+    return _START.pack(_MAGIC, kind, certificate_bytes, claim_bytes, number)
+
+
+def _signed_bytes(place: str, kind: int, certificate: bytes, claim: bytes) -> bytes:
+    """Return what the signature of a head is of."""
+    topic = place.encode()
+    sizes = struct.pack(">BHHH", kind, len(topic), len(certificate), len(claim))
+    return b"".join((_PURPOSE, sizes, topic, certificate, claim))
 
 
 def _group_cipher(key: bytes, salt: bytes, place: str) -> ChaCha20Poly1305:
@@ -90,176 +292,11 @@ def _group_cipher(key: bytes, salt: bytes, place: str) -> ChaCha20Poly1305:
 
 
 def _stream_cipher(
-    what: int, own: X25519PrivateKey, other: bytes, claim: bytes, place: str
+    kind: int, own: X25519PrivateKey, other: bytes, claim: bytes, place: str
 ) -> Cipher:
-    return _CIPHERS[what](
-        agreed_key(own, other, b"shoal-stream-%d\0" % (what - _LIST) + claim + place.encode())
-    )
+    purpose = b"shoal-stream-%d\0" % (kind - _LIST) + claim + place.encode()
+    return _CIPHERS[kind](agreed_key(own, other, purpose))
 
 
 def _nonce(number: int) -> bytes:
     return number.to_bytes(12, "big")
-
-
-class ChunkSigner:
-    """Puts chunks of a member into envelopes, under the keys that it has been told."""
-
-    def __init__(self, enrolment: Enrolment, keys: KnownKeys) -> None:
-        self._key = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(enrolment.key))
-        self.certificate = bytes.fromhex(enrolment.certificate)
-        self._keys = keys
-        self._what = (
-            _KEY_AES if fast_aes() else _KEY
-        )  # the board's choice: a server is quick with either
-        self._stream: tuple[tuple[str, str], bytes, Cipher] | None = None
-        self._number = 0
-
-    def _head(self, place: str, what: int, claim: bytes) -> bytes:
-        return (
-            self.certificate + claim + self._key.sign(_signed(place, what, self.certificate, claim))
-        )
-
-    @staticmethod
-    def _start(what: int, claim_bytes: int, number: int, head: bytes) -> bytes:
-        return _START.pack(
-            _MAGIC, what, len(head) - claim_bytes - SIGNATURE_BYTES, claim_bytes, number
-        )
-
-    def sign_list(
-        self, place: str, chunks: Sequence[tuple[str, bytes]], group: Group | None
-    ) -> Iterator[bytes]:
-        """Sign a list of chunks, by topic and frame, whose topics have a place in common.
-
-        No group is everybody.
-        """
-        salt = os.urandom(16)
-        bodies = [frame for _, frame in chunks]
-        if group is not None:
-            cipher = _group_cipher(group.key, salt, place)  # of this list alone
-            bodies = [
-                cipher.encrypt(_nonce(i), frame, topic.encode())
-                for i, (topic, frame) in enumerate(chunks)
-            ]
-        claim = _GROUP.pack(0 if group is None else group.epoch, salt) + b"".join(
-            map(chunk_digest, bodies)
-        )
-        head = self._head(place, _LIST, claim)
-        for number, body in enumerate(bodies):
-            yield b"".join((self._start(_LIST, len(claim), number, head), head, body))
-
-    def seal_to_server(self, topic: str, frame: bytes) -> bytes:
-        """Seal the frame of a chunk to the server.
-
-        A TransportError where that was never heard, and told no key.
-        """
-        place = shared_topic(topic)
-        server = self._keys.server_key
-        if server is None:
-            raise TransportError(
-                "the server was not heard yet, so nothing can be sealed to it; it asks again"
-            )
-        if not server:
-            return next(self.sign_list(place, ((topic, frame),), None))
-        if self._stream is None or self._stream[0] != (place, server):
-            own = X25519PrivateKey.generate()
-            claim = own.public_key().public_bytes_raw() + bytes.fromhex(server)
-            cipher = _stream_cipher(self._what, own, bytes.fromhex(server), claim, place)
-            self._stream = ((place, server), self._head(place, self._what, claim), cipher)
-            self._number = 0
-        _, head, cipher = self._stream
-        self._number += 1
-        body = cipher.encrypt(_nonce(self._number), frame, topic.encode())
-        return b"".join((self._start(self._what, 2 * KEY_BYTES, self._number, head), head, body))
-
-
-class ChunkVerifier:
-    """Opens chunks, and refuses those that are not from who may send them there, or not sealed as
-    they must be.
-    """
-
-    def __init__(self, enrolment: Enrolment, verifier: Verifier, keys: KnownKeys) -> None:
-        self._verifier = verifier
-        self._keys = keys
-        own = enrolment.sealing if enrolment.role == "server" else ()
-        self._own = {key.public_key().public_bytes_raw(): key for key in map(private_key, own)}
-        self._heads = functools.lru_cache(_KNOWN_HEADS)(self._verified)
-
-    def open(self, topic: str, envelope: bytes) -> OpenedMessage:
-        """Verify a chunk: its frame, and who sent it.
-
-        Raises:
-            MissingKeyError: the key of its group was not told yet.
-            RefusedError: with `FORGED`, `REVOKED` or `BAD_SEAL`.
-        """
-        forged = RefusalReason.FORGED, f"a chunk on {topic} that nobody has signed"
-        if len(envelope) < _START.size or not envelope.startswith(_MAGIC):
-            raise RefusedError(*forged)
-        _, what, certified, claimed, number = _START.unpack_from(envelope)
-        at = _START.size + certified + claimed + SIGNATURE_BYTES
-        if certified > CERTIFICATE_LIMIT or claimed > _CLAIM_LIMIT or len(envelope) < at:
-            raise RefusedError(*forged)
-        head = self._heads(shared_topic(topic), what, certified, envelope[_START.size : at])
-        self._verifier.check(topic, head.signer)
-        self._keys.record_signer(head.signer)
-        body = memoryview(envelope)[at:]
-        place = slice(_DIGEST_BYTES * number, _DIGEST_BYTES * (number + 1))
-        if head.digests is not None and chunk_digest(body) != head.digests[place]:
-            raise RefusedError(
-                RefusalReason.FORGED,
-                f"a chunk on {topic} that {head.signer.name} has not listed",
-            )
-        try:
-            frame = (
-                bytes(body)
-                if head.cipher is None
-                else head.cipher.decrypt(_nonce(number), body, topic.encode())
-            )
-        except InvalidTag as error:
-            text = f"a chunk on {topic} that was changed after {head.signer.name} had sealed it"
-            raise RefusedError(RefusalReason.FORGED, text) from error
-        return OpenedMessage(frame, head.signer)
-
-    def _verified(self, place: str, what: int, certified: int, data: bytes) -> _Head:
-        certificate = data[:certified]
-        claim = data[certified:-SIGNATURE_BYTES]
-        signature = data[-SIGNATURE_BYTES:]
-        signed = _signed(place, what, certificate, claim)
-        signer = self._verifier.verify_signature(
-            certificate, signature, signed, f"chunks on {place}"
-        )
-        if what == _LIST and len(claim) >= _GROUP.size:
-            return _Head(
-                signer,
-                claim[_GROUP.size :],
-                self._of_group(place, *_GROUP.unpack_from(claim)),
-            )
-        if (
-            what in _CIPHERS
-            and len(claim) == 2 * KEY_BYTES
-            and (own := self._own.get(claim[KEY_BYTES:])) is not None
-        ):
-            try:
-                return _Head(
-                    signer,
-                    None,
-                    _stream_cipher(what, own, claim[:KEY_BYTES], claim, place),
-                )
-            except ValueError as error:  # nothing can be agreed on
-                raise self._bad(place, "under no key at all") from error
-        raise self._bad(
-            place,
-            f"sealed by {signer.name} to a key that is not here: an older one, or another's",
-        )
-
-    def _of_group(self, place: str, epoch: int, salt: bytes) -> ChaCha20Poly1305 | None:
-        if not epoch and self._own:
-            raise self._bad(place, "that are not sealed, as all of this fleet's must be")
-        key = self._keys.group_key(epoch)
-        if epoch and key is None:
-            text = f"chunks on {place} under key {epoch} of the fleet, which was not told here"
-            raise MissingKeyError(RefusalReason.BAD_SEAL, text)
-        return None if key is None else _group_cipher(key, salt, place)
-
-    @staticmethod
-    def _bad(place: str, why: str) -> RefusedError:
-        return RefusedError(RefusalReason.BAD_SEAL, f"chunks on {place} {why}")

@@ -1,7 +1,7 @@
-"""The one file that makes a device, or the server, a member of a fleet."""
+"""The file that makes a device, or the server, a member of a fleet."""
 
-import contextlib
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -16,6 +16,7 @@ from fleet_protocol.messages.values import Name
 from fleet_protocol.transport import BrokerAddress
 
 _LIMIT_BYTES = 64 * 1024
+_OTHERS_BITS = 0o077  # of a file's mode: rights of the group and of everybody
 REVOKED_DIGITS = 2**21  # of a signed list of revocations in hexadecimal: some 40,000 names
 Hex = Annotated[str, Field(pattern=r"^([0-9a-f]{2})+$", max_length=4096)]
 Key = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -23,7 +24,7 @@ Pem = Annotated[str, Field(max_length=16_384)]
 
 
 class Enrolment(FrozenModel):
-    """What a member of a fleet has; whoever holds the file is that member."""
+    """The identity of a member; who has this file can act as the member."""
 
     format: Literal[1] = 1  # of this file
     fleet: Name
@@ -33,22 +34,22 @@ class Enrolment(FrozenModel):
     operator: Key  # public key that vouches for every member, 32 bytes in hexadecimal
     certificate: Hex  # signed by the operator; see `fleet_protocol.identity.certificate`
     key: Key  # private key of this member, 32 bytes in hexadecimal
-    # private keys that open what is sealed to it: its own, and of a server the one before it was
-    # renewed
+    # Private keys that open what is sealed to it: its own, and a server's previous one.
     sealing: tuple[Key, ...] = ()
     token: str = Field(max_length=200)  # password at the broker; the login is the name
-    ca: Pem | None = (
-        # certificate of the fleet's own authority, which vouches for the broker; None without TLS
-        None
-    )
+    # Certificate of the fleet's own authority, which vouches for the broker; None without TLS.
+    ca: Pem | None = None
     tls_certificate: Pem | None = None  # client certificate for brokers that ask for one
     tls_key: Pem | None = None
 
     def address(self, folder: Path, broker: str | None = None) -> BrokerAddress:
-        """The broker, or another address of it, with this member's login.
+        """Return the address of the broker with this member's login.
 
-        Certificates are written out for the TLS library, which reads files, to a folder that nobody
-        else may read.
+        Certificates are written to files, because the TLS library reads files.
+
+        Args:
+            folder: a private folder for them.
+            broker: another address of the broker.
 
         Raises:
             ConfigError: the address is malformed.
@@ -59,21 +60,7 @@ class Enrolment(FrozenModel):
             "tls_certificate": self.tls_certificate,
             "tls_key": self.tls_key,
         }
-        paths = {name: folder / f"{name}.pem" for name, text in texts.items() if text is not None}
-        for name, path in paths.items():
-            with contextlib.suppress(OSError):  # another's file is written anew
-                if path.read_bytes() == str(texts[name]).encode():  # a disk may be full
-                    continue
-            write_secret(path, str(texts[name]))
-            if (
-                os.name == "posix" and os.geteuid() == 0
-            ):  # `shoal device doctor`; the agent is another's
-                owner = folder.parent.stat()
-                for made in (
-                    folder,
-                    path,
-                ):  # the agent may have put a link there, to a folder that is root's
-                    os.chown(made, owner.st_uid, owner.st_gid, follow_symlinks=False)
+        paths = _write_certificates(folder, texts)
         address = BrokerAddress.parse(
             broker or self.broker,
             ca_file=paths.get("ca"),
@@ -101,41 +88,82 @@ class Papers(FrozenModel):
 
 
 def read_enrolment(path: Path, role: str = "") -> Enrolment:
-    """Read the file of ``shoal enroll`` or ``shoal init``, of a role where one is wanted.
+    """Read the file of ``shoal enroll`` or ``shoal init``.
 
-    A ConfigError is for one that is none, or another role's, or that others may read.
+    Args:
+        path: of the file.
+        role: that it must have; empty for any.
+
+    Raises:
+        ConfigError: the file is another one, has another role, or others may read it.
     """
     try:
         with path.open("rb") as file:
             data = file.read(_LIMIT_BYTES)
-            others = os.fstat(file.fileno()).st_mode & 0o077 if os.name == "posix" else 0
+            mode = os.fstat(file.fileno()).st_mode
     except OSError as error:
         raise ConfigError(f"cannot read the enrolment {path}: {error.strerror}") from error
-    if others:
+    if os.name == "posix" and mode & _OTHERS_BITS:
         raise ConfigError(
             f"others may read the enrolment {path}, which holds a key: chmod 600 {path}"
         )
     try:
-        found = Enrolment.model_validate_json(data)
+        enrolment = Enrolment.model_validate_json(data)
     except ValidationError as error:
-        what = problems(error, "the file", 1)
+        problem = problems(error, "the file", 1)
         raise ConfigError(
-            f"{path} is no enrolment of this version: {what}; make one with `shoal enroll`"
+            f"{path} is no enrolment of this version: {problem}; make one with `shoal enroll`"
         ) from error
-    if role not in {"", found.role}:
+    if role not in {"", enrolment.role}:
         raise ConfigError(
-            f"{path} is the enrolment of a {found.role}, not of a {role}; make one with `shoal enroll`"
+            f"{path} is the enrolment of a {enrolment.role}, not of a {role}; make one with "
+            "`shoal enroll`"
         )
-    return found
+    return enrolment
 
 
 def write_secret(path: Path, content: str | bytes, *, durable: bool = False) -> None:
-    """Write a file that only its owner may read.
+    """Write a file that only its owner may read, replacing an existing one at once.
 
-    An existing one is replaced at once, its folder made for the owner.
+    Args:
+        path: of the file; its folder is made for the owner.
+        content: of the file.
+        durable: whether it must survive a power cut, as with `replacing`.
 
-    Durable it survives a power cut, as with `replacing`. What cannot be written is a StorageError.
+    Raises:
+        StorageError: it cannot be written.
     """
-    write_atomically(
-        path, content.encode() if isinstance(content, str) else content, durable=durable
-    )
+    data = content.encode() if isinstance(content, str) else content
+    write_atomically(path, data, durable=durable)
+
+
+def _write_certificates(folder: Path, texts: Mapping[str, str | None]) -> dict[str, Path]:
+    """Write certificates and keys that are set, and return their paths by name."""
+    paths = {}
+    for name, text in texts.items():
+        if text is None:
+            continue
+        path = folder / f"{name}.pem"
+        paths[name] = path
+        if _has_content(path, text):  # a full disk must not prevent a connection
+            continue
+        write_secret(path, text)
+        _give_to_owner_of(folder, path)
+    return paths
+
+
+def _has_content(path: Path, text: str) -> bool:
+    try:
+        return path.read_bytes() == text.encode()
+    except OSError:  # a file of another user is replaced
+        return False
+
+
+def _give_to_owner_of(folder: Path, path: Path) -> None:
+    """Give files that root has written, as in ``shoal device doctor``, to the agent's user."""
+    if os.name != "posix" or os.geteuid() != 0:
+        return
+    owner = folder.parent.stat()
+    for written in (folder, path):
+        # The agent may have put a link to a folder of root there.
+        os.chown(written, owner.st_uid, owner.st_gid, follow_symlinks=False)

@@ -1,8 +1,7 @@
-"""The envelope of an enrolled fleet: who says it, where, as which of his messages, and a signature
-over all of that.
+"""Signed envelopes of messages: who sent them, on which topic, and in which order.
 
-Every message of every kind travels in one but chunks, which have `fleet_protocol.identity.chunks`.
-All integers are big-endian:
+Every message travels in an envelope; chunks have `fleet_protocol.identity.chunks`. All integers are
+big-endian:
 
     bytes  content
     4      magic "SHE2"
@@ -10,11 +9,11 @@ All integers are big-endian:
     8      counter of the sender: session in the upper 32 bits, number in the session in the lower
     2      bytes of the certificate
     ...    certificate, signed by the operator
-    64     Ed25519 signature over purpose, topic, all of the above, and the BLAKE3 digest of the payload
+    64     Ed25519 signature over purpose, topic, all of the above, and the BLAKE3 of the payload
     ...    payload
 
-The topic names fleet and device, so nothing can be moved elsewhere; the counter grows, so nothing
-can be said again.
+The topic names fleet and device, so that a message cannot be moved to another topic. The counter
+grows, so that a message cannot be repeated.
 """
 
 import functools
@@ -51,54 +50,50 @@ _KNOWN_CERTIFICATES = 4096
 
 @dataclass(frozen=True)
 class OpenedMessage:
-    """What was said in an envelope that is in order, and by whom."""
+    """The content of a valid envelope, and its signer."""
 
     payload: bytes
     signer: Certificate
 
 
-def _signed(topic: str, head: bytes, certificate: bytes, payload: bytes | memoryview) -> bytes:
-    place = topic.encode()
-    return b"".join(
-        (
-            _PURPOSE,
-            struct.pack(">H", len(place)),
-            place,
-            head,
-            certificate,
-            chunk_digest(payload),
-        )
-    )
-
-
 class Signer:
-    """Puts what a member says into envelopes, in a session whose number is larger than any before."""
+    """Puts messages of a member into envelopes.
+
+    Args:
+        enrolment: of the member.
+        session: its number, which is larger than those of all sessions before.
+
+    Attributes:
+        certificate: of the member; a renewed one has the same key.
+    """
 
     def __init__(self, enrolment: Enrolment, session: int) -> None:
         self._key = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(enrolment.key))
-        self.certificate = bytes.fromhex(enrolment.certificate)  # may be renewed, with the same key
-        self._counters = itertools.count(
-            (session << _SESSION_BITS) + 1
-        )  # `next` is atomic: workers send, too
+        self.certificate = bytes.fromhex(enrolment.certificate)
+        # `next` is atomic, and several threads send.
+        self._counters = itertools.count((session << _SESSION_BITS) + 1)
 
     def seal(self, topic: str, payload: bytes, *, farewell: bool = False) -> bytes:
-        """Sign a message; a farewell is published when the member has gone."""
+        """Return the signed envelope of a message.
+
+        Args:
+            topic: on which it will be published.
+            payload: the message.
+            farewell: whether it is published when the member has gone.
+        """
         certificate = self.certificate
         head = _HEAD.pack(_MAGIC, farewell, next(self._counters), len(certificate))
-        return b"".join(
-            (
-                head,
-                certificate,
-                self._key.sign(_signed(topic, head, certificate, payload)),
-                payload,
-            )
-        )
+        signature = self._key.sign(_signed_bytes(topic, head, certificate, payload))
+        return b"".join((head, certificate, signature, payload))
 
 
 class Verifier:
-    """Opens envelopes, and refuses whatever is not from who may say it there, or was said before.
+    """Opens envelopes, and refuses forged, repeated and misplaced messages.
 
-    It notes the counters it has seen in `marks`.
+    Args:
+        enrolment: of the member that receives the messages.
+        replay_guard: counters of the messages that were received.
+        revoked: whether a certificate is revoked.
     """
 
     def __init__(
@@ -112,30 +107,34 @@ class Verifier:
         self._replay_guard = replay_guard
         self._revoked = revoked
         operator = Ed25519PublicKey.from_public_bytes(bytes.fromhex(enrolment.operator))
-        self._certified = functools.lru_cache(_KNOWN_CERTIFICATES)(
+        self._read_certificate = functools.lru_cache(_KNOWN_CERTIFICATES)(
             lambda data: read_certificate(data, operator)
         )
 
     def open(self, topic: str, envelope: bytes, *, retained: bool = False) -> OpenedMessage:
-        """Verify a message; one that the broker had retained may be the last one again.
+        """Verify a message.
 
-        A RefusedError is `FORGED`, `REPLAYED` or `REVOKED`.
+        Args:
+            topic: on which it arrived.
+            envelope: of the message.
+            retained: whether the broker had kept it, so that it may be the newest one again.
+
+        Raises:
+            RefusedError: with `FORGED`, `REPLAYED` or `REVOKED`.
         """
         if len(envelope) < _HEAD.size or not envelope.startswith(_MAGIC):
             raise RefusedError(RefusalReason.FORGED, f"a message on {topic} that nobody has signed")
-        _, kind, counter, length = _HEAD.unpack_from(envelope)
-        start = _HEAD.size + length + SIGNATURE_BYTES
-        if kind > 1 or length > CERTIFICATE_LIMIT or len(envelope) < start:
+        _, kind, counter, certificate_bytes = _HEAD.unpack_from(envelope)
+        certificate_end = _HEAD.size + certificate_bytes
+        start = certificate_end + SIGNATURE_BYTES
+        if kind > 1 or certificate_bytes > CERTIFICATE_LIMIT or len(envelope) < start:
             raise RefusedError(RefusalReason.FORGED, f"a message on {topic} in a broken envelope")
-        certificate = envelope[_HEAD.size : _HEAD.size + length]
-        signed = _signed(topic, envelope[: _HEAD.size], certificate, memoryview(envelope)[start:])
-        signer = self.verify_signature(
-            certificate,
-            envelope[start - SIGNATURE_BYTES : start],
-            signed,
-            f"a message on {topic}",
-        )
-        self.check(topic, signer)
+        head = envelope[: _HEAD.size]
+        certificate = envelope[_HEAD.size : certificate_end]
+        signature = envelope[certificate_end:start]
+        signed = _signed_bytes(topic, head, certificate, memoryview(envelope)[start:])
+        signer = self.verify_signature(certificate, signature, signed, f"a message on {topic}")
+        self.check_sender(topic, signer)
         self._replay_guard.record_message(
             signer, topic, counter, farewell=bool(kind), retained=retained
         )
@@ -144,8 +143,18 @@ class Verifier:
     def verify_signature(
         self, certificate: bytes, signature: bytes, signed: bytes, what: str
     ) -> Certificate:
-        """Who signed what; `what` says that in the RefusedError, which is `FORGED`."""
-        signer = self._certified(certificate)
+        """Return the certificate of the member who signed something.
+
+        Args:
+            certificate: signed by the operator.
+            signature: of the member.
+            signed: what the signature is of.
+            what: name of it in an error.
+
+        Raises:
+            RefusedError: with `FORGED`.
+        """
+        signer = self._read_certificate(certificate)
         try:
             Ed25519PublicKey.from_public_bytes(bytes.fromhex(signer.key)).verify(signature, signed)
         except InvalidSignature as error:
@@ -155,12 +164,13 @@ class Verifier:
             ) from error
         return signer
 
-    def check(self, topic: str, signer: Certificate) -> None:
-        """See that a member may speak on a topic, and is one still.
+    def check_sender(self, topic: str, signer: Certificate) -> None:
+        """Check that a member may send on a topic, and is still a member.
 
-        A RefusedError is `FORGED` or `REVOKED`.
+        Raises:
+            RefusedError: with `FORGED` or `REVOKED`.
         """
-        if signer.fleet != self._fleet or not _may_say(self._topics.parse(topic), signer):
+        if signer.fleet != self._fleet or not _may_send(self._topics.parse(topic), signer):
             raise RefusedError(
                 RefusalReason.FORGED,
                 f"a message on {topic}, where {signer.role} {signer.name} has nothing to say",
@@ -170,6 +180,7 @@ class Verifier:
                 RefusalReason.REVOKED,
                 f"a message of {signer.role} {signer.name}, which was revoked",
             )
+        # Only certificates of devices expire: a board may have no clock to judge a server's.
         if signer.role == "device" and signer.expires and time.time() > signer.expires:
             raise RefusedError(
                 RefusalReason.REVOKED,
@@ -179,8 +190,20 @@ class Verifier:
             self._replay_guard.record_server(signer)
 
 
-def _may_say(topic: Topic | None, signer: Certificate) -> bool:
-    """Devices speak under their own name, and send chunks; everything else is the server's."""
+def _signed_bytes(
+    topic: str, head: bytes, certificate: bytes, payload: bytes | memoryview
+) -> bytes:
+    """Return what the signature of an envelope is of."""
+    place = topic.encode()
+    length = struct.pack(">H", len(place))
+    return b"".join((_PURPOSE, length, place, head, certificate, chunk_digest(payload)))
+
+
+def _may_send(topic: Topic | None, signer: Certificate) -> bool:
+    """Return whether a member may send on a topic.
+
+    Devices send under their own name, and chunks of updates; everything else comes from the server.
+    """
     match topic:
         case None:
             return False

@@ -1,8 +1,8 @@
-"""The key under which blobs go down: one for all members of a fleet, until one of them is none any
-more.
+"""The key under which blobs go to all devices of a fleet, and how it reaches each of them.
 
-Each epoch has a key of its own. The server tells it to each device alone, sealed to the device's
-key, on a topic of the device, where the broker keeps it:
+Each epoch has its own key, and a new epoch begins whenever a device is no longer a member. The
+server sends it to each device, sealed to the device's key, on a topic of the device, where the
+broker keeps it:
 
     bytes  content
     4      number of the epoch, big-endian
@@ -24,14 +24,17 @@ from fleet_protocol.identity.sealing import seal, unseal
 from fleet_protocol.topics import Topics
 
 _EPOCH = struct.Struct(">I")
-_EPOCHS_KEPT = 2  # chunks of the one before are still on their way when it changes
+_EPOCHS_KEPT = 2  # chunks of the previous epoch are still on their way when it changes
+_SERVER = "server"
 
 
 class Group(NamedTuple):
-    """Who reads what the server sends to all: public keys by name, 32 bytes in hexadecimal, and one
-    key, 32 bytes.
+    """The devices that read what the server sends to all.
 
-    Its epoch counts from 1, and grows whenever somebody is a member no longer.
+    Attributes:
+        epoch: counts from 1, and grows whenever a device is no longer a member.
+        key: symmetric key of the epoch, 32 bytes.
+        readers: public keys of the devices by name, 32 bytes in hexadecimal.
     """
 
     epoch: int
@@ -40,97 +43,112 @@ class Group(NamedTuple):
 
 
 class DeviceNotices:
-    """Tells every device the key of its group, once for each epoch and connection."""
+    """Chooses which devices still need the group's key or the operator's papers.
+
+    Each device gets each of them once for every change and every connection.
+    """
 
     def __init__(self, topics: Topics) -> None:
         self._topics = topics
-        self._told: dict[str, tuple[int, str]] = {}
-        self._papers: dict[str, bytes] = {}
-        self._source: Mapping[str, bytes] | None = None
+        self._sent_keys: dict[str, tuple[int, str]] = {}  # epoch and public key by device
+        self._sent_papers: dict[str, bytes] = {}
+        self._last_papers: Mapping[str, bytes] | None = None
 
     def keys_due(self, group: Group) -> Iterator[tuple[str, bytes]]:
-        """Topic and payload for every device that was not told."""
+        """Yield topic and payload for every device that lacks the group's key."""
         for name, reader in group.readers.items():
-            if self._told.get(name) != (group.epoch, reader):
+            if self._sent_keys.get(name) != (group.epoch, reader):
                 topic = self._topics.key(name)
                 yield topic, _EPOCH.pack(group.epoch) + seal(group.key, reader, topic)
-                self._told[name] = (group.epoch, reader)
+                self._sent_keys[name] = (group.epoch, reader)
 
     def papers_due(self, papers: Mapping[str, bytes]) -> Iterator[tuple[str, bytes]]:
-        """Topic and payload for every device to which the operator says something that it was not
-        told.
-        """
-        known = papers is self._source
-        self._source = papers
-        for name, payload in papers.items() if not known else ():
-            if self._papers.get(name) != payload:
+        """Yield topic and payload for every device that lacks its papers."""
+        # The same object as before has no changes: comparing all papers of a large fleet for each
+        # window of chunks would take long.
+        is_unchanged = papers is self._last_papers
+        self._last_papers = papers
+        if is_unchanged:
+            return
+        for name, payload in papers.items():
+            if self._sent_papers.get(name) != payload:
                 yield self._topics.papers(name), payload
-                self._papers[name] = payload
+                self._sent_papers[name] = payload
 
     def forget_device(self, name: str) -> None:
-        """Tell a device again, which has come anew: somebody may have put another word in the
-        broker's keeping.
+        """Send everything again to a device that has connected anew.
+
+        Somebody may have replaced the messages that the broker keeps for it.
         """
-        self._told.pop(name, None)
-        self._papers.pop(name, None)
-        self._source = None
+        self._sent_keys.pop(name, None)
+        self._sent_papers.pop(name, None)
+        self._last_papers = None
 
     def forget_all(self) -> None:
-        """Tell everybody again: the broker may have lost what it kept."""
-        self._told = {}
-        self._papers = {}
-        self._source = None
+        """Send everything again to all devices: the broker may have lost what it kept."""
+        self._sent_keys = {}
+        self._sent_papers = {}
+        self._last_papers = None
 
 
 class KnownKeys:
-    """What a member has been told of the keys of others: the server's, and the group's.
+    """The keys of others that a member has received: the server's, and those of the group.
 
-    They survive a restart at a path, as the broker need not say them again; a member that may
-    forget has none.
+    Args:
+        enrolment: of the member.
+        path: file in which the keys survive a restart, since the broker need not send them again;
+            None for a member that need not remember.
 
     Attributes:
-        membership: what the operator says of the member, where it does not forget.
+        membership: the operator's statements about the member; None without a path.
     """
 
     def __init__(self, enrolment: Enrolment, path: Path | None = None) -> None:
-        self.membership = (
-            Membership(enrolment, path.with_name("papers.json")) if path is not None else None
-        )
+        self.membership: Membership | None = None
+        if path is not None:
+            self.membership = Membership(enrolment, path.with_name("papers.json"))
         self._enrolment = enrolment
         self._path = path
-        self._known = read_saved(path, dict[str, str])
+        self._keys = read_saved(path, dict[str, str])
 
     @property
     def server_key(self) -> str | None:
-        """The server's public key; empty if it has none, None while it was not heard."""
-        return self._known.get("server")
+        """The server's public key; empty if it has none, None before its first message."""
+        return self._keys.get(_SERVER)
 
     def record_signer(self, signer: Certificate) -> None:
-        """Note who said something."""
+        """Record the key of a server that has signed a message."""
         if signer.role == "server" and self._enrolment.role == "device":
-            self._keep("server", signer.sealing or "")
+            self._save(_SERVER, signer.sealing or "")
 
     def group_key(self, epoch: int) -> bytes | None:
-        """The key of an epoch, None if it was not told."""
-        key = self._known.get(str(epoch))
+        """Return the key of an epoch; None if it was not received."""
+        key = self._keys.get(str(epoch))
         return None if key is None else bytes.fromhex(key)
 
     def receive_group_key(self, topic: str, payload: bytes) -> None:
-        """Note the key of an epoch; a RefusedError where it is not sealed to this member."""
+        """Open and save the key of an epoch.
+
+        Raises:
+            RefusedError: it is not sealed to this member.
+        """
         if len(payload) < _EPOCH.size:
             raise RefusedError(RefusalReason.BAD_SEAL, f"no key of a group on {topic}")
         key = unseal(payload[_EPOCH.size :], self._enrolment.sealing, topic)
-        self._keep(str(_EPOCH.unpack_from(payload)[0]), key.hex())
+        (epoch,) = _EPOCH.unpack_from(payload)
+        self._save(str(epoch), key.hex())
 
-    def _keep(self, name: str, value: str) -> None:
-        if self._known.get(name) == value:
+    def _save(self, name: str, key: str) -> None:
+        if self._keys.get(name) == key:
             return
-        known = {other: key for other, key in self._known.items() if other != name} | {name: value}
-        told = [other for other in known if other != "server"][
-            -_EPOCHS_KEPT:
-        ]  # a new fleet begins with a low number
-        self._known = {
-            other: key for other, key in known.items() if other == "server" or other in told
-        }
+        # The newest entry is the last one. The order of arrival decides which epochs stay, since
+        # the epochs of a new fleet begin with low numbers.
+        keys = dict(self._keys)
+        keys.pop(name, None)
+        keys[name] = key
+        epochs = [entry for entry in keys if entry != _SERVER]
+        for old_epoch in epochs[:-_EPOCHS_KEPT]:
+            del keys[old_epoch]
+        self._keys = keys
         if self._path is not None:
-            write_secret(self._path, json.dumps(self._known))
+            write_secret(self._path, json.dumps(self._keys))

@@ -1,4 +1,4 @@
-"""A member of a fleet at work: its enrolment and what it keeps beside it."""
+"""A member of a fleet that is connected: its enrolment, and what it needs to sign and verify."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -14,17 +14,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Member:
-    """Who speaks and listens.
+    """A member that sends and receives messages.
 
     Attributes:
-        enrolment: who it is.
-        folder: where it keeps what makes a repetition one; made for its owner alone.
-        remembers: whether counters it has heard, and what its operator says, survive a restart, as
-            on a board.
-        revoked: whether another is no longer a member.
-        papers: what the operator says to devices, by name.
-        members: names of the devices that are members; None where that is not known.
-        group: who reads what this member sends to all, and under which key; None for everybody.
+        enrolment: its identity.
+        folder: private folder for counters and keys.
+        remembers: whether counters, keys and the operator's statements survive a restart, as on a
+            board.
+        revoked: whether the certificate of another member is revoked.
+        papers: statements of the operator for devices, by name.
+        members: names of the devices that are members; None if that is not known.
+        group: readers of what this member sends to all devices, with their key; None if everybody
+            reads it.
     """
 
     enrolment: Enrolment

@@ -1,10 +1,9 @@
-"""What the operator says to a member after it was enrolled: that it is one for longer, and who is
-one no longer.
+"""Statements of the operator since a member was enrolled: renewals, revocations and releases.
 
-A server carries it and can make none of it: that a certificate ends later is the operator's word,
-and so is the list of those that count for nothing, whose counter never goes back. The file that a
-member was enrolled with is not touched. What was said since lies beside it, so that a power cut
-costs at worst what the broker says again.
+A server carries these papers and cannot make any of them: only the operator extends a certificate
+or revokes one, and the counter of the list of revocations never goes back. The enrolment file does
+not change. The papers lie in a file beside it, so that a power cut costs at worst a repetition by
+the broker.
 """
 
 import contextlib
@@ -28,9 +27,11 @@ from fleet_protocol.transport import OperatorNotice
 
 
 class Membership:
-    """A member as its operator last said that it is.
+    """The state of a member according to the operator's newest papers.
 
-    At a path is kept what was said since it was enrolled.
+    Args:
+        enrolment: of the member, as it was issued.
+        path: file in which the newest papers survive a restart.
     """
 
     def __init__(self, enrolment: Enrolment, path: Path) -> None:
@@ -38,63 +39,74 @@ class Membership:
         self.revocations = Revocations(fleet=enrolment.fleet)
         self._operator = Ed25519PublicKey.from_public_bytes(bytes.fromhex(enrolment.operator))
         self._path = path
-        with contextlib.suppress(
-            OSError, RefusedError
-        ):  # nothing was said yet, or by another operator
-            self.enrolment, self.revocations, _ = self._judged(path.read_bytes())
+        # There are no papers yet, or another operator has signed them.
+        with contextlib.suppress(OSError, RefusedError):
+            self._apply(_read_papers(path.read_bytes()))
 
     @property
     def certificate(self) -> Certificate:
-        """The member's own."""
+        """The member's own certificate."""
         return read_certificate(bytes.fromhex(self.enrolment.certificate), self._operator)
 
     def revoked(self, certificate: Certificate) -> bool:
-        """Whether a certificate counts for nothing, as far as is known."""
+        """Return whether a certificate is revoked, as far as is known."""
         return certificate.serial < self.revocations.since.get(certificate.name, 0)
 
     def accept(self, data: bytes) -> OperatorNotice:
-        """Believe what the operator has signed, on disk first.
+        """Verify papers, store them, and apply them to this member.
 
         Raises:
             RefusedError: with `MALFORMED`, `FORGED`, or `REPLAYED` for a list before the one that
                 is known.
-            StorageError: it cannot be kept; nothing has changed.
+            StorageError: they cannot be stored; nothing has changed.
         """
-        enrolment, revocations, papers = self._judged(data)
-        renewed = enrolment is not self.enrolment
-        if renewed or revocations != self.revocations:
-            write_atomically(
-                self._path,
-                Papers(revoked=papers.revoked, certificate=enrolment.certificate).to_bytes(),
-            )
+        papers = _read_papers(data)
+        revocations = self._newer_revocations(papers)
+        enrolment = self._renewed_enrolment(papers)
+        is_renewed = enrolment is not self.enrolment
+        if is_renewed or revocations != self.revocations:
+            newest = Papers(revoked=papers.revoked, certificate=enrolment.certificate)
+            write_atomically(self._path, newest.to_bytes())
         self.enrolment = enrolment
         self.revocations = revocations
-        told = bytes.fromhex(papers.release or "")
-        return OperatorNotice(
-            renewed,
-            read_signed(Release, told, self._operator) if told else None,
-            papers.heard or 0,
-        )
+        release_data = bytes.fromhex(papers.release or "")
+        release = read_signed(Release, release_data, self._operator) if release_data else None
+        return OperatorNotice(is_renewed, release, papers.heard or 0)
 
-    def _judged(self, data: bytes) -> tuple[Enrolment, Revocations, Papers]:
-        try:
-            papers = Papers.model_validate_json(data)
-        except ValidationError as error:
-            raise RefusedError(RefusalReason.MALFORMED, problems(error, "papers")) from error
-        enrolment = self.enrolment
+    def _apply(self, papers: Papers) -> None:
+        revocations = self._newer_revocations(papers)
+        self.enrolment = self._renewed_enrolment(papers)
+        self.revocations = revocations
+
+    def _newer_revocations(self, papers: Papers) -> Revocations:
+        """Return the list of revocations in papers, unless it is older than the known one."""
         known = self.revocations
         revocations = read_signed(Revocations, bytes.fromhex(papers.revoked), self._operator)
-        if revocations != known and (
-            revocations.fleet != known.fleet or revocations.counter <= known.counter
-        ):
-            text = f"revocations {revocations.counter} of fleet {revocations.fleet}, where {known.counter} are known"
-            raise RefusedError(RefusalReason.REPLAYED, text)
-        if papers.certificate is not None:
-            old = self.certificate
-            new = read_certificate(bytes.fromhex(papers.certificate), self._operator)
-            same = old == new.model_copy(
-                update={"expires": old.expires}
-            )  # and not another enrolment of this device
-            if same and new.outlives(old):
-                enrolment = enrolment.model_copy(update={"certificate": papers.certificate})
-        return enrolment, revocations, papers
+        if revocations == known:
+            return revocations
+        if revocations.fleet != known.fleet or revocations.counter <= known.counter:
+            raise RefusedError(
+                RefusalReason.REPLAYED,
+                f"revocations {revocations.counter} of fleet {revocations.fleet}, where "
+                f"{known.counter} are known",
+            )
+        return revocations
+
+    def _renewed_enrolment(self, papers: Papers) -> Enrolment:
+        """Return the enrolment with the certificate in papers if that ends later."""
+        if papers.certificate is None:
+            return self.enrolment
+        old = self.certificate
+        new = read_certificate(bytes.fromhex(papers.certificate), self._operator)
+        # Only the end may differ: another certificate is that of another enrolment.
+        differs_in_end_only = old == new.model_copy(update={"expires": old.expires})
+        if not differs_in_end_only or not new.outlives(old):
+            return self.enrolment
+        return self.enrolment.model_copy(update={"certificate": papers.certificate})
+
+
+def _read_papers(data: bytes) -> Papers:
+    try:
+        return Papers.model_validate_json(data)
+    except ValidationError as error:
+        raise RefusedError(RefusalReason.MALFORMED, problems(error, "papers")) from error

@@ -1,6 +1,4 @@
-"""A runtime or artifact sets for boards, as the operator of a fleet has signed them: which, for
-whom, until when.
-"""
+"""A signed release of the operator: a runtime or artifact sets, for certain boards, until a date."""
 
 import platform
 from collections.abc import Mapping
@@ -46,10 +44,11 @@ class Release(SignedStatement):
 
 
 def board_kind(machine: str = "", python: str = "") -> str:
-    """A kind of boards: the machine, as in ``uname -m``, and a Python's first two numbers.
+    """Return the name of a kind of boards, which run the same builds.
 
-    By default of this one.
+    Args:
+        machine: as in ``uname -m``; empty for this machine.
+        python: first two numbers of the version of Python; empty for this interpreter.
     """
-    return (
-        f"{machine or platform.machine()}-{python or '.'.join(platform.python_version_tuple()[:2])}"
-    )
+    own_python = ".".join(platform.python_version_tuple()[:2])
+    return f"{machine or platform.machine()}-{python or own_python}"

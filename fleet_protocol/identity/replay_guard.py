@@ -1,6 +1,4 @@
-"""What has been heard last from whom, and how often this member has started: what makes a
-repetition one.
-"""
+"""Recognises repeated messages by counters, which grow within a session and with every session."""
 
 import contextlib
 import json
@@ -17,35 +15,34 @@ from fleet_protocol.identity.certificate import Certificate
 from fleet_protocol.identity.enrolment import write_secret
 
 _SESSION_BITS = 32
-
+_SERVER_KEY = "server"  # no key of a signer, which has a topic behind it
 
 SavedT = TypeVar("SavedT", dict[str, int], dict[str, str])
 
 
 def read_saved(path: Path | None, kind: type[SavedT]) -> SavedT:
-    """What a file keeps of names in JSON; nothing where there is no file."""
-    with contextlib.suppress(
-        OSError, ValidationError
-    ):  # the first start, or a power cut; what is unknown is new
-        return TypeAdapter(kind).validate_json(path.read_bytes() if path is not None else "{}")
+    """Read values by name from a JSON file; nothing if there is no path or no valid file."""
+    if path is None:
+        return kind()
+    # At the first start there is no file, and after a power cut it may be broken.
+    with contextlib.suppress(OSError, ValidationError):
+        return TypeAdapter(kind).validate_json(path.read_bytes())
     return kind()
 
 
 def next_session(path: Path) -> int:
-    """A number larger than any before: by the clock where it runs, by the file that keeps it where
-    it does not.
+    """Return the number of a new session, which is larger than all earlier ones.
 
-    It is kept before anybody hears it: a board whose clock goes back at a power cut would not be
-    believed again. Where the disk is full it goes by the clock alone, or the board could not say
-    so.
+    It comes from the clock if that runs, else from the file. It is saved before anybody sees it:
+    otherwise a board whose clock goes back at a power cut would not be believed again. If the disk
+    is full, the clock alone decides, so that the board can still report that.
     """
-    session: int = (
-        max(int(time.time()), read_saved(path, dict[str, int]).get("session", 0) + 1)
-        % 2**_SESSION_BITS
-    )
+    previous = read_saved(path, dict[str, int]).get("session", 0)
+    session: int = max(int(time.time()), previous + 1) % 2**_SESSION_BITS
     with contextlib.suppress(StorageError):
         write_secret(path, json.dumps({"session": session}), durable=True)
-    with contextlib.suppress(OSError):  # its name, too; Windows has no such thing
+    # The name of a new file must survive a power cut, too; Windows cannot open a folder.
+    with contextlib.suppress(OSError):
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -55,10 +52,12 @@ def next_session(path: Path) -> int:
 
 
 class ReplayGuard:
-    """The highest counter of every signer on every topic; a path is where they survive a restart.
+    """The highest counter of every signer on every topic.
 
-    Where they cannot be kept, nothing was heard; but a board that is `patient` keeps them in memory
-    then, to say why.
+    Args:
+        path: file in which the counters survive a restart; None if they need not.
+        patient: whether to keep a counter only in memory if the file cannot be written, so that a
+            board can report why; else the message counts as not received.
     """
 
     def __init__(self, path: Path | None = None, *, patient: bool = False) -> None:
@@ -75,14 +74,17 @@ class ReplayGuard:
         farewell: bool,
         retained: bool,
     ) -> None:
-        """Note a message by its signer, topic and counter.
+        """Record the counter of a message.
 
-        One that is retained may be the one that was heard last.
-
-        A farewell was signed when the session began, so it counts as the session's last.
+        Args:
+            signer: its sender.
+            topic: where it arrived.
+            counter: session in the upper 32 bits, number in the session in the lower.
+            farewell: whether it is the session's last message, which was signed first.
+            retained: whether the broker had kept it, so that it may be the newest one again.
 
         Raises:
-            RefusedError: it was said before.
+            RefusedError: it was received before, or is older than one that was.
         """
         key = f"{signer.key} {topic}"
         known = self._highest.get(key, -1)
@@ -91,26 +93,34 @@ class ReplayGuard:
                 raise RefusedError(RefusalReason.REPLAYED, f"an old farewell of {signer.name}")
             return
         if counter < known or (counter == known and not retained):
-            text = f"a message of {signer.name} on {topic} that was heard before, or its enrolment is on two boards"
             raise RefusedError(
                 RefusalReason.REPLAYED,
-                f"{text}: `shoal enroll {quote(signer.name)}` ends both",
+                f"a message of {signer.name} on {topic} that was heard before, or its enrolment "
+                f"is on two boards: `shoal enroll {quote(signer.name)}` ends both",
             )
-        self._keep(key, counter)
+        self._save(key, counter)
 
     def record_server(self, signer: Certificate) -> None:
-        """Note the certificate of a server; a RefusedError where a newer one was seen."""
-        known = self._highest.get("server", -1)
+        """Record the certificate of a server.
+
+        Raises:
+            RefusedError: a newer one is known.
+        """
+        known = self._highest.get(_SERVER_KEY, -1)
         if signer.serial < known:
             raise RefusedError(
                 RefusalReason.REVOKED,
                 f"a message with the server's key {signer.serial}, now {known}",
             )
         if signer.serial > known:
-            self._keep("server", signer.serial)
+            self._save(_SERVER_KEY, signer.serial)
 
-    def _keep(self, key: str, value: int) -> None:
+    def _save(self, key: str, value: int) -> None:
         self._highest[key] = value
-        if self._path is not None:
-            with contextlib.suppress(*[StorageError] * self._patient):
-                write_secret(self._path, json.dumps(self._highest))
+        if self._path is None:
+            return
+        try:
+            write_secret(self._path, json.dumps(self._highest))
+        except StorageError:
+            if not self._patient:
+                raise

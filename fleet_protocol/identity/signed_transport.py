@@ -1,8 +1,7 @@
-"""A transport on which everything is signed: the border at which an enrolled member puts on and
-opens envelopes.
+"""A transport that signs and seals what a member sends, and opens what it receives.
 
-What goes to all devices is sealed to their group, what goes to the server to the server; whoever
-sends or takes it does not know.
+What goes to all devices is sealed to their group, and what goes to the server is sealed to the
+server; senders and receivers of messages need not know of it.
 """
 
 import itertools
@@ -41,7 +40,15 @@ from fleet_protocol.transport import (
 
 
 class OpeningInbox(queue.SimpleQueue):  # type: ignore[type-arg]
-    """Opens what comes on its way into the owner's inbox; what is refused arrives as that."""
+    """Opens messages on their way into the owner's inbox; refused ones arrive as `Rejected`.
+
+    Args:
+        inbox: of the owner.
+        enrolment: of the member.
+        verifier: of messages.
+        keys: that the member has received.
+        notices: that the member has sent to devices.
+    """
 
     def __init__(
         self,
@@ -60,63 +67,70 @@ class OpeningInbox(queue.SimpleQueue):  # type: ignore[type-arg]
         self._chunks = ChunkVerifier(enrolment, verifier, keys)
         self._keys = keys
         self._notices = notices
-        self._early: deque[Received] = (
-            deque()
-        )  # chunks that came before their key: brokers keep the order of one topic
+        # Chunks that came before their key: brokers keep only the order of a single topic.
+        self._waiting: deque[Received] = deque()
 
     def put(self, item: Event, block: bool = True, timeout: float | None = None) -> None:
-        """Take an event from the network; called in its thread."""
+        """Receive an event from the network, in the thread of the network."""
         if isinstance(item, Connected):
             self._notices.forget_all()
         if not isinstance(item, Received):
             self._inbox.put(item, block, timeout)
             return
         try:
-            topic = self._topics.parse(item.topic)
-            if isinstance(topic, BlobTopic | UploadTopic):
-                opened = self._chunks.open(item.topic, item.payload)
-            else:
-                opened = self._verifier.open(item.topic, item.payload, retained=item.retained)
-                self._keys.record_signer(opened.signer)
-            if isinstance(topic, DeviceTopic) and topic.channel == "profile" and not item.retained:
-                self._notices.forget_device(topic.device)
-            if item.topic == self._papers_topic:
-                if self._keys.membership is not None:
-                    self._inbox.put(self._keys.membership.accept(opened.payload))
-                return
-            if item.topic == self._key_topic:
-                self._keys.receive_group_key(item.topic, opened.payload)
-                early, self._early = self._early, deque()
-                for chunk in early:
-                    self.put(chunk)
-                return
+            event = self._open(item)
         except MissingKeyError as error:
-            self._early.append(item)
-            if len(self._early) > SEND_WINDOW:
-                self._inbox.put(Rejected(self._early.popleft().topic, error), block, timeout)
-        except RefusedError as error:  # without its traceback, which holds the payload
-            self._inbox.put(
-                Rejected(item.topic, RefusedError(error.reason, str(error))),
-                block,
-                timeout,
-            )
-        except StorageError as error:  # what cannot be kept was not heard
-            self._inbox.put(
-                Rejected(item.topic, RefusedError(RefusalReason.NO_SPACE, str(error))),
-                block,
-                timeout,
-            )
+            event = self._delay(item, error)
+        except RefusedError as error:
+            event = _reject(item.topic, error.reason, error)
+        except StorageError as error:  # what cannot be saved counts as not received
+            event = _reject(item.topic, RefusalReason.NO_SPACE, error)
+        if event is not None:
+            self._inbox.put(event, block, timeout)
+
+    def _open(self, message: Received) -> Event | None:
+        """Open a message; None if it was for this transport and not for the owner."""
+        topic = self._topics.parse(message.topic)
+        if isinstance(topic, BlobTopic | UploadTopic):
+            opened = self._chunks.open(message.topic, message.payload)
         else:
-            self._inbox.put(
-                replace(item, payload=opened.payload, signer=opened.signer.name),
-                block,
-                timeout,
-            )
+            opened = self._verifier.open(message.topic, message.payload, retained=message.retained)
+            self._keys.record_signer(opened.signer)
+        if isinstance(topic, DeviceTopic) and topic.channel == "profile" and not message.retained:
+            self._notices.forget_device(topic.device)  # it has connected anew
+        if message.topic == self._papers_topic:
+            membership = self._keys.membership
+            return None if membership is None else membership.accept(opened.payload)
+        if message.topic == self._key_topic:
+            self._keys.receive_group_key(message.topic, opened.payload)
+            self._retry_waiting()
+            return None
+        return replace(message, payload=opened.payload, signer=opened.signer.name)
+
+    def _retry_waiting(self) -> None:
+        """Open the chunks that have waited for a key."""
+        waiting = self._waiting
+        self._waiting = deque()  # those that still lack a key wait again
+        for chunk in waiting:
+            self.put(chunk)
+
+    def _delay(self, chunk: Received, error: MissingKeyError) -> Event | None:
+        """Keep a chunk until its key arrives; of too many chunks, reject the oldest."""
+        self._waiting.append(chunk)
+        if len(self._waiting) <= SEND_WINDOW:
+            return None
+        return Rejected(self._waiting.popleft().topic, error)
 
 
 class SignedTransport:
-    """A `fleet_protocol.transport.Transport` whose messages are signed, around one with an
-    `OpeningInbox`.
+    """A `fleet_protocol.transport.Transport` whose messages are signed.
+
+    Args:
+        inner: transport with an `OpeningInbox`.
+        member: that sends.
+        signer: of its messages.
+        keys: that it has received.
+        notices: that it sends to devices.
     """
 
     authentic = True
@@ -131,14 +145,16 @@ class SignedTransport:
     ) -> None:
         self._inner = inner
         self._enrolment = member.enrolment
-        self._standing = keys.membership
+        self._membership = keys.membership
         self._group: Callable[[], Group | None] = member.group
         self._papers: Callable[[], Mapping[str, bytes]] = member.papers
         self._topics = Topics(member.enrolment.fleet)
         self._signer = signer
         self._chunks = ChunkSigner(member.enrolment, keys)
         self._notices = notices
-        self._one = threading.RLock()  # counters are heard in their order alone
+        # Messages must leave in the order of their counters. A publication may contain another
+        # one, so the lock is reentrant.
+        self._in_order = threading.RLock()
 
     @property
     def address(self) -> BrokerAddress:
@@ -163,7 +179,7 @@ class SignedTransport:
     def connect(self, timeout_seconds: float = 30.0) -> None:
         """Connect for the first time."""
         self._inner.connect(timeout_seconds)
-        if self._standing is not None:
+        if self._membership is not None:
             self._inner.subscribe(self._topics.papers(self._enrolment.name))
         if self._enrolment.role == "device" and self._enrolment.sealing:
             self._inner.subscribe(self._topics.key(self._enrolment.name))
@@ -173,48 +189,47 @@ class SignedTransport:
         self._inner.subscribe(topic_filter, qos, timeout_seconds)
 
     def unsubscribe(self, topic_filter: str) -> None:
-        """Forget a subscription."""
+        """End a subscription."""
         self._inner.unsubscribe(topic_filter)
 
     def publish(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> None:
         """Sign and send a message, or seal and send a chunk of an update."""
-        with self._one:
-            self._publish(topic, payload, qos=qos, retain=retain)
+        with self._in_order:
+            self._use_renewed_certificate()
+            if isinstance(self._topics.parse(topic), UploadTopic):
+                envelope = self._chunks.seal_to_server(topic, payload)
+            else:
+                envelope = self._signer.seal(topic, payload)
+            if topic == self._topics.server_status:
+                self._publish_notices(self._notices.papers_due(self._papers()))
+            self._inner.publish(topic, envelope, qos=qos, retain=retain)
 
-    def _publish(self, topic: str, payload: bytes, *, qos: int, retain: bool) -> None:
-        if (
-            self._standing is not None and self._standing.enrolment is not self._enrolment
-        ):  # renewed, for the same keys
-            self._enrolment = self._standing.enrolment
-            self._signer.certificate = self._chunks.certificate = bytes.fromhex(
-                self._enrolment.certificate
-            )
-        if isinstance(self._topics.parse(topic), UploadTopic):
-            envelope = self._chunks.seal_to_server(topic, payload)
-        else:
-            envelope = self._signer.seal(topic, payload)
-        if topic == self._topics.server_status:
-            self._tell(self._notices.papers_due(self._papers()))
-        self._inner.publish(topic, envelope, qos=qos, retain=retain)
+    def _use_renewed_certificate(self) -> None:
+        """Sign with the newest certificate; a renewed one is for the same keys."""
+        if self._membership is None or self._membership.enrolment is self._enrolment:
+            return
+        self._enrolment = self._membership.enrolment
+        certificate = bytes.fromhex(self._enrolment.certificate)
+        self._signer.certificate = certificate
+        self._chunks.certificate = certificate
 
     def publish_stream(self, messages: Iterable[tuple[str, bytes]], deadline: float) -> int:
         """Sign and send chunks of a blob for the devices, a window of them at a time."""
-        return self._inner.publish_stream(self._listed(messages), deadline)
+        return self._inner.publish_stream(self._sign_windows(messages), deadline)
 
-    def _listed(self, messages: Iterable[tuple[str, bytes]]) -> Iterator[tuple[str, bytes]]:
-        for place, chunks in itertools.groupby(messages, lambda message: shared_topic(message[0])):
-            while window := tuple(itertools.islice(chunks, SEND_WINDOW)):
-                group = self._group()  # somebody may have been revoked since the last window
-                self._tell(self._notices.papers_due(self._papers()))
-                self._tell(self._notices.keys_due(group) if group is not None else ())
-                yield from zip(
-                    (topic for topic, _ in window),
-                    self._chunks.sign_list(place, window, group),
-                    strict=True,
-                )
+    def _sign_windows(self, messages: Iterable[tuple[str, bytes]]) -> Iterator[tuple[str, bytes]]:
+        for place, chunks in itertools.groupby(messages, _place_of_message):
+            for window in _windows(chunks):
+                group = self._group()  # a device may have been revoked since the last window
+                self._publish_notices(self._notices.papers_due(self._papers()))
+                if group is not None:
+                    self._publish_notices(self._notices.keys_due(group))
+                topics = [topic for topic, _ in window]
+                envelopes = self._chunks.sign_list(place, window, group)
+                yield from zip(topics, envelopes, strict=True)
 
-    def _tell(self, messages: Iterable[tuple[str, bytes]]) -> None:
-        for topic, payload in messages:
+    def _publish_notices(self, notices: Iterable[tuple[str, bytes]]) -> None:
+        for topic, payload in notices:
             self.publish(topic, payload, retain=True)
 
     def drain(self, deadline: float, at_most: int = 0) -> None:
@@ -223,16 +238,7 @@ class SignedTransport:
 
     def close(self, farewell: Farewell | None = None, timeout_seconds: float = 2.0) -> None:
         """Disconnect for good, with a signed farewell."""
-        self._inner.close(self.sealed(self._signer, farewell), timeout_seconds)
-
-    @staticmethod
-    def sealed(signer: Signer, farewell: Farewell | None) -> Farewell | None:
-        """A farewell in its envelope."""
-        if farewell is None:
-            return None
-        return Farewell(
-            farewell.topic, signer.seal(farewell.topic, farewell.payload, farewell=True)
-        )
+        self._inner.close(_seal_farewell(self._signer, farewell), timeout_seconds)
 
 
 def open_signed(
@@ -244,11 +250,11 @@ def open_signed(
     will: Farewell | None = None,
     session_expiry_seconds: int = 3600,
 ) -> Transport:
-    """Make the transport of a member, who speaks and listens; the rest as for `open_transport`."""
+    """Return the transport of a member; the other arguments are those of `open_transport`."""
     enrolment = member.enrolment
     folder = member.folder
     revoked = member.revoked
-    marks = ReplayGuard(
+    replay_guard = ReplayGuard(
         folder / "heard.json" if member.remembers else None,
         patient=enrolment.role == "device",
     )
@@ -259,12 +265,42 @@ def open_signed(
         revoked = keys.membership.revoked
         member = replace(member, enrolment=enrolment)
     signer = Signer(enrolment, next_session(folder / "session.json"))
+    verifier = Verifier(enrolment, replay_guard, revoked)
+    # A broker lets a client take over a client id, so a part of it is a secret.
+    secret_suffix = chunk_digest(enrolment.token.encode()).hex()[:16]
     inner = open_transport(
         address,
-        # a name that others know they could take
-        f"{client_id}-{chunk_digest(enrolment.token.encode()).hex()[:16]}",
-        OpeningInbox(inbox, enrolment, Verifier(enrolment, marks, revoked), keys, notices),
-        will=SignedTransport.sealed(signer, will),
+        f"{client_id}-{secret_suffix}",
+        OpeningInbox(inbox, enrolment, verifier, keys, notices),
+        will=_seal_farewell(signer, will),
         session_expiry_seconds=session_expiry_seconds,
     )
     return SignedTransport(inner, member, signer, keys, notices)
+
+
+def _windows(
+    chunks: Iterator[tuple[str, bytes]],
+) -> Iterator[tuple[tuple[str, bytes], ...]]:
+    """Yield chunks by windows; a window is read only when the previous one was sent."""
+    window = tuple(itertools.islice(chunks, SEND_WINDOW))
+    while window:
+        yield window
+        window = tuple(itertools.islice(chunks, SEND_WINDOW))
+
+
+def _place_of_message(message: tuple[str, bytes]) -> str:
+    topic, _ = message
+    return shared_topic(topic)
+
+
+def _reject(topic: str, reason: RefusalReason, error: Exception) -> Rejected:
+    """Return a refusal without a traceback, whose frames would hold the payload."""
+    return Rejected(topic, RefusedError(reason, str(error)))
+
+
+def _seal_farewell(signer: Signer, farewell: Farewell | None) -> Farewell | None:
+    """Return a farewell in its envelope."""
+    if farewell is None:
+        return None
+    envelope = signer.seal(farewell.topic, farewell.payload, farewell=True)
+    return Farewell(farewell.topic, envelope)

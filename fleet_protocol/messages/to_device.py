@@ -105,7 +105,7 @@ class Ask(TaskMessage):
     Attributes:
         task: id chosen by the asker; the answer carries it.
         device: id of the board.
-        asked: the samples, see `device_runtime.asking`.
+        asked: the samples, see `device_runtime.predictions.requests`.
         seconds: after which nobody waits for the answer.
     """
 

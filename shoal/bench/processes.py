@@ -26,7 +26,7 @@ from fleet_protocol.blobs import (
 from fleet_protocol.child_process import python_module, when_parent_ends
 from fleet_protocol.digests import blob_digest, matches
 from fleet_protocol.errors import BlobError
-from fleet_protocol.link import LeanClient
+from fleet_protocol.lean_client import LeanClient
 from fleet_protocol.mapped_tensors import tensors_in
 from fleet_protocol.messages.bounds import CHUNKS_LIMIT
 from fleet_protocol.topics import BlobTopic, Topics

@@ -13,7 +13,8 @@ from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from fleet_protocol.link import KEEP_ALIVE_SECONDS, LeanClient
+from fleet_protocol.lean_client import LeanClient
+from fleet_protocol.link import KEEP_ALIVE_SECONDS
 from fleet_protocol.topics import Topics
 from fleet_protocol.transport import BrokerAddress, Farewell
 
@@ -66,7 +67,7 @@ class Member:
             said.topic, bytes(said.payload), bool(said.retain)
         )
         if isinstance(self.client, LeanClient):
-            self.client.plain = self._take
+            self.client.on_plain_message = self._take
         self.client.on_connect = self._on_connect
 
     def _count(self, way: str, topic: str, size: int) -> None:

@@ -1,6 +1,4 @@
-"""How the command line talks: tables and progress on standard output, errors on standard error,
-JSON when asked.
-"""
+"""Prints for people and for programs: tables, sentences, JSON, and errors."""
 
 import json
 import sys
@@ -52,13 +50,15 @@ class ShoalConsole(Console):
 
 
 def output_console() -> Console:
-    """The console of standard output; where it is no terminal, lines are not cut at 80 columns."""
-    return ShoalConsole(width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    """Return the console of standard output; unless it is a terminal, lines have 160 columns."""
+    width = None if sys.stdout.isatty() else PIPE_WIDTH
+    return ShoalConsole(width=width)
 
 
 def error_console() -> Console:
-    """The console of standard error, as wide as that of standard output."""
-    return ShoalConsole(stderr=True, width=None if sys.stderr.isatty() else PIPE_WIDTH)
+    """Return the console of standard error, as wide as that of standard output."""
+    width = None if sys.stderr.isatty() else PIPE_WIDTH
+    return ShoalConsole(stderr=True, width=width)
 
 
 def say(text: str) -> None:
@@ -67,9 +67,7 @@ def say(text: str) -> None:
 
 
 def cut(text: str, most: int = _MOST_SHOWN) -> str:
-    """The beginning of a text that another may have written, with a note of how much of it is not
-    shown.
-    """
+    """Return the beginning of a text of any length, with a note of how much is not shown."""
     if len(text) <= most:
         return text
     return f"{text[:most]} ... ({len(text) - most} more characters are not shown)"
@@ -86,60 +84,78 @@ def print_json(value: Any, *, line: bool = False) -> None:
 
 
 def flat(value: Any) -> Any:
-    """A record, or a list of them, without nesting: what is inside has dotted names, and lists hold
-    plain values alone.
+    """Return a record, or a list of records, without nesting.
 
-    Items of any other list go by their name or number. The records of a list have the same names,
-    None where they lack what it says.
+    Values inside have dotted names, and lists hold plain values alone. Entries of any other list
+    go by their name or number. The records of a list have the same names, with None for a value
+    that a record lacks.
 
     Example:
         >>> flat([{"id": 1, "of": {"tiers": [1, 0.5], "blocks": [{"no": 3}]}}, {"id": 2, "of": None}])
-        [{'id': 1, 'of.tiers': [1, 0.5], 'of.blocks.0.no': 3}, {'id': 2, 'of.tiers': None, 'of.blocks.0.no': None}]
+        [{'id': 1, 'of.tiers': [1, 0.5], 'of.blocks.0.no': 3},
+         {'id': 2, 'of.tiers': None, 'of.blocks.0.no': None}]
     """
     if isinstance(value, Mapping):
-        return dict(_leaves("", value))
-    if not _nested(value):
+        return dict(_plain_values("", value))
+    if not _is_nested(value):
         return value
-    records = [flat(item) for item in value]
-    names = dict.fromkeys(name for record in records for name in record)
-    kept = _without_wholes(names)
-    return [{name: record.get(name) for name in kept} for record in records]
+    records = [flat(record) for record in value]
+    # A dictionary as a set that keeps the order in which names first occur.
+    names: dict[str, None] = {}
+    for record in records:
+        names |= dict.fromkeys(record)
+    common = _without_prefixes(names)
+    return [_with_names(record, common) for record in records]
 
 
-def _without_wholes(names: Iterable[str]) -> list[str]:
-    """Dotted names without those that others have in parts, in their order."""
+def _with_names(record: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Return a record with these names, and None for values that it lacks."""
+    return {name: record.get(name) for name in names}
+
+
+def _without_prefixes(names: Iterable[str]) -> list[str]:
+    """Return dotted names without those that are the beginning of others, in their order."""
     ordered = sorted(names)
-    kept = []
+    complete = []
     for name in names:
-        at = bisect_left(ordered, f"{name}.")
-        if at == len(ordered) or not ordered[at].startswith(f"{name}."):
-            kept.append(name)
-    return kept
+        beginning = f"{name}."
+        following = bisect_left(ordered, beginning)
+        if following == len(ordered) or not ordered[following].startswith(beginning):
+            complete.append(name)
+    return complete
 
 
-def _nested(value: Any) -> bool:
-    return isinstance(value, list | tuple) and any(
-        isinstance(item, Mapping | list | tuple) for item in value
-    )
+def _is_nested(value: Any) -> bool:
+    """Return whether a list has records or lists in it."""
+    if not isinstance(value, list | tuple):
+        return False
+    return any(isinstance(entry, Mapping | list | tuple) for entry in value)
 
 
-def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if _nested(value):
-        value = {
-            item.get("name", at) if isinstance(item, Mapping) else at: item
-            for at, item in enumerate(value)
-        }
+def _plain_values(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the values inside a value, each with its dotted name."""
+    if _is_nested(value):
+        value = _by_name_or_number(value)
     if not isinstance(value, Mapping):
         yield name, value
         return
-    for key, item in value.items():
-        yield from _leaves(f"{name}.{key}" if name else str(key), item)
+    for key, inner in value.items():
+        yield from _plain_values(f"{name}.{key}" if name else str(key), inner)
+
+
+def _by_name_or_number(entries: Sequence[Any]) -> dict[Any, Any]:
+    """Return the entries of a list by their ``name``, or else by their number."""
+    by_key = {}
+    for number, entry in enumerate(entries):
+        key = entry.get("name", number) if isinstance(entry, Mapping) else number
+        by_key[key] = entry
+    return by_key
 
 
 def print_rows(title: str, rows: Sequence[Mapping[str, str]], *, empty: str) -> None:
-    """Print a table whose columns are the keys of the first row; a [word] in a cell is no markup.
+    """Print a table whose columns are the keys of the first row.
 
-    On a terminal too narrow for its words each row is a list of its own.
+    Cells are plain text. On a terminal that is too narrow for their words each row becomes a list.
     """
     console = output_console()
     if not rows:
@@ -151,45 +167,49 @@ def print_rows(title: str, rows: Sequence[Mapping[str, str]], *, empty: str) -> 
         table.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*map(escape, row.values()))
-    if (
-        Measurement.get(console, console.options.update(max_width=_WIDEST), table).minimum
-        <= console.width
-    ):
+    unbounded = console.options.update(max_width=_WIDEST)
+    if Measurement.get(console, unbounded, table).minimum <= console.width:
         console.print(table)
         return
     for row in rows:
-        say("\n  ".join(f"{name}: {value}" for name, value in row.items()))
+        lines = [f"{name}: {value}" for name, value in row.items()]
+        say("\n  ".join(lines))
 
 
 def bytes_text(count: float) -> str:
-    """A number of bytes for people.
+    """Return a number of bytes for people.
 
     Example:
         >>> bytes_text(1_234_567)
         '1.23 MB'
     """
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.2f} {unit}"
+    if count < 1000:
+        return f"{count:.0f} B"
+    for unit in ("kB", "MB"):
         count /= 1000
-    raise AssertionError
+        if count < 1000:
+            return f"{count:.2f} {unit}"
+    return f"{count / 1000:.2f} GB"
 
 
 def count_text(count: float) -> str:
-    """A large count for people.
+    """Return a large count for people.
 
     Example:
         >>> count_text(80_500_000)
         '80.50 M'
     """
-    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if count >= limit:
-            return f"{count / (1e3 if unit == 'k' else limit):.2f} {unit}"
+    if count >= 1e9:
+        return f"{count / 1e9:.2f} G"
+    if count >= 1e6:
+        return f"{count / 1e6:.2f} M"
+    if count >= 1e4:
+        return f"{count / 1e3:.2f} k"
     return f"{count:.0f}"
 
 
 def seconds_text(seconds: float | None) -> str:
-    """A duration for people.
+    """Return a duration for people.
 
     Example:
         >>> seconds_text(75)
@@ -197,7 +217,9 @@ def seconds_text(seconds: float | None) -> str:
     """
     if seconds is None:
         return "-"
-    return f"{seconds:.2f} s" if seconds < 60 else f"{int(seconds // 60)} min {int(seconds % 60)} s"
+    if seconds < 60:
+        return f"{seconds:.2f} s"
+    return f"{int(seconds // 60)} min {int(seconds % 60)} s"
 
 
 def number_text(value: float | None) -> str:
@@ -213,12 +235,21 @@ def time_text(seconds: float | None) -> str:
 
 
 def release_text(version: str, record: str | None, sets: str | None = None) -> str:
-    """What a board runs: a version, the releases that it has had in hand, and why one failed."""
-    said = version
+    """Return what a board runs: a version, the releases that it got, and why one failed.
+
+    Args:
+        version: version of Shoal on the board.
+        record: record of its newest runtime, as in `device_runtime.agent.releases`.
+        sets: record of its newest artifact sets, in the same form.
+    """
+    text = version
     for kind, line in (("", record), ("sets ", sets)):
-        phase, number, _, _, *why = (line or "running 0 0 0").split(" ", 4)
-        if number != "0":
-            said += f", {kind}{phase} {number}" + (
-                "".join(f": {each}" for each in why) if phase == "failed" else ""
-            )
-    return said
+        if not line:
+            continue
+        phase, number, _, _, *reason = line.split(" ", 4)
+        if number == "0":
+            continue
+        text += f", {kind}{phase} {number}"
+        if phase == "failed" and reason:
+            text += f": {reason[0]}"
+    return text

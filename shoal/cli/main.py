@@ -11,6 +11,7 @@ import logging
 import os
 import pkgutil
 import sys
+from importlib.abc import InspectLoader
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,19 +26,23 @@ from fleet_protocol.errors import ShoalError, StorageError
 from fleet_protocol.logs import log_to_stderr
 from shoal.cli.console import error_console, print_error
 
+_OUTPUT_ERRORS = {errno.ENOSPC, errno.EIO, errno.EPIPE}
+"""Errors of a file without a name that concern what a command prints."""
+
 
 class CommandFolder(TyperGroup):
     """A group whose commands are the modules of `shoal.cli.commands`."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        for found in pkgutil.iter_modules(shoal.cli.commands.__path__):
-            name = found.name.replace("_", "-")
+        for module in pkgutil.iter_modules(shoal.cli.commands.__path__):
+            name = module.name.replace("_", "-")
             self.commands[name] = TyperCommand(name)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """What stands for a command in the list of all, without importing it: its help and nothing
-        else, or None.
+        """Return a command that has only its help, for the list of all; None if there is none.
+
+        The module of the command is read and not imported.
         """
         command = super().get_command(ctx, cmd_name)
         if command is not None and not command.help:
@@ -46,33 +51,40 @@ class CommandFolder(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Import the command that is used."""
-        name, found, rest = super().resolve_command(ctx, args)
-        if name is None or found is None:
-            return name, found, rest
-        command = typer.main.get_command(_app(importlib.import_module(_module(name)), name))
+        name, listed_command, arguments = super().resolve_command(ctx, args)
+        if name is None or listed_command is None:
+            return name, listed_command, arguments
+        module = importlib.import_module(_module(name))
+        command = typer.main.get_command(_app(module, name))
         command.name = name
-        return name, command, rest
+        return name, command, arguments
 
 
 def _app(module: ModuleType, name: str) -> typer.Typer:
-    """A module's own application, or one of its single function: that of its name with an
-    underscore before it.
+    """Return the application of a command's module.
+
+    A module without an `app` has one function, of the command's name after an underscore.
     """
     if hasattr(module, "app"):
-        found: typer.Typer = module.app
-        return found
-    made = typer.Typer(add_completion=False)
-    made.command(help=module.__doc__)(getattr(module, f"_{name.replace('-', '_')}"))
-    return made
+        own_app: typer.Typer = module.app
+        return own_app
+    function = getattr(module, f"_{name.replace('-', '_')}")
+    app = typer.Typer(add_completion=False)
+    app.command(help=module.__doc__)(function)
+    return app
 
 
 def _module(name: str) -> str:
+    """Return the dotted name of a command's module."""
     return f"{shoal.cli.commands.__name__}.{name.replace('-', '_')}"
 
 
 def _docstring(name: str) -> str:
+    """Return the docstring of a command's module, which is not imported."""
     spec = find_spec(_module(name))
-    source = getattr(spec and spec.loader, "get_source", lambda _: None)(_module(name))
+    if spec is None or not isinstance(spec.loader, InspectLoader):
+        return ""
+    source = spec.loader.get_source(_module(name))
     return ast.get_docstring(ast.parse(source or "")) or ""
 
 
@@ -114,10 +126,16 @@ def _options(
     )
 
 
+def _open_closed_streams() -> None:
+    """Replace standard output and error by nothing where the parent process has closed them."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
+
+
 def main() -> None:
     """Run the command line; an error that is not a bug prints one message and its exit code."""
-    for name in ("stdout", "stderr"):  # whoever started it may have closed them
-        setattr(sys, name, getattr(sys, name) or Path(os.devnull).open("w"))  # noqa: SIM115
+    _open_closed_streams()
     try:
         try:
             app(prog_name="shoal")
@@ -127,20 +145,14 @@ def main() -> None:
         print_error(str(error))
         sys.exit(error.exit_code)
     except OSError as error:
-        if error.filename is None and error.errno not in {
-            errno.ENOSPC,
-            errno.EIO,
-            errno.EPIPE,
-        }:
+        if error.filename is not None:
+            what = f"cannot use {error.filename}"
+        elif error.errno in _OUTPUT_ERRORS:
+            what = "what this prints cannot be written"
+        else:
             raise
-        what = (
-            "what this prints cannot be written"
-            if error.filename is None
-            else f"cannot use {error.filename}"
-        )
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # or Python says it again when it ends
+        # Python flushes standard output once more at its end, and would report the error again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         print_error(f"{what}: {error.strerror}")
         sys.exit(StorageError.exit_code)
     except KeyboardInterrupt:

@@ -1,5 +1,6 @@
-"""Option values that need parsing: lists of numbers, settings, each with an error that shows the
-form.
+"""Parses values of options: lists of numbers, durations, settings and heads.
+
+Each error shows the form that is expected.
 """
 
 import json
@@ -15,25 +16,35 @@ from fleet_protocol.errors import ConfigError, PlanError
 from fleet_protocol.recipe import RecipeTable
 from models.tier import Tier
 
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
 
 def parse_floats(option: str, text: str) -> tuple[float, ...]:
-    """Read ``1,0.5,1/16``; what is none is a ConfigError that shows the form, here and below."""
-    values = []
-    for part in text.split(","):
-        try:
-            numerator, _, denominator = part.strip().partition("/")
-            values.append(float(numerator) / (float(denominator) if denominator else 1.0))
-        except (ValueError, ZeroDivisionError) as error:
-            raise ConfigError(
-                f"{option}: {part.strip()!r} is not a number; write for example 1,0.5,1/16"
-            ) from error
-    return tuple(values)
+    """Read ``1,0.5,1/16``.
+
+    Raises:
+        ConfigError: it is none of this form; so do the functions below.
+    """
+    return tuple(_parse_float(option, number.strip()) for number in text.split(","))
+
+
+def _parse_float(option: str, text: str) -> float:
+    """Read a decimal number or a fraction."""
+    numerator, slash, denominator = text.partition("/")
+    try:
+        if slash:
+            return float(numerator) / float(denominator or 1.0)
+        return float(numerator)
+    except (ValueError, ZeroDivisionError) as error:
+        raise ConfigError(
+            f"{option}: {text!r} is not a number; write for example 1,0.5,1/16"
+        ) from error
 
 
 def parse_ints(option: str, text: str) -> tuple[int, ...]:
     """Read ``2,4``."""
     try:
-        return tuple(int(part) for part in text.split(","))
+        return tuple(int(number) for number in text.split(","))
     except ValueError as error:
         raise ConfigError(
             f"{option}: {text!r} is not a list of whole numbers; write for example 2,4"
@@ -42,15 +53,17 @@ def parse_ints(option: str, text: str) -> tuple[int, ...]:
 
 def parse_seconds(option: str, text: str) -> float:
     """Read ``90m`` or ``8h``, or ``30s``, as seconds."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text.strip())
-    if found is None:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text.strip())
+    if match is None:
         raise ConfigError(f"{option}: {text!r} is not a duration; write for example 90m or 8h")
-    return float(found[1]) * {"s": 1.0, "m": 60.0, "h": 3600.0}[found[2]]
+    count, unit = match.groups()
+    return float(count) * _SECONDS[unit]
 
 
 def parse_settings(option: str, values: Sequence[str]) -> dict[str, Any]:
-    """Read ``channels=32,64`` and the like: a number, a comma list, true, false, text, or JSON in
-    braces by name.
+    """Read settings such as ``channels=32,64`` as values by name.
+
+    A value is a number, a comma list, true, false, text, or JSON in braces.
     """
     settings = {}
     for text in values:
@@ -85,7 +98,9 @@ def read_recipe(path: Path | None) -> RecipeTable:
     Raises:
         ConfigError: the file cannot be read, or the table is wrong.
     """
-    return RecipeTable() if path is None else load_config(path, _Document).model.recipe
+    if path is None:
+        return RecipeTable()
+    return load_config(path, _Document).model.recipe
 
 
 class _Model(BaseModel):
@@ -93,14 +108,16 @@ class _Model(BaseModel):
 
 
 class _Document(BaseModel):
-    """A configuration of which only the recipe is read; the rest is checked by whoever uses it."""
+    """A configuration of which only the recipe is read and checked."""
 
     model: _Model = _Model()
 
 
 def _value(text: str) -> Any:
+    """Return the value of a setting."""
     if "," in text and not text.startswith("{"):
-        return tuple(_value(part.strip()) for part in text.split(",") if part.strip())
+        entries = [entry.strip() for entry in text.split(",")]
+        return tuple(_value(entry) for entry in entries if entry)
     try:
         return json.loads(text)
     except ValueError:

@@ -1,16 +1,15 @@
-"""The first start of a card that already has a system, of one or of a fleet of them, identities
-included.
+"""Prepares the first start of cards that already have a system, of one or of a whole fleet.
 
-Raspberry Pi OS of Debian 13 and Ubuntu read cloud-init's files, which are JSON here; that of Debian
-12 runs a script that the kernel's command line names. Either leaves a unit that installs the bundle
-beside, tried until it has worked.
+Raspberry Pi OS of Debian 13 and Ubuntu read cloud-init's files, which are JSON here. That of Debian
+12 runs a script that the kernel's command line names. Both leave a unit of systemd that installs
+the bundle beside it, and tries again until that has worked.
 """
 
 import csv
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -21,82 +20,97 @@ from shoal.flash.boot import Boot, FatBoot, copy_image
 from shoal.flash.bundle import Packed, bundle, pack_runtime, read_part
 from shoal.flash.settings import Board, FlashConfig, Network, load_flash_config
 
-_OF_DEBIAN_12 = "3.11"
-Way = Literal["cloud-init", "firstrun"]
+_RADIO_COUNTRY = "cfg80211.ieee80211_regdom="
+_PYTHON_OF_DEBIAN_12 = "3.11"
+FirstStart = Literal["cloud-init", "firstrun"]
+"""How a system finds out what to do when it starts for the first time."""
 _FIRSTRUN = (
     "systemd.run=/boot/firmware/firstrun.sh",
     "systemd.run_success_action=reboot",
     "systemd.unit=kernel-command-line.target",
 )
-_START = (
-    "cp /boot/firmware/shoal/first.service /etc/systemd/system/shoal-first.service && systemctl daemon-reload"
-    " && systemctl enable --now --no-block shoal-first"
+_START_COMMAND = (
+    "cp /boot/firmware/shoal/first.service /etc/systemd/system/shoal-first.service"
+    " && systemctl daemon-reload && systemctl enable --now --no-block shoal-first"
 )
 
 
-def way_of(boot: Boot) -> Way:
-    """How the system of a card is told what to do at its first start.
+def first_start_of(boot: Boot) -> FirstStart:
+    """Return how the system of a card finds out what to do when it first starts.
 
     Raises:
-        ConfigError: it is a 32-bit system, or none that can be told.
+        ConfigError: it is a 32-bit system, or of another kind.
     """
     names = boot.names()
     if {"kernel7.img", "kernel7l.img", "kernel.img"} & names:
         raise ConfigError(
-            "this is a 32-bit system, for which there is no onnxruntime: take the 64-bit Raspberry Pi OS, which runs on"
-            " Pi 3, 4, 5 and Zero 2 W"
+            "this is a 32-bit system, for which there is no onnxruntime: take the 64-bit Raspberry "
+            "Pi OS, which runs on Pi 3, 4, 5 and Zero 2 W"
         )
     if {"user-data", "meta-data"} & names:
         return "cloud-init"
     if {"cmdline.txt", "config.txt"} <= names:
         return "firstrun"
+    content = ", ".join(sorted(names)[:8]) or "no files"
     raise ConfigError(
-        f"this is no boot partition of Raspberry Pi OS or Ubuntu: it has {', '.join(sorted(names)[:8]) or 'no files'};"
-        " name the card's first partition, where cmdline.txt and config.txt are"
+        f"this is no boot partition of Raspberry Pi OS or Ubuntu: it has {content}; name the card's "
+        "first partition, where cmdline.txt and config.txt are"
     )
 
 
-def seed(boot: Boot, config: FlashConfig, bundle: bytes, way: Way) -> None:
-    """Put a card's first start on its boot partition; a StorageError where it does not fit."""
+def seed(boot: Boot, config: FlashConfig, bundle: bytes, first_start: FirstStart) -> None:
+    """Put a card's first start on its boot partition; a StorageError if it does not fit."""
     files = {f"shoal/{name}": read_part(name) for name in ("first.service", "first.sh")}
     files["shoal/shoal.tar"] = bundle
-    if way == "cloud-init":
+    if first_start == "cloud-init":
         files |= _cloud_init(config, bundle)
     else:
         files["firstrun.sh"] = read_part("firstrun.sh")
-        files |= {f"shoal/{name}": text.encode() for name, text in _told(config)}
+        files |= {f"shoal/{name}": text.encode() for name, text in _firstrun_inputs(config)}
     if "cmdline.txt" in boot.names():
-        ours = (*_FIRSTRUN, "cfg80211.ieee80211_regdom=")
-        words = [word for word in boot.read("cmdline.txt").split() if not word.startswith(ours)]
-        words += _FIRSTRUN if way == "firstrun" else ()
-        words += [f"cfg80211.ieee80211_regdom={config.network.country}"] if config.network else []
-        files["cmdline.txt"] = (
-            f"{' '.join(words)}\n".encode()
-        )  # last, so that a card pulled out too early starts as before
+        # Last, so that a card that is pulled out too early starts as before.
+        files["cmdline.txt"] = _command_line(boot, config, first_start)
     boot.write(files)
 
 
+def _command_line(boot: Boot, config: FlashConfig, first_start: FirstStart) -> bytes:
+    """Return the kernel's command line of a card, in which an earlier seed is replaced."""
+    own_words = (*_FIRSTRUN, _RADIO_COUNTRY)
+    words = boot.read("cmdline.txt").split()
+    words = [word for word in words if not word.startswith(own_words)]
+    if first_start == "firstrun":
+        words += _FIRSTRUN
+    if config.network:
+        words.append(f"{_RADIO_COUNTRY}{config.network.country}")
+    return f"{' '.join(words)}\n".encode()
+
+
 def _cloud_init(config: FlashConfig, bundle: bytes) -> dict[str, bytes]:
-    ssh = config.ssh
-    account = {
-        "shell": "/bin/bash",
-        "groups": "sudo",
-        "sudo": "ALL=(ALL) NOPASSWD:ALL",
-        "lock_passwd": True,
-    }
+    """Return the files of cloud-init by name."""
+    users = []
+    boot_commands = []
+    run_commands = [["sh", "-c", "systemctl disable --now userconfig || true"]]
+    if config.ssh:
+        account = {
+            "name": config.ssh.user,
+            "ssh_authorized_keys": list(config.ssh.keys),
+            "shell": "/bin/bash",
+            "groups": "sudo",
+            "sudo": "ALL=(ALL) NOPASSWD:ALL",
+            "lock_passwd": True,
+        }
+        users.append(account)
+        run_commands.append(["systemctl", "enable", "--now", "ssh"])
+    if config.network:
+        boot_commands.append(["sh", "-c", "rfkill unblock wifi || true"])
+    run_commands.append(["sh", "-c", _START_COMMAND])
     user: dict[str, Any] = {
         "hostname": config.host,
         "manage_etc_hosts": True,
         "ssh_pwauth": False,
-        "users": [{"name": ssh.user, "ssh_authorized_keys": list(ssh.keys), **account}]
-        if ssh
-        else [],
-        "bootcmd": [["sh", "-c", "rfkill unblock wifi || true"]] if config.network else [],
-        "runcmd": [
-            ["sh", "-c", "systemctl disable --now userconfig || true"],
-            *([["systemctl", "enable", "--now", "ssh"]] if ssh else []),
-            ["sh", "-c", _START],
-        ],
+        "users": users,
+        "bootcmd": boot_commands,
+        "runcmd": run_commands,
     }
     network: dict[str, Any] = {
         "version": 2,
@@ -104,28 +118,32 @@ def _cloud_init(config: FlashConfig, bundle: bytes) -> dict[str, bytes]:
     }
     if config.network:
         network["wifis"] = {"wlan0": _netplan(config.network)}
-    # A new instance is one that cloud-init has not set up yet.
+    # cloud-init sets a card up once for each instance, so other content needs another instance.
     instance = hashlib.sha256(bundle + json.dumps([user, network]).encode()).hexdigest()[:16]
     documents = {
         "user-data": user,
         "network-config": network,
         "meta-data": {"instance-id": f"shoal-{instance}"},
     }
-    return {
-        name: f"#cloud-config\n{json.dumps(text, indent=1)}\n".encode()
-        for name, text in documents.items()
-    }
+    return {name: _cloud_config(document) for name, document in documents.items()}
+
+
+def _cloud_config(document: Mapping[str, Any]) -> bytes:
+    """Return a document as a file of cloud-init; JSON is YAML."""
+    return f"#cloud-config\n{json.dumps(document, indent=1)}\n".encode()
 
 
 def _netplan(wifi: Network) -> dict[str, Any]:
-    password = wifi.password.get_secret_value() if wifi.password else None
-    point: dict[str, Any] = {"hidden": True} if wifi.hidden else {}
-    if password is not None:
-        point |= (
-            {"auth": {"key-management": "sae", "password": password}}
-            if wifi.wpa3
-            else {"password": password}
-        )
+    """Return a Wi-Fi network in the form of netplan."""
+    point: dict[str, Any] = {}
+    if wifi.hidden:
+        point["hidden"] = True
+    if wifi.password:
+        password = wifi.password.get_secret_value()
+        if wifi.wpa3:
+            point["auth"] = {"key-management": "sae", "password": password}
+        else:
+            point["password"] = password
     return {
         "dhcp4": True,
         "optional": True,
@@ -134,48 +152,66 @@ def _netplan(wifi: Network) -> dict[str, Any]:
     }
 
 
-def _told(config: FlashConfig) -> Iterator[tuple[str, str]]:
-    """What firstrun.sh reads, a file for each thing, so that nothing has to be quoted."""
+def _firstrun_inputs(config: FlashConfig) -> Iterator[tuple[str, str]]:
+    """Yield the files that firstrun.sh reads: one for each value, so that none needs quotes."""
     yield "hostname", config.host + "\n"
     if config.ssh:
         yield "user", config.ssh.user + "\n"
         yield "authorized_keys", "".join(f"{key}\n" for key in config.ssh.keys)
-    if wifi := config.network:
-        ssid = ";".join(str(byte) for byte in wifi.ssid.encode())
-        text = f"[connection]\nid=shoal\ntype=wifi\n[wifi]\nmode=infrastructure\nssid={ssid};\n"
-        text += f"hidden={str(wifi.hidden).lower()}\n"
-        if wifi.password:
-            secret = wifi.password.get_secret_value().replace("\\", "\\\\").replace(" ", "\\s")
-            text += f"[wifi-security]\nkey-mgmt={'sae' if wifi.wpa3 else 'wpa-psk'}\npsk={secret}\n"
-        yield "wifi.nmconnection", text + "[ipv4]\nmethod=auto\n[ipv6]\nmethod=auto\n"
+    if config.network:
+        yield "wifi.nmconnection", _network_manager(config.network)
 
 
-def cards(path: Path) -> list[dict[str, Any]]:
-    """What each card of a fleet has of its own: keys at the top of flash.toml, from a CSV table
-    with a header.
+def _network_manager(wifi: Network) -> str:
+    """Return a Wi-Fi network as a connection of NetworkManager."""
+    ssid = ";".join(str(byte) for byte in wifi.ssid.encode())
+    text = f"[connection]\nid=shoal\ntype=wifi\n[wifi]\nmode=infrastructure\nssid={ssid};\n"
+    text += f"hidden={str(wifi.hidden).lower()}\n"
+    if wifi.password:
+        method = "sae" if wifi.wpa3 else "wpa-psk"
+        secret = wifi.password.get_secret_value()
+        secret = secret.replace("\\", "\\\\").replace(" ", "\\s")
+        text += f"[wifi-security]\nkey-mgmt={method}\npsk={secret}\n"
+    return text + "[ipv4]\nmethod=auto\n[ipv6]\nmethod=auto\n"
 
-    It has ``device`` in it; several ``files`` are separated by semicolons.
+
+def read_cards(path: Path) -> list[dict[str, Any]]:
+    """Read what each card of a fleet has for itself: keys at the top of flash.toml.
+
+    Args:
+        path: CSV table whose first line names the columns. There is a column ``device``; in
+            ``files`` semicolons separate several.
 
     Raises:
         ConfigError: it cannot be read, has no devices, or one twice.
     """
     try:
         with path.open(newline="", encoding="utf-8") as file:
-            rows = [
-                {key: value for key, value in row.items() if key and value}
-                for row in csv.DictReader(file)
-            ]
+            rows = [_filled_cells(row) for row in csv.DictReader(file)]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"cannot read the table of cards {path}: {error}") from error
     names = [row.get("device", "") for row in rows]
     if not names or "" in names:
         raise ConfigError(
-            f"{path}: every row needs a `device`, and the first line names the columns, as in device,files"
+            f"{path}: every row needs a `device`, and the first line names the columns, as in "
+            "device,files"
         )
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ConfigError(f"{path}: {', '.join(twice)} twice; two boards cannot be one device")
-    return [row | ({"files": row["files"].split(";")} if "files" in row else {}) for row in rows]
+    return [_split_files(row) for row in rows]
+
+
+def _filled_cells(row: Mapping[str, str]) -> dict[str, str]:
+    """Return the cells of a row that have a column and are not empty."""
+    return {key: value for key, value in row.items() if key and value}
+
+
+def _split_files(row: Mapping[str, str]) -> dict[str, Any]:
+    """Return a row with its ``files`` as a list."""
+    if "files" not in row:
+        return dict(row)
+    return {**row, "files": row["files"].split(";")}
 
 
 @dataclass(frozen=True)
@@ -202,73 +238,108 @@ class Batch:
 
 
 def seed_all(batch: Batch) -> Iterator[str]:
-    """Seed one card or many; yields a line for people for each.
+    """Seed one card or many, and yield a line for people for each.
 
     Raises:
-        ConfigError: something is missing, or nothing that can be seeded.
+        ConfigError: something is missing, or cannot be seeded.
         StorageError: there is no room.
     """
-    one = (batch.boot is None) != (batch.image is None)
-    many = batch.fleet is not None
-    if (not one and not (many and batch.boot is None)) or ((many or batch.image) and not batch.out):
+    _require_target(batch)
+    rows: list[dict[str, Any]] = [{}]
+    if batch.fleet:
+        rows = read_cards(batch.fleet)
+    # All configurations are read before anything is written.
+    configs = [load_flash_config(batch.config, _with_enrolment(batch, row)) for row in rows]
+    hosts = Counter(config.host for config in configs)
+    for host, count in hosts.items():
+        if count > 1:
+            raise ConfigError(
+                f"{batch.fleet}: several cards are of the host {host!r}; give each a hostname of "
+                "its own"
+            )
+    runtimes = _Runtimes(batch.wheels)
+    for config in configs:
+        place = _place_of(batch, config)
+        if batch.image is None:
+            boot = Boot(place)
+            first_start = "cloud-init" if batch.fleet else first_start_of(boot)
+            summary = _seed(config, runtimes, boot, first_start)
+        else:
+            summary = _seed_copy(batch.image, place, config, runtimes)
+        yield f"{place}: {summary}"
+
+
+def _require_target(batch: Batch) -> None:
+    """Raise a ConfigError unless a batch names what to seed, and where copies go."""
+    has_one_source = (batch.boot is None) != (batch.image is None)
+    has_table = batch.fleet is not None and batch.boot is None
+    lacks_copy = (batch.fleet is not None or batch.image is not None) and not batch.out
+    if lacks_copy or not (has_one_source or has_table):
         raise ConfigError(
             "name --boot FOLDER, or --image FILE and --out COPY, or --fleet TABLE and --out FOLDER"
         )
-    rows = cards(batch.fleet) if batch.fleet else [{}]
-    configs = [
-        load_flash_config(batch.config, _own(batch, row)) for row in rows
-    ]  # all, before anything is written
-    hosts = Counter(config.host for config in configs)
-    if twice := [host for host, count in hosts.items() if count > 1]:
-        raise ConfigError(
-            f"{batch.fleet}: several cards are of the host {twice[0]!r}; give each a hostname of its own"
-        )
-    known: dict[Board, Packed] = {}
-    for config in configs:
-        yield _seeded(batch, config, known)
 
 
-def _seeded(batch: Batch, config: FlashConfig, known: dict[Board, Packed]) -> str:
+class _Runtimes:
+    """The runtime of each kind of board, which is packed once for all cards."""
+
+    def __init__(self, wheels: Path | None) -> None:
+        self._wheels = wheels
+        self._packed: dict[Board, Packed] = {}
+
+    def bundle(self, config: FlashConfig) -> bytes:
+        """Return the bundle of a board."""
+        if config.target not in self._packed:
+            self._packed[config.target] = pack_runtime(config, self._wheels)
+        return bundle(config, self._packed[config.target])
+
+
+def _place_of(batch: Batch, config: FlashConfig) -> Path:
+    """Return the folder or image of a card; folders of a fleet's cards are made."""
     place = batch.boot or batch.out or Path()
-    if batch.fleet:
-        place /= f"{config.host}.img" if batch.image else config.host
-        for folder in (place.parent,) if batch.image else (place.parent, place):
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # cards hold keys
-    if batch.image is None:
-        boot = Boot(place)
-        return f"{place}: {_seed(batch, config, known, boot, 'cloud-init' if batch.fleet else way_of(boot))}"
-    fresh = place.with_name(f".{place.name}.new")
+    if batch.fleet is None:
+        return place
+    # Others of this machine may not read them: cards hold keys.
+    place.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if batch.image is not None:
+        return place / f"{config.host}.img"
+    folder = place / config.host
+    folder.mkdir(exist_ok=True, mode=0o700)
+    return folder
+
+
+def _seed_copy(image: Path, place: Path, config: FlashConfig, runtimes: _Runtimes) -> str:
+    """Seed a copy of an image, which has its final name once it is complete."""
+    unfinished = place.with_name(f".{place.name}.new")
     try:
-        fresh.unlink(missing_ok=True)
-        fresh.touch(mode=0o600)  # it will hold a key
-        copy_image(batch.image, fresh)
-        card = FatBoot(fresh)
-        said = _seed(batch, config, known, card, way_of(card))
-        fresh.replace(place)  # what has this name is whole
+        unfinished.unlink(missing_ok=True)
+        # Not readable by others: it will hold a key.
+        unfinished.touch(mode=0o600)
+        copy_image(image, unfinished)
+        boot = FatBoot(unfinished)
+        summary = _seed(config, runtimes, boot, first_start_of(boot))
+        unfinished.replace(place)
     except OSError as error:
         raise StorageError(
             f"cannot write {place}: {error.strerror}; name another place with --out"
         ) from error
     finally:
-        fresh.unlink(missing_ok=True)
-    return f"{place}: {said}"
+        unfinished.unlink(missing_ok=True)
+    return summary
 
 
-def _seed(
-    batch: Batch, config: FlashConfig, known: dict[Board, Packed], boot: Boot, way: Way
-) -> str:
-    if way == "firstrun" and config.python is None:
-        config = config.model_copy(update={"python": _OF_DEBIAN_12})
-    if config.target not in known:
-        known[config.target] = pack_runtime(config, batch.wheels)
-    seed(boot, config, bundle(config, known[config.target]), way)
-    return f"{config.host}, by {way}, for Python {config.target.python}"
+def _seed(config: FlashConfig, runtimes: _Runtimes, boot: Boot, first_start: FirstStart) -> str:
+    """Seed one card, and return what it has."""
+    if first_start == "firstrun" and config.python is None:
+        config = config.model_copy(update={"python": _PYTHON_OF_DEBIAN_12})
+    seed(boot, config, runtimes.bundle(config), first_start)
+    return f"{config.host}, by {first_start}, for Python {config.target.python}"
 
 
-def _own(batch: Batch, row: dict[str, Any]) -> dict[str, Any]:
-    """A row with the identity of its device.
+def _with_enrolment(batch: Batch, row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row with the enrolment file of its device, which is enrolled if it is not yet.
 
-    Who is enrolled keeps the key that a board may already have.
+    An enrolled device keeps its key, which a board may already have.
     """
     if batch.folder is None or "device" not in row:
         return row

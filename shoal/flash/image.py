@@ -1,5 +1,6 @@
-"""A card that starts by itself: Debian's arm64 packages, the agent and one board's identity, made
-without root.
+"""Makes a card that starts by itself, without root.
+
+It has Debian's arm64 packages, the agent, and the identity of one board.
 """
 
 import hashlib
@@ -9,7 +10,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -20,12 +21,15 @@ from shoal.flash.boot import is_image
 from shoal.flash.bundle import read_part, runtime_files, settings_files
 from shoal.flash.settings import FlashConfig, Network, load_flash_config
 from shoal.flash.tree import Entry, packed
-from shoal.flash.writer import Disk, find_disk, write_image
+from shoal.flash.writer import Disk, Progress, find_disk, write_image
 
 _SUITES: Mapping[str, str] = MappingProxyType({"3.11": "bookworm", "3.13": "trixie"})
 _BOARDS = {"generic-arm64", "rpi3", "rpi4", "zero2w"}
-_SECONDS = 1800
-_ROOM = 2_000_000_000  # bytes: packages unpacked, and the image
+_SCRIPT_SECONDS = 1800
+_NEEDED_BYTES = 2_000_000_000
+"""Room that a card takes while it is made: unpacked packages, and the image."""
+_ELSEWHERE = "; take `shoal flash seed` with a system of its maker, or `shoal flash bundle`"
+"""What to do about a board for which no card is made."""
 
 
 def access_files(config: FlashConfig) -> Iterator[Entry]:
@@ -63,24 +67,19 @@ def _wifi(wifi: Network) -> str:
 
     Where a network has WPA3 beside WPA2, it takes what the radio can.
     """
-    lines = [
-        f"ssid={wifi.ssid.encode().hex()}",
-        f"scan_ssid={int(wifi.hidden)}",
-    ]  # hexadecimal needs no quoting
+    # A name in hexadecimal needs no quotes.
+    lines = [f"ssid={wifi.ssid.encode().hex()}", f"scan_ssid={int(wifi.hidden)}"]
     if wifi.password is None:
-        lines += ["key_mgmt=NONE"]
+        lines.append("key_mgmt=NONE")
     else:
-        # What is quoted ends with the last quote of the line, so that a password may have some in
-        # it.
-        lines += [f'psk="{wifi.password.get_secret_value()}"']
-        lines += (
-            ["key_mgmt=SAE", "ieee80211w=2"]
-            if wifi.wpa3
-            else ["key_mgmt=WPA-PSK SAE", "ieee80211w=1"]
-        )
-    return (
-        f"country={wifi.country}\nnetwork={{\n" + "".join(f"  {line}\n" for line in lines) + "}\n"
-    )
+        # A value ends with the last quote of its line, so that a password may contain quotes.
+        lines.append(f'psk="{wifi.password.get_secret_value()}"')
+        if wifi.wpa3:
+            lines += ["key_mgmt=SAE", "ieee80211w=2"]
+        else:
+            lines += ["key_mgmt=WPA-PSK SAE", "ieee80211w=1"]
+    settings = "".join(f"  {line}\n" for line in lines)
+    return f"country={wifi.country}\nnetwork={{\n{settings}}}\n"
 
 
 @dataclass(frozen=True)
@@ -108,121 +107,170 @@ class Card:
     wheels: Path | None = None
 
 
-def make_card(
-    card: Card, confirm: Callable[[Disk], bool], told: Callable[[str, int, int], None]
-) -> Iterator[str]:
-    """Build an image, write one, or both, if the owner confirms; yields lines for people.
+def make_card(card: Card, confirm: Callable[[Disk], bool], report: Progress) -> Iterator[str]:
+    """Build an image, write one to a card, or both.
+
+    Args:
+        card: what is to be made.
+        confirm: asks the user whether a disk may be overwritten.
+        report: receives the progress of writing, see `shoal.flash.writer.write_image`.
+
+    Yields:
+        Lines for people.
 
     Raises:
-        ConfigError: something is missing, or cannot be had.
+        ConfigError: something is missing, or cannot be fetched.
         StorageError: there is no room, or the card is broken.
     """
     if card.image and not card.to:
         raise ConfigError("--image names an image to write; name the card with --to")
     if card.image and not is_image(card.image):
         raise ConfigError(
-            f"{card.image} is no image of a card; unpack it if it is packed, or build one without --image"
+            f"{card.image} is no image of a card; unpack it if it is packed, or build one without "
+            "--image"
         )
     if card.to:
-        find_disk(card.to, card.image.stat().st_size if card.image else 1)  # before minutes go
-    place = card.image
-    if place is None:
+        # A wrong card is refused before minutes are spent on an image.
+        find_disk(card.to, card.image.stat().st_size if card.image else 1)
+    image = card.image
+    if image is None:
         config = load_flash_config(card.config)
         out = card.out or Path(f"shoal-{config.host}.img")
-        place = out.with_suffix("") if out.suffix == ".zst" else out
-        yield from _built(card, config, place)
-        if out != place:
-            run_script(
-                [
-                    "zstd",
-                    "-10",
-                    "-q",
-                    "-f",
-                    "-T0",
-                    place.resolve(),
-                    "-o",
-                    out.resolve(),
-                ],
-                place.parent,
-            )
+        image = out.with_suffix("") if out.suffix == ".zst" else out
+        yield from _build(card, config, image)
+        if out != image:
+            _compress(image, out)
             yield f"{out}: {out.stat().st_size / 1e6:.0f} MB, packed"
-        listed = out.with_name(f"{out.name}.json")
-        listed.write_text(_repository(config, place, out))
-        yield f"{listed}: for Raspberry Pi Imager, as `rpi-imager --repo {listed}`; {place}.bmap: for bmaptool"
+        os_list = out.with_name(f"{out.name}.json")
+        os_list.write_text(_os_list(config, image, out))
+        yield (
+            f"{os_list}: for Raspberry Pi Imager, as `rpi-imager --repo {os_list}`; {image}.bmap: "
+            "for bmaptool"
+        )
     if card.to:
-        disk = find_disk(card.to, place.stat().st_size)
+        disk = find_disk(card.to, image.stat().st_size)
         if not card.yes and not confirm(disk):
             raise ConfigError(f"{disk.path} was left as it is")
-        write_image(place, disk.path, told)
-        yield f"{disk.path}: {place.name} written and read back; take the card out"
+        write_image(image, disk.path, report)
+        yield f"{disk.path}: {image.name} written and read back; take the card out"
 
 
-def _built(card: Card, config: FlashConfig, place: Path) -> Iterator[str]:
-    other = "; take `shoal flash seed` with a system of its maker, or `shoal flash bundle`"
+def _compress(image: Path, out: Path) -> None:
+    """Write an image as ``.zst``."""
+    command: list[str | Path] = [
+        "zstd",
+        "-10",
+        "-q",
+        "-f",
+        "-T0",
+        image.resolve(),
+        "-o",
+        out.resolve(),
+    ]
+    run_script(command, image.parent)
+
+
+def _build(card: Card, config: FlashConfig, image: Path) -> Iterator[str]:
+    """Build an image from Debian's packages; yield lines for people."""
+    _require_possible(config)
+    needs_tools()
+    image.parent.mkdir(parents=True, exist_ok=True)
+    free_bytes = shutil.disk_usage(image.parent).free
+    if free_bytes < _NEEDED_BYTES:
+        raise StorageError(
+            f"{image.parent} has {free_bytes / 1e9:.1f} GB free, and a card takes "
+            f"{_NEEDED_BYTES / 1e9:.1f}; make room"
+        )
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    suite = _SUITES[config.target.python]
+    with tempfile.TemporaryDirectory(dir=image.parent, prefix=".card-") as folder:
+        work = Path(folder).resolve()
+        inputs = script_inputs(config, card.wheels)
+        for name, data in inputs.items():
+            (work / name).write_bytes(data)
+        lock = card.lock.resolve() if card.lock else work / "lock"
+        cache = caches / "shoal" / "debian"
+        run_script(["sh", "fetch_packages.sh", suite, card.mirror, cache, lock], work)
+        yield f"{len(lock.read_text().splitlines())} packages of Debian {suite}"
+        # Not readable by others: it may hold a key.
+        (work / "card.img").touch(mode=0o600)
+        card_id = _card_id(inputs, lock)
+        as_root = [] if os.geteuid() == 0 else ["fakeroot"]
+        run_script([*as_root, "sh", "make_card.sh", config.board, card_id, "card.img"], work)
+        (work / "card.bmap").replace(f"{image}.bmap")
+        (work / "card.img").replace(image)
+    status = image.stat()
+    yield (
+        f"{image}: {status.st_size / 1e6:.0f} MB, {status.st_blocks * 512 / 1e6:.0f} of them used, "
+        f"for {config.board}"
+    )
+
+
+def _require_possible(config: FlashConfig) -> None:
+    """Raise a ConfigError if no card can be made for a board or its version of Python."""
     if config.board not in _BOARDS:
         raise ConfigError(
-            f"no card is made for {config.board}, but for {', '.join(sorted(_BOARDS))}{other}"
+            f"no card is made for {config.board}, but for {', '.join(sorted(_BOARDS))}{_ELSEWHERE}"
         )
     if config.target.python not in _SUITES:
         raise ConfigError(
-            f"Debian has no Python {config.target.python}: `python` is one of {', '.join(_SUITES)}{other}"
+            f"Debian has no Python {config.target.python}: `python` is one of "
+            f"{', '.join(_SUITES)}{_ELSEWHERE}"
         )
-    needs_tools()
-    place.parent.mkdir(parents=True, exist_ok=True)
-    if (free := shutil.disk_usage(place.parent).free) < _ROOM:
-        raise StorageError(
-            f"{place.parent} has {free / 1e9:.1f} GB free, and a card takes {_ROOM / 1e9:.1f}; make room"
-        )
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shoal" / "debian"
-    suite = _SUITES[config.target.python]
-    with tempfile.TemporaryDirectory(dir=place.parent, prefix=".card-") as folder:
-        work = Path(folder).resolve()
-        parts = _parts(config, card.wheels)
-        for name, data in parts.items():
-            (work / name).write_bytes(data)
-        lock = card.lock.resolve() if card.lock else work / "lock"
-        run_script(["sh", "fetch_packages.sh", suite, card.mirror, home, lock], work)
-        yield f"{len(lock.read_text().splitlines())} packages of Debian {suite}"
-        (work / "card.img").touch(mode=0o600)  # it may hold a key
-        inputs = [*(data for _, data in sorted(parts.items())), lock.read_bytes()]
-        id_ = hashlib.sha256(
-            b"".join(hashlib.sha256(data).digest() for data in inputs)
-        ).hexdigest()[:32]
-        as_root = [] if os.geteuid() == 0 else ["fakeroot"]
-        run_script([*as_root, "sh", "make_card.sh", config.board, id_, "card.img"], work)
-        (work / "card.bmap").replace(f"{place}.bmap")
-        (work / "card.img").replace(place)
-    size = place.stat()
-    yield f"{place}: {size.st_size / 1e6:.0f} MB, {size.st_blocks * 512 / 1e6:.0f} of them used, for {config.board}"
 
 
-def _parts(config: FlashConfig, wheels: Path | None) -> dict[str, bytes]:
-    """What the scripts work on."""
+def _card_id(inputs: Mapping[str, bytes], lock: Path) -> str:
+    """Return an id that the same inputs and packages always have, 32 hexadecimal digits."""
+    contents = [data for _, data in sorted(inputs.items())]
+    contents.append(lock.read_bytes())
+    digests = b"".join(hashlib.sha256(data).digest() for data in contents)
+    return hashlib.sha256(digests).hexdigest()[:32]
+
+
+def script_inputs(config: FlashConfig, wheels: Path | None) -> dict[str, bytes]:
+    """Return the files that the scripts read, by name."""
     scripts = ("apt.conf", "card.init", "fetch_packages.sh", "make_card.sh")
-    parts = {name: read_part(name) for name in scripts}
+    inputs = {name: read_part(name) for name in scripts}
     for name in ("card.links", "card.modules"):
-        parts[name] = "".join(f"{line}\n" for line in _lines(name, config)).encode()
-    names = [word for line in _lines("card.packages", config) for word in line.split()]
-    parts["wanted"] = "".join(f"{name}\n" for name in names if name[0] != "-").encode()
-    parts["wanted-here"] = f"python{config.target.python}-minimal\n".encode()
-    parts["left-out"] = "".join(f"{name[1:]}\n" for name in names if name[0] == "-").encode()
-    ours = [
+        inputs[name] = _file_of_lines(_lines(name, config))
+    wanted = []
+    left_out = []
+    for line in _lines("card.packages", config):
+        for name in line.split():
+            if name.startswith("-"):
+                left_out.append(name[1:])
+            else:
+                wanted.append(name)
+    inputs["wanted"] = _file_of_lines(wanted)
+    inputs["wanted-here"] = _file_of_lines([f"python{config.target.python}-minimal"])
+    inputs["left-out"] = _file_of_lines(left_out)
+    inputs["ours.tar"] = packed(_own_files(config, wheels), compress=False)
+    return inputs
+
+
+def _file_of_lines(lines: Iterable[str]) -> bytes:
+    """Return lines as the content of a file."""
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def _own_files(config: FlashConfig, wheels: Path | None) -> list[Entry]:
+    """Return the files of the card that are of no package of Debian."""
+    entries = [
         *runtime_files(config, wheels),
         *settings_files(config),
         *access_files(config),
+        Entry("usr/lib/systemd/system/shoal-first.service", read_part("first.service")),
+        Entry("etc/hostname", f"{config.host}\n".encode()),
     ]
-    ours += [Entry("usr/lib/systemd/system/shoal-first.service", read_part("first.service"))]
-    ours += [Entry("etc/hostname", f"{config.host}\n".encode())]
     with as_file(files("shoal.flash") / "files" / "card") as folder:
-        own = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-        ours += [Entry(path.relative_to(folder).as_posix(), path.read_bytes()) for path in own]
-    return {**parts, "ours.tar": packed(ours, compress=False)}
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                entries.append(Entry(path.relative_to(folder).as_posix(), path.read_bytes()))
+    return entries
 
 
-def _repository(config: FlashConfig, image: Path, out: Path) -> str:
-    """A list with one image, as Raspberry Pi Imager reads it (os-list-schema.json of its
-    documentation).
-    """
+def _os_list(config: FlashConfig, image: Path, out: Path) -> str:
+    """Return a list with one image, as Raspberry Pi Imager reads it (its os-list-schema.json)."""
     digest = hashlib.sha256()
     with image.open("rb") as file:
         while data := file.read(1 << 20):
@@ -241,45 +289,50 @@ def _repository(config: FlashConfig, image: Path, out: Path) -> str:
 
 
 def _lines(name: str, config: FlashConfig) -> Iterator[str]:
-    """Lines of a file that apply.
+    """Yield the lines of a file that apply to a card.
 
-    Those that begin with the name of a table are for cards that have it.
+    Lines that begin with the name of a table of flash.toml are for cards that have it.
     """
-    for line in read_part(name).decode().replace("@PYTHON@", config.target.python).splitlines():
-        table, _, rest = line.rpartition(": ")
-        if line[:1] != "#" and (not table or getattr(config, table)):
-            yield rest
+    text = read_part(name).decode().replace("@PYTHON@", config.target.python)
+    for line in text.splitlines():
+        table, _, content = line.rpartition(": ")
+        is_comment = line.startswith("#")
+        if not is_comment and (not table or getattr(config, table)):
+            yield content
 
 
 def needs_tools() -> None:
-    """A ConfigError that says how to install the programs that make a card and are missing here."""
-    rows = [line.split() for line in read_part("card.tools").decode().splitlines()]
-    missing = sorted(
-        {package for tool, package in rows if shutil.which(tool, path=_path()) is None}
-    )
+    """Raise a ConfigError that names the packages of programs that are missing here."""
+    missing = set()
+    for line in read_part("card.tools").decode().splitlines():
+        program, package = line.split()
+        if shutil.which(program, path=_path()) is None:
+            missing.add(package)
     if missing:
         raise ConfigError(
-            f"a card is made with programs that are missing here: apt install {' '.join(missing)}"
+            "a card is made with programs that are missing here: apt install "
+            f"{' '.join(sorted(missing))}"
         )
 
 
 def run_script(command: Sequence[str | Path], folder: Path) -> None:
-    """Run a program in a folder to its end; a ConfigError with its last words where it fails."""
+    """Run a program in a folder to its end; a ConfigError has its last words if it fails."""
     try:
         subprocess.run(  # noqa: S603  (scripts of our own)
             list(map(str, command)),
             capture_output=True,
             text=True,
-            timeout=_SECONDS,
+            timeout=_SCRIPT_SECONDS,
             check=True,
             cwd=folder,
             env={**os.environ, "PATH": _path()},
         )
     except (OSError, subprocess.SubprocessError) as error:
-        said = (getattr(error, "stderr", None) or str(error)).split()[-80:]
-        raise ConfigError(f"the card was not made: {' '.join(said)}") from error
+        output = getattr(error, "stderr", None) or str(error)
+        last_words = output.split()[-80:]
+        raise ConfigError(f"the card was not made: {' '.join(last_words)}") from error
 
 
 def _path() -> str:
-    # what root has at hand an ordinary user may run, too
+    """Return where programs are searched: what root has in its path other users may run, too."""
     return f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"

@@ -1,6 +1,4 @@
-"""Files as they will lie on a board, and archives of them that are the same bytes for the same
-files.
-"""
+"""Files as they will lie on a board, and reproducible archives of them."""
 
 import gzip
 import io
@@ -14,9 +12,13 @@ _LEVEL = 6
 
 @dataclass(frozen=True)
 class Entry:
-    """A file on a board, its path from the root without the slash in front.
+    """A file on a board.
 
-    Of a link the content says where to.
+    Attributes:
+        path: from the root, without the slash in front.
+        data: its content; of a link the path that it points to.
+        mode: its permissions.
+        link: whether it is a symbolic link.
     """
 
     path: str
@@ -32,32 +34,52 @@ def packed(
     folders: bool = False,
     compress: bool = True,
 ) -> bytes:
-    """A tar archive of entries below a prefix; all belongs to root, nothing has a time.
+    """Return a tar archive that has the same bytes for the same entries.
 
-    Folders have entries of their own if they are asked for, as dpkg needs; without them those of a
-    board stay as they are where it is unpacked.
+    Everything in it belongs to root and has no time.
+
+    Args:
+        entries: files and links, which the archive has in the order of their paths.
+        prefix: folder, with its slash, that is put before each path.
+        folders: whether folders have entries, as dpkg needs. Without them the folders of a board
+            stay as they are when the archive is unpacked.
+        compress: whether to compress it by gzip.
     """
     buffer = io.BytesIO()
-    made: set[PurePosixPath] = set()
+    added: set[PurePosixPath] = set()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as archive:
-        for entry in sorted(entries, key=lambda each: each.path):
-            for parent in reversed(PurePosixPath(entry.path).parents) if folders else ():
-                if parent not in made:
-                    made.add(parent)
-                    folder = tarfile.TarInfo(prefix if str(parent) == "." else f"{prefix}{parent}")
-                    folder.type = tarfile.DIRTYPE
-                    folder.mode = 0o755
-                    archive.addfile(folder)
-            info = tarfile.TarInfo(f"{prefix}{entry.path}")
-            info.mode = entry.mode
-            if entry.link:
-                info.type, info.linkname, info.mode = (
-                    tarfile.SYMTYPE,
-                    entry.data.decode(),
-                    0o777,
-                )
-                archive.addfile(info)
-            else:
-                info.size = len(entry.data)
-                archive.addfile(info, io.BytesIO(entry.data))
-    return gzip.compress(buffer.getvalue(), _LEVEL, mtime=0) if compress else buffer.getvalue()
+        for entry in sorted(entries, key=lambda entry: entry.path):
+            if folders:
+                _add_folders(archive, PurePosixPath(entry.path), prefix, added)
+            _add_entry(archive, entry, prefix)
+    if compress:
+        return gzip.compress(buffer.getvalue(), _LEVEL, mtime=0)
+    return buffer.getvalue()
+
+
+def _add_folders(
+    archive: tarfile.TarFile, path: PurePosixPath, prefix: str, added: set[PurePosixPath]
+) -> None:
+    """Add the folders above a path that the archive does not have yet."""
+    for folder in reversed(path.parents):
+        if folder in added:
+            continue
+        added.add(folder)
+        info = tarfile.TarInfo(prefix if str(folder) == "." else f"{prefix}{folder}")
+        info.type = tarfile.DIRTYPE
+        info.mode = 0o755
+        archive.addfile(info)
+
+
+def _add_entry(archive: tarfile.TarFile, entry: Entry, prefix: str) -> None:
+    """Add a file or a link."""
+    info = tarfile.TarInfo(f"{prefix}{entry.path}")
+    if entry.link:
+        info.type = tarfile.SYMTYPE
+        info.linkname = entry.data.decode()
+        info.mode = 0o777
+        archive.addfile(info)
+        return
+    info.mode = entry.mode
+    info.size = len(entry.data)
+    archive.addfile(info, io.BytesIO(entry.data))

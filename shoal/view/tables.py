@@ -1,50 +1,69 @@
-"""The results of `shoal reproduce` in a folder: their tables, and the stores of their runs."""
+"""Reads the results of `shoal reproduce` in a folder: their tables, and the stores of their runs."""
 
 import csv
 from contextlib import suppress
 from pathlib import Path
 
-_TABLES, _RUNS = (
-    "*/*/*.csv",
-    "seed-*/store/shoal.db",
-)  # below the folder of all results; runs lie a few folders deeper
-_DEPTH = 8  # from a store up to that folder at most
-_MOST_BYTES = 10_000_000  # of a file; the longest table so far has 50 kB
+Rows = list[dict[str, str]]
+
+# Patterns below the folder of all results. Runs lie a few folders deeper than tables.
+_TABLES = "*/*/*.csv"
+_RUNS = "seed-*/store/shoal.db"
+_MOST_LEVELS = 8
+"""Bound on the folders between a store and the folder of all results."""
+_MOST_BYTES = 10_000_000
+"""Bound on the size of a table; the longest so far has 50 kB."""
+_HEADER = "table,scale,arm,figure,"
 
 
 def store_of(folder: Path) -> Path:
-    """The store that a folder is, or, where it holds results, that of the run that was written
-    last.
-    """
+    """Return the store that a folder is, or in a folder of results that of the newest run."""
     if (folder / "shoal.db").exists() or not any(folder.glob(_TABLES)):
         return folder
-    return max(
-        folder.rglob(_RUNS),
-        key=lambda path: path.stat().st_mtime,
-        default=folder / "shoal.db",
-    ).parent
+    databases = list(folder.rglob(_RUNS))
+    if not databases:
+        return folder
+    newest = max(databases, key=lambda path: path.stat().st_mtime)
+    return newest.parent
 
 
-def tables(store: Path) -> dict[str, list[dict[str, str]]]:
-    """The rows of the tables among whose runs a store lies, by file.
+def tables(store: Path) -> dict[str, Rows]:
+    """Return the rows of the tables that the run of a store belongs to, by file.
 
-    None where it is the store of anything else.
+    There are none for the store of anything but a run of `shoal reproduce`.
     """
-    above = store.resolve().parents[: _DEPTH if store.resolve().match("seed-*/*") else 0]
-    folder = next((each for each in above if any(each.glob(_TABLES))), store)
-    found = {}
-    for path in sorted(folder.glob(_TABLES)) if above else ():
-        with (
-            suppress(OSError, ValueError, csv.Error),
-            path.open(encoding="utf-8", newline="") as file,
-        ):
-            if path.stat().st_size <= _MOST_BYTES and file.readline().startswith(
-                "table,scale,arm,figure,"
-            ):
-                file.seek(0)
-                rows = [
-                    {k: v for k, v in row.items() if k and v is not None}
-                    for row in csv.DictReader(file)
-                ]
-                found[path.relative_to(folder).as_posix()] = rows
-    return found
+    folder = _folder_of_results(store.resolve())
+    if folder is None:
+        return {}
+    rows_by_file = {}
+    for path in sorted(folder.glob(_TABLES)):
+        # A table that is being written, or a file that is none, is left out.
+        with suppress(OSError, ValueError, csv.Error):
+            rows = _read_table(path)
+            if rows is not None:
+                rows_by_file[path.relative_to(folder).as_posix()] = rows
+    return rows_by_file
+
+
+def _folder_of_results(store: Path) -> Path | None:
+    """Return the folder above a store that holds tables."""
+    if not store.match("seed-*/*"):
+        return None
+    for folder in store.parents[:_MOST_LEVELS]:
+        if any(folder.glob(_TABLES)):
+            return folder
+    return None
+
+
+def _read_table(path: Path) -> Rows | None:
+    """Read a table; None for another file."""
+    with path.open(encoding="utf-8", newline="") as file:
+        if path.stat().st_size > _MOST_BYTES or not file.readline().startswith(_HEADER):
+            return None
+        file.seek(0)
+        return [_named_cells(row) for row in csv.DictReader(file)]
+
+
+def _named_cells(row: dict[str, str]) -> dict[str, str]:
+    """Return the cells that have a column and are there; a short or long row lacks one of both."""
+    return {name: cell for name, cell in row.items() if name and cell is not None}

@@ -11,7 +11,6 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from shoal.cli.explained import show_round
 
 from broker_server.store import Store, TaskPhase, queries
 from broker_server.store.explaining import explain_round
@@ -19,6 +18,7 @@ from fleet_protocol.control import FleetChanged, RoundClosed, RoundStarted
 from fleet_protocol.errors import PlanError, RefusalReason
 from fleet_protocol.messages import Cancel, Refuse, UploadAck, UploadRefused
 from fleet_protocol.weights import encode_weights
+from shoal.cli.views.explained_round import show_round
 from tests.broker_server.peer import Peer, honest, profile, silent
 from tests.broker_server.test_refused_runs import prepare
 from tests.broker_server.test_resume import start_dying, weights_of
@@ -270,18 +270,21 @@ def test_nothing_is_stale_where_all_are_waited_for(url, config, running, fleet):
 @pytest.mark.parametrize(
     ("tables", "why"),
     [
-        ({"strategy": {"name": "inclusivefl"}}, "inclusivefl does not average entry by entry"),
-        ({"strategy": {"name": "fedmedian"}}, "fedmedian does not average"),
+        (
+            {"strategy": {"name": "inclusivefl"}},
+            "strategy inclusivefl .*moves by the mean, entry by entry",
+        ),
+        ({"strategy": {"name": "fedmedian"}}, "strategy fedmedian .*moves by the mean"),
         (
             {"strategy": {"name": "fedrolex", "fedrolex": {"weighting": "width"}}},
-            "does not average",
+            "strategy fedrolex .*moves by the mean",
         ),
-        ({"strategy": {"name": "whalefl"}}, "choose their tier by rounds"),
+        ({"strategy": {"name": "whalefl"}}, "do not choose their tier"),
     ],
 )
 def test_methods_that_need_updates_of_one_version_are_refused(config, tables, why):
     """When the run is planned, with what to do instead."""
-    with pytest.raises(PlanError, match=rf"{why}.*, or remove buffer"):
+    with pytest.raises(PlanError, match=rf"{why}.*; remove round.buffer, or take heterofl"):
         prepare(config, round={"buffer": 2}, **tables)
 
 
@@ -291,5 +294,7 @@ def test_methods_that_average_what_has_changed_are_taken(config, name):
 
 
 def test_over_selection_has_no_place_beside_a_buffer(config):
-    with pytest.raises(ValueError, match="leave one of the two out"):
-        config(round={"buffer": 2, "over_selection": 0.5})
+    with pytest.raises(
+        PlanError, match=r"round\.buffer and round\.over_selection do not go together"
+    ):
+        prepare(config, round={"buffer": 2, "over_selection": 0.5})

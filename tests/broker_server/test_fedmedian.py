@@ -12,6 +12,7 @@ from fleet_protocol.errors import PlanError
 from fleet_protocol.messages import TaskMetrics
 from tests.broker_server.methods import built, merged
 from tests.broker_server.test_merge import layout_of, plan_of
+from tests.broker_server.test_refused_runs import prepare
 from tests.models.layouts import scatter
 
 LAYOUT = layout_of(
@@ -116,7 +117,8 @@ def test_arrival_order_does_not_matter():
         np.testing.assert_array_equal(first[name], second[name])
 
 
-def test_weights_by_samples_are_refused():
+def test_weights_by_samples_are_refused(config):
     """A median of weighted devices is another method."""
-    with pytest.raises(PlanError, match="counts every device alike"):
-        merge([], weighting="samples")
+    strategy = {"name": "fedmedian", "weighting": "samples"}
+    with pytest.raises(PlanError, match="strategy fedmedian needs that all updates count alike"):
+        prepare(config, strategy=strategy)

@@ -13,7 +13,8 @@ from broker_server.rounds.artifacts import load_artifacts
 from broker_server.rounds.fleet import Fleet
 from broker_server.rounds.run_context import load_others, prepare_run
 from broker_server.service.authority import Founding, found_fleet
-from broker_server.service.rollout import Carrier, begin, keep_rollout, read_rollout
+from broker_server.service.rollout import read_rollout, start_rollout, store_rollout
+from broker_server.service.rollout_service import RolloutService
 from broker_server.store import Store
 from fleet_protocol.errors import ConfigError, PlanError
 from fleet_protocol.messages import DeviceProfile, DeviceStatus
@@ -99,13 +100,13 @@ def test_tasks_name_them_for_boards_that_have_passed(
     settings = config()
     found_fleet(folder, Founding("lab", "h"))
     new = load_others(settings, others(clipped))
-    begin(folder, {}, 90, new, stages=(1.0,), within_seconds=60.0, most_failed=0.5, gate=1)
+    start_rollout(folder, {}, 90, new, stages=(1.0,), within_seconds=60.0, most_failed=0.5, gate=1)
     number = read_rollout(folder).release.number
-    carrier = Carrier(folder, lambda: dict.fromkeys("ab", b'{"revoked": "00"}'))
+    service = RolloutService(folder, lambda: dict.fromkeys("ab", b'{"revoked": "00"}'))
     blobs = Blobs()
-    monkeypatch.setattr("broker_server.service.rollout._LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("broker_server.service.rollout_service._LOOK_SECONDS", 0.0)
     context = prepare_run("r", settings, load_artifacts(artifacts, ARCH, chunk_bytes=1024))
-    context = replace(context, sets=carrier.sets)
+    context = replace(context, sets=service.sets)
     (item, *_), other = context.tiers, new.tiers
 
     def named(store, **lines):
@@ -113,7 +114,7 @@ def test_tasks_name_them_for_boards_that_have_passed(
         for name, line in lines.items():
             fleet.receive(DeviceStatus(fleet="lab", device=name, online=True, state="idle"))
             fleet.receive(DeviceProfile(fleet="lab", device=name, profile=profile(sets=line)))
-        carrier.turn(fleet, blobs, store)
+        service.update(fleet, blobs, store)
         return {name for name in lines if context.set_of(name, item) == other[item.tier.id].ref}
 
     begun = "running 0 0 0"
@@ -129,25 +130,25 @@ def test_tasks_name_them_for_boards_that_have_passed(
         assert named(store, a=begun, b=passed) == {"b"}
         assert named(store, a=passed, b=passed) == {"a", "b"}
         judged = read_rollout(folder).model_copy(update={"judged": {"a": "in a round: it died"}})
-        keep_rollout(folder, lambda: judged)
+        store_rollout(folder, lambda: judged)
         assert named(store, a=passed, b=passed) == {"b"}
-        carrier._began = 0.0  # who was asked before has its time again
+        service._began = 0.0  # who was asked before has its time again
         assert named(store, a=passed, b=passed) == {"b"}
         late = {"asked": {"a": time.time() - 61, "b": time.time()}, "judged": {}}
-        keep_rollout(folder, lambda: judged.model_copy(update=late))
+        store_rollout(folder, lambda: judged.model_copy(update=late))
         assert named(store, a=passed, b=passed) == {"b"}  # silent since
         strange = replace(item, manifest=item.manifest.model_copy(update={"arch": "another"}))
         assert context.set_of("b", strange) == item.ref
-        keep_rollout(folder, lambda: judged.model_copy(update={"stopped": "too many failed"}))
+        store_rollout(folder, lambda: judged.model_copy(update={"stopped": "too many failed"}))
         assert named(store, a=passed, b=passed) == set()
-        keep_rollout(folder, lambda: judged)
+        store_rollout(folder, lambda: judged)
         members = {"b"}
-        carrier = Carrier(folder, lambda: {"b": b'{"revoked": "00"}'}, lambda: members)
+        service = RolloutService(folder, lambda: {"b": b'{"revoked": "00"}'}, lambda: members)
         fleet = Fleet()
         for name in "ab":
             store.record_device(DeviceStatus(fleet="lab", device=name, online=True, state="idle"))
             fleet.receive(DeviceStatus(fleet="lab", device=name, online=True, state="idle"))
-        carrier.turn(fleet, blobs, store)
+        service.update(fleet, blobs, store)
         assert set(read_rollout(folder).asked) == {
             "b"
         }  # a was revoked, and is waited for no longer
@@ -163,7 +164,7 @@ def test_tasks_name_them_for_boards_that_have_passed(
         members.add(
             "a"
         )  # as after a time of a wrong clock: a board that is connected says nothing new
-        carrier.turn(fleet, blobs, store)
+        service.update(fleet, blobs, store)
         assert fleet.online == ("a", "b")
         assert [(device.online, device.state) for device in store.devices()] == [(True, "idle")] * 2
     finally:

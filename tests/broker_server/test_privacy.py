@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
-from broker_server.settings import pairs
+from broker_server.settings.combinations import TABLE, Trait, parts_of
 from broker_server.settings.fleet import FleetConfig
 from broker_server.settings.privacy import PrivacyConfig
 from broker_server.store import Store, privacy_spent, queries
@@ -213,27 +214,46 @@ USES = {
     "label rule": {"strategy": {"label_rule": True}},
     "encoding": {"upload": {"encoding": "int8"}},
     "largest entries": {"upload": {"encoding": "topk"}},
+    "rounded weights": {"download": {"encoding": "fp16"}},
     "over-selection": {"round": {"over_selection": 0.5}},
     "buffer": {"round": {"buffer": 2}},
     "central noise": {"privacy": HIDDEN},
     "local noise": LOCAL,
     "secure sum": {"secure_sum": {"clip": 1.0}},
 }
-NAMES = {
-    "norm bound": "`norm_bound`",
-    "refused weights": '`beyond_weight = "refuse"`',
-    "median or trimmed mean": '`merge = "median"`, `"trimmed_mean"`',
-    "krum": '`merge = "krum"`',
-    "weights by samples": '`weighting = "samples"`',
-    "label rule": "`label_rule = true`",
-    "encoding": "`encoding`",
-    "largest entries": '`encoding = "topk"`',
-    "over-selection": "`over_selection`",
-    "buffer": "`buffer`",
-    "central noise": '`where = "central"`',
-    "local noise": '`where = "local"`',
-    "secure sum": "`[secure_sum]`",
-}
+WRONG = (
+    ("norm bound", "central noise", Trait.INDEPENDENT),
+    ("refused weights", "central noise", Trait.INDEPENDENT),
+    ("median or trimmed mean", "central noise", Trait.INDEPENDENT),
+    ("krum", "central noise", Trait.INDEPENDENT),
+    ("median or trimmed mean", "buffer", Trait.ONE_VERSION),
+    ("krum", "buffer", Trait.ONE_VERSION),
+    ("weights by samples", "median or trimmed mean", Trait.ALIKE),
+    ("weights by samples", "central noise", Trait.ALIKE),
+    ("label rule", "central noise", Trait.LABELS_HIDDEN),
+    ("label rule", "local noise", Trait.LABELS_HIDDEN),
+    ("buffer", "central noise", Trait.KNOWN_COUNT),
+    ("norm bound", "secure sum", Trait.SINGLE),
+    ("refused weights", "secure sum", Trait.SINGLE),
+    ("median or trimmed mean", "secure sum", Trait.SINGLE),
+    ("krum", "secure sum", Trait.SINGLE),
+    ("weights by samples", "secure sum", Trait.ALIKE),
+    ("label rule", "secure sum", Trait.LABELS_HIDDEN),
+    ("encoding", "secure sum", Trait.SINGLE),
+    ("largest entries", "secure sum", Trait.SINGLE),
+    ("largest entries", "median or trimmed mean", Trait.WHOLE),
+    ("largest entries", "krum", Trait.WHOLE),
+    ("rounded weights", "median or trimmed mean", Trait.MEAN_OF_CHANGES),
+    ("over-selection", "secure sum", Trait.COMPLETE),
+    ("over-selection", "buffer", Trait.LATE_COUNTS),
+    ("buffer", "secure sum", Trait.ONE_VERSION),
+    ("local noise", "secure sum", Trait.SERVER_NOISE),
+)
+EXCLUSIVE = (  # values of one key
+    {"median or trimmed mean", "krum"},
+    {"central noise", "local noise"},
+    {"encoding", "largest entries"},
+)
 
 
 def both(one, other):
@@ -244,34 +264,68 @@ def both(one, other):
     return tables
 
 
-@pytest.mark.parametrize("wrong", pairs.WRONG, ids=lambda wrong: "-".join(wrong.pair))
-def test_a_wrong_pair_is_refused_and_its_remedy_works(config, wrong):
-    """When it is planned; what the remedy says to set makes a run of it."""
-    tables = both(*wrong.pair)
-    with pytest.raises(PlanError) as found:
-        prepare(config, **tables)
-    assert wrong.remedy in str(found.value)
-    if wrong.remedy.startswith("remove round."):
-        del tables["round"][wrong.remedy.removeprefix("remove round.")]
-    else:
-        key, value = wrong.remedy.removeprefix("set ").partition(":")[0].split(" = ")
-        table, name = key.split(".")
+def followed(tables, remedy):
+    """Tables of a run after somebody did what a remedy says."""
+    tables = {table: dict(keys) for table, keys in tables.items()}
+    verb, _, rest = remedy.partition(" ")
+    if rest.startswith("["):
+        del tables[rest.strip("[]")]
+        return tables
+    key, _, value = rest.partition(" = ")
+    table, name = key.split(".")
+    tables[table].pop(name, None)
+    if verb == "set":
         tables[table][name] = json.loads(value)
-    assert prepare(config, **tables).strategy.name == "heterofl"
+    return tables
+
+
+@pytest.mark.parametrize(("one", "other", "trait"), WRONG)
+def test_a_wrong_pair_is_refused_and_both_remedies_work(config, one, other, trait):
+    """The message names both, says what one of them needs, and how to have a run without either."""
+    tables = both(one, other)
+    with pytest.raises(PlanError, match=re.escape(trait.value)) as refused:
+        prepare(config, **tables)
+    names, _, rest = str(refused.value).partition(" do not go together: ")
+    remedies = rest.rpartition("; ")[2].split(", or ")
+    parts = {row.part.name: row.part.remedy for row in TABLE}
+    assert [parts[name] for name in names.split(" and ")] == remedies
+    for remedy in remedies:
+        assert prepare(config, **followed(tables, remedy)).strategy.name == "heterofl"
 
 
 def test_every_other_pair_is_planned(config):
-    """What the table does not name goes together."""
-    wrong = {frozenset(item.pair) for item in pairs.WRONG}
-    assert set(USES) == set(pairs.USED)
+    """What is not in the list of wrong pairs goes together."""
+    wrong = [{one, other} for one, other, _ in WRONG]
+    assert len(USES) == len(TABLE)
     for one, other in itertools.combinations(USES, 2):
-        if frozenset((one, other)) not in wrong and {one, other} not in (
-            {"median or trimmed mean", "krum"},
-            {"central noise", "local noise"},
-            {"buffer", "over-selection"},
-        ):
+        if {one, other} not in wrong and {one, other} not in EXCLUSIVE:
             context = prepare(config, **both(one, other))
-            assert all(pairs.USED[name](context.config) for name in (one, other)), (one, other)
+            assert len(parts_of(context.config)) >= 2, (one, other)
+
+
+@pytest.mark.parametrize("tables", [{"privacy": HIDDEN}, {"secure_sum": {"clip": 1.0}}])
+def test_a_default_yields_to_what_a_user_adds(config, tables):
+    """The norm bound is off where it would conflict, also after the configuration was stored; who
+    writes it is told.
+    """
+    made = config(**tables, **BY_THE_SERVER)
+    assert made.robust.norm_bound == 0
+    stored = FleetConfig.model_validate_json(made.model_dump_json())
+    assert stored == made
+    assert not stored.differing_settings(made.model_dump_json())
+    assert prepare(config, **tables, **BY_THE_SERVER).config.robust.norm_bound == 0
+    assert config(**LOCAL).robust.norm_bound == 5
+    for keys in ({"norm_bound": 5}, {"beyond_norm": "clip"}):
+        with pytest.raises(PlanError, match=r"robust\.norm_bound.* do not go together"):
+            prepare(config, **tables, **BY_THE_SERVER, robust=keys)
+
+
+def test_a_median_is_not_told_to_be_no_heterofl(config):
+    """With weights that are rounded on their way it was told to take the method that it was."""
+    tables = {"robust": {"merge": "median"}, "download": {"encoding": "int8"}}
+    with pytest.raises(PlanError, match=r"download\.encoding and robust\.merge") as refused:
+        prepare(config, **tables)
+    assert "heterofl" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -286,28 +340,37 @@ def test_methods_that_take_a_plain_mean_are_asked_to_change_nothing(config, stra
     tables = {"strategy": strategy, "robust": {"norm_bound": 0}, **BY_THE_SERVER}
     assert prepare(config, strategy=strategy, **LOCAL).strategy.name == strategy["name"]
     for keys in ({"privacy": HIDDEN}, {"secure_sum": {"clip": 1.0}}):
-        with pytest.raises(PlanError, match="does not average entry by entry"):
+        with pytest.raises(
+            PlanError, match=r"strategy .* needs that the global model moves by the mean"
+        ):
             prepare(config, **tables, **keys)
 
 
 def test_the_page_shows_the_table():
-    """docs/privacy.md has the pairs that are refused, with reason and remedy."""
+    """docs/privacy.md has the parts of a run with what they need and break."""
     page = (Path(__file__).parents[2] / "docs" / "privacy.md").read_text()
     rows = [line for line in page.splitlines() if line.startswith("| `")]
-    told = [
-        f"| {NAMES[a.pair[0]]} | {NAMES[a.pair[1]]} | {a.why} | {a.remedy} |" for a in pairs.WRONG
+
+    def clauses(traits):
+        return "; ".join(trait.value for trait in Trait if trait in traits)
+
+    parts = [row.part for row in TABLE]
+    table = [
+        f"| `{part.name}` | {clauses(part.needs)} | {clauses(part.breaks)} |" for part in parts
     ]
-    assert [row for row in rows if row.count("|") == 5] == told
+    assert [row for row in rows if row.count("|") == 4 and " and " not in row[:4]][
+        -len(table) :
+    ] == table
 
 
 @pytest.mark.parametrize(
     ("tables", "message"),
     [
-        ({**CENTRAL, "strategy": {"name": "fedmedian"}}, "does not average"),
-        ({**CENTRAL, "strategy": {"name": "whalefl"}}, "choose their tier"),
-        ({**LOCAL, "strategy": {"name": "whalefl"}}, "choose their tier"),
+        ({**CENTRAL, "strategy": {"name": "fedmedian"}}, "moves by the mean, entry by entry"),
+        ({**CENTRAL, "strategy": {"name": "whalefl"}}, "do not choose their tier"),
+        ({**LOCAL, "strategy": {"name": "whalefl"}}, "do not choose their tier"),
         ({**CENTRAL, "evaluation": {}}, 'set evaluation.statistics = "server-batch"'),
-        ({**SUMS, "strategy": {"name": "fedmedian"}}, "does not average"),
+        ({**SUMS, "strategy": {"name": "fedmedian"}}, "moves by the mean, entry by entry"),
         ({**SUMS, "strategy": {"name": "federated_dropout"}}, "take heterofl with plan"),
         ({**SUMS, "strategy": {"plan": "random"}}, "take heterofl with plan"),
         ({**SUMS, "evaluation": {}}, 'set evaluation.statistics = "server-batch"'),
@@ -323,11 +386,14 @@ def test_what_passes_the_noise_by_is_refused(config, tables, message):
 @pytest.mark.parametrize(
     ("strategy", "message"),
     [
-        ({"name": "fedrolex"}, "plans that stay, those of fedrolex move"),
-        ({"plan": "random"}, 'take "int8", which needs no memory'),
+        (
+            {"name": "fedrolex"},
+            "fedrolex, which moves the units of .* stay the same from round to round",
+        ),
+        ({"plan": "random"}, 'set upload.encoding = "int8"'),
         (
             {"name": "fedmedian"},
-            "what is not sent counts as not changed: fedmedian does not average",
+            'encoding = "topk" needs that the global model moves by the mean',
         ),
     ],
 )

@@ -17,7 +17,7 @@ from broker_server.store import Store, TaskPhase
 from broker_server.updates.bounds import Measured, lower_median, screen
 from broker_server.updates.distance import measure
 from broker_server.updates.krum import left_out, squared_distances
-from broker_server.updates.quarantine import judged, quarantined
+from broker_server.updates.quarantine import quarantine_ends, quarantined
 from fleet_protocol import control
 from fleet_protocol.digests import blob_path
 from fleet_protocol.errors import ConfigError, PlanError, RefusalReason
@@ -158,7 +158,7 @@ def test_quarantine_follows_from_refusals_and_ends():
 
     def until(*phases, releases=None):
         history = [("d", number, phase) for number, phase in enumerate(phases, 1)]
-        return judged(history, releases or {}, config).get("d")
+        return quarantine_ends(history, releases or {}, config).get("d")
 
     assert until(REFUSED, REFUSED) is None
     assert until(REFUSED, REFUSED, REFUSED) == 8
@@ -264,30 +264,30 @@ def test_a_robust_merge_is_a_setting_of_every_selective_average(name):
     [
         (
             {"strategy": {"name": "inclusivefl"}, "robust": {"merge": "median"}},
-            "merges in a way of its own",
+            "needs that the method lets its merge be replaced",
         ),
         (
             {"strategy": {"name": "fedmedian"}, "robust": {"merge": "trimmed_mean"}},
-            "take the strategy heterofl",
+            "strategy fedmedian .*method lets its merge be replaced",
         ),
         (
             {
                 "strategy": {"name": "fedrolex", "fedrolex": {"weighting": "width"}},
                 "robust": {"merge": "trimmed_mean"},
             },
-            "merges in a way of its own",
+            "needs that the method lets its merge be replaced",
         ),
         (
             {"strategy": {"weighting": "samples"}, "robust": {"merge": "median"}},
-            "counts every device alike",
+            "needs that all updates count alike",
         ),
         (
             {"strategy": {"plan": "random"}, "robust": {"merge": "krum"}},
-            "every device has one of its own",
+            "needs that all devices of a tier share one plan",
         ),
         (
             {"strategy": {"name": "federated_dropout"}, "robust": {"merge": "krum"}},
-            "every device has one of its own",
+            "needs that all devices of a tier share one plan",
         ),
     ],
 )

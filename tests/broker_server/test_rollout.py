@@ -14,14 +14,14 @@ from broker_server.service.authority import (
     sign_release,
 )
 from broker_server.service.rollout import (
-    Rollout,
-    begin,
-    keep_rollout,
     read_rollout,
-    rollouts,
+    read_rollouts,
+    start_rollout,
     steer_rollout,
-    view_of,
+    store_rollout,
+    view_rollout,
 )
+from broker_server.service.rollout_state import Rollout
 from broker_server.store import Store, TaskPhase
 from broker_server.store.queries import find_run
 from fleet_protocol.blobs import blob_ref
@@ -45,8 +45,8 @@ def test_stages_wait_for_those_before_and_take_later_boards():
     going = rollout()
     asked = []
     for at in range(5):
-        going = going.advanced(records, records, float(at))
-        assert going.advanced(records, records, at + 0.5) == going  # nobody has ended
+        going = going.advance(records, records, float(at))
+        assert going.advance(records, records, at + 0.5) == going  # nobody has ended
         asked.append(len(going.asked))
         records |= dict.fromkeys(going.asked, "running 7 0 0")
         if at == 2:
@@ -59,7 +59,7 @@ def test_stages_wait_for_those_before_and_take_later_boards():
 def test_only_boards_that_are_there_are_asked():
     """The others are when they come."""
     records = dict.fromkeys(NAMES, "running 0 0 0")
-    assert rollout(stages=(1.0,)).advanced(records, ["pi-3", "pi-x"], 0.0).asked == {"pi-3": 0.0}
+    assert rollout(stages=(1.0,)).advance(records, ["pi-3", "pi-x"], 0.0).asked == {"pi-3": 0.0}
 
 
 def test_a_share_is_of_whole_boards():
@@ -67,7 +67,7 @@ def test_a_share_is_of_whole_boards():
     records = {f"pi-{number}": "running 0 0 0" for number in range(100)}
     for percent in (7, 14, 28, 29):
         assert (
-            len(rollout(stages=(percent / 100, 1.0)).advanced(records, records, 0.0).asked)
+            len(rollout(stages=(percent / 100, 1.0)).advance(records, records, 0.0).asked)
             == percent
         )
 
@@ -98,12 +98,12 @@ def test_more_tiers_than_a_release_takes_are_refused(tmp_path):
 def test_it_stops_where_more_fail_than_may(record, later, said):
     """With the first reason; once stopped it asks nobody, whatever comes."""
     records = dict.fromkeys(NAMES, "running 0 0 0")
-    first = rollout().advanced(records, records, 0.0)
+    first = rollout().advance(records, records, 0.0)
     (name,) = first.asked
-    stopped = first.advanced(records | {name: record}, records, later)
+    stopped = first.advance(records | {name: record}, records, later)
     assert stopped.stopped == said.replace("NAME", name)
     if said:
-        late = stopped.advanced(records | {name: "running 7 0 0"}, records, later)
+        late = stopped.advance(records | {name: "running 7 0 0"}, records, later)
         assert (late.stopped, late.asked) == (stopped.stopped, stopped.asked)
 
 
@@ -111,8 +111,8 @@ def test_some_may_fail():
     """Two of twenty of a tenth."""
     records = dict.fromkeys(NAMES, "running 7 0 0") | dict.fromkeys(NAMES[:2], "failed 7 0 0 x")
     whole = rollout(stages=(1.0,), asked=dict.fromkeys(NAMES, 0.0))
-    assert not whole.advanced(records, records, 1.0).stopped
-    assert whole.advanced(records | {NAMES[2]: "failed 7 0 0 x"}, records, 1.0).stopped.startswith(
+    assert not whole.advance(records, records, 1.0).stopped
+    assert whole.advance(records | {NAMES[2]: "failed 7 0 0 x"}, records, 1.0).stopped.startswith(
         "3 of 20 boards"
     )
 
@@ -122,9 +122,9 @@ def test_what_became_of_boards_stays_when_they_take_the_next_release(tmp_path):
     way.
     """
     records = dict.fromkeys(NAMES[:4], "running 0 0 0")
-    asked = rollout(stages=(1.0,), most_failed=1.0).advanced(records, records, time.time())
+    asked = rollout(stages=(1.0,), most_failed=1.0).advance(records, records, time.time())
     records |= {NAMES[0]: "running 7 0 0", NAMES[1]: "failed 7 0 0 no numpy"}
-    over = asked.advanced(records, records, time.time()).model_copy(update={"ended": time.time()})
+    over = asked.advance(records, records, time.time()).model_copy(update={"ended": time.time()})
     with closing(Store(tmp_path / "store")) as store:
         for name, record in zip(
             NAMES[1:6], ["running 8 7 0"] * 3 + ["trial 7 0 1"] * 2, strict=True
@@ -132,8 +132,8 @@ def test_what_became_of_boards_stays_when_they_take_the_next_release(tmp_path):
             store.record_device(
                 DeviceProfile(fleet="lab", device=name, profile=profile(release=record))
             )
-        view = view_of(over, store)
-        going = view_of(asked, store)
+        view = view_rollout(over, store)
+        going = view_rollout(asked, store)
         assert (view.state, view.verbs, view.versions) == (
             "replaced",
             (),
@@ -147,7 +147,7 @@ def test_what_became_of_boards_stays_when_they_take_the_next_release(tmp_path):
         }
         assert (going.state, going.verbs) == ("going", ("pause", "stop"))
         assert [going.boards[name] for name in NAMES[1:6]] == ["asked"] * 3 + ["not asked"] * 2
-        assert rollouts(store) == []
+        assert read_rollouts(store) == []
     late = over.model_copy(update={"ended": time.time() + 101.0})
     assert late.outcomes({}, 0.0)["pi-2"] == "failed: not back in time"
 
@@ -155,13 +155,13 @@ def test_what_became_of_boards_stays_when_they_take_the_next_release(tmp_path):
 def test_a_paused_rollout_asks_nobody_until_it_goes_on(tmp_path):
     """Those that were asked go on meanwhile, and their failures stop it; what is stopped stays so."""
     records = dict.fromkeys(NAMES, "running 0 0 0")
-    going = rollout().advanced(records, records, 0.0)
+    going = rollout().advance(records, records, 0.0)
     (name,) = going.asked
     for state, may in {"going": "pause stop", "paused": "resume stop", "stopped": ""}.items():
         for verb in ("pause", "resume", "stop"):
             (tmp_path / "registry.json").write_text("{}")
             changes = {"going": {}, "paused": {"paused": True}, "stopped": {"stopped": "x"}}[state]
-            keep_rollout(tmp_path, lambda changes=changes: going.model_copy(update=changes))
+            store_rollout(tmp_path, lambda changes=changes: going.model_copy(update=changes))
             if verb in may:
                 after = {"pause": "paused", "resume": "going", "stop": "stopped"}[verb]
                 assert steer_rollout(tmp_path, verb).state == after
@@ -172,16 +172,16 @@ def test_a_paused_rollout_asks_nobody_until_it_goes_on(tmp_path):
                     steer_rollout(tmp_path, verb)
     paused = going.model_copy(update={"paused": True})
     runs = records | {name: "running 7 0 0"}
-    assert list(paused.advanced(runs, records, 1.0).asked) == [name]
-    assert len(going.advanced(runs, records, 1.0).asked) == 5
-    stopped = paused.advanced(records | {name: "failed 7 0 0 x"}, records, 1.0)
+    assert list(paused.advance(runs, records, 1.0).asked) == [name]
+    assert len(going.advance(runs, records, 1.0).asked) == 5
+    stopped = paused.advance(records | {name: "failed 7 0 0 x"}, records, 1.0)
     assert (stopped.state, stopped.stopped) == ("stopped", f"1 of 1 boards: {name} failed: x")
 
 
 def test_a_board_that_fails_in_a_round_after_it_has_failed():
     """By a refusal of either side, however well it took the release; not because it was busy."""
     records = dict.fromkeys(NAMES, "running 0 0 0")
-    first = rollout().advanced(records, records, 0.0)
+    first = rollout().advance(records, records, 0.0)
     (name,) = first.asked
     records[name] = "running 7 0 0"
     for phase, why in (
@@ -189,35 +189,35 @@ def test_a_board_that_fails_in_a_round_after_it_has_failed():
         (TaskPhase.REFUSED, "too-far: x"),
         (TaskPhase.MISSED, None),
     ):
-        excused = first.after(records, 0.5, [(name, phase, why)])
-        assert len(excused.advanced(records, records, 1.0).asked) == 5
+        excused = first.with_answers(records, 0.5, [(name, phase, why)])
+        assert len(excused.advance(records, records, 1.0).asked) == 5
     for phase in (TaskPhase.DECLINED, TaskPhase.REFUSED):
-        failing = first.after(
+        failing = first.with_answers(
             records, 0.5, [(name, TaskPhase.MERGED, None), (name, phase, "failed: the loss is nan")]
         )
         said = f"1 of 1 boards: {name} failed: in a round: failed: the loss is nan"
-        assert failing.after(records, 0.6, []).advanced(records, records, 1.0).stopped == said
+        assert failing.with_answers(records, 0.6, []).advance(records, records, 1.0).stopped == said
 
 
 def test_the_gate_holds_the_next_stage_until_tasks_are_finished():
     """Whoever has not finished enough in time has failed."""
     records = dict.fromkeys(NAMES, "running 0 0 0")
-    first = rollout(gate=2).advanced(records, records, 0.0)
+    first = rollout(gate=2).advance(records, records, 0.0)
     (name,) = first.asked
     records[name] = "running 7 0 0"
     assert first.outcomes(records, 1.0) == {name: "proving"}
-    once = first.after(records, 0.5, [(name, TaskPhase.MERGED, None)])
-    assert once.advanced(records, records, 99.0).asked == first.asked
+    once = first.with_answers(records, 0.5, [(name, TaskPhase.MERGED, None)])
+    assert once.advance(records, records, 99.0).asked == first.asked
     assert once.judged == {}
     assert (
-        once.advanced(records, records, 101.0).stopped
+        once.advance(records, records, 101.0).stopped
         == f"1 of 1 boards: {name} failed: not back in time"
     )
-    twice = first.after(
+    twice = first.with_answers(
         records, 0.5, [(name, TaskPhase.MERGED, None), (name, TaskPhase.LEFT_OUT, None)]
     )
     assert twice.outcomes(records, 101.0) == {name: "running"}
-    assert len(twice.advanced(records, records, 1.0).asked) == 5
+    assert len(twice.advance(records, records, 1.0).asked) == 5
 
 
 def test_a_folder_keeps_the_newest_with_its_files(tmp_path):
@@ -229,14 +229,14 @@ def test_a_folder_keeps_the_newest_with_its_files(tmp_path):
     with pytest.raises(ConfigError, match="shoal rollout start"):
         read_rollout(folder)
     how = {"stages": (1.0,), "within_seconds": 60.0, "most_failed": 0.0}
-    first = begin(folder, {"a": b"one", "b": b"two"}, 90, **how)
-    second = begin(folder, {"a": b"three"}, 90, **how)
+    first = start_rollout(folder, {"a": b"one", "b": b"two"}, 90, **how)
+    second = start_rollout(folder, {"a": b"three"}, 90, **how)
     with closing(Store(folder / "store")) as store:
-        kept = [view.rollout for view in rollouts(store)]
+        kept = [view.rollout for view in read_rollouts(store)]
         assert [found.model_copy(update={"ended": 0.0}) for found in kept] == [second, first]
         (folder / "rollouts" / "1.json").write_text("{}")
         with pytest.raises(StorageError, match="remove its rollouts folder"):
-            rollouts(store)
+            read_rollouts(store)
     assert second.release.number > first.release.number > 1_700_000_000
     assert read_rollout(folder) == second
     assert len(list((folder / "releases/objects").glob("*/*"))) == 1
@@ -250,7 +250,7 @@ def test_a_folder_keeps_the_newest_with_its_files(tmp_path):
         steer_rollout(folder, "stop")
     (folder / "operator.pem").unlink()
     with pytest.raises(ConfigError, match="operator's key"):
-        begin(folder, {"a": b"four"}, 90, **how)
+        start_rollout(folder, {"a": b"four"}, 90, **how)
     assert read_rollout(folder) == stopped
     assert len(list((folder / "releases/objects").glob("*/*"))) == 1
 

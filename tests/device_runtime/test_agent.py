@@ -252,8 +252,8 @@ def test_the_time_of_a_task_stands_still_while_the_broker_is_away(tmp_path):
     agent._on_item(Disconnected("cut"))
     agent._on_time(now + 3600)
     assert not agent.ctx.events
-    agent._gone -= 3600
-    agent._greeted = False  # what it says to the broker is not looked at here
+    agent._connection.gone_since -= 3600
+    agent._connection.greeted = False  # what it says to the broker is not looked at here
     agent._on_item(Connected(session_present=True))
     assert now + 3600 < agent._deadline <= time.monotonic() + 3660
     agent._on_time(agent._deadline)
@@ -267,12 +267,12 @@ def test_a_board_at_work_that_was_silent_says_that_it_is_there(tmp_path):
     agent.ctx.uplink.link = types.SimpleNamespace(
         publish=lambda topic, payload, **_: said.append((topic, payload))
     )
-    agent.ctx.uplink.spoke = time.monotonic() - ALIVE_SECONDS
+    agent.ctx.uplink.last_sent_at = time.monotonic() - ALIVE_SECONDS
     assert agent._silent_at == math.inf  # it is not at work
     agent.ctx.state = State.TRAINING
-    agent._gone = time.monotonic()
+    agent._connection.gone_since = time.monotonic()
     assert agent._silent_at == math.inf
-    agent._gone = None
+    agent._connection.gone_since = None
     agent._turn()
     assert [topic for topic, _ in said] == ["shoal/v1/lab/devices/d/status"]
     assert b'"training"' in said[0][1]

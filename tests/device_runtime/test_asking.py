@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from device_runtime.agent.loop import Agent
-from device_runtime.asking import Asking
+from device_runtime.predictions.service import PredictionService
 from device_runtime.settings import PredictConfig, load_device_config
 from fleet_protocol.digests import blob_digest
 from fleet_protocol.errors import ConfigError, RefusalReason
@@ -24,18 +24,18 @@ PATIENCE = 120
 
 
 class Served:
-    """A board's `Asking`, and what it says."""
+    """A board's `PredictionService`, and what it says."""
 
     def __init__(self, board, **rules):
         self.said = queue.SimpleQueue()
         self.config = load_device_config(board / "device.toml")
-        self.asking = Asking(self.config, PredictConfig(mqtt=True, **rules), self._reply)
+        self.asking = PredictionService(self.config, PredictConfig(mqtt=True, **rules), self._reply)
 
     def _reply(self, ask, **said):
         self.said.put(Predicted.model_validate({"task": ask.task, **said}))
 
     def take(self, asked, task="p", seconds=PATIENCE):
-        self.asking.take(Ask(task=task, device="pi-1", asked=asked, seconds=seconds))
+        self.asking.submit(Ask(task=task, device="pi-1", asked=asked, seconds=seconds))
 
     def ask(self, asked):
         self.take(asked)
@@ -43,8 +43,8 @@ class Served:
 
     def hold(self):
         """Let it answer nobody until this is released."""
-        self.asking._predictor._turn.acquire()
-        return self.asking._predictor._turn
+        self.asking._predictor._lock.acquire()
+        return self.asking._predictor._lock
 
 
 @pytest.fixture

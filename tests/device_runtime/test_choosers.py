@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from device_runtime.agent.choosing import ChooserMemory
 from device_runtime.training.choosers import RULES, Situation, TierChooser, chooser_of
+from device_runtime.training.choosers.memory import ChooserMemory
 from device_runtime.training.choosers.rule import depth_of, width_of
 from device_runtime.training.choosers.whalefl import Memory
 from fleet_protocol.errors import RefusalReason, RefusedError

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from device_runtime.agent.choosing import probe
+from device_runtime.agent.choosing import choice_to_measure, weights_to_measure
 from fleet_protocol.mapped_tensors import tensors_in
 from fleet_protocol.messages import Accept, BlobRef, Chooser, Done, TierChoice
 from fleet_protocol.sizing import Sizing, SizingConstants
@@ -157,5 +157,7 @@ def test_the_link_is_told_by_more_than_its_latency():
         ((900, 225, 56), 900),
         ((9_000_000, 90_000), 90_000),
     ):
-        choice, weights = probe(offered(*sizes))
+        choices = offered(*sizes)
+        choice = choice_to_measure(choices)
+        weights = weights_to_measure(choices)
         assert (choice.weights.size, weights.size) == (sizes[-1], telling)

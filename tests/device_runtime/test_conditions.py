@@ -67,8 +67,8 @@ def written(folder, rules):
 
 def seen(system, **rules):
     watch = Watch(ConditionsConfig.model_validate((rules or EVERYTHING) | {"root": system.root}))
-    watch.look(0.0)
-    return watch.seen
+    watch.check(0.0)
+    return watch.readings
 
 
 def reasons(system, **rules):
@@ -81,7 +81,7 @@ def test_a_board_that_is_well(system):
     found = seen(system)
     assert set(found) == set(CONDITIONS) == set(EVERYTHING)
     assert reasons(system) == {}
-    assert {key: item.said for key, item in found.items()} == {
+    assert {key: item.text for key, item in found.items()} == {
         "mains": "no battery discharges",
         "battery": "the battery: 90%",
         "celsius": "the temperature: 50 °C",
@@ -197,18 +197,18 @@ def test_the_clock_may_jump(system, monkeypatch):
         "root": system.root,
     }
     watch = Watch(ConditionsConfig.model_validate(rules))
-    assert "22:00-06:30" in watch.look(0.0)
+    assert "22:00-06:30" in watch.check(0.0)
     clock[0] = "13:30"
-    assert "13:00-14:00" in watch.look(10.0)
+    assert "13:00-14:00" in watch.check(10.0)
     clock[0] = "12:00"  # back
-    assert watch.look(20.0) != ""
-    assert watch.look(40.0) == ""
+    assert watch.check(20.0) != ""
+    assert watch.check(40.0) == ""
 
 
 def test_a_system_that_tells_nothing_holds(tmp_path):
     """A condition that cannot be read must not stop a board for ever; `doctor` warns of it."""
     found = seen(FakeSystem(tmp_path))
-    assert [key for key, item in found.items() if item.said] == ["new_data", "quiet_hours"]
+    assert [key for key, item in found.items() if item.text] == ["new_data", "quiet_hours"]
     assert not any(item.reason for key, item in found.items() if key != "quiet_hours")
 
 
@@ -253,7 +253,7 @@ def test_an_interface_of_either_family_counts(system):
     assert "its network is wwan0" in reasons(system, metered=("wwan*",))["metered"]
     routes([])
     system.route()
-    assert seen(system, metered=("wwan*",))["metered"].said == "no default route"
+    assert seen(system, metered=("wwan*",))["metered"].text == "no default route"
 
 
 def test_two_limits_and_a_time(system):
@@ -264,11 +264,11 @@ def test_two_limits_and_a_time(system):
 
     def look(celsius, now):
         system.celsius(celsius)
-        return watch.look(now)
+        return watch.check(now)
 
     assert look(80, 0.0) == ""
     assert look(81, 10.0) == "paused: the temperature rose above 80 °C; it goes on at 70 °C"
-    assert watch.look_at == 20.0
+    assert watch.check_at == 20.0
     assert look(75, 20.0) == look(71, 20.0) != ""  # not every degree is told
     assert look(70, 30.0) != ""
     assert look(75, 40.0) != ""
@@ -283,10 +283,10 @@ def test_pressure_has_two_limits(system):
     found = []
     for share in (15.0, 21.0, 15.0, 10.0, 15.0):
         system.pressure("memory", share)
-        found.append(bool(watch.look(0.0)))
+        found.append(bool(watch.check(0.0)))
     assert found == [False, True, True, False, False]
     (system.root / "proc/pressure/memory").unlink()
-    assert (watch.look(0.0), watch.seen["memory_pressure"].said) == ("", "")
+    assert (watch.check(0.0), watch.readings["memory_pressure"].text) == ("", "")
 
 
 def test_new_samples_are_waited_for(system):
@@ -299,13 +299,13 @@ def test_new_samples_are_waited_for(system):
         (-5, "paused: it w"),
     ):
         watch.ticks.fresh = fresh
-        assert watch.look(0.0)[: len(reason) or None] == reason, fresh
+        assert watch.check(0.0)[: len(reason) or None] == reason, fresh
 
 
 def test_no_conditions_no_looks(tmp_path):
     """A board whose operator asks for nothing reads nothing."""
     watch = Watch(ConditionsConfig(root=tmp_path))
-    assert (watch.look_at, watch.look(0.0), watch.seen) == (float("inf"), "", {})
+    assert (watch.check_at, watch.check(0.0), watch.readings) == (float("inf"), "", {})
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 
 from device_runtime.agent.machine import TRANSITIONS, Event, MachineError, State, successor
-from device_runtime.agent.states.waiting import STATES
+from device_runtime.agent.states.table import STATES
 
 
 def test_every_state_is_reached_and_only_stopped_is_final():

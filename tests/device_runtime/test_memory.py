@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from device_runtime.agent.memory import Load, Memory
+from device_runtime.agent.memory import Load, MemoryRecord
 from fleet_protocol.errors import RefusalReason
 from fleet_protocol.messages import NeedChunks, Progress, Refuse
 from tests.brokers import any_broker
@@ -34,12 +34,12 @@ class Board:
     system: FakeSystem
     folder: Path
 
-    def now(self, *, free: int, kills: int = 0) -> Memory:
+    def now(self, *, free: int, kills: int = 0) -> MemoryRecord:
         self.system.write(
             "proc/meminfo", f"MemTotal: 1 kB\nMemAvailable:   {free * 1024} kB\nBuffers: 7 kB"
         )
         self.system.write("proc/vmstat", f"oom_kill_disable 9\noom_kill {kills}\npgfault 5")
-        return Memory(self.folder, self.system.root)
+        return MemoryRecord(self.folder, self.system.root)
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def board(tmp_path) -> Board:
 
 
 def begun(board, peak=LARGE, *, free=200, kills=0, phase="training") -> Load:
-    return board.now(free=free, kills=kills).load(phase, "w1.00-d1", peak)
+    return board.now(free=free, kills=kills).measure(phase, "w1.00-d1", peak)
 
 
 def test_what_begins_is_measured(board):
@@ -59,17 +59,20 @@ def test_what_begins_is_measured(board):
     assert begun(board, kills=3) == Load(
         phase="training", tier="w1.00-d1", peak=LARGE, free=200 * MIB, kills=3
     )
-    bare = Memory(board.folder, board.folder / "nothing").load("training", "w1.00-d1", 5)
+    bare = MemoryRecord(board.folder, board.folder / "nothing").measure("training", "w1.00-d1", 5)
     assert (bare.free, bare.kills) == (0, 0)
 
 
 def test_a_kill_that_the_kernel_counted_is_believed_at_once(board):
     """And remembered over restarts; what needs less is taken."""
     load = begun(board, kills=3)
-    board.now(free=200, kills=4).died(load)
+    board.now(free=200, kills=4).record_death(load)
     large = board.now(free=200, kills=4).too_large
     assert large == load
-    assert "training w1.00-d1 took this board out of memory, with 200 MiB free before" in large.said
+    assert (
+        "training w1.00-d1 took this board out of memory, with 200 MiB free before"
+        in large.explanation
+    )
     assert [large.forbids("training", peak) for peak in (SMALL, LARGE, LARGE + 1)] == [
         False,
         True,
@@ -80,7 +83,7 @@ def test_a_kill_that_the_kernel_counted_is_believed_at_once(board):
 
 def test_what_killed_the_board_in_measuring_is_not_measured_again(board):
     """Nor trained."""
-    board.now(free=9).died(begun(board, phase="measuring"), proven=True)
+    board.now(free=9).record_death(begun(board, phase="measuring"), proven=True)
     large = board.now(free=9).too_large
     assert large.forbids("measuring", LARGE)
     assert large.forbids("training", LARGE)
@@ -93,8 +96,8 @@ def test_a_death_that_nobody_explains_counts_when_it_is_the_third_in_a_row(board
     for died, lived in ((2, True), (2, False), (1, False)):
         for _ in range(died):
             assert board.now(free=200).too_large is None
-            board.now(free=200).died(begun(board))
-        board.now(free=200).lived(begun(board, SMALL) if lived else None)
+            board.now(free=200).record_death(begun(board))
+        board.now(free=200).record_survival(begun(board, SMALL) if lived else None)
     assert board.now(free=200).too_large is not None
 
 
@@ -103,14 +106,14 @@ def test_it_is_tried_again_after_some_tasks_and_ever_later(board):
     rests = []
     for _ in range(7):
         memory = board.now(free=200)
-        memory.died(begun(board), proven=True)
+        memory.record_death(begun(board), proven=True)
         rests.append(json.loads((board.folder / "memory.json").read_text())["rest"])
     assert rests == [8, 16, 32, 64, 128, 256, 256]
-    memory.lived(begun(board, LARGE))
-    memory.died(begun(board), proven=True)
+    memory.record_survival(begun(board, LARGE))
+    memory.record_death(begun(board), proven=True)
     for left in range(8, 0, -1):
         assert board.now(free=200).too_large is not None, left
-        memory.lived(begun(board, SMALL) if left % 2 else None)
+        memory.record_survival(begun(board, SMALL) if left % 2 else None)
     assert board.now(free=200).too_large is None
 
 
@@ -118,20 +121,20 @@ def test_it_is_tried_again_with_much_more_memory_free(board):
     """Half as much again as before the death; a system that does not tell is not believed to have
     more.
     """
-    board.now(free=200).died(begun(board), proven=True)
-    board.now(free=299).lived()
+    board.now(free=200).record_death(begun(board), proven=True)
+    board.now(free=299).record_survival()
     assert board.now(free=299).too_large is not None
-    board.now(free=300).lived()
+    board.now(free=300).record_survival()
     assert board.now(free=200).too_large is None
-    board.now(free=0).died(begun(board, free=0), proven=True)
-    board.now(free=300).lived()
+    board.now(free=0).record_death(begun(board, free=0), proven=True)
+    board.now(free=300).record_survival()
     assert board.now(free=300).too_large is not None
 
 
 def test_what_kills_the_board_after_that_is_smaller_still(board):
     """The limit falls with each."""
     for peak in (LARGE, SMALL, 5):
-        board.now(free=200).died(begun(board, peak), proven=True)
+        board.now(free=200).record_death(begun(board, peak), proven=True)
         assert board.now(free=200).too_large.peak == peak
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from device_runtime.agent.cache import Cache
 from device_runtime.main import main
-from device_runtime.predicting import Predictor, predict
+from device_runtime.predictions.predictor import Predictor, predict
 from device_runtime.settings import load_device_config
 from device_runtime.training.own_model import OwnModel
 from fleet_protocol.blob_store import BlobStore
@@ -81,7 +81,7 @@ def keep(board, weights, version=1, *, infer=True, max_bytes=2**30):
     newest = {"run": "r", "round": version + 1, "version": version, "tier": tiny.manifest.tier}
     graphs = [spec.digest for spec in tiny.manifest.graphs.values()]
     cache = Cache(board / "state", blobs, max_bytes)
-    cache.used(manifest, graphs, digest, newest)
+    cache.add_used(manifest, graphs, digest, newest)
     return cache, digest
 
 
@@ -121,7 +121,7 @@ def test_artifact_sets_that_are_staged_leave_the_model(board):
     anew = json.loads(blobs.read(cache.index.sets[-1].manifest))
     for graph in anew["graphs"].values():
         graph["digest"] = graph["digest"][::-1]
-    cache.staged(blobs.put(json.dumps(anew).encode()), [])
+    cache.add_staged(blobs.put(json.dumps(anew).encode()), [])
     assert found(board, "new.npz") == before
 
 
@@ -225,7 +225,7 @@ def test_what_a_board_lacks(board):
 def test_a_model_that_is_replaced_while_it_is_read(board, monkeypatch):
     """The index was read, then the agent came to the next round and removed the old weights."""
     keep(board, initial_weights(1), version=1)
-    from device_runtime import predicting as module  # noqa: PLC0415
+    from device_runtime.predictions import predictor as module  # noqa: PLC0415
 
     first = module.read_index(board / "state")
     cache, _ = keep(board, initial_weights(2), version=2)

@@ -63,20 +63,20 @@ def test_without_a_launcher_no_release_is_taken(made, monkeypatch):
     """Nobody could go back."""
     monkeypatch.delenv("SHOAL_RELEASES")
     board = made()
-    board.hear(OperatorNotice(False, release(7)))
+    board.receive(OperatorNotice(False, release(7)))
     assert (board.record, board.wanted) == (None, None)
 
 
 def test_a_release_that_fits_is_wanted_until_it_is_offered_no_more(made):
     """And is on disk as what is in hand when it is whole."""
     board = made()
-    board.hear(OperatorNotice(False, release(7)))
+    board.receive(OperatorNotice(False, release(7)))
     assert board.wanted == (release(7), blob_ref(b"it"))
-    board.hear(OperatorNotice(False))
+    board.receive(OperatorNotice(False))
     assert board.wanted is None
-    board.hear(OperatorNotice(False, release(7)))
+    board.receive(OperatorNotice(False, release(7)))
     board.move("whole", 7, "/a file")
-    assert (made().record, board.over, board.wanted) == ("fetched 7 0 0 /a file", True, None)
+    assert (made().record, board.restarts, board.wanted) == ("fetched 7 0 0 /a file", True, None)
 
 
 @pytest.mark.parametrize(
@@ -94,33 +94,37 @@ def test_a_release_that_fits_is_wanted_until_it_is_offered_no_more(made):
 def test_one_that_does_not_fit_is_told_and_tried_once(made, changes, settings, why):
     """What runs stays, and so does the number below which nothing is taken."""
     board = made("running 5 3 0", **settings)
-    board.hear(OperatorNotice(False, release(7, **changes)))
+    board.receive(OperatorNotice(False, release(7, **changes)))
     assert board.record.startswith(f"failed 7 5 0 {why}")
-    assert not board.over
-    board.hear(OperatorNotice(False, release(7)))
+    assert not board.restarts
+    board.receive(OperatorNotice(False, release(7)))
     assert board.wanted is None
     with pytest.raises(RefusedError, match="release 6, where 7 is known"):
-        board.hear(OperatorNotice(False, release(6)))
+        board.receive(OperatorNotice(False, release(6)))
     board = made()
-    board.hear(OperatorNotice(False, release(8)))
+    board.receive(OperatorNotice(False, release(8)))
     assert board.wanted == (release(8), blob_ref(b"it"))
 
 
 def test_on_trial_nothing_newer_is_taken_until_it_is_heard(made):
     """By its own number; then it is what runs."""
     board = made("trial 7 5 1")
-    assert board.until < float("inf")
-    board.hear(OperatorNotice(False, release(8), heard=5))
+    assert board.trial_ends_at < float("inf")
+    board.receive(OperatorNotice(False, release(8), heard=5))
     assert (board.record, board.wanted) == ("trial 7 5 1", None)
-    board.hear(OperatorNotice(False, release(8), heard=7))
-    assert (board.record, board.until, board.over) == ("running 7 5 0", float("inf"), False)
+    board.receive(OperatorNotice(False, release(8), heard=7))
+    assert (board.record, board.trial_ends_at, board.restarts) == (
+        "running 7 5 0",
+        float("inf"),
+        False,
+    )
 
 
 def test_one_that_is_not_heard_gives_way(made):
     """To the one before, with the reason."""
     board = made("trial 7 5 1")
     board.move("silent", why="not\nheard")
-    assert (made().record, board.over) == ("failed 7 5 0 not heard", True)
+    assert (made().record, board.restarts) == ("failed 7 5 0 not heard", True)
 
 
 def test_a_damaged_record_is_none(made):
@@ -166,7 +170,7 @@ def test_of_sets_a_board_wants_those_of_its_tier(member, last, settings, tier):
     its own number.
     """
     board = member(last, **settings)
-    board.hear(OperatorNotice(False, sets(7, "w1.00-d2", "w0.50-d2")))
+    board.receive(OperatorNotice(False, sets(7, "w1.00-d2", "w0.50-d2")))
     assert board.wanted == (sets(7, "w1.00-d2", "w0.50-d2"), blob_ref(tier.encode()))
     board.move("passed", 7, sets=True)
     assert (member().sets, member().record, board.wanted) == (
@@ -174,10 +178,10 @@ def test_of_sets_a_board_wants_those_of_its_tier(member, last, settings, tier):
         "running 0 0 0",
         None,
     )
-    board.hear(OperatorNotice(False, release(6)))
+    board.receive(OperatorNotice(False, release(6)))
     assert board.wanted == (release(6), blob_ref(b"it"))
     with pytest.raises(RefusedError, match="release 5, where 7 is known"):
-        board.hear(OperatorNotice(False, sets(5, "w1.00-d2")))
+        board.receive(OperatorNotice(False, sets(5, "w1.00-d2")))
 
 
 @pytest.mark.parametrize(
@@ -190,7 +194,7 @@ def test_of_sets_a_board_wants_those_of_its_tier(member, last, settings, tier):
 def test_sets_that_do_not_fit_are_told(member, changes, settings, why):
     """And the record of runtimes stays as it is."""
     board = member(**settings)
-    board.hear(OperatorNotice(False, sets(7, "w1.00-d2", **changes)))
+    board.receive(OperatorNotice(False, sets(7, "w1.00-d2", **changes)))
     assert (board.sets, board.record, board.wanted) == (
         f"failed 7 0 0 {why}",
         "running 0 0 0",
@@ -201,7 +205,7 @@ def test_sets_that_do_not_fit_are_told(member, changes, settings, why):
 def test_without_an_operator_no_sets_are_taken(made):
     """Nobody has signed them."""
     board = made()
-    board.hear(OperatorNotice(False, sets(7, "w1.00-d2")))
+    board.receive(OperatorNotice(False, sets(7, "w1.00-d2")))
     assert (board.sets, board.wanted) == (None, None)
 
 

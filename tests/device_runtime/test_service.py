@@ -9,8 +9,8 @@ import time
 
 import numpy as np
 
-from device_runtime.agent.loop import Service
 from device_runtime.agent.machine import State
+from device_runtime.agent.systemd import ServiceNotifier
 from tests.brokers import free_port, mosquitto_broker
 from tests.device_runtime.device_process import DeviceProcess
 from tests.device_runtime.tiny_set import samples
@@ -85,7 +85,7 @@ def test_the_watchdog_is_fed_no_more_than_it_needs(tmp_path):
     path = str(tmp_path / "notify")
     with systemd(path) as listening:
         for pid, expected in ((os.getpid(), 1), (os.getpid() + 1, 0)):
-            service = Service(
+            service = ServiceNotifier(
                 {"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "60000000", "WATCHDOG_PID": str(pid)}
             )
             assert service.alive_seconds == (30 if expected else float("inf"))
@@ -104,7 +104,7 @@ def test_without_systemd_nothing_is_said_and_a_dead_socket_is_no_error(tmp_path)
         {"NOTIFY_SOCKET": str(tmp_path / "none")},
         {"NOTIFY_SOCKET": f"@shoal-{time.time_ns()}"},
     ):
-        service = Service(environment)
+        service = ServiceNotifier(environment)
         assert service.alive_seconds == float("inf")
         service.entered(State.IDLE, None)
         service.alive()

@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from device_runtime.asking import Serving, answer
-from device_runtime.predicting import Predictor
+from device_runtime.predictions.local_socket import LocalSocket
+from device_runtime.predictions.predictor import Predictor
+from device_runtime.predictions.requests import answer
 from device_runtime.settings import PredictConfig, load_device_config
 from fleet_protocol.errors import ConfigError, DataError
 from tests.device_runtime.test_predicting import board, keep, told
@@ -34,7 +35,7 @@ def served(board):
         )
         (board / "device.toml").write_text(text.replace("predict = true\n", "") + rules)
         config = load_device_config(board / "device.toml")
-        serving = Serving(
+        serving = LocalSocket(
             Predictor(config, config.predict.seconds), config.predict, config.predict.socket
         )
         try:
@@ -160,7 +161,7 @@ def test_one_that_is_slow_is_let_go(board, monkeypatch):
     config = load_device_config(board / "device.toml")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "s"
-        serving = Serving(Predictor(config), PredictConfig(max_clients=1, seconds=0.3), path)
+        serving = LocalSocket(Predictor(config), PredictConfig(max_clients=1, seconds=0.3), path)
         try:
             with Client(path) as slow, contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 for _ in range(1000):
@@ -182,7 +183,7 @@ def test_no_time_for_all(board):
     predictor = Predictor(load_device_config(board / "device.toml"), 1e-9)
     with pytest.raises(DataError, match="no time for more than 0 of the samples"):
         predictor(samples(40)[0])
-    predictor._turn.acquire()
+    predictor._lock.acquire()
     with pytest.raises(DataError, match="ask again"):
         predictor(samples(1)[0])
 
@@ -227,7 +228,7 @@ def test_a_socket_that_cannot_be(board):
     config = load_device_config(board / "device.toml")
     for path in (board / ("x" * 120), board / "device.toml"):
         with pytest.raises(ConfigError, match="name another path"):
-            Serving(Predictor(config), config.predict, path)
+            LocalSocket(Predictor(config), config.predict, path)
     assert (board / "device.toml").is_file()
 
 

@@ -119,7 +119,7 @@ def test_eviction_keeps_current_previous_and_what_is_in_use(tmp_path):
     manifest, graph, update = (blobs.put(name.encode()) for name in ("manifest", "graph", "update"))
     weights = [blobs.put(f"weights {i}".encode()) for i in range(4)]
     for digest in weights:
-        cache.used(manifest, [graph], digest, {})
+        cache.add_used(manifest, [graph], digest, {})
     part = blobs.part(blob_ref(b"never finished", 1024))
     part.close()
     cache.evict({update})
@@ -140,7 +140,7 @@ def test_the_bound_takes_the_oldest_sets_and_never_what_is_in_use(tmp_path):
     sets = []
     for i in range(3):
         manifest, graph, weights = (blobs.put(f"{kind} {i}".encode().ljust(500)) for kind in "mgw")
-        cache.used(manifest, [graph], weights, {})
+        cache.add_used(manifest, [graph], weights, {})
         sets.append((manifest, graph, weights))
     cache.evict(())
     assert [blobs.has(manifest) for manifest, _, _ in sets] == [False, True, True]
@@ -152,7 +152,7 @@ def test_the_bound_takes_the_oldest_sets_and_never_what_is_in_use(tmp_path):
 def test_a_passed_self_test_is_remembered_per_graph_and_runtime(tmp_path):
     """Another runtime version, or another set, is tested again."""
     cache = Cache(tmp_path, BlobStore(tmp_path), 10**6)
-    cache.used("m1", ["g"], "w", {})
+    cache.add_used("m1", ["g"], "w", {})
     cache.mark_tested("m1", "onnx/train 1.20")
     again = Cache(tmp_path, BlobStore(tmp_path), 10**6)
     assert again.tested("m1") == {"onnx/train 1.20"}

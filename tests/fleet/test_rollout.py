@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from broker_server.service.rollout import begin, keep_rollout, read_rollout
+from broker_server.service.rollout import read_rollout, start_rollout, store_rollout
 from device_runtime.agent.releases import RESTART
 from fleet_protocol.identity.release import board_kind
 from shoal.flash.tree import Entry, packed
@@ -50,7 +50,7 @@ def built(**changes):
 
 
 def begin_as(folder, builds, **changes):
-    return begin(folder, builds, 1, **{**ALL, **changes})
+    return start_rollout(folder, builds, 1, **{**ALL, **changes})
 
 
 def test_a_broken_release_stops_at_the_canary_and_a_good_one_goes_to_all(lab):
@@ -172,7 +172,7 @@ def test_a_board_that_pauses_is_not_asked_and_not_late(lab):
     number = begin_as(folder, built(), stages=(1.0,), within_seconds=60.0).release.number
     threading.Event().wait(3.0)
     assert not read_rollout(folder).asked
-    keep_rollout(
+    store_rollout(
         folder,
         lambda: read_rollout(folder).model_copy(update={"asked": {"device-0": time.time() - 61.0}}),
     )
@@ -187,7 +187,7 @@ def test_boards_are_not_late_for_the_time_without_a_server(lab):
     """Whoever was asked has its time again when one is there."""
     folder, up, board = lab
     number = begin_as(folder, built(), stages=(1.0,), within_seconds=60.0).release.number
-    keep_rollout(
+    store_rollout(
         folder,
         lambda: read_rollout(folder).model_copy(update={"asked": {"device-0": time.time() - 61.0}}),
     )
@@ -239,7 +239,7 @@ def test_what_the_operator_did_not_sign_or_signed_before_is_not_taken(lab):
         (forged, "refused, forged"),
         (old.model_copy(update={"asked": forged.asked, "most_failed": 1.0}), "refused, replayed"),
     ):
-        keep_rollout(folder, lambda said=said: said)
+        store_rollout(folder, lambda said=said: said)
         until(lambda words=words: words in one.log(), one.log)
     assert one.record.startswith(f"failed {new.release.number} 0 0")
 

@@ -86,7 +86,7 @@ def test_an_error_in_the_thread_of_the_network_ends_the_connection_and_not_the_t
     ):
         receiver, inbox = other
         receiver.subscribe("t")
-        take = receiver._client.plain
+        take = receiver._client.on_plain_message
         failed = []
 
         def once(*message):
@@ -95,7 +95,7 @@ def test_an_error_in_the_thread_of_the_network_ends_the_connection_and_not_the_t
                 raise MemoryError
             take(*message)
 
-        receiver._client.plain = once
+        receiver._client.on_plain_message = once
         sender.publish("t", b"said")
         next_of(inbox, Disconnected)
         assert next_of(inbox, Received).payload == b"said"
@@ -144,16 +144,16 @@ def test_a_large_message_is_put_together_once(broker, monkeypatch):
     """
     with linked(broker.url, "a") as (sender, _), linked(broker.url, "b") as (receiver, inbox):
         made = []
-        take = receiver._client._take_packets
+        take = receiver._client._process_packets
 
         def counted():
-            before = receiver._client._read
+            before = receiver._client._buffer
             result = take()
-            if receiver._client._read is not before:
-                made.append(len(receiver._client._read))
+            if receiver._client._buffer is not before:
+                made.append(len(receiver._client._buffer))
             return result
 
-        monkeypatch.setattr(receiver._client, "_take_packets", counted)
+        monkeypatch.setattr(receiver._client, "_process_packets", counted)
         receiver.subscribe("big")
         sender.publish("big", bytes(15_000_000))
         assert len(next_of(inbox, Received).payload) == 15_000_000

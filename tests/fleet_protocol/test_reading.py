@@ -1,5 +1,7 @@
 """How the link reads packets: whole ones, however the connection cuts them, acknowledged together."""
 
+import ast
+import inspect
 import socket
 import struct
 
@@ -7,7 +9,8 @@ import paho.mqtt.client as paho
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode
 
-from fleet_protocol.link import LeanClient
+from fleet_protocol import lean_client
+from fleet_protocol.lean_client import PAHO_NAMES, LeanClient
 
 PAYLOADS = [b"", b"a", bytes(4083), bytes(range(256)) * 16, b"b" * 150_000, b"c", b"d" * 5000, b"e"]
 
@@ -23,7 +26,7 @@ def connection():
     yield client, theirs
     ours.close()
     theirs.close()
-    client._reset_sockets(sockpair_only=True)
+    client.close_wakeup_sockets()
 
 
 def publish(mid, payload):
@@ -41,7 +44,7 @@ def test_packets_are_taken_however_they_are_cut(connection, size):
     """Small ones many at a time, large ones to their end; each is acknowledged once."""
     client, theirs = connection
     taken = []
-    client.plain = lambda *message: taken.append(message)
+    client.on_plain_message = lambda *message: taken.append(message)
     payloads = PAYLOADS if size > 3 else PAYLOADS[:3]
     stream = b"".join(publish(mid, payload) for mid, payload in enumerate(payloads, 1))
     for at in range(0, len(stream), size):
@@ -56,7 +59,7 @@ def test_what_a_lost_connection_had_begun_is_forgotten(connection):
     """The next one begins with a packet of its own."""
     client, theirs = connection
     taken = []
-    client.plain = lambda *message: taken.append(message)
+    client.on_plain_message = lambda *message: taken.append(message)
     theirs.sendall(publish(1, b"x" * 9000)[:5000])
     assert client.loop_read() == MQTTErrorCode.MQTT_ERR_SUCCESS
     theirs.close()
@@ -76,3 +79,48 @@ def test_a_length_without_end_closes_the_connection(connection):
     theirs.sendall(b"\x32\xff\xff\xff\xff\x01")
     assert client.loop_read() == MQTTErrorCode.MQTT_ERR_PROTOCOL
     assert client.socket() is None
+
+
+def test_the_private_names_of_paho_are_those_of_the_installed_version():
+    """The names that the client uses are listed in one place, and all of them exist in paho."""
+    assert {name for name in PAHO_NAMES if not hasattr(made_by_paho(), name)} == set()
+    assert private_names(lean_client) - own_names(lean_client) == PAHO_NAMES
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("_do_on_publish", ["self", "mid", "reason_code", "properties"]),
+        ("_loop", ["self", "timeout"]),
+        ("_loop_rc_handle", ["self", "rc"]),
+        ("_packet_handle", ["self"]),
+        ("_packet_queue", ["self", "command", "packet", "mid", "qos", "info"]),
+        ("_reset_sockets", ["self", "sockpair_only"]),
+        ("_sock_close", ["self"]),
+        ("loop_read", ["self", "max_packets"]),
+        ("loop_write", ["self"]),
+    ],
+)
+def test_the_methods_of_paho_have_the_parameters_that_the_client_expects(name, parameters):
+    """A version of paho that changes one of them fails here and not on a board."""
+    assert list(inspect.signature(getattr(paho.Client, name)).parameters) == parameters
+
+
+def made_by_paho():
+    return paho.Client(CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)
+
+
+def private_names(module):
+    """Private attributes of an object that the module's classes use."""
+    attributes = [
+        node
+        for node in ast.walk(ast.parse(inspect.getsource(module)))
+        if isinstance(node, ast.Attribute)
+    ]
+    return {node.attr for node in attributes if node.attr.startswith("_")} - {"__init__"}
+
+
+def own_names(module):
+    """Private attributes and methods that are not paho's."""
+    own = LeanClient(CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)
+    return {name for name in dir(own) if name not in dir(made_by_paho())}

@@ -67,7 +67,7 @@ def test_a_file_imports_what_lies_beside_it(tmp_path):
     )
     code = (
         "import sys\nfrom pathlib import Path\nfrom models import Registry\n"
-        "print(Registry.of([]).with_file(Path(sys.argv[1])).get('branches').defaults['hidden'])\n"
+        "print(Registry.from_architectures([]).with_file(Path(sys.argv[1])).get('branches').defaults['hidden'])\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(path)],
@@ -78,7 +78,7 @@ def test_a_file_imports_what_lies_beside_it(tmp_path):
     )
     assert done.stdout == "10\n", done.stderr
     with pytest.raises(ConfigError, match=r"line 2 failed: SystemExit\(3\)"):
-        Registry.of([]).with_file(user_file(tmp_path, "import sys\nsys.exit(3)\n"))
+        Registry.from_architectures([]).with_file(user_file(tmp_path, "import sys\nsys.exit(3)\n"))
 
 
 def test_a_size_is_a_whole_number():
@@ -288,7 +288,7 @@ def test_a_cut_allows_one_depth_unit():
 def test_two_architectures_of_one_name_do_not_share_a_registry(zoo):
     """A duplicate raises; which of the two would be trained is not left to chance."""
     with pytest.raises(ConfigError, match="has the name of another one"):
-        Registry.of([*zoo, zoo.get("conv")])
+        Registry.from_architectures([*zoo, zoo.get("conv")])
 
 
 @pytest.mark.parametrize("builder", [lambda cut, *, input_shape=(1,), classes=2: None, len])

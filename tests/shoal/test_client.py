@@ -21,7 +21,7 @@ from broker_server.rounds.advice import find_advice
 from broker_server.rounds.best import read_versions
 from broker_server.rounds.coverage import Coverage, count_coverage
 from broker_server.rounds.tier_version import stored_context
-from broker_server.service.rollout import rollouts
+from broker_server.service.rollout import read_rollouts
 from broker_server.settings.fleet import ViewConfig
 from broker_server.store import Store, TaskRecord, queries
 from broker_server.store.explaining import explain_round
@@ -64,7 +64,7 @@ def test_every_answer_is_what_the_store_holds(store, address):
         asked = client.ask(list[TaskRecord], f"/runs/{RUN}/devices/pi-0000")
         assert asked == opened.device_tasks(RUN, "pi-0000") != []
         assert client.versions() == read_versions(opened, RUN)
-        assert client.rollouts() == rollouts(opened) != []
+        assert client.rollouts() == read_rollouts(opened) != []
         assert client.advice() == find_advice(opened, RUN)
         asked = client.ask(Coverage, f"/runs/{RUN}/coverage", last=2, tier=TIERS[1])
         assert asked == count_coverage(opened, context, upto=2, tier=TIERS[1])

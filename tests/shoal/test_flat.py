@@ -12,13 +12,13 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from shoal.cli.explained import comparison
 
 import shoal.cli
 from broker_server.settings.fleet import FleetConfig
 from broker_server.store import Store, queries
 from shoal.cli.console import flat
 from shoal.cli.main import app as command
+from shoal.cli.views.comparison import comparison_with
 from tests.documents.reference import PRINTED, commands, printed
 from tests.shoal.view.stores import RUN, made
 
@@ -104,7 +104,8 @@ def test_two_runs_that_differ_in_a_list_of_records_keep_what_else_differs():
         ("a", "b"), {"model.recipe.metrics": ([{"name": "f1"}], []), "seed": (7, 1)}, {}
     )
     values = [
-        (row["name"], row["value"], row["other_value"]) for row in flat(comparison("b").plain(view))
+        (row["name"], row["value"], row["other_value"])
+        for row in flat(comparison_with("b").as_records(view))
     ]
     assert values == [("model.recipe.metrics", "[{'name': 'f1'}]", []), ("seed", 7, 1)]
 

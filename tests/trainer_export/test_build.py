@@ -114,7 +114,7 @@ def test_another_file_of_the_user_counts(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def again() -> bool:
-        arch = Registry.of([]).with_file(tmp_path / "models.py").get("net")
+        arch = Registry.from_architectures([]).with_file(tmp_path / "models.py").get("net")
         (report,) = export_architecture(
             arch, None, [Tier(1.0, 1)], Recipe(), tmp_path / "out", formats=("onnx",)
         )

@@ -12,7 +12,7 @@ from torch.nn import functional
 from device_runtime.training.backends import ForwardSession, PairSession
 from device_runtime.training.hooks import Hooks, TaskStopped
 from device_runtime.training.measuring import HeldOut, evaluate
-from device_runtime.training.routines.mutual import train_pair
+from device_runtime.training.pair_training import train_pair
 from device_runtime.training.schedule import (
     StepSeed,
     TrainingSchedule,

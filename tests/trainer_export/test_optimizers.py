@@ -128,7 +128,7 @@ def test_a_board_takes_a_batch_in_pieces(tmp_path):
     place, manifest, module = exported(tmp_path, "words", recipe)
     graph = place / manifest.graphs["onnx/train"].path
     whole, pieces = (TrainSession(manifest, graph) for _ in range(2))
-    pieces.take_pieces(PIECE)
+    pieces.split_batches(PIECE)
     for session in (whole, pieces):
         session.load({name: p.detach().numpy().copy() for name, p in module.named_parameters()})
     signature = made("words")[1]
@@ -142,7 +142,7 @@ def test_a_board_takes_a_batch_in_pieces(tmp_path):
     spec = Recipe().spec((3,))
     assert "accumulate" not in spec.model_dump()  # digests of earlier sets stay what they are
     with pytest.raises(RefusedError, match="export it again with accumulate = true"):
-        TrainSession(manifest.model_copy(update={"recipe": spec}), graph).take_pieces(PIECE)
+        TrainSession(manifest.model_copy(update={"recipe": spec}), graph).split_batches(PIECE)
 
 
 def test_a_pair_takes_whole_batches():

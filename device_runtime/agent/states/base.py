@@ -9,7 +9,12 @@ NEVER = float("inf")
 
 
 class DeviceState:
-    """A state that does nothing; the others override what concerns them."""
+    """A state that does nothing; the others override what concerns them.
+
+    Attributes:
+        ctx: what all states share.
+        wake_at: ``time.monotonic()`` when the loop calls `on_wake`.
+    """
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
@@ -22,31 +27,29 @@ class DeviceState:
         """Let go of what belongs to the state alone."""
 
     def on_chunk(self, digest: str, frame: bytes) -> None:
-        """A chunk of a blob arrived; nobody waits for it here."""
+        """Decline a chunk of a blob, for which nobody waits here."""
         del frame  # whatever it holds
         self.ctx.uplink.decline_chunk(digest)
 
     def on_message(self, message: ServerMessage) -> None:
-        """The server speaks of a secure sum, or said what does not fit this state: late, or a
-        repetition.
-        """
+        """Answer a step of a secure sum; anything else is late here, or a repetition."""
         member = self.ctx.need_task().member
-        if isinstance(message, Sum) and member is not None:
-            try:
-                told = member.answer(message)
-            except RefusedError as error:
-                self.ctx.fail(error)
-            else:
-                if told:
-                    self.ctx.send(Shares, **told)
+        if not isinstance(message, Sum) or member is None:
+            self.ctx.kit.journal.info(f"ignored {message.type} in state {self.ctx.state.value}")
             return
-        self.ctx.kit.journal.info(f"ignored {message.type} in state {self.ctx.state.value}")
+        try:
+            answer = member.answer(message)
+        except RefusedError as error:
+            self.ctx.fail(error)
+            return
+        if answer:
+            self.ctx.send(Shares, **answer)
 
     def on_repeat(self) -> None:
-        """The server wants to know how the task in hand stands."""
+        """Answer the server, which asks how the task in hand stands."""
 
     def on_work(self, event: WorkReport | WorkDone | WorkFailed) -> None:
-        """The worker thread reports."""
+        """Handle a report of the worker thread."""
 
     def on_wake(self) -> None:
-        """``wake_at`` has come."""
+        """Act now that ``wake_at`` has come."""

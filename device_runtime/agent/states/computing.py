@@ -8,47 +8,45 @@ from typing import Any
 
 from typing_extensions import override
 
-from device_runtime.agent.choosing import choose, remember_round
+from device_runtime.agent.choosing import choose_tier, remember_round
 from device_runtime.agent.context import Context
 from device_runtime.agent.machine import Event
 from device_runtime.agent.states.base import DeviceState
+from device_runtime.agent.task_in_hand import TaskInHand
 from device_runtime.agent.worker import Job, WorkDone, WorkFailed, WorkReport
+from device_runtime.training.agreed_data import AgreedData
 from device_runtime.training.backends.runtime import CPU
 from device_runtime.training.compute import compute, time_step
 from device_runtime.training.current_data import DataSeen, on_current_data
-from device_runtime.training.hooks import (
-    EpochReport,
-    Hooks,
-    SelfTested,
-    Settled,
-    TaskStopped,
-)
+from device_runtime.training.hooks import EpochReport, Hooks, SelfTested, Settled, TaskStopped
 from device_runtime.training.task import DeviceSetup, Task
 from fleet_protocol.data.label_order import check_own_labels
 from fleet_protocol.errors import DataError, StorageError
+from fleet_protocol.manifest import Manifest
 from fleet_protocol.messages import Progress
 
-_LACKING = re.compile(
-    "bad.alloc|[Ff]ailed to allocate memory"
-)  # the errors of onnxruntime have no kinds
-_PROGRESS_SECONDS = (
-    1.0  # a tiny model finishes thousands of epochs a second; the server need not hear of each
-)
+# The errors of onnxruntime have no kinds; these words are in those about memory.
+_OUT_OF_MEMORY = re.compile("bad.alloc|[Ff]ailed to allocate memory")
+# A tiny model finishes thousands of epochs a second; the server need not hear of each.
+_PROGRESS_SECONDS = 1.0
 
 
 class _Computing(DeviceState):
-    """A job in the worker thread turns the weights into an update."""
+    """A job in the worker thread turns the weights into an update.
+
+    Attributes:
+        phase: what the task record says meanwhile.
+        compute: what the worker thread does.
+    """
 
     phase = "training"
-    compute: Callable[[Task, DeviceSetup, Hooks], Any] = staticmethod(
-        compute
-    )  # in the worker thread
+    compute: Callable[[Task, DeviceSetup, Hooks], Any] = staticmethod(compute)
 
     def __init__(self, ctx: Context) -> None:
         super().__init__(ctx)
-        self._epochs: EpochReport | None = None
+        self._last_report: EpochReport | None = None
         self._losses: list[float] = []
-        self._told_at = time.monotonic()
+        self._progress_at = time.monotonic()
 
     @override
     def enter(self) -> None:
@@ -60,43 +58,56 @@ class _Computing(DeviceState):
             raise RuntimeError(
                 f"the device in state {ctx.state.value!r} has no manifest; this is a bug"
             )
-        load = ctx.kit.memory.load(self.phase, task.record.tier, manifest.peak_memory_bytes)
+        load = ctx.kit.memory.measure(self.phase, task.record.tier, manifest.peak_memory_bytes)
         try:
-            agreed = ctx.kit.agreement.of(setup.data, task.offer)
+            agreed = ctx.kit.agreement.apply(setup.data, task.offer)
             if not task.offer.stays:  # otherwise the board may define its own labels
                 check_own_labels(agreed.samples, manifest)
+            # On disk first: if it kills the agent, the restart knows what was too large.
             ctx.save(phase=self.phase, load=load)
         except (DataError, StorageError) as error:
             ctx.fail(error)
             return
-        ctx.tell_state()
+        ctx.announce_state()
         if task.record.crashes and setup.accelerators is not None:
             self._on_report(Settled(CPU, "the agent died in this task"))
             setup = replace(setup, accelerators=None)
+        self._start(self._work(task, manifest), replace(setup, data=agreed.samples), agreed)
+
+    def _work(self, task: TaskInHand, manifest: Manifest) -> Task:
+        """Return the task as the training room sees it."""
         offer = task.offer
-        tier = task.record.tier
-        work = Task(
+        choice = task.record.choice
+        return Task(
             run=offer.run,
             round=offer.round,
             id=offer.task,
             version=offer.version,
-            tier=tier,
+            tier=task.record.tier,
             instructions=offer,
             manifest=manifest,
-            weights=task.record.choice.weights,
-            tested=ctx.kit.cache.tested(task.record.choice.artifact_set.digest),
+            weights=choice.weights,
+            tested=self.ctx.kit.cache.tested(choice.artifact_set.digest),
             fetch_seconds=task.fetch_seconds,
         )
 
-        # The job removes both, so that memory does not hold both the old and the new samples.
-        ready_setup = [replace(setup, data=agreed.samples)]
+    def _start(
+        self,
+        work: Task,
+        setup: DeviceSetup,
+        agreed: AgreedData,
+    ) -> None:
+        """Start the job."""
+        # It removes both from these lists, so that memory does not hold the old samples beside
+        # those that are read again.
+        ready_setup = [setup]
         ready_data = [agreed]
 
         def run(job: Job) -> object:
             hooks = Hooks(job.report, job.stopped)
             return on_current_data(self.compute, work, ready_setup.pop(), ready_data.pop(), hooks)
 
-        ctx.kit.worker.start(self.phase, run)
+        self.ctx.kit.worker.start(self.phase, run)
 
     @override
     def leave(self) -> None:
@@ -105,90 +116,93 @@ class _Computing(DeviceState):
     @override
     def on_repeat(self) -> None:
         self.ctx.accept()
-        if self._epochs is not None:
-            self._tell(self._epochs)
+        if self._last_report is not None:
+            self._send_progress(self._last_report)
 
-    def _tell(self, report: EpochReport) -> None:
-        self._told_at = time.monotonic()
-        loss = None if self.ctx.need_task().record.offer.upload.silent else report.loss
+    def _send_progress(self, report: EpochReport) -> None:
+        self._progress_at = time.monotonic()
+        silent = self.ctx.need_task().record.offer.upload.silent
         self.ctx.send(
             Progress,
             epoch=report.epoch,
             epochs=report.epochs,
             step=report.step,
-            loss=loss,
+            loss=None if silent else report.loss,
         )
 
     @override
     def on_work(self, event: WorkReport | WorkDone | WorkFailed) -> None:
-        ctx = self.ctx
-        load = ctx.need_task().record.load
         if isinstance(event, WorkFailed):
-            if load is not None and (
-                isinstance(event.error, MemoryError) or _LACKING.search(str(event.error))
-            ):
-                ctx.kit.memory.died(load, proven=True)
-                event.error.__traceback__ = None  # its frames hold what the task had taken
-            if not isinstance(event.error, TaskStopped):
-                ctx.fail(event.error)
+            self._on_failure(event.error)
         elif isinstance(event, WorkDone):
             try:
-                ctx.post(self._done(event.result))
+                self.ctx.post(self._finish(event.result))
             except StorageError as error:
-                ctx.fail(error)
-        elif isinstance(event, WorkReport):
+                self.ctx.fail(error)
+        else:
             self._on_report(event.value)
 
-    def _done(self, outcome: Any) -> Event:
-        """Keep what was computed, and say what has happened by that.
+    def _on_failure(self, error: Exception) -> None:
+        load = self.ctx.need_task().record.load
+        out_of_memory = isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(str(error))
+        if load is not None and out_of_memory:
+            self.ctx.kit.memory.record_death(load, proven=True)
+            error.__traceback__ = None  # its frames hold what the task had taken
+        if not isinstance(error, TaskStopped):
+            self.ctx.fail(error)
 
-        A StorageError where it cannot be kept.
+    def _finish(self, result: Any) -> Event:
+        """Keep what was computed, and return what has happened by that.
+
+        Raises:
+            StorageError: it cannot be kept.
         """
         ctx = self.ctx
-        metrics = outcome.metrics
-        ctx.kit.memory.lived(ctx.need_task().record.load, len(ctx.need_setup().data))
-        ctx.measured.step_seconds = outcome.step_seconds or ctx.measured.step_seconds
+        record = ctx.need_task().record
+        metrics = result.metrics
+        ctx.kit.memory.record_survival(record.load, len(ctx.need_setup().data))
+        if result.step_seconds:
+            ctx.measurements.step_seconds = result.step_seconds
         if self._losses:
-            remember_round(
-                ctx.need_task().record,
-                ctx.kit.config,
-                sum(self._losses) / len(self._losses),
-            )
+            remember_round(record, ctx.kit.config, sum(self._losses) / len(self._losses))
         ctx.kit.journal.info(
-            f"computed {metrics.batches} batches in {metrics.train_seconds:.2f} s, loss={metrics.train_loss}"
+            f"computed {metrics.batches} batches in {metrics.train_seconds:.2f} s, "
+            f"loss={metrics.train_loss}"
         )
-        ctx.save(phase="uploading", update=outcome.update, metrics=metrics)
+        ctx.save(phase="uploading", update=result.update, metrics=metrics)
         return Event.COMPUTED
 
-    def _on_report(self, value: object) -> None:
-        if isinstance(value, SelfTested):
-            self.ctx.kit.cache.mark_tested(
-                self.ctx.need_task().record.choice.artifact_set.digest, value.name
-            )
-            self.ctx.kit.journal.info(f"self-test passed: {value.name}")
-        elif isinstance(value, Settled):
+    def _on_report(self, report: object) -> None:
+        if isinstance(report, SelfTested):
+            digest = self.ctx.need_task().record.choice.artifact_set.digest
+            self.ctx.kit.cache.mark_tested(digest, report.name)
+            self.ctx.kit.journal.info(f"self-test passed: {report.name}")
+        elif isinstance(report, Settled):
             self._losses.clear()  # what has begun on something else begins anew
-            self.ctx.measured.provider = f"{value.provider} ({value.why})"
-            self.ctx.kit.journal.info(f"trains on {self.ctx.measured.provider}")
-        elif isinstance(value, DataSeen):
-            self._take_data(value)
-        elif isinstance(value, EpochReport):
-            first = self._epochs is None
-            self._epochs = value
-            self._losses.append(
-                value.loss
-            )  # every epoch has all samples, so the mean of these is that of all steps
-            due = time.monotonic() - self._told_at >= _PROGRESS_SECONDS
-            if first or due or value.epoch == value.epochs:
-                self.ctx.kit.journal.info(
-                    f"epoch {value.epoch}/{value.epochs} step={value.step} loss={value.loss:.4f}"
-                )
-            if due:
-                self._tell(value)
+            self.ctx.measurements.provider = f"{report.provider} ({report.why})"
+            self.ctx.kit.journal.info(f"trains on {self.ctx.measurements.provider}")
+        elif isinstance(report, DataSeen):
+            self._adopt_data(report)
+        elif isinstance(report, EpochReport):
+            self._on_epoch(report)
 
-    def _take_data(self, seen: DataSeen) -> None:
-        """Use the raw samples of changed files from now on, as another contract may need more of
-        them.
+    def _on_epoch(self, report: EpochReport) -> None:
+        is_first = self._last_report is None
+        self._last_report = report
+        # Every epoch has all samples, so the mean of these losses is that of all steps.
+        self._losses.append(report.loss)
+        due = time.monotonic() - self._progress_at >= _PROGRESS_SECONDS
+        if is_first or due or report.epoch == report.epochs:
+            self.ctx.kit.journal.info(
+                f"epoch {report.epoch}/{report.epochs} step={report.step} loss={report.loss:.4f}"
+            )
+        if due:
+            self._send_progress(report)
+
+    def _adopt_data(self, seen: DataSeen) -> None:
+        """Use the samples of changed files from now on.
+
+        The raw ones, as another contract may need more of them.
         """
         ctx = self.ctx
         ctx.kit.agreement.renew(seen.data)
@@ -206,29 +220,27 @@ class Training(_Computing):
 
 
 class Sizing(_Computing):
-    """A few steps of the narrowest sub-model are timed, and the board chooses by that and by its
-    link.
-    """
+    """Times a few steps of the narrowest sub-model; the board chooses by that and by its link."""
 
     phase = "sizing"
     compute = staticmethod(time_step)
 
     @override
-    def _done(self, outcome: Any) -> Event:
+    def _finish(self, result: Any) -> Event:
         ctx = self.ctx
-        record = self.ctx.need_task().record
-        link = self.ctx.measured.link_bytes_per_second
-        tier = choose(record, ctx.kit.config, ctx.need_setup(), link, outcome)
+        record = ctx.need_task().record
+        link = ctx.measurements.link_bytes_per_second
+        tier = choose_tier(record, ctx.kit.config, ctx.need_setup(), link, result)
         ctx.kit.journal.info(
-            f"chose tier={tier}: {outcome:.4f} s a step of {record.tier}, {link or 0:.0f} B/s"
+            f"chose tier={tier}: {result:.4f} s a step of {record.tier}, {link or 0:.0f} B/s"
         )
         ctx.save(phase="fetching", tier=tier, chosen=True)
         return Event.SIZED
 
     @override
-    def _on_report(self, value: object) -> None:
-        if not isinstance(value, EpochReport):
-            super()._on_report(value)
+    def _on_report(self, report: object) -> None:
+        if not isinstance(report, EpochReport):
+            super()._on_report(report)
 
 
 class Measuring(_Computing):

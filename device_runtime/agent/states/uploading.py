@@ -1,23 +1,18 @@
 """The state of the agent in which a finished update goes to the server."""
 
-import contextlib
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 
 from typing_extensions import override
 
 from device_runtime.agent.context import Context
 from device_runtime.agent.machine import Event
 from device_runtime.agent.states.base import NEVER, DeviceState
+from device_runtime.agent.upload import Upload, send_chunks
 from device_runtime.agent.worker import Job, WorkDone, WorkFailed, WorkReport
 from device_runtime.training.hooks import TaskStopped
 from device_runtime.training.update import mask
-from fleet_protocol.blob_store import BlobStore
-from fleet_protocol.blobs import iter_chunks
 from fleet_protocol.errors import ShoalError, TransportError
 from fleet_protocol.messages import (
-    BlobRef,
     Done,
     Ranges,
     ServerMessage,
@@ -26,54 +21,6 @@ from fleet_protocol.messages import (
     UploadMissing,
     UploadRefused,
 )
-from fleet_protocol.transport import SEND_WINDOW, Transport
-
-_PATIENCE_SECONDS = (
-    0.5  # between two looks at whether the upload is still wanted while the broker is away
-)
-
-
-@dataclass(frozen=True)
-class Upload:
-    """Chunks that are to be sent."""
-
-    update: BlobRef  # the blob
-    ranges: Ranges  # half-open ranges of chunk indices
-    topic: Callable[[int], str]  # topic of a chunk index
-    again: bool = False  # they were sent before, so that each shows now that it is right
-
-
-def send_chunks(
-    link: Transport, blobs: BlobStore, upload: Upload, *, stopped: Callable[[], bool]
-) -> int:
-    """Send some chunks, a window at a time, waiting out a broker that is away.
-
-    The number of chunks sent.
-
-    Raises:
-        TaskStopped: ``stopped`` said so.
-        BlobError: the update is no longer intact on disk.
-    """
-    count = 0
-    update = upload.update
-    data = blobs.read(update.digest)
-    digests = upload.again and not link.authentic
-    for index, frame in iter_chunks(data, update.chunk_bytes, upload.ranges, digests=digests):
-        _wait(link, SEND_WINDOW - 1, stopped)
-        link.publish(upload.topic(index), frame)
-        count += 1
-    # Some brokers keep no order between topics: what is announced next should find the chunks
-    # there.
-    _wait(link, 0, stopped)
-    return count
-
-
-def _wait(link: Transport, unacknowledged: int, stopped: Callable[[], bool]) -> None:
-    while not stopped():
-        with contextlib.suppress(TransportError):
-            link.drain(time.monotonic() + _PATIENCE_SECONDS, unacknowledged)
-            return
-    raise TaskStopped
 
 
 class Uploading(DeviceState):
@@ -84,18 +31,19 @@ class Uploading(DeviceState):
 
     def __init__(self, ctx: Context) -> None:
         super().__init__(ctx)
-        self._bare = ctx.need_task().member is not None
+        # After a restart its keys are others, so it waits for shares even if it masked before.
+        self._unmasked = ctx.need_task().member is not None
 
     @override
     def enter(self) -> None:
         ctx = self.ctx
-        task = self.ctx.need_task()
+        task = ctx.need_task()
         if task.record.update is None:
             raise RuntimeError("the device uploads without an update; this is a bug")
-        ctx.tell_state()
-        if self._bare:
+        ctx.announce_state()
+        if self._unmasked:
             ctx.accept()  # after a restart with other keys than before
-            self._mask()
+            self._mask_and_send()
         elif task.resumed:
             # The server may have all of it already; Done makes it say what it misses.
             self._announce()
@@ -106,16 +54,13 @@ class Uploading(DeviceState):
     def leave(self) -> None:
         self.ctx.kit.worker.cancel()
 
-    def _mask(self) -> None:
-        """Mask the update and send it, as soon as the others have dealt shares.
-
-        Until then this state waits.
-        """
+    def _mask_and_send(self) -> None:
+        """Mask the update and send it, if the others have dealt shares; else wait for them."""
         ctx = self.ctx
-        task = self.ctx.need_task()
+        task = ctx.need_task()
         update = task.record.update
         member = task.member
-        if update is None or member is None or not member.dealt or not self._bare:
+        if update is None or member is None or not member.dealt or not self._unmasked:
             return
         try:
             masked = mask(ctx.kit.blobs, update, member)
@@ -123,47 +68,48 @@ class Uploading(DeviceState):
             ctx.kit.blobs.remove(update.digest)
         except ShoalError as error:
             ctx.fail(error)
-        else:
-            self._bare = False
-            self._send(((0, update.chunks),))
+            return
+        self._unmasked = False
+        self._send(((0, update.chunks),))
 
     def _send(self, ranges: Ranges, *, again: bool = False) -> None:
+        """Send chunks in the worker thread, which announces the update when they are out."""
         ctx = self.ctx
-        task = self.ctx.need_task()
+        task = ctx.need_task()
         update = task.record.update
-        name = task.offer.task
-        link = ctx.uplink.need()
-        topics = ctx.uplink.topics
         if update is None:
             return
-        upload = Upload(update, ranges, lambda index: topics.upload(name, index), again)
+        task_id = task.offer.task
+        link = ctx.uplink.need_link()
+        topics = ctx.uplink.topics
+        upload = Upload(update, ranges, lambda index: topics.upload(task_id, index), again)
         self.wake_at = NEVER
 
-        def run(job: Job) -> int:
+        def send(job: Job) -> int:
             return send_chunks(link, ctx.kit.blobs, upload, stopped=job.stopped)
 
-        ctx.kit.worker.start("uploading", run)
+        ctx.kit.worker.start("uploading", send)
 
     def _announce(self) -> None:
         task = self.ctx.need_task()
         self.ctx.send(
             Done,
             update=task.record.update,
-            tier=task.tier_said,
+            tier=task.announced_tier,
             metrics=task.record.metrics,
         )
         self.wake_at = time.monotonic() + self.ctx.kit.config.retry_seconds
 
     @override
     def on_repeat(self) -> None:
-        if self._bare:
+        if self._unmasked:
             self.ctx.accept()
         elif self.ctx.kit.worker.current is None:
             self._announce()
 
     @override
     def on_wake(self) -> None:
-        if self.ctx.uplink.need().connected:
+        if self.ctx.uplink.need_link().connected:
             self.ctx.kit.journal.info("announced the update again")
             self._announce()
         else:
@@ -191,12 +137,17 @@ class Uploading(DeviceState):
             )
             ctx.post(Event.REJECTED)
         elif isinstance(message, UploadMissing):
-            if (
-                ctx.kit.worker.current is None
-            ):  # else it answers an earlier Done; another follows when these are sent
-                ctx.kit.journal.info(f"the server misses chunks {message.ranges}")
-                self._send(message.ranges, again=True)
+            self._send_missing(message.ranges)
         else:
             super().on_message(message)
             if isinstance(message, Sum) and not ctx.events:
-                self._mask()
+                self._mask_and_send()
+
+    def _send_missing(self, ranges: Ranges) -> None:
+        """Send what the server misses.
+
+        While chunks are being sent it answers an earlier Done; another follows when they are out.
+        """
+        if self.ctx.kit.worker.current is None:
+            self.ctx.kit.journal.info(f"the server misses chunks {ranges}")
+            self._send(ranges, again=True)

@@ -1,6 +1,6 @@
-"""Training backends: the portable step on stock onnxruntime, or the step of onnxruntime-training.
+"""Training backends: the portable step on stock onnxruntime, or that of onnxruntime-training.
 
-One session class.
+One session class runs both.
 """
 
 from device_runtime.board import installed_backends
@@ -14,9 +14,7 @@ from fleet_protocol.errors import ConfigError
 
 
 def choose_backend(wanted: str) -> str:
-    """Settle which backend a device trains with, by its name or ``auto``.
-
-    Nothing is imported for it.
+    """Return which backend a device trains with, by its name or ``auto``; import nothing for it.
 
     Raises:
         ConfigError: it is not installed.
@@ -26,8 +24,9 @@ def choose_backend(wanted: str) -> str:
         wanted = "ort-training" if "ort-training" in installed else "onnx"
     if wanted not in installed:
         extra = "device-training" if wanted == "ort-training" else "device"
+        names = ", ".join(installed) or "none"
         raise ConfigError(
-            f"backend {wanted!r} is not installed on this board (installed: {', '.join(installed) or 'none'}): "
+            f"backend {wanted!r} is not installed on this board (installed: {names}): "
             f"pip install 'shoal[{extra}]'"
         )
     return wanted

@@ -1,5 +1,6 @@
-"""A step graph that trains two models on the same batch, with all their tensors in place
-(specification 5.3).
+"""A step graph that trains two models on the same batch (specification 5.3).
+
+All their tensors stay in place.
 """
 
 from collections.abc import Mapping
@@ -20,22 +21,32 @@ Tensors = dict[str, NDArray[Any]]
 class PairSession:
     """Both models of a pair with their optimizer states.
 
-    With 0 threads an operator takes every core.
+    Args:
+        manifest: of the pair.
+        graph: file of the step.
+        threads: of an operator; with 0 it takes every core.
     """
 
-    def __init__(self, manifest: PairManifest, graph: Path, *, threads: int = 1) -> None:
+    def __init__(
+        self,
+        manifest: PairManifest,
+        graph: Path,
+        *,
+        threads: int = 1,
+    ) -> None:
         self._manifest = manifest
         moving: dict[str, Sized] = {}
         for side in SIDES:
-            model = manifest.side(side)
-            moving |= {
-                side_name(side, parameter_input(spec.name)): spec for spec in model.parameters
-            }
-            moving |= {side_name(side, state_input(spec.name)): spec for spec in model.states}
-        tensors = StepTensors(moving=moving, scalars=tuple(loss_name(side) for side in SIDES))
-        peak = manifest.peak_memory_bytes
+            for parameter in manifest.side(side).parameters:
+                moving[_parameter(side, parameter.name)] = parameter
+            for state in manifest.side(side).states:
+                moving[_state(side, state.name)] = state
         self._step = SwappingStep(
-            graph, (manifest.graph,), tensors, peak_bytes=peak, threads=threads
+            graph,
+            (manifest.graph,),
+            StepTensors(moving=moving, scalars=tuple(loss_name(side) for side in SIDES)),
+            peak_bytes=manifest.peak_memory_bytes,
+            threads=threads,
         )
 
     def load(
@@ -44,7 +55,7 @@ class PairSession:
         weights: Mapping[str, Array],
         states: Mapping[str, Array] | None = None,
     ) -> None:
-        """Take new parameters for one of the models.
+        """Load new parameters for one of the models.
 
         Args:
             side: which model.
@@ -52,20 +63,18 @@ class PairSession:
             states: of the optimizer by name, which the device's own model keeps from round to
                 round; None for the initial ones, as the model that is sent has them in every round.
         """
+        # Into the arrays that the bindings know; another type is a bug and not to be converted.
         current = self._step.current
         manifest = self._manifest.side(side)
-        for spec in manifest.parameters:
-            np.copyto(
-                current[side_name(side, parameter_input(spec.name))],
-                weights[spec.name],
-                casting="no",
-            )
+        for parameter in manifest.parameters:
+            array = current[_parameter(side, parameter.name)]
+            np.copyto(array, weights[parameter.name], casting="no")
         for state in manifest.states:
-            kept = current[side_name(side, state_input(state.name))]
+            array = current[_state(side, state.name)]
             if states is None:
-                kept.fill(state.initial)
+                array.fill(state.initial)
             else:
-                np.copyto(kept, states[state.name], casting="no")
+                np.copyto(array, states[state.name], casting="no")
 
     def step(
         self,
@@ -87,28 +96,34 @@ class PairSession:
         Returns:
             Losses of the two models before the step, in the order of `SIDES`, means over the batch.
         """
-        feeds: dict[str, Array] = {
-            name: np.array(value, np.float32) for name, value in scalars.items()
-        }
-        feeds |= {"x": x, "y": y}
-        feeds |= {noise_input(layer): numbers for layer, numbers in (noise or {}).items()}
+        feeds: dict[str, Array] = {}
+        for name, number in scalars.items():
+            feeds[name] = np.array(number, np.float32)
+        feeds["x"] = x
+        feeds["y"] = y
+        for layer, numbers in (noise or {}).items():
+            feeds[noise_input(layer)] = numbers
         return tuple(self._step.run(feeds))
 
     def parameters(self, side: Side) -> Tensors:
-        """The parameters of a model now, in manifest order.
+        """Return the parameters of a model now, in manifest order.
 
-        Views that the next step but one overwrites.
+        They are views that the next step but one overwrites.
         """
         current = self._step.current
-        return {
-            p.name: current[side_name(side, parameter_input(p.name))]
-            for p in self._manifest.side(side).parameters
-        }
+        specs = self._manifest.side(side).parameters
+        return {spec.name: current[_parameter(side, spec.name)] for spec in specs}
 
     def states(self, side: Side) -> Tensors:
-        """The optimizer states of a model now, by name; views, as of `parameters`."""
+        """Return the optimizer states of a model now, by name; views, as of `parameters`."""
         current = self._step.current
-        return {
-            s.name: current[side_name(side, state_input(s.name))]
-            for s in self._manifest.side(side).states
-        }
+        specs = self._manifest.side(side).states
+        return {spec.name: current[_state(side, spec.name)] for spec in specs}
+
+
+def _parameter(side: Side, name: str) -> str:
+    return side_name(side, parameter_input(name))
+
+
+def _state(side: Side, name: str) -> str:
+    return side_name(side, state_input(name))

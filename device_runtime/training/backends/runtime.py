@@ -23,9 +23,8 @@ CPU = "CPU"
 """The provider that every runtime has."""
 
 _PROVIDER = "ExecutionProvider"  # the end of every provider's name
-_OPTIONS = MappingProxyType(
-    {"CUDA": {"use_tf32": "0"}}
-)  # float32, as the graph says, not ten bits of it
+# float32, as the graph says, not ten bits of it
+_OPTIONS = MappingProxyType({"CUDA": {"use_tf32": "0"}})
 _ARENA_BYTES = 64 * 1024 * 1024
 _MADV_DONTNEED = 4  # from Linux' mman.h
 _MAPPED = re.compile(
@@ -33,13 +32,12 @@ _MAPPED = re.compile(
     re.MULTILINE,
 )
 _PATTERN_BYTES = 8 * 1024 * 1024  # a block for a larger step is felt beside what the arena holds
-_DEAD_BYTES = (
-    64 * 1024
-)  # a free piece that is larger than needed by more than this is cut; 128 MB is the default
+# A free piece that is larger than needed by more than this is cut; 128 MB is the default.
+_DEAD_BYTES = 64 * 1024
 
 
 def load_runtime() -> Any:
-    """The ``onnxruntime`` module, whichever package provides it, without torch or onnx.
+    """Import ``onnxruntime``, whichever package provides it, without torch or onnx.
 
     Raises:
         ConfigError: no such package is installed, or two.
@@ -54,31 +52,27 @@ def load_runtime() -> Any:
 def forget_loading(_moment: str) -> None:
     """Unmap, once at a moment, what of libraries was read to load them.
 
-    What is used is mapped again by its first use.
-
-    Only pages that are as in the file go, by what Linux says. A library that another thread loads
-    just now stays: what is written of it is mapped last.
+    What is used is mapped again by its first use. Only pages that are as in the file go, by what
+    Linux says. A library that another thread loads just now stays: what is written of it is mapped
+    last.
     """
     with contextlib.suppress(OSError, AttributeError, TypeError):
         madvise = ctypes.CDLL(None).madvise
-        found = _MAPPED.findall(Path("/proc/self/smaps").read_bytes())
-        for _, parts in itertools.groupby(found, lambda part: part[3]):
-            *read, written = parts
-            for start, end, rights, _, own in read if written[2] == b"rw-p" else ():
+        mappings = _MAPPED.findall(Path("/proc/self/smaps").read_bytes())
+        for _library, mapped in itertools.groupby(mappings, lambda mapping: mapping[3]):
+            *read, written = mapped
+            if written[2] != b"rw-p":
+                continue  # it is being loaded just now
+            for start, end, rights, _file, own in read:
                 if rights.startswith(b"r-") and own == b"0":
                     first = int(start, 16)
-                    madvise(
-                        ctypes.c_void_p(first),
-                        ctypes.c_size_t(int(end, 16) - first),
-                        _MADV_DONTNEED,
-                    )
+                    size = int(end, 16) - first
+                    madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), _MADV_DONTNEED)
 
 
 @functools.cache
 def _shared_arena() -> bool:
-    """Register one arena for all sessions of the process.
-
-    False where the runtime has no such thing.
+    """Register one arena for all sessions; return False where the runtime has no such thing.
 
     Its first region is large enough for the intermediate tensors of most tiers: they are then cut
     out of one piece, where regions that grow by doubling fragment. Only pages that are touched
@@ -100,7 +94,8 @@ def _shared_arena() -> bool:
             }
         )
         runtime.create_and_register_allocator(memory, arena)
-    except Exception:  # noqa: BLE001 - its errors have no base; an older runtime, or one that has an arena already
+    # Its errors have no base: an older runtime, or one that has an arena already.
+    except Exception:  # noqa: BLE001
         return False
     return True
 
@@ -115,19 +110,23 @@ def open_session(
     peak_bytes: int | None = None,
     provider: str = CPU,
 ) -> Any:
-    """Check a graph, and open it with the settings that were measured to need the least memory at
-    full speed.
-
-    With 0 threads an operator takes every core. The CPU computes what another `provider` lacks.
+    """Check a graph, and open it with the settings that need the least memory at full speed.
 
     A device that trains ``conv`` at width 1, batch 32, peaks at 156 MB with them (onnxruntime
     1.31.1, x86-64), 8 MB higher with an arena per session, 50 MB higher with memory patterns, which
-    only a step of a known and small `peak_bytes` has; without any arena it is 9 MB lower and two to
-    three times slower.
+    only a step of a known and small peak has; without any arena it is 9 MB lower and two to three
+    times slower.
 
-    What leaves the board must tell nothing of single samples, see `check_graph`. What is run
-    `as_written` by the exporter opens in a third of the time: for a training step the runtime looks
-    long, and finds nothing that is faster.
+    Args:
+        graph: its file.
+        specs: the graphs of the manifest, which it must be one of.
+        threads: of an operator; with 0 it takes every core.
+        leaves: whether its outputs leave the board; they must then tell nothing of single samples,
+            see `check_graph`.
+        as_written: run as the exporter wrote it. It opens in a third of the time: for a training
+            step the runtime looks long, and finds nothing that is faster.
+        peak_bytes: of its memory, None where it is not known.
+        provider: of onnxruntime; the CPU computes what another one lacks.
 
     Returns:
         An ``onnxruntime.InferenceSession``.
@@ -145,6 +144,18 @@ def open_session(
             check_graph(data, specs, leaves_board=leaves)
     except (OSError, ValueError) as error:  # a file of no bytes cannot be mapped
         raise BlobError(f"cannot read graph {graph}: {error}") from error
+    options = _session_options(
+        threads,
+        as_written=as_written,
+        peak_bytes=peak_bytes,
+    )
+    session = make_session(graph, options, provider)
+    forget_loading("after the first session")
+    return session
+
+
+def _session_options(threads: int, *, as_written: bool, peak_bytes: int | None) -> Any:
+    """Return the settings of a session; arguments as of `open_session`."""
     runtime = load_runtime()
     options = runtime.SessionOptions()
     options.intra_op_num_threads = threads
@@ -167,26 +178,27 @@ def open_session(
     options.log_severity_level = 3
     # Idle worker threads that spin take the core from the rest of the board.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    session = make_session(graph, options, provider)
-    forget_loading("after the first session")
-    return session
+    return options
 
 
 def offered() -> tuple[str, ...]:
-    """The execution providers that the installed runtime was built with, without the end of their
-    names.
-    """
+    """Return the execution providers of the installed runtime, without the end of their names."""
     return tuple(name.removesuffix(_PROVIDER) for name in load_runtime().get_available_providers())
 
 
 def make_session(graph: Path, options: Any, provider: str) -> Any:
-    """An ``InferenceSession`` on a provider, or an error of any kind.
+    """Open an ``InferenceSession`` on a provider.
 
-    Left to itself the runtime takes the CPU then.
+    Raises:
+        Exception: of any kind, where that cannot be; left to itself the runtime takes the CPU then.
     """
-    chosen = [(name + _PROVIDER, _OPTIONS.get(name, {})) for name in dict.fromkeys((provider, CPU))]
+    names = dict.fromkeys((provider, CPU))  # each once
+    chosen = [(name + _PROVIDER, _OPTIONS.get(name, {})) for name in names]
     session = load_runtime().InferenceSession(
-        str(graph), options, providers=chosen, enable_fallback=0
+        str(graph),
+        options,
+        providers=chosen,
+        enable_fallback=0,
     )
     if provider + _PROVIDER not in session.get_providers():
         raise RuntimeError("onnxruntime could not load it, and has said why on standard error")

@@ -1,6 +1,4 @@
-"""Graphs with their tensors in place: one class trains with either flavour of the step graph, one
-evaluates.
-"""
+"""Graphs with their tensors in place: one class trains with either step, one only reads."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,7 +26,7 @@ Array = NDArray[Any]
 
 
 def step_graph_key(backend: str, manifest: Manifest) -> str | None:
-    """Which graph of a set is the training step for a backend.
+    """Return which graph of a set is the training step for a backend.
 
     Returns:
         Key in ``manifest.graphs``, or None if the set has no step for this backend.
@@ -39,10 +37,14 @@ def step_graph_key(backend: str, manifest: Manifest) -> str | None:
 
 
 class TrainSession:
-    """A training step with its parameters and states; with 0 threads an operator takes every core.
+    """A training step with its parameters and states.
 
-    A provider may name threads of its own, as ``CPU:4`` does. The frozen tensors of the manifest,
-    by name, are read where they lie and never copied.
+    Args:
+        manifest: of the artifact set.
+        graph: file of the step.
+        threads: of an operator; with 0 it takes every core.
+        base: the frozen tensors of the manifest, by name; read where they lie and never copied.
+        provider: of onnxruntime; it may name threads of its own, as ``CPU:4`` does.
     """
 
     def __init__(
@@ -55,63 +57,55 @@ class TrainSession:
         provider: str = CPU,
     ) -> None:
         self._manifest = manifest
-        provider, _, own = provider.partition(":")
-        threads = int(own) if own else threads
-        states = {state_input(spec.name): spec for spec in manifest.states}
-        parameters = {parameter_input(spec.name): spec for spec in manifest.parameters}
-        staying = [*states] * manifest.states_in_place + [
-            *parameters
-        ] * manifest.parameters_in_place
-        tensors = StepTensors(
-            moving={**parameters, **states},
-            scalars=("loss",),
-            fixed={anchor_input(spec.name): spec for spec in manifest.parameters},
-            settings=("lr", "mu", "share", "last"),
-            in_place=frozenset(staying),
-            given={parameter_input(name): array for name, array in (base or {}).items()},
-        )
-        specs = manifest.graphs.values()
-        peak = manifest.peak_memory_bytes
+        provider, _, own_threads = provider.partition(":")
         self._step = SwappingStep(
-            graph, specs, tensors, peak_bytes=peak, threads=threads, provider=provider
+            graph,
+            manifest.graphs.values(),
+            _step_tensors(manifest, base or {}),
+            peak_bytes=manifest.peak_memory_bytes,
+            threads=int(own_threads) if own_threads else threads,
+            provider=provider,
         )
-        self._piece: int | None = None
+        self._piece_size: int | None = None
 
     def reset(self) -> dict[str, NDArray[np.float32]]:
-        """Start again: the optimizer from its initial states, the parameters from what the caller
-        writes into them.
+        """Start again: the optimizer from its initial states, the parameters from new weights.
 
         Returns:
-            Parameter name to the array that the next step reads.
+            Parameter name to the array that the next step reads, for the caller to write into.
         """
+        # In place: the bindings of the step know these arrays.
         for state in self._manifest.states:
             self._step.current[state_input(state.name)].fill(state.initial)
         return self.parameters()
 
     def load_states(self, states: Mapping[str, Array]) -> None:
-        """Go on with what an optimizer left, all states by name, or with what is there if there are
-        none.
+        """Go on with what an optimizer left, or without any with what is there.
+
+        Args:
+            states: all states by name, or none.
 
         Raises:
             RefusedError: they are those of another recipe.
         """
-        for spec in self._manifest.states if states else ():
+        if not states:
+            return
+        for spec in self._manifest.states:
             value = states.get(spec.name)
-            if value is None or (value.shape, value.dtype.name) != (
-                spec.shape,
-                spec.dtype,
-            ):
+            if value is None or (value.shape, value.dtype.name) != (spec.shape, spec.dtype):
                 raise RefusedError(
                     RefusalReason.UNSUPPORTED,
-                    f"what the optimizer kept of the run has no {spec.name} of shape {list(spec.shape)}: the artifacts "
-                    f"of {self._manifest.arch} {self._manifest.tier} changed during the run; start a new run",
+                    f"what the optimizer kept of the run has no {spec.name} of shape "
+                    f"{list(spec.shape)}: the artifacts of {self._manifest.arch} "
+                    f"{self._manifest.tier} changed during the run; start a new run",
                 )
             np.copyto(self._step.current[state_input(spec.name)], value)
 
-    def take_pieces(self, size: int | None) -> None:
-        """Compute no more than so many samples at once from now on, so a batch in pieces.
+    def split_batches(self, size: int | None) -> None:
+        """Compute no more than so many samples at once from now on, still one step a batch.
 
-        Still one step a batch.
+        Args:
+            size: samples of a piece; None for whole batches.
 
         Raises:
             RefusedError: the set was exported without sums of gradients.
@@ -119,15 +113,17 @@ class TrainSession:
         if size is not None and not self._manifest.recipe.accumulate:
             raise RefusedError(
                 RefusalReason.UNSUPPORTED,
-                f"artifact set {self._manifest.arch} {self._manifest.tier} takes whole batches, and micro_batch = "
-                f"{size}; export it again with accumulate = true in [model.recipe]",
+                f"artifact set {self._manifest.arch} {self._manifest.tier} takes whole batches, "
+                f"and micro_batch = {size}; "
+                "export it again with accumulate = true in [model.recipe]",
             )
-        self._piece = size
+        self._piece_size = size
 
     def anchor(self, mu: float) -> None:
         """Pull the parameters towards what they are now, until the next call (FedProx).
 
-        0 for not at all.
+        Args:
+            mu: strength of the pull; 0 for none.
 
         Raises:
             RefusedError: a proximal term is wanted that the set was not exported with.
@@ -136,16 +132,17 @@ class TrainSession:
         if mu and not anchors:
             raise RefusedError(
                 RefusalReason.UNSUPPORTED,
-                f"artifact set {self._manifest.arch} {self._manifest.tier} has no proximal term, which mu = {mu:g} of "
-                "FedProx needs; export it again with a proximal recipe",
+                f"artifact set {self._manifest.arch} {self._manifest.tier} has no proximal term, "
+                f"which mu = {mu:g} of FedProx needs; export it again with a proximal recipe",
             )
+        # Copied, as the parameters move and the anchor stays.
         for name, value in self.parameters().items():
             if anchor_input(name) in anchors:
                 np.copyto(anchors[anchor_input(name)], value)
         self._step.set("mu", mu)
 
     def load(self, weights: Mapping[str, Array], mu: float = 0.0) -> None:
-        """Take new parameters; the optimizer starts from its initial states.
+        """Load new parameters; the optimizer starts from its initial states.
 
         Args:
             weights: parameter name to float32 array of its local shape. With a proximal term in the
@@ -167,7 +164,7 @@ class TrainSession:
         learning_rate: float,
         noise: Mapping[str, Array] | None = None,
     ) -> float:
-        """One step of the recipe on one batch; returns its mean loss before the step.
+        """Take one step of the recipe on one batch; return its mean loss before the step.
 
         Args:
             x: samples ``[B, ...]``.
@@ -177,47 +174,51 @@ class TrainSession:
             noise: layer to float32 ``[B, ...]`` for every entry of the manifest's ``noise``; see
                 `device_runtime.training.schedule.draw_noise`.
         """
-        whole = len(y)
-        size = self._piece or len(y)
-        loss = 0.0
         self._step.set("lr", learning_rate)
-        feeds = {
-            "x": x,
-            "y": y,
-            "mask": mask,
-            **{noise_input(layer): value for layer, value in (noise or {}).items()},
-        }
-        if size >= whole:
-            self._step.set("share", 1.0)
-            self._step.set("last", 1.0)
-            return self._step.run(feeds)[0]
+        feeds: dict[str, Array] = {"x": x, "y": y}
+        for layer, numbers in (noise or {}).items():
+            feeds[noise_input(layer)] = numbers
+        if self._piece_size and self._piece_size < len(y):
+            return self._step_in_pieces(feeds, mask, self._piece_size)
+        self._step.set("share", 1.0)
+        self._step.set("last", 1.0)
+        return self._step.run({**feeds, "mask": mask})[0]
+
+    def _step_in_pieces(
+        self,
+        feeds: Mapping[str, Array],
+        mask: Array,
+        size: int,
+    ) -> float:
+        """Sum the gradients of a batch piece by piece; the last piece takes the step."""
+        y = feeds["y"]
         count = max(counted(y), 1)
-        for first in range(0, whole, size):
-            part = slice(first, first + size)
-            share = counted(y[part]) / count
+        loss = 0.0
+        for first in range(0, len(y), size):
+            piece = slice(first, first + size)
+            share = counted(y[piece]) / count
             self._step.set("share", share)
-            self._step.set("last", part.stop >= whole)
-            pieces = {
-                name: value if name == "mask" else value[part] for name, value in feeds.items()
-            }
-            found = self._step.run(pieces)[0]
-            loss += found * share if share else 0.0
+            self._step.set("last", piece.stop >= len(y))
+            piece_feeds = {name: value[piece] for name, value in feeds.items()}
+            piece_loss = self._step.run({**piece_feeds, "mask": mask})[0]
+            # A piece without a label that counts adds nothing, whatever its loss is.
+            loss += piece_loss * share if share else 0.0
         return loss
 
     def parameters(self) -> dict[str, NDArray[np.float32]]:
-        """The parameters now, in manifest order; views that the next step may overwrite."""
+        """Return the parameters now, in manifest order; views that the next step may overwrite."""
         current = self._step.current
         return {
             spec.name: current[parameter_input(spec.name)] for spec in self._manifest.parameters
         }
 
     def states(self) -> dict[str, Array]:
-        """The optimizer's states now, by name; views, as of `parameters`."""
+        """Return the optimizer's states now, by name; views, as of `parameters`."""
         current = self._step.current
         return {spec.name: current[state_input(spec.name)] for spec in self._manifest.states}
 
     def addresses(self) -> dict[str, int]:
-        """Where each current parameter and state lies in memory, and each frozen tensor.
+        """Return where each current parameter and state lies in memory, and each frozen tensor.
 
         Parameters and states alternate between two places, unless the manifest allows them to stay.
         """
@@ -227,7 +228,11 @@ class TrainSession:
 class ForwardSession:
     """A graph that reads parameters and changes nothing: evaluation or batch norm statistics.
 
-    It is given parameters by name, the frozen ones of the manifest's base among them.
+    Args:
+        manifest: of the artifact set.
+        graph: its file.
+        parameters: by name, the frozen ones of the manifest's base among them.
+        threads: of an operator; with 0 it takes every core.
     """
 
     def __init__(
@@ -239,22 +244,22 @@ class ForwardSession:
         threads: int = 1,
     ) -> None:
         self._manifest = manifest
+        # Not as written: of a forward pass the runtime may fuse operators.
         self._session = open_session(graph, manifest.graphs.values(), threads=threads)
         self._inputs = {spec.name for spec in self._session.get_inputs()}
         self.load(parameters)
 
     def load(self, parameters: Mapping[str, Array]) -> None:
         """Read other parameters, float32 by name, from now on; in place, not copied."""
-        needed = [spec.name for spec in self._manifest.parameters] + [
-            spec.name for spec in self._manifest.base
-        ]
-        self._fixed = {parameter_input(name): parameters[name] for name in needed}
+        names = [spec.name for spec in self._manifest.parameters]
+        names += [spec.name for spec in self._manifest.base]
+        self._fixed = {parameter_input(name): parameters[name] for name in names}
 
     def _run(self, outputs: list[str], feeds: Mapping[str, Array]) -> list[Array]:
-        known = {
-            name: value for name, value in {**self._fixed, **feeds}.items() if name in self._inputs
-        }
-        result: list[Array] = self._session.run(outputs, known)
+        inputs = {**self._fixed, **feeds}
+        # An exporter may drop an input that the graph does not use.
+        taken = {name: value for name, value in inputs.items() if name in self._inputs}
+        result: list[Array] = self._session.run(outputs, taken)
         return result
 
     def evaluate(
@@ -264,8 +269,9 @@ class ForwardSession:
         mask: Array,
         statistics: Mapping[str, Array] | None = None,
     ) -> dict[str, NDArray[np.float64]]:
-        """Sums of loss and metrics over one batch, as `fleet_protocol.metrics.summed_outputs` names
-        them.
+        """Return sums of loss and metrics over one batch.
+
+        They have the names of `fleet_protocol.metrics.summed_outputs`.
 
         Args:
             x: samples ``[B, ...]``.
@@ -274,42 +280,71 @@ class ForwardSession:
             statistics: ``stat.<norm>.mean`` and ``.var`` of every static batch norm.
         """
         names = list(summed_outputs(self._manifest.recipe))
-        found = self._run(names, {"x": x, "y": y, "mask": mask, **(statistics or {})})
-        return {name: value.astype(np.float64) for name, value in zip(names, found, strict=True)}
+        sums = self._run(names, {"x": x, "y": y, "mask": mask, **(statistics or {})})
+        return {name: value.astype(np.float64) for name, value in zip(names, sums, strict=True)}
 
     def statistics(self, x: Array) -> dict[str, NDArray[np.float32]]:
-        """Mean and unbiased variance of every static batch norm on one batch ``[B, ...]``.
+        """Return mean and unbiased variance of every static batch norm on one batch ``[B, ...]``.
 
         Returns:
             ``stat.<norm>.mean`` and ``stat.<norm>.var`` to vectors of the norm's channels.
         """
-        names = [
-            name
-            for spec in self._manifest.statistics
-            for name in (statistic_mean(spec.name), statistic_variance(spec.name))
-        ]
+        names: list[str] = []
+        for spec in self._manifest.statistics:
+            names += [statistic_mean(spec.name), statistic_variance(spec.name)]
         return dict(zip(names, self._run(names, {"x": x}), strict=True))
 
 
 class Sessions:
-    """Opens the graphs of a task, steps on a provider; with 0 threads an operator takes every core.
+    """Opens the graphs of a task, steps on a provider.
 
     A board opens each anew, for memory; a simulation, which trains one tier for many devices, may
-    keep them.
+    keep them. With 0 threads an operator takes every core.
     """
 
     def __init__(self, threads: int = 1, provider: str = CPU) -> None:
         self.threads = threads
         self.provider = provider
 
-    def train(self, manifest: Manifest, graph: Path, base: Mapping[str, Array]) -> TrainSession:
-        """A session of a step graph; the caller loads weights."""
+    def train(
+        self,
+        manifest: Manifest,
+        graph: Path,
+        base: Mapping[str, Array],
+    ) -> TrainSession:
+        """Open a step graph; the caller loads weights."""
         return TrainSession(
-            manifest, graph, threads=self.threads, base=base, provider=self.provider
+            manifest,
+            graph,
+            threads=self.threads,
+            base=base,
+            provider=self.provider,
         )
 
     def forward(
-        self, manifest: Manifest, graph: Path, parameters: Mapping[str, Array]
+        self,
+        manifest: Manifest,
+        graph: Path,
+        parameters: Mapping[str, Array],
     ) -> ForwardSession:
-        """A session of a graph that changes nothing."""
+        """Open a graph that changes nothing."""
         return ForwardSession(manifest, graph, parameters, threads=self.threads)
+
+
+def _step_tensors(manifest: Manifest, base: Mapping[str, Array]) -> StepTensors:
+    """Return the tensors of a training step that stay in memory."""
+    parameters = {parameter_input(spec.name): spec for spec in manifest.parameters}
+    states = {state_input(spec.name): spec for spec in manifest.states}
+    in_place: set[str] = set()
+    if manifest.states_in_place:
+        in_place.update(states)
+    if manifest.parameters_in_place:
+        in_place.update(parameters)
+    return StepTensors(
+        moving={**parameters, **states},
+        scalars=("loss",),
+        fixed={anchor_input(spec.name): spec for spec in manifest.parameters},
+        settings=("lr", "mu", "share", "last"),
+        in_place=frozenset(in_place),
+        given={parameter_input(name): array for name, array in base.items()},
+    )

@@ -1,14 +1,13 @@
-"""A step graph whose tensors stay in place: it reads one set of buffers and writes the other, then
-they swap.
+"""A step graph whose tensors stay in place: it reads one set of buffers and writes the other.
 
-Both bindings are made once, so a step copies no parameter, allocates none, and binds only what is
-another array than two steps ago.
+Then they swap. Both bindings are made once, so a step copies no parameter, allocates none, and
+binds only what is another array than two steps ago.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +16,9 @@ from device_runtime.training.backends.runtime import CPU, load_runtime, open_ses
 from fleet_protocol.manifest import GraphSpec, next_name
 
 Array = NDArray[Any]
+Arrays = dict[str, Array]
+OrtValues = dict[str, Any]
+_T = TypeVar("_T")
 
 
 class Sized(Protocol):
@@ -57,9 +59,13 @@ class StepTensors:
 class SwappingStep:
     """A step graph with those of its tensors that stay in memory.
 
-    With 0 threads an operator takes every core.
-
-    The manifest tells the peak of its memory.
+    Args:
+        graph: its file.
+        specs: the graphs of the manifest, which it must be one of.
+        tensors: those that stay.
+        peak_bytes: of its memory, as the manifest says.
+        threads: of an operator; with 0 it takes every core.
+        provider: of onnxruntime.
 
     Raises:
         RefusedError: the graph is not one that a board runs.
@@ -75,7 +81,7 @@ class SwappingStep:
         threads: int = 1,
         provider: str = CPU,
     ) -> None:
-        runtime = load_runtime()
+        load_runtime()  # before the graph is mapped and checked
         self._session = open_session(
             graph,
             specs,
@@ -84,41 +90,37 @@ class SwappingStep:
             peak_bytes=peak_bytes,
             provider=provider,
         )
-        self._inputs = {spec.name for spec in self._session.get_inputs()}
-        shapes = {spec.name: spec.shape for spec in self._session.get_outputs()}
+        self._inputs = {port.name for port in self._session.get_inputs()}
+        shapes = {port.name: port.shape for port in self._session.get_outputs()}
         self._scalars = {name: np.zeros(shapes[name], np.float32) for name in tensors.scalars}
-        self._settings = {
-            name: np.zeros((), np.float32) for name in tensors.settings if name in self._inputs
-        }
+        settings = [name for name in tensors.settings if name in self._inputs]
+        self._settings = {name: np.zeros((), np.float32) for name in settings}
+        self._fixed = _zeros(self._taken(tensors.fixed))
+        self._given = self._taken(tensors.given)
         first = _zeros(tensors.moving)
-        second = _zeros(tensors.moving) | {name: first[name] for name in tensors.in_place}
-        self._buffers: tuple[dict[str, Array], dict[str, Array]] = (first, second)
-        self._fixed = _zeros(
-            {name: sized for name, sized in tensors.fixed.items() if name in self._inputs}
-        )
-        self._given = {name: array for name, array in tensors.given.items() if name in self._inputs}
+        second = _zeros(tensors.moving)
+        for name in tensors.in_place:
+            second[name] = first[name]
+        self._buffers: tuple[Arrays, Arrays] = (first, second)
         # An OrtValue made from an array shares its memory; the arrays above keep it alive.
-        staying = {**self._fixed, **self._given, **self._settings}
-        self._values, self._fixed_values, self._scalar_values = (
-            [
-                {
-                    name: runtime.OrtValue.ortvalue_from_numpy(array)
-                    for name, array in arrays.items()
-                }
-                for arrays in sets
-            ]
-            for sets in (self._buffers, [staying], [self._scalars])
-        )
+        self._values = (_ort_values(first), _ort_values(second))
+        self._fixed_values = _ort_values({**self._fixed, **self._given, **self._settings})
+        self._scalar_values = _ort_values(self._scalars)
         self._bindings = (self._bind(0), self._bind(1))
-        self._bound: tuple[dict[str, Array], dict[str, Array]] = ({}, {})
+        self._bound: tuple[Arrays, Arrays] = ({}, {})  # what was fed last, by binding
         self._current = 0
-        self._ours = provider == CPU
+        self._shares_memory = provider == CPU
+
+    def _taken(self, tensors: Mapping[str, _T]) -> dict[str, _T]:
+        """Return those of some tensors that the graph has an input for."""
+        return {name: tensor for name, tensor in tensors.items() if name in self._inputs}
 
     def _bind(self, source: int) -> Any:
+        """Bind a step that reads one set of buffers and writes the other."""
         binding = self._session.io_binding()
-        for name, value in self._scalar_values[0].items():
+        for name, value in self._scalar_values.items():
             binding.bind_ortvalue_output(name, value)
-        for name, value in self._fixed_values[0].items():
+        for name, value in self._fixed_values.items():
             binding.bind_ortvalue_input(name, value)
         for name, value in self._values[source].items():
             if name in self._inputs:
@@ -127,24 +129,21 @@ class SwappingStep:
         return binding
 
     @property
-    def current(self) -> dict[str, Array]:
-        """The changing tensors now, by graph input.
-
-        To read and write in place, until the next step.
-        """
+    def current(self) -> Arrays:
+        """The changing tensors now, by graph input; to read and write until the next step."""
         return self._buffers[self._current]
 
     @property
-    def fixed(self) -> dict[str, Array]:
+    def fixed(self) -> Arrays:
         """The tensors that no step changes, by graph input; to write in place."""
         return self._fixed
 
     def addresses(self) -> dict[str, int]:
-        """Where the runtime reads the tensors that change now, and those it was given, by graph
-        input.
-        """
-        given = {name: self._fixed_values[0][name].data_ptr() for name in self._given}
-        return {name: array.ctypes.data for name, array in self.current.items()} | given
+        """Return where the runtime reads changing and given tensors now, by graph input."""
+        addresses = {name: array.ctypes.data for name, array in self.current.items()}
+        for name in self._given:
+            addresses[name] = self._fixed_values[name].data_ptr()
+        return addresses
 
     def set(self, name: str, number: float) -> None:
         """Give one of the settings its value, for all steps until it is given another."""
@@ -152,7 +151,7 @@ class SwappingStep:
             self._settings[name][()] = number
 
     def run(self, feeds: Mapping[str, Array]) -> list[float]:
-        """One step; returns the scalars, in order.
+        """Take one step; return the scalars, in order.
 
         Args:
             feeds: all other inputs; one that the graph lacks is left out, because an exporter may
@@ -161,22 +160,33 @@ class SwappingStep:
         """
         binding = self._bindings[self._current]
         bound = self._bound[self._current]
-        if not self._ours:  # a binding copies into another memory when it is made, and never again
+        if not self._shares_memory:
             bound.clear()
-            changing = {**self._values[self._current], **self._fixed_values[0]}
-            for name in self._inputs & changing.keys() - self._given.keys():
-                binding.bind_ortvalue_input(name, changing[name])
+            self._copy_again(binding)
         for name, value in feeds.items():
-            known = (
-                bound.get(name) is value and value.flags.c_contiguous
-            )  # the runtime copies what is not
-            if not known and name in self._inputs:
+            # What is not contiguous the runtime copies, so it is bound anew in every step.
+            is_bound = bound.get(name) is value and value.flags.c_contiguous
+            if not is_bound and name in self._inputs:
                 binding.bind_cpu_input(name, value)
                 bound[name] = value
         self._session.run_with_iobinding(binding)
         self._current = 1 - self._current
         return [float(array.item()) for array in self._scalars.values()]
 
+    def _copy_again(self, binding: Any) -> None:
+        """Bind the changing tensors of a provider with a memory of its own.
 
-def _zeros(tensors: Mapping[str, Sized]) -> dict[str, Array]:
+        A binding copies into that when it is made, and never again.
+        """
+        changing = {**self._values[self._current], **self._fixed_values}
+        for name in self._inputs & changing.keys() - self._given.keys():
+            binding.bind_ortvalue_input(name, changing[name])
+
+
+def _zeros(tensors: Mapping[str, Sized]) -> Arrays:
     return {name: np.zeros(sized.shape, sized.dtype) for name, sized in tensors.items()}
+
+
+def _ort_values(arrays: Mapping[str, Array]) -> OrtValues:
+    from_numpy = load_runtime().OrtValue.ortvalue_from_numpy
+    return {name: from_numpy(array) for name, array in arrays.items()}

@@ -30,24 +30,28 @@ class TierChooser:
     settings: FrozenModel
 
     def choose(self, memory: FrozenModel | None, situation: Situation) -> str:
-        """Choose one of the situation's tiers for the coming round.
+        """Return one of the situation's tiers for the coming round.
 
         The memory is None before the first round.
         """
         return self.rule.choose(self.settings, memory, situation)
 
-    def learn(self, memory: FrozenModel | None, number: int, loss: float) -> FrozenModel:
-        """Take a finished round into account: the memory after it, from that before it, None before
-        the first.
-        """
+    def learn(
+        self,
+        memory: FrozenModel | None,
+        number: int,
+        loss: float,
+    ) -> FrozenModel:
+        """Return the memory after a round, from that before it, which is None before the first."""
         learnt: FrozenModel = self.rule.learn(self.settings, memory, number, loss)
         return learnt
 
 
 def chooser_of(instructions: Instructions) -> TierChooser | None:
-    """How a task lets a device choose its tier, if it does.
+    """Return how a task lets a device choose its tier, if it does.
 
-    A RefusedError for a rule or settings it does not know.
+    Raises:
+        RefusedError: this board does not know the rule or its settings.
     """
     chooser = instructions.chooser
     if chooser is None:
@@ -56,6 +60,7 @@ def chooser_of(instructions: Instructions) -> TierChooser | None:
     if rule is None:
         raise RefusedError(
             RefusalReason.UNSUPPORTED,
-            f"no rule {chooser.rule!r} to choose a tier by (there is {', '.join(RULES)}); update Shoal on this board",
+            f"no rule {chooser.rule!r} to choose a tier by (there is {', '.join(RULES)}); "
+            "update Shoal on this board",
         )
     return TierChooser(rule, read_settings(rule.settings, chooser.settings, f"chooser {rule.name}"))

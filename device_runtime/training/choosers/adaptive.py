@@ -1,5 +1,4 @@
-"""Adaptive sizing: how wide a sub-model to train, from the times and losses that a device has seen
-itself.
+"""Adaptive sizing: how wide a sub-model to train, from times and losses of the device itself.
 
 The formulas of https://arxiv.org/abs/2405.00885, specification section 4; its equations 3 to 8 are
 reconstructed.
@@ -9,7 +8,8 @@ now) with the training efficiency TE (whether the loss has stalled):
 
     SE = 1 / T_cm + 1 / T_cp                or  1 / (T_cm + T_cp)
     U  = SE * sign(TE) * |TE|^gamma         or  SE + sign(TE) * |TE|^gamma
-    Un = U / Theta, kept in [0, 1]          width by the cuts 0.8, 0.6, 0.4, 0.2; never more than the device's maximum
+    Un = U / Theta, kept in [0, 1]          width by the cuts 0.8, 0.6, 0.4, 0.2;
+                                            never more than the device's maximum
 
 After the round, `observe` takes its mean loss L into account: if it changed by at most delta since
 the round before, TE rises by beta while L >= alpha * target (training has stalled early: a larger
@@ -32,22 +32,37 @@ _NARROWEST = 0.0625
 
 
 class Progress(FrozenModel):
-    """What the device carries from round to round."""
+    """What the device carries from round to round.
 
-    rounds: int = 0  # rounds whose loss was observed
-    training_efficiency: float  # TE of the next round
-    last_loss: float | None = None  # mean loss of the last round; None before the first
+    Attributes:
+        rounds: number of rounds whose loss was observed.
+        training_efficiency: TE of the next round.
+        last_loss: mean loss of the last round; None before the first.
+    """
+
+    rounds: int = 0
+    training_efficiency: float
+    last_loss: float | None = None
 
 
 class Choice(FrozenModel):
-    """What the device decided for one round, and why."""
+    """What the device decided for one round, and why.
 
-    system_efficiency: float  # SE
-    training_efficiency: float  # TE
-    utility: float  # U
-    normalised: float  # Un, in [0, 1]
-    wanted: float  # width before the cap
-    width: float  # width after it
+    Attributes:
+        system_efficiency: SE.
+        training_efficiency: TE.
+        utility: U.
+        normalised: Un, in [0, 1].
+        wanted: width before the cap.
+        width: after it.
+    """
+
+    system_efficiency: float
+    training_efficiency: float
+    utility: float
+    normalised: float
+    wanted: float
+    width: float
 
 
 def choose(
@@ -58,9 +73,17 @@ def choose(
     compute_seconds: float,
     maximum: float,
 ) -> Choice:
-    """Choose the round's width, at most `maximum`, by T_cm and T_cp as measured now.
+    """Choose the width of a round.
 
-    Errors of `system_efficiency`.
+    Args:
+        state: what earlier rounds have shown.
+        settings: constants of the method.
+        transmit_seconds: T_cm, as measured now.
+        compute_seconds: T_cp, as measured now.
+        maximum: widest that the device may train.
+
+    Raises:
+        ConfigError: a time is not positive.
     """
     speed = system_efficiency(transmit_seconds, compute_seconds, settings.efficiency)
     if settings.arm == "training":
@@ -80,8 +103,7 @@ def choose(
 
 
 def observe(state: Progress, settings: SizingConstants, loss: float) -> Progress:
-    """The record for the next round, given the mean training loss over all local iterations of a
-    finished one.
+    """Return the record for the next round, from the mean loss of all steps of a finished one.
 
     The training efficiency changes from the second observed loss on; one that is not finite leaves
     it as it was.
@@ -92,39 +114,49 @@ def observe(state: Progress, settings: SizingConstants, loss: float) -> Progress
     if state.last_loss is not None and abs(loss - state.last_loss) <= settings.stall:
         far = loss >= settings.alpha * settings.target_loss
         progress += settings.step if far else -settings.step
-    return Progress(rounds=state.rounds + 1, training_efficiency=progress, last_loss=loss)
+    return Progress(
+        rounds=state.rounds + 1,
+        training_efficiency=progress,
+        last_loss=loss,
+    )
 
 
 def system_efficiency(transmit_seconds: float, compute_seconds: float, form: Efficiency) -> float:
-    """SE of T_cm and T_cp, equation 3; a time that is not positive is a ConfigError."""
+    """Return SE of T_cm and T_cp, equation 3; a time that is not positive is a ConfigError."""
     if not (transmit_seconds > 0 and compute_seconds > 0):
         raise ConfigError(
-            f"adaptive sizing needs positive times, not {transmit_seconds} s to send and {compute_seconds} s to compute"
+            f"adaptive sizing needs positive times, not {transmit_seconds} s to send "
+            f"and {compute_seconds} s to compute"
         )
     if form == "sum_of_reciprocals":
         return 1 / transmit_seconds + 1 / compute_seconds
     return 1 / (transmit_seconds + compute_seconds)
 
 
-def utility(system: float, training: float, gamma: float, combination: Combination) -> float:
-    """U, equation 5; the power keeps the sign of the training efficiency."""
+def utility(
+    system: float,
+    training: float,
+    gamma: float,
+    combination: Combination,
+) -> float:
+    """Return U, equation 5; the power keeps the sign of the training efficiency."""
     progress = math.copysign(abs(training) ** gamma, training)
     return system * progress if combination == "multiplicative" else system + progress
 
 
 def normalise(value: float, theta: float) -> float:
-    """Un, equation 6: the utility as a share of theta, kept in [0, 1]."""
+    """Return Un, equation 6: the utility as a share of theta, kept in [0, 1]."""
     if value <= 0:
         return 0.0
     return value / theta if value < theta else 1.0
 
 
 def quantise(share: float) -> float:
-    """The width that a normalised utility stands for, equation 8."""
+    """Return the width that a normalised utility stands for, equation 8."""
     return next((width for cut, width in CUTS if share >= cut), _NARROWEST)
 
 
 def fit(width: float, offered: Sequence[float]) -> float:
-    """The offered width nearest to what the device wants, from below where there is one."""
+    """Return the offered width nearest to the wanted one, from below where there is one."""
     narrower = [candidate for candidate in offered if candidate <= width]
     return max(narrower) if narrower else min(offered)

@@ -33,21 +33,21 @@ def _fresh(sizing: Sizing) -> Memory:
 
 
 def _choose(sizing: Sizing, memory: Memory | None, situation: Situation) -> str:
-    known = memory or _fresh(sizing)
+    progress = (memory or _fresh(sizing)).progress
     constants = sizing.constants
-    tiers = {
-        width_of(tier): tier for tier in reversed(situation.tiers)
-    }  # of equal widths the first one offered
+    # Of equal widths the first one offered.
+    tiers = {width_of(tier): tier for tier in reversed(situation.tiers)}
     narrowest = min(tiers)
     widest = max(tiers)
-    transmit = compute = 1.0
+    transmit = 1.0
+    compute = 1.0
     if constants.arm != "training":  # that arm holds the system efficiency fixed
         if not situation.step_seconds or not situation.bytes_per_second:
             return tiers[narrowest]
         transmit = sizing.full_bytes / situation.bytes_per_second
         compute = situation.step_seconds * situation.steps
     choice = choose(
-        known.progress,
+        progress,
         constants,
         transmit_seconds=transmit,
         compute_seconds=compute,
@@ -56,11 +56,22 @@ def _choose(sizing: Sizing, memory: Memory | None, situation: Situation) -> str:
     return tiers[fit(choice.width, tuple(tiers))]
 
 
-def _learn(sizing: Sizing, memory: Memory | None, number: int, loss: float) -> Memory:
+def _learn(
+    sizing: Sizing,
+    memory: Memory | None,
+    number: int,
+    loss: float,
+) -> Memory:
     before = memory or _fresh(sizing)
     if number <= before.round:
         return before
     return Memory(round=number, progress=observe(before.progress, sizing.constants, loss))
 
 
-RULE = Rule(name="whalefl", settings=Sizing, memory=Memory, choose=_choose, learn=_learn)
+RULE = Rule(
+    name="whalefl",
+    settings=Sizing,
+    memory=Memory,
+    choose=_choose,
+    learn=_learn,
+)

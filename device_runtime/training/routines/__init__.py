@@ -19,31 +19,45 @@ ROUTINES: Mapping[str, Routine] = MappingProxyType(
 
 
 def routine_of(instructions: Instructions) -> Routine:
-    """The routine that a task asks for; a RefusedError where there is none of that name."""
-    found = ROUTINES.get(instructions.routine)
-    if found is None:
+    """Return the routine that a task asks for.
+
+    Raises:
+        RefusedError: there is none of that name.
+    """
+    routine = ROUTINES.get(instructions.routine)
+    if routine is None:
         raise RefusedError(
             RefusalReason.UNSUPPORTED,
-            f"no routine {instructions.routine!r} on this board (it has {', '.join(ROUTINES)}); update its Shoal",
+            f"no routine {instructions.routine!r} on this board (it has {', '.join(ROUTINES)}); "
+            "update its Shoal",
         )
-    return found
+    return routine
 
 
 def may_join(instructions: Instructions, setup: DeviceSetup) -> Routine:
-    """See that a board can do what a task asks, before anything is fetched; returns its routine.
+    """Check that a board can do what a task asks, before anything is fetched; return its routine.
 
     Raises:
         RefusedError: it does not know the routine or the update's encoding, a setting is wrong, or
             the board lacks what the routine needs.
     """
     routine = routine_of(instructions)
-    encoding = instructions.upload.encoding
-    if encoding not in ENCODINGS or (encoding != "fp32" and routine.phase != "training"):
-        raise RefusedError(
-            RefusalReason.UNSUPPORTED,
-            f"no upload encoding {encoding!r} for {routine.name} on this board (it has {', '.join(ENCODINGS)}); update"
-            ' its Shoal, or run with [upload] encoding = "fp32"',
-        )
+    _check_encoding(instructions.upload.encoding, routine)
     read_settings(routine.settings, instructions.settings, f"routine {routine.name}")
     routine.join(instructions, setup)
     return routine
+
+
+def _check_encoding(encoding: str, routine: Routine) -> None:
+    """Raise a RefusedError where an update of a routine cannot have an encoding."""
+    is_known = encoding in ENCODINGS
+    # Statistics are no difference to what was sent, which encodings are made for.
+    is_for_training = encoding != "fp32"
+    if is_known and (routine.phase == "training" or not is_for_training):
+        return
+    raise RefusedError(
+        RefusalReason.UNSUPPORTED,
+        f"no upload encoding {encoding!r} for {routine.name} on this board "
+        f"(it has {', '.join(ENCODINGS)}); update its Shoal, "
+        'or run with [upload] encoding = "fp32"',
+    )

@@ -1,6 +1,6 @@
 """What a routine is: what a task may ask of a device.
 
-One file per routine makes one, one registry row names it.
+Each routine is a file of its own, which a row of the registry names.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,14 +26,23 @@ class NoSettings(FrozenModel):
 
 @dataclass(frozen=True)
 class Result:
-    """What a routine ends with."""
+    """What a routine ends with.
+
+    Attributes:
+        tensors: of the update, by name.
+        batches: number of batches processed; steps, in training.
+        seconds: time of the work alone.
+        loss: mean of the last epoch; None where nothing is trained.
+        mean_loss: of all steps, where it is known.
+        evaluation: on the board's held-out samples, when it keeps any.
+    """
 
     tensors: Mapping[str, NDArray[Any]]
-    batches: int  # batches processed; steps, in training
-    seconds: float  # time of the work alone
-    loss: float | None = None  # mean loss of the last epoch; None where nothing is trained
-    mean_loss: float | None = None  # mean loss of all steps, where it is known
-    evaluation: Evaluation | None = None  # on the board's held-out samples, when it keeps any
+    batches: int
+    seconds: float
+    loss: float | None = None
+    mean_loss: float | None = None
+    evaluation: Evaluation | None = None
 
 
 @dataclass(frozen=True)
@@ -60,10 +69,10 @@ class Routine:
     join: Callable[[Instructions, DeviceSetup], None] = lambda _instructions, _bench: None
 
 
-def missing_graph(manifest: Manifest, what: str) -> RefusedError:
-    """The refusal of a set that lacks a graph for something."""
+def missing_graph(manifest: Manifest, purpose: str) -> RefusedError:
+    """Return the refusal of a set that lacks a graph for some purpose."""
     return RefusedError(
         RefusalReason.UNSUPPORTED,
-        f"artifact set {manifest.arch} {manifest.tier} has no graph for {what} "
+        f"artifact set {manifest.arch} {manifest.tier} has no graph for {purpose} "
         f"(it has {', '.join(sorted(manifest.graphs))}); export it again",
     )

@@ -1,5 +1,6 @@
-"""The routine ``statistics``: one pass that returns batch norm statistics of the sent model
-(specification 1.6).
+"""The routine ``statistics``: one pass over the samples for the batch norms of the sent model.
+
+Specification 1.6.
 """
 
 import time
@@ -40,5 +41,9 @@ def _run(task: Task, setup: DeviceSetup, hooks: Hooks) -> Result:
 
 
 ROUTINE = Routine(
-    name="statistics", phase="measuring", settings=NoSettings, graphs=_graphs, run=_run
+    name="statistics",
+    phase="measuring",
+    settings=NoSettings,
+    graphs=_graphs,
+    run=_run,
 )

@@ -1,5 +1,6 @@
-"""The routine ``train``: epochs of the sent sub-model on the board's samples, then its accuracy on
-held-out ones.
+"""The routine ``train``: epochs of the sent sub-model on the board's samples.
+
+Then it is judged on held-out ones.
 """
 
 from collections.abc import Mapping
@@ -9,7 +10,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from device_runtime.board import installed_backends
-from device_runtime.training.accelerators import Trial
+from device_runtime.training.accelerators import Accelerators, Trial
 from device_runtime.training.backends import (
     ForwardSession,
     Sessions,
@@ -37,13 +38,15 @@ Tensors = dict[str, NDArray[Any]]
 
 
 def _graphs(manifest: Manifest, setup: DeviceSetup) -> tuple[str, ...]:
-    wanted = [_step_key(manifest, setup)]
-    _, held_out = setup.split()
+    graphs = [_step_key(manifest, setup)]
+    _training, held_out = setup.split()
     if len(held_out) and EVAL in manifest.graphs:
-        wanted += [EVAL, *([STATS] if manifest.statistics else [])]
-    if not set(wanted) <= manifest.graphs.keys():
+        graphs.append(EVAL)
+        if manifest.statistics:
+            graphs.append(STATS)
+    if not set(graphs) <= manifest.graphs.keys():
         raise missing_graph(manifest, f"backend {setup.backend}")
-    return tuple(wanted)
+    return tuple(graphs)
 
 
 def _step_key(manifest: Manifest, setup: DeviceSetup) -> str:
@@ -55,62 +58,76 @@ def _step_key(manifest: Manifest, setup: DeviceSetup) -> str:
 
 def _run(task: Task, setup: DeviceSetup, hooks: Hooks) -> Result:
     setup = replace(setup, data=setup.data.fit_to(task.manifest))
-    tensors, result = _accelerated(task, setup, hooks)
+    if setup.accelerators is None:
+        tensors, result = _train(task, setup, hooks)
+    else:
+        tensors, result = _train_accelerated(task, setup, setup.accelerators, hooks)
     evaluation = _evaluate(task, setup, tensors, hooks)
     return Result(tensors, result.steps, result.seconds, result.loss, result.mean_loss, evaluation)
 
 
-def _accelerated(task: Task, setup: DeviceSetup, hooks: Hooks) -> tuple[Tensors, TrainResult]:
-    """Train on the accelerator that the board's trials settle on.
-
-    Where it fails, once more on the CPU.
-    """
-    if setup.accelerators is None:
-        return _train(task, setup, hooks)
+def _train_accelerated(
+    task: Task,
+    setup: DeviceSetup,
+    accelerators: Accelerators,
+    hooks: Hooks,
+) -> tuple[Tensors, TrainResult]:
+    """Train on the accelerator that the board's trials settle on; where it fails, on the CPU."""
     key = _step_key(task.manifest, setup)
-    asked = task.instructions.train
+    settings = task.instructions.train
+    # A trial counts for one graph on one runtime: another version may compute otherwise.
     graph = f"{task.manifest.graphs[key].digest} {installed_backends()[setup.backend]}"
-    batch = min(asked.micro_batch or asked.batch_size, setup.examples)
-
-    def on(provider: str) -> DeviceSetup:
-        return replace(setup, sessions=Sessions(setup.threads, provider))
-
-    settled = setup.accelerators.settle(
-        graph, task.manifest, batch, lambda name: _opened(task, on(name), key), hooks
+    batch = min(settings.micro_batch or settings.batch_size, setup.examples)
+    settled = accelerators.settle(
+        graph,
+        task.manifest,
+        batch,
+        lambda provider: _open_step(task, _on_provider(setup, provider), key),
+        hooks,
     )
     hooks.report(settled)
     try:
-        return _train(task, on(settled.provider), hooks)
+        return _train(task, _on_provider(setup, settled.provider), hooks)
     except Exception as error:
-        foreign = isinstance(error, RefusedError) or not isinstance(error, ShoalError | TaskStopped)
-        if settled.provider == CPU or not foreign:
+        if settled.provider == CPU or not _may_be_of_provider(error):
             raise
         why = f"{settled.provider} failed in a task: {type(error).__name__}: {error}"[:500]
     hooks.report(Settled(CPU, why))
-    done = _train(task, setup, hooks)
-    setup.accelerators.note(
-        f"{graph} {settled.provider}", Trial(fault=why)
-    )  # what the CPU can do was its fault
-    return done
+    trained = _train(task, setup, hooks)
+    # Noted only now: what the CPU can do was the provider's fault.
+    accelerators.note(f"{graph} {settled.provider}", Trial(fault=why))
+    return trained
 
 
-def _opened(task: Task, setup: DeviceSetup, key: str) -> TrainSession:
+def _on_provider(setup: DeviceSetup, provider: str) -> DeviceSetup:
+    return replace(setup, sessions=Sessions(setup.threads, provider))
+
+
+def _may_be_of_provider(error: Exception) -> bool:
+    """Return whether an error may be a provider's: numbers that are not finite, or its own kind."""
+    return isinstance(error, RefusedError) or not isinstance(error, ShoalError | TaskStopped)
+
+
+def _open_step(task: Task, setup: DeviceSetup, key: str) -> TrainSession:
     path = setup.blobs.path(task.manifest.graphs[key].digest)
     return setup.opening.train(task.manifest, path, base_tensors(task.manifest, setup.blobs))
 
 
 def _train(task: Task, setup: DeviceSetup, hooks: Hooks) -> tuple[Tensors, TrainResult]:
-    """Train; returns the parameters and what training said, after its session is gone."""
+    """Train; return the parameters and what training said, after its session is gone."""
     manifest = task.manifest
+    settings = task.instructions.train
     key = _step_key(manifest, setup)
-    session = _opened(task, setup, key)
+    session = _open_step(task, setup, key)
     name = f"{key} {installed_backends()[setup.backend]}"
+    # Before the weights are read: the test overwrites the parameters.
     if name not in task.tested:
         self_test(session, manifest)
         hooks.report(SelfTested(name))
+    # Weights first: the anchor is what the parameters are when it is set.
     read_weights(setup.blobs.path(task.weights.digest), manifest, into=session.reset())
-    session.anchor(task.instructions.train.proximal_mu)
-    session.take_pieces(task.instructions.train.micro_batch)
+    session.anchor(settings.proximal_mu)
+    session.split_batches(settings.micro_batch)
     kept = _kept_states(task, setup)
     session.load_states(kept.get(task.tier, {}))
     result = train(session, manifest, task.schedule(setup), hooks)
@@ -119,7 +136,7 @@ def _train(task: Task, setup: DeviceSetup, hooks: Hooks) -> tuple[Tensors, Train
 
 
 def _kept_states(task: Task, setup: DeviceSetup) -> dict[str, Tensors]:
-    """What optimizers of former rounds left, by tier; nothing unless the run wants them kept."""
+    """Return what optimizers of former rounds left, by tier; nothing unless the run keeps them."""
     if task.instructions.train.optimizer_state == "reset" or not task.manifest.states:
         return {}
     return setup.files("optimizer").load_tiers(task.run, task.round)
@@ -133,23 +150,26 @@ def _keep_states(task: Task, setup: DeviceSetup, states: Mapping[str, Tensors]) 
 def _evaluate(
     task: Task, setup: DeviceSetup, parameters: Tensors, hooks: Hooks
 ) -> Evaluation | None:
+    """Judge the trained model on held-out samples."""
     manifest = task.manifest
     settings = task.instructions.train
-    chosen, held_out = setup.split()
+    training, held_out = setup.split()
 
-    def opened(key: str) -> ForwardSession:
+    def open_graph(key: str) -> ForwardSession:
         graph = setup.blobs.path(manifest.graphs[key].digest)
-        return setup.opening.forward(
-            manifest, graph, {**base_tensors(manifest, setup.blobs), **parameters}
-        )
+        tensors = {**base_tensors(manifest, setup.blobs), **parameters}
+        return setup.opening.forward(manifest, graph, tensors)
 
-    mask = label_mask(
-        present_labels(setup.data.y[chosen], manifest.classes),
-        manifest.classes,
-        masked=settings.mask_labels,
-    )
-    judged = HeldOut(setup.data, held_out, settings.batch_size, mask)
-    return judge(opened, manifest, task.schedule(setup), judged, hooks)
+    labels = present_labels(setup.data.y[training], manifest.classes)
+    mask = label_mask(labels, manifest.classes, masked=settings.mask_labels)
+    samples = HeldOut(setup.data, held_out, settings.batch_size, mask)
+    return judge(open_graph, manifest, task.schedule(setup), samples, hooks)
 
 
-ROUTINE = Routine(name="train", phase="training", settings=NoSettings, graphs=_graphs, run=_run)
+ROUTINE = Routine(
+    name="train",
+    phase="training",
+    settings=NoSettings,
+    graphs=_graphs,
+    run=_run,
+)

@@ -71,7 +71,7 @@ def _start(
     with needs("server"):
         from broker_server.rounds.run_context import load_others
         from broker_server.service.certificates import Authority
-        from broker_server.service.rollout import begin
+        from broker_server.service.rollout import start_rollout
         from broker_server.store import Store
         from broker_server.store.configurations import saved_config
     from fleet_protocol.identity.release import board_kind
@@ -112,7 +112,7 @@ def _start(
         "within_seconds": within * 60,
         "gate": gate,
     }
-    begun = begin(folder, builds, 90, sets, **how)
+    begun = start_rollout(folder, builds, 90, sets, **how)
     whom = ", ".join(builds or begun.release.sets)
     say(f"release {begun.release.number} for {whom}; see how it goes with `shoal rollout show`")
 

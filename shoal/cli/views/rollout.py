@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from broker_server.service.rollout import RolloutView, read_rollout, view_of
+from broker_server.service.rollout import RolloutView, read_rollout, view_rollout
 from fleet_protocol.errors import ConfigError
 from shoal.cli.console import print_rows, say
 from shoal.cli.views.view import View
@@ -14,7 +14,7 @@ def rollout_view(folder: Path) -> View[RolloutView]:
 
     def read(source: Source, _run: str) -> RolloutView:
         if isinstance(source, LocalStore):
-            return view_of(read_rollout(folder), source.store)
+            return view_rollout(read_rollout(folder), source.store)
         rollouts = source.rollouts()
         if not rollouts:
             raise ConfigError("the fleet has no rollout; begin one with `shoal rollout start`")

@@ -159,7 +159,7 @@ def test_what_a_board_gets_is_little(flash, version, kind):
     assert size <= 100e6
     assert not [entry.path for entry in tree if "libonnxruntime.so" in entry.path]
     paths = {entry.path for entry in tree}
-    card = image._parts(config, None)["ours.tar"]
+    card = image.script_inputs(config, None)["ours.tar"]
     folders = {str(folder) for path in paths for folder in Path(path).parents}
     package = debian_package(config).partition(b"data.tar.gz")[2].partition(b"`\n")[2]
     for archive, prefix in ((card, ""), (package, "./")):

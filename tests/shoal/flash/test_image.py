@@ -232,7 +232,7 @@ def test_an_open_network_has_no_password(flash):
 def test_a_card_carries_what_its_tables_need(flash, hollow, tables, found):
     """Packages, modules, and units that start."""
     keys = {"board": "rpi4", "python": '"3.13"'}
-    parts = image._parts(load_flash_config(flash(tables, **keys)), hollow)
+    parts = image.script_inputs(load_flash_config(flash(tables, **keys)), hollow)
     for name, words in {
         "wanted": ("wpasupplicant\n", "dropbear-bin\n"),
         "card.modules": ("brcmfmac ",),

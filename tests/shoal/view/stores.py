@@ -12,7 +12,7 @@ from pathlib import Path
 from sqlalchemy import insert
 
 from broker_server.service.registry import Registry
-from broker_server.service.rollout import Rollout
+from broker_server.service.rollout_state import Rollout
 from broker_server.settings.fleet import FleetConfig
 from broker_server.store import (
     DeviceRecord,

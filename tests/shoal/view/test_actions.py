@@ -14,7 +14,8 @@ pytest.importorskip("fastapi")
 from fastapi.testclient import TestClient
 from sqlalchemy import insert
 
-from broker_server.service.rollout import VERBS, read_rollout
+from broker_server.service.rollout import read_rollout
+from broker_server.service.rollout_state import VERBS
 from broker_server.settings.fleet import FleetConfig
 from broker_server.store import Store, TaskPhase, TaskRecord, VersionRecord, promotion, schema
 from broker_server.store.export import export_safetensors, load_version
@@ -25,7 +26,7 @@ from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.errors import TransportError
 from fleet_protocol.weights import encode_weights
 from shoal.client import RolloutVerb
-from shoal.view import app as access
+from shoal.view import access
 from shoal.view.app import make_app
 from tests.shoal.view.stores import HOSTILE, RUN, ref, roll_out
 

@@ -1,0 +1,74 @@
+"""What an agent has measured of its board, its link and its training: the fleet's profile of it."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from device_runtime.agent.memory import MemoryRecord
+from device_runtime.agent.releases import Releases
+from device_runtime.board import Board, on_battery, runtime_version, temperature
+from device_runtime.settings import DeviceConfig
+from fleet_protocol.messages import Profile
+
+
+@dataclass
+class Measurements:
+    """Measurements; each is None until it is known."""
+
+    board: Board | None = None  # from probing on
+    step_seconds: float | None = None  # mean time of a training step in the last task
+    link_bytes_per_second: float | None = None  # of the last download
+    # what computed the training steps of the last task, and why that; empty where there is no
+    # choice
+    provider: str = ""
+    unable: str = ""  # why the board cannot train; empty where it can
+    paused: str = ""  # why it shall not train now; empty where it may
+
+    def refresh(self, sysfs: Path) -> None:
+        """Read again what changes while a board runs; `sysfs` is that of `probe`."""
+        if self.board is not None:
+            self.board = replace(
+                self.board,
+                temperature_celsius=temperature(sysfs),
+                on_battery=on_battery(sysfs),
+            )
+
+    def profile(
+        self,
+        config: DeviceConfig,
+        examples: int,
+        memory: MemoryRecord,
+        releases: Releases,
+        findings: tuple[str, ...] = (),
+        labels_digest: str | None = None,
+    ) -> Profile | None:
+        """Build the device's profile; None before the board is measured.
+
+        Args:
+            config: the operator's settings.
+            examples: number of training samples.
+            memory: record of what was too large for the board.
+            releases: the board's releases.
+            findings: the findings in its data.
+            labels_digest: digest of the order of labels that its own table sets.
+        """
+        if self.board is None:
+            return None
+        too_large = memory.too_large
+        fetching = "it fetches a release" if releases.wanted else ""
+        return Profile(
+            **vars(self.board),
+            runtime_version=runtime_version(),
+            max_width=config.max_width,
+            max_depth=config.max_depth,
+            examples=examples,
+            step_seconds=self.step_seconds,
+            link_bytes_per_second=self.link_bytes_per_second,
+            provider=self.provider,
+            unable=self.unable or self.paused or fetching,
+            memory_below=too_large.peak if too_large else None,
+            lowered=too_large.explanation if too_large else None,
+            release=releases.record,
+            sets=releases.sets,
+            findings=findings or None,
+            labels_digest=labels_digest,
+        )

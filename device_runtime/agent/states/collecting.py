@@ -1,0 +1,91 @@
+"""What the states of the agent share that collect blobs."""
+
+import time
+from collections.abc import Callable, Collection
+
+from typing_extensions import override
+
+from device_runtime.agent.blob_fetch import BlobFetch
+from device_runtime.agent.context import Context
+from device_runtime.agent.refusals import refusal_of
+from device_runtime.agent.states.base import DeviceState
+from fleet_protocol.errors import RefusalReason, ShoalError, StorageError
+from fleet_protocol.messages import BlobRef, NeedChunks, Ranges
+
+
+class Collecting(DeviceState):
+    """Collects blobs; its subclasses know what for, and go on in `_proceed`."""
+
+    def __init__(self, ctx: Context) -> None:
+        super().__init__(ctx)
+        self._fetch = BlobFetch(
+            ctx.kit.blobs,
+            subscribe=ctx.uplink.subscribe_blob,
+            unsubscribe=ctx.uplink.unsubscribe_blob,
+            request=self._send_request,
+            repair_seconds=ctx.kit.config.repair_seconds,
+        )
+        self._made_room = False
+
+    @override
+    def leave(self) -> None:
+        self._fetch.close()
+
+    @override
+    def on_chunk(self, digest: str, frame: bytes) -> None:
+        if self._fetch.waits_for(digest):
+            self._guarded(lambda: self._receive_chunk(digest, frame))
+        else:
+            super().on_chunk(digest, frame)
+
+    @override
+    def on_wake(self) -> None:
+        # Requests would pile up at the link, and all be sent when the broker is back.
+        if not self.ctx.uplink.need_link().connected:
+            self.wake_at = time.monotonic() + self.ctx.kit.config.repair_seconds
+            return
+        count = self._fetch.repair(time.monotonic())
+        self.ctx.kit.journal.info(f"asked again for {count} blobs")
+        self.wake_at = self._fetch.repair_at
+
+    def _proceed(self) -> None:
+        """Go on, now that another blob is there."""
+
+    def _guarded(self, action: Callable[[], None]) -> None:
+        """Do something that writes blobs; an error ends what they were for.
+
+        When the disk is full, what no task uses is deleted, and the action tried once more.
+        """
+        try:
+            try:
+                action()
+            except StorageError as error:
+                self._make_room(error)
+                action()
+        except (ShoalError, OSError) as error:
+            self.ctx.fail(error)
+
+    def _make_room(self, error: StorageError) -> None:
+        """Delete older blobs, once; what is no matter of room is raised again."""
+        reason, _detail = refusal_of(error)
+        if self._made_room or reason is not RefusalReason.NO_SPACE:
+            raise error
+        # Once in a state: a disk that is full again has nothing more to give.
+        self._made_room = True
+        freed = self.ctx.kit.cache.evict(self.ctx.blobs_in_use(), everything=True)
+        self.ctx.kit.journal.warning(f"{error}; freed {freed} bytes of older blobs")
+
+    def _send_request(self, digest: str, ranges: Ranges) -> None:
+        self.ctx.send(NeedChunks, digest=digest, ranges=ranges)
+
+    def _receive_chunk(self, digest: str, frame: bytes) -> None:
+        if self._fetch.receive_chunk(digest, frame, time.monotonic()):
+            self.ctx.kit.journal.info(f"fetched {digest[:12]}")
+            self._proceed()
+        self.wake_at = self._fetch.repair_at
+
+    def _collect(self, *refs: BlobRef, asked: Collection[str] = ()) -> None:
+        """Ask for blobs, but for those whose digests are `asked` already, and go on."""
+        self._fetch.want(refs, time.monotonic(), asked)
+        self.wake_at = self._fetch.repair_at
+        self._proceed()

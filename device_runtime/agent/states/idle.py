@@ -1,0 +1,171 @@
+"""The state of the agent that waits for an offer, and fetches a release meanwhile."""
+
+import contextlib
+import time
+from typing import TYPE_CHECKING
+
+from typing_extensions import override
+
+from device_runtime.agent.context import Context
+from device_runtime.agent.machine import Event
+from device_runtime.agent.offers import begin_task
+from device_runtime.agent.states.collecting import Collecting
+from device_runtime.agent.task_in_hand import blob_refs, graph_files
+from device_runtime.agent.worker import Job, WorkDone, WorkFailed, WorkReport
+from device_runtime.self_test import set_test
+from device_runtime.training.routines import ROUTINES
+from fleet_protocol.errors import RefusalReason, RefusedError, StorageError
+from fleet_protocol.manifest import Manifest, parse_manifest
+from fleet_protocol.messages import BlobRef
+
+if TYPE_CHECKING:
+    from fleet_protocol.identity.release import Release
+
+# After so long a board that is asked for nothing tries again what was too large for it.
+_REST_SECONDS = 600.0
+_PAUSED_SECONDS = 10.0  # after which a release may be fetched again, if the conditions hold
+
+
+class Idle(Collecting):
+    """Waits for an offer; one may have come while the last task was dropped.
+
+    Of a release of artifact sets it fetches the manifest, then what a training task needs, and
+    takes a step in another process.
+    """
+
+    def __init__(self, ctx: Context) -> None:
+        super().__init__(ctx)
+        self._release_number = 0  # of the release that is fetched
+        self._files: tuple[BlobRef, ...] = ()  # of its artifact set, once the manifest is there
+        self._rest_ends_at = 0.0
+
+    @override
+    def leave(self) -> None:
+        self.ctx.kit.worker.cancel()
+        super().leave()
+
+    @override
+    def enter(self) -> None:
+        ctx = self.ctx
+        ctx.kit.journal.follow(None)
+        if ctx.kit.config.conditions.new_data is not None:
+            ctx.check_conditions()  # the task that has ended may have been what there was data for
+        ctx.announce_state()
+        self._rest_ends_at = time.monotonic() + _REST_SECONDS
+        offer = ctx.pending_offer
+        if offer is None:
+            self.on_wake()
+            return
+        ctx.pending_offer = None
+        begin_task(ctx, offer)
+
+    @override
+    def on_wake(self) -> None:
+        releases = self.ctx.releases
+        now = time.monotonic()
+        wanted = None if self.ctx.measurements.paused else releases.wanted
+        if now >= self._rest_ends_at:
+            self.ctx.kit.memory.record_survival()
+            self.enter()
+            return
+        if wanted is not None and self._is_fetching(wanted[0].number):
+            super().on_wake()
+            return
+        self._fetch.close()
+        self.wake_at = self._rest_ends_at if releases.wanted is None else now + _PAUSED_SECONDS
+        if wanted is not None:
+            release, ref = wanted
+            self._release_number = release.number
+            self._files = ()
+            self._guarded(lambda: self._collect(ref))
+
+    def _is_fetching(self, number: int) -> bool:
+        return self._release_number == number and not self._fetch.complete
+
+    @override
+    def _proceed(self) -> None:
+        wanted = self.ctx.releases.wanted
+        if wanted is None or not self._fetch.complete:
+            return
+        release, ref = wanted
+        if release.sets:
+            self._stage(release, ref)
+            return
+        file = self.ctx.kit.blobs.path(ref.digest)
+        self.ctx.releases.move("whole", release.number, str(file))
+        self.ctx.post(Event.STOP)
+
+    def _stage(self, release: "Release", ref: BlobRef) -> None:
+        """Fetch what the manifest of an artifact set names, or try it when that is there.
+
+        Raises:
+            RefusedError: the manifest is of another tier, or the set is too large for this board.
+        """
+        kit = self.ctx.kit
+        manifest = parse_manifest(kit.blobs.read(ref.digest))
+        if release.sets.get(manifest.tier) != ref:
+            raise RefusedError(
+                RefusalReason.MALFORMED,
+                f"the manifest of tier {manifest.tier} is another tier's",
+            )
+        # Again when the files are there, as other programs may have taken memory meanwhile.
+        self._require_memory(manifest)
+        graphs = ROUTINES["train"].graphs(manifest, self.ctx.need_setup())
+        if not self._files:
+            self._collect_files(manifest, graphs, ref.chunk_bytes)
+        elif kit.worker.current is None:
+            path = kit.blobs.path(ref.digest)
+            root = kit.blobs.root
+
+            def test(_job: Job) -> tuple[int, str]:
+                return release.number, set_test(path, root, graphs)
+
+            # In another process: a set that takes it down must not take the agent down.
+            kit.worker.start("a set", test)
+
+    def _require_memory(self, manifest: Manifest) -> None:
+        """Refuse a set that needs more memory than is free, or as much as killed the agent."""
+        memory = self.ctx.kit.memory
+        load = memory.measure("training", manifest.tier, manifest.peak_memory_bytes)
+        too_large = memory.too_large
+        lacks_memory = 0 < load.free < load.peak
+        forbidden = too_large is not None and too_large.forbids(load.phase, load.peak)
+        if not lacks_memory and not forbidden:
+            return
+        text = f"{manifest.tier} needs {load.peak} bytes of memory, and {load.free} are free"
+        if too_large is not None:
+            text = too_large.explanation
+        raise RefusedError(RefusalReason.UNSUPPORTED, text)
+
+    def _collect_files(
+        self,
+        manifest: Manifest,
+        graphs: tuple[str, ...],
+        chunk_bytes: int,
+    ) -> None:
+        refs = blob_refs(graph_files(manifest, graphs), chunk_bytes)
+        self._files = tuple(refs)
+        self.ctx.staged = [ref.digest for ref in refs]
+        self._collect(*refs)
+
+    @override
+    def on_work(self, event: WorkReport | WorkDone | WorkFailed) -> None:
+        """Note whether the artifact set has passed its test in the other process."""
+        ctx = self.ctx
+        wanted = ctx.releases.wanted
+        if isinstance(event, WorkFailed):
+            ctx.fail(event.error)
+        if wanted is None or not isinstance(event, WorkDone) or not isinstance(event.result, tuple):
+            return
+        number, why_not = event.result
+        release, ref = wanted
+        if number != release.number:
+            return
+        if not why_not:
+            ctx.kit.cache.add_staged(ref.digest, ctx.staged)
+        outcome = "unfit" if why_not else "passed"
+        with contextlib.suppress(StorageError):  # it is tried again when it comes again
+            ctx.releases.move(outcome, release.number, why_not, sets=True)
+        ctx.kit.journal.info(f"artifact sets: {ctx.releases.sets}")
+        ctx.staged = ()
+        ctx.publish_status()

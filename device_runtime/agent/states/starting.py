@@ -1,0 +1,186 @@
+"""The states of the agent before it waits for offers: it loads, probes and connects."""
+
+import contextlib
+import time
+
+from typing_extensions import override
+
+from device_runtime.agent.context import Context
+from device_runtime.agent.machine import Event
+from device_runtime.agent.states.base import DeviceState
+from device_runtime.agent.task_in_hand import TaskInHand
+from device_runtime.agent.task_store import StoredTask, resume_event
+from device_runtime.board import boot_id, check_system, clock_doubt, probe
+from device_runtime.self_test import self_test
+from device_runtime.settings import DeviceConfig
+from device_runtime.training.backends import choose_backend
+from device_runtime.training.own_model import OwnModel
+from device_runtime.training.task import DeviceSetup
+from fleet_protocol.data import load_data
+from fleet_protocol.errors import (
+    ConfigError,
+    DataError,
+    RefusalReason,
+    ShoalError,
+    StorageError,
+    single_line,
+)
+from fleet_protocol.transport import Transport, open_transport
+
+_SESSION_EXPIRY_SECONDS = 3600
+_LAST_WORD_SECONDS = 10.0  # for a fleet to hear why a board cannot start
+
+
+class Starting(DeviceState):
+    """Reads the data and settles the backend.
+
+    What is wrong with either ends the process, and the fleet hears it.
+    """
+
+    @override
+    def enter(self) -> None:
+        try:
+            self._prepare()
+        except (ConfigError, DataError) as error:
+            self._tell_fleet(error)
+            raise
+        self.ctx.post(Event.LOADED)
+
+    def _prepare(self) -> None:
+        ctx = self.ctx
+        config = ctx.kit.config
+        check_system()
+        for doubt in (clock_doubt(), config.ended()):
+            if doubt:
+                ctx.kit.journal.warning(doubt)
+        backend = choose_backend(config.backend)
+        data = load_data(config.data)
+        ctx.setup = DeviceSetup(
+            data,
+            ctx.kit.blobs,
+            backend,
+            config.threads,
+            config.holdout,
+            own_model=_own_model(config),
+            folder=config.state_dir,
+            accelerators=config.accelerators(),
+        )
+        left_out = f" (left out: {data.facts.left_out_text})" if data.facts.left_out else ""
+        ctx.kit.journal.info(
+            f"data {data.source}: {len(data)} samples{left_out}; backend {backend}"
+        )
+        ctx.measurements.unable = self_test(config.state_dir, backend)
+        if ctx.measurements.unable:
+            ctx.kit.journal.error(
+                f"this board joins, but it cannot train: {ctx.measurements.unable}"
+            )
+
+    def _tell_fleet(self, error: Exception) -> None:
+        """Tell the fleet why this board cannot start; its log says it in any case."""
+        ctx = self.ctx
+        config = ctx.kit.config
+        ctx.measurements.unable = single_line(str(error))
+        ctx.kit.journal.error(f"{error}; the fleet is told, if the broker is there")
+        with contextlib.suppress(ShoalError):
+            link = _connect(ctx, min(_LAST_WORD_SECONDS, config.connect_timeout_seconds))
+            profile = ctx.measurements.profile(config, 0, ctx.kit.memory, ctx.releases)
+            ctx.uplink.publish_status(None, profile)
+            link.drain(time.monotonic() + _LAST_WORD_SECONDS)
+
+
+class Probing(DeviceState):
+    """Measures the board, connects, and goes on with a task that is on disk."""
+
+    @override
+    def enter(self) -> None:
+        ctx = self.ctx
+        config = ctx.kit.config
+        ctx.check_conditions()
+        link = _connect(ctx, config.connect_timeout_seconds)
+        link.subscribe(ctx.uplink.topics.task(config.device))
+        ctx.kit.journal.info(f"connected to {link.address}")
+        record, problem = ctx.kit.store.load()
+        if problem:
+            ctx.kit.journal.warning(problem)
+        if record is not None:
+            self._resume(record)
+        event = resume_event(ctx.task.record if ctx.task else None, ctx.kit.blobs)
+        if event is Event.RESUME_POISONED and ctx.task:
+            why = _why_poisoned(ctx.task.record)
+            ctx.failure = (RefusalReason.FAILED, f"{why}; it is not tried again")
+        ctx.post(event)
+
+    def _resume(self, record: StoredTask) -> None:
+        """Make the record the task in hand, what led here counted on disk first."""
+        ctx = self.ctx
+        boot = boot_id()
+        outage = not record.settled and record.boot != boot
+        crash = not record.settled and record.boot == boot
+        crashes = record.crashes + crash
+        outages = record.outages + outage
+        now = time.monotonic()
+        left = max(0.0, record.seconds_left())
+        ctx.hold(
+            TaskInHand(
+                record,
+                deadline=now + left,
+                started=now,
+                resumed=True,
+            )
+        )
+        ctx.kit.journal.follow(record.offer)
+        # A power cut says nothing of memory; a death in the midst of computing may.
+        if record.load is not None and record.phase == record.load.phase and crash:
+            ctx.kit.memory.record_death(record.load)
+        ctx.kit.journal.info(
+            f"found a task in phase {record.phase}, {crashes=}, {outages=}, seconds_left={left:.0f}"
+        )
+        try:
+            ctx.save(boot=boot, crashes=crashes, outages=outages, settled=False)
+        except StorageError as error:
+            ctx.kit.journal.warning(f"cannot count the crash: {error}")
+
+
+def _own_model(config: DeviceConfig) -> OwnModel | None:
+    """Return the board's own model, None where it has none.
+
+    A set that is not whole ends the process here, not in the first round.
+    """
+    settings = config.own_model
+    if settings is None:
+        return None
+    model = OwnModel(settings.set, config.state_dir, settings.keep_runs)
+    model.check()
+    return model
+
+
+def _connect(ctx: Context, seconds: float) -> Transport:
+    """Measure the board, and open its link.
+
+    Raises:
+        TransportError: the broker cannot be reached within so many seconds.
+    """
+    config = ctx.kit.config
+    ctx.measurements.board = probe(config.conditions.sysfs)
+    link = open_transport(
+        config.address(),
+        f"shoal-{config.fleet}-{config.device}",
+        ctx.kit.inbox,
+        will=ctx.uplink.farewell(ctx.state.value),
+        session_expiry_seconds=_SESSION_EXPIRY_SECONDS,
+        member=config.member(),
+    )
+    ctx.kit.journal.info(f"connecting to {link.address}, for up to {seconds:g} s")
+    # Only a link that has been connected is closed with a farewell.
+    link.connect(seconds)
+    ctx.uplink.link = link
+    return link
+
+
+def _why_poisoned(record: StoredTask) -> str:
+    if record.outages > record.crashes:
+        return (
+            f"this board started anew {record.outages} times in this task "
+            "(is its supply strong enough?)"
+        )
+    return f"this task took the agent down {record.crashes} times"

@@ -1,0 +1,102 @@
+"""Predictions for others while the agent runs: at the socket, and over the fleet's broker.
+
+One model serves both. Who asks over the broker is answered one at a time, in a thread of its own;
+few may wait.
+"""
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from device_runtime.agent.refusals import refusal_of
+from device_runtime.predictions.local_socket import LocalSocket
+from device_runtime.predictions.predictor import Predictor
+from device_runtime.predictions.requests import read_request
+from device_runtime.settings import DeviceConfig, PredictConfig
+from fleet_protocol.errors import DataChangedError, DataError, RefusalReason
+from fleet_protocol.messages import MESSAGE_LIMIT_BYTES, Ask, Predicted
+
+
+class PredictionService:
+    """Answers requests until it is closed.
+
+    Args:
+        config: of the board.
+        settings: who may ask, and how much.
+        reply: called with a request of the broker and the fields of its answer.
+
+    Raises:
+        ConfigError: it cannot listen at the socket.
+    """
+
+    def __init__(
+        self,
+        config: DeviceConfig,
+        settings: PredictConfig,
+        reply: Callable[..., None],
+    ) -> None:
+        self._predictor = Predictor(config, settings.seconds)
+        self._reply = reply
+        self._resources = contextlib.ExitStack()
+        # Requests with their deadlines; None ends the thread.
+        self._waiting: queue.Queue[tuple[Ask, float] | None] = queue.Queue(settings.max_clients)
+        if settings.socket is not None:
+            server = LocalSocket(self._predictor, settings, settings.socket)
+            self._resources.enter_context(contextlib.closing(server))
+        if settings.mqtt:
+            threading.Thread(
+                target=self._serve,
+                name="asking",
+                daemon=True,
+            ).start()
+
+    def submit(self, ask: Ask) -> None:
+        """Answer a request of the broker in its turn, or refuse it at once."""
+        try:
+            self._waiting.put_nowait((ask, time.monotonic() + ask.seconds))
+        except queue.Full:
+            detail = f"{self._waiting.maxsize} requests wait already; ask again"
+            self._reply(ask, reason=RefusalReason.TOO_MANY, detail=detail)
+
+    def close(self) -> None:
+        """Listen no more; what waits is not answered."""
+        self._resources.close()
+        with contextlib.suppress(queue.Full):
+            self._waiting.put_nowait(None)
+
+    def _serve(self) -> None:
+        while (request := self._waiting.get()) is not None:
+            ask, deadline = request
+            seconds_left = deadline - time.monotonic()
+            if seconds_left > 0:  # else nobody waits for it any more
+                self._reply(ask, **self._answer(ask, seconds_left))
+
+    def _answer(self, ask: Ask, seconds: float) -> dict[str, Any]:
+        try:
+            model, rows = self._predictor(read_request(ask.asked), seconds)
+            answer = {"model": model, "predictions": rows}
+            message = Predicted.model_validate({"task": ask.task, **answer})
+            # Receivers refuse a larger message, and whoever asked would wait for nothing.
+            size = len(message.to_bytes())
+        # Errors of onnxruntime have no base, and no request may end the thread.
+        except Exception as error:  # noqa: BLE001
+            return _refusal(error)
+        if size > MESSAGE_LIMIT_BYTES:
+            detail = (
+                f"the answer has {size} bytes of at most {MESSAGE_LIMIT_BYTES}; "
+                "ask for fewer samples at once"
+            )
+            return {"reason": RefusalReason.OVERSIZED, "detail": detail}
+        return answer
+
+
+def _refusal(error: Exception) -> dict[str, Any]:
+    reason, detail = refusal_of(error)
+    request_is_wrong = isinstance(error, DataError | ValueError | RecursionError)
+    # Data that changes is the board's own, of which the request knows nothing.
+    if request_is_wrong and not isinstance(error, DataChangedError):
+        reason = RefusalReason.MALFORMED
+    return {"reason": reason, "detail": detail[:500]}

@@ -1,0 +1,221 @@
+"""paho's client with a faster reader for many small packets and for large ones.
+
+It overrides methods of paho and uses its private state, which stands in `PAHO_NAMES` alone; a test
+compares these names with the installed version of paho.
+"""
+
+import logging
+import ssl
+import struct
+import time
+from collections.abc import Callable
+from typing import Any
+
+import paho.mqtt.client as paho
+from paho.mqtt.enums import MQTTErrorCode
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import MalformedPacket, Properties  # type: ignore[attr-defined]
+from paho.mqtt.reasoncodes import ReasonCode
+
+PAHO_NAMES = frozenset(
+    {
+        # Overridden methods.
+        "_loop",
+        "_packet_queue",
+        "_sock_close",
+        # Methods that are called.
+        "_do_on_publish",
+        "_loop_rc_handle",
+        "_packet_handle",
+        "_reset_sockets",
+        # State that is read or written.
+        "_in_packet",
+        "_last_bytes_received",
+        "_msgtime_mutex",
+        "_out_message_mutex",
+        "_out_messages",
+        "_out_packet",
+        "_sock",
+    }
+)
+"""Private names of `paho.mqtt.client.Client` that `LeanClient` uses."""
+
+_LOG = logging.getLogger(__name__)
+# Asked of the connection at once: many small packets, and little of a large one.
+_READ_BYTES = 4096
+_READS_AT_ONCE = 16  # before something is written
+_PUBLISH_OF_QOS_1 = PacketTypes.PUBLISH << 4 | 2
+_PUBLISH_FLAGS = 0xF6  # bits of the command without retained (1) and repeated (8)
+_ACKNOWLEDGEMENT = PacketTypes.PUBACK << 4
+_SUCCESS_CODE = ReasonCode(PacketTypes.PUBACK)
+_NO_PROPERTIES = Properties(PacketTypes.PUBACK)  # type: ignore[no-untyped-call]
+
+
+class LeanClient(paho.Client):
+    """paho's client with its own reader.
+
+    What was read together is acknowledged together. A packet without properties needs no tables of
+    properties, and no packet is copied while it is written.
+
+    Attributes:
+        on_plain_message: receives topic, payload, and whether the message was retained.
+    """
+
+    on_plain_message: Callable[[str, bytes, bool], None]
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        # Grows to the length of the packet that it begins with.
+        self._buffer = bytearray(_READ_BYTES)
+        self._filled = 0
+        self._acknowledgements = bytearray()
+
+    def loop_read(self, max_packets: int = 1) -> MQTTErrorCode:
+        """Receive what has arrived, and acknowledge it."""
+        result = MQTTErrorCode.MQTT_ERR_SUCCESS
+        count = 0
+        room = 0
+        for _ in range(max(max_packets, _READS_AT_ONCE)):
+            connection: Any = self._sock
+            if connection is None or result > 0:
+                break
+            # A read that did not fill the buffer has emptied the connection, except that TLS may
+            # hold decrypted bytes back.
+            if count < room and not getattr(connection, "pending", int)():
+                break
+            room = len(self._buffer) - self._filled
+            try:
+                count = connection.recv_into(memoryview(self._buffer)[self._filled :])
+            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                break
+            except OSError:
+                count = 0
+            self._filled += count
+            result = self._process_packets() if count else MQTTErrorCode.MQTT_ERR_CONN_LOST
+        if result > 0 or self._sock is None:
+            return self._loop_rc_handle(result)
+        with self._msgtime_mutex:
+            self._last_bytes_received = time.monotonic()
+        if not self._acknowledgements:
+            return MQTTErrorCode.MQTT_ERR_SUCCESS
+        self._queue_acknowledgements()
+        # Written here, so that paho's thread need not be woken up for it.
+        return self.loop_write()
+
+    def close_wakeup_sockets(self) -> None:
+        """Close the pair of sockets that wakes paho's thread.
+
+        Otherwise the garbage collector would close them, and warn of open sockets.
+        """
+        self._reset_sockets(sockpair_only=True)
+
+    def _queue_acknowledgements(self) -> None:
+        """Queue all acknowledgements as one packet of paho's."""
+        packet: Any = {
+            "command": _ACKNOWLEDGEMENT,
+            "mid": 0,
+            "qos": 1,
+            "pos": 0,
+            "info": None,
+            "packet": self._acknowledgements,
+            "to_process": len(self._acknowledgements),
+        }
+        self._out_packet.append(packet)
+        self._acknowledgements = bytearray()
+
+    def _process_packets(self) -> MQTTErrorCode:
+        """Process the packets that are whole, and make room for the rest of the next one."""
+        buffer = self._buffer
+        view = memoryview(buffer)
+        start = 0
+        try:
+            body, end = _packet_extent(buffer, start, self._filled)
+            while end <= self._filled:
+                result = self._process_packet(buffer[start], view[body:end])
+                if result > 0 or self._sock is None:
+                    return result
+                start = end
+                body, end = _packet_extent(buffer, start, self._filled)
+        except MalformedPacket:
+            return MQTTErrorCode.MQTT_ERR_PROTOCOL
+        if not start and end <= len(buffer):
+            # The packet fits. A copy for each piece of a large packet would take quadratic time.
+            return MQTTErrorCode.MQTT_ERR_SUCCESS
+        rest = buffer[start : self._filled]
+        self._buffer = bytearray(max(end - start, _READ_BYTES))
+        self._filled = len(rest)
+        self._buffer[: len(rest)] = rest
+        return MQTTErrorCode.MQTT_ERR_SUCCESS
+
+    def _process_packet(self, command: int, body: memoryview) -> MQTTErrorCode:
+        """Process one packet here if it is of the two common kinds, else in paho."""
+        if command & _PUBLISH_FLAGS == _PUBLISH_OF_QOS_1 and self._receive_plain(command, body):
+            return MQTTErrorCode.MQTT_ERR_SUCCESS
+        if command == _ACKNOWLEDGEMENT and len(body) == 2:  # without reason code and properties
+            return self._finish_message(int.from_bytes(body, "big"))
+        self._in_packet |= {
+            "command": command,
+            "remaining_length": len(body),
+            "packet": bytearray(body),
+            "pos": 0,
+        }
+        return self._packet_handle()
+
+    def _receive_plain(self, command: int, body: memoryview) -> bool:
+        """Receive a message without properties; return False if it has some."""
+        topic_end = 2 + int.from_bytes(body[:2], "big")
+        payload_start = topic_end + 3  # after the packet's identifier and an empty property list
+        if len(body) < payload_start or body[topic_end + 2]:
+            return False
+        topic = str(body[2:topic_end], errors="replace")
+        self.on_plain_message(topic, bytes(body[payload_start:]), bool(command & 1))
+        identifier = bytes(body[topic_end : topic_end + 2])
+        # Only now: a message that its receiver could not process comes again.
+        self._acknowledgements += struct.pack("!BB2s", _ACKNOWLEDGEMENT, 2, identifier)
+        return True
+
+    def _finish_message(self, identifier: int) -> MQTTErrorCode:
+        """Finish a message that the broker has acknowledged."""
+        with self._out_message_mutex:
+            if identifier not in self._out_messages:
+                return MQTTErrorCode.MQTT_ERR_SUCCESS
+            return self._do_on_publish(identifier, _SUCCESS_CODE, _NO_PROPERTIES)
+
+    def _loop(self, timeout: float = 1.0) -> MQTTErrorCode:
+        """Run paho's loop; an error of a message's receiver ends the connection, not the thread."""
+        try:
+            return super()._loop(timeout)
+        except Exception:  # noqa: BLE001  (nobody would start the thread again)
+            _LOG.exception("the connection to the broker failed, and is made again")
+            return self._loop_rc_handle(MQTTErrorCode.MQTT_ERR_UNKNOWN)
+
+    def _packet_queue(self, command: int, packet: Any, *about: Any) -> MQTTErrorCode:
+        """Queue a packet as a view: paho slices it for each write, which would copy bytes."""
+        view: Any = memoryview(packet)
+        return super()._packet_queue(command, view, *about)
+
+    def _sock_close(self) -> None:
+        """Close the connection, and forget a packet that has arrived in part."""
+        self._filled = 0
+        self._acknowledgements = bytearray()
+        super()._sock_close()
+
+
+def _packet_extent(buffer: bytearray, start: int, filled: int) -> tuple[int, int]:
+    """Return where the body of a packet begins and ends.
+
+    As long as the length of the packet has not arrived, the end is beyond `filled`.
+
+    Raises:
+        MalformedPacket: the length has more than four bytes.
+    """
+    size = 0
+    for position in range(start + 1, min(start + 5, filled)):
+        digit = position - start - 1
+        size |= (buffer[position] & 127) << 7 * digit
+        if buffer[position] < 128:
+            body = position + 1
+            return body, body + size
+    if filled < start + 5:
+        return filled, filled + 1
+    raise MalformedPacket("the length of a packet does not end")
