@@ -404,7 +404,7 @@ def test_what_is_kept_of_a_run_has_no_login(artifacts):
     )
     kept = (
         prepare_run("run", config, load_artifacts(artifacts, ARCH, chunk_bytes=CHUNK))
-        .begun()
+        .initial_record()
         .config
     )
     assert FleetConfig.stored(kept).broker == config.broker.model_copy(
