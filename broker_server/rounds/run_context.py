@@ -10,8 +10,8 @@ from typing import Literal
 
 from broker_server.rounds.artifacts import Artifacts, TierArtifacts
 from broker_server.rounds.best import require_metric
-from broker_server.rounds.fleet import require_levels, usable_tiers
 from broker_server.rounds.run_checks import require_inputs, require_recipe, require_warmup
+from broker_server.rounds.tier_assignment import require_levels, usable_tiers
 from broker_server.settings.combinations import (
     Method,
     Trait,
