@@ -139,7 +139,7 @@ class Offers:
         # Before the first offer of a task: blobs that several devices will ask for soon are held
         # back, and published once for all of them.
         for ref in (task.record.artifact_set, task.record.weights):
-            if task.offered < 0 and not self._blobs.asked(ref.digest, device):
+            if task.offered < 0 and not self._blobs.has_asked(ref.digest, device):
                 self._blobs.expect(ref.digest, device)
         task.offered = time.monotonic()
         if math.isinf(task.sign):

@@ -32,8 +32,8 @@ from broker_server.store.repository import Store
 from broker_server.store.rows import DamagedRowError
 from broker_server.store.update_store import FOLDER, updates_in
 from fleet_protocol.blob_store import write_atomically
-from fleet_protocol.blobs import storage_error
 from fleet_protocol.digests import blob_path, file_digest, file_matches
+from fleet_protocol.disk import storage_error
 from fleet_protocol.errors import BlobError, StorageError
 
 DATABASE = "shoal.db"

@@ -34,7 +34,7 @@ from broker_server.store.task_records import DevicePart
 from fleet_protocol.control import VersionEvaluation
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.messages import Evaluation
-from fleet_protocol.metrics import joined
+from fleet_protocol.metrics import join_metrics
 
 
 def to_json_values(value: Any) -> Any:
@@ -397,7 +397,7 @@ def rounds(
                 tasks=tuple(found) if tasks else (),
                 device_accuracy=sum(accuracies) / len(accuracies) if accuracies else None,
                 device_range=(min(accuracies), max(accuracies)) if accuracies else None,
-                device_metrics=joined(own),
+                device_metrics=join_metrics(own),
                 sent_bytes=sum({task.weights.digest: task.weights.size for task in found}.values()),
                 received_bytes=sum(task.update_size or 0 for task in found),
                 epsilon=spent.get(item.number),

@@ -22,8 +22,8 @@ from broker_server.store.repository import Store
 from broker_server.store.rows import DamagedRowError
 from broker_server.store.table_check import unexpected_part
 from fleet_protocol.blob_store import replacing
-from fleet_protocol.blobs import storage_error
 from fleet_protocol.digests import DIGEST_PATTERN, blob_path, pieces_match
+from fleet_protocol.disk import storage_error
 from fleet_protocol.errors import BlobError, ConfigError
 from fleet_protocol.foreign_archives import (
     Archive,

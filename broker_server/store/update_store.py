@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from fleet_protocol.blob_store import BlobStore
-from fleet_protocol.blobs import disk_errors, write_all
 from fleet_protocol.digests import blob_digest
+from fleet_protocol.disk import disk_errors, write_all
 from fleet_protocol.errors import BlobError, StorageError
 from fleet_protocol.mapped_tensors import first_blob, tensors_in
 
