@@ -8,18 +8,18 @@ import pytest
 
 from broker_server.rounds.artifacts import load_artifacts
 from broker_server.rounds.closing import ClosingRule
-from broker_server.rounds.fleet import (
+from broker_server.rounds.fleet import Fleet
+from broker_server.rounds.new_version import first_version
+from broker_server.rounds.planning import open_collection, plan_round, task_id
+from broker_server.rounds.run_context import prepare_run
+from broker_server.rounds.tier_assignment import (
     Assignment,
-    Fleet,
     assign,
     choose,
     count_wanted,
     usable_tiers,
     why_unfit,
 )
-from broker_server.rounds.new_version import first_version
-from broker_server.rounds.planning import open_collection, plan_round, task_id
-from broker_server.rounds.run_context import prepare_run
 from broker_server.service.outbox import Outbox
 from broker_server.settings.fleet import FleetConfig, TiersConfig
 from broker_server.strategies.registry import STRATEGIES

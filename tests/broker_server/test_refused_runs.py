@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from broker_server.rounds.artifacts import load_artifacts
-from broker_server.rounds.fleet import assign
 from broker_server.rounds.run_context import prepare_run
+from broker_server.rounds.tier_assignment import assign
 from broker_server.settings.fleet import BrokerConfig, FleetConfig
 from broker_server.settings.method import StrategyConfig
 from broker_server.strategies.optimizer_rules import OptimizerSettings
