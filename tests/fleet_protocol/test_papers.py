@@ -11,7 +11,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from broker_server.service.authority import (
-    Founding,
+    NewFleet,
     enroll,
     found_fleet,
     renew,
@@ -42,7 +42,7 @@ REPLY = Topics("lab").reply("pi-1")
 @pytest.fixture
 def folder(tmp_path):
     folder = tmp_path / "lab"
-    found_fleet(folder, Founding("lab", "127.0.0.1"))
+    found_fleet(folder, NewFleet("lab", "127.0.0.1"))
     return folder
 
 
