@@ -254,7 +254,7 @@ def test_who_has_ended_reads_nothing_more(folder, monkeypatch):
         group = member_of(config).group()
         assert set(group.readers) == names
         epochs.append(group.epoch)
-    monkeypatch.setattr("broker_server.service.authority.time", clock)
+    monkeypatch.setattr("broker_server.service.operator_key.time", clock)
     renew(folder, ["pi-1"], days=1)
     group = member_of(config).group()
     assert set(group.readers) == {"pi-1", "pi-2"}
