@@ -118,7 +118,7 @@ class Runs:
         context, evaluators = self._prepare(new_run_id(), config)
         if unfinished is not None:
             self._end_replaced(unfinished, context.run, changed)
-        self._store.add_run(context.begun(), first_version(context, self._resources.blobs))
+        self._store.add_run(context.initial_record(), first_version(context, self._resources.blobs))
         return self._execute(context, evaluators, request)
 
     def retry_later(self) -> None:
@@ -153,7 +153,9 @@ class Runs:
         # Its followers may be anywhere where requests over MQTT are open.
         self._control.followed = self._control.open
         context, evaluators = self._prepare(record.id, config)
-        self._store.record_config(record.id, context.begun().config)  # the folder may have moved
+        self._store.record_config(
+            record.id, context.initial_record().config
+        )  # the folder may have moved
         return self._execute(context, evaluators, request)
 
     def _prepare(self, run: str, config: FleetConfig) -> tuple[RunContext, Evaluators]:

@@ -194,15 +194,15 @@ def test_revoked_expired_and_superseded_members_are_none(tmp_path):
     server = read_enrolment(folder / "server.enrolment")
     old = read_enrolment(enroll(folder, "pi-1"))
     reader = RegistryReader(folder, Membership(server, folder / "server" / "papers.json"))
-    reader._looked = -1e9
+    reader._read_at = -1e9
     verifier = Verifier(server, ReplayGuard(), reader.revoked)
     verifier.open(REPLY, Signer(old, 1).seal(REPLY, b"x"))
     new = read_enrolment(enroll(folder, "pi-1"))
-    reader._looked = -1e9
+    reader._read_at = -1e9
     assert refused(verifier, REPLY, Signer(old, 2).seal(REPLY, b"x")) is RefusalReason.REVOKED
     verifier.open(REPLY, Signer(new, 2).seal(REPLY, b"x"))
     revoke(folder, "pi-1")
-    reader._looked = -1e9
+    reader._read_at = -1e9
     assert refused(verifier, REPLY, Signer(new, 3).seal(REPLY, b"x")) is RefusalReason.REVOKED
     board = Verifier(new, ReplayGuard(tmp_path / "heard.json"))
     renewed = read_enrolment(renew_server(folder))

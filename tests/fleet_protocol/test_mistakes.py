@@ -174,7 +174,7 @@ def test_a_whole_folder_from_a_backup_is_ahead_of_its_boards_again(folder, tmp_p
     with pytest.raises(RefusedError) as caught:
         verifier.open(topic, Signer(old.enrolment, 9).seal(topic, b"x"))
     assert caught.value.reason is RefusalReason.REVOKED
-    for where in ("authority", "registry"):  # as a backup is older than some seconds
+    for where in ("operator_key", "registry"):  # as a backup is older than some seconds
         clock = SimpleNamespace(time=lambda: time.time() + DAY, monotonic=time.monotonic)
         monkeypatch.setattr(f"broker_server.service.{where}.time", clock)
     renew_server(folder)
@@ -191,7 +191,7 @@ def test_an_operator_whose_clock_is_off_by_decades_still_revokes(
     pi = read_enrolment(enroll(folder, "pi-1"))
     clock = SimpleNamespace(time=lambda: time.time() + ahead, monotonic=time.monotonic)
     with monkeypatch.context() as patched:
-        for where in ("authority", "registry"):
+        for where in ("operator_key", "registry"):
             patched.setattr(f"broker_server.service.{where}.time", clock)
         for _ in range(3):
             enroll(folder, "other", days=5)

@@ -269,7 +269,7 @@ def test_a_server_that_was_renewed_says_so_when_it_starts_again(folder):
     renew_server(folder)
     again = member_of(BrokerConfig(identity=folder / "server.enrolment"))
     reader = running.papers.__self__
-    reader._looked = -1e9
+    reader._read_at = -1e9
     assert running.papers() == {}
     assert set(again.papers()) == {"pi-1"}
 
