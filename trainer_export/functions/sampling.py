@@ -42,7 +42,7 @@ def _grid_sample(
         place = place.flatten(1).unsqueeze(-1)
         low = torch.floor(place)
         pixels = torch.arange(size)
-        # On a pixel, the slope is that to the next one, as in PyTorch.
+        # Exactly on a pixel, too, the slope is that to the next one.
         share_of_low = (low == pixels) * (low + 1 - place)
         share_of_next = (low + 1 == pixels) * (place - low)
         shares.append(share_of_low + share_of_next)
