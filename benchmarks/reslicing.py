@@ -75,7 +75,7 @@ def _measure(folder: Path) -> tuple[list[float], list[float], int]:
         ]
         for digest in digests:
             service.serve({digest: blobs.path(digest)})
-            service.need("d", digest)
+            service.request("d", digest)
             while service.next_due() is not None:
                 problems = service.flush(math.inf)
                 if problems:

@@ -113,7 +113,11 @@ def _measure_in_process(path: Path, batch: int) -> Cost:
     command = python_module("device_runtime.bench", str(path), str(batch), began)
     try:
         done = subprocess.run(  # noqa: S603
-            command, capture_output=True, text=True, check=True, timeout=_SECONDS
+            command,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=_SECONDS,
         )
     except subprocess.TimeoutExpired:
         raise ConfigError(
@@ -146,6 +150,7 @@ class _Steps:
 def _measure(path: Path, batch: int, began: float) -> Cost:
     """Measure the set of a manifest; `began` is ``time.monotonic()`` of the process's start."""
     settle_allocator()
+    # Otherwise its import would count as part of opening the graph.
     load_runtime()  # which each process does once, whatever it opens
     manifest = parse_manifest(read_within(path.parent, path.name))
     key = step_graph_key(choose_backend("auto"), manifest)

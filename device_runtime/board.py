@@ -182,6 +182,7 @@ def available_cores() -> int:
 def machine_name() -> str:
     """Return the board's name, as ``Raspberry Pi 5 Model B Rev 1.0``, else its processor's."""
     with contextlib.suppress(OSError):
+        # Boards without a BIOS say here what they are.
         return Path("/proc/device-tree/model").read_text("utf-8", "replace").rstrip("\0\n")
     with contextlib.suppress(OSError):
         text = Path("/proc/cpuinfo").read_text("ascii", "replace")

@@ -41,10 +41,15 @@ def _window(window: str) -> str:
     return window
 
 
-_FALLING = AfterValidator(partial(_ordered, True))
-_RISING = AfterValidator(partial(_ordered, False))
 Share = Annotated[float, Field(ge=0, le=1)]
 Celsius = Annotated[float, Field(ge=-40, le=150)]
+# Limits to pause at and to go on at: the second is the smaller, or the larger.
+_FALLING = AfterValidator(partial(_ordered, True))
+_RISING = AfterValidator(partial(_ordered, False))
+FallingShares = Annotated[tuple[Share, Share], _FALLING]
+RisingShares = Annotated[tuple[Share, Share], _RISING]
+FallingCelsius = Annotated[tuple[Celsius, Celsius], _FALLING]
+Window = Annotated[str, AfterValidator(_window)]
 
 
 class ConditionsConfig(FrozenModel):
@@ -71,15 +76,15 @@ class ConditionsConfig(FrozenModel):
     """
 
     mains: bool = False
-    battery: Annotated[tuple[Share, Share], _RISING] | None = None
-    celsius: Annotated[tuple[Celsius, Celsius], _FALLING] | None = None
+    battery: RisingShares | None = None
+    celsius: FallingCelsius | None = None
     unthrottled: bool = False
-    load: Annotated[tuple[Share, Share], _FALLING] | None = None
-    memory_pressure: Annotated[tuple[Share, Share], _FALLING] | None = None
-    cpu_pressure: Annotated[tuple[Share, Share], _FALLING] | None = None
-    io_pressure: Annotated[tuple[Share, Share], _FALLING] | None = None
+    load: FallingShares | None = None
+    memory_pressure: FallingShares | None = None
+    cpu_pressure: FallingShares | None = None
+    io_pressure: FallingShares | None = None
     new_data: int | None = Field(default=None, ge=1)
-    quiet_hours: tuple[Annotated[str, AfterValidator(_window)], ...] = ()
+    quiet_hours: tuple[Window, ...] = ()
     metered: tuple[str, ...] = ()
     look_seconds: float = Field(default=10.0, gt=0)
     settle_seconds: float = Field(default=30.0, ge=0)
@@ -112,6 +117,7 @@ class Ticks:
         text = read_text(root / "proc" / "stat")
         if text is None:
             return None
+        # user, nice, system, idle, iowait, irq, softirq and steal; guest time is in user already.
         fields = [int(field) for field in text.partition("\n")[0].split()[1:9]]
         idle = sum(fields[3:5])  # idle and iowait; all other time is busy
         own = time.process_time() * os.sysconf("SC_CLK_TCK")

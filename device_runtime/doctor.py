@@ -1,7 +1,7 @@
 """Checks what may keep a board from training, one thing after the other.
 
-Each finding says what to do. Nothing but the standard library and the protocol is imported before a check needs it, so that a
-board on which something is missing hears what.
+Each finding says what to do. Nothing but the standard library and the protocol is imported before
+a check needs it, so that a board on which something is missing hears what.
 """
 
 import contextlib
@@ -38,6 +38,7 @@ from fleet_protocol.errors import (
 )
 from fleet_protocol.onnx_runtime import check_runtime
 
+# The server's status is retained, so it comes at once where there is one.
 _SERVER_SECONDS = 3.0
 _PROBE_SECONDS = 5.0
 _LITTLE_MEMORY = 150 * 2**20  # the agent itself takes 60 to 90 MB
@@ -138,6 +139,7 @@ def _packages() -> str:
         missing.append("onnxruntime")
     if missing:
         raise ConfigError(f"not installed: {' and '.join(missing)}; pip install 'shoal[device]'")
+    # Two packages of onnxruntime beside each other overwrite parts of each other.
     check_runtime()
     return ", ".join(f"{backend}: {package}" for backend, package in installed_backends().items())
 

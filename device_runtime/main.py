@@ -114,6 +114,7 @@ def _level(options: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
+    # Not with typer, which a board need not have.
     parser = argparse.ArgumentParser(
         prog="shoal device", description="Be a device of a Shoal fleet."
     )
@@ -124,18 +125,32 @@ def _parser() -> argparse.ArgumentParser:
         default="run",
         help="run, unless it is said",
     )
-    parser.add_argument("--config", type=Path, required=True, help="the device's TOML file")
+    parser.add_argument(
+        "--config",
+        type=Path,
+        required=True,
+        help="the device's TOML file",
+    )
     parser.add_argument(
         "--enrolment",
         type=Path,
         help="the file that `shoal enroll` wrote for this board",
     )
     parser.add_argument(
-        "--data", type=Path, help="predict: the samples, .npz, .npy, .csv or an image"
+        "--data",
+        type=Path,
+        help="predict: the samples, .npz, .npy, .csv or an image",
     )
-    parser.add_argument("--json", action="store_true", help="predict, doctor: print JSON")
     parser.add_argument(
-        "--quiet", "-q", action="store_true", help="run: log warnings and errors alone"
+        "--json",
+        action="store_true",
+        help="predict, doctor: print JSON",
+    )
+    parser.add_argument(
+        "--quiet",
+        "-q",
+        action="store_true",
+        help="run: log warnings and errors alone",
     )
     parser.add_argument(
         "--verbose",

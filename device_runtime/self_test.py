@@ -37,6 +37,7 @@ def self_test(state_dir: Path, backend: str) -> str:
     """
     runtime = installed_backends().get(backend, "")
     tested = f"{runtime}, Python {sys.version.split()[0]}, Shoal {runtime_version()}"
+    # Another version of any of these may not work where this one does.
     passed = state_dir / _PASSED
     with contextlib.suppress(OSError, UnicodeDecodeError):
         if passed.read_text(encoding="utf-8") == tested:

@@ -192,6 +192,7 @@ class DeviceConfig(FrozenModel):
         """
         member = self.member()
         if member is not None:
+            # An enrolment brings certificates and a login of its own.
             self._refuse_idle_settings()
             return member.enrolment.address(member.folder, self.broker)
         tls = self.tls or TlsConfig()
@@ -205,6 +206,7 @@ class DeviceConfig(FrozenModel):
             raise ConfigError(
                 f"[tls] is set but broker {self.broker!r} is not encrypted; write mqtts://"
             )
+        # Graphs come over this connection, and run on the data of this board.
         if not (address.tls or address.on_this_machine or self.insecure):
             raise ConfigError(
                 f"broker {address} without an identity: whoever reaches it can run graphs on this "
@@ -275,9 +277,15 @@ def load_device_config(path: Path, enrolment: Path | None = None) -> DeviceConfi
         enrolment = _named_enrolment(document, folder)
     if enrolment is not None:
         _fill_in(document, enrolment, path)
-    config = validate_config(document, DeviceConfig, source=str(path), written=True)
+    config = validate_config(
+        document,
+        DeviceConfig,
+        source=str(path),
+        written=True,
+    )
     config = config.resolved(folder)
     require_own_functions(config, path, config.code)
+    # Now, so that a wrong one is found before the agent starts.
     config.address()  # raises where it is wrong
     return config
 

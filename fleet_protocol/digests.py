@@ -1,5 +1,4 @@
-"""Names of blobs: a digest says by its form how it was made, so that what was named before keeps
-its name.
+"""Names of blobs by their content, in two forms, so that blobs of earlier versions keep theirs.
 
 New blobs are named by BLAKE3 (O'Connor, Aumasson, Neves and Wilcox-O'Hearn 2020), written as a
 multihash: ``1e20``, for BLAKE3 with 32 bytes, and 64 hexadecimal digits. 64 digits alone are a
@@ -9,9 +8,9 @@ from before.
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 from blake3 import blake3
 
@@ -27,12 +26,16 @@ class _Hasher(Protocol):
     def hexdigest(self) -> str: ...
 
 
+def _pieces_of(file: BinaryIO) -> Iterator[bytes]:
+    return iter(lambda: file.read(_READ_BYTES), b"")
+
+
 def _is_blake3(digest: str) -> bool:
     return len(digest) == len(_BLAKE3) + 64  # a sha256 may begin with the same digits
 
 
 def blob_digest(*parts: bytes | memoryview) -> str:
-    """The name of a new blob, given in parts."""
+    """Return the name of a new blob, given in parts."""
     hasher = blake3()
     for part in parts:
         hasher.update(part)
@@ -40,46 +43,57 @@ def blob_digest(*parts: bytes | memoryview) -> str:
 
 
 def chunk_digest(payload: bytes | memoryview) -> bytes:
-    """What a chunk travels with: 32 bytes of BLAKE3."""
+    """Return the digest that a chunk travels with: 32 bytes of BLAKE3."""
     return blake3(payload).digest()
 
 
 def matches(data: bytes | memoryview, digest: str) -> bool:
-    """Whether the bytes of a blob are what a digest of either form names."""
+    """Return whether a digest of either form names some bytes."""
     return name_among(data, (digest,)) is not None
 
 
 def name_among(data: bytes | memoryview, digests: Iterable[str]) -> str | None:
-    """Which of some digests names the bytes; they are hashed once for each form of them."""
-    known = set(digests)
-    forms = {_is_blake3(digest) for digest in known}
-    names = {blob_digest(data) if is_new else hashlib.sha256(data).hexdigest() for is_new in forms}
-    return next(iter(names & known), None)
+    """Return the digest that names some bytes, of several; None if none does.
+
+    The bytes are hashed once for each form of the digests.
+    """
+    candidates = set(digests)
+    if any(map(_is_blake3, candidates)):
+        name = blob_digest(data)
+        if name in candidates:
+            return name
+    if not all(map(_is_blake3, candidates)):
+        name = hashlib.sha256(data).hexdigest()
+        if name in candidates:
+            return name
+    return None
 
 
 def file_matches(path: Path, digest: str) -> bool:
-    """Whether a file, read piece by piece, is what a digest of either form names.
+    """Return whether a digest of either form names a file, which is read piece by piece.
 
-    An OSError where it is unreadable.
+    Raises:
+        OSError: it cannot be read.
     """
     with path.open("rb") as file:
-        return pieces_match(iter(lambda: file.read(_READ_BYTES), b""), digest)
+        return pieces_match(_pieces_of(file), digest)
 
 
 def file_digest(path: Path) -> str:
-    """Return the name of a file's content as a new blob, read piece by piece.
+    """Return the name of a file's content as a new blob; the file is read piece by piece.
 
-    Raise an OSError if unreadable.
+    Raises:
+        OSError: it cannot be read.
     """
     hasher = blake3()
     with path.open("rb") as file:
-        while piece := file.read(_READ_BYTES):
+        for piece in _pieces_of(file):
             hasher.update(piece)
     return _BLAKE3 + hasher.hexdigest()
 
 
 def pieces_match(pieces: Iterable[bytes], digest: str) -> bool:
-    """Return whether bytes, piece by piece, match a digest of either form."""
+    """Return whether a digest of either form names some bytes, which come piece by piece."""
     is_new = _is_blake3(digest)
     hasher: _Hasher = blake3() if is_new else hashlib.sha256()
     for piece in pieces:
@@ -88,10 +102,12 @@ def pieces_match(pieces: Iterable[bytes], digest: str) -> bool:
 
 
 def blob_path(digest: str) -> Path:
-    """Where a blob lies below the folder of all: one folder for each two first digits of its
-    digest, of either form.
+    """Return the path of a blob below the folder of all blobs.
 
-    A ValueError is for what is no digest, so that it becomes no path.
+    There is a folder for each two first digits of the digests, of either form.
+
+    Raises:
+        ValueError: the text is no digest, so that it becomes no path.
     """
     if not re.fullmatch(DIGEST_PATTERN, digest):
         raise ValueError(f"{digest!r} is no digest of a blob")

@@ -1,4 +1,7 @@
-"""The base of every value that crosses a border: frozen, strict about unknown keys, JSON both ways."""
+"""The base of every value that is sent or stored.
+
+It is frozen, refuses unknown keys, and can be read from and written as JSON.
+"""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -21,24 +24,32 @@ from fleet_protocol.errors import visible
 _SHOWN = 200  # characters of a key
 
 
-def _finite(value: JsonValue) -> JsonValue:
-    for item in (
-        value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    ):
-        _finite(item)
-    if isinstance(value, int | float) and not abs(value) <= sys.float_info.max:
+def _check_finite(value: JsonValue) -> JsonValue:
+    """Check that all numbers in a value are finite."""
+    if isinstance(value, dict):
+        for entry in value.values():
+            _check_finite(entry)
+    elif isinstance(value, list):
+        for entry in value:
+            _check_finite(entry)
+    # Not finite are infinity, NaN, and whole numbers beyond all floats.
+    elif isinstance(value, int | float) and not abs(value) <= sys.float_info.max:
         raise ValueError("a number that is not finite, or beyond what a float holds")
     return value
 
 
-Free = Annotated[JsonValue, AfterValidator(_finite)]
-"""JSON that somebody else reads, whose numbers are finite: a parser of JSON takes 1e999, and makes
-infinity of it.
+Free = Annotated[JsonValue, AfterValidator(_check_finite)]
+"""Any JSON, whose numbers are finite.
+
+A parser of JSON accepts 1e999 and returns infinity.
 """
 
 
 STORED = MappingProxyType({"stored": True})
-"""The context in which a stored configuration is read: earlier versions took keys without effect."""
+"""The context in which a stored configuration is read.
+
+Earlier versions accepted keys without effect.
+"""
 
 
 class FrozenModel(BaseModel):
@@ -47,62 +58,72 @@ class FrozenModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     def to_bytes(self) -> bytes:
-        """The value as it travels; what is not there is left out, and read as not there."""
+        """Return the value as JSON, without keys that are None."""
         return self.model_dump_json(exclude_none=True).encode()
 
     def refuse_idle(
         self, info: ValidationInfo, key: str, used: bool, *, where: str, instead: str
     ) -> None:
-        """Refuse a key that says what is not the default where nothing uses it, with a ValueError.
+        """Refuse a key that is set although nothing uses it.
 
         Args:
-            info: of the validation; what a store has is taken as it is.
+            info: of the validation; a stored value is accepted as it is.
             key: its name.
             used: whether something uses it.
-            where: it has no effect.
-            instead: what to set.
+            where: the circumstances in which it has no effect, for the message.
+            instead: what to set, for the message.
+
+        Raises:
+            ValueError: it is not used, and has another value than its default.
         """
-        idle = not used and getattr(self, key) != type(self).model_fields[key].default
-        if idle and info.context != STORED:
+        is_default = getattr(self, key) == type(self).model_fields[key].default
+        if not used and not is_default and info.context != STORED:
             raise ValueError(f"{key} has no effect {where}; set {instead}, or remove it")
 
     def resolved(self, base: Path) -> Self:
-        """The same with every relative path in it taken from a folder, usually that of its file."""
+        """Return the value with relative paths joined to a folder, usually that of its file."""
         return self.relocated(lambda path: base / path)
 
     def relocated(self, move: Callable[[Path], Path]) -> Self:
-        """Apply a function to every path in the value.
+        """Return the value with a function applied to every path in it.
 
         A model with other values that name files, such as ``file.py:function``, overrides this
         method.
         """
-        replaced = {name: (value, _relocated(value, move)) for name, value in self}
-        changed = {
-            name: new for name, (old, new) in replaced.items() if new != old
-        }  # unset values stay unset
+        changed = {}
+        for name, value in self:
+            new = _relocate(value, move)
+            if new != value:  # a value that was not set must not count as set
+                changed[name] = new
         return self.model_copy(update=changed) if changed else self
 
 
-def _relocated(value: Any, move: Callable[[Path], Path]) -> Any:
+def _relocate(value: Any, move: Callable[[Path], Path]) -> Any:
     if isinstance(value, Mapping):
-        return {key: _relocated(item, move) for key, item in value.items()}
+        return {key: _relocate(entry, move) for key, entry in value.items()}
     if isinstance(value, tuple):
-        return tuple(_relocated(item, move) for item in value)
+        return tuple(_relocate(entry, move) for entry in value)
     if isinstance(value, FrozenModel):
         return value.relocated(move)
     return move(value) if isinstance(value, Path) else value
 
 
 def problems(error: ValidationError, whole: str, most: int = 3) -> str:
-    """The first things that are wrong with a value, each with its place.
+    """Describe the first problems of a value, each with its place.
 
-    `whole` is the place of what has none.
+    A stranger may have chosen a key: it is shown short, and without control characters.
 
-    A place may be a key that a stranger chose: it is shown short, and moves no cursor.
+    Args:
+        error: of the validation.
+        whole: place of a problem that concerns the whole value.
+        most: problems that are described.
     """
-    found = error.errors(include_url=False)[:most]
-    return "; ".join(f"{_place(item['loc']) or whole}: {item['msg']}" for item in found)
+    descriptions = []
+    for problem in error.errors(include_url=False)[:most]:
+        place = _describe_place(problem["loc"]) or whole
+        descriptions.append(f"{place}: {problem['msg']}")
+    return "; ".join(descriptions)
 
 
-def _place(parts: tuple[int | str, ...]) -> str:
-    return ".".join(visible(str(part)[:_SHOWN], lines=False) for part in parts)
+def _describe_place(location: tuple[int | str, ...]) -> str:
+    return ".".join(visible(str(key)[:_SHOWN], lines=False) for key in location)

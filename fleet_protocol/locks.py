@@ -10,12 +10,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from fleet_protocol.blobs import storage_error
+from fleet_protocol.disk import storage_error
 from fleet_protocol.errors import ConfigError, ShoalError
 
 try:
     import fcntl
-except ImportError:  # Windows: nobody waits for anybody
+except ImportError:  # Windows has no such locks
     fcntl = None  # type: ignore[assignment]
 
 LOCKS = fcntl is not None
@@ -24,10 +24,11 @@ _LOCKS_FILE = Path("/proc/locks")
 
 
 def hold(path: Path) -> int:
-    """Hold what is there: a descriptor that does so until it is closed.
+    """Lock an existing file or folder, and return a descriptor that holds the lock until it closes.
 
     Raises:
-        OSError: it cannot be opened; a BlockingIOError where another process holds it.
+        BlockingIOError: another process holds it.
+        OSError: it cannot be opened.
     """
     descriptor = os.open(path, os.O_RDWR if path.is_file() else os.O_RDONLY)
     try:
@@ -47,14 +48,19 @@ def held(
     seconds: float = 0.0,
     error: type[ShoalError] = ConfigError,
 ) -> Iterator[None]:
-    """Hold a folder, or a file, which is made if need be.
+    """Hold the lock on a folder, or on a file, which is made if it is missing.
 
-    Where the system has no such locks everybody goes on.
+    On a system without such locks nothing is held.
+
+    Args:
+        path: of the folder or file.
+        busy: what it means that another process holds the lock.
+        seconds: how long to wait for it.
+        error: raised if another process still holds it; its message says `busy`, and on Linux which
+            process it is.
 
     Raises:
-        ShoalError: an `error` where another holds it, and does so for so many seconds; `busy` says
-            what that means, and the message, where the system tells, who it is. A StorageError
-            where it cannot be made or opened.
+        StorageError: it cannot be made or opened.
     """
     if not LOCKS:
         yield
@@ -79,7 +85,7 @@ def held(
 
 
 def _holder(path: Path) -> str:
-    """Who holds it, as Linux tells.
+    """Return which process holds a lock, for a message; empty if the system does not say it.
 
     Lines read ``1: FLOCK ADVISORY WRITE <pid> <device>:<inode> 0 EOF``.
     """

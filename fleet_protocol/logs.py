@@ -1,6 +1,4 @@
-"""What a process logs on standard error: lines for people, or with ``SHOAL_LOG=json`` an object a
-line with its ids.
-"""
+"""Logs on standard error: lines for people, or with ``SHOAL_LOG=json`` a JSON object a line."""
 
 import contextlib
 import json
@@ -16,10 +14,11 @@ from typing_extensions import override
 from fleet_protocol.errors import visible
 
 IDS = ("device", "round", "task")
-"""What a line is about, where it is known; of a record by ``extra``."""
-
+"""Attributes of a log record, set by ``extra``, that say what a line is about."""
 
 _JOURNAL = "/run/systemd/journal/socket"
+_PRIORITIES = {"DEBUG": 7, "INFO": 6, "WARNING": 4}  # of syslog
+_ERROR_PRIORITY = 3
 
 
 def print_line(text: str, *, error: bool = False) -> None:
@@ -43,30 +42,32 @@ class _Lines(logging.Formatter):
 
 
 class _Json(logging.Formatter):
+    """A message is a JSON object on one line, with its ids."""
+
     @override
     def format(self, record: logging.LogRecord) -> str:
-        found = {name: getattr(record, name, None) for name in IDS}
-        said = {
+        fields: dict[str, Any] = {
             "at": record.created,
             "level": record.levelname.lower(),
             "logger": record.name,
-            **found,
         }
-        said["message"] = getattr(record, "said", None) or record.getMessage()
+        for name in IDS:
+            fields[name] = getattr(record, name, None)
+        fields["message"] = getattr(record, "said", None) or record.getMessage()
         if record.exc_info:
-            said["error"] = self.formatException(record.exc_info)
-        told = json.dumps(
-            {name: value for name, value in said.items() if value is not None},
-            ensure_ascii=False,
-        )
+            fields["error"] = self.formatException(record.exc_info)
+        present = {name: value for name, value in fields.items() if value is not None}
+        text = json.dumps(present, ensure_ascii=False)
+        # JSON escapes only ASCII control characters; others could move the cursor, too.
         return "".join(
-            letter if letter.isprintable() else json.dumps(letter)[1:-1] for letter in told
+            letter if letter.isprintable() else json.dumps(letter)[1:-1] for letter in text
         )
 
 
 class _Journald(logging.Handler):
-    """Gives systemd's journal each line with its level and ids as fields: ``journalctl -p warning
-    SHOAL_ROUND=3``.
+    """Sends each line to systemd's journal, with its level and ids as fields.
+
+    They serve to select lines: ``journalctl -p warning SHOAL_ROUND=3``.
     """
 
     def __init__(self) -> None:
@@ -76,33 +77,34 @@ class _Journald(logging.Handler):
 
     @override
     def emit(self, record: logging.LogRecord) -> None:
-        priority = {"DEBUG": 7, "INFO": 6, "WARNING": 4}.get(record.levelname, 3)
-        fields = {
+        fields: dict[str, Any] = {
             "MESSAGE": self.format(record),
-            "PRIORITY": priority,
+            "PRIORITY": _PRIORITIES.get(record.levelname, _ERROR_PRIORITY),
             "SYSLOG_IDENTIFIER": "shoal",
         }
-        fields |= {
-            f"SHOAL_{name.upper()}": getattr(record, name) for name in IDS if hasattr(record, name)
-        }
-        said = [(name.encode(), str(value).encode()) for name, value in fields.items()]
-        with contextlib.suppress(OSError):  # a journal that starts anew
-            self._socket.send(
-                b"".join(
-                    b"%s\n%s%s\n" % (name, struct.pack("<Q", len(it)), it) for name, it in said
-                )
-            )
+        for name in IDS:
+            if hasattr(record, name):
+                fields[f"SHOAL_{name.upper()}"] = getattr(record, name)
+        datagram = b""
+        for name, value in fields.items():
+            data = str(value).encode()
+            # With its length a value may contain line ends.
+            datagram += b"%s\n%s%s\n" % (name.encode(), struct.pack("<Q", len(data)), data)
+        with contextlib.suppress(OSError):  # the journal is starting anew
+            self._socket.send(datagram)
 
 
 def log_to_stderr(level: int, line: str) -> None:
-    """Log what is of this level or above; `line` is the form of those for people.
+    """Log messages of a level or above on standard error, unless logging is already set up.
 
-    Nothing where a log is set up.
+    Args:
+        level: lowest level.
+        line: format of the lines for people.
     """
     handler: logging.Handler = logging.StreamHandler()
-    with contextlib.suppress(OSError, AttributeError):  # no such socket, or a system that has none
-        about = os.fstat(2)
-        if os.environ.get("JOURNAL_STREAM") == f"{about.st_dev}:{about.st_ino}":
+    with contextlib.suppress(OSError, AttributeError):  # there is no journal
+        status = os.fstat(2)
+        if os.environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}":
             handler = _Journald()
             line = "%(message)s"
     handler.setFormatter(_Json() if os.environ.get("SHOAL_LOG") == "json" else _Lines(line))

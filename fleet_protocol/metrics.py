@@ -1,16 +1,13 @@
-"""Metrics as sums over samples, which add up over batches and devices, and the rules that make
-numbers of them.
+"""Metrics as sums over samples, and the rules that compute numbers from the sums.
 
-A rule takes the sums that a metric names, in their order, float64 arrays. Boards and servers have
-the same rules, so an evaluation is a set of sums wherever it comes from, and sums of many devices
-are judged as if one had all samples.
+Sums add up over batches and devices. A rule takes the sums that a metric names, in their order, as
+float64 arrays. Boards and servers have the same rules, so the sums of many devices give the metrics
+that one device with all samples would have.
 """
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,58 +15,52 @@ from numpy.typing import NDArray
 from fleet_protocol.messages.values import Evaluation, Measured
 from fleet_protocol.recipe_spec import RecipeSpec
 
-Sums = Mapping[str, NDArray[np.float64]]
+Array = NDArray[np.float64]
+Sums = Mapping[str, Array]
+
 EXAMPLES = "examples"
 """The sum that no graph needs to return: the samples, or labels that count."""
 
+_LARGEST_EXPONENT = 60.0  # a larger perplexity says nothing, and would overflow
 
-def _ratio(total: NDArray[np.float64], count: NDArray[np.float64]) -> float:
+
+def _ratio(total: Array, count: Array) -> float:
     return float(total) / float(count) if count else 0.0
 
 
-def _root(total: NDArray[np.float64], count: NDArray[np.float64]) -> float:
+def _root(total: Array, count: Array) -> float:
     return math.sqrt(_ratio(total, count))
 
 
-def _exponential(total: NDArray[np.float64], count: NDArray[np.float64]) -> float:
-    return math.exp(
-        min(_ratio(total, count), 60.0)
-    )  # beyond it a perplexity says nothing, and would overflow
+def _exponential(total: Array, count: Array) -> float:
+    return math.exp(min(_ratio(total, count), _LARGEST_EXPONENT))
 
 
-def _f1(
-    hits: NDArray[np.float64],
-    predicted: NDArray[np.float64],
-    present: NDArray[np.float64],
-) -> float:
-    """The mean over the classes that occur or are predicted."""
+def _f1(hits: Array, predicted: Array, present: Array) -> float:
+    """Return the mean over the classes that occur or are predicted."""
     seen = predicted + present > 0
-    return float((2 * hits[seen] / (predicted + present)[seen]).mean()) if seen.any() else 0.0
+    if not seen.any():
+        return 0.0
+    return float((2 * hits[seen] / (predicted + present)[seen]).mean())
 
 
-def _iou(
-    hits: NDArray[np.float64],
-    predicted: NDArray[np.float64],
-    present: NDArray[np.float64],
-) -> float:
-    """Intersection over union, the mean over the classes that occur or are predicted."""
+def _iou(hits: Array, predicted: Array, present: Array) -> float:
+    """Return intersection over union, the mean over the classes that occur or are predicted."""
     seen = predicted + present > 0
-    return float((hits[seen] / (predicted + present - hits)[seen]).mean()) if seen.any() else 0.0
+    if not seen.any():
+        return 0.0
+    return float((hits[seen] / (predicted + present - hits)[seen]).mean())
 
 
-def _matthews(
-    hits: NDArray[np.float64],
-    predicted: NDArray[np.float64],
-    present: NDArray[np.float64],
-) -> float:
-    """Gorodkin's correlation for any number of classes; of two it is that of Matthews."""
+def _matthews(hits: Array, predicted: Array, present: Array) -> float:
+    """Return Gorodkin's correlation for any number of classes; of two it is that of Matthews."""
     total = float(present.sum())
-    spread = (total**2 - float(predicted @ predicted)) * (total**2 - float(present @ present))
-    return (
-        (float(hits.sum()) * total - float(predicted @ present)) / math.sqrt(spread)
-        if spread > 0
-        else 0.0
-    )
+    predicted_spread = total**2 - float(predicted @ predicted)
+    present_spread = total**2 - float(present @ present)
+    spread = predicted_spread * present_spread
+    if not spread > 0:  # also where it is not a number
+        return 0.0
+    return (float(hits.sum()) * total - float(predicted @ present)) / math.sqrt(spread)
 
 
 RULES: Mapping[str, Callable[..., float]] = MappingProxyType(
@@ -83,75 +74,92 @@ RULES: Mapping[str, Callable[..., float]] = MappingProxyType(
     }
 )
 
-
-_OF_CLASSES = frozenset(
-    {"f1", "iou", "matthews"}
-)  # of their sums the first are hits, the last what is present
+_CLASS_RULES = frozenset({"f1", "iou", "matthews"})
+"""Rules of three sums by class: hits, predictions, and samples."""
 
 
 def summed_outputs(recipe: RecipeSpec) -> tuple[str, ...]:
-    """What an eval graph returns that was exported with a recipe."""
-    own = [name for metric in recipe.metrics for name in metric.sums if name != EXAMPLES]
-    return tuple(dict.fromkeys((*recipe.loss.metrics, *own)))
+    """Return the outputs of an eval graph that was exported with a recipe."""
+    outputs = list(recipe.loss.metrics)
+    for metric in recipe.metrics:
+        outputs += [name for name in metric.sums if name != EXAMPLES]
+    return tuple(dict.fromkeys(outputs))
 
 
 def evaluation_of(sums: Sums, examples: int, recipe: RecipeSpec) -> Evaluation:
-    """Loss and metrics from everything of :func:`summed_outputs`, of at least one sample, or label
-    that counts.
+    """Return loss and metrics.
+
+    Args:
+        sums: all of :func:`summed_outputs`.
+        examples: samples, or labels that count; at least one.
+        recipe: of the model.
     """
-    known = {**sums, EXAMPLES: np.asarray(float(examples))}
+    known_sums = {**sums, EXAMPLES: np.asarray(float(examples))}
+    metrics = []
+    for metric in recipe.metrics:
+        own_sums = [known_sums[name] for name in metric.sums]
+        metrics.append(_measure(metric.name, metric.rule, own_sums))
+    accuracy = float(sums["correct"]) / examples if "correct" in sums else None
     return Evaluation(
         examples=examples,
         loss=float(sums["loss_sum"]) / examples,
-        accuracy=float(sums["correct"]) / examples if "correct" in sums else None,
-        metrics=tuple(
-            _measured(metric.name, metric.rule, [known[name] for name in metric.sums])
-            for metric in recipe.metrics
-        ),
+        accuracy=accuracy,
+        metrics=tuple(metrics),
     )
 
 
-def _measured(name: str, rule: str, sums: Sequence[NDArray[np.float64]]) -> Measured:
-    parts = tuple(tuple(np.atleast_1d(part).tolist()) for part in sums)
-    return Measured(name=name, rule=rule, value=RULES[rule](*sums), sums=parts)
+def _measure(name: str, rule: str, sums: Sequence[Array]) -> Measured:
+    numbers = tuple(tuple(np.atleast_1d(array).tolist()) for array in sums)
+    return Measured(name=name, rule=rule, value=RULES[rule](*sums), sums=numbers)
 
 
-def label_accuracies(found: Evaluation) -> tuple[float | None, ...]:
-    """The share of each label's samples that were taken for it (recall), None where there are none
-    of it.
+def label_accuracies(evaluation: Evaluation) -> tuple[float | None, ...]:
+    """Return the share of each label's samples that were recognised (recall).
 
-    There are no shares where no metric counts classes.
+    A label without samples has None. There are no shares if no metric counts classes.
     """
-    counted = next((metric.sums for metric in found.metrics if metric.rule in _OF_CLASSES), None)
-    if counted is None:
-        return ()
-    return tuple(
-        hit / there if there else None for hit, there in zip(counted[0], counted[2], strict=True)
-    )
+    for metric in evaluation.metrics:
+        if metric.rule in _CLASS_RULES:
+            hits, _, present = metric.sums
+            pairs = zip(hits, present, strict=True)
+            return tuple(hit / count if count else None for hit, count in pairs)
+    return ()
 
 
-def joined(evaluations: Iterable[Evaluation]) -> dict[str, float]:
-    """Each metric over the samples of several evaluations together.
+def join_metrics(evaluations: Iterable[Evaluation]) -> dict[str, float]:
+    """Return each metric over the samples of several evaluations together.
 
-    Without what not all have, or no rule can take.
+    Metrics that an evaluation lacks, or that no rule can compute, are left out.
     """
-    found = list(evaluations)
-    names = [metric.name for metric in found[0].metrics] if found else []
+    listed = list(evaluations)
+    if not listed:
+        return {}
     values: dict[str, float] = {}
-    for name in names:
-        own: list[Any] = [next((m for m in item.metrics if m.name == name), None) for item in found]
-        shapes = {tuple(map(len, metric.sums)) if metric else () for metric in own}
-        if len(shapes) == 1 and own[0].rule in RULES:
-            sums = [
-                np.sum([metric.sums[i] for metric in own], axis=0) for i in range(len(own[0].sums))
-            ]
-            # Devices say what they like; numpy's errors of floats are ArithmeticErrors when raised.
-            with (
-                suppress(TypeError, ValueError, IndexError, ArithmeticError),
-                np.errstate(all="raise"),
-            ):
-                value = RULES[own[0].rule](
-                    *(part.reshape(()) if part.size == 1 else part for part in sums)
-                )
-                values |= {name: value} if math.isfinite(value) else {}
+    for name in [metric.name for metric in listed[0].metrics]:
+        metrics = []
+        for evaluation in listed:
+            metrics += [metric for metric in evaluation.metrics if metric.name == name][:1]
+        value = _join(metrics) if len(metrics) == len(listed) else None
+        if value is not None:
+            values[name] = value
     return values
+
+
+def _join(metrics: Sequence[Measured]) -> float | None:
+    """Return one metric over the samples of several evaluations; None if no rule can compute it."""
+    first = metrics[0]
+    shapes = {tuple(map(len, metric.sums)) for metric in metrics}
+    if len(shapes) != 1 or first.rule not in RULES:
+        return None
+    totals = []
+    for place in range(len(first.sums)):
+        total = np.sum([metric.sums[place] for metric in metrics], axis=0)
+        totals.append(total.reshape(()) if total.size == 1 else total)
+    # The sums of a device may be any numbers; numpy raises its errors of floats as
+    # ArithmeticErrors.
+    try:
+        with np.errstate(all="raise"):
+            value = RULES[first.rule](*totals)
+    except (TypeError, ValueError, IndexError, ArithmeticError):
+        return None
+    return value if math.isfinite(value) else None

@@ -1,9 +1,8 @@
 """The onnxruntime package: imported late, without torch, and from one distribution only.
 
-onnxruntime and onnxruntime-training are the same import package; where both are installed each has
-overwritten files of the other, and what runs is neither. The training one imports torch and onnx
-where it finds them (its start-up check looks for ORTModule): 230 MB and a second that neither a
-board nor a server must pay.
+onnxruntime and onnxruntime-training are the same import package. If both are installed, each has
+overwritten files of the other, and neither works. The training one imports torch and onnx if they
+are installed (its start-up check looks for ORTModule), which would cost 230 MB and a second.
 """
 
 import functools
@@ -14,8 +13,8 @@ from typing import Any, cast
 
 from fleet_protocol.errors import ConfigError
 
-# Whatever provides the import package. The training ones also run what the stock ones do, so they
-# come first.
+# Distributions of the import package. The training ones also run what the others do, so they come
+# first.
 RUNTIMES = (
     "onnxruntime-training-cpu",
     "onnxruntime-training",
@@ -28,34 +27,42 @@ _TRAINING_PACKAGE = "onnxruntime.training"
 
 @functools.cache
 def check_runtime() -> None:
-    """See, without importing it, that onnxruntime is of one distribution at most.
+    """Check, without importing it, that onnxruntime is installed from one distribution at most.
 
-    More are a ConfigError.
+    Raises:
+        ConfigError: several are installed.
     """
-    found = [name for name in RUNTIMES if any(True for _ in metadata.distributions(name=name))]
-    if len(found) > 1:
-        unwanted = " and ".join(found[1:])
+    installed = [name for name in RUNTIMES if _is_installed(name)]
+    if len(installed) > 1:
+        first, *further = installed
         raise ConfigError(
-            f"{' and '.join(found)} are installed together, but they are the same import package and have overwritten "
-            f"each other's files: pip uninstall {' '.join(found)}, then install one of them again (for example "
-            f"{found[0]}, without {unwanted})"
+            f"{' and '.join(installed)} are installed together, but they are the same import "
+            f"package and have overwritten each other's files: pip uninstall "
+            f"{' '.join(installed)}, then install one of them again (for example {first}, "
+            f"without {' and '.join(further)})"
         )
 
 
+def _is_installed(distribution: str) -> bool:
+    return any(True for _ in metadata.distributions(name=distribution))
+
+
 def load_runtime(missing: str) -> Any:
-    """The ``onnxruntime`` module, whichever distribution provides it, without torch or onnx.
+    """Return the module ``onnxruntime`` of any distribution, without torch or onnx.
 
-    Or `missing` is said.
+    Args:
+        missing: the message if it is not installed.
 
-    That, or that there are several, or one cannot be imported, is a ConfigError.
+    Raises:
+        ConfigError: it is not installed, is installed several times, or cannot be imported.
     """
     if "onnxruntime" in sys.modules:
         return sys.modules["onnxruntime"]
     check_runtime()
     modules = cast("dict[str, Any]", sys.modules)
     try:
-        # None makes the import system raise ImportError, which the start-up check takes for "no
-        # ORTModule here".
+        # None makes the import system raise an ImportError, from which the start-up check concludes
+        # that there is no ORTModule.
         modules[_TRAINING_PACKAGE] = None
         return importlib.import_module("onnxruntime")
     except ModuleNotFoundError as error:
@@ -64,7 +71,7 @@ def load_runtime(missing: str) -> Any:
                 f"onnxruntime is installed, but it cannot be imported: {error}"
             ) from error
         raise ConfigError(missing) from error
-    except ImportError as error:  # a library of the system, mostly, or files of another processor
+    except ImportError as error:  # a missing system library, or files for another processor
         raise ConfigError(
             f"onnxruntime is installed, but it cannot be imported: {error}"
         ) from error

@@ -4,7 +4,7 @@ import os
 import stat
 from pathlib import Path
 
-from fleet_protocol.blobs import storage_error
+from fleet_protocol.disk import storage_error
 from fleet_protocol.errors import StorageError
 
 WRITABLE_BY_OTHERS = 0o022

@@ -1,11 +1,10 @@
-"""The table ``[model.recipe]`` of ``fleet.toml``, ``sim.toml`` and the demo: what a training step
-does, by names.
+"""The table ``[model.recipe]``, which names what a training step does.
 
-The exporter makes a recipe of it. A server makes none: it sees that what was exported is what the
-table says.
+It is in ``fleet.toml``, ``sim.toml`` and the demo. The exporter makes a recipe of it. A server only
+checks that the recipe that was exported is that of the table.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import (
@@ -19,6 +18,9 @@ from pydantic import (
 
 from fleet_protocol.frozen import Free, FrozenModel
 from fleet_protocol.recipe_spec import RecipeSpec
+
+_Comparison = tuple[str, object, object]
+"""What is compared, its value in the export, and its value in the table."""
 
 
 class Part(FrozenModel):
@@ -38,10 +40,9 @@ class Part(FrozenModel):
         if isinstance(value, str):
             return {"name": value}
         if isinstance(value, Mapping) and "name" in value and "settings" not in value:
-            return {
-                "name": value["name"],
-                "settings": {key: item for key, item in value.items() if key != "name"},
-            }
+            settings = dict(value)
+            name = settings.pop("name")
+            return {"name": name, "settings": settings}
         return value
 
 
@@ -73,87 +74,88 @@ class RecipeTable(FrozenModel):
     @field_validator("loss")
     @classmethod
     def _full_name(cls, loss: Part) -> Part:
-        """The cross entropy is the one with a label mask, which is all ones where nobody wants one."""
-        return (
-            loss.model_copy(update={"name": "masked-cross-entropy"})
-            if loss.name == "cross-entropy"
-            else loss
-        )
+        """Return the cross entropy with a label mask, which is all ones for the plain one."""
+        if loss.name != "cross-entropy":
+            return loss
+        return loss.model_copy(update={"name": "masked-cross-entropy"})
 
     @field_validator("metrics")
     @classmethod
     def _once_each(cls, metrics: tuple[Part, ...]) -> tuple[Part, ...]:
         names = [metric.name for metric in metrics]
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise ValueError(
-                f"{twice} is listed twice, and reports know a metric by its name; list it once"
-            )
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(
+                    f"{name} is listed twice, and reports know a metric by its name; list it once"
+                )
         return metrics
 
     @model_serializer(mode="wrap")
-    def _what_was_said(self, full: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """What was left out stays so, in the configuration that a store keeps, too."""
+    def _written_keys(self, full: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out keys that were not set, also in the configuration that a store keeps."""
         return {key: value for key, value in full(self).items() if key in self.model_fields_set}
 
     @property
     def ignored(self) -> int | None:
-        """The label that counts for nothing, None for no other than negative ones."""
+        """The label that does not count; None if only negative ones do not count."""
         label = self.loss.settings.get("ignore_label")
         return int(label) if isinstance(label, int | float) else None
 
     @property
     def optimizer_settings(self) -> dict[str, JsonValue]:
         """The optimizer's numbers, those with a short form included."""
-        short = {"momentum": self.momentum, "weight_decay": self.weight_decay}
-        return {
-            **self.optimizer.settings,
-            **{key: value for key, value in short.items() if value is not None},
-        }
+        settings = dict(self.optimizer.settings)
+        if self.momentum is not None:
+            settings["momentum"] = self.momentum
+        if self.weight_decay is not None:
+            settings["weight_decay"] = self.weight_decay
+        return settings
 
     def difference(self, spec: RecipeSpec) -> str:
-        """Where something was exported otherwise than this table says, such as ``optimizer is sgd,
-        not adamw``.
+        """Return how a recipe that was exported differs from the table.
 
-        What the table leaves out may be anything; it is empty if there is nothing.
+        Keys that the table leaves out may have any value.
+
+        Returns:
+            The first difference, such as ``optimizer is sgd, not adamw``; empty if there is none.
         """
-        said = self.model_fields_set
-        pairs: list[tuple[str, object, object]] = []
-        if "optimizer" in said:
-            pairs.append(("optimizer", spec.optimizer.name, self.optimizer.name))
-        numbers = spec.optimizer.settings
-        pairs += [
-            (f"optimizer's {key}", numbers.get(key), value)
-            for key, value in self.optimizer_settings.items()
+        comparisons = [
+            *self._compare_optimizer(spec),
+            *self._compare_loss(spec),
+            *self._compare_step(spec),
         ]
-        if "loss" in said:
-            pairs.append(("loss", spec.loss.name, self.loss.name))
-            known = spec.loss.settings  # empty where all numbers have their defaults
-            pairs += [
-                (
-                    f"loss's {key}",
-                    known.get(key, value if not value else "its default"),
-                    value,
-                )
-                for key, value in self.loss.settings.items()
-            ]
-        if "clip_norm" in said:
-            pairs.append(("clip_norm", spec.clip_norm or 0.0, self.clip_norm))
-        if "clip_value" in said:
-            pairs.append(("clip_value", spec.clip_value or 0.0, self.clip_value))
-        pairs += [
-            (key, bool(getattr(spec, key)), getattr(self, key))
-            for key in ("proximal", "accumulate")
-            if key in said
-        ]
-        if "metrics" in said:
-            there = [metric.name for metric in spec.metrics]
-            pairs.append(("list of metrics", there, [part.name for part in self.metrics]))
-        return next(
-            (
-                f"{what} is {found}, not {wanted}"
-                for what, found, wanted in pairs
-                if found != wanted
-            ),
-            "",
-        )
+        for what, exported, wanted in comparisons:
+            if exported != wanted:
+                return f"{what} is {exported}, not {wanted}"
+        return ""
+
+    def _compare_optimizer(self, spec: RecipeSpec) -> Iterator[_Comparison]:
+        if "optimizer" in self.model_fields_set:
+            yield "optimizer", spec.optimizer.name, self.optimizer.name
+        exported = spec.optimizer.settings
+        for key, value in self.optimizer_settings.items():
+            yield f"optimizer's {key}", exported.get(key), value
+
+    def _compare_loss(self, spec: RecipeSpec) -> Iterator[_Comparison]:
+        if "loss" not in self.model_fields_set:
+            return
+        yield "loss", spec.loss.name, self.loss.name
+        exported = spec.loss.settings  # empty where all numbers have their defaults
+        for key, value in self.loss.settings.items():
+            # A setting that is zero or empty is taken for the default.
+            default = "its default" if value else value
+            yield f"loss's {key}", exported.get(key, default), value
+
+    def _compare_step(self, spec: RecipeSpec) -> Iterator[_Comparison]:
+        written = self.model_fields_set
+        if "clip_norm" in written:
+            yield "clip_norm", spec.clip_norm or 0.0, self.clip_norm
+        if "clip_value" in written:
+            yield "clip_value", spec.clip_value or 0.0, self.clip_value
+        if "proximal" in written:
+            yield "proximal", bool(spec.proximal), self.proximal
+        if "accumulate" in written:
+            yield "accumulate", bool(spec.accumulate), self.accumulate
+        if "metrics" in written:
+            exported = [metric.name for metric in spec.metrics]
+            yield "list of metrics", exported, [metric.name for metric in self.metrics]

@@ -1,6 +1,4 @@
-"""A training recipe as a manifest states it: optimizer, loss and metrics that are baked into its
-graphs.
-"""
+"""A training recipe as a manifest states it: optimizer, loss and metrics of its graphs."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
@@ -23,19 +21,20 @@ class OptimizerSpec(FrozenModel):
 
 
 class ExtendedSpec(FrozenModel):
-    """Is written without keys that came after its format and say nothing, so that older files keep
-    their digests.
+    """A value that is written without newer keys that are empty.
+
+    So files that were written before these keys existed keep their digests.
     """
 
     later: ClassVar[frozenset[str]]
 
     @model_serializer(mode="wrap")
-    def _what_is_used(self, full: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {
-            key: value
-            for key, value in full(self).items()
-            if key not in self.later or value not in (None, {}, [], ())
-        }
+    def _without_empty_later_keys(self, full: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        written: dict[str, Any] = full(self)
+        for key in self.later:
+            if key in written and written[key] in (None, {}, [], ()):
+                del written[key]
+        return written
 
 
 class LossSpec(ExtendedSpec):

@@ -1,17 +1,17 @@
-"""Sums of updates of which the server learns the sum alone: pairwise masks that cancel, and shares
-for who drops out.
+"""Secure sums: the server learns the sum of updates, and no single update.
+
+Pairwise masks cancel in the sum, and shares of secrets replace members that drop out.
 
 Keith Bonawitz et al.: "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS
 2017, https://doi.org/10.1145/3133956.3133982, figure 4, for honest but curious servers. The members
 of a cohort train one plan, so that their entries are the same. In order:
 
-1. every member makes a :class:`Member` and tells its two public keys;
+1. every member makes a :class:`Member` and sends its two public keys;
 2. it deals shares of its two secrets, sealed for each member, which the server passes on;
-3. it sends its vector of whole numbers, masked with a mask of its own and with one for each other
-   member that dealt;
-4. of those whose vector came the members that are left reveal their shares of the own masks, of the
-   others those of the
-   mask keys, and never both of one member.
+3. it sends its vector of whole numbers, masked with its own mask and with one for each other member
+   that dealt;
+4. the members that are left reveal shares: of the own mask of a member whose vector came, of the
+   mask key of another, and never both of one member.
 
 Whole numbers are counted modulo 2^32, and no sum of `SUM_LIMIT` vectors runs over. Keys and shares
 are hexadecimal.
@@ -19,7 +19,7 @@ are hexadecimal.
 
 import math
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
@@ -50,104 +50,116 @@ _PRIME = 2**256 + 297  # larger than any secret of 32 bytes
 
 
 class Member:
-    """One device's part in one sum. It is in memory alone: nobody finds its secrets on a disk.
+    """One device's part in one sum.
 
-    The place is the digest of the weights that all of them were sent, so that nothing counts in
-    another sum. As soon as there are shares `dealt` to it its vector can be masked.
+    It exists only in memory, so that nobody finds its secrets on a disk.
+
+    Args:
+        name: of the device.
+        place: digest of the weights that all members were sent, so that nothing counts in another
+            sum.
+        least: members that a sum must have.
+
+    Attributes:
+        dealt: sealed shares that other members dealt to this one, by name; once there are some, its
+            vector can be masked.
     """
 
     def __init__(self, name: str, place: str, least: int) -> None:
         self._name = name
         self._place = place
         self._least = least
-        self._seal = new_key()
-        self._mask = new_key()
-        self._own = new_key()
+        self._seal_key = new_key()
+        self._mask_key = new_key()
+        self._own_secret = new_key()
         self._cohort: Mapping[str, KeyPair] = {}
         self.dealt: Mapping[str, str] = {}
+        # The request and the answer of each step that was taken.
         self._answers: dict[int, tuple[object, dict[str, Mapping[str, str]]]] = {}
 
     @property
     def keys(self) -> KeyPair:
-        """What others are told of it: to the first they seal its shares, by the second masks are
-        agreed.
-        """
-        return public_key(self._seal), public_key(self._mask)
+        """Public keys: others seal shares to the first, and agree on masks by the second."""
+        return public_key(self._seal_key), public_key(self._mask_key)
 
-    def answer(self, said: Sum) -> dict[str, Mapping[str, str]]:
-        """Take the next step, each once, and say what goes back, as `Shares` has it.
+    def answer(self, message: Sum) -> dict[str, Mapping[str, str]]:
+        """Take the next step, once, and return the content of `Shares` that answers it.
 
-        What comes again, likewise.
+        A repeated message gets the same answer.
 
         Raises:
             RefusedError: it does not fit an earlier step, is for too few, or a share was not sealed
                 for this member.
         """
-        at = 2 if said.sent else 1 if said.dealt else 0
-        asked = (said.keys, said.dealt, frozenset(said.sent))
-        if at not in self._answers:
-            self._answers[at] = asked, (self._deal, self._meet, self._reveal)[at](said)
-        before, found = self._answers[at]
+        step, take_step = self._step_of(message)
+        request = (message.keys, message.dealt, frozenset(message.sent))
+        if step not in self._answers:
+            self._answers[step] = (request, take_step(message))
+        first_request, answer = self._answers[step]
         # Shares of both secrets of one member, or masks for two cohorts, would show its vector.
-        self._require(asked == before, said.keys or said.dealt or said.sent)
-        return found
+        self._require(request == first_request, message.keys or message.dealt or message.sent)
+        return answer
 
-    def _deal(self, said: Sum) -> dict[str, Mapping[str, str]]:
-        names = sorted(said.keys)
-        self._require(said.keys.get(self._name) == self.keys, names)
-        for keys in said.keys.values():
+    def _step_of(self, message: Sum) -> tuple[int, Callable[[Sum], dict[str, Mapping[str, str]]]]:
+        if message.sent:
+            return 2, self._reveal
+        if message.dealt:
+            return 1, self._receive_shares
+        return 0, self._deal
+
+    def _deal(self, message: Sum) -> dict[str, Mapping[str, str]]:
+        """Deal shares of both secrets to all members of a cohort."""
+        names = sorted(message.keys)
+        self._require(message.keys.get(self._name) == self.keys, names)
+        for keys in message.keys.values():
             check_keys(keys)
-        own, mask = (
-            split(int(secret, 16), majority(len(names)), len(names))
-            for secret in (self._own, self._mask)
-        )
+        needed = majority(len(names))
+        own_shares = split_secret(int(self._own_secret, 16), needed, len(names))
+        mask_shares = split_secret(int(self._mask_key, 16), needed, len(names))
         sealed = {}
-        for name, one, two in zip(names, own, mask, strict=True):
-            shares = bytes.fromhex(f"{one:0{SHARE_DIGITS}x}{two:0{SHARE_DIGITS}x}")
-            sealed[name] = seal(
-                shares, said.keys[name][0], f"{self._place}/{self._name}/{name}"
-            ).hex()
-        self._cohort = said.keys
+        for name, own, mask in zip(names, own_shares, mask_shares, strict=True):
+            shares = bytes.fromhex(f"{own:0{SHARE_DIGITS}x}{mask:0{SHARE_DIGITS}x}")
+            seal_key, _ = message.keys[name]
+            sealed[name] = seal(shares, seal_key, f"{self._place}/{self._name}/{name}").hex()
+        self._cohort = message.keys
         return {"sealed": sealed}
 
-    def _meet(self, said: Sum) -> dict[str, Mapping[str, str]]:
-        self._require(said.dealt.keys() <= self._cohort.keys(), said.dealt)
-        self.dealt = said.dealt
+    def _receive_shares(self, message: Sum) -> dict[str, Mapping[str, str]]:
+        """Keep the shares of the members that dealt some."""
+        self._require(message.dealt.keys() <= self._cohort.keys(), message.dealt)
+        self.dealt = message.dealt
         return {}
 
-    def _reveal(self, said: Sum) -> dict[str, Mapping[str, str]]:
-        sent = set(said.sent)
+    def _reveal(self, message: Sum) -> dict[str, Mapping[str, str]]:
+        """Reveal one share of every member, which depends on whether its vector came."""
+        sent = set(message.sent)
         self._require(sent <= self.dealt.keys(), sent)
         revealed = {}
         for name, sealed in self.dealt.items():
-            shares = unseal(
-                bytes.fromhex(sealed),
-                [self._seal],
-                f"{self._place}/{name}/{self._name}",
-            ).hex()
+            place = f"{self._place}/{name}/{self._name}"
+            shares = unseal(bytes.fromhex(sealed), [self._seal_key], place).hex()
             revealed[name] = shares[:SHARE_DIGITS] if name in sent else shares[SHARE_DIGITS:]
         return {"revealed": revealed}
 
     def _require(self, fits: object, members: Collection[str]) -> None:
+        """Refuse a step that does not fit, or has too few members."""
         least = max(self._least, majority(len(self._cohort)))
         if not fits or len(members) < least:
-            said = f"a secure sum with {', '.join(sorted(members))} does not fit what was said of it before"
-            raise _refused(f"{said}, or has fewer members than {least}")
+            raise _refused(
+                f"a secure sum with {', '.join(sorted(members))} does not fit what was said of it "
+                f"before, or has fewer members than {least}"
+            )
 
     def masked(self, update: bytes) -> bytes:
-        """The blob to send, from one with the `whole_numbers` of an update."""
+        """Return the blob to send, from a blob with the `whole_numbers` of an update."""
         metadata, numbers = blob_in(update)
         total = numbers[MASKED].astype(np.uint32)
-        total += _own_mask(self._own, self._place, total.size)
+        total += _own_mask(self._own_secret, self._place, total.size)
         for name in self.dealt:
             if name != self._name:
-                total += _pair_mask(
-                    (self._name, name),
-                    self._mask,
-                    self._cohort[name][1],
-                    self._place,
-                    total.size,
-                )
+                _, public = self._cohort[name]
+                pair = (self._name, name)
+                total += _pair_mask(pair, self._mask_key, public, self._place, total.size)
         return encode_weights({MASKED: total}, metadata)
 
 
@@ -158,10 +170,14 @@ def unmasked(
     revealed: Mapping[str, Mapping[str, str]],
     place: str,
 ) -> Words:
-    """The sum of the masked vectors that came of a cohort, of which some `dealt` shares, whether
-    theirs came or not.
+    """Return the sum of masked vectors without the masks.
 
-    Shares are told by the member that revealed them and the member they are of.
+    Args:
+        vectors: those that came, by member.
+        cohort: public keys of all members.
+        dealt: members that dealt shares; vectors of some of them may not have come.
+        revealed: shares, by the member that revealed them and the member whose secret they are of.
+        place: digest of the weights that all members were sent.
 
     Raises:
         RefusedError: too few shares were revealed.
@@ -173,53 +189,64 @@ def unmasked(
     for vector in vectors.values():
         total += vector
     for name in dealt:
-        shares = [
-            (places[by], int(found[name], 16)) for by, found in revealed.items() if name in found
-        ][:needed]
+        shares = []
+        for member, shares_of in revealed.items():
+            if name in shares_of:
+                shares.append((places[member], int(shares_of[name], 16)))
         if len(shares) < needed:
             raise _refused(f"{len(shares)} shares of {name} were revealed, {needed} are needed")
-        secret = f"{joined(dict(shares)) % 2**256:064x}"
+        secret = f"{join_secret(dict(shares[:needed])) % 2**256:064x}"
         if name in vectors:
             total -= _own_mask(secret, place, size)
-        else:
-            for other in vectors:
-                total -= _pair_mask((other, name), secret, cohort[other][1], place, size)
+            continue
+        for partner in vectors:
+            _, public = cohort[partner]
+            total -= _pair_mask((partner, name), secret, public, place, size)
     return total
 
 
 def majority(count: int) -> int:
-    """How many shares make a secret: of a server's two stories of who dropped out one finds too
-    few.
+    """Return how many shares restore a secret.
+
+    It is a majority, so that a server cannot tell two groups of members two stories of who dropped
+    out: one of them would have too few shares.
     """
     return count // 2 + 1
 
 
-def split(secret: int, needed: int, count: int) -> list[int]:
-    """Shares of a secret: Shamir, "How to Share a Secret", CACM 1979, at 1, 2 and so on, modulo a
-    prime.
+def split_secret(secret: int, needed: int, count: int) -> list[int]:
+    """Return shares of a secret, at the places 1, 2 and so on, modulo a prime.
+
+    Shamir, "How to Share a Secret", CACM 1979: the shares are values of a random polynomial.
     """
-    factors = [secret, *(secrets.randbelow(_PRIME) for _ in range(needed - 1))]
-    return [
-        sum(factor * at**power for power, factor in enumerate(factors)) % _PRIME
-        for at in range(1, count + 1)
-    ]
+    coefficients = [secret]
+    for _ in range(needed - 1):
+        coefficients.append(secrets.randbelow(_PRIME))
+    shares = []
+    for place in range(1, count + 1):
+        powers = enumerate(coefficients)
+        shares.append(sum(factor * place**power for power, factor in powers) % _PRIME)
+    return shares
 
 
-def joined(shares: Mapping[int, int]) -> int:
-    """The secret of as many shares as are needed, by place; of fewer, or of others, any number."""
+def join_secret(shares: Mapping[int, int]) -> int:
+    """Return the secret of as many shares as are needed, by place.
+
+    Too few shares, or others, give any number.
+    """
     total = 0
-    for at, share in shares.items():
-        others = [other for other in shares if other != at]
-        total += (
-            share * math.prod(others) * pow(math.prod(other - at for other in others), -1, _PRIME)
-        )
+    for place, share in shares.items():
+        rest = [other for other in shares if other != place]
+        divisor = math.prod(other - place for other in rest)
+        total += share * math.prod(rest) * pow(divisor, -1, _PRIME)
     return total % _PRIME
 
 
 def check_keys(keys: KeyPair) -> None:
-    """See that others can agree on something with these keys.
+    """Check that others can agree on a secret with these keys.
 
-    A RefusedError for one that would spoil the sum.
+    Raises:
+        RefusedError: a key would spoil the sum.
     """
     try:
         for key in keys:
@@ -229,41 +256,40 @@ def check_keys(keys: KeyPair) -> None:
 
 
 def whole_numbers(update: Tensors, sent: Tensors, clip: float) -> Words:
-    """What an update adds to a sum: its difference to what was sent, in whole numbers, tensors in
-    order of their names.
+    """Return an update's difference to the weights that were sent, in whole numbers modulo 2^32.
 
-    The Euclidean norm over all tensors is `clip` at most, which bounds every entry and is `STEPS`,
-    modulo 2^32.
+    Tensors are in the order of their names. The Euclidean norm over all tensors is `clip` at most,
+    which also bounds every entry, and corresponds to `STEPS`.
     """
     change = bounded(update, sent, clip)
-    flat = np.concatenate([change[name].reshape(-1) for name in sorted(change)]).astype(np.float64)
+    joined = np.concatenate([change[name].reshape(-1) for name in sorted(change)])
+    flat = joined.astype(np.float64)
     return np.rint(np.clip(flat / clip, -1, 1) * STEPS).astype(np.int64).astype(np.uint32)
 
 
 def restored(total: Words, clip: float) -> NDArray[np.float64]:
-    """The sum of differences from the sum of their whole numbers."""
+    """Return the sum of differences from the sum of their whole numbers."""
     return total.view(np.int32).astype(np.float64) * (clip / STEPS)
 
 
 def _own_mask(secret: str, place: str, size: int) -> Words:
-    return _stream(derive_key(bytes.fromhex(secret), f"shoal sum own {place}".encode()), size)
+    return _key_stream(derive_key(bytes.fromhex(secret), f"shoal sum own {place}".encode()), size)
 
 
 def _pair_mask(names: tuple[str, str], private: str, public: str, place: str, size: int) -> Words:
-    """What the first of two adds for the second; the second adds the opposite."""
-    mask = _stream(
-        agreed_key(
-            private_key(private),
-            bytes.fromhex(public),
-            f"shoal sum pair {place}".encode(),
-        ),
-        size,
-    )
-    return mask if names[0] < names[1] else -mask
+    """Return what the first of two members adds; the second adds the opposite."""
+    purpose = f"shoal sum pair {place}".encode()
+    key = agreed_key(private_key(private), bytes.fromhex(public), purpose)
+    mask = _key_stream(key, size)
+    first, second = names
+    return mask if first < second else -mask
 
 
-def _stream(key: bytes, size: int) -> Words:
-    """The key stream of a cipher as whole numbers; a key makes one only, so its nonce is zero."""
+def _key_stream(key: bytes, size: int) -> Words:
+    """Return the key stream of a cipher as whole numbers.
+
+    A key serves for one stream only, so its nonce is zero.
+    """
     stream = ChaCha20Poly1305(key).encrypt(bytes(12), bytes(4 * size), None)
     return np.frombuffer(stream, "<u4", size).astype(np.uint32)
 

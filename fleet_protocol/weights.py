@@ -1,8 +1,8 @@
-"""Weights on the wire: one safetensors blob, tensors in the manifest's parameter order.
+"""Writes weights as one safetensors blob, with tensors in the manifest's parameter order.
 
-The safetensors library sorts tensors by name; here the order is the caller's, which the format
-allows, so that the manifest's offsets hold and a reader can take one parameter from the middle of a
-blob. They are read where they lie: `fleet_protocol.mapped_tensors`.
+The safetensors library sorts tensors by name. Here the caller's order stays, which the format
+allows, so that the manifest's offsets hold and a reader can read one parameter in the middle of a
+blob. `fleet_protocol.mapped_tensors` reads them.
 """
 
 import json
@@ -17,20 +17,17 @@ from fleet_protocol.mapped_tensors import DTYPES
 
 MASKED = "masked"  # the only tensor of an update that goes into a sum unseen
 
-_NAMES = {
-    dtype: name for name, dtype in DTYPES.items()
-}  # to ask numpy for a type's name takes longer than all else here
+# Asking numpy for the name of a type takes longer than everything else here.
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def encode_weights(
     weights: Mapping[str, NDArray[np.generic]],
     metadata: Mapping[str, str] | None = None,
 ) -> bytes:
-    """Write tensors as one safetensors blob, in the order of the mapping.
+    """Return tensors as one safetensors blob, in the order of the mapping.
 
-    The same input gives the same bytes.
-
-    The header carries the metadata.
+    The same input gives the same bytes. The header carries the metadata.
 
     Raises:
         BlobError: an array has a type that the format of Shoal does not carry.
@@ -42,10 +39,9 @@ def weights_parts(
     weights: Mapping[str, NDArray[np.generic]],
     metadata: Mapping[str, str] | None = None,
 ) -> list[bytes | memoryview]:
-    """The blob of `encode_weights` in parts, header and tensors, so that they can be hashed and
-    written without a copy.
+    """Return the blob of `encode_weights` in parts, header and tensors.
 
-    Errors are the same.
+    So it can be hashed and written without a copy. Errors are the same.
     """
     header: dict[str, object] = {}
     if metadata:
@@ -55,7 +51,8 @@ def weights_parts(
     for name, value in weights.items():
         if value.dtype not in _NAMES:
             raise BlobError(
-                f"tensor {name} has type {value.dtype}; a blob carries {', '.join(map(str, _NAMES))}"
+                f"tensor {name} has type {value.dtype}; a blob carries "
+                f"{', '.join(map(str, _NAMES))}"
             )
         array = np.ascontiguousarray(value)
         header[name] = {

@@ -75,14 +75,14 @@ def save_version(
     exported = load_version(opened, run, version)
     if tier is None and file_format == "safetensors":
         return _save_whole(opened, exported, path, shown, artifacts)
-    found = tier_version(opened, exported, tier, artifacts)
+    content = tier_version(opened, exported, tier, artifacts)
     if file_format == "onnx":
-        _save_onnx(found, path)
+        _save_onnx(content, path)
     elif file_format == "torch":
-        _save_torch(found, path)
+        _save_torch(content, path)
     else:
-        export_safetensors(found.exported, path)
-    return _written(found, file_format, path, shown)
+        export_safetensors(content.exported, path)
+    return _download(content, file_format, path, shown)
 
 
 def _save_whole(
@@ -92,90 +92,104 @@ def _save_whole(
     shown: Path | None,
     artifacts: Path | None,
 ) -> Download:
-    """Write the tensors of a version from the store, with fitting statistics if its artifacts are
-    available.
-    """
+    """Write the tensors of a whole model, with statistics if its artifact sets are available."""
     try:
-        found = tier_version(opened, exported, None, artifacts)
-    except ShoalError as error:  # only the store has been copied
+        content = tier_version(opened, exported, None, artifacts)
+    except ShoalError as error:
+        # The store was copied without the artifact sets.
         run = queries.find_run(opened, exported.record.run)
-        of_whole = FleetConfig.stored(run.config).evaluation.tier is None
-        record = _judged(exported.record, run, None)
-        statistics = exported.statistics if of_whole else {}
+        record = _with_evaluation_of(exported.record, run, None)
+        # The store has the statistics of the tier that the run evaluates.
+        evaluates_whole = FleetConfig.stored(run.config).evaluation.tier is None
+        statistics = exported.statistics if evaluates_whole else {}
         export_safetensors(replace(exported, record=record, statistics=statistics), path)
         return Download(record, note=f"cannot show how to load the file: {error}")
-    statistics = found.exported.statistics
-    export_safetensors(replace(exported, record=found.exported.record, statistics=statistics), path)
-    return _written(found, "safetensors", path, shown)
+    statistics = content.exported.statistics
+    record = content.exported.record
+    export_safetensors(replace(exported, record=record, statistics=statistics), path)
+    return _download(content, "safetensors", path, shown)
 
 
-def _written(
-    found: TierVersion, file_format: FileFormat, path: Path, shown: Path | None
+def _download(
+    content: TierVersion, file_format: FileFormat, path: Path, shown: Path | None
 ) -> Download:
-    lines = load_lines(found, file_format, shown or path, here=shown is None)
-    return Download(found.exported.record, lines, found.note or found.lacking)
+    """Return what a file holds and how to load it."""
+    lines = load_lines(content, file_format, shown or path, here=shown is None)
+    return Download(content.exported.record, lines, content.note or content.lacking)
 
 
 def save(
     source: Source,
     run: RunRecord,
     version: int,
-    of: Mapping[str, str],
+    selection: Mapping[str, str],
     path: Path,
     artifacts: Path | None = None,
 ) -> Download:
-    """Write a version, or the ``tier`` `of` it, in a ``format``, like `save_version`."""
-    tier = of.get("tier")
-    kind = cast("FileFormat", of["format"])
+    """Write a version of a store, or of the page of one, to a file, like `save_version`.
+
+    Args:
+        source: the store or page.
+        run: the run.
+        version: number of the version.
+        selection: the ``format`` of the file, and the ``tier`` if not the whole model.
+        path: path of the file.
+        artifacts: folder of exported sets, for a store on this machine.
+    """
+    tier = selection.get("tier")
     if isinstance(source, LocalStore):
-        return save_version(source.store, run.id, version, tier, kind, path, artifacts=artifacts)
-    data, lines, note = source.weights(version, run.id, **of)
+        file_format = cast("FileFormat", selection["format"])
+        return save_version(
+            source.store, run.id, version, tier, file_format, path, artifacts=artifacts
+        )
+    data, lines, note = source.weights(version, run.id, **selection)
     write_atomically(path, data)
-    known = next(view.version for view in source.versions(run.id) if view.version.number == version)
+    records = [view.version for view in source.versions(run.id)]
+    record = next(record for record in records if record.number == version)
     lines = tuple(line.replace(repr(str(ELSEWHERE)), repr(str(path))) for line in lines)
-    return Download(_judged(known, run, tier), lines, note)
+    return Download(_with_evaluation_of(record, run, tier), lines, note)
 
 
-def _judged(version: VersionRecord, run: RunRecord, tier: str | None) -> VersionRecord:
-    """Return a version with facts about one tier, None for the whole model.
+def _with_evaluation_of(version: VersionRecord, run: RunRecord, tier: str | None) -> VersionRecord:
+    """Return a version with the evaluation of one tier, None for the whole model.
 
-    The run may have judged another.
+    Its run may have evaluated another.
     """
     if version.evaluation is None or tier == FleetConfig.stored(run.config).evaluation.tier:
         return version
     return replace(version, evaluation=version.evaluation.of(tier or ""))
 
 
-def _save_onnx(found: TierVersion, path: Path) -> None:
+def _save_onnx(content: TierVersion, path: Path) -> None:
     """Write a model for stock onnxruntime.
 
-    Raise a ConfigError without onnx, or without its norms' statistics.
+    A ConfigError says that onnx is not installed, or that statistics of norms are missing.
     """
     with needs("export"):
         from trainer_export.formats.onnx import runnable  # noqa: PLC0415  (torch and onnx)
 
-    found.require_statistics()
-    tensors = {parameter_input(name): value for name, value in found.exported.weights.items()}
-    tensors |= found.exported.statistics
-    data = found.config.evaluation.data
-    manifest = found.artifacts.manifest
-    metadata = found.exported.metadata | {
-        "tier": found.artifacts.tier.id,
+    content.require_statistics()
+    tensors = {parameter_input(name): value for name, value in content.exported.weights.items()}
+    tensors |= content.exported.statistics
+    data = content.config.evaluation.data
+    manifest = content.artifacts.manifest
+    metadata = content.exported.metadata | {
+        "tier": content.artifacts.tier.id,
         "classes": str(manifest.classes),
     }
-    if data is not None:  # a sample becomes (x * scale - mean) / std
+    if data is not None:
+        # Programs that run the model need this: a sample becomes (x * scale - mean) / std.
         metadata["preprocessing"] = data.model_dump_json(
             include={"shape", "scale", "mean", "std", "transforms"}
         )
-    graph = read_checked_graph(found.artifacts.path(manifest.graphs["onnx/infer"]))
+    graph = read_checked_graph(content.artifacts.path(manifest.graphs["onnx/infer"]))
     write_atomically(path, runnable(graph, tensors, metadata))
 
 
-def _save_torch(found: TierVersion, path: Path) -> None:
-    """Write the state of the user's class, for ``load_state_dict(torch.load(path,
-    weights_only=True))``.
+def _save_torch(content: TierVersion, path: Path) -> None:
+    """Write the state of the user's class, as `torch.load` and ``load_state_dict`` read it.
 
-    Raises a ConfigError without torch.
+    A ConfigError says that torch is not installed.
     """
     try:
         import torch  # noqa: PLC0415  (nothing else here needs it)
@@ -185,9 +199,9 @@ def _save_torch(found: TierVersion, path: Path) -> None:
             "whose lines load the file on a machine with torch"
         ) from error
 
+    state = {}
+    for name, value in content.own_state().items():
+        state[name] = torch.from_numpy(np.array(value))
     buffer = io.BytesIO()
-    torch.save(
-        {name: torch.from_numpy(np.array(value)) for name, value in found.own_state().items()},
-        buffer,
-    )
+    torch.save(state, buffer)
     write_atomically(path, buffer.getvalue())

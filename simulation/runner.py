@@ -331,7 +331,7 @@ class _Simulation:
             need = "needs" if self._config.own_models is None else "has no use for"
             raise ConfigError(f"strategy {context.strategy.name} {need} [own_models]")
         if not known:
-            self._store.add_run(context.begun(), first_version(context, self._blobs))
+            self._store.add_run(context.initial_record(), first_version(context, self._blobs))
         parts = Parts.load(self._prepared.parts)
         fleet = VirtualFleet.of(
             self._config.devices,

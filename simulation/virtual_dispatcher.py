@@ -252,7 +252,7 @@ class VirtualDispatcher:
 
         Everybody who was asked counts as having dealt.
         """
-        came = [str(task.record.update_digest) for task in cohort.came]
+        came = [str(task.record.update_digest) for task in cohort.received]
         cohort.require(len(came), len(cohort.tasks))
         vectors = (self._records.updates.tensors(digest)[MASKED] for digest in came)
         total: Words = sum(vectors, np.zeros((), np.uint32))
@@ -301,7 +301,7 @@ class VirtualDispatcher:
             self._now = max(self._now, at)
             if happening is None:
                 self.fleet.receive(self._boards[device].status(online=False))
-                for task in self._collection.of_device(device):
+                for task in self._collection.unanswered_of(device):
                     # which is past where a simulation goes on whose later answers are stored
                     task.left = at
             else:
@@ -384,7 +384,7 @@ class VirtualDispatcher:
             bytes_per_second=times.bytes_per_second(board.index, record.round),
             step_seconds=times.step_seconds(board.index, record.round, narrowest, train),
         )
-        if task.take(chooser.choose(self._memories.get(board.id), situation)):
+        if task.choose_tier(chooser.choose(self._memories.get(board.id), situation)):
             self._records.store.choose_tier(task.record)
 
     def _replay(self, run: str, before: int, chooser: TierChooser) -> None:

@@ -1,15 +1,14 @@
 """What the byte counters of a run count.
 
 payload_bytes: bytes of the weights and artifacts that were published, each chunk once however often
-it had to be
-    repaired, plus the bytes of every update that was stored. It is what had to cross the server's
-    connection if there were no protocol at all; ``wire_bytes / payload_bytes`` is the cost of the
-    protocol. After a restart of the server a chunk that is published again is counted again.
-wire_bytes: MQTT packets that carried messages on the server's own connection, both ways, headers,
-acknowledgements,
-    control messages and repairs included; keep-alives, TCP and TLS are not. The broker's fan-out to
-    the devices does
-    not pass this connection: a blob that six devices wait for is published, and counted, once.
+    it had to be repaired, plus the bytes of every update that was stored. It is what had to cross
+    the server's connection if there were no protocol at all; ``wire_bytes / payload_bytes`` is the
+    cost of the protocol. After a restart of the server a chunk that is published again is counted
+    again.
+wire_bytes: MQTT packets that carried messages on the server's own connection, both ways, with
+    headers, acknowledgements, control messages and repairs; without keep-alives, TCP and TLS. The
+    broker's fan-out to the devices does not pass this connection: a blob that six devices wait for
+    is published, and counted, once.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What to do next about a run: a few rules, each with its evidence from the store and its remedy."""
+"""Rules that say what to do next about a run, each with its evidence and its remedy."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -6,19 +6,20 @@ from dataclasses import dataclass
 from shlex import quote
 from typing import Literal
 
-from broker_server.rounds.best import read_versions, shown_score
+from broker_server.rounds.best import VersionView, read_versions, shown_score
 from broker_server.settings.fleet import FleetConfig
 from broker_server.store import RunRecord, Store, queries
 from broker_server.store.machine import RoundState
 from broker_server.store.queries import DeviceView, RoundView
 
-_NEWEST_ROUNDS = 5
-_SPARE_SECONDS = 60.0
-_MANY_MISSED = 0.2
-_MUCH_WORSE = 0.1
-_LONG_UNCHANGED = 5
-_UNFAIR = 0.2
-_SHOWN_BOARDS = 3
+_NEWEST_ROUNDS = 5  # that the rules look at
+_SPARE_SECONDS = 60.0  # beyond the longest time of a round, before a run counts as standing still
+_MANY_MISSED = 0.2  # share of the tasks
+_MUCH_WORSE = 0.1  # share of the best score
+_LONG_UNCHANGED = 5  # evaluations
+_UNFAIR = 0.2  # accuracy between the best and the worst served device
+_FEWEST_COMPARED = 3  # devices with an accuracy, of which the best and the worst say something
+_SHOWN_BOARDS = 3  # by name
 
 
 @dataclass(frozen=True)
@@ -39,37 +40,54 @@ class Advice:
 
 
 def find_advice(store: Store, run: str | None = None, now: float | None = None) -> list[Advice]:
-    """What the rules find about a run, by default the newest, at a time.
+    """Apply the rules to a run, by default the newest; the bad comes first.
 
-    A store without a run has nothing to say.
+    A store without a run has no advice.
 
-    Errors are those of `queries`.
+    Args:
+        store: to read.
+        run: its id.
+        now: seconds since the epoch; None for the present.
+
+    Raises:
+        ConfigError: as of `broker_server.store.queries`.
     """
     if run is None and not store.runs():
         return []
     record = queries.find_run(store, run)
-    last = store.last_round(record.id)
-    rounds = (
-        queries.rounds(store, record.id, first=last.number - _NEWEST_ROUNDS, tasks=False)
-        if last
-        else []
-    )
-    found = [
+    rounds = _newest_rounds(store, record)
+    devices = queries.devices(store, record.id)
+    advice = [
         *_standstill(record, rounds, time.time() if now is None else now),
-        *_lost(rounds, devices := queries.devices(store, record.id)),
+        *_abandoned_rounds(rounds),
+        *_missed_tasks(rounds, devices),
         *_scores(store, record),
         *_wrong_data(devices),
         *_unfair(devices),
         *_away(record, devices),
     ]
-    return sorted(found, key=lambda item: item.kind != "bad")
+    return sorted(advice, key=lambda entry: entry.kind != "bad")
+
+
+def _newest_rounds(store: Store, run: RunRecord) -> list[RoundView]:
+    last = store.last_round(run.id)
+    if last is None:
+        return []
+    return queries.rounds(store, run.id, first=last.number - _NEWEST_ROUNDS, tasks=False)
+
+
+def _ended(rounds: Sequence[RoundView]) -> Sequence[RoundView]:
+    return [view for view in rounds if view.round.ended_at][-_NEWEST_ROUNDS:]
 
 
 def _standstill(run: RunRecord, rounds: Sequence[RoundView], now: float) -> Iterator[Advice]:
-    keys = FleetConfig.stored(run.config).round
-    longest = keys.deadline_seconds + keys.wait_seconds + _SPARE_SECONDS
-    newest = rounds[-1].round if rounds else None
-    still = now - max(run.created_at, (newest.ended_at or newest.planned_at) if newest else 0.0)
+    config = FleetConfig.stored(run.config).round
+    longest = config.deadline_seconds + config.wait_seconds + _SPARE_SECONDS
+    moved = run.created_at
+    if rounds:
+        newest = rounds[-1].round
+        moved = max(moved, newest.ended_at or newest.planned_at)
+    still = now - moved
     if run.status == "running" and still > longest:
         yield Advice(
             "bad",
@@ -79,95 +97,119 @@ def _standstill(run: RunRecord, rounds: Sequence[RoundView], now: float) -> Iter
         )
 
 
-def _lost(rounds: Sequence[RoundView], devices: Sequence[DeviceView]) -> Iterator[Advice]:
-    last = [view for view in rounds if view.round.ended_at][-_NEWEST_ROUNDS:]
-    for newest in [view.round for view in last if view.round.state is RoundState.ABANDONED][-1:]:
+def _abandoned_rounds(rounds: Sequence[RoundView]) -> Iterator[Advice]:
+    abandoned = [view.round for view in _ended(rounds) if view.round.state is RoundState.ABANDONED]
+    if abandoned:
+        newest = abandoned[-1]
         yield Advice(
             "bad",
             "Rounds are abandoned",
             f"Round {newest.number}: {newest.reason or 'no reason was stored'}.",
-            f"Look at `shoal rounds show {newest.number}`; round.quorum says how many updates a round needs.",
+            f"Look at `shoal rounds show {newest.number}`; round.quorum says how many updates a"
+            " round needs.",
         )
-    missed = sum(view.phases.get("missed", 0) for view in last)
-    tasks = sum(sum(view.phases.values()) for view in last)
-    if missed and missed >= _MANY_MISSED * tasks:
-        worst = sorted((view for view in devices if view.missed), key=lambda view: -view.missed)[:3]
-        yield Advice(
-            "bad",
-            "Many devices do not answer in time",
-            f"{missed} of {tasks} tasks of the last {len(last)} rounds were missed; in all rounds most by "
-            f"{', '.join(f'{view.device.id} ({view.missed})' for view in worst)}.",
-            "Raise round.deadline_seconds, ask more with round.over_selection, or give these devices a smaller tier.",
-        )
+
+
+def _missed_tasks(rounds: Sequence[RoundView], devices: Sequence[DeviceView]) -> Iterator[Advice]:
+    ended = _ended(rounds)
+    missed = sum(view.phases.get("missed", 0) for view in ended)
+    tasks = sum(sum(view.phases.values()) for view in ended)
+    if not missed or missed < _MANY_MISSED * tasks:
+        return
+    missing = [view for view in devices if view.missed]
+    worst = sorted(missing, key=lambda view: -view.missed)[:_SHOWN_BOARDS]
+    names = ", ".join(f"{view.device.id} ({view.missed})" for view in worst)
+    yield Advice(
+        "bad",
+        "Many devices do not answer in time",
+        f"{missed} of {tasks} tasks of the last {len(ended)} rounds were missed; in all rounds most"
+        f" by {names}.",
+        "Raise round.deadline_seconds, ask more with round.over_selection, or give these devices a"
+        " smaller tier.",
+    )
 
 
 def _scores(store: Store, run: RunRecord) -> Iterator[Advice]:
-    judged = [(view.score, view) for view in read_versions(store, run.id) if view.score is not None]
+    """Compare the newest judged version with the best one."""
+    views = read_versions(store, run.id)
+    judged = [(view.score, view) for view in views if view.score is not None]
     if len(judged) < 2:
         return
-    (best, at), (end, _) = (
-        max(judged, key=lambda entry: (entry[0], entry[1].version.number)),
-        judged[-1],
-    )
-    since = len(judged) - 1 - judged.index((best, at))
-    judging = FleetConfig.stored(run.config).evaluation
-    show = f"version {at.version.number} has {shown_score(judging, best):.4f}"
-    newest = f"{shown_score(judging, end):.4f}"
-    take = (
-        f"Take it: `shoal export-weights --store {quote(str(store.folder))} --run {quote(run.id)} "
-        f"--version {at.version.number}`."
-        if at.kept
-        else "Its weights are gone: keep_versions says how many stay."
-    )
-    if best - end > _MUCH_WORSE * abs(best):
+    best_score, best = max(judged, key=lambda entry: (entry[0], entry[1].version.number))
+    newest_score, _ = judged[-1]
+    since = len(judged) - 1 - judged.index((best_score, best))
+    config = FleetConfig.stored(run.config).evaluation
+    number = best.version.number
+    best_text = f"version {number} has {shown_score(config, best_score):.4f}"
+    newest_text = f"{shown_score(config, newest_score):.4f}"
+    remedy = _take_version(store, run, best)
+    if best_score - newest_score > _MUCH_WORSE * abs(best_score):
         title = "The newest version is much worse than an earlier one"
-        yield Advice("bad", title, f"The newest has {newest}; {show}.", take)
+        yield Advice("bad", title, f"The newest has {newest_text}; {best_text}.", remedy)
     elif since >= _LONG_UNCHANGED:
         evidence = (
-            f"There were {since} evaluations since the best one: {show}, and the newest {newest}."
+            f"There were {since} evaluations since the best one: {best_text}, and the newest"
+            f" {newest_text}."
         )
-        yield Advice("info", "The model has stopped getting better", evidence, take)
+        yield Advice("info", "The model has stopped getting better", evidence, remedy)
     elif run.ended_at:
-        evidence = f"Of {len(judged)} judged versions it is the best: {show}."
-        yield Advice("info", f"Version {at.version.number} is the one to take", evidence, take)
+        evidence = f"Of {len(judged)} judged versions it is the best: {best_text}."
+        yield Advice("info", f"Version {number} is the one to take", evidence, remedy)
+
+
+def _take_version(store: Store, run: RunRecord, view: VersionView) -> str:
+    """Return the command that takes a version, if its weights are there."""
+    if not view.kept:
+        return "Its weights are gone: keep_versions says how many stay."
+    return (
+        f"Take it: `shoal export-weights --store {quote(str(store.folder))} --run {quote(run.id)} "
+        f"--version {view.version.number}`."
+    )
 
 
 def _wrong_data(devices: Sequence[DeviceView]) -> Iterator[Advice]:
-    profiles = {view.device.id: view.device.profile for view in devices}
-    findings = {
-        name: profile.findings for name, profile in profiles.items() if profile and profile.findings
-    }
+    findings: dict[str, tuple[str, ...]] = {}
+    for view in devices:
+        profile = view.device.profile
+        if profile and profile.findings:
+            findings[view.device.id] = profile.findings
     if not findings:
         return
-    shown = [
-        f"{name}: {'; '.join(sentences)}"
-        for name, sentences in list(findings.items())[:_SHOWN_BOARDS]
-    ]
+    shown = list(findings.items())[:_SHOWN_BOARDS]
+    evidence = [f"{device}: {'; '.join(sentences)}" for device, sentences in shown]
     more = len(findings) - len(shown)
-    others = [f"{more} more, see `shoal devices`"] if more else []
+    if more:
+        evidence.append(f"{more} more, see `shoal devices`")
     yield Advice(
         "bad",
         f"The data of {len(findings)} of {len(devices)} devices looks wrong",
-        f"{'. '.join([*shown, *others])}.",
-        "Change [data] in the device.toml there, and run `shoal device doctor`; if most boards report the same,"
-        " check [evaluation.data] of fleet.toml.",
+        f"{'. '.join(evidence)}.",
+        "Change [data] in the device.toml there, and run `shoal device doctor`; if most boards"
+        " report the same, check [evaluation.data] of fleet.toml.",
     )
 
 
 def _unfair(devices: Sequence[DeviceView]) -> Iterator[Advice]:
-    own = [(view.evaluation.accuracy, view) for view in devices if view.evaluation]
-    known = sorted(
-        ((value, view) for value, view in own if value is not None),
-        key=lambda entry: entry[0],
-    )
-    if len(known) > 2 and known[-1][0] - known[0][0] > _UNFAIR:
-        (low, worst), (high, best) = known[0], known[-1]
+    """Compare the accuracies that devices report on their own samples."""
+    evaluated = [(view.evaluation, view) for view in devices if view.evaluation]
+    accuracies = [
+        (evaluation.accuracy, view)
+        for evaluation, view in evaluated
+        if evaluation.accuracy is not None
+    ]
+    accuracies.sort(key=lambda entry: entry[0])
+    if len(accuracies) < _FEWEST_COMPARED:
+        return
+    low, worst = accuracies[0]
+    high, best = accuracies[-1]
+    if high - low > _UNFAIR:
         yield Advice(
             "info",
             "The model serves some devices much worse than others",
-            f"On their own samples {worst.device.id} ({worst.tier}) has {low:.4f}, and {best.device.id} ({best.tier}) "
-            f"has {high:.4f}.",
-            "See under Coverage of the page what its tier never trains, and in the table how many samples it has.",
+            f"On their own samples {worst.device.id} ({worst.tier}) has {low:.4f}, and"
+            f" {best.device.id} ({best.tier}) has {high:.4f}.",
+            "See under Coverage of the page what its tier never trains, and in the table how many"
+            " samples it has.",
         )
 
 

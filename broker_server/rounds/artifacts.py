@@ -1,5 +1,4 @@
-"""The exported folder of one architecture: layout, manifests, initial weights, and the blobs to
-serve.
+"""Reads the exported folder of an architecture: layout, manifests, initial weights, served blobs.
 
 The folder may come from somebody else. So every file must be within the folder, and the server
 serves a file only under its own digest. Reading a set that names another file of this machine
@@ -29,11 +28,11 @@ from models.tier import Tier
 
 @dataclass(frozen=True)
 class TierArtifacts:
-    """One tier's artifact set; `ref` is its manifest as a blob, which names the set."""
+    """The artifact set of one tier."""
 
     tier: Tier
     manifest: Manifest
-    ref: BlobRef
+    ref: BlobRef  # of the manifest, which names the set
     folder: Path
 
     def path(self, spec: FileSpec) -> Path:
@@ -49,31 +48,37 @@ class TierArtifacts:
         return _path(self.folder, "head.safetensors")
 
     def base(self) -> Tensors:
-        """The frozen tensors beside the weights, read-only float32 views.
+        """Return the frozen tensors beside the weights, as read-only float32 views.
 
-        A BlobError where their file is damaged.
+        Raises:
+            BlobError: their file is damaged.
         """
         if not self.manifest.base:
             return {}
-        found = open_tensors(self.path(self.manifest.files[BASE]))
-        return {spec.name: found[spec.name] for spec in self.manifest.base}
+        tensors = open_tensors(self.path(self.manifest.files[BASE]))
+        return {spec.name: tensors[spec.name] for spec in self.manifest.base}
 
 
 @dataclass(frozen=True)
 class Artifacts:
-    """One exported architecture."""
+    """One exported architecture.
+
+    Attributes:
+        layout: of the global model.
+        tiers: artifact sets by tier id, largest first.
+        initial: file with the initial global weights.
+        files: every blob that a device may request, by the digest that it had when it was read.
+    """
 
     arch: str
-    layout: Layout  # the global model
-    tiers: Mapping[str, TierArtifacts]  # artifact sets by tier id, largest first
-    initial: Path  # file with the initial global weights
-    files: Mapping[
-        str, Path
-    ]  # every blob that a device may request, by the digest that it had when it was read
+    layout: Layout
+    tiers: Mapping[str, TierArtifacts]
+    initial: Path
+    files: Mapping[str, Path]
 
     @property
     def full(self) -> TierArtifacts:
-        """The set of the whole model; a ConfigError where it was not exported."""
+        """Return the set of the whole model; raise a ConfigError if it was not exported."""
         tier = self.layout.tier(1.0)
         if tier.id not in self.tiers:
             raise ConfigError(
@@ -82,43 +87,42 @@ class Artifacts:
         return self.tiers[tier.id]
 
     def initial_weights(self) -> Tensors:
-        """The weights a run starts from: read-only float32 views, in layout order.
+        """Return the weights that a run starts from: read-only float32 views, in layout order.
 
         Raises:
             BlobError: the file is damaged.
             ConfigError: it does not fit the layout.
         """
-        return self._tensors(
-            self.initial, {item.name: item.shape for item in self.layout.parameters}
-        )
+        shapes = {spec.name: spec.shape for spec in self.layout.parameters}
+        return self._tensors(self.initial, shapes)
 
     def initial_heads(self, tiers: Iterable[Tier]) -> dict[Tier, Tensors]:
-        """The weights that heads of tiers' own start from, by tier, as views.
+        """Return the initial weights of the tiers that have a head of their own, as views.
 
-        Errors as of `initial_weights`.
+        Raises:
+            BlobError: a file is damaged.
+            ConfigError: it does not fit the layout.
         """
-        shapes = {tier: self.layout.shapes(tier) for tier in tiers}
-        own = {
-            tier: {item.name: of[item.name] for item in self.layout.own_head(tier)}
-            for tier, of in shapes.items()
-        }
-        return {
-            tier: self._tensors(self.tiers[tier.id].head, wanted)
-            for tier, wanted in own.items()
-            if wanted
-        }
+        heads = {}
+        for tier in tiers:
+            own_head = self.layout.own_head(tier)
+            if own_head:
+                shapes = self.layout.shapes(tier)
+                head_shapes = {spec.name: shapes[spec.name] for spec in own_head}
+                heads[tier] = self._tensors(self.tiers[tier.id].head, head_shapes)
+        return heads
 
     def _tensors(self, path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Tensors:
-        given = open_tensors(path)
+        tensors = open_tensors(path)
         for name, shape in shapes.items():
-            value = given.get(name)
+            value = tensors.get(name)
             if value is None or value.shape != shape or value.dtype != np.float32:
-                found = "missing" if value is None else f"{value.dtype} {value.shape}"
+                actual = "missing" if value is None else f"{value.dtype} {value.shape}"
                 raise ConfigError(
-                    f"{path}: tensor {name} should be float32 {shape} but is {found}; "
+                    f"{path}: tensor {name} should be float32 {shape} but is {actual}; "
                     f"these weights do not belong to {self.arch} as exported"
                 )
-        return {name: given[name] for name in shapes}
+        return {name: tensors[name] for name in shapes}
 
 
 _AGAIN = "export the architecture again"
@@ -195,53 +199,63 @@ def _load_tier(
             f"{folder}: the parameters of the manifest and of layout.json differ; {_AGAIN}"
         )
     ref = blob_ref(data, chunk_bytes)
-    found = TierArtifacts(tier, manifest, ref, folder)
+    artifacts = TierArtifacts(tier, manifest, ref, folder)
     files = {ref.digest: place}
     for spec in manifest.all_files:
-        path = found.path(spec)
+        path = artifacts.path(spec)
         _check_content(path, spec)
         files[spec.digest] = path
-    return found, files
+    return artifacts, files
 
 
 def load_artifacts(
     root: Path, arch: str, *, chunk_bytes: int, weights: Path | None = None
 ) -> Artifacts:
-    """Read an architecture that `shoal export` wrote to a folder, to be sent in chunks of so many
-    payload bytes.
+    """Read an architecture that `shoal export` wrote.
 
-    A safetensors file of weights takes the place of the exported ones.
+    Args:
+        root: the folder given to `shoal export`.
+        arch: name of the architecture.
+        chunk_bytes: payload bytes of a chunk, in which devices fetch the files.
+        weights: safetensors file that takes the place of the exported weights.
 
     Raises:
         ConfigError: no set with that name was exported there, the set is incomplete or differs from
             its manifests, or one of its files is elsewhere.
     """
+    folder = _architecture_folder(root, arch)
+    layout = Layout.from_json(_read(folder, "layout.json"))
+    names = sorted(path.parent.name for path in folder.glob("*/manifest.json"))
+    tiers: list[TierArtifacts] = []
+    files: dict[str, Path] = {}
+    for name in names:
+        tier, tier_files = _load_tier(folder, name, layout, chunk_bytes)
+        tiers.append(tier)
+        files.update(tier_files)
+    if not tiers:
+        raise ConfigError(f"{folder} holds no tier; export the architecture again")
+    tiers.sort(key=lambda tier: (-tier.manifest.parameter_count, tier.tier.id))
+    # The weights of the user may be a link to a file elsewhere.
+    initial = weights.resolve() if weights else _initial(folder)
+    return Artifacts(
+        arch=arch,
+        layout=layout,
+        tiers=MappingProxyType({tier.tier.id: tier for tier in tiers}),
+        initial=initial,
+        files=MappingProxyType(files),
+    )
+
+
+def _architecture_folder(root: Path, arch: str) -> Path:
     problem = name_problem(arch)
     if problem is not None:
         raise ConfigError(f"{quoted(arch)} does not name an architecture: {problem}")
     folder = root / arch
-    if not folder.is_dir():
-        there = (
-            sorted(path.parent.name for path in root.glob("*/layout.json")) if root.is_dir() else []
-        )
-        known = f"it holds {', '.join(there)}" if there else "nothing is exported there"
-        exporting = f"`shoal export --arch {quote(arch)} --out {quote(str(root))}`"
-        raise ConfigError(f"no architecture {arch!r} in {root} ({known}); run {exporting}")
-    layout = Layout.from_json(_read(folder, "layout.json"))
-    names = sorted(path.parent.name for path in folder.glob("*/manifest.json"))
-    loaded = [_load_tier(folder, name, layout, chunk_bytes) for name in names]
-    if not loaded:
-        raise ConfigError(f"{folder} holds no tier; export the architecture again")
-    tiers = sorted(
-        (tier for tier, _ in loaded),
-        key=lambda item: (-item.manifest.parameter_count, item.tier.id),
-    )
-    return Artifacts(
-        arch=arch,
-        layout=layout,
-        tiers=MappingProxyType({item.tier.id: item for item in tiers}),
-        initial=weights.resolve()
-        if weights
-        else _initial(folder),  # the user may have linked to weights elsewhere
-        files=MappingProxyType({name: path for _, files in loaded for name, path in files.items()}),
-    )
+    if folder.is_dir():
+        return folder
+    exported = []
+    if root.is_dir():
+        exported = sorted(path.parent.name for path in root.glob("*/layout.json"))
+    known = f"it holds {', '.join(exported)}" if exported else "nothing is exported there"
+    command = f"`shoal export --arch {quote(arch)} --out {quote(str(root))}`"
+    raise ConfigError(f"no architecture {arch!r} in {root} ({known}); run {command}")

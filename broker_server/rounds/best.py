@@ -1,6 +1,4 @@
-"""Which version of a run is the best by its metric, whether they still get better, and which keep
-their weights.
-"""
+"""Finds the best version of a run by its metric, and decides which versions keep their weights."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -18,21 +16,114 @@ from fleet_protocol.messages import Evaluation
 from fleet_protocol.metrics import label_accuracies
 from fleet_protocol.recipe_spec import RecipeSpec
 
+# Scores.
+
+
+def score(config: EvaluationKeys, evaluation: Evaluation) -> float:
+    """Return how good a version is by the metric that counts: larger is better."""
+    if config.metric is None:
+        return evaluation.rank
+    values = {"loss": evaluation.loss, "accuracy": evaluation.accuracy}
+    values |= {metric.name: metric.value for metric in evaluation.metrics}
+    value = values.get(config.metric)
+    if value is None:
+        return -math.inf
+    return -value if config.falling else value
+
+
+def shown_score(config: EvaluationKeys, value: float) -> float:
+    """Return the value of the metric from a score."""
+    if config.metric is None:
+        return abs(value)
+    return -value if config.falling else value
+
+
+def best_version(config: EvaluationKeys, versions: Sequence[VersionRecord]) -> VersionRecord | None:
+    """Return the best of the judged versions, of equal ones the newest; None without any."""
+    best: VersionRecord | None = None
+    best_key = (-math.inf, -1)
+    for version in versions:
+        if version.evaluation is None:
+            continue
+        key = (score(config, version.evaluation), version.number)
+        if best is None or key > best_key:
+            best = version
+            best_key = key
+    return best
+
+
+def reason_to_stop(config: EvaluationKeys, versions: Sequence[VersionRecord]) -> str | None:
+    """Return why a run ends before its last round; None while it continues.
+
+    It is a function of what is stored, so a server that is killed and started again decides the
+    same.
+
+    Args:
+        config: with the patience.
+        versions: of the run, in order.
+    """
+    if config.patience is None:
+        return None
+    best = -math.inf
+    best_number = 0
+    since = 0  # evaluations since the best one
+    last_round = -1
+    for version in versions:
+        if version.evaluation is None:
+            continue
+        value = score(config, version.evaluation)
+        # An earlier version that was promoted is a new beginning: the operator wants it tried again.
+        since = since + 1 if version.round > last_round else 0
+        last_round = version.round
+        if value > best + config.min_delta:
+            best = value
+            best_number = version.number
+            since = 0
+    if since < config.patience:
+        return None
+    by = f" by more than {config.min_delta:g}" if config.min_delta else ""
+    name = config.metric or "the accuracy, or the loss where there is none,"
+    record = f"the best was {shown_score(config, best):.4f} of version {best_number}"
+    return f"{name} did not get better{by} in {since} evaluations; {record}"
+
+
+def require_metric(config: EvaluationKeys, recipe: RecipeSpec) -> None:
+    """Check that evaluations with a recipe have the metric that counts.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    known = ["loss"]
+    if "correct" in recipe.loss.metrics:
+        known.append("accuracy")
+    known += [metric.name for metric in recipe.metrics]
+    if config.metric is not None and config.metric not in known:
+        raise ConfigError(
+            f"evaluation.metric: evaluations have no {config.metric!r}, but {', '.join(known)}; name"
+            " one of these, or export with it among the metrics of [model.recipe]"
+        )
+
+
+# Weights that stay.
+
 
 def kept_versions(
     versions: Sequence[VersionRecord], newest: int | None, judging: EvaluationKeys
 ) -> tuple[VersionRecord, ...]:
-    """The versions of a run whose weights stay: the best, and so many of the newest, None for all.
+    """Return the versions of a run whose weights stay, in order: the newest ones, and the best.
 
-    In order.
-
-    Of versions that were judged equal, the newest counts as the best.
+    Args:
+        versions: of the run, in order.
+        newest: how many of the newest stay; None for all.
+        judging: the metric. Of versions that were judged equal, the newest counts as the best.
     """
     if newest is None:
         return tuple(versions)
     best = best_version(judging, versions)
     first = len(versions) - newest
-    return tuple(item for index, item in enumerate(versions) if index >= first or item is best)
+    return tuple(
+        version for index, version in enumerate(versions) if index >= first or version is best
+    )
 
 
 def drop_old_weights(
@@ -42,91 +133,25 @@ def drop_old_weights(
     used: Collection[str],
     judging: EvaluationKeys,
 ) -> None:
-    """Remove the weights of versions, in order, that neither keep them (see `kept`) nor share them
-    with `used` digests.
+    """Remove the weights of versions that do not keep them (`kept_versions`).
 
     What the store says about a version stays, and so do its batch norm statistics, which are small
     and may be used by the versions after it. Doing it again is no error.
+
+    Args:
+        versions: of the run, in order.
+        newest: how many of the newest keep their weights; None for all.
+        blobs: where the weights are.
+        used: digests that stay in any case.
+        judging: the metric.
     """
-    staying = {*used, *(item.digest for item in kept_versions(versions, newest, judging))}
-    for item in versions:
-        if item.digest not in staying:
-            blobs.remove(item.digest)
-
-
-def score(config: EvaluationKeys, found: Evaluation) -> float:
-    """How good a version is by the metric that counts; what is larger is better."""
-    if config.metric is None:
-        return found.rank
-    values = {
-        "loss": found.loss,
-        "accuracy": found.accuracy,
-        **{item.name: item.value for item in found.metrics},
-    }
-    value = values.get(config.metric)
-    return -math.inf if value is None else -value if config.falling else value
-
-
-def shown_score(config: EvaluationKeys, found: float) -> float:
-    """A score as people know it, with the sign of its metric."""
-    return abs(found) if config.metric is None else -found if config.falling else found
-
-
-def best_version(config: EvaluationKeys, versions: Sequence[VersionRecord]) -> VersionRecord | None:
-    """The version that was judged best, of equal ones the newest; None where none was judged."""
-    judged = [
-        (score(config, item.evaluation), item.number, item)
-        for item in versions
-        if item.evaluation is not None
-    ]
-    return max(judged, key=lambda entry: entry[:2])[2] if judged else None
-
-
-def reason_to_stop(config: EvaluationKeys, versions: Sequence[VersionRecord]) -> str | None:
-    """Why a run ends before its last round, from its versions in order; None while it goes on.
-
-    It is a function of what is stored, so a server that is killed and started again decides alike.
-    """
-    if config.patience is None:
-        return None
-    best = -math.inf
-    number = 0
-    since = 0
-    made_by = -1
+    kept = {version.digest for version in kept_versions(versions, newest, judging)}
     for version in versions:
-        if version.evaluation is not None:
-            value = score(config, version.evaluation)
-            since = (
-                since + 1 if version.round > made_by else 0
-            )  # whoever goes back wants it tried again
-            made_by = version.round
-            if value > best + config.min_delta:
-                best = value
-                number = version.number
-                since = 0
-    if since < config.patience:
-        return None
-    by = f" by more than {config.min_delta:g}" if config.min_delta else ""
-    name = config.metric or "the accuracy, or the loss where there is none,"
-    said = f"the best was {shown_score(config, best):.4f} of version {number}"
-    return f"{name} did not get better{by} in {since} evaluations; {said}"
+        if version.digest not in kept and version.digest not in used:
+            blobs.remove(version.digest)
 
 
-def require_metric(config: EvaluationKeys, recipe: RecipeSpec) -> None:
-    """See that evaluations with a recipe have the metric that counts.
-
-    A ConfigError where they have not.
-    """
-    known = [
-        "loss",
-        *(["accuracy"] if "correct" in recipe.loss.metrics else []),
-        *(item.name for item in recipe.metrics),
-    ]
-    if config.metric is not None and config.metric not in known:
-        raise ConfigError(
-            f"evaluation.metric: evaluations have no {config.metric!r}, but {', '.join(known)}; name one of these, or "
-            "export with it among the metrics of [model.recipe]"
-        )
+# Versions to choose from.
 
 
 @dataclass(frozen=True)
@@ -149,7 +174,7 @@ class VersionView:
 
 
 def read_versions(store: Store, run: str | None = None) -> list[VersionView]:
-    """The global versions of a run, by default the newest one, in order.
+    """Read the global versions of a run, by default the newest run, in order.
 
     A store without a run has none.
 
@@ -159,25 +184,28 @@ def read_versions(store: Store, run: str | None = None) -> list[VersionView]:
     if run is None and not store.runs():
         return []
     record = find_run(store, run)
-    blobs = store.folder / "blobs" / "objects"
     judging = FleetConfig.stored(record.config).evaluation
-    views = []
-    for item in store.versions(record.id):
-        path = blobs / blob_path(item.digest)  # a `BlobStore` makes its folder, and this only looks
-        kept = path.is_file()
-        judged = item.evaluation
-        views.append(
-            VersionView(
-                version=item,
-                kept=kept,
-                bytes=path.stat().st_size if kept else None,
-                score=score(judging, judged) if judged else None,
-                labels=_labels(judged) if judged else {},
-            )
-        )
-    return views
+    return [_view(store, judging, version) for version in store.versions(record.id)]
 
 
-def _labels(judged: VersionEvaluation) -> dict[str, tuple[float | None, ...]]:
-    found = {"model": judged, **judged.tiers}
-    return {name: shares for name, item in found.items() if (shares := label_accuracies(item))}
+def _view(store: Store, judging: EvaluationKeys, version: VersionRecord) -> VersionView:
+    # Not a `BlobStore`, which makes its folder: reading a store must not write.
+    path = store.folder / "blobs" / "objects" / blob_path(version.digest)
+    kept = path.is_file()
+    evaluation = version.evaluation
+    return VersionView(
+        version=version,
+        kept=kept,
+        bytes=path.stat().st_size if kept else None,
+        score=score(judging, evaluation) if evaluation else None,
+        labels=_label_accuracies(evaluation) if evaluation else {},
+    )
+
+
+def _label_accuracies(evaluation: VersionEvaluation) -> dict[str, tuple[float | None, ...]]:
+    labels = {}
+    for name, judged in {"model": evaluation, **evaluation.tiers}.items():
+        shares = label_accuracies(judged)
+        if shares:
+            labels[name] = shares
+    return labels

@@ -1,16 +1,16 @@
-"""When a collection of answers is over: pure functions of who has answered, who is away, and the
-time.
+"""Decides when a collection of answers is over: pure functions of answers, absences and the time.
 
-A round waits for nobody who is gone. It closes when everybody who was asked has answered; when as
-many have as were wanted, where more were asked (over-selection: Bonawitz et al., 2019, "Towards
-Federated Learning at Scale: System Design", https://arxiv.org/abs/1902.01046, section 2.2); when
-there is a quorum and the rest has been away for the grace; and at its deadline. Updates that the
-server refused are not counted among those asked: a device that sends nonsense must not cost the
-others their round.
+A round does not wait for devices that are gone. It closes when every device that was asked has
+answered; when as many updates as were wanted are there, where more were asked for (over-selection:
+Bonawitz et al., 2019, "Towards Federated Learning at Scale: System Design",
+https://arxiv.org/abs/1902.01046, section 2.2); when there is a quorum and the other devices have
+been away for the grace; and at its deadline. Updates that the server refused do not count among
+those asked for: a device that sends nonsense must not cost the others their round.
 """
 
 import math
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,31 +22,42 @@ GRACE_SHARE = 0.25  # of the time of the slowest that answered, where no grace i
 
 @dataclass(frozen=True)
 class ClosingRule:
-    """When a collection closes. Times are those of the dispatcher's clock, in seconds."""
+    """When a collection closes. Times are those of the dispatcher's clock, in seconds.
 
-    share: float  # of the devices that are wanted, rounded up, whose updates make a quorum
-    wanted: int  # updates with which nobody else is waited for
-    opened: float  # when the offers went out
-    deadline: float  # when it ends
-    # how long a device that left may take to come back; None for a quarter of the time that the
-    # slowest of those that answered took
+    Attributes:
+        share: of the wanted updates, rounded up, that makes a quorum.
+        wanted: updates with which no further ones are waited for.
+        opened: when the offers were sent.
+        deadline: when the collection ends.
+        grace: how long a device that left may take to come back; None for a quarter of the time
+            that the slowest of those that answered took.
+        settling: the least grace, where a server has just started and does not know yet which
+            devices are online.
+    """
+
+    share: float
+    wanted: int
+    opened: float
+    deadline: float
     grace: float | None = None
-    # in any case so long, where a server has just started and does not know yet who is there
     settling: float = 0.0
 
     def needed(self, asked: int, refused: int) -> int:
-        """Updates that make a quorum where so many devices were asked, and the updates of so many
-        of them refused.
+        """Return how many updates make a quorum.
+
+        Args:
+            asked: devices that were asked.
+            refused: devices whose updates were refused.
         """
         return quorum_size(self.share, min(self.wanted, asked - refused))
 
 
 class TaskProgress(NamedTuple):
-    """How one task of a collection stands."""
+    """How far one task of a collection is."""
 
-    phase: TaskPhase  # where it is
+    phase: TaskPhase
     answered: float | None = None  # when its answer came, None if it has not
-    left: float | None = None  # since when its device is away, None while it is there
+    left: float | None = None  # since when its device is away, None while it is online
 
 
 @dataclass(frozen=True)
@@ -59,63 +70,69 @@ class Decision:
 
 
 def quorum_size(share: float, asked: int) -> int:
-    """Answers needed: a share of those asked, rounded up, at least one."""
+    """Return how many answers are needed: a share of those asked for, rounded up, at least one."""
+    # Rounded first: 0.07 * 100 is a little more than 7, and must not need an eighth answer.
     return max(1, math.ceil(round(share * asked, 9)))
 
 
-def decide(standings: Collection[TaskProgress], rule: ClosingRule, now: float) -> Decision:
-    """Whether a collection is over.
+def decide(progress: Collection[TaskProgress], rule: ClosingRule, now: float) -> Decision:
+    """Decide whether a collection is over.
 
-    Returns:
-        The first of these that holds: everybody answered, as many as wanted did, the deadline, a
-            quorum whose rest is away. Where a quorum is lacking and out of reach, or the time is
-            over, it is given up.
+    Without a quorum it is given up at the deadline, and as soon as the quorum is out of reach. With
+    one it ends at the first of these: every device has answered, as many as wanted have, the
+    deadline, all others have been away for the grace.
     """
-    received = sum(item.phase.arrived for item in standings)
-    waiting = [item for item in standings if not item.phase.answered]
-    needed = rule.needed(len(standings), sum(item.phase is TaskPhase.REFUSED for item in standings))
-    over = not waiting or now >= rule.deadline
+    waiting = [task for task in progress if not task.phase.answered]
+    received = sum(task.phase.arrived for task in progress)
+    refused = sum(task.phase is TaskPhase.REFUSED for task in progress)
+    needed = rule.needed(len(progress), refused)
+    late = now >= rule.deadline
     if received < needed:
-        # Where the quorum is out of reach there is nothing to gain by waiting for the deadline.
-        if over or received + len(waiting) < needed:
-            return Decision(
-                RoundEvent.GIVE_UP,
-                now,
-                _shortage(standings, received, needed, late=now >= rule.deadline),
-            )
-        return Decision(until=rule.deadline)
-    if over:
-        return Decision(RoundEvent.DEADLINE if waiting else RoundEvent.ANSWERED, now)
+        reachable = received + len(waiting) >= needed
+        if waiting and reachable and not late:
+            return Decision(until=rule.deadline)
+        reason = _shortage(progress, received, needed, late=late)
+        return Decision(RoundEvent.GIVE_UP, now, reason)
+    if not waiting:
+        return Decision(RoundEvent.ANSWERED, now)
+    if late:
+        return Decision(RoundEvent.DEADLINE, now)
     if received >= rule.wanted:
         return Decision(RoundEvent.ENOUGH, now)
-    away = [item.left for item in waiting if item.left is not None]
-    if len(away) < len(waiting):
-        return Decision(until=rule.deadline)
-    last = max(away) + _grace(standings, rule)
-    return (
-        Decision(RoundEvent.REST_AWAY, now)
-        if now >= last
-        else Decision(until=min(last, rule.deadline))
-    )
+    patience = _end_of_patience(progress, waiting, rule)
+    if now >= patience:
+        return Decision(RoundEvent.REST_AWAY, now)
+    return Decision(until=min(patience, rule.deadline))
 
 
-def _grace(standings: Collection[TaskProgress], rule: ClosingRule) -> float:
+def _end_of_patience(
+    progress: Collection[TaskProgress], waiting: Sequence[TaskProgress], rule: ClosingRule
+) -> float:
+    """Return until when the devices that have not answered are waited for.
+
+    It is the end of the grace of the device that left last; infinite while one of them is online.
+    """
+    absences = [task.left for task in waiting if task.left is not None]
+    if len(absences) < len(waiting):
+        return math.inf
+    return max(absences) + _grace(progress, rule)
+
+
+def _grace(progress: Collection[TaskProgress], rule: ClosingRule) -> float:
     grace = rule.grace
     if grace is None:
-        slowest = max(
-            (item.answered for item in standings if item.answered is not None),
-            default=rule.opened,
-        )
+        answers = [task.answered for task in progress if task.answered is not None]
+        slowest = max(answers, default=rule.opened)
         grace = GRACE_SHARE * (slowest - rule.opened)
     return max(grace, rule.settling)
 
 
-def _shortage(
-    standings: Collection[TaskProgress], received: int, needed: int, *, late: bool
-) -> str:
-    counts = {phase: sum(item.phase is phase for item in standings) for phase in TaskPhase}
-    silent = counts[TaskPhase.OFFERED] + counts[TaskPhase.MISSED]
+def _shortage(progress: Collection[TaskProgress], received: int, needed: int, *, late: bool) -> str:
+    """Describe a missing quorum."""
+    phases = Counter(task.phase for task in progress)
+    silent = phases[TaskPhase.OFFERED] + phases[TaskPhase.MISSED]
+    when = "at the deadline" if late else "with no more to come"
     return (
-        f"{received} of {len(standings)} updates {'at the deadline' if late else 'with no more to come'}, {needed} "
-        f"needed ({silent} silent, {counts[TaskPhase.DECLINED]} declined, {counts[TaskPhase.REFUSED]} refused)"
+        f"{received} of {len(progress)} updates {when}, {needed} needed ({silent} silent,"
+        f" {phases[TaskPhase.DECLINED]} declined, {phases[TaskPhase.REFUSED]} refused)"
     )

@@ -1,7 +1,7 @@
-"""One collection of answers: the tasks that were offered together, and how each of them stands.
+"""One collection of answers: the tasks that were offered together, and the progress of each.
 
 When it is over is decided in `broker_server.rounds.closing`; sending, storing and waiting are done
-by others.
+elsewhere.
 """
 
 import math
@@ -21,7 +21,7 @@ from fleet_protocol.messages.instructions import Summing
 from fleet_protocol.messages.values import SUM_LIMIT
 from fleet_protocol.secure_sum import majority
 
-_MOST_TAKEN = 3
+_MOST_TIER_CHANGES = 3
 
 
 @dataclass
@@ -29,19 +29,20 @@ class OpenTask:
     """A task of the collection in progress.
 
     Attributes:
+        record: the task as the store has it.
         manifest: of its tier.
-        manifests: of every tier it was offered, by id.
+        instructions: what its offers ask of the device.
         heard: ``time.monotonic()`` of the last sign of the device about this task.
         offered: the same of the last offer.
         damaged: uploads whose digest was wrong.
-        taken: times that the device changed its tier.
+        tier_changes: how often the device changed its tier.
         announced: the device's Done while chunks are still missing.
-        instructions: what its offers ask of the device.
-        answered: when its answer came, on the dispatcher's clock.
-        left: since when its device is away, on the same clock.
-        sign: the last sign of any kind that its device gave, on the same clock; infinite where
+        manifests: of every tier that the task was offered as, by id.
+        answered: when the answer came, on the dispatcher's clock.
+        left: since when the device is away, on the same clock.
+        sign: the last sign of any kind that the device gave, on the same clock; infinite where
             silence means nothing.
-        distance: of its update to what was sent, once that is checked.
+        distance: of the update to what was sent, once that is checked.
     """
 
     record: TaskRecord
@@ -50,7 +51,7 @@ class OpenTask:
     heard: float = -math.inf
     offered: float = -math.inf
     damaged: int = 0
-    taken: int = 0
+    tier_changes: int = 0
     announced: Done | None = None
     manifests: Mapping[str, Manifest] = field(default_factory=dict)
     answered: float | None = None
@@ -65,39 +66,51 @@ class OpenTask:
 
     @cached_property
     def limit_bytes(self) -> int:
-        """The most bytes that its update may have: asked for with every chunk."""
+        """Return the most bytes that the update may have; it is asked for with every chunk."""
         return size_limit(self.expected)
 
-    def take(self, tier: str) -> bool:
-        """Follow the device to the tier it took; True if it is another one than before.
+    def choose_tier(self, tier: str) -> bool:
+        """Follow the device to the tier that it chose.
 
-        One that was not offered changes nothing, nor does a change of mind that is one too many:
-        each waits for the disk.
+        A tier that was not offered changes nothing, nor does one change too many: each waits for
+        the disk.
+
+        Returns:
+            Whether the tier is another one than before.
         """
-        changed = self.record.with_tier(tier)
-        if changed is self.record or self.taken >= _MOST_TAKEN:
+        record = self.record.with_tier(tier)
+        if record is self.record or self.tier_changes >= _MOST_TIER_CHANGES:
             return False
-        self.taken += 1
-        self.record, self.manifest = changed, self.manifests[tier]
-        self.__dict__.pop("limit_bytes", None)
+        self.tier_changes += 1
+        self.record = record
+        self.manifest = self.manifests[tier]
+        self.__dict__.pop("limit_bytes", None)  # that of the tier before
         return True
 
 
 @dataclass(frozen=True)
 class Cohort:
-    """Tasks whose updates go into one sum."""
+    """Tasks whose updates go into one sum.
 
-    tasks: Mapping[str, OpenTask]  # by device
-    summing: Summing  # what they were told of it
+    Attributes:
+        tasks: by device.
+        summing: what their devices were asked.
+    """
+
+    tasks: Mapping[str, OpenTask]
+    summing: Summing
 
     @property
-    def came(self) -> list[OpenTask]:
-        """Those whose updates are here."""
+    def received(self) -> list[OpenTask]:
+        """Return the tasks whose updates are here."""
         return [task for task in self.tasks.values() if task.record.phase is TaskPhase.RECEIVED]
 
     def require(self, count: int, members: int) -> None:
-        """See that so many devices, or updates, are enough for a sum of which so many members made
-        shares.
+        """Check that enough devices, or updates, are left for a sum.
+
+        Args:
+            count: how many are left.
+            members: how many made shares.
 
         Raises:
             RefusedError: they are too few.
@@ -112,12 +125,19 @@ class Cohort:
 
 @dataclass
 class Collection:
-    """Tasks that were offered together."""
+    """Tasks that were offered together.
+
+    Attributes:
+        number: of the round.
+        kind: of the tasks.
+        tasks: by id, in the order of their devices.
+        rule: when the collection closes.
+    """
 
     number: int
     kind: Literal["train", "statistics"]
-    tasks: dict[str, OpenTask]  # by id, ordered by device
-    rule: ClosingRule  # when it closes
+    tasks: dict[str, OpenTask]
+    rule: ClosingRule
     _by_device: dict[str, list[OpenTask]] = field(init=False, default_factory=dict)
     _unanswered: list[OpenTask] = field(init=False)
 
@@ -128,13 +148,20 @@ class Collection:
 
     @property
     def deadline(self) -> float:
-        """When it ends, on the dispatcher's clock."""
+        """Return when the collection ends, on the dispatcher's clock."""
         return self.rule.deadline
 
-    def look(self, now: float, is_online: Callable[[str], bool]) -> list[TaskProgress]:
-        """Note, by the dispatcher's clock, whose answer has come and who is away, and say how every
-        task stands.
+    def note_progress(self, now: float, is_online: Callable[[str], bool]) -> list[TaskProgress]:
+        """Note which answers have come and which devices are away.
+
+        Args:
+            now: on the dispatcher's clock.
+            is_online: whether a device is there.
+
+        Returns:
+            The progress of every task.
         """
+        progress = []
         for task in self.tasks.values():
             if task.record.phase.answered:
                 task.answered = now if task.answered is None else task.answered
@@ -143,48 +170,47 @@ class Collection:
                 task.left = None
             elif task.left is None:
                 task.left = now
-        return [
-            TaskProgress(task.record.phase, task.answered, task.left)
-            for task in self.tasks.values()
-        ]
+            progress.append(TaskProgress(task.record.phase, task.answered, task.left))
+        return progress
 
     def timings(self) -> dict[str, Timing]:
-        """When each task was answered, and since when the device of one that was not is away."""
-        opened = self.rule.opened
+        """Return when each task was answered, or since when its device is away, by task."""
         return {
             key: Timing(
-                answered=None if task.answered is None else task.answered - opened,
-                left=None if task.left is None else task.left - opened,
+                answered=self._since_opening(task.answered), left=self._since_opening(task.left)
             )
             for key, task in self.tasks.items()
         }
 
+    def _since_opening(self, moment: float | None) -> float | None:
+        return None if moment is None else moment - self.rule.opened
+
     def phases(self) -> dict[str, TaskPhase]:
-        """Where each task is, by id in the order of the devices."""
+        """Return the phase of each task, by id in the order of the devices."""
         return {key: task.record.phase for key, task in self.tasks.items()}
 
-    def of_device(self, device: str) -> list[OpenTask]:
-        """Tasks of a device that are not answered yet."""
+    def unanswered_of(self, device: str) -> list[OpenTask]:
+        """Return the tasks of a device that are not answered yet."""
         return [task for task in self._by_device.get(device, ()) if not task.record.phase.answered]
 
     @property
     def unanswered(self) -> list[OpenTask]:
-        """Tasks that are not answered yet."""
+        """Return the tasks that are not answered yet."""
+        # No answer is taken back, so the list is searched only once for each that comes.
         self._unanswered = [task for task in self._unanswered if not task.record.phase.answered]
         return self._unanswered
 
     def cohorts(self) -> list[Cohort]:
-        """The tasks whose updates go into sums: those of one plan, in even parts of `SUM_LIMIT` at
-        most.
-        """
+        """Return the tasks whose updates go into sums, by plan, in even parts of `SUM_LIMIT`."""
         plans: dict[tuple[str, Summing], list[OpenTask]] = {}
         for task in self.tasks.values():
             summing = task.instructions.upload.summing
             if summing is not None:
                 plans.setdefault((task.record.plan_key, summing), []).append(task)
-        return [
-            Cohort({task.record.device: task for task in items[at::parts]}, summing)
-            for (_, summing), items in plans.items()
-            for parts in [math.ceil(len(items) / SUM_LIMIT)]
-            for at in range(parts)
-        ]
+        cohorts = []
+        for (_, summing), tasks in plans.items():
+            count = math.ceil(len(tasks) / SUM_LIMIT)
+            for first in range(count):
+                members = {task.record.device: task for task in tasks[first::count]}
+                cohorts.append(Cohort(members, summing))
+        return cohorts

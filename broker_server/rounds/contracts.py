@@ -1,6 +1,4 @@
-"""The contract of a run's data, made from ``[contract]`` and the server's test sets, which must
-agree.
-"""
+"""Makes the contract of a run's data from ``[contract]`` and the server's test sets, which must agree."""
 
 import logging
 from collections.abc import Mapping
@@ -22,15 +20,14 @@ _VOCABULARY = "vocab"  # a setting of models that take tokens
 class FleetContracts:
     """Builds the contracts of one run from its test sets.
 
-    The one that judges the whole model comes first.
-
-    A tier with its own head has its own labels: only its own test set defines them.
+    The test set that judges the whole model is read first; the others must agree with it. A tier
+    with its own head has its own labels: only its own test set defines them.
     """
 
     def __init__(self, context: RunContext) -> None:
         """Start from a run's tables ``[contract]`` and ``[evaluation]``."""
         self._context = context
-        self._said = context.config.contract or NO_TERMS
+        self._configured = context.config.contract or NO_TERMS
         self._shared: DataContract | None = None
         self._own: dict[str, DataContract] = {}
 
@@ -43,26 +40,16 @@ class FleetContracts:
         """
         config = self._context.config.evaluation
         assert config.data is not None
-        tier_id = tier.tier.id
-        source = config.tier_data.get(tier_id, config.data)
-        own_source = tier_id in config.tier_data
-        table = f"[evaluation.tier_data.{tier_id}]" if own_source else "[evaluation.data]"
+        source = config.tier_data.get(tier.tier.id, config.data)
         terms = self._terms(tier, source)
-        filled = isinstance(source, CsvData) and source.missing is None
-        read_from = source.model_copy(update={"missing": terms.missing}) if filled else source
         try:
-            data = load_test_set(read_from, tier.manifest, terms, table=f"{table} of fleet.toml")
+            data = self._load(tier, source, terms)
             contract = complete_contract(data, terms)
         except MismatchError as error:
             if not (terms.labels or terms.columns or terms.range or terms.tokens):
                 raise
-            settled = "[contract] of fleet.toml, or the names with which the run began,"
-            other = (
-                settled
-                if self._said != NO_TERMS
-                else "the test set of the whole model, or the model,"
-            )
-            raise ConfigError(f"{_source_name(source)} and {other} disagree: {error}") from error
+            settled = self._where_settled()
+            raise ConfigError(f"{_source_name(source)} and {settled} disagree: {error}") from error
         _check_labels(contract, data, tier.manifest)
         if self._has_own_labels(tier):
             self._own[tier.tier.id] = contract
@@ -70,36 +57,54 @@ class FleetContracts:
             self._shared = contract
         return data
 
+    def _load(self, tier: TierArtifacts, source: DataConfig, terms: ContractTerms) -> DataSet:
+        own_source = tier.tier.id in self._context.config.evaluation.tier_data
+        table = f"[evaluation.tier_data.{tier.tier.id}]" if own_source else "[evaluation.data]"
+        if isinstance(source, CsvData) and source.missing is None:
+            source = source.model_copy(update={"missing": terms.missing})
+        return load_test_set(source, tier.manifest, terms, table=f"{table} of fleet.toml")
+
+    def _where_settled(self) -> str:
+        """Return where the terms come from that a test set disagrees with."""
+        if self._configured != NO_TERMS:
+            return "[contract] of fleet.toml, or the names with which the run began,"
+        return "the test set of the whole model, or the model,"
+
     def by_tier(self) -> Mapping[str, DataContract]:
         """Return the contract of each tier that devices train; empty if there is none."""
-        contracts = {
-            tier.tier.id: self._of(tier) for tier in self._context.artifacts.tiers.values()
-        }
-        return {tier: contract for tier, contract in contracts.items() if contract != NO_CONTRACT}
+        contracts: dict[str, DataContract] = {}
+        for tier in self._context.artifacts.tiers.values():
+            contract = self._contract(tier)
+            if contract != NO_CONTRACT:
+                contracts[tier.tier.id] = contract
+        return contracts
 
     def settled(self) -> ContractTerms | None:
-        """Return the terms that a resumed run keeps, so that a changed test set does not move a
-        name.
-        """
+        """Return the terms that a resumed run keeps: a changed test set must not move a name."""
         if self._shared is None or not (self._shared.labels or self._shared.columns):
             return self._context.config.contract
         return ContractTerms(
             **self._shared.model_dump(exclude={"summary", "tokens"}),
-            tokens=self._said.tokens,
+            tokens=self._configured.tokens,
         )
 
-    def _of(self, tier: TierArtifacts) -> DataContract:
+    def _contract(self, tier: TierArtifacts) -> DataContract:
         if tier.tier.id in self._own:
             return self._own[tier.tier.id]
-        shared = self._shared or DataContract(**dict(self._with_bounds(self._said, tier.manifest)))
-        return shared.model_copy(update={"labels": ()}) if self._has_own_labels(tier) else shared
+        contract = self._shared
+        if contract is None:
+            terms = self._with_bounds(self._configured, tier.manifest)
+            contract = DataContract(**dict(terms))
+        if self._has_own_labels(tier):
+            return contract.model_copy(update={"labels": ()})
+        return contract
 
     def _has_own_labels(self, tier: TierArtifacts) -> bool:
         return bool(self._context.artifacts.layout.own_head(tier.tier))
 
     def _terms(self, tier: TierArtifacts, source: DataConfig) -> ContractTerms:
         """Return the terms that a test set must agree with."""
-        terms = self._said
+        terms = self._configured
         if self._shared is not None:
             terms = ContractTerms(**self._shared.model_dump(exclude={"summary"}))
         if self._has_own_labels(tier):
@@ -121,12 +126,12 @@ class FleetContracts:
             return terms
         if terms.tokens is not None and terms.tokens > vocabulary:
             raise ConfigError(
-                f"[contract] tokens = {terms.tokens} of fleet.toml, and {manifest.arch} has a vocabulary of "
-                f"{vocabulary}: set {vocabulary} or less"
+                f"[contract] tokens = {terms.tokens} of fleet.toml, and {manifest.arch} has a"
+                f" vocabulary of {vocabulary}: set {vocabulary} or less"
             )
-        return (
-            terms if terms.tokens is not None else terms.model_copy(update={"tokens": vocabulary})
-        )
+        if terms.tokens is not None:
+            return terms
+        return terms.model_copy(update={"tokens": vocabulary})
 
 
 def _source_name(source: DataConfig) -> str:
@@ -139,13 +144,14 @@ def _check_labels(contract: DataContract, data: DataSet, manifest: Manifest) -> 
     count = len(contract.labels)
     if count > manifest.classes:
         raise ConfigError(
-            f"the fleet has {count} names for labels (of [contract] or of {data.source}), and {manifest.arch} "
-            f"{manifest.tier} has {manifest.classes} classes: list as many names, or export the model with more classes"
+            f"the fleet has {count} names for labels (of [contract] or of {data.source}), and"
+            f" {manifest.arch} {manifest.tier} has {manifest.classes} classes: list as many names, or"
+            " export the model with more classes"
         )
     if 0 < count < manifest.classes:
         _LOG.warning(
-            "%s names %d labels, and %s has %d classes: boards with other labels are refused; list all in order as"
-            " labels in [contract] of fleet.toml",
+            "%s names %d labels, and %s has %d classes: boards with other labels are refused; list"
+            " all in order as labels in [contract] of fleet.toml",
             data.source,
             count,
             manifest.arch,

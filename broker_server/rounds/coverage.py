@@ -1,8 +1,7 @@
-"""Which coordinates of a model the updates of a run have covered: the plans that the store tells,
-counted by unit.
+"""Counts which coordinates of a model the updates of a run have covered, from the stored plans.
 
 A coordinate is a unit of a width axis in a block: channels may be trained in one block and not in a
-deeper one. The label rule is left out, for it concerns rows of labels, which no plan cuts.
+deeper one. The label rule is left out: it concerns rows of labels, which no plan cuts.
 """
 
 from collections import Counter
@@ -18,7 +17,7 @@ from broker_server.store.task_records import PlannedTask
 from broker_server.strategies.strategy import PlanRequest
 from fleet_protocol.errors import ConfigError
 from models.axes import AxisKind
-from models.layout import HEAD, STEM, Layout, block_name
+from models.layout import HEAD, STEM, Layout, Parameter, block_name
 from models.plan import Plan
 from models.tier import Tier
 
@@ -78,32 +77,37 @@ def count_coverage(
     tier: str | None = None,
     device: str | None = None,
 ) -> Coverage:
-    """Count what the merged updates of a run held: up to a round, of a tier or of a device, where
-    one is given.
+    """Count what the merged updates of a run held.
+
+    Args:
+        store: of the run.
+        context: the run.
+        upto: the last round that counts; None for the newest.
+        tier: count only this tier.
+        device: count only this device.
 
     Raises:
         ConfigError: no such round, tier or device was ever asked.
     """
     tasks = store.planned_tasks(context.run)
     newest = tasks[-1].round if tasks else 0
-    tiers = sorted({item.tier for item in tasks}, key=Tier.parse, reverse=True)
-    devices = sorted({item.device for item in tasks})
-    for name, wanted, known in (("tier", tier, tiers), ("device", device, devices)):
-        if wanted is not None and wanted not in known:
-            there = ", ".join(known[:20]) or "none"
-            raise ConfigError(f"run {context.run} asked no {name} {wanted!r}; it asked {there}")
+    tiers = sorted({task.tier for task in tasks}, key=Tier.parse, reverse=True)
+    devices = sorted({task.device for task in tasks})
+    _require_asked(context, "tier", tier, tiers)
+    _require_asked(context, "device", device, devices)
     until = newest if upto is None else upto
     if until > newest:
         raise ConfigError(f"run {context.run} has no round {until}; its rounds: 1 to {newest}")
     chosen = [
-        item
-        for item in tasks
-        if item.round <= until and tier in {None, item.tier} and device in {None, item.device}
+        task
+        for task in tasks
+        if task.round <= until and tier in {None, task.tier} and device in {None, task.device}
     ]
-    merged = [item for item in chosen if item.phase == TaskPhase.MERGED.value]
+    merged = [task for task in chosen if task.phase == TaskPhase.MERGED.value]
+    newest_tasks = [task for task in chosen if task.round == chosen[-1].round]
     rows = _rows(context.artifacts.layout)
-    counts = _counted(context, rows, merged)
-    held = _counted(context, rows, [item for item in chosen if item.round == chosen[-1].round])
+    counts = _count_updates(context, rows, merged)
+    held = _count_updates(context, rows, newest_tasks)
     return Coverage(
         run=context.run,
         round=until,
@@ -111,74 +115,104 @@ def count_coverage(
         updates=len(merged),
         tiers=tuple(tiers),
         devices=tuple(devices),
-        axes=tuple(
-            CoveredAxis(
-                block=row[0],
-                axis=row[1],
-                size=len(counts[row]),
-                covered=int(np.count_nonzero(counts[row])),
-                counts=_cells(counts[row]),
-                held=_cells(np.minimum(held[row], 1)),
-            )
-            for row in rows
-        ),
+        axes=tuple(_covered_axis(row, counts[row], held[row]) for row in rows),
+    )
+
+
+def _require_asked(
+    context: RunContext, kind: str, wanted: str | None, asked: Sequence[str]
+) -> None:
+    if wanted is not None and wanted not in asked:
+        names = ", ".join(asked[:20]) or "none"
+        raise ConfigError(f"run {context.run} asked no {kind} {wanted!r}; it asked {names}")
+
+
+def _covered_axis(row: Row, counts: Floats, held: Floats) -> CoveredAxis:
+    block, axis = row
+    return CoveredAxis(
+        block=block,
+        axis=axis,
+        size=len(counts),
+        covered=int(np.count_nonzero(counts)),
+        counts=_cells(counts),
+        held=_cells(np.minimum(held, 1)),
     )
 
 
 def _rows(layout: Layout) -> list[Row]:
-    """The axes of each block, in the order of the model.
+    """List the width axes of each block, in the order of the model.
 
     A block that no width cuts is one coordinate.
     """
-    blocks = [
-        STEM,
-        *(block_name(number) for number in range(1, layout.depth + 1)),
-        HEAD,
-    ]
+    blocks = [STEM, *(block_name(number) for number in range(1, layout.depth + 1)), HEAD]
     rows: list[Row] = []
     for block in blocks:
-        there = [item for item in layout.parameters if item.block == block]
-        axes = dict.fromkeys(
-            part.axis for item in there for dim in item.dims for part in dim.segments
-        )
-        cut = [name for name in axes if layout.axes[name].kind is AxisKind.WIDTH]
-        rows += [(block, name) for name in cut or [""]] if there else []
+        parameters = [spec for spec in layout.parameters if spec.block == block]
+        if not parameters:
+            continue
+        axes = _width_axes(layout, parameters)
+        rows += [(block, axis) for axis in axes or [""]]
     return rows
 
 
-def _counted(
+def _width_axes(layout: Layout, parameters: Sequence[Parameter]) -> list[str]:
+    """List the width axes that some parameters have, in the order in which they first occur."""
+    names: list[str] = []
+    for spec in parameters:
+        for dim in spec.dims:
+            for segment in dim.segments:
+                name = segment.axis
+                if layout.axes[name].kind is AxisKind.WIDTH and name not in names:
+                    names.append(name)
+    return names
+
+
+def _count_updates(
     context: RunContext, rows: Sequence[Row], tasks: Sequence[PlannedTask]
 ) -> dict[Row, Floats]:
+    """Count for each unit of each row how many updates of the tasks held it."""
     layout = context.artifacts.layout
     counts = {row: np.zeros(layout.axes[row[1]].size if row[1] else 1) for row in rows}
-    sharing = {(task.plan_key, task.version): task for task in tasks}
-    stays: dict[str, Plan] = {}  # plans that need not be made again for every version
-    for key, times in Counter((task.plan_key, task.version) for task in tasks).items():
-        task = sharing[key]
-        plan = stays.get(key[0])
+    times = Counter((task.plan_key, task.version) for task in tasks)
+    by_plan = {(task.plan_key, task.version): task for task in tasks}
+    static_plans: dict[str, Plan] = {}  # which are the same for every version
+    for (key, version), updates in times.items():
+        plan = static_plans.get(key)
         if plan is None:
-            request = PlanRequest(
-                Tier.parse(task.tier), task.device, task.version, context.config.seed
-            )
-            plan = context.strategy.plan(request).plan
+            plan = _plan_again(context, by_plan[key, version])
         if plan.kind == "static":
-            stays[key[0]] = plan
+            static_plans[key] = plan
         for row in rows:
             if row[0] in plan.blocks:
-                counts[row] += times * _held(layout, plan, row)
+                counts[row] += updates * _held_share(layout, plan, row)
     return counts
 
 
-def _held(layout: Layout, plan: Plan, row: Row) -> Floats | float:
+def _plan_again(context: RunContext, task: PlannedTask) -> Plan:
+    tier = Tier.parse(task.tier)
+    request = PlanRequest(tier, task.device, task.version, context.config.seed)
+    return context.strategy.plan(request).plan
+
+
+def _held_share(layout: Layout, plan: Plan, row: Row) -> Floats | float:
+    """Return how often each unit of a row occurs in a plan, as a mean over the plan's indices.
+
+    A block may have indices of its own for an axis, one array for each parameter that has it.
+    """
     block, axis = row
     if not axis:
         return 1.0
-    names = {item.name for item in layout.parameters if item.block == block}
-    own = [units for (name, _, of), units in plan.overrides.items() if of == axis and name in names]
-    units = own or [plan.indices[axis]]
-    return np.bincount(np.concatenate(units), minlength=layout.axes[axis].size) / len(units)
+    names = {spec.name for spec in layout.parameters if spec.block == block}
+    own = []
+    for (name, _, override_axis), units in plan.overrides.items():
+        if override_axis == axis and name in names:
+            own.append(units)
+    indices = own or [plan.indices[axis]]
+    size = layout.axes[axis].size
+    return np.bincount(np.concatenate(indices), minlength=size) / len(indices)
 
 
 def _cells(values: Floats) -> tuple[float, ...]:
+    """Return means over at most `MOST_CELLS` cells of equal size."""
     cells = np.array_split(values, min(len(values), MOST_CELLS))
     return tuple(round(float(cell.mean()), 4) for cell in cells)

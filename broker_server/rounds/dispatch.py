@@ -1,4 +1,4 @@
-"""What a coordinator works with, and what it needs of whoever asks the devices.
+"""The services that a coordinator works with, first of all the dispatcher, which asks the devices.
 
 The dispatcher is `broker_server.service.dispatcher.MqttDispatcher` in a fleet and a virtual one in
 a simulation.
@@ -28,38 +28,38 @@ class BlobOffers(Protocol):
         """Offer files by digest."""
 
     def withdraw(self, digests: Iterable[str]) -> None:
-        """Offer blobs no longer."""
+        """Stop to offer blobs."""
 
 
 class Dispatcher(Protocol):
-    """Puts tasks before devices and waits for their answers."""
+    """Offers tasks to devices and waits for their answers."""
 
     @property
     def fleet(self) -> Fleet:
-        """Who is there."""
+        """Return the devices with their presence."""
 
     @property
     def blobs(self) -> BlobOffers:
-        """Offers what the devices fetch."""
+        """Return what offers blobs to the devices."""
 
     @property
     def reporter(self) -> Reporter:
-        """Reports the run."""
+        """Return what reports the run."""
 
     @property
     def operator(self) -> OperatorWish:
-        """What the run's operator wants."""
+        """Return what the operator of the run wants."""
 
     @property
     def stopping(self) -> bool:
-        """Whether the run should stop here and resume later."""
+        """Return whether the run should stop here and resume later."""
 
     @property
     def settling_seconds(self) -> float:
-        """How long it may take, from its start, to hear who is there."""
+        """Return how long after the start it may take to learn which devices are online."""
 
     def now(self) -> float:
-        """The clock that rounds go by, in seconds: of this machine, or of a simulation."""
+        """Return the time on the clock of the rounds, in seconds: of this machine, or simulated."""
 
     def open(self, collection: Collection) -> None:
         """Begin to collect.
@@ -70,29 +70,30 @@ class Dispatcher(Protocol):
     def close(self, reason: str, *, waits: bool = False) -> None:
         """End the collection.
 
-        Whoever still works on it is told why, or goes on and answers in a later one.
+        Args:
+            reason: told to the devices that still work on it.
+            waits: they continue instead, and answer in a later collection.
         """
 
     def total(self, cohort: Cohort) -> Words:
-        """The sum of the updates that came of a cohort of the open collection.
-
-        Nobody sees one of them.
+        """Return the sum of the updates of a cohort of the open collection, without seeing any.
 
         Raises:
-            RefusedError: there are too few, or the masks cannot be taken off.
+            RefusedError: there are too few, or the masks cannot be removed.
             StopRequested: the run shall stop here and be continued later.
         """
 
     def forget(self, task: str) -> None:
-        """Drop what came of the update of a task that is over."""
+        """Drop what arrived of the update of a task that is over."""
 
     def count_bytes(self) -> ByteCount:
-        """Bytes that were exchanged since the last call, at first since the beginning."""
+        """Return the bytes that were exchanged since the last call, at first since the start."""
 
     def pump(self, until: float) -> None:
         """Handle one event, or what is due, and return.
 
-        Wait until a moment on the clock of `now` at most.
+        Args:
+            until: the longest time to wait for one, on the clock of `now`.
 
         Raises:
             StopRequested: the run shall stop here and be continued later.
@@ -101,7 +102,7 @@ class Dispatcher(Protocol):
 
 @dataclass(frozen=True)
 class Services:
-    """What a coordinator works with."""
+    """The services that a coordinator works with."""
 
     dispatcher: Dispatcher
     store: Store
@@ -120,18 +121,21 @@ def gather(
     collection: Collection,
     advance: Callable[[Mapping[str, TaskPhase]], None] = lambda _phases: None,
 ) -> Decision:
-    """Collect until the collection is over, and say what ended it.
+    """Collect answers until the collection is over, and return what ended it.
 
-    `advance` is told the phases at every change.
+    Args:
+        dispatcher: with the collection open.
+        collection: of the tasks.
+        advance: called with the phases of all tasks, by id, at every change.
 
     Raises:
         StopRequested: the run shall stop here and be continued later.
     """
     while True:
         now = dispatcher.now()
-        standings = collection.look(now, dispatcher.fleet.is_online)
+        progress = collection.note_progress(now, dispatcher.fleet.is_online)
         advance(collection.phases())
-        decision = decide(standings, collection.rule, now)
+        decision = decide(progress, collection.rule, now)
         if dispatcher.operator.abandon_reason:
             return Decision(RoundEvent.GIVE_UP, now, dispatcher.operator.abandon_reason)
         if decision.event is not None:

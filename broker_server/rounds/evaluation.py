@@ -1,8 +1,7 @@
-"""Judging a global version: the eval graph of a tier over the server's test set, without label
-mask.
-"""
+"""Evaluates a global version: the eval graph of a tier over the server's test set, without label mask."""
 
 import logging
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,9 +39,8 @@ def load_test_set(
     Args:
         config: location of the test set.
         manifest: of the tier.
-        terms: what the fleet has settled; labels and columns are brought into its order by their
-            names.
-        table: where the configuration stands, for messages.
+        terms: of the fleet; labels and columns are brought into their order by their names.
+        table: of the configuration, for messages.
 
     Raises:
         DataError: a file or array is missing, damaged or empty, or does not fit the model or the
@@ -50,10 +48,11 @@ def load_test_set(
         ConfigError: a package for this kind of data is not installed.
     """
     shape = manifest.input_shape
-    flat_table = (
-        isinstance(config, CsvData) and len(shape) == 1
-    )  # its columns are counted after they are picked
-    shaped = config if config.shape or flat_table else config.model_copy(update={"shape": shape})
+    # The columns of a flat table are counted after they are picked.
+    is_flat_table = isinstance(config, CsvData) and len(shape) == 1
+    shaped = config
+    if not config.shape and not is_flat_table:
+        shaped = config.model_copy(update={"shape": shape})
     with naming_table(table):
         data = reconcile(load_data(shaped), terms, own_labels=True).fit_to(manifest)
     if not counted(data.y):
@@ -65,8 +64,7 @@ class Evaluator:
     """The eval graph of a tier with a test set; it is opened once and used for every version.
 
     All versions are judged by the samples that were read first. If the samples stay in their file,
-    and a program writes into that file, every later judgement raises a DataChangedError. Raises a
-    ConfigError if the graph cannot be opened.
+    and a program writes into that file, every later judgement raises a DataChangedError.
     """
 
     def __init__(
@@ -78,6 +76,18 @@ class Evaluator:
         threads: int,
         halt: Halt | None = None,
     ) -> None:
+        """Open the graph.
+
+        Args:
+            judged: the tier.
+            data: its test set.
+            batch_size: samples of one run of the graph.
+            threads: of one operator; 0 for every core.
+            halt: stops the graph, if given.
+
+        Raises:
+            ConfigError: the graph is missing, or cannot be opened.
+        """
         graph = judged.manifest.graphs.get("onnx/eval")
         if graph is None:
             raise ConfigError(f"{judged.folder} has no eval graph; export the architecture again")
@@ -91,18 +101,32 @@ class Evaluator:
         self._warned = False
 
     def _fixed(self, weights: Tensors, statistics: Tensors) -> dict[str, NDArray[Any]]:
-        """What the graph takes but samples.
+        """Return the inputs of the graph that are the same for all samples.
 
-        Every label counts, and a loss without a label mask has no such input.
+        With the mask every label counts; a loss without a label mask has no such input.
         """
-        masked = self.judged.manifest.recipe.loss.masked
-        mask = {"mask": np.ones(self.judged.manifest.classes, np.float32)} if masked else {}
-        taken = {parameter_input(name): value for name, value in {**self._base, **weights}.items()}
-        return {**taken, **statistics, **mask}
+        tensors = {**self._base, **weights}
+        inputs = {parameter_input(name): value for name, value in tensors.items()}
+        inputs.update(statistics)
+        if self.judged.manifest.recipe.loss.masked:
+            inputs["mask"] = np.ones(self.judged.manifest.classes, np.float32)
+        return inputs
+
+    def _run(
+        self,
+        outputs: Sequence[str],
+        fixed: Mapping[str, NDArray[Any]],
+        x: NDArray[Any],
+        y: NDArray[Any],
+    ) -> list[Any]:
+        return run_graph(self._session, outputs, {**fixed, "x": x, "y": y}, self.data.source)
 
     def evaluate(self, weights: Tensors, statistics: Tensors) -> Evaluation:
-        """Loss and accuracy of a version: float32 weights of the judged tier, and what its static
-        batch norms have.
+        """Compute loss, accuracy and metrics of a version.
+
+        Args:
+            weights: float32, of the judged tier.
+            statistics: of its static batch norms, as the graph names them.
 
         Returns:
             Means over all samples; with a label per token over all labels that count.
@@ -116,39 +140,37 @@ class Evaluator:
         names = list(summed_outputs(self.judged.manifest.recipe))
         sums = dict[str, NDArray[np.float64]]()
         for x, y in self.data.batches(self._batch_size, self._dtype):
-            found = run_graph(self._session, names, {**fixed, "x": x, "y": y}, self.data.source)
-            for name, value in zip(names, found, strict=True):
+            outputs = self._run(names, fixed, x, y)
+            for name, value in zip(names, outputs, strict=True):
                 sums[name] = sums.get(name, np.zeros(())) + value.astype(np.float64)
         self.data.check_kept()
         self._warn_of_changes()
         try:
             return evaluation_of(sums, counted(self.data.y), self.judged.manifest.recipe)
         except ValidationError as error:
-            what = f"the loss of {self.judged.tier.id} of the new version on {len(self.data)} test samples, or a metric"
-            raise DataError(f"{what}, is not finite, or beyond 1e30") from error
+            raise DataError(
+                f"the loss of {self.judged.tier.id} of the new version on {len(self.data)} test"
+                " samples, or a metric, is not finite, or beyond 1e30"
+            ) from error
 
     def losses(self, weights: Tensors, statistics: Tensors, samples: int) -> NDArray[np.float64]:
-        """Mean loss of each run of so many consecutive samples, the last maybe shorter, over labels
-        that count.
+        """Compute the mean loss of each group of consecutive samples, over labels that count.
 
-        It is float64 ``[runs]``.
+        Args:
+            weights: as for `evaluate`.
+            statistics: as for `evaluate`.
+            samples: of one group; the last may be smaller.
+
+        Returns:
+            float64 ``[groups]``.
         """
         fixed = self._fixed(weights, statistics)
-        found = (
-            (
-                run_graph(
-                    self._session,
-                    ["loss_sum"],
-                    {**fixed, "x": x, "y": y},
-                    self.data.source,
-                )[0],
-                counted(y),
-            )
-            for x, y in self.data.batches(samples, self._dtype)
-        )
-        losses = np.fromiter((float(loss) / max(1, count) for loss, count in found), np.float64)
+        losses: list[float] = []
+        for x, y in self.data.batches(samples, self._dtype):
+            (loss_sum,) = self._run(["loss_sum"], fixed, x, y)
+            losses.append(float(loss_sum) / max(1, counted(y)))
         self.data.check_kept()
-        return losses
+        return np.array(losses, np.float64)
 
     def hits(
         self,
@@ -157,25 +179,26 @@ class Evaluator:
         chosen: NDArray[np.int64],
         mask: NDArray[np.float32],
     ) -> tuple[int, int]:
-        """How many labels of some samples, by index, are right with a label mask, and how many
-        there are.
+        """Count the labels of some samples that are right with a label mask (specification 1.5).
 
-        Specification 1.5: zeroed logits; the mask is ``[classes]``, 1 where a label counts.
-        Statistics are as for `evaluate`.
+        Args:
+            weights: as for `evaluate`.
+            statistics: as for `evaluate`.
+            chosen: indices of the samples.
+            mask: ``[classes]``, 1 where a label counts; the logits of others are zeroed.
+
+        Returns:
+            How many labels are right, and how many there are.
         """
         fixed = self._fixed(weights, statistics)
-        fixed |= {"mask": mask} if "mask" in fixed else {}
-        correct = count = 0
+        if "mask" in fixed:
+            fixed["mask"] = mask
+        correct = 0
+        count = 0
         for start in range(0, len(chosen), self._batch_size):
             x, y = self.data.batch(chosen[start : start + self._batch_size], self._dtype)
-            correct += int(
-                run_graph(
-                    self._session,
-                    ["correct"],
-                    {**fixed, "x": x, "y": y},
-                    self.data.source,
-                )[0]
-            )
+            (correct_sum,) = self._run(["correct"], fixed, x, y)
+            correct += int(correct_sum)
             count += counted(y)
         self.data.check_kept()
         return correct, count

@@ -70,10 +70,10 @@ class OpenGraph:
         with self._halt.watching(options):
             deadline.start()
             try:
-                found: list[Any] = self._session.run(names, inputs, options)
+                outputs: list[Any] = self._session.run(names, inputs, options)
             finally:
                 deadline.cancel()
-        return found
+        return outputs
 
 
 def _terminate(options: Any) -> None:
@@ -115,9 +115,16 @@ def run_graph(
 ) -> list[Any]:
     """Run an opened graph.
 
-    Where it does not run on samples of a source, a token beyond its table say, a DataError.
+    Args:
+        graph: the graph.
+        names: of the outputs.
+        inputs: by name.
+        source: of the samples, for messages.
+
+    Raises:
+        DataError: the graph does not run on the samples, because of a token beyond its table, say.
     """
     try:
         return graph.run(names, inputs)
-    except Exception as error:  # as above
+    except Exception as error:  # onnxruntime, as above
         raise DataError(f"the graph does not run on samples of {source}: {error}") from error

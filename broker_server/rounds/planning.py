@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from broker_server.rounds.closing import ClosingRule, quorum_size
 from broker_server.rounds.collecting import Collection, OpenTask
-from broker_server.rounds.fleet import Assignment
 from broker_server.rounds.round_records import training_tasks
 from broker_server.rounds.run_context import RunContext
 from broker_server.rounds.sent_weights import SentWeights, cut_weights
+from broker_server.rounds.tier_assignment import Assignment
 from broker_server.rounds.tier_models import open_model
 from broker_server.store import (
     Alternatives,

@@ -1,21 +1,20 @@
-"""Who is asked in a round: waiting for enough devices, drawing some of them, and saying why others
-are left out.
-"""
+"""Chooses the devices of a round: waits for enough, draws some, and says why others are left out."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from broker_server.rounds.dispatch import Services
-from broker_server.rounds.fleet import Assignment, assign, choose, count_wanted, why_unfit
 from broker_server.rounds.round_records import training_tasks
 from broker_server.rounds.run_context import RunContext
+from broker_server.rounds.tier_assignment import Assignment, assign, choose, count_wanted, why_unfit
 from broker_server.store import LeftOut
 from broker_server.updates.quarantine import quarantined
 from fleet_protocol import control
 from fleet_protocol.errors import TransportError
+from fleet_protocol.messages import Profile
 
-_TOLD = 3  # devices that declined, in the sentence that ends a run
-_NAMED_LEFT_OUT = 1000  # a fleet of thousands must not write all its names for every round
+_MOST_REASONS = 3  # devices that declined, in the sentence that ends a run
+_MOST_LEFT_OUT = 1000  # a fleet of thousands must not write all its names for every round
 
 
 @dataclass(frozen=True)
@@ -23,126 +22,176 @@ class Recruits:
     """The devices of a round."""
 
     chosen: tuple[Assignment, ...]  # with their tiers, by id
-    wanted: int  # so many of their updates
-    left_out: LeftOut  # who is not asked, and why
+    wanted: int  # updates with which no further ones are waited for
+    left_out: LeftOut  # devices that are not asked, and why
 
 
 def recruit(context: RunContext, services: Services, version: int, number: int) -> Recruits:
-    """Wait until enough devices are there, and draw those of a round.
+    """Wait until enough devices are online, and draw those of a round.
 
-    `version` counts the closed ones.
+    Args:
+        context: the run.
+        services: of the run.
+        version: number of the newest version, which counts the closed rounds.
+        number: of the round.
 
     Raises:
-        TransportError: too few came in time.
-        Halted: no further round is wanted now.
-        StopRequested: the run shall stop here.
+        TransportError: too few devices came in time.
+        Halted: the operator wants no further round now.
+        StopRequested: the server shall end.
     """
-    config = context.config
-    dispatcher = services.dispatcher
-    fleet = services.dispatcher.fleet
-    dispatcher.pump(dispatcher.now())  # what came while the server was at work
-    banned = {
-        device: until
-        for device, until in quarantined(services.store, context.run, config.robust).items()
-        if number <= until
-    }
-    busy = {task.device for task in training_tasks(context, services.store, number)}
-    eligible = _wait_for_devices(context, services, version, number, banned, busy)
-    at_work = sum(map(fleet.is_online, busy))  # who left keeps its task, and no other's place
-    wanted = count_wanted(
-        len(eligible) + at_work,
-        fraction=config.round.fraction,
-        least=config.round.min_devices,
-    )
-    wanted = max(0, wanted - at_work)
-    chosen = choose(
-        eligible,
-        wanted=wanted,
-        over_selection=config.round.over_selection,
-        seed=config.seed,
-        number=number,
-    )
-    asked = {item.device for item in chosen}
-    profiles = fleet.profiles()
-    reasons = {}
-    for device in sorted(
-        fleet.known - asked, key=lambda device: (not fleet.is_online(device), device)
-    ):
-        if device in banned:
-            reasons[device] = (
-                f"in quarantine up to round {banned[device]}: its updates were refused"
-            )
-        elif device not in profiles:
-            reasons[device] = fleet.why_away(device)
-        else:
-            unfit = why_unfit(profiles[device], context.tiers, config.tiers)
-            reasons[device] = unfit or (
-                "at work for an earlier round" if device in busy else "not drawn"
-            )
-    named = dict(list(reasons.items())[:_NAMED_LEFT_OUT])
-    if config.round.buffer is not None:
-        wanted = min(config.round.buffer, len(chosen) + at_work)
-    return Recruits(chosen, wanted, LeftOut(reasons=named, more=len(reasons) - len(named)))
+    # Handle the messages that arrived while the server merged.
+    services.dispatcher.pump(services.dispatcher.now())
+    return _Recruiting(context, services, version, number).recruit()
 
 
-def _wait_for_devices(
-    context: RunContext,
-    services: Services,
-    version: int,
-    number: int,
-    banned: Collection[str],
-    busy: Collection[str],
-) -> Mapping[str, Assignment]:
-    config = context.config
-    dispatcher = services.dispatcher
-    deadline = dispatcher.now() + config.round.wait_seconds
-    told: tuple[str, ...] | None = None
-    unfit: Mapping[str, str] = {}
-    while True:
-        # Levels are dealt among all that are there, or who is busy or in quarantine would move
-        # those of the others.
-        dealt = assign(
-            dispatcher.fleet.profiles(),
-            context.tiers,
-            config.tiers,
-            seed=config.seed,
-            version=version,
+class _Recruiting:
+    """The recruiting of one round."""
+
+    def __init__(self, context: RunContext, services: Services, version: int, number: int) -> None:
+        self._context = context
+        self._config = context.config
+        self._dispatcher = services.dispatcher
+        self._fleet = services.dispatcher.fleet
+        self._version = version
+        self._number = number
+        quarantine = quarantined(services.store, context.run, context.config.robust)
+        self._quarantine = {
+            device: until for device, until in quarantine.items() if number <= until
+        }
+        tasks = training_tasks(context, services.store, number)
+        self._busy = {task.device for task in tasks}  # with a task of an earlier round
+        self._unfit: Mapping[str, str] = {}  # why devices cannot take part, as last reported
+
+    def recruit(self) -> Recruits:
+        config = self._config.round
+        eligible = self._wait_for_devices()
+        # A device that left keeps its task, but takes no other device's place.
+        at_work = self._busy_online()
+        total = count_wanted(
+            len(eligible) + at_work, fraction=config.fraction, least=config.min_devices
         )
-        # Who is in quarantine takes part where there were too few without: one refusal more costs
-        # less than the run.
-        for absent in ({*banned, *busy}, {*busy}):
-            eligible = {device: item for device, item in dealt.items() if device not in absent}
-            if (
-                len(eligible) + sum(map(dispatcher.fleet.is_online, busy))
-                >= config.round.min_devices
-            ):
+        wanted = max(0, total - at_work)
+        chosen = choose(
+            eligible,
+            wanted=wanted,
+            over_selection=config.over_selection,
+            seed=self._config.seed,
+            number=self._number,
+        )
+        left_out = self._left_out({assignment.device for assignment in chosen})
+        if config.buffer is not None:
+            wanted = min(config.buffer, len(chosen) + at_work)
+        return Recruits(chosen, wanted, left_out)
+
+    def _busy_online(self) -> int:
+        return sum(map(self._fleet.is_online, self._busy))
+
+    # Waiting.
+
+    def _wait_for_devices(self) -> Mapping[str, Assignment]:
+        """Return the eligible devices as soon as they are enough."""
+        deadline = self._dispatcher.now() + self._config.round.wait_seconds
+        reported: tuple[str, ...] | None = None
+        while True:
+            eligible = self._eligible()
+            if self._are_enough(eligible):
                 return eligible
-        online = dispatcher.fleet.online
-        if told != online:
-            told = online
-            stamp = dispatcher.reporter.stamp
-            needed = config.round.min_devices
-            event = control.FleetChanged(
-                **stamp, online=online, eligible=len(eligible), needed=needed
-            )
-            dispatcher.reporter.emit(event)
-            there = dispatcher.fleet.profiles()
-            whys = {
-                name: why_unfit(profile, context.tiers, config.tiers)
-                for name, profile in there.items()
-            }
-            before = unfit
-            unfit = {name: why for name, why in whys.items() if why}
-            for name, why in sorted(unfit.items() - before.items()):
-                dispatcher.reporter.note("unfit", why, number, name)
-        dispatcher.operator.require_go()
-        if dispatcher.now() >= deadline:
-            reasons = sorted({**unfit, **dispatcher.fleet.declined}.items())[:_TOLD]
-            declined = "".join(f"{name}: {why}. " for name, why in reasons)
-            raise TransportError(
-                f"{len(eligible)} eligible devices after {config.round.wait_seconds:g} s, "
-                f"{config.round.min_devices} needed; {len(online)} online: {', '.join(online) or 'none'}. {declined}"
-                "Are the devices started, on this broker and in this fleet, and can they train one of the tiers "
-                f"{', '.join(item.tier.id for item in context.tiers)}?"
-            )
-        dispatcher.pump(deadline)
+            online = self._fleet.online
+            if reported != online:
+                reported = online
+                self._report_waiting(len(eligible))
+            self._dispatcher.operator.require_go()
+            if self._dispatcher.now() >= deadline:
+                raise TransportError(self._shortage(len(eligible)))
+            self._dispatcher.pump(deadline)
+
+    def _eligible(self) -> Mapping[str, Assignment]:
+        # Levels are dealt among all devices that are online: otherwise devices that are busy or in
+        # quarantine would change the levels of the others.
+        assignments = assign(
+            self._fleet.profiles(),
+            self._context.tiers,
+            self._config.tiers,
+            seed=self._config.seed,
+            version=self._version,
+        )
+        eligible = _without(assignments, {*self._quarantine, *self._busy})
+        if self._are_enough(eligible):
+            return eligible
+        # Devices in quarantine take part where the others are too few: one more refusal costs less
+        # than the run.
+        return _without(assignments, self._busy)
+
+    def _are_enough(self, eligible: Mapping[str, Assignment]) -> bool:
+        return len(eligible) + self._busy_online() >= self._config.round.min_devices
+
+    def _report_waiting(self, eligible: int) -> None:
+        """Report which devices are online, and note which have become unfit to take part."""
+        reporter = self._dispatcher.reporter
+        event = control.FleetChanged(
+            **reporter.stamp,
+            online=self._fleet.online,
+            eligible=eligible,
+            needed=self._config.round.min_devices,
+        )
+        reporter.emit(event)
+        before = self._unfit
+        self._unfit = self._find_unfit()
+        for device, reason in sorted(self._unfit.items() - before.items()):
+            reporter.note("unfit", reason, self._number, device)
+
+    def _find_unfit(self) -> dict[str, str]:
+        unfit = {}
+        for device, profile in self._fleet.profiles().items():
+            reason = why_unfit(profile, self._context.tiers, self._config.tiers)
+            if reason:
+                unfit[device] = reason
+        return unfit
+
+    def _shortage(self, eligible: int) -> str:
+        """Describe why a run ends for lack of devices."""
+        config = self._config.round
+        online = self._fleet.online
+        reasons = sorted({**self._unfit, **self._fleet.declined}.items())[:_MOST_REASONS]
+        declined = "".join(f"{device}: {reason}. " for device, reason in reasons)
+        tiers = ", ".join(tier.tier.id for tier in self._context.tiers)
+        return (
+            f"{eligible} eligible devices after {config.wait_seconds:g} s, {config.min_devices}"
+            f" needed; {len(online)} online: {', '.join(online) or 'none'}. {declined}"
+            "Are the devices started, on this broker and in this fleet, and can they train one of"
+            f" the tiers {tiers}?"
+        )
+
+    # Devices that are left out.
+
+    def _left_out(self, asked: Collection[str]) -> LeftOut:
+        """Say why devices are not asked: first those that are online, each group by id."""
+        profiles = self._fleet.profiles()
+        online: dict[str, str] = {}
+        offline: dict[str, str] = {}
+        for device in sorted(self._fleet.known - set(asked)):
+            group = online if self._fleet.is_online(device) else offline
+            group[device] = self._reason_left_out(device, profiles.get(device))
+        reasons = list({**online, **offline}.items())
+        named = dict(reasons[:_MOST_LEFT_OUT])
+        return LeftOut(reasons=named, more=len(reasons) - len(named))
+
+    def _reason_left_out(self, device: str, profile: Profile | None) -> str:
+        if device in self._quarantine:
+            until = self._quarantine[device]
+            return f"in quarantine up to round {until}: its updates were refused"
+        if profile is None:
+            return self._fleet.why_away(device)
+        unfit = why_unfit(profile, self._context.tiers, self._config.tiers)
+        if unfit:
+            return unfit
+        return "at work for an earlier round" if device in self._busy else "not drawn"
+
+
+def _without(
+    assignments: Mapping[str, Assignment], absent: Collection[str]
+) -> dict[str, Assignment]:
+    return {
+        device: assignment for device, assignment in assignments.items() if device not in absent
+    }

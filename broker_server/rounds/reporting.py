@@ -1,4 +1,4 @@
-"""What a run tells while it goes: values for whoever listens, and lines of the log in the store."""
+"""Reports what happens in a run: events for a listener, and lines of the log in the store."""
 
 import time
 from collections import Counter
@@ -12,13 +12,13 @@ from fleet_protocol.messages import BlobRef, TaskMetrics
 
 Listener = Callable[[control.RunEvent], None]
 
-_LOGGED_IN_ALL, _LOGGED_PER_SECOND = (
-    200,
-    1,
-)  # refusals of a run, so that neither do many
-_LOGGED_REFUSALS = (
-    20  # of one device for one reason in a run; a broken board must not fill the disk
-)
+# Refusals that a run logs: broken or hostile devices must not fill the disk.
+_LOGGED_REFUSALS = 20  # of one device for one reason
+_LOGGED_AT_ONCE = 200  # of all devices
+_LOGGED_PER_SECOND = 1
+
+RefusalKey = tuple[str, RefusalReason, str]
+"""Device, reason, and which side refused."""
 
 
 class Reporter:
@@ -29,25 +29,29 @@ class Reporter:
         self._store = store
         self._listener = listener
         self._began = time.monotonic()
-        self._seen: Counter[tuple[str, RefusalReason, str]] = Counter()
-        self._told = 0
-        self._uncounted: Counter[tuple[str, RefusalReason, str]] = Counter()
+        self._seen: Counter[RefusalKey] = Counter()
+        self._logged_refusals = 0
+        self._uncounted: Counter[RefusalKey] = Counter()
 
     @property
     def seconds(self) -> float:
-        """Time since the run started or was resumed."""
+        """Return the time since the run started or was resumed."""
         return time.monotonic() - self._began
 
     @property
     def stamp(self) -> dict[str, Any]:
-        """What every event of the run carries."""
+        """Return the fields that every event of the run has."""
         return {"run": self.run, "seconds": self.seconds}
 
     def emit(
         self, event: control.RunEvent, log: str | None = None, device: str | None = None
     ) -> None:
-        """Tell displays what happened, and the log if it is worth a line, which may be about a
-        device.
+        """Send an event to the listener.
+
+        Args:
+            event: what happened.
+            log: a line for the log, if the event is worth one.
+            device: that the line is about.
         """
         if log is not None:
             self._store.log(
@@ -67,7 +71,7 @@ class Reporter:
         number: int | None = None,
         device: str | None = None,
     ) -> None:
-        """Write a line of the log that no display needs."""
+        """Write a line of the log for which there is no event."""
         self._store.log(kind, detail, run=self.run, number=number, device=device)
 
     def received(
@@ -78,16 +82,25 @@ class Reporter:
         *,
         log: bool = True,
     ) -> None:
-        """Tell that an update is checked and on the disk, with a line of the log where it is worth
-        one.
+        """Report that an update is checked and on the disk.
+
+        Args:
+            task: of the update.
+            update: the update.
+            metrics: of the device.
+            log: whether the log gets a line.
         """
-        same = {name: getattr(task, name) for name in ("round", "device", "kind", "tier")}
-        event = control.UpdateReceived(**self.stamp, **same, size=update.size, metrics=metrics)
-        self.emit(
-            event,
-            f"{task.kind} update of {update.size} bytes, {task.tier}" if log else None,
-            task.device,
+        event = control.UpdateReceived(
+            **self.stamp,
+            round=task.round,
+            device=task.device,
+            kind=task.kind,
+            tier=task.tier,
+            size=update.size,
+            metrics=metrics,
         )
+        line = f"{task.kind} update of {update.size} bytes, {task.tier}" if log else None
+        self.emit(event, line, task.device)
 
     def refused(
         self,
@@ -105,10 +118,10 @@ class Reporter:
         self._uncounted[key] += 1
         if (
             self._seen[key] > _LOGGED_REFUSALS
-            or self._told >= _LOGGED_IN_ALL + _LOGGED_PER_SECOND * self.seconds
+            or self._logged_refusals >= _LOGGED_AT_ONCE + _LOGGED_PER_SECOND * self.seconds
         ):
             return
-        self._told += 1
+        self._logged_refusals += 1
         last = " (further ones are only counted)" if self._seen[key] == _LOGGED_REFUSALS else ""
         event = control.UpdateRefused(
             **self.stamp,
@@ -121,9 +134,9 @@ class Reporter:
         self.emit(event, f"{by} refused, {reason.value}: {detail}{last}", device)
 
     def count(self) -> None:
-        """Write what was refused since the last call.
+        """Store how many refusals there were since the last call.
 
-        A flood is counted in memory and written now and then.
+        They are counted in memory between calls, so that a flood costs no writes.
         """
         for (device, reason, by), times in self._uncounted.items():
             self._store.count_refusal(self.run, device, reason, by, times)

@@ -17,8 +17,8 @@ def require_warmup(config: FleetConfig) -> None:
     rounds = config.round.rounds
     if rate is not None and rate.warmup > rounds:
         raise PlanError(
-            f"train.rate.warmup: {rate.warmup:g} rounds of warm-up in a run of {rounds}, so that the"
-            " learning rate never gets its size; take fewer, a part of one (0.5) too"
+            f"train.rate.warmup: {rate.warmup:g} rounds of warm-up in a run of {rounds}, so that"
+            " the learning rate never gets its size; take fewer, a part of one (0.5) too"
         )
 
 
@@ -45,13 +45,13 @@ def require_inputs(settings: TrainSettings, manifest: Manifest) -> None:
     """
     if settings.micro_batch is not None and not manifest.recipe.accumulate:
         raise PlanError(
-            f"{manifest.arch} {manifest.tier} was exported for whole batches, and train.micro_batch ="
-            f" {settings.micro_batch}; export it with --accumulate, or accumulate = true in"
-            " [model.recipe]"
+            f"{manifest.arch} {manifest.tier} was exported for whole batches, and"
+            f" train.micro_batch = {settings.micro_batch}; export it with --accumulate, or"
+            " accumulate = true in [model.recipe]"
         )
     if settings.proximal_mu and not manifest.recipe.proximal:
         raise PlanError(
-            f"{manifest.arch} {manifest.tier} was exported without a proximal term, so proximal_mu ="
-            f" {settings.proximal_mu:g} would do nothing; export it with one (model.recipe.proximal ="
-            " true)"
+            f"{manifest.arch} {manifest.tier} was exported without a proximal term, so"
+            f" proximal_mu = {settings.proximal_mu:g} would do nothing; export it with one"
+            " (model.recipe.proximal = true)"
         )

@@ -1,6 +1,4 @@
-"""What is fixed for a run: its name, configuration, artifacts, tiers and strategy, found to go
-together.
-"""
+"""What is fixed for a run: its name, configuration, artifacts, tiers and strategy, all checked."""
 
 import logging
 import os
@@ -8,13 +6,12 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
-from broker_server.rounds.artifacts import Artifacts, TierArtifacts, load_artifacts
+from broker_server.rounds.artifacts import Artifacts, TierArtifacts
 from broker_server.rounds.best import require_metric
-from broker_server.rounds.fleet import require_levels, usable_tiers
 from broker_server.rounds.run_checks import require_inputs, require_recipe, require_warmup
+from broker_server.rounds.tier_assignment import require_levels, usable_tiers
 from broker_server.settings.combinations import (
     Method,
     Trait,
@@ -30,67 +27,35 @@ from broker_server.store.records import RunRecord
 from broker_server.strategies.registry import build_strategy
 from broker_server.strategies.strategy import PlanRequest, Strategy
 from fleet_protocol.data.terms import DataContract
-from fleet_protocol.encodings import LEVELS
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.manifest import Manifest
 from fleet_protocol.messages import BlobRef, Instructions, TrainSettings
 from fleet_protocol.messages.instructions import Hiding, Ramp, Summing, Upload
 from fleet_protocol.noise import Draw
+from fleet_protocol.rounding import LEVELS
 from fleet_protocol.spelling import without_login
 
 _LOG = logging.getLogger(__name__)
 
-# What says what the numbers of an update mean.
-_SAME = (
-    *(
-        "arch",
-        "settings",
-        "tier",
-        "width",
-        "depth",
-        "classes",
-        "input_shape",
-        "input_dtype",
-        "label_shape",
-    ),
-    *("parameters", "statistics", "base"),
+# Fields of a manifest that say what the numbers of an update mean.
+_MEANING = (
+    "arch",
+    "settings",
+    "tier",
+    "width",
+    "depth",
+    "classes",
+    "input_shape",
+    "input_dtype",
+    "label_shape",
+    "parameters",
+    "statistics",
+    "base",
 )
 
 
-def load_others(config: FleetConfig, root: Path) -> Artifacts:
-    """The artifacts of a folder, with which a run of this configuration can go on.
-
-    Raises:
-        ConfigError: it cannot, or nothing was exported there; the message says why.
-        PlanError: the run asks for what these do not have.
-    """
-    arch = config.model.arch
-    chunk_bytes = config.round.chunk_bytes
-    model = config.model.model_copy(update={"artifacts": root})
-    artifacts = load_artifacts(root, arch, chunk_bytes=chunk_bytes)
-    new = prepare_run("", config.model_copy(update={"model": model}), artifacts)
-    old = prepare_run(
-        "",
-        config,
-        load_artifacts(config.model.artifacts, arch, chunk_bytes=chunk_bytes),
-    )
-    for item in old.tiers:
-        other = new.artifacts.tiers.get(item.tier.id)
-        if other is None:
-            raise ConfigError(
-                f"{root} has no tier {item.tier.id}, which the run in progress trains; export it, too"
-            )
-        why = old.why_other(item, other.manifest)
-        if why:
-            raise ConfigError(
-                f"{other.folder}: {why} in the run in progress, whose updates would no longer add up; let it end, and"
-                " begin another with these"
-            )
-    return artifacts
-
-
 def new_run_id() -> str:
-    """A name for a run: when it began, and a few random digits."""
+    """Return a name for a run: when it began, and a few random digits."""
     return time.strftime("%Y%m%d-%H%M%S-", time.gmtime()) + secrets.token_hex(2)
 
 
@@ -99,8 +64,11 @@ class RunContext:
     """What is fixed for a whole run.
 
     Attributes:
+        run: its id.
         config: with absolute paths.
+        artifacts: all exported tiers of the model.
         tiers: in use, largest first.
+        strategy: as configured, built for these tiers.
         noise: random bytes for what a name says; those of the operating system, which nobody can
             draw again.
         contracts: the data contract of the devices of each tier, by tier.
@@ -122,26 +90,31 @@ class RunContext:
         return keeps(self.config, trait)
 
     def set_of(self, device: str, item: TierArtifacts) -> BlobRef:
-        """The artifact set that a task of a device names for a tier."""
-        other = self.sets(device).get(item.tier.id)
-        return item.ref if other is None or self.why_other(item, other[0]) else other[1]
+        """Return the artifact set that a task of a device names for a tier."""
+        tested = self.sets(device).get(item.tier.id)
+        if tested is None:
+            return item.ref
+        manifest, ref = tested
+        return item.ref if self.set_difference(item, manifest) else ref
 
-    def why_other(self, item: TierArtifacts, new: Manifest) -> str:
-        """Why another artifact set cannot take the place of a tier's in this run.
+    def set_difference(self, item: TierArtifacts, new: Manifest) -> str:
+        """Return why another artifact set cannot take the place of a tier's in this run.
 
-        Empty where it can.
+        It is empty if it can.
         """
         old = item.manifest
-        keeps = self.config.train.optimizer_state == "keep"
-        fields = [*_SAME, *(["states"] if keeps else [])]
-        other = [name for name in fields if getattr(old, name) != getattr(new, name)]
-        other += ["recipe.loss"] if old.recipe.loss != new.recipe.loss else []
-        other += [f"graph {key}" for key in old.graphs.keys() - new.graphs.keys()]
-        return f"{', '.join(other)} of {item.tier.id} are others than" if other else ""
+        fields = list(_MEANING)
+        if self.config.train.optimizer_state == "keep":
+            fields.append("states")
+        differing = [name for name in fields if getattr(old, name) != getattr(new, name)]
+        if old.recipe.loss != new.recipe.loss:
+            differing.append("recipe.loss")
+        differing += [f"graph {name}" for name in old.graphs.keys() - new.graphs.keys()]
+        return f"{', '.join(differing)} of {item.tier.id} are others than" if differing else ""
 
     @property
     def open_labels(self) -> bool:
-        """Whether only `labels` in ``[data]`` of the boards say what a label means to the model.
+        """Return whether only `labels` in ``[data]`` of the boards say what a label means.
 
         Where a contract has names, boards go by these; where a part of the model stays on the
         boards, or tiers have heads of their own, labels may differ.
@@ -152,44 +125,47 @@ class RunContext:
 
     @property
     def judged(self) -> TierArtifacts:
-        """The tier that is evaluated.
+        """Return the tier that is evaluated.
 
-        A ConfigError where the configured one, or the full one, is not exported.
+        Raises:
+            ConfigError: the configured tier, or the full one, is not exported.
         """
-        wanted = self.config.evaluation.tier
-        return self.artifacts.full if wanted is None else self._exported("evaluation.tier", wanted)
+        tier = self.config.evaluation.tier
+        return self.artifacts.full if tier is None else self._exported("evaluation.tier", tier)
 
     @property
     def judged_beside(self) -> tuple[TierArtifacts, ...]:
-        """Further tiers that are evaluated; a ConfigError where one is not exported."""
-        return tuple(
-            self._exported("evaluation.tiers", wanted) for wanted in self.config.evaluation.tiers
-        )
+        """Return further tiers that are evaluated.
+
+        Raises:
+            ConfigError: one of them is not exported.
+        """
+        tiers = self.config.evaluation.tiers
+        return tuple(self._exported("evaluation.tiers", tier) for tier in tiers)
 
     @property
     def moving(self) -> str | None:
-        """A tier whose next slice may have other units than its last one, None where all plans
-        stay.
+        """Return a tier whose next slice may have other units than its last one.
+
+        None if the plans of all tiers stay.
         """
-        asked = {
-            item.tier.id: PlanRequest(item.tier, "", 0, self.config.seed) for item in self.tiers
-        }
-        plans = {tier: self.strategy.plan(request).plan for tier, request in asked.items()}
-        return next(
-            (
-                tier
-                for tier, plan in plans.items()
-                if plan.kind != "static" or self.strategy.renews_units
-            ),
-            None,
-        )
+        for item in self.tiers:
+            request = PlanRequest(item.tier, "", 0, self.config.seed)
+            plan = self.strategy.plan(request).plan
+            if plan.kind != "static" or self.strategy.renews_units:
+                return item.tier.id
+        return None
 
     def instructions(
         self, kind: Literal["train", "statistics"], closed_rounds: int
     ) -> Instructions:
-        """What a task asks of a device after some closed rounds.
+        """Return what a task asks of a device.
 
-        The strategy has a say in training alone.
+        The strategy adds its part to training alone.
+
+        Args:
+            kind: of the task.
+            closed_rounds: how many rounds are closed.
         """
         settings = self._train_settings(kind, closed_rounds)
         if kind == "statistics":
@@ -248,11 +224,10 @@ class RunContext:
         clip = secure.clip if noise is None else min(secure.clip, noise.clip)
         return Summing(clip=clip, least=secure.least)
 
-    def begun(self) -> RunRecord:
-        """The run as the store has it when it begins, without the broker's login."""
-        broker = self.config.broker.model_copy(
-            update={"url": without_login(self.config.broker.url)}
-        )
+    def initial_record(self) -> RunRecord:
+        """Return the run as the store has it when it begins, without the broker's login."""
+        url = without_login(self.config.broker.url)
+        broker = self.config.broker.model_copy(update={"url": url})
         return RunRecord(
             id=self.run,
             fleet=self.config.fleet,
@@ -266,17 +241,16 @@ class RunContext:
             payload_bytes=0,
         )
 
-    def _exported(self, key: str, wanted: str) -> TierArtifacts:
-        if wanted not in self.artifacts.tiers:
+    def _exported(self, key: str, tier: str) -> TierArtifacts:
+        exported = self.artifacts.tiers.get(tier)
+        if exported is None:
+            tiers = ", ".join(self.artifacts.tiers)
+            raise ConfigError(f"{key}: {tier!r} is not exported; exported are {tiers}")
+        if self.artifacts.layout.own_head(exported.tier) and exported not in self.tiers:
             raise ConfigError(
-                f"{key}: {wanted!r} is not exported; exported are {', '.join(self.artifacts.tiers)}"
+                f"{key}: {tier!r} has a head of its own, which this run does not train"
             )
-        found = self.artifacts.tiers[wanted]
-        if self.artifacts.layout.own_head(found.tier) and found not in self.tiers:
-            raise ConfigError(
-                f"{key}: {wanted!r} has a head of its own, which this run does not train"
-            )
-        return found
+        return exported
 
 
 def prepare_run(

@@ -1,4 +1,4 @@
-"""Updates that nobody sees: the server learns the sum of a cohort, and all of it count as its mean."""
+"""Updates that nobody sees: the server learns the sum of a cohort, and its mean counts for each."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,23 +26,23 @@ def sum_up(services: Services, collection: Collection) -> str:
     """
     lost = "no update came"
     # A device may answer while its cohort is added up, so cohorts are chosen before the first is.
-    cohorts = [cohort for cohort in collection.cohorts() if cohort.came]
+    cohorts = [cohort for cohort in collection.cohorts() if cohort.received]
     for cohort in cohorts:
         added, why = _sum_cohort(services, cohort)
         if not added:
             lost = why
-        for task in cohort.came:
+        for task in cohort.received:
             if task not in added:
                 services.store.settle([task.record.id], TaskPhase.MISSED, why)
                 task.record = replace(task.record, phase=TaskPhase.MISSED, detail=why)
-    count = sum(len(cohort.came) for cohort in cohorts)
+    count = sum(len(cohort.received) for cohort in cohorts)
     enough = count and count >= collection.rule.needed(len(collection.tasks), 0)
     return "" if enough else lost
 
 
 def _sum_cohort(services: Services, cohort: Cohort) -> tuple[Sequence[OpenTask], str]:
     """Return the tasks that are in the sum of a cohort, and why its other tasks are not."""
-    tasks = cohort.came
+    tasks = cohort.received
     try:
         _store_mean(services, cohort, tasks)
     except RefusedError as error:

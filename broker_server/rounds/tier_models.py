@@ -1,6 +1,4 @@
-"""What a tier is in a global version: the weights that its devices are sent, and that it is judged
-by.
-"""
+"""The weights of a tier in a global version: those that its devices are sent, and is judged by."""
 
 from broker_server.rounds.run_context import RunContext
 from broker_server.store import VersionRecord
@@ -13,27 +11,35 @@ from models.tier import Tier
 
 
 def open_model(blobs: BlobStore, version: VersionRecord) -> GlobalModel:
-    """The global model of a version, as views of mapped files.
+    """Return the global model of a version, as views of mapped files.
 
-    A BlobError where they cannot be read, also below.
+    Raises:
+        BlobError: they cannot be read.
     """
-    state = {} if version.state_digest is None else open_tensors(blobs.path(version.state_digest))
-    return GlobalModel(open_tensors(blobs.path(version.digest)), state)
+    weights = open_tensors(blobs.path(version.digest))
+    if version.state_digest is None:
+        return GlobalModel(weights, {})
+    return GlobalModel(weights, open_tensors(blobs.path(version.state_digest)))
 
 
 def model_of(context: RunContext, tier: Tier, version: VersionRecord, blobs: BlobStore) -> Tensors:
-    """What a tier is in a global version: the model that its devices are sent, with the leading
-    units.
+    """Return the weights of a tier in a global version.
 
-    Of a tier that the run does not train it is a cut of the global weights.
+    They are what its devices are sent, with the leading units. A tier that the run does not train
+    is cut from the global weights.
+
+    Raises:
+        BlobError: they cannot be read.
     """
     layout = context.artifacts.layout
     weights = open_tensors(blobs.path(version.digest))
     if tier == layout.tier(1.0):
         return weights
     plan = compile_plan(layout, make_plan(layout, tier))
-    if all(item.tier != tier for item in context.tiers):
-        return plan.slice(weights)  # the state of an old version may be gone
+    trained = {item.tier for item in context.tiers}
+    if tier not in trained:
+        # The state of an old version, which a method may send from, may be gone.
+        return plan.slice(weights)
     request = PlanRequest(tier, "", version.number, context.config.seed)
     return context.strategy.send(plan, request, open_model(blobs, version))
 
@@ -41,10 +47,14 @@ def model_of(context: RunContext, tier: Tier, version: VersionRecord, blobs: Blo
 def judged_model(
     context: RunContext, version: VersionRecord, blobs: BlobStore
 ) -> tuple[Tensors, Tensors]:
-    """What judges a global version again: the weights of the judged tier, and the known statistics
-    of its norms.
+    """Return what judges a global version again: weights of the judged tier, and its statistics.
+
+    The statistics are those of its static batch norms, empty where none are known.
+
+    Raises:
+        BlobError: they cannot be read.
     """
-    statistics = (
-        open_tensors(blobs.path(version.statistics_digest)) if version.statistics_digest else {}
-    )
-    return model_of(context, context.judged.tier, version, blobs), statistics
+    weights = model_of(context, context.judged.tier, version, blobs)
+    if version.statistics_digest is None:
+        return weights, {}
+    return weights, open_tensors(blobs.path(version.statistics_digest))

@@ -72,7 +72,7 @@ class BetweenRuns:
             )
         # What is about a task waits for the next run: devices repeat it.
         if isinstance(reply, NeedChunks):
-            self.releases.need(device, reply.digest, reply.ranges)
+            self.releases.request(device, reply.digest, reply.ranges)
         elif isinstance(reply, Predicted):
             self.predictions.receive(reply)
 

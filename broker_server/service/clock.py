@@ -1,17 +1,17 @@
-"""The time that the rounds of a fleet go by: that of this machine, without what the broker was
-away.
-"""
+"""The time that the rounds of a fleet go by: without the time in which the broker was away."""
 
 import time
 
 
 class Clock:
-    """``time.monotonic()``, but it stands still from the loss of the connection on: nobody can
-    answer meanwhile.
+    """``time.monotonic()``, but it stands still while the connection is lost: nobody can answer.
+
+    Args:
+        connected: whether the connection is there now.
     """
 
     def __init__(self, *, connected: bool) -> None:
-        self._away = 0.0
+        self._away_seconds = 0.0
         self._stopped_at = None if connected else time.monotonic()
 
     @property
@@ -20,16 +20,18 @@ class Clock:
         return self._stopped_at is not None
 
     def now(self) -> float:
-        """Seconds; only differences mean anything."""
-        return (time.monotonic() if self._stopped_at is None else self._stopped_at) - self._away
+        """Return seconds; only differences mean anything."""
+        if self._stopped_at is not None:
+            return self._stopped_at - self._away_seconds
+        return time.monotonic() - self._away_seconds
 
     def stop(self) -> None:
-        """The connection is gone; saying so twice changes nothing."""
+        """Stand still; a second call changes nothing."""
         if self._stopped_at is None:
             self._stopped_at = time.monotonic()
 
     def go_on(self) -> None:
-        """The connection is there."""
+        """Go on from where the clock has stopped."""
         if self._stopped_at is not None:
-            self._away = self._away + time.monotonic() - self._stopped_at
+            self._away_seconds += time.monotonic() - self._stopped_at
             self._stopped_at = None

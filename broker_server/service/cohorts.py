@@ -233,8 +233,8 @@ class Cohorts:
         Raises:
             RefusedError: there are too few updates, or the masks cannot be removed.
         """
-        records = {task.record.device: task.record for task in cohort.came}
-        secure_sum = self._sum_of(cohort.came[0])
+        records = {task.record.device: task.record for task in cohort.received}
+        secure_sum = self._sum_of(cohort.received[0])
         until = self.clock.now() + REVEAL_SECONDS
         cohort.require(len(records), len(secure_sum.keys))
         secure_sum.step = _Step.SECRETS
@@ -254,7 +254,7 @@ class Cohorts:
             secure_sum.keys,
             secure_sum.members,
             secure_sum.revealed,
-            cohort.came[0].record.weights.digest,
+            cohort.received[0].record.weights.digest,
         )
 
     def close(self) -> None:

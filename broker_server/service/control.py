@@ -40,28 +40,33 @@ from fleet_protocol.transport import Received
 _LOG = logging.getLogger(__name__)
 
 ServerRequested = RunRequest | LocalServerRequest
-Act = Callable[[ServerRequested, Answer], None]
+"""A request to the server, of either way."""
+
+CarryOut = Callable[[ServerRequested, Answer], None]
+"""Carries out a request to the server, or answers why not."""
 
 _ANSWERS = Rate(1, 10)  # to unknown senders where MQTT is closed: limits the answers to a flood
 CLOSED = (
-    "this server accepts no requests over MQTT, because a fleet without identities has no signatures: run the command"
-    " on its computer, as its user, with its store in fleet.toml; or create identities with `shoal init`; or set"
-    " insecure = true in"
-    " [broker] (`shoal up --insecure`) for a network that you trust"
+    "this server accepts no requests over MQTT, because a fleet without identities has no "
+    "signatures: run the command on its computer, as its user, with its store in fleet.toml; or "
+    "create identities with `shoal init`; or set insecure = true in [broker] (`shoal up "
+    "--insecure`) for a network that you trust"
 )
 _NO_FILE = (
-    "this server was started without a configuration, so it accepts no runs over MQTT: start it with `shoal up --config"
-    " fleet.toml`, or use `shoal run --config FILE` on its computer, as its user, with its store in the file"
+    "this server was started without a configuration, so it accepts no runs over MQTT: start it "
+    "with `shoal up --config fleet.toml`, or use `shoal run --config FILE` on its computer, as its "
+    "user, with its store in the file"
 )
 _REMEDY = (
-    "Write that into the file of `shoal up --config` and restart the server, or use `shoal run --config FILE`"
-    " on its computer, as its user, with its store in the file"
+    "Write that into the file of `shoal up --config` and restart the server, or use `shoal run "
+    "--config FILE` on its computer, as its user, with its store in the file"
 )
 
 
 def is_open(broker: BrokerConfig) -> bool:
-    """Return whether a server accepts requests over MQTT: signed ones, or all with ``insecure =
-    true``.
+    """Return whether a server accepts requests over MQTT.
+
+    In a fleet with identities they are signed; without, ``insecure = true`` allows all.
     """
     return broker.identity is not None or broker.insecure
 
@@ -98,8 +103,7 @@ def config_of(
 
 @dataclass
 class Control:
-    """Receives requests from socket and MQTT, passes on those for the server, and sends events to
-    both.
+    """Receives requests from socket and MQTT, and sends events to both.
 
     Attributes:
         predictions: requests predictions from boards.
@@ -119,30 +123,35 @@ class Control:
 
     def __post_init__(self) -> None:
         self._answers = Bucket(_ANSWERS)
-        self._said_closed = False
-        self._last: str | None = None
+        self._logged_closed = False
+        self._last: str | None = None  # id of the last request over MQTT
 
-    def take(self, event: Received | LocalRequest, act: Act) -> None:
-        """Handle a request; `act` carries out requests to the server, and raises no error.
+    def handle(self, event: Received | LocalRequest, carry_out: CarryOut) -> None:
+        """Handle a request.
+
+        Args:
+            event: the request as it came.
+            carry_out: carries it out if it is for the server; raises no error.
 
         Raises:
             RefusedError: it came over MQTT, which is open, but is malformed.
         """
         if isinstance(event, LocalRequest):
-            self._take_local(event, act)
-        elif not self.open:
-            self._turn_away(event.payload)
-        else:
-            request = parse_request(event.payload)
-            if isinstance(request, Ask):
-                self.predictions.send(request, self.outbox.publish_event)
-            elif request.request != self._last:  # a broker may resend an unacknowledged request
-                self._last = request.request
-                act(request, self.outbox.publish_event)
+            self._handle_local(event, carry_out)
+            return
+        if not self.open:
+            self._reject_closed(event.payload)
+            return
+        request = parse_request(event.payload)
+        if isinstance(request, Ask):
+            self.predictions.send(request, self.outbox.publish_event)
+        elif request.request != self._last:  # a broker may resend an unacknowledged request
+            self._last = request.request
+            carry_out(request, self.outbox.publish_event)
 
-    def _take_local(self, event: LocalRequest, act: Act) -> None:
-        def answer(told: control.RunEvent) -> None:
-            event.answer(told.to_bytes())
+    def _handle_local(self, event: LocalRequest, carry_out: CarryOut) -> None:
+        def answer(reply: control.RunEvent) -> None:
+            event.answer(reply.to_bytes())
 
         try:
             request = parse_local_request(event.payload)
@@ -154,13 +163,13 @@ class Control:
         if isinstance(request, Ask):
             self.predictions.send(request, answer)
         else:
-            act(request, answer)
+            carry_out(request, answer)
 
-    def _turn_away(self, payload: bytes) -> None:
+    def _reject_closed(self, payload: bytes) -> None:
         """Count a refused request, answer the first few, and log the first."""
         self.count(RefusalReason.UNSUPPORTED)
-        if not self._said_closed:
-            self._said_closed = True
+        if not self._logged_closed:
+            self._logged_closed = True
             _LOG.warning("a request came over MQTT: %s", CLOSED)
         if not self._answers.take(time.monotonic()):
             return
@@ -169,34 +178,35 @@ class Control:
         except RefusedError:  # there is no sender to answer
             return
         if isinstance(request, Ask):
-            told = Predicted(
+            predicted = Predicted(
                 task=request.task,
                 device=request.device,
                 reason=RefusalReason.UNSUPPORTED,
                 detail=CLOSED,
             )
-            self.outbox.publish_event(told)
+            self.outbox.publish_event(predicted)
         else:
             rejected = control.RunRejected(
                 request=request.request, detail=CLOSED, exit_code=ConfigError.exit_code
             )
             self.outbox.publish_event(rejected)
 
-    def tell(self, event: control.RunEvent) -> None:
-        """Send an event to all clients of the socket, and over MQTT if a run has followers or was
-        steered there.
+    def send_event(self, event: control.RunEvent) -> None:
+        """Send an event to all clients of the socket.
+
+        Also over MQTT, if the run has followers there or was steered from there.
         """
-        self.socket.tell(event.to_bytes())
+        self.socket.send_all(event.to_bytes())
         if self.followed or (self.open and isinstance(event, control.RunSteered)):
             self.outbox.publish_event(event)
 
 
-def say_started(context: RunContext, reporter: Reporter, request: str | None, closed: int) -> None:
-    """Say that a run begins, or goes on.
+def report_start(context: RunContext, reporter: Reporter, request: str | None, closed: int) -> None:
+    """Report that a run begins, or goes on.
 
     Args:
         context: of the run.
-        reporter: tells it.
+        reporter: reports the run.
         request: id of the request that it is begun for, if any.
         closed: number of its newest version.
     """
@@ -209,5 +219,5 @@ def say_started(context: RunContext, reporter: Reporter, request: str | None, cl
         rounds=context.config.round.rounds,
         closed=closed,
     )
-    tiers = ", ".join(each.tier.id for each in context.tiers)
+    tiers = ", ".join(artifacts.tier.id for artifacts in context.tiers)
     reporter.emit(started, f"{context.strategy.name} on {context.artifacts.arch}, tiers {tiers}")

@@ -1,9 +1,8 @@
-"""The server's end of the socket in its store: accepts one request per client, and sends events to
-all clients.
+"""The server's end of the socket in its store: requests from clients, and events to all of them.
 
-A separate thread serves the clients, so that a client that sends or reads nothing does not delay a
-round: a client has limited time to send its line, and is disconnected if too much unread data waits
-for it.
+Each client sends one request. A separate thread serves the clients, so that a client that sends or
+reads nothing does not delay a round: a client has limited time to send its line, and is
+disconnected if too much unread data waits for it.
 """
 
 import contextlib
@@ -52,16 +51,25 @@ class LocalRequest:
 
 @dataclass(eq=False)
 class _Client:
+    """A connected client.
+
+    Attributes:
+        connection: to it.
+        until: deadline for its request.
+        received: the beginning of its request.
+        waiting: what is to be sent to it.
+        asked: whether its request is complete.
+    """
+
     connection: socket.socket
-    until: float  # deadline for its request
-    heard: bytearray = field(default_factory=bytearray)
+    until: float
+    received: bytearray = field(default_factory=bytearray)
     waiting: bytearray = field(default_factory=bytearray)
     asked: bool = False
 
 
 class ControlSocket:
-    """Listens in the folder of a store, which its server has locked, while the ``with`` block
-    lasts.
+    """Listens in the folder of a store while the ``with`` block lasts; its server has locked it.
 
     If the system or the folder's file system has no such sockets, the log reports it, and no client
     can connect.
@@ -113,9 +121,8 @@ class ControlSocket:
         remove_stale(self._folder)
         with address_of(self._folder) as address:
             listening.bind(address)
-        (self._folder / SOCKET).chmod(
-            0o600
-        )  # no client can connect earlier, since nothing listens yet
+        # Before anything listens, so that no client connects earlier.
+        (self._folder / SOCKET).chmod(0o600)
         listening.listen(MOST_CLIENTS)
 
     def __exit__(self, *_: object) -> None:
@@ -125,10 +132,11 @@ class ControlSocket:
         self._wake_up()
         self._thread.join(_STOP_SECONDS)
         for client in list(self._clients):
-            self._let_go(client)
+            self._disconnect(client)
         self._selector.close()
-        for each in (self._listening, self._wake, self._woken):
-            each.close()
+        self._listening.close()
+        self._wake.close()
+        self._woken.close()
         with contextlib.suppress(OSError):
             (self._folder / SOCKET).unlink()
 
@@ -138,15 +146,15 @@ class ControlSocket:
         """Send the server's state to all clients, and from now on first to each new one."""
         with self._lock:
             self._greeting = line
-        self.tell(line)
+        self.send_all(line)
 
-    def tell(self, line: bytes) -> None:
+    def send_all(self, line: bytes) -> None:
         """Send all clients a JSON document without line breaks."""
         with self._lock:
             for client in self._clients:
                 client.waiting += line + b"\n"
-            nobody = not self._clients
-        if not nobody:
+            has_clients = bool(self._clients)
+        if has_clients:
             self._wake_up()
 
     def _answer(self, client: _Client, line: bytes) -> None:
@@ -171,8 +179,8 @@ class ControlSocket:
                         self._woken.recv(_READ_BYTES)
                 elif events & selectors.EVENT_READ:
                     self._read(key.data)
-            self._look_after(time.monotonic())
-        self._look_after(time.monotonic())  # sends the last events
+            self._serve_clients(time.monotonic())
+        self._serve_clients(time.monotonic())  # sends the last events
 
     def _patience(self) -> float | None:
         ends = [client.until for client in self._clients if not client.asked]
@@ -185,29 +193,28 @@ class ControlSocket:
             return
         connection.setblocking(False)
         user = user_at(connection)
-        if not may_ask(user) or len(self._clients) >= MOST_CLIENTS:
-            why = (
-                f"user {user} is not allowed"
-                if not may_ask(user)
-                else f"{MOST_CLIENTS} clients are connected"
-            )
-            self._say_refused(why)
+        why = ""
+        if not may_ask(user):
+            why = f"user {user} is not allowed"
+        elif len(self._clients) >= MOST_CLIENTS:
+            why = f"{MOST_CLIENTS} clients are connected"
+        if why:
+            self._log_refused(why)
             connection.close()
             return
         client = _Client(connection, time.monotonic() + REQUEST_SECONDS)
         with self._lock:
-            client.waiting += self._greeting + b"\n" if self._greeting else b""
+            if self._greeting:
+                client.waiting += self._greeting + b"\n"
             self._clients.add(client)
         self._selector.register(connection, selectors.EVENT_READ, client)
 
-    def _say_refused(self, why: str) -> None:
-        """Write a line of the log about a client that is let go, but few lines where there are
-        many.
-        """
+    def _log_refused(self, why: str) -> None:
+        """Log a client that is disconnected, but few of many."""
         self._refused += 1
         if self._lines.take(time.monotonic()):
-            said = "the socket in %s takes no further client: %s (%d refused since the line before)"
-            _LOG.warning(said, self._folder, why, self._refused)
+            text = "the socket in %s takes no further client: %s (%d refused since the line before)"
+            _LOG.warning(text, self._folder, why, self._refused)
             self._refused = 0
 
     def _read(self, client: _Client) -> None:
@@ -218,32 +225,34 @@ class ControlSocket:
         except OSError:
             data = b""
         if not data or client.asked:  # it has closed, or sends more than one line
-            self._let_go(client)
+            self._disconnect(client)
             return
-        client.heard += data
-        line, end, rest = client.heard.partition(b"\n")
-        if rest or len(line) > LINE_LIMIT_BYTES:
-            self._let_go(client)
+        client.received += data
+        line, end, excess = client.received.partition(b"\n")
+        if excess or len(line) > LINE_LIMIT_BYTES:
+            self._disconnect(client)
         elif end:
             client.asked = True
-            client.heard.clear()
+            client.received.clear()
             if line:  # a client that only listens sends an empty line
                 self._put(LocalRequest(bytes(line), lambda answer: self._answer(client, answer)))
 
-    def _look_after(self, now: float) -> None:
+    def _serve_clients(self, now: float) -> None:
         """Send waiting data, and disconnect clients that are too slow."""
         for client in list(self._clients):
             with self._lock:
-                sent = self._send(client)
-                too_much = len(client.waiting) > _MOST_WAITING_BYTES
-                left = bool(client.waiting)
-            if not sent or too_much or (not client.asked and now >= client.until):
-                self._let_go(client)
+                is_open = self._send(client)
+                has_too_much = len(client.waiting) > _MOST_WAITING_BYTES
+                has_more = bool(client.waiting)
+            is_late = not client.asked and now >= client.until
+            if not is_open or has_too_much or is_late:
+                self._disconnect(client)
                 continue
-            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if left else 0)
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if has_more else 0)
             self._selector.modify(client.connection, events, client)
 
     def _send(self, client: _Client) -> bool:
+        """Send what the client accepts now; return whether it is still there."""
         try:
             while client.waiting:
                 del client.waiting[: client.connection.send(client.waiting)]
@@ -253,7 +262,7 @@ class ControlSocket:
             return False
         return True
 
-    def _let_go(self, client: _Client) -> None:
+    def _disconnect(self, client: _Client) -> None:
         with self._lock:
             self._clients.discard(client)
         with contextlib.suppress(KeyError, ValueError):

@@ -16,12 +16,14 @@ EVENT = "data-looks-wrong"
 
 _ADD_SAMPLES = "add the server's own samples as [evaluation.data] of fleet.toml"
 _UNDESCRIBED = (
-    "no contract defines a sample, so boards that read labels, columns or scale differently go unnoticed: "
-    f"{_ADD_SAMPLES}, or names of labels and columns, and the range of values, as [contract]"
+    "no contract defines a sample, so boards that read labels, columns or scale differently go "
+    f"unnoticed: {_ADD_SAMPLES}, or names of labels and columns, and the range of values, as "
+    "[contract]"
 )
 _UNSCALED = (
-    "the contract does not define the scale of values, so boards that scale them differently go unnoticed: "
-    f"{_ADD_SAMPLES}, or the lowest and the highest value in [contract]: range = [<lowest>, <highest>]"
+    "the contract does not define the scale of values, so boards that scale them differently go "
+    f"unnoticed: {_ADD_SAMPLES}, or the lowest and the highest value in [contract]: range = "
+    "[<lowest>, <highest>]"
 )
 
 
@@ -45,9 +47,12 @@ class DataFindings:
         self._noted: dict[str, tuple[str, ...]] = {}
         self._changes: Counter[str] = Counter()
 
-    def look(self, device: str, number: int | None) -> None:
-        """Log the findings that a device reports now, with the round if any, unless they are logged
-        already.
+    def log(self, device: str, number: int | None) -> None:
+        """Log the findings that a device reports now, unless they are logged already.
+
+        Args:
+            device: id of the device.
+            number: of the round, if any.
         """
         findings = self._fleet.findings(device)
         noted = self._noted.get(device, ())

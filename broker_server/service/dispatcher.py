@@ -225,12 +225,12 @@ class MqttDispatcher:
         device = presence.device
         changed = self.fleet.receive(presence)
         self._store.record_device(presence)
-        self._label_orders.look(device)
+        self._label_orders.check(device)
         if isinstance(presence, DeviceProfile):
-            self._findings.look(device, self._offers.round_number)
+            self._findings.log(device, self._offers.round_number)
             return
         if presence.state in _AT_WORK:
-            self.blobs.arrived(device)
+            self.blobs.note_work(device)
         if not presence.online:
             self.blobs.forget(device)
         elif changed:
@@ -281,7 +281,7 @@ class MqttDispatcher:
         self._uploads.set_open_tasks(self._open)
         self._stray_tasks.clear()
         for task in collection.tasks.values():
-            self._findings.look(task.record.device, collection.number)
+            self._findings.log(task.record.device, collection.number)
         self._offers.open(collection)
 
     def close(self, reason: str, *, waits: bool = False) -> None:

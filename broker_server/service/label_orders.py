@@ -1,6 +1,4 @@
-"""Boards that say the order of labels themselves: those that say another than the first are asked
-for nothing.
-"""
+"""Declines boards whose own labels stand in another order than those of the first board."""
 
 import logging
 
@@ -13,24 +11,27 @@ _DECLINED = "declined, data-mismatch: `labels` in [data] of its device.toml are 
 
 
 class LabelOrders:
-    """Compares what boards say of their own labels, and declines those that disagree with the
-    first.
+    """Compares what boards say of their own labels in a run.
 
-    Which of two boards is right nobody here can know, so the order of the first board that is there
-    holds until that board says another.
+    The server cannot know which of two boards is right, so the order of the first board that is
+    there holds until that board says another.
+
+    Args:
+        fleet: the boards.
+        reporter: reports the run.
+        compared: whether orders are compared; else no board is declined.
     """
 
     def __init__(self, fleet: Fleet, reporter: Reporter, *, compared: bool) -> None:
-        """Of a run; nothing is declined unless orders are `compared`."""
         self._fleet = fleet
         self._reporter = reporter
         self._compared = compared
         self._first = ""
         self._noted: dict[str, str] = {}
         for device in fleet.online:
-            self.look(device)
+            self.check(device)
 
-    def look(self, device: str) -> None:
+    def check(self, device: str) -> None:
         """Decline a device, or no longer, by what it says of its labels now."""
         if not self._compared:
             return
@@ -38,8 +39,8 @@ class LabelOrders:
         if not self._order(before):
             self._first = device if self._order(device) else ""
         if device in {before, self._first}:  # the order that holds may be another now
-            for other in self._fleet.online:
-                self._judge(other)
+            for online_device in self._fleet.online:
+                self._judge(online_device)
         self._judge(device)
 
     def _order(self, device: str) -> str | None:
@@ -53,8 +54,9 @@ class LabelOrders:
                 del declined[device]
             return
         text = (
-            f"{_DECLINED} those of {self._first}, or stand in another order, and no contract says which are right; "
-            "say them for all boards as labels in [contract] of fleet.toml, or write the same line on both boards"
+            f"{_DECLINED} those of {self._first}, or stand in another order, and no contract says "
+            "which are right; say them for all boards as labels in [contract] of fleet.toml, or "
+            "write the same line on both boards"
         )
         if declined.get(device) == text:
             return

@@ -1,5 +1,4 @@
-"""The socket in a store's folder, over which local commands reach its server: its address, and the
-peer's user.
+"""The socket in a store's folder, over which local commands reach its server.
 
 Both sides write JSON documents, one per line. Only the owner of the store can connect: the socket's
 file has mode 0600, and each side queries the system for the user at the other end, if the system
@@ -30,8 +29,9 @@ _CREDENTIALS = struct.Struct("3i")  # process, user, group
 
 @contextlib.contextmanager
 def address_of(folder: Path) -> Iterator[str]:
-    """Yield an address of the socket in a folder that is short enough for the system, while the
-    block lasts.
+    """Yield an address of the socket in a folder that is short enough for the system.
+
+    It is valid while the block lasts.
 
     Raises:
         OSError: the folder does not exist, or its path is too long for this system.
@@ -58,7 +58,7 @@ def user_at(connection: socket.socket) -> int | None:
 
 
 def may_ask(user: int | None) -> bool:
-    """Return whether a server accepts a user: its own user, and root, which has all rights anyway."""
+    """Return whether a server accepts a user: its own, and root, which has all rights anyway."""
     return user is None or user in {os.geteuid(), 0}
 
 
@@ -90,8 +90,8 @@ def reach_server(folder: Path, seconds: float) -> socket.socket | None:
     except BlockingIOError as error:
         connection.close()
         raise TransportError(
-            f"the server of the store {folder} is busy with other commands, and accepted no further one within "
-            f"{seconds:g} s; end commands that wait for it, or try again"
+            f"the server of the store {folder} is busy with other commands, and accepted no "
+            f"further one within {seconds:g} s; end commands that wait for it, or try again"
         ) from error
     except OSError:  # nothing listens: no socket, one that a killed server left, or no folder
         connection.close()

@@ -1,6 +1,4 @@
-"""Requests that a server accepts only over its socket, from the owner of its store, who may run any
-configuration.
-"""
+"""Requests that a server accepts only over its socket: its store's owner may run anything."""
 
 from collections.abc import Callable
 from typing import Annotated, Literal

@@ -79,13 +79,13 @@ class Offers:
         self._fleet.mark_active(device)
         if self._collection is None:
             return
-        for task in self._collection.of_device(device):
+        for task in self._collection.unanswered_of(device):
             task.sign = self._clock.now()
 
     def note_arrival(self, device: str) -> None:
         """Offer its tasks to a device that has come."""
         if self._collection is not None:
-            for task in self._collection.of_device(device):
+            for task in self._collection.unanswered_of(device):
                 self._send(task)
 
     def note_idle(self, device: str) -> None:
@@ -96,7 +96,7 @@ class Offers:
         if self._collection is None:
             return
         due = time.monotonic() - self._nudge_seconds + CROSSING_SECONDS
-        for task in self._collection.of_device(device):
+        for task in self._collection.unanswered_of(device):
             task.offered = min(task.offered, due)
             task.heard = min(task.heard, due)
 
@@ -139,7 +139,7 @@ class Offers:
         # Before the first offer of a task: blobs that several devices will ask for soon are held
         # back, and published once for all of them.
         for ref in (task.record.artifact_set, task.record.weights):
-            if task.offered < 0 and not self._blobs.asked(ref.digest, device):
+            if task.offered < 0 and not self._blobs.has_asked(ref.digest, device):
                 self._blobs.expect(ref.digest, device)
         task.offered = time.monotonic()
         if math.isinf(task.sign):

@@ -136,7 +136,7 @@ class Receiver:
         if final is not None and final.update == order.update.digest:
             self._finish(task, final)  # reported again: the server had not read the report
             return
-        task.take(order.tier)
+        task.choose_tier(order.tier)
         if self._reassembly.announce(task, order.update):
             self._store(task, order.update)
 

@@ -162,7 +162,7 @@ class Replies:
     def _serve(
         self, message: DeviceMessage, digest: str, task: OpenTask | None, *ranges: Ranges
     ) -> None:
-        if not self._blobs.need(message.device, digest, *ranges):
+        if not self._blobs.request(message.device, digest, *ranges):
             reason = RefusalReason.UNKNOWN_TASK if task is None else RefusalReason.LATE
             raise RefusedError(reason, f"blob {digest[:12]} of task {message.task} is not offered")
 

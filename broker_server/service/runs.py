@@ -18,7 +18,7 @@ from broker_server.service.blob_service import BlobService, chunk_bytes_for
 from broker_server.service.clock import Clock
 from broker_server.service.cohorts import Cohorts
 from broker_server.service.connection import Connection, RunParts
-from broker_server.service.control import say_started
+from broker_server.service.control import report_start
 from broker_server.service.data_findings import note_undescribed
 from broker_server.service.dispatcher import MqttDispatcher
 from broker_server.service.partial_uploads import PartialUploads
@@ -118,7 +118,7 @@ class Runs:
         context, evaluators = self._prepare(new_run_id(), config)
         if unfinished is not None:
             self._end_replaced(unfinished, context.run, changed)
-        self._store.add_run(context.begun(), first_version(context, self._resources.blobs))
+        self._store.add_run(context.initial_record(), first_version(context, self._resources.blobs))
         return self._execute(context, evaluators, request)
 
     def retry_later(self) -> None:
@@ -153,7 +153,9 @@ class Runs:
         # Its followers may be anywhere where requests over MQTT are open.
         self._control.followed = self._control.open
         context, evaluators = self._prepare(record.id, config)
-        self._store.record_config(record.id, context.begun().config)  # the folder may have moved
+        self._store.record_config(
+            record.id, context.initial_record().config
+        )  # the folder may have moved
         return self._execute(context, evaluators, request)
 
     def _prepare(self, run: str, config: FleetConfig) -> tuple[RunContext, Evaluators]:
@@ -186,7 +188,7 @@ class Runs:
         outbox = self._connection.outbox
         outbox.publish_status(context.run)
         version = self._store.version(context.run)
-        say_started(context, reporter, request, version.number if version is not None else 0)
+        report_start(context, reporter, request, version.number if version is not None else 0)
         note_undescribed(context.contracts, reporter)
         try:
             finished = coordinator.run()

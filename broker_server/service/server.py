@@ -371,6 +371,6 @@ class Server:
 
     def _emit(self, event: control.RunEvent) -> None:
         """Send an event to the server's clients, then to the caller's display."""
-        self._control.tell(event)
+        self._control.send_event(event)
         if self._listener is not None:
             self._listener(event)

@@ -65,7 +65,7 @@ class ServerRequests:
 
         A run is not begun here, see `pop_run`: an error of a run is no fault of its request.
         """
-        self.control.take(event, self._carry_out)
+        self.control.handle(event, self._carry_out)
 
     def pop_run(self) -> RequestedRun | None:
         """Return the run that the last message requested, if any, which is to begin now."""
@@ -83,7 +83,7 @@ class ServerRequests:
             reporter: reports the run.
             operator: what is wanted of the run; changed here.
         """
-        self.control.take(
+        self.control.handle(
             event, lambda request, answer: self._steer(request, answer, reporter, operator)
         )
 

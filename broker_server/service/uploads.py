@@ -126,7 +126,7 @@ class Uploads:
             return False
         if task.record.id in self._accepted:
             return False  # acknowledged with the next commit
-        if task.take(message.tier):
+        if task.choose_tier(message.tier):
             self.store.choose_tier(task.record)
         try:
             # What the announcement alone shows to be wrong is refused before any chunk is awaited.

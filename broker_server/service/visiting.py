@@ -1,8 +1,7 @@
-"""Connects a command to a fleet's server: over the socket in its store, if it is up on this
-computer, else the broker.
+"""Connects a command to a fleet's server: over the socket in its store, or over the broker.
 
-Either way, the command receives a queue of the server's later events, in the form of messages over
-MQTT.
+The socket is used if the server is up on this computer. Either way, the command receives a queue of
+the server's later events, in the form of messages over MQTT.
 """
 
 import contextlib
@@ -33,9 +32,8 @@ from fleet_protocol.transport import (
     open_transport,
 )
 
-HOSTED_SECONDS = (
-    5.0  # a broker that the server starts must be up soon, since the server answers over it
-)
+# a broker that the server starts must be up soon, since the server answers over it
+HOSTED_SECONDS = 5.0
 ANSWER_SECONDS = 60.0  # a server answers after it has merged or judged
 _LOCAL_SECONDS = 10.0  # for a server on this computer to accept a connection, and a request
 _AGAIN_SECONDS = 0.5  # between attempts to reach the next server after one has stopped
@@ -119,11 +117,11 @@ class LocalVisit:
 
     def _listen(self) -> None:
         """Put every line into the inbox until the server stops."""
-        rest = b""
+        incomplete = b""
         with contextlib.suppress(OSError):
             self._connection.settimeout(None)
             while data := self._connection.recv(_READ_BYTES):
-                *lines, rest = (rest + data).split(b"\n")
+                *lines, incomplete = (incomplete + data).split(b"\n")
                 for line in lines:
                     self._inbox.put(Received(self._topic(line), line))
 
@@ -152,7 +150,7 @@ def by_socket(home: Place, connection: socket.socket, request: FrozenModel) -> I
 def visiting(
     address: BrokerAddress, fleet: str, timeout_seconds: float, member: Member | None
 ) -> Iterator[tuple[Transport, Inbox]]:
-    """A connection to a broker for as long as the block lasts."""
+    """Yield a connection to a broker while the block lasts, and the queue of what comes on it."""
     inbox: Inbox = queue.SimpleQueue()
     client = f"shoal-{fleet}-cli-{secrets.token_hex(4)}"
     link = open_transport(address, client, inbox, session_expiry_seconds=0, member=member)
@@ -173,32 +171,32 @@ def by_broker(home: Place, request: FrozenModel) -> Iterator[Inbox]:
     topics = Topics(home.fleet)
     member = member_of(broker, fleet)
     timeout = broker.connect_timeout_seconds
-    with contextlib.ExitStack() as stack, contextlib.ExitStack() as turn:
+    with contextlib.ExitStack() as stack, contextlib.ExitStack() as sending:
         if member is not None:
             member.folder.mkdir(parents=True, exist_ok=True)
-            busy = f"another command is using the server of fleet {fleet}; end it, or wait until it is done"
-            turn.enter_context(
-                held(
-                    member.folder / "asking",
-                    busy,
-                    seconds=ANSWER_SECONDS,
-                    error=TransportError,
-                )
+            busy = (
+                f"another command is using the server of fleet {fleet}; end it, or wait until it "
+                "is done"
             )
+            lock = held(
+                member.folder / "asking", busy, seconds=ANSWER_SECONDS, error=TransportError
+            )
+            sending.enter_context(lock)
         wait = min(timeout, HOSTED_SECONDS) if broker.hosted else timeout
         link, inbox = stack.enter_context(visiting(broker_address(broker), fleet, wait, member))
         link.subscribe(topics.server_events)
         link.subscribe(topics.server_status)
         link.publish(topics.server_control, request.to_bytes())
         link.drain(time.monotonic() + timeout)
-        turn.close()
+        sending.close()
         yield inbox
 
 
 @contextlib.contextmanager
 def asked(home: Place, here: FrozenModel, elsewhere: FrozenModel | None) -> Iterator[Inbox]:
-    """Send a request to a fleet's server: over its socket if it is on this computer, else over the
-    broker.
+    """Send a request to a fleet's server, and yield its later events.
+
+    Over its socket if it is on this computer, else over the broker.
 
     Args:
         home: the server's place.

@@ -1,6 +1,6 @@
-"""Assignment: complexity levels, and who gets which.
+"""Complexity levels, and how they are assigned to devices.
 
-Levels and the two ways of handing them out are those of HeteroFL (Diao, Ding, Tarokh: "HeteroFL:
+Levels and the two ways of assigning them are those of HeteroFL (Diao, Ding, Tarokh: "HeteroFL:
 Computation and Communication Efficient Federated Learning for Heterogeneous Clients", ICLR 2021;
 specification 1.1). FedRolex (Alam, Liu, Yan, Zhang, NeurIPS 2022) uses the same levels with another
 convention for its learning rate (specification 2.6).
@@ -45,13 +45,11 @@ class Mix:
 
     @property
     def total(self) -> int:
-        """Sum of the weights, at least 1."""
+        """Return the sum of the weights, at least 1."""
         return sum(level.weight for level in self.levels)
 
     def width(self, rate: float) -> float:
-        """The width share s of a rate: relative to the GLOBAL model, which slicing and the Scaler
-        use.
-        """
+        """Return the width share s of a rate: relative to the GLOBAL model, as the Scaler has it."""
         return rate / self.levels[0].rate
 
 
@@ -62,54 +60,69 @@ def parse_mix(text: str) -> Mix:
         ConfigError: the text has another form, names an unknown or repeated level, a level wider
             than the first one, or has no positive weight.
     """
-    levels: list[Level] = []
-    for term in text.split("-"):
-        match = _TERM.fullmatch(term)
-        if match is None:
-            raise ConfigError(
-                f"{text!r} is not a mix of levels; expected a form like a2-b8, with integer weights"
-            )
-        name = match["level"]
-        if name not in LEVEL_RATES:
-            raise ConfigError(
-                f"{text!r}: there is no level {name!r}; the levels are {', '.join(LEVEL_RATES)}"
-            )
-        levels.append(Level(name, LEVEL_RATES[name], int(match["weight"])))
-    if len({level.name for level in levels}) < len(levels):
+    levels = [_parse_level(term, text) for term in text.split("-")]
+    names = {level.name for level in levels}
+    if len(names) < len(levels):
         raise ConfigError(f"{text!r} names a level twice; add their weights up")
-    wider = [level.name for level in levels if level.rate > levels[0].rate]
-    if wider:
-        raise ConfigError(
-            f"{text!r}: level {wider[0]} is wider than the global model, which is the first level; put it first"
-        )
-    if not any(level.weight for level in levels):
+    for level in levels:
+        if level.rate > levels[0].rate:
+            raise ConfigError(
+                f"{text!r}: level {level.name} is wider than the global model, which is the first"
+                " level; put it first"
+            )
+    mix = Mix(tuple(levels))
+    if mix.total == 0:
         raise ConfigError(f"{text!r} gives every level the weight 0")
-    return Mix(tuple(levels))
+    return mix
+
+
+def _parse_level(term: str, text: str) -> Level:
+    match = _TERM.fullmatch(term)
+    if match is None:
+        raise ConfigError(
+            f"{text!r} is not a mix of levels; expected a form like a2-b8, with integer weights"
+        )
+    name = match["level"]
+    if name not in LEVEL_RATES:
+        levels = ", ".join(LEVEL_RATES)
+        raise ConfigError(f"{text!r}: there is no level {name!r}; the levels are {levels}")
+    return Level(name, LEVEL_RATES[name], int(match["weight"]))
 
 
 def assign_fix(mix: Mix, devices: int) -> tuple[float, ...]:
-    """Hand out levels once for the whole run: the first devices get the first level, and so on.
+    """Assign levels once for the whole run: the first devices get the first level, and so on.
+
+    Args:
+        mix: the levels.
+        devices: how many there are.
 
     Returns:
         The rate of each device. ``floor(devices / total)`` devices count for a weight of 1; devices
         left over at the end get the last level (specification 1.1).
     """
     unit = devices // mix.total
-    rates = [level.rate for level in mix.levels for _ in range(unit * level.weight)]
-    return (*rates, *[mix.levels[-1].rate] * (devices - len(rates)))
+    rates: list[float] = []
+    for level in mix.levels:
+        rates += [level.rate] * (unit * level.weight)
+    last = mix.levels[-1].rate
+    rates += [last] * (devices - len(rates))
+    return tuple(rates)
 
 
 def assign_dynamic(mix: Mix, devices: int, *, seed: int, round_index: int) -> tuple[float, ...]:
-    """Draw a level for every device, as is done before every round (which is counted from 0).
+    """Draw a level for every device, as is done before every round.
+
+    Args:
+        mix: the levels.
+        devices: how many there are.
+        seed: of the run.
+        round_index: number of closed rounds, from 0.
 
     Returns:
         The rate of each device, drawn independently with probability weight / total; a function of
         the arguments.
     """
     generator = np.random.default_rng([seed, round_index, _LEVELS])
-    drawn = generator.choice(
-        len(mix.levels),
-        size=devices,
-        p=[level.weight / mix.total for level in mix.levels],
-    )
+    shares = [level.weight / mix.total for level in mix.levels]
+    drawn = generator.choice(len(mix.levels), size=devices, p=shares)
     return tuple(mix.levels[int(index)].rate for index in drawn)

@@ -37,7 +37,9 @@ class Trait(Enum):
     SHARED_PLANS = "all devices of a tier share one plan"
     FIXED_PLANS = "the units of a tier stay the same from round to round"
     LATE_COUNTS = "updates that come late still count"
-    SERVER_NOISE = 'noise is added by the server alone (privacy.where = "central"): a sum hides a device with less'
+    SERVER_NOISE = (
+        'the server alone adds noise, of which a sum with privacy.where = "central" needs less'
+    )
     NO_STATISTICS = "devices send no batch norm statistics"
     OPEN_MERGE = "the method lets its merge be replaced"
     TIER_HEADS = "the method keeps a head for each tier"
@@ -274,8 +276,8 @@ _OTHER = "take another strategy"
 _EXPORT = "export them without --head"
 _STATISTICS = 'set evaluation.statistics = "server-batch", or take a norm without statistics'
 _NOT_JUDGED = (
-    "remove evaluation.data (in a simulation give [[own_models.models]] their labels), and look at the"
-    " accuracy that the devices report (shoal rounds)"
+    "remove evaluation.data (in a simulation give [[own_models.models]] their labels), and look at"
+    " the accuracy that the devices report (shoal rounds)"
 )
 
 
@@ -290,7 +292,7 @@ def keeps(run: Settings, trait: Trait) -> bool:
 
 
 def conflict(parts: Iterable[Part]) -> str:
-    """Return why some parts do not go together, with both names and what to do; empty if they do."""
+    """Return why parts do not go together, with both names and what to do; empty if they do."""
     parts = tuple(parts)
     for needing in parts:
         for breaking in parts:

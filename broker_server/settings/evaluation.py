@@ -1,6 +1,4 @@
-"""How the global model is judged, ``[evaluation]``: what a fleet and a simulation share, and a
-fleet's test sets.
-"""
+"""How the global model is judged, ``[evaluation]``: shared keys, and the test sets of a fleet."""
 
 from collections.abc import Mapping
 from typing import Annotated, Literal
@@ -56,13 +54,16 @@ class EvaluationKeys(FrozenModel):
 
     @property
     def falling(self) -> bool:
-        """Whether a smaller value of the metric is better."""
-        return self.metric in _FALLING if self.direction is None else self.direction == "lower"
+        """Return whether a smaller value of the metric is better."""
+        if self.direction is None:
+            return self.metric in _FALLING
+        return self.direction == "lower"
 
     @property
     def awaited(self) -> bool:
-        """Whether no round begins before the version before it is judged: what is found may end the
-        run.
+        """Return whether a round waits for the judgement of the version before it.
+
+        The judgement may end the run.
         """
         return self.patience is not None
 
@@ -72,11 +73,10 @@ class EvaluationKeys(FrozenModel):
             raise ValueError(f"evaluation.threads is {_MOST_THREADS} at most; 0 is for all cores")
         if self.direction is not None and self.metric is None:
             raise ValueError("evaluation.direction goes with evaluation.metric")
-        ends = self.patience is not None
         self.refuse_idle(
             info,
             "min_delta",
-            ends,
+            self.patience is not None,
             where="without patience, which ends a run early",
             instead="patience",
         )
@@ -108,7 +108,8 @@ class EvaluationConfig(EvaluationKeys):
             )
         if (self.tiers or self.tier_data) and self.data is None:
             raise ValueError(
-                "evaluation.tiers and tier_data go with evaluation.data, the test set of the whole model"
+                "evaluation.tiers and tier_data go with evaluation.data, the test set of the whole"
+                " model"
             )
         stray = self.tier_data.keys() - {self.tier, *self.tiers}
         if stray:

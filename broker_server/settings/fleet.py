@@ -2,7 +2,10 @@
 
 import os
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -27,6 +30,11 @@ from fleet_protocol.frozen import STORED, FrozenModel, problems
 from fleet_protocol.messages import Name
 from fleet_protocol.recipe import RecipeTable
 from fleet_protocol.schedule import RateSchedule
+
+_KINDS_OF_RATE: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"final": ("cosine", "linear"), "every": ("step",), "factor": ("step",)}
+)
+"""Keys of a schedule, with the kinds of schedule in which they have an effect."""
 
 
 class BrokerConfig(FrozenModel):
@@ -73,17 +81,19 @@ class BrokerConfig(FrozenModel):
     def _hosts_have_receivers(self) -> "BrokerConfig":
         if len(self.receiver_hosts) > self.receivers:
             raise ValueError(
-                f"receiver_hosts names {len(self.receiver_hosts)} hosts for {self.receivers} receivers"
+                f"receiver_hosts names {len(self.receiver_hosts)} hosts for {self.receivers}"
+                " receivers"
             )
         if self.receiver_hosts and self.hosted:
             raise ValueError(
-                f"receivers on other hosts need the url of a broker that they reach, not {self.url!r}"
+                "receivers on other hosts need the url of a broker that they reach, not"
+                f" {self.url!r}"
             )
         return self
 
     @property
     def hosted(self) -> bool:
-        """Whether the server starts the broker."""
+        """Return whether the server starts the broker."""
         return self.url in {"embedded", "mosquitto"}
 
 
@@ -159,25 +169,20 @@ class TrainConfig(FrozenModel):
 
     @model_validator(mode="after")
     def _rate_has_effect(self, info: ValidationInfo) -> "TrainConfig":
-        for key, kinds in {
-            "final": ("cosine", "linear"),
-            "every": ("step",),
-            "factor": ("step",),
-        }.items():
-            if self.rate is not None:
-                where = f'with kind = "{self.rate.kind}"'
-                instead = f'kind = "{kinds[0]}"'
-                self.rate.refuse_idle(
-                    info, key, self.rate.kind in kinds, where=where, instead=instead
-                )
+        if self.rate is None:
+            return self
+        where = f'with kind = "{self.rate.kind}"'
+        for key, kinds in _KINDS_OF_RATE.items():
+            instead = f'kind = "{kinds[0]}"'
+            has_effect = self.rate.kind in kinds
+            self.rate.refuse_idle(info, key, has_effect, where=where, instead=instead)
         return self
 
     def rate_after(self, closed_rounds: int) -> float:
-        """The learning rate of the round that follows ``closed_rounds`` closed ones."""
-        acting = closed_rounds + (self.schedule == "before")
-        return self.learning_rate * self.factor ** sum(
-            acting >= milestone for milestone in self.milestones
-        )
+        """Return the learning rate of the round that follows ``closed_rounds`` closed ones."""
+        acting = closed_rounds + 1 if self.schedule == "before" else closed_rounds
+        passed = sum(acting >= milestone for milestone in self.milestones)
+        return self.learning_rate * self.factor**passed
 
 
 class TiersConfig(FrozenModel):
@@ -314,44 +319,52 @@ class FleetConfig(RunKeys):
             ) from error
 
     def with_stored_contract(self, stored: str) -> "FleetConfig":
-        """Add the contract with which a stored run began, if none is set, so that its names keep
-        their order.
+        """Add the contract with which a stored run began, if none is set.
+
+        So the names of the run keep their order.
         """
-        return (
-            self
-            if self.contract
-            else self.model_copy(update={"contract": self.stored(stored).contract})
-        )
+        if self.contract:
+            return self
+        return self.model_copy(update={"contract": self.stored(stored).contract})
 
     def differing_settings(self, stored: str) -> list[str]:
-        """Settings other than in a stored configuration.
+        """Return the names of the settings that differ from a stored configuration.
 
-        Broker, store and page may be elsewhere now.
-
-        So may the whole folder: two paths are the same if they have the same place relative to the
-        store. A run keeps the contract with which it began if none is set.
+        Broker, store and page may be elsewhere now. So may the whole folder: two paths are the same
+        if they have the same place relative to the store. A run keeps the contract with which it
+        began if none is set.
         """
         before = self.stored(stored).run_settings()
         now = self.run_settings()
-        changed = [name for name in {**now, **before} if not _same(before.get(name), now.get(name))]
-        if self.contract is None:
-            return [name for name in changed if name.partition(".")[0] != "contract"]
-        return changed
+        names = []
+        for name in {**now, **before}:
+            ignored = self.contract is None and name.partition(".")[0] == "contract"
+            if not ignored and not _same(before.get(name), now.get(name)):
+                names.append(name)
+        return names
 
-    def run_settings(self) -> dict[str, tuple[Any, Any]]:
-        """List every setting that defines a run, such as ``train.epochs``, with its JSON value, in
-        two forms.
-
-        The first form has paths relative to the store, which stay the same when the folder is
-        moved, or copied to another computer; the second has absolute paths. Settings that agree in
-        either form are the same.
-        """
-        beside: dict[str, Any] = {}
+    def run_settings(self) -> dict[str, "SettingValue"]:
+        """List every setting that defines a run, such as ``train.epochs``, with its JSON value."""
+        relative: dict[str, Any] = {}
         absolute: dict[str, Any] = {}
-        placed = self.relocated(lambda path: Path(os.path.relpath(path, self.store)))
-        _add_settings(placed.model_dump(mode="json", exclude=ELSEWHERE), "", beside)
+        beside_store = self.relocated(lambda path: Path(os.path.relpath(path, self.store)))
+        _add_settings(beside_store.model_dump(mode="json", exclude=ELSEWHERE), "", relative)
         _add_settings(self.model_dump(mode="json", exclude=ELSEWHERE), "", absolute)
-        return {name: (value, absolute[name]) for name, value in beside.items()}
+        return {name: SettingValue(value, absolute[name]) for name, value in relative.items()}
+
+
+@dataclass(frozen=True)
+class SettingValue:
+    """The JSON value of a setting in two forms; settings that agree in either form are the same.
+
+    Attributes:
+        relative: with paths relative to the store, which stay the same when the folder is moved, or
+            copied to another computer.
+        absolute: with absolute paths.
+    """
+
+    relative: Any
+    absolute: Any
 
 
 ELSEWHERE = {"broker", "store", "view", "code", "keep_versions"}
@@ -362,18 +375,20 @@ _PLAIN_KEY = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _MOST_TABLES = 4  # nested tables; a deeper one is one value
 
 
-def _add_settings(value: Any, name: str, found: dict[str, Any], depth: int = 0) -> None:
-    """Add the settings of a table.
+def _add_settings(value: Any, name: str, settings: dict[str, Any], depth: int = 0) -> None:
+    """Add the settings of a table to a dictionary, by their dotted names.
 
     Its keys may come from anybody, so a table with unknown keys is one value.
     """
-    named = isinstance(value, dict) and all(_PLAIN_KEY.fullmatch(key) for key in value)
-    if not named or not value or depth >= _MOST_TABLES:
-        found[name] = value
+    is_table = isinstance(value, dict) and all(_PLAIN_KEY.fullmatch(key) for key in value)
+    if not is_table or not value or depth >= _MOST_TABLES:
+        settings[name] = value
         return
     for key, inner in value.items():
-        _add_settings(inner, f"{name}.{key}".lstrip("."), found, depth + 1)
+        _add_settings(inner, f"{name}.{key}".lstrip("."), settings, depth + 1)
 
 
-def _same(before: tuple[Any, Any] | None, now: tuple[Any, Any] | None) -> bool:
-    return before is not None and now is not None and (before[0] == now[0] or before[1] == now[1])
+def _same(before: SettingValue | None, now: SettingValue | None) -> bool:
+    if before is None or now is None:
+        return False
+    return bool(before.relative == now.relative or before.absolute == now.absolute)

@@ -18,9 +18,7 @@ from fleet_protocol.errors import ConfigError, ShoalError
 
 _ADDRESS = re.compile(r"[\w.-]+:\d+", re.ASCII)
 _PROGRAM = re.compile(r".*[^:/\\]:[A-Za-z_]\w*")
-_LONGEST = (
-    4096  # characters of a name, as a path has them; the rest of a longer one decides nothing
-)
+_LONGEST = 4096  # characters of a name that are looked at, as many as a path may have
 
 
 @dataclass(frozen=True)
@@ -39,15 +37,16 @@ class NamedSetting:
 
 
 def list_named_settings(text: str) -> tuple[NamedSetting, ...]:
-    """List the names in a run's configuration, as JSON from a store.
+    """List the names in a run's configuration.
 
-    All of the text if it cannot be read.
+    Args:
+        text: JSON from a store. If it cannot be read, its beginning is the only name.
 
     Raises:
         ConfigError: the configuration is nested too deeply to be read.
     """
     try:
-        return tuple(_named(_read(text), ""))
+        return tuple(_walk(_read(text), ""))
     except ValueError:
         return (NamedSetting("(the configuration cannot be read)", "word", text[:1000]),)
     except RecursionError as error:
@@ -61,30 +60,41 @@ def _read(text: str) -> Any:
         return json.loads(text)
 
 
-def _named(value: Any, setting: str) -> Iterator[NamedSetting]:
+def _walk(value: Any, setting: str) -> Iterator[NamedSetting]:
+    """Yield the names in a value, in the order of its settings."""
+    if isinstance(value, Path):
+        yield NamedSetting(setting, "path", str(value))
+    elif isinstance(value, str):
+        # A value of an enumeration is one of a few that Shoal defines.
+        if value and not isinstance(value, Enum):
+            yield NamedSetting(setting, _kind(value), value)
+    else:
+        for name, inner in _inner_values(value):
+            yield from _walk(inner, f"{setting}.{name}" if setting else name)
+
+
+def _inner_values(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the values in a table or a list, by their names in it."""
     if isinstance(value, BaseModel):
         for name, field in type(value).model_fields.items():
             if not _is_choice(field.annotation):
-                yield from _named(getattr(value, name), f"{setting}.{name}" if setting else name)
+                yield name, getattr(value, name)
     elif isinstance(value, Mapping):
-        for key, each in value.items():
-            yield from _named(each, f"{setting}.{key}" if setting else str(key))
+        for key, inner in value.items():
+            yield str(key), inner
     elif isinstance(value, list | tuple | set | frozenset):
-        for number, each in enumerate(value):
-            yield from _named(each, f"{setting}.{number}")
-    elif isinstance(value, Path):
-        yield NamedSetting(setting, "path", str(value))
-    elif isinstance(value, str) and value and not isinstance(value, Enum):
-        yield NamedSetting(setting, _kind(value), value)
+        for number, inner in enumerate(value):
+            yield str(number), inner
 
 
 def _is_choice(annotation: Any) -> bool:
     """Return whether a field has one of a few values that Shoal defines."""
-    return any(get_origin(each) is Literal for each in (annotation, *get_args(annotation)))
+    types = (annotation, *get_args(annotation))
+    return any(get_origin(kind) is Literal for kind in types)
 
 
 def _kind(value: str) -> str:
-    value = value[:_LONGEST]
+    value = value[:_LONGEST]  # what follows decides nothing
     before, mark, _ = value.partition("://")
     if (mark and before[-1:].isalnum()) or _ADDRESS.fullmatch(value):
         return "address"

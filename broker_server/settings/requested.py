@@ -20,7 +20,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from broker_server.settings.fleet import FleetConfig
+from broker_server.settings.fleet import FleetConfig, SettingValue
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.frozen import problems
 
@@ -70,8 +70,11 @@ SETTABLE: Mapping[str, Bounds] = MappingProxyType(
 
 @dataclass(frozen=True)
 class RequestedSettings:
-    """The content of a request for a run: values of `SETTABLE`, and fingerprints of each other
-    setting.
+    """The settings in a request for a run.
+
+    Attributes:
+        settings: values of `SETTABLE`.
+        others: fingerprints of each other setting.
     """
 
     settings: Mapping[str, int | float]
@@ -84,14 +87,17 @@ class RequestedSettings:
         A setting that is None is among the fingerprints.
         """
         own = config.run_settings()
-        settings = {name: own[name][1] for name in SETTABLE if own[name][1] is not None}
+        settings: dict[str, int | float] = {}
+        for name in SETTABLE:
+            if own[name].absolute is not None:
+                settings[name] = own[name].absolute
         others = {
             name: _fingerprints(values) for name, values in own.items() if name not in settings
         }
         return cls(settings, others)
 
 
-def grant(own: FleetConfig, wanted: RequestedSettings) -> FleetConfig:
+def grant(own: FleetConfig, request: RequestedSettings) -> FleetConfig:
     """Return the server's own configuration with the numbers of a request.
 
     Raises:
@@ -99,41 +105,42 @@ def grant(own: FleetConfig, wanted: RequestedSettings) -> FleetConfig:
             message names them.
     """
     mine = RequestedSettings.from_config(own)
-    refused = _differences(mine, wanted)
+    refused = _refused_settings(mine, request)
     if refused:
         raise ConfigError(
-            f"it differs from the server's own configuration in {name_settings(refused)}, which a request cannot set "
-            f"(it can set: {', '.join(SETTABLE)})"
+            f"it differs from the server's own configuration in {name_settings(refused)}, which a"
+            f" request cannot set (it can set: {', '.join(SETTABLE)})"
         )
-    changes = {
-        name: value for name, value in wanted.settings.items() if mine.settings.get(name) != value
-    }
-    for name, value in changes.items():
+    changes: dict[str, int | float] = {}
+    for name, value in request.settings.items():
+        if mine.settings.get(name) == value:
+            continue
         if not SETTABLE[name].allow(value):
             raise ConfigError(f"{name} = {value!r} is out of bounds: use {SETTABLE[name]}")
-    return _with(own, changes)
+        changes[name] = value
+    return _with_changes(own, changes)
 
 
 def name_settings(names: Sequence[str]) -> str:
     """Name settings that differ; of many, only the first."""
-    named = ", ".join(names[:_MOST_NAMED])
-    return named if len(names) <= _MOST_NAMED else f"{named} and {len(names) - _MOST_NAMED} more"
+    listed = ", ".join(names[:_MOST_NAMED])
+    if len(names) <= _MOST_NAMED:
+        return listed
+    return f"{listed} and {len(names) - _MOST_NAMED} more"
 
 
-def _differences(mine: RequestedSettings, wanted: RequestedSettings) -> list[str]:
+def _refused_settings(mine: RequestedSettings, request: RequestedSettings) -> list[str]:
     """Return the settings that a request may not set, but that differ from the server's."""
-    names = mine.others.keys() | wanted.others.keys()
-    other = {
-        name for name in names if not _alike(mine.others.get(name, ""), wanted.others.get(name, ""))
-    }
-    other -= {
-        name for name in wanted.settings if name in SETTABLE
-    }  # None here, but a number in the request
-    strange = wanted.settings.keys() - SETTABLE.keys()
-    return sorted(other | strange)
+    refused = set(request.settings.keys() - SETTABLE.keys())
+    for name in mine.others.keys() | request.others.keys():
+        # None in the server's configuration, but a number that the request may set.
+        settable = name in SETTABLE and name in request.settings
+        if not settable and not _alike(mine.others.get(name, ""), request.others.get(name, "")):
+            refused.add(name)
+    return sorted(refused)
 
 
-def _with(own: FleetConfig, changes: Mapping[str, int | float]) -> FleetConfig:
+def _with_changes(own: FleetConfig, changes: Mapping[str, int | float]) -> FleetConfig:
     if not changes:
         return own
     document: dict[str, Any] = own.model_dump()
@@ -152,16 +159,14 @@ def _with(own: FleetConfig, changes: Mapping[str, int | float]) -> FleetConfig:
         ) from error
 
 
-def _fingerprints(values: tuple[Any, Any]) -> str:
-    """Return the fingerprint with paths relative to the store, and, if it differs, that with
-    absolute paths.
-    """
-    prints = []
-    for value in values:
+def _fingerprints(values: SettingValue) -> str:
+    """Return the fingerprint of a setting with relative paths, and, if it differs, with absolute."""
+    fingerprints = []
+    for value in (values.relative, values.absolute):
         text = json.dumps(value, sort_keys=True)
-        prints.append(hashlib.sha256(text.encode()).hexdigest()[:_FINGERPRINT_DIGITS])
-    return " ".join(dict.fromkeys(prints))
+        fingerprints.append(hashlib.sha256(text.encode()).hexdigest()[:_FINGERPRINT_DIGITS])
+    return " ".join(dict.fromkeys(fingerprints))
 
 
-def _alike(mine: str, wanted: str) -> bool:
-    return bool(set(mine.split()) & set(wanted.split()))
+def _alike(mine: str, requested: str) -> bool:
+    return not set(mine.split()).isdisjoint(requested.split())

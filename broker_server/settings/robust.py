@@ -16,8 +16,8 @@ class RobustConfig(FrozenModel):
 
     Attributes:
         norm_bound: an update may differ from the weights its device was sent by so many times the
-            median of its tier; 0 for any difference. The default is 0 where updates are not seen one
-            by one, or noise is added to their sum: there another bound holds for each.
+            median of its tier; 0 for any difference. The default is 0 where updates are not seen
+            by themselves, or noise is added to their sum: there another bound holds for each.
         beyond_norm: what happens to one that differs more: it is refused, or scaled down to the
             bound.
         weight_bound: a device counts with at most so many times the median number of samples, and

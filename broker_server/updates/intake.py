@@ -67,6 +67,6 @@ def _decode(encoded: Tensors, expected: Expected, sent: Tensors) -> Tensors:
 
 
 def _require_finite(tensors: Tensors, distance: Distance | None) -> None:
-    # One value that is not finite makes a norm that is not: nearly all updates need no further pass.
+    # One value that is not finite makes a norm that is not: most updates need no further pass.
     if distance is None or not math.isfinite(distance.norm):
         check_finite(tensors)

@@ -23,34 +23,45 @@ _BLOCK = 32 * 1024  # values of every update that are compared at once, in float
 
 
 def squared_distances(updates: Mapping[str, Tensors]) -> NDArray[np.float64]:
-    """Squared distances between all pairs of updates with the same tensors, a symmetric matrix."""
-    found = list(updates.values())
-    total = np.zeros((len(found), len(found)))
-    for name in found[0]:
-        rows = [item[name].reshape(-1) for item in found]
+    """Return the squared distances between all pairs of updates, a symmetric matrix.
+
+    Args:
+        updates: with the same tensors, by task.
+    """
+    tensors = list(updates.values())
+    total = np.zeros((len(tensors), len(tensors)))
+    for name in tensors[0]:
+        rows = [update[name].reshape(-1) for update in tensors]
         for start in range(0, rows[0].size, _BLOCK):
-            block = np.stack([row[start : start + _BLOCK] for row in rows]).astype(np.float64)
-            # Moved to where the updates are, so that small distances are not lost in large
-            # products.
-            block -= block.mean(axis=0)
-            products = block @ block.T
-            squares = np.diag(products)
-            total += squares[:, None] + squares[None, :] - 2 * products
-    return np.maximum(total, 0.0)
+            blocks = [row[start : start + _BLOCK] for row in rows]
+            total += _block_distances(np.stack(blocks).astype(np.float64))
+    return np.maximum(total, 0.0)  # rounding may make a distance of 0 negative
+
+
+def _block_distances(block: NDArray[np.float64]) -> NDArray[np.float64]:
+    # Moved to where the updates are, so that small distances are not lost in large products.
+    block -= block.mean(axis=0)
+    products = block @ block.T
+    squares = np.diag(products)
+    distances: NDArray[np.float64] = squares[:, None] + squares[None, :] - 2 * products
+    return distances
 
 
 def left_out(updates: Mapping[str, Tensors], faulty: float) -> tuple[str, ...]:
-    """The updates of a tier, all cut by one plan, that are not merged, the worst first.
+    """Return the updates that are not merged, the worst first.
 
-    `faulty` is a share.
+    Args:
+        updates: of a tier, all cut by one plan, by task.
+        faulty: share of the devices that may be bad, in [0, 0.5).
     """
     count = len(updates)
-    bad = min(math.ceil(round(faulty * count, 9)), (count - 3) // 2)
+    share = math.ceil(round(faulty * count, 9))
+    bad = min(share, (count - 3) // 2)
     if bad < 1:
         return ()
-    distances = np.sort(
-        squared_distances(updates), axis=1
-    )  # the first of each row is its distance to itself
-    order = np.argsort(-distances[:, 1 : count - bad - 1].sum(axis=1), kind="stable")
+    distances = np.sort(squared_distances(updates), axis=1)
+    # The first of each row is the distance of an update to itself.
+    scores = distances[:, 1 : count - bad - 1].sum(axis=1)
+    order = np.argsort(-scores, kind="stable")
     tasks = list(updates)
     return tuple(tasks[index] for index in order[:bad])

@@ -15,47 +15,56 @@ from fleet_protocol.errors import ConfigError
 RELEASED = "released"
 """Kind of the line in the log that releases a device."""
 
-_TAKEN = frozenset({TaskPhase.MERGED, TaskPhase.LEFT_OUT})
+_GOOD = frozenset({TaskPhase.MERGED, TaskPhase.LEFT_OUT})
 
 
 def quarantined(store: Store, run: str, config: RobustConfig) -> dict[str, int]:
-    """Devices in quarantine, with the last round that each is not asked for."""
-    if not config.quarantine_after or not any(
-        refusal.by == "server" for refusal in store.refusals(run)
-    ):
-        return {}  # to look at every task of a long run takes its time
-    return judged(store.refused_devices(run), store.marked_rounds(run, RELEASED), config)
+    """Return the devices in quarantine, with the last round that each is not asked for."""
+    if not config.quarantine_after:
+        return {}
+    # To read every task of a long run takes its time, and most runs have no refusals.
+    if not any(refusal.by == "server" for refusal in store.refusals(run)):
+        return {}
+    releases = store.marked_rounds(run, RELEASED)
+    return quarantine_ends(store.refused_devices(run), releases, config)
 
 
-def judged(
+def quarantine_ends(
     outcomes: Iterable[tuple[str, int, TaskPhase]],
     releases: Mapping[str | None, int],
     config: RobustConfig,
 ) -> dict[str, int]:
-    """The rule alone: the last round that each device is not asked for, of training tasks in the
-    order of the rounds.
+    """Return the last round that each device in quarantine is not asked for; the rule alone.
 
-    Each device's last release is told by the newest round at its time.
+    Args:
+        outcomes: device, round and phase of training tasks, in the order of the rounds.
+        releases: by device, the newest round when it was released last.
+        config: how many refusals, and for how many rounds.
     """
-    counts: dict[str, int] = {}
-    until: dict[str, int] = {}
+    refusals: dict[str, int] = {}
+    ends: dict[str, int] = {}
     for device, number, phase in outcomes:
-        if phase in _TAKEN or number <= releases.get(device, 0):
-            counts[device] = 0
-            until.pop(device, None)
+        if phase in _GOOD or number <= releases.get(device, 0):
+            refusals[device] = 0
+            ends.pop(device, None)
         elif phase is TaskPhase.REFUSED:
-            counts[device] = counts.get(device, 0) + 1
-            if counts[device] >= config.quarantine_after:
-                until[device] = number + config.quarantine_rounds
-    return until
+            refusals[device] = refusals.get(device, 0) + 1
+            if refusals[device] >= config.quarantine_after:
+                ends[device] = number + config.quarantine_rounds
+    return ends
 
 
 def release(store: Store, run: str, device: str) -> None:
-    """Let a device take part again; a ConfigError where nothing of it was refused in the run."""
-    if not any(name == device for name, _, _ in store.refused_devices(run)):
+    """Let a device take part again.
+
+    Raises:
+        ConfigError: nothing of it was refused in the run.
+    """
+    refused = {name for name, _, _ in store.refused_devices(run)}
+    if device not in refused:
         raise ConfigError(
-            f"nothing of device {device!r} was refused in run {run}, so it is in no quarantine; the devices are listed"
-            " by `shoal devices`"
+            f"nothing of device {device!r} was refused in run {run}, so it is in no quarantine; the"
+            " devices are listed by `shoal devices`"
         )
     last = store.last_round(run)
     store.log(

@@ -1,4 +1,4 @@
-"""What becomes of each update when its round closes: it counts, as it is or bounded, or it does not.
+"""What becomes of each update when its round closes: it counts as it is, bounded, or not at all.
 
 Updates are folded as they come, though what they may be is known at the close only: bounds are
 taken from all of them. Where one is not as it should be the sums are made again without it.

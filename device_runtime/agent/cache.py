@@ -50,6 +50,22 @@ class CacheIndex(FrozenModel):
         """Return the set of a manifest, None where there is none."""
         return next((entry for entry in self.sets if entry.manifest == manifest), None)
 
+    def digests(self) -> set[str]:
+        """Return the digests of all blobs that it knows."""
+        digests = set(self.weights)
+        for entry in self.sets:
+            digests.update(entry.blobs)
+        return digests
+
+    def without_oldest(self) -> "CacheIndex":
+        """Return an index without the oldest weights, or where there are none the oldest set.
+
+        Weights go first: they are of one round, a set serves them all.
+        """
+        if self.weights:
+            return self.model_copy(update={"weights": self.weights[1:]})
+        return self.model_copy(update={"sets": self.sets[1:]})
+
     def sets_but(self, manifest: str) -> tuple[CachedSet, ...]:
         """Return all sets but that of a manifest."""
         return tuple(entry for entry in self.sets if entry.manifest != manifest)
@@ -68,7 +84,12 @@ class Cache:
     Those that no task uses have a bound.
     """
 
-    def __init__(self, folder: Path, blobs: BlobStore, max_bytes: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        blobs: BlobStore,
+        max_bytes: int,
+    ) -> None:
         self._path = folder / _INDEX
         self._blobs = blobs
         self._max_bytes = max_bytes
@@ -146,28 +167,24 @@ class Cache:
         sizes = _sizes(objects)
         size_before = sum(sizes.values())
         bound = 0 if everything else self._max_bytes
-        sets = list(self.index.sets)
-        weights = list(self.index.weights)
-        self._delete_unknown(sizes, {*keep, *weights, *_blobs_of(sets)})
-        while sum(sizes.values()) > bound and (weights or sets):
-            if weights:  # they go first: they are of one round, a set serves them all
-                weights.pop(0)
-            else:
-                sets.pop(0)
-            self._delete_unknown(sizes, {*keep, *weights, *_blobs_of(sets)})
-        if (tuple(sets), tuple(weights)) != (self.index.sets, self.index.weights):
-            kept = {"sets": tuple(sets), "weights": tuple(weights)}
-            self._save(self.index.model_copy(update=kept))
+        index = self.index
+        self._delete_but(index.digests() | {*keep}, sizes)
+        while sum(sizes.values()) > bound and (index.weights or index.sets):
+            index = index.without_oldest()
+            self._delete_but(index.digests() | {*keep}, sizes)
+        if index is not self.index:
+            self._save(index)
         for path in (self._blobs.root / "parts").glob("*"):
             if path.name not in keep:
                 _unlink(path)
         return size_before - sum(sizes.values())
 
-    def _delete_unknown(self, sizes: dict[str, int], known: Collection[str]) -> None:
-        """Delete the blobs that are not known any more, and their sizes."""
+    def _delete_but(self, known: Collection[str], sizes: dict[str, int]) -> None:
+        """Delete the blobs that are not known, and their sizes."""
         unknown = [digest for digest in sizes if digest not in known]
         for digest in unknown:
             del sizes[digest]
+            # One that cannot be deleted now is tried again after the next task.
             with contextlib.suppress(OSError):
                 self._blobs.remove(digest)
 
@@ -184,13 +201,6 @@ def _sizes(objects: Path) -> dict[str, int]:
         if path.is_file():
             sizes[path.name] = path.stat().st_size
     return sizes
-
-
-def _blobs_of(sets: Collection[CachedSet]) -> set[str]:
-    digests: set[str] = set()
-    for entry in sets:
-        digests.update(entry.blobs)
-    return digests
 
 
 def _unlink(path: Path) -> None:

@@ -16,6 +16,7 @@ from device_runtime.training.routines import may_join
 from device_runtime.training.task import DeviceSetup
 from fleet_protocol.messages import BlobRef, Offer, TierChoice
 
+# A smaller download takes hardly longer than an answer, and tells nothing of the link.
 _TELLING_BYTES = 64 * 1024
 
 
@@ -28,6 +29,7 @@ def able_choices(offer: Offer, config: DeviceConfig, setup: DeviceSetup) -> tupl
         RefusedError: the board cannot do what is asked, or does not know how to choose.
     """
     routine = may_join(offer, setup)
+    # Raises where this board does not know the rule, before anything is fetched.
     chooser_of(offer)
     if routine.phase == "measuring":
         return tuple(offer.choices)

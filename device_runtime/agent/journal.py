@@ -30,7 +30,12 @@ class Journal:
         """Log something an operator must look at; a bug comes with its traceback."""
         self._write(logging.ERROR, text, error)
 
-    def _write(self, level: int, text: str, error: Exception | None = None) -> None:
+    def _write(
+        self,
+        level: int,
+        text: str,
+        error: Exception | None = None,
+    ) -> None:
         if not _LOG.isEnabledFor(level):
             return
         one_line = " ".join(text.split())

@@ -112,6 +112,7 @@ class Agent:
         )
         with (
             held(config.state_dir / "lock", busy),
+            # Before the broker is there: programs on the board need no network.
             self._serve_predictions(),
             on_signals(self._on_signal),
         ):
@@ -326,6 +327,7 @@ class Agent:
     def _on_offer(self, offer: Offer) -> None:
         task = self.ctx.task
         if task is not None and task.offer.task == offer.task:
+            # The server repeats an offer with the time that is left by its own clock.
             task.deadline = time.monotonic() + offer.seconds_left
             self._state.on_repeat()
         else:
@@ -353,7 +355,11 @@ class Agent:
             "it answers nobody over MQTT: set mqtt = true in [predict] of its device.toml, "
             "and start it anew"
         )
-        self._send_prediction(ask, reason=RefusalReason.UNSUPPORTED, detail=detail)
+        self._send_prediction(
+            ask,
+            reason=RefusalReason.UNSUPPORTED,
+            detail=detail,
+        )
 
     def _send_prediction(self, ask: Ask, **answer: object) -> None:
         self.ctx.uplink.send(ask, Predicted, **answer)

@@ -24,7 +24,7 @@ class Measurements:
     paused: str = ""  # why it shall not train now; empty where it may
 
     def refresh(self, sysfs: Path) -> None:
-        """Read again what changes while a board runs; `sysfs` as of `device_runtime.board.probe`."""
+        """Read again what changes while a board runs; `sysfs` is that of `probe`."""
         if self.board is not None:
             self.board = replace(
                 self.board,

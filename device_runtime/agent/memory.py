@@ -101,6 +101,7 @@ class MemoryRecord:
             load: what it computed.
             proven: the runtime has said itself that memory was lacking.
         """
+        # A single death may have had any cause; the kernel's count, or a third one, proves it.
         deaths = self.learnt.deaths + 1
         kernel_kills = self.measure("", "", 0).kills
         if not (proven or deaths >= DEATHS or kernel_kills > load.kills):

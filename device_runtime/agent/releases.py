@@ -95,6 +95,7 @@ class Releases:
 
         release = news.release if isinstance(news.release, Release) else None
         self.wanted = None
+        # There is one way back, so nothing newer is taken until this one has been heard.
         if self._on_trial:
             if news.heard == _number_of(str(self.record)):
                 self.move("heard")
@@ -105,6 +106,7 @@ class Releases:
         if record is None:
             return
         known = _number_of(record)
+        # An older one that was signed once must not bring its faults back.
         if release.number < known:
             raise RefusedError(
                 RefusalReason.REPLAYED, f"release {release.number}, where {known} is known"

@@ -64,4 +64,11 @@ def graph_files(manifest: Manifest, graphs: Collection[str]) -> list[FileSpec]:
 
 def blob_refs(files: Sequence[FileSpec], chunk_bytes: int) -> list[BlobRef]:
     """Return what files of a set are as blobs that travel in chunks of so many bytes."""
-    return [BlobRef(digest=file.digest, size=file.size, chunk_bytes=chunk_bytes) for file in files]
+    return [
+        BlobRef(
+            digest=file.digest,
+            size=file.size,
+            chunk_bytes=chunk_bytes,
+        )
+        for file in files
+    ]

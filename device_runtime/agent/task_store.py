@@ -108,6 +108,7 @@ class TaskStore:
         try:
             return StoredTask.model_validate_json(text), None
         except ValidationError as error:
+            # Kept for whoever looks into it; a task that is lost is offered again.
             aside = self.path.with_suffix(".unreadable")
             with contextlib.suppress(OSError):
                 self.path.replace(aside)

@@ -79,6 +79,7 @@ class Uplink:
         It is an echo of a subscription just ended, or the broker's session still holds one from
         before a crash.
         """
+        # Once for each blob: late chunks must not make a storm of unsubscriptions.
         if digest not in self.unwanted and len(self.unwanted) < _UNWANTED_KEPT:
             self.unwanted.add(digest)
             self.unsubscribe_blob(digest)

@@ -27,7 +27,11 @@ class Upload:
 
 
 def send_chunks(
-    link: Transport, blobs: BlobStore, upload: Upload, *, stopped: Callable[[], bool]
+    link: Transport,
+    blobs: BlobStore,
+    upload: Upload,
+    *,
+    stopped: Callable[[], bool],
 ) -> int:
     """Send chunks, waiting out a broker that is away.
 

@@ -78,15 +78,22 @@ class Worker:
         self.cancel()
         self._count += 1
         job = Job(self._count, self._inbox)
+        # A daemon: a step that does not end must not keep the process.
         thread = threading.Thread(
-            target=self._run, args=(job, function, self._thread), name=name, daemon=True
+            target=self._run,
+            args=(job, function, self._thread),
+            name=name,
+            daemon=True,
         )
         self._job = job
         self._thread = thread
         thread.start()
 
     def _run(
-        self, job: Job, function: Callable[[Job], object], before: threading.Thread | None
+        self,
+        job: Job,
+        function: Callable[[Job], object],
+        before: threading.Thread | None,
     ) -> None:
         """Run a job in its thread, when the thread before has ended."""
         if before is not None:

@@ -26,7 +26,12 @@ class LocalSocket:
         ConfigError: it cannot listen.
     """
 
-    def __init__(self, predictor: Predictor, settings: PredictConfig, path: Path) -> None:
+    def __init__(
+        self,
+        predictor: Predictor,
+        settings: PredictConfig,
+        path: Path,
+    ) -> None:
         self._predictor = predictor
         self._settings = settings
         self._path = path
@@ -37,6 +42,7 @@ class LocalSocket:
             if path.is_socket():
                 path.unlink()  # of an agent that was killed: this one holds the state folder's lock
             self._socket.bind(str(path))
+            # Who may write to the file may ask.
             path.chmod(0o660)
         except OSError as error:
             self._socket.close()
@@ -45,7 +51,11 @@ class LocalSocket:
             ) from error
         self._socket.listen()
         for _ in range(settings.max_clients):
-            threading.Thread(target=self._serve, name="serving", daemon=True).start()
+            threading.Thread(
+                target=self._serve,
+                name="serving",
+                daemon=True,
+            ).start()
 
     def close(self) -> None:
         """Let nobody in any more."""

@@ -54,6 +54,7 @@ class Predictor:
         """
         seconds = min(seconds, self._seconds)
         deadline = time.monotonic() + seconds
+        # One at a time: a board has memory for the intermediate tensors of one batch.
         if not self._lock.acquire(timeout=seconds):
             raise DataError(
                 f"others have asked for so much that {seconds:g} seconds are over; ask again"

@@ -33,7 +33,10 @@ class PredictionService:
     """
 
     def __init__(
-        self, config: DeviceConfig, settings: PredictConfig, reply: Callable[..., None]
+        self,
+        config: DeviceConfig,
+        settings: PredictConfig,
+        reply: Callable[..., None],
     ) -> None:
         self._predictor = Predictor(config, settings.seconds)
         self._reply = reply
@@ -44,7 +47,11 @@ class PredictionService:
             server = LocalSocket(self._predictor, settings, settings.socket)
             self._resources.enter_context(contextlib.closing(server))
         if settings.mqtt:
-            threading.Thread(target=self._serve, name="asking", daemon=True).start()
+            threading.Thread(
+                target=self._serve,
+                name="asking",
+                daemon=True,
+            ).start()
 
     def submit(self, ask: Ask) -> None:
         """Answer a request of the broker in its turn, or refuse it at once."""
@@ -72,6 +79,7 @@ class PredictionService:
             model, rows = self._predictor(read_request(ask.asked), seconds)
             answer = {"model": model, "predictions": rows}
             message = Predicted.model_validate({"task": ask.task, **answer})
+            # Receivers refuse a larger message, and whoever asked would wait for nothing.
             size = len(message.to_bytes())
         # Errors of onnxruntime have no base, and no request may end the thread.
         except Exception as error:  # noqa: BLE001

@@ -67,6 +67,7 @@ def read_fleet_model(config: DeviceConfig, index: CacheIndex) -> StoredModel:
     blobs = BlobStore(config.state_dir)
     digest = index.weights[-1]
     manifest = Manifest.model_validate_json(blobs.read(index.sets[-1].manifest))
+    # Its digest is compared; the weights themselves are read into place below.
     blobs.read(digest)  # raises where it is not whole
     graphs: dict[str, Path] = {}
     for key, spec in manifest.graphs.items():
@@ -134,7 +135,12 @@ def _own_statistics(config: DeviceConfig, model: StoredModel) -> Statistics:
         return {}
     contract = read_contract(config.state_dir) or NO_CONTRACT
     data = order_columns(load_data(config.data), contract).fit_to(model.manifest)
-    settings = TrainSettings(learning_rate=1.0, epochs=1, batch_size=BATCH_SIZE, seed=0)
+    settings = TrainSettings(
+        learning_rate=1.0,
+        epochs=1,
+        batch_size=BATCH_SIZE,
+        seed=0,
+    )
     session = ForwardSession(
         model.manifest, model.graphs[STATS], model.parameters, threads=config.threads
     )

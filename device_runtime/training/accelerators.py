@@ -113,6 +113,7 @@ class Accelerators:
         Raises:
             TaskStopped: the hooks said so.
         """
+        # Cached, so that the CPU's steps serve every provider that is tried.
         take_steps = functools.cache(lambda name: _Steps(open_graph(name), manifest, batch, hooks))
         refused: list[str] = []
         present = offered()
@@ -129,7 +130,12 @@ class Accelerators:
             refused.append(f"{name} {trial}")
         return Settled(CPU, "; ".join(refused))
 
-    def _try(self, key: str, name: str, take_steps: Callable[[str], "_Steps"]) -> Trial:
+    def _try(
+        self,
+        key: str,
+        name: str,
+        take_steps: Callable[[str], "_Steps"],
+    ) -> Trial:
         expected = take_steps(CPU)
         trial = None
         # If the trial takes the process down, this is what is known.
@@ -160,7 +166,13 @@ class _Steps:
         limits: of their deviations, as shares of that.
     """
 
-    def __init__(self, session: TrainSession, manifest: Manifest, batch: int, hooks: Hooks) -> None:
+    def __init__(
+        self,
+        session: TrainSession,
+        manifest: Manifest,
+        batch: int,
+        hooks: Hooks,
+    ) -> None:
         losses = [0.0]
         times = [time.perf_counter()]
         tensors: list[tuple[NDArray[Any], NDArray[Any]]] = []

@@ -40,7 +40,11 @@ class DataSeen:
 
 
 def on_current_data(
-    work: Work[_T], task: Task, setup: DeviceSetup, data: AgreedData, hooks: Hooks
+    work: Work[_T],
+    task: Task,
+    setup: DeviceSetup,
+    data: AgreedData,
+    hooks: Hooks,
 ) -> _T:
     """Run a task on samples that stay the same in their files from beginning to end.
 
@@ -56,6 +60,7 @@ def on_current_data(
         DataChangedError: the files changed during every attempt, or cannot be read now.
         Exception: any error of the work that changed files did not cause.
     """
+    # Files may have changed since the offer was accepted.
     data = _current(data, hooks)
     for _ in range(TRIES):
         setup = replace(setup, data=data.samples)
@@ -65,7 +70,8 @@ def on_current_data(
             result = work(task, setup, hooks)
         except TaskStopped:
             raise
-        except Exception as error:  # noqa: BLE001 - samples that change during a task may cause any error
+        # Samples that change during a task may cause any error.
+        except Exception as error:  # noqa: BLE001
             failure = error
         changes = data.raw.changes()
         if failure is not None and not changes:
@@ -114,7 +120,8 @@ def _read_again(config: DataConfig, changes: tuple[str, ...]) -> DataSet:
         raise
     except (DataError, ConfigError) as error:
         raise DataChangedError(
-            f"{list_paths(changes)} changed, and cannot be used now: {error}; the next task checks again"
+            f"{list_paths(changes)} changed, and cannot be used now: {error}; "
+            "the next task checks again"
         ) from error
 
 

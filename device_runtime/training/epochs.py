@@ -42,7 +42,10 @@ class TrainResult:
 
 
 def train(
-    session: TrainSession, manifest: Manifest, schedule: TrainingSchedule, hooks: Hooks
+    session: TrainSession,
+    manifest: Manifest,
+    schedule: TrainingSchedule,
+    hooks: Hooks,
 ) -> TrainResult:
     """Train for the epochs or steps of an offer.
 
@@ -75,6 +78,7 @@ def train(
             noise = draw_noise(manifest.noise, step_seed, len(indices))
             loss = session.step(x, y, mask, settings.rate_at(step, schedule.steps), noise)
             step += 1
+            # At once: all that follows would be lost, and hours on a slow board with it.
             if not math.isfinite(loss):
                 raise loss_refused(loss, manifest, step_seed, step)
             count = counted(y)
@@ -84,12 +88,18 @@ def train(
         all_total = all_total + total
         all_weight = all_weight + weight
         hooks.report(EpochReport(planned.epoch + 1, planned.epochs, step, mean))
+    # The loss is that before the last step, which may have spoilt what is sent.
     check_parameters(session.parameters(), schedule.round, step)
     mean_loss = all_total / all_weight if all_weight else None
     return TrainResult(step, mean, time.monotonic() - started, mean_loss)
 
 
-def loss_refused(loss: float, manifest: Manifest, step_seed: StepSeed, step: int) -> RefusedError:
+def loss_refused(
+    loss: float,
+    manifest: Manifest,
+    step_seed: StepSeed,
+    step: int,
+) -> RefusedError:
     """Return the refusal of a task whose loss is not finite."""
     return RefusedError(
         RefusalReason.FAILED,

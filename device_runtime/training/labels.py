@@ -16,6 +16,7 @@ def present_labels(y: Targets, classes: int) -> NDArray[np.int64]:
 
     Negative ones are none, and numbers are about every output of the model.
     """
+    # A regression has no labels: every output is trained.
     if y.dtype.kind == "f":
         return np.arange(classes)
     labels = np.unique(y).astype(np.int64, copy=False)

@@ -45,7 +45,10 @@ class HeldOut:
 
 
 def measure(
-    session: ForwardSession, manifest: Manifest, schedule: TrainingSchedule, hooks: Hooks
+    session: ForwardSession,
+    manifest: Manifest,
+    schedule: TrainingSchedule,
+    hooks: Hooks,
 ) -> tuple[Statistics, int]:
     """Measure the batch norm statistics of a model on the board's training samples.
 
@@ -65,11 +68,13 @@ def measure(
     count = 0
     for number, indices in enumerate(batches(schedule.order(), schedule.settings.batch_size)):
         hooks.go_on()
+        # One sample has no unbiased variance.
         if len(indices) == 1:
             continue
         x, _ = training_batch(
             schedule.data, indices, manifest.input_dtype, schedule.step_seed(0, number)
         )
+        # Sums in float64: many batches in float32 would lose what the last ones add.
         for name, value in session.statistics(x).items():
             sums[name] = sums[name] + value if name in sums else value.astype(np.float64)
         count += 1
@@ -108,7 +113,10 @@ def mean_statistics(
 
 
 def evaluate(
-    session: ForwardSession, manifest: Manifest, held_out: HeldOut, hooks: Hooks
+    session: ForwardSession,
+    manifest: Manifest,
+    held_out: HeldOut,
+    hooks: Hooks,
 ) -> Evaluation:
     """Return loss and accuracy on held-out samples, of which at least one label counts.
 
@@ -155,6 +163,7 @@ def judge(
         TaskStopped: the hooks said so.
         RefusedError: a statistic is not finite.
     """
+    # A mean over no label would be no number, which no message carries.
     if EVAL not in manifest.graphs or not counted(held_out.data.y[held_out.chosen]):
         return None
     statistics: Statistics = {}

@@ -71,6 +71,7 @@ class OwnModel:
             BlobError: the manifest is none of a pair.
         """
         pair = self.manifest()
+        # A set without these is whole, too: its model is then not judged.
         graphs = (pair.own.graphs.get(key) for key in (EVAL, STATS))
         for file in (pair.graph, pair.own_init, pair.adaptor, *graphs):
             if file is not None:

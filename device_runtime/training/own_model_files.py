@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from device_runtime.training.backends.swapping import Sized
 from fleet_protocol.blob_store import write_atomically
-from fleet_protocol.blobs import storage_error
+from fleet_protocol.disk import storage_error
 from fleet_protocol.errors import BlobError, RefusalReason, RefusedError
 from fleet_protocol.mapped_tensors import tensors_in
 from fleet_protocol.weights import encode_weights
@@ -54,7 +54,12 @@ class KeptRound:
             tensors[name] = value
         return tensors
 
-    def _of_another_pair(self, name: str, state: str, expected: Sized) -> RefusedError:
+    def _of_another_pair(
+        self,
+        name: str,
+        state: str,
+        expected: Sized,
+    ) -> RefusedError:
         return RefusedError(
             RefusalReason.UNSUPPORTED,
             f"{self.path} is of another pair: {name} is {state} instead of {expected.dtype} "
@@ -117,13 +122,19 @@ class OwnModelFiles:
                 f"{path} is damaged; delete it to go on from the round before: {error}"
             ) from error
 
-    def save(self, run: str, number: int, tensors: Mapping[str, NDArray[Any]]) -> None:
+    def save(
+        self,
+        run: str,
+        number: int,
+        tensors: Mapping[str, NDArray[Any]],
+    ) -> None:
         """Keep what a round leaves, and remove what is not needed any more.
 
         Raises:
             StorageError: the disk is full; what was kept before is still there.
         """
         path = self.folder / f"{self.prefix}{run}-{number}{_SUFFIX}"
+        # Before others go: on a full disk what was there is still there.
         write_atomically(path, encode_weights(tensors))
         for spare in self._spare(run, number):
             with contextlib.suppress(OSError):
@@ -144,7 +155,10 @@ class OwnModelFiles:
         return tiers
 
     def save_tiers(
-        self, run: str, number: int, tiers: Mapping[str, Mapping[str, NDArray[Any]]]
+        self,
+        run: str,
+        number: int,
+        tiers: Mapping[str, Mapping[str, NDArray[Any]]],
     ) -> None:
         """Keep tensors of several tiers.
 
@@ -159,6 +173,7 @@ class OwnModelFiles:
     def _files(self) -> Iterator[_RoundFile]:
         for path in self.folder.glob(f"{self.prefix}*{_SUFFIX}"):
             middle = path.name.removeprefix(self.prefix).removesuffix(_SUFFIX)
+            # From the right, as a run may have dashes in its id.
             run, _, number = middle.rpartition("-")
             if run and number.isdigit():
                 yield _RoundFile(run, int(number), path)

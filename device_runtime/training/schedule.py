@@ -11,7 +11,8 @@ and of the number of samples alone, so that a simulation reproduces a device bit
   (specification 1.3: local SGD over all batches).
 - ``draw_noise(layers, step_seed, count)``: what the layers of a model draw at random in one step,
   from ``PCG64(SeedSequence([seed, round, epoch, step], spawn_key=(1,)))``: one generator for the
-  layers in manifest order, ``random((count, *shape), float32)`` each; steps count from 0 within an epoch.
+  layers in manifest order, ``random((count, *shape), float32)`` each; steps count from 0 within an
+  epoch.
   Evaluation draws nothing.
 - ``training_batch(...)``: the samples of a step. With ``augment`` in the board's ``[data]`` they
   are changed at random, by what its entries draw in turn from ``PCG64(SeedSequence([seed, round,
@@ -95,7 +96,12 @@ def holdout_split(n: int, share: float) -> tuple[Indices, Indices]:
     return np.sort(order[held:]), np.sort(order[:held])
 
 
-def sample_order(seed: int, round_number: int, epoch: int, n: int) -> Indices:
+def sample_order(
+    seed: int,
+    round_number: int,
+    epoch: int,
+    n: int,
+) -> Indices:
     """Return the order of ``n`` training samples in one epoch (see the module's text)."""
     sequence = np.random.SeedSequence([seed, round_number, epoch])
     return np.random.Generator(np.random.PCG64(sequence)).permutation(n)

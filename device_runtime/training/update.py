@@ -30,11 +30,12 @@ from device_runtime.training.own_model_files import OwnModelFiles
 from device_runtime.training.routines import Result, routine_of
 from device_runtime.training.task import DeviceSetup, Task
 from fleet_protocol.blob_store import BlobStore
-from fleet_protocol.encodings import LEVELS, decode, open_weights
+from fleet_protocol.encodings import decode, open_weights
 from fleet_protocol.encodings import encode as encode_tensors
 from fleet_protocol.errors import BlobError
 from fleet_protocol.messages import BlobRef, TaskMetrics
 from fleet_protocol.noise import bounded, gaussian
+from fleet_protocol.rounding import LEVELS
 from fleet_protocol.weights import MASKED, encode_weights
 
 if TYPE_CHECKING:
@@ -117,7 +118,12 @@ def encode(task: Task, setup: DeviceSetup, tensors: Tensors) -> Tensors:
             change[spec.name] = tensors[spec.name] - sent[spec.name]
     if upload.feedback and upload.encoding in LEVELS:
         return _encode_with_feedback(task, setup.files("residual", runs=1), change)
-    return encode_tensors(change, upload.encoding, keep=upload.keep, at_random=True)
+    return encode_tensors(
+        change,
+        upload.encoding,
+        keep=upload.keep,
+        at_random=True,
+    )
 
 
 def seal(task: Task, blobs: BlobStore, tensors: Tensors) -> BlobRef:
@@ -134,7 +140,11 @@ def seal(task: Task, blobs: BlobStore, tensors: Tensors) -> BlobRef:
     }
     data = encode_weights(tensors, metadata)
     digest = blobs.put(data)
-    return BlobRef(digest=digest, size=len(data), chunk_bytes=task.weights.chunk_bytes)
+    return BlobRef(
+        digest=digest,
+        size=len(data),
+        chunk_bytes=task.weights.chunk_bytes,
+    )
 
 
 def mask(blobs: BlobStore, update: BlobRef, member: "Member") -> BlobRef:
@@ -147,7 +157,11 @@ def mask(blobs: BlobStore, update: BlobRef, member: "Member") -> BlobRef:
         StorageError: the disk is full.
     """
     data = member.masked(blobs.read(update.digest))
-    return BlobRef(digest=blobs.put(data), size=len(data), chunk_bytes=update.chunk_bytes)
+    return BlobRef(
+        digest=blobs.put(data),
+        size=len(data),
+        chunk_bytes=update.chunk_bytes,
+    )
 
 
 def _sent_weights(task: Task, setup: DeviceSetup) -> Tensors:

@@ -12,10 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet_protocol.blobs import storage_error
+from fleet_protocol.disk import storage_error
 from fleet_protocol.encodings import open_weights
 from fleet_protocol.errors import BlobError, RefusalReason, RefusedError
 from fleet_protocol.manifest import Manifest, ParameterSpec
+
+Array = NDArray[Any]
+Entry = dict[str, Any]  # of a header: type, shape and place of a tensor
 
 _PREFIX_BYTES = 8  # of a safetensors file: the length of the header
 _ENCODED = {"F16": "float32", "U16": "float32", "I8": "float32"}
@@ -23,8 +26,8 @@ _DTYPES = {"F32": "float32", "I64": "int64", **_ENCODED}
 
 
 def read_weights(
-    path: Path, manifest: Manifest, into: Mapping[str, NDArray[Any]] | None = None
-) -> dict[str, NDArray[Any]]:
+    path: Path, manifest: Manifest, into: Mapping[str, Array] | None = None
+) -> dict[str, Array]:
     """Read a safetensors file, parameter by parameter, in the order of the manifest.
 
     Args:
@@ -37,8 +40,8 @@ def read_weights(
         RefusedError: a parameter is missing or has another shape or type than the manifest says.
         StorageError: the file cannot be read.
     """
-    weights: dict[str, NDArray[Any]] = {}
-    decoded: Mapping[str, NDArray[Any]] = {}
+    weights: dict[str, Array] = {}
+    decoded: Mapping[str, Array] = {}
     try:
         with path.open("rb") as file:
             header, start = _read_header(file.read, path)
@@ -47,6 +50,7 @@ def read_weights(
                 array = np.empty(spec.shape, spec.dtype) if into is None else into[spec.name]
                 file.seek(start + int(entry["data_offsets"][0]))
                 if entry["dtype"] in _ENCODED:
+                    # Its scale is a tensor of its own, so the file is opened as a whole.
                     decoded = decoded or open_weights(path)
                     array[...] = decoded[spec.name]
                 else:
@@ -63,7 +67,7 @@ def read_weights(
     return weights
 
 
-def _entry(header: Mapping[str, Any], spec: ParameterSpec, tier: str) -> dict[str, Any]:
+def _entry(header: Mapping[str, Any], spec: ParameterSpec, tier: str) -> Entry:
     """Return what a header says of a parameter; a RefusedError where the manifest differs."""
     entry = header.get(spec.name)
     shape = "nothing"

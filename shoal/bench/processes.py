@@ -17,12 +17,7 @@ from functools import lru_cache
 from itertools import pairwise
 
 from fleet_protocol import messages
-from fleet_protocol.blobs import (
-    DEFAULT_CHUNK_BYTES,
-    decode_chunk,
-    iter_chunks,
-    ranges_of,
-)
+from fleet_protocol.blobs import DEFAULT_CHUNK_BYTES, decode_chunk, iter_chunks, ranges_of
 from fleet_protocol.child_process import python_module, when_parent_ends
 from fleet_protocol.digests import blob_digest, matches
 from fleet_protocol.errors import BlobError

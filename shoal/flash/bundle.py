@@ -1,11 +1,10 @@
-"""A bundle: one tar that installs Shoal on any 64-bit Linux without a network, and removes it
-again.
+"""Makes bundles and Debian packages, which install Shoal on a board without a network.
 
-What runs on a board are the packages that the agent imports and nothing that merely comes along, by
-pip's `--platform`. Their tree is a virtual environment written by hand, so that a board needs
-neither pip nor venv: opt/shoal/bin/python is a link to the system's Python, and
-lib/pythonX.Y/site-packages holds unpacked wheels. A Debian package is made of the same files,
-without dpkg: it has neither a board's key nor its data, and may be given to anyone.
+A bundle is a tar with a script, for any 64-bit Linux. A board gets only the packages that the agent
+imports, which pip fetches by `--platform`. They lie in a virtual environment that is written here,
+so that a board needs neither pip nor venv: opt/shoal/bin/python is a link to the system's Python,
+and lib/pythonX.Y/site-packages holds unpacked wheels. A Debian package has the same files and is
+made without dpkg. It has neither a board's key nor its data, and may be given to anyone.
 """
 
 import hashlib
@@ -14,7 +13,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -30,6 +29,7 @@ from shoal.flash.tree import Entry, packed
 _UNIT = "usr/lib/systemd/system/shoal-device.service"
 HOME = "opt/shoal"
 _WHEEL_FILE_BYTES = 500_000_000
+_DOWNLOAD_SECONDS = 900
 
 # Everything that Shoal imports on a board, and what that imports. onnxruntime asks for sympy,
 # protobuf, flatbuffers, packaging and coloredlogs as well, and imports none of them to run a graph.
@@ -51,16 +51,14 @@ PINS: Mapping[str, str] = MappingProxyType(
 )
 _TOMLI = "2.3.0"  # Python 3.11 and later read TOML themselves
 
-_GLIBC = (
-    "2_17",
-    "2_27",
-    "2_28",
-)  # of the oldest system for which there is an onnxruntime, and older
+_GLIBC_VERSIONS = ("2_17", "2_27", "2_28")
+"""Versions of glibc whose wheels run on a board: that of onnxruntime's wheels, and earlier ones."""
 
 # Parts of packages that training does not import; of cffi only the compiled half is, by
 # cryptography. Libonnxruntime.so is for programs in C: what Python loads has all of it inside.
 _UNUSED = re.compile(
-    r"onnxruntime/((transformers|quantization|tools|datasets)/|capi/libonnxruntime\.so)|cffi/|numpy/(f2py|distutils)/|numpy/(.*/)?tests/|numpy/_core/_(simd|\w*_tests)\."
+    r"onnxruntime/((transformers|quantization|tools|datasets)/|capi/libonnxruntime\.so)|cffi/"
+    r"|numpy/(f2py|distutils)/|numpy/(.*/)?tests/|numpy/_core/_(simd|\w*_tests)\."
     r"|.*\.(pyi|pxd|h|lib|a)$|.*\.dist-info/sboms/|[^/]*\.data/"
 )
 ARCHITECTURES: Mapping[str, str] = MappingProxyType({"aarch64": "arm64", "x86_64": "amd64"})
@@ -87,121 +85,133 @@ _SCRIPTS: Mapping[str, str] = MappingProxyType(
         "postrm": 'case "$1" in\n'
         'remove | purge) rm -rf "${DPKG_ROOT:-}/opt/shoal" ;; # what Python compiled\n'
         "esac\n"
-        'if [ "$1" = purge ]; then rm -rf "${DPKG_ROOT:-}/etc/shoal" "${DPKG_ROOT:-}/var/lib/shoal"; fi',
+        'if [ "$1" = purge ]; then rm -rf "${DPKG_ROOT:-}/etc/shoal" '
+        '"${DPKG_ROOT:-}/var/lib/shoal"; fi',
     }
 )
 
 
 def debian_package(config: FlashConfig, wheels: Path | None = None) -> bytes:
-    """The package ``shoal-device``, of wheels that are kept in a folder, by default in the user's
-    cache.
+    """Return the Debian package ``shoal-device``.
 
-    Of what a board alone has only the settings are packed, as a configuration file that dpkg keeps
-    where it was changed.
+    Of the files that only one board has, it contains the settings. They are a configuration file,
+    which dpkg keeps if it was changed on the board.
+
+    Args:
+        config: what the board is to be.
+        wheels: folder that keeps wheels; None is the user's cache.
 
     Raises:
-        ConfigError: the packages cannot be had.
+        ConfigError: the wheels cannot be fetched.
     """
-    tree = [
-        *runtime_files(config, wheels),
-        Entry(CONFIG[1:], config.device_toml().encode(), 0o600),
-    ]
-    sums = "".join(
-        f"{hashlib.md5(entry.data, usedforsecurity=False).hexdigest()}  {entry.path}\n"
-        for entry in sorted(tree, key=lambda each: each.path)
-        if not entry.link and entry.path != CONFIG[1:]
-    )
+    settings = Entry(CONFIG[1:], config.device_toml().encode(), 0o600)
+    tree = [*runtime_files(config, wheels), settings]
     control = _CONTROL.format(
         version=importlib.metadata.version("shoal"),
         architecture=ARCHITECTURES[config.target.machine],
         kilobytes=sum(len(entry.data) for entry in tree) // 1024,
         python=config.target.python,
     )
-    about = [
+    description = [
         Entry("control", control.encode()),
         Entry("conffiles", f"{CONFIG}\n".encode()),
+        Entry("md5sums", _checksums(tree).encode()),
     ]
-    about += [Entry("md5sums", sums.encode())]
-    about += [
-        Entry(name, f"#!/bin/sh\nset -e\n{text}\n".encode(), 0o755)
-        for name, text in _SCRIPTS.items()
-    ]
+    for name, text in _SCRIPTS.items():
+        description.append(Entry(name, f"#!/bin/sh\nset -e\n{text}\n".encode(), 0o755))
     members = {
         "debian-binary": b"2.0\n",
-        "control.tar.gz": packed(about, prefix="./", folders=True),
+        "control.tar.gz": packed(description, prefix="./", folders=True),
         "data.tar.gz": packed(tree, prefix="./", folders=True),
     }
-    return b"!<arch>\n" + b"".join(_member(name, data) for name, data in members.items())
+    archive = b"!<arch>\n"
+    for name, data in members.items():
+        archive += _ar_member(name, data)
+    return archive
 
 
-def _member(name: str, data: bytes) -> bytes:
-    """A file of an ar archive: name, time, owner, group, mode and size in columns, then the data at
-    even length.
+def _checksums(tree: Iterable[Entry]) -> str:
+    """Return the md5sums of a package, which dpkg compares files with; settings may change."""
+    lines = []
+    for entry in sorted(tree, key=lambda entry: entry.path):
+        if not entry.link and entry.path != CONFIG[1:]:
+            digest = hashlib.md5(entry.data, usedforsecurity=False).hexdigest()
+            lines.append(f"{digest}  {entry.path}\n")
+    return "".join(lines)
+
+
+def _ar_member(name: str, data: bytes) -> bytes:
+    """Return a file of an ar archive.
+
+    Its head has name, time, owner, group, mode and size in columns. The data has even length.
     """
-    return (
-        f"{name:<16}{0:<12}{0:<6}{0:<6}{'100644':<8}{len(data):<10}`\n".encode()
-        + data
-        + b"\n" * (len(data) % 2)
-    )
+    head = f"{name:<16}{0:<12}{0:<6}{0:<6}{'100644':<8}{len(data):<10}`\n"
+    padding = b"\n" * (len(data) % 2)
+    return head.encode() + data + padding
 
 
 def fetch_wheels(board: Board, folder: Path | None = None) -> list[Path]:
-    """The wheels for a kind of board.
+    """Return the wheels for a kind of board; pip fetches those that are not there yet.
 
-    Those that are in the folder, by default in the user's cache, are kept.
+    Args:
+        board: the kind of board.
+        folder: where wheels are kept; None is the user's cache.
 
     Raises:
-        ConfigError: pip cannot get them.
+        ConfigError: pip cannot fetch them.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     place = (folder or cache / "shoal" / "wheels") / f"{board.machine}-{board.python}"
     place.mkdir(parents=True, exist_ok=True)
-    pins = {**PINS, **({"tomli": _TOMLI} if board.python == "3.10" else {})}
-    missing = [
-        f"{name}=={version}" for name, version in pins.items() if not _kept(place, name, version)
-    ]
+    pins = dict(PINS)
+    if board.python == "3.10":
+        pins["tomli"] = _TOMLI
+    missing = []
+    for name, version in pins.items():
+        if not _wheels_in(place, name, version):
+            missing.append(f"{name}=={version}")
     if missing:
-        platforms = [f"--platform=manylinux_{version}_{board.machine}" for version in _GLIBC]
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "--disable-pip-version-check",
-            "download",
-            "--quiet",
-            "--no-deps",
-        ]
-        command += [
-            "--only-binary=:all:",
-            "--implementation=cp",
-            f"--python-version={board.python}",
-            *platforms,
-        ]
-        try:
-            subprocess.run(  # noqa: S603  (this interpreter, pinned versions)
-                [*command, f"--dest={place}", *missing],
-                check=True,
-                capture_output=True,
-                text=True,
-                timeout=900,
-            )
-        except (OSError, subprocess.SubprocessError) as error:
-            said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[-1:]
-            raise ConfigError(
-                f"pip cannot fetch {', '.join(missing)} for {board.machine} and Python {board.python}: {' '.join(said)}"
-                f"; this needs a network and `pip`, or these wheels in {place}"
-            ) from error
-    return [path for name, version in pins.items() for path in _kept(place, name, version)]
+        _download_wheels(board, place, missing)
+    wheels = []
+    for name, version in pins.items():
+        wheels += _wheels_in(place, name, version)
+    return wheels
 
 
-def _kept(folder: Path, name: str, version: str) -> list[Path]:
+def _download_wheels(board: Board, place: Path, requirements: list[str]) -> None:
+    """Let pip fetch the wheels of pinned packages for a kind of board."""
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet"]
+    command += ["--no-deps", "--only-binary=:all:", "--implementation=cp"]
+    command.append(f"--python-version={board.python}")
+    for version in _GLIBC_VERSIONS:
+        command.append(f"--platform=manylinux_{version}_{board.machine}")
+    try:
+        subprocess.run(  # noqa: S603  (this interpreter, pinned versions)
+            [*command, f"--dest={place}", *requirements],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=_DOWNLOAD_SECONDS,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        output = getattr(error, "stderr", None) or str(error)
+        last_line = " ".join(output.strip().splitlines()[-1:])
+        raise ConfigError(
+            f"pip cannot fetch {', '.join(requirements)} for {board.machine} and Python "
+            f"{board.python}: {last_line}; this needs a network and `pip`, or these wheels in {place}"
+        ) from error
+
+
+def _wheels_in(folder: Path, name: str, version: str) -> list[Path]:
+    """Return the wheel of a package in a folder, in a list that is empty if there is none."""
     return sorted(folder.glob(f"{name.replace('-', '_')}-{version}-*.whl"))[:1]
 
 
 def runtime_tree(board: Board, wheels: list[Path]) -> Iterator[Entry]:
-    """Everything under opt/shoal, from the wheels of `fetch_wheels`.
+    """Yield everything below opt/shoal, from the wheels of `fetch_wheels`.
 
-    A ConfigError where one is none.
+    Raises:
+        ConfigError: a file is no wheel.
     """
     site = f"{HOME}/lib/python{board.python}/site-packages"
     yield Entry(f"{HOME}/bin/python", b"/usr/bin/python" + board.python.encode(), link=True)
@@ -210,19 +220,17 @@ def runtime_tree(board: Board, wheels: list[Path]) -> Iterator[Entry]:
         yield from _unpacked(wheel, site)
     for package in (device_runtime, fleet_protocol):
         folder = Path(str(package.__file__)).parent
-        for path in sorted(
-            each for each in folder.rglob("*.*") if each.suffix in {".py", ".json", ".onnx"}
-        ):
-            yield Entry(
-                f"{site}/{folder.name}/{path.relative_to(folder).as_posix()}",
-                path.read_bytes(),
-            )
+        for path in sorted(folder.rglob("*.*")):
+            if path.suffix in {".py", ".json", ".onnx"}:
+                name = path.relative_to(folder).as_posix()
+                yield Entry(f"{site}/{folder.name}/{name}", path.read_bytes())
     version = importlib.metadata.version("shoal")
-    about = f"Metadata-Version: 2.1\nName: shoal\nVersion: {version}\nLicense: Apache-2.0\n"
-    yield Entry(f"{site}/shoal-{version}.dist-info/METADATA", about.encode())
+    metadata = f"Metadata-Version: 2.1\nName: shoal\nVersion: {version}\nLicense: Apache-2.0\n"
+    yield Entry(f"{site}/shoal-{version}.dist-info/METADATA", metadata.encode())
 
 
 def _unpacked(wheel: Path, site: str) -> Iterator[Entry]:
+    """Yield the files of a wheel that a board needs."""
     try:
         with open_archive(wheel) as archive:
             for name in sorted(archive.members):
@@ -235,14 +243,15 @@ def _unpacked(wheel: Path, site: str) -> Iterator[Entry]:
 
 
 def read_part(name: str) -> bytes:
-    """A file of `shoal/flash/files`."""
+    """Return a file of `shoal/flash/files`."""
     return (files("shoal.flash") / "files" / name).read_bytes()
 
 
 def runtime_files(config: FlashConfig, wheels: Path | None = None) -> Iterator[Entry]:
-    """What every board of a kind has, from wheels kept in a folder.
+    """Yield the files that every board of a kind has, from wheels that a folder keeps.
 
-    A ConfigError where they cannot be had.
+    Raises:
+        ConfigError: the wheels cannot be fetched.
     """
     yield from runtime_tree(config.target, fetch_wheels(config.target, wheels))
     for name in ("shoal", "launch"):
@@ -266,40 +275,51 @@ def release_files(config: FlashConfig, wheels: Path | None = None) -> bytes:
 
 
 def settings_files(config: FlashConfig) -> Iterator[Entry]:
-    """What one board alone has: configuration, identity, data.
+    """Yield the files that only one board has: its configuration, identity and data.
 
-    A ConfigError where a file cannot be read.
+    Raises:
+        ConfigError: a file cannot be read, or two would have the same name on the board.
     """
     yield Entry(CONFIG[1:], config.device_toml().encode(), 0o600)
-    sent = {Path(DATA, path.name): path for path in config.files}
-    if len(sent) < len(config.files):
+    carried = {Path(DATA, path.name): path for path in config.files}
+    if len(carried) < len(config.files):
         raise ConfigError(f"two of the files have one name in {DATA} on the board; rename one")
-    named = {
-        path
-        for _, path in config.data.resolved(Path(DATA))
-        if isinstance(path, Path) and path.suffix
-    }
-    if {p.suffix for p in named - sent.keys() if p.is_relative_to(DATA)} & {
-        p.suffix for p in sent.keys() - named
-    }:
-        raise ConfigError(
-            f"[data] names {', '.join(map(str, named))}, and `files` carries {', '.join(map(str, sent))}"
-        )
-    for to, path in (
-        ({Path(ENROLMENT): config.enrolment} if config.enrolment else {}) | sent
-    ).items():
+    _require_named_files(config, carried)
+    sources = dict(carried)
+    if config.enrolment:
+        sources = {Path(ENROLMENT): config.enrolment, **carried}
+    for target, source in sources.items():
         try:
-            yield Entry(str(to)[1:], path.read_bytes(), 0o600)
+            yield Entry(str(target)[1:], source.read_bytes(), 0o600)
         except OSError as error:
             raise ConfigError(
-                f"cannot read {path}, which the board is to get: {error.strerror}"
+                f"cannot read {source}, which the board is to get: {error.strerror}"
             ) from error
+
+
+def _require_named_files(config: FlashConfig, carried: Mapping[Path, Path]) -> None:
+    """Raise a ConfigError if `[data]` names a file of a kind that is carried under another name."""
+    named = set()
+    for _, path in config.data.resolved(Path(DATA)):
+        if isinstance(path, Path) and path.suffix:
+            named.add(path)
+    missing = {path.suffix for path in named - carried.keys() if path.is_relative_to(DATA)}
+    unnamed = {path.suffix for path in carried.keys() - named}
+    if missing & unnamed:
+        raise ConfigError(
+            f"[data] names {', '.join(map(str, named))}, and `files` carries "
+            f"{', '.join(map(str, carried))}"
+        )
 
 
 @dataclass(frozen=True)
 class Packed:
-    """What all boards of a kind have: a tar.gz, and the room that it takes with what Python
-    compiles of it.
+    """The runtime of a kind of board.
+
+    Attributes:
+        target: the kind of board.
+        tree: a tar.gz of its files.
+        kilobytes: room that it takes on a board, with what Python compiles of it.
     """
 
     target: Board
@@ -308,36 +328,37 @@ class Packed:
 
 
 def pack_runtime(config: FlashConfig, wheels: Path | None = None) -> Packed:
-    """`runtime_files`, packed once for all boards of a kind."""
+    """Pack `runtime_files` once for all boards of a kind."""
     entries = list(runtime_files(config, wheels))
-    return Packed(
-        config.target,
-        packed(entries),
-        sum(len(entry.data) for entry in entries) * 3 // 2 // 1024,
-    )
+    size = sum(len(entry.data) for entry in entries)
+    # Compiled modules take about half of the room of all files.
+    return Packed(config.target, packed(entries), size * 3 // 2 // 1024)
 
 
 def bundle(config: FlashConfig, runtime: Packed) -> bytes:
-    """A tar with ``install.sh`` and all that it installs.
+    """Return a tar with ``install.sh`` and all that it installs.
 
-    A ConfigError where a file of the board's cannot be read.
+    Raises:
+        ConfigError: a file of the board cannot be read.
     """
     script = read_part("install.sh").decode()
-    known = {
+    values = {
         "MACHINE": runtime.target.machine,
         "PYTHON": runtime.target.python,
         "KILOBYTES": runtime.kilobytes,
     }
-    for name, value in known.items():
+    for name, value in values.items():
         script = script.replace(f"@{name}@", str(value))
     trees = {
         "runtime.tar.gz": runtime.tree,
         "board.tar.gz": packed(settings_files(config)),
     }
-    sums = "".join(f"{hashlib.sha256(tree).hexdigest()}  {name}\n" for name, tree in trees.items())
-    parts = [
+    checksums = ""
+    for name, tree in trees.items():
+        checksums += f"{hashlib.sha256(tree).hexdigest()}  {name}\n"
+    entries = [
         Entry("install.sh", script.encode(), 0o755),
-        Entry("SHA256SUMS", sums.encode()),
+        Entry("SHA256SUMS", checksums.encode()),
     ]
-    parts += [Entry(name, tree, 0o600) for name, tree in trees.items()]
-    return packed(parts, prefix=f"shoal-{config.host}/", compress=False)
+    entries += [Entry(name, tree, 0o600) for name, tree in trees.items()]
+    return packed(entries, prefix=f"shoal-{config.host}/", compress=False)

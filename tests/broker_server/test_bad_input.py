@@ -220,7 +220,7 @@ def test_a_device_changes_its_mind_a_few_times_at_most():
         others=Alternatives(items=(other,)),
     )
     task = OpenTask(record, None, None, manifests={"w1.00-d1": None, "w0.50-d1": None})
-    assert [task.take(("w0.50-d1", "w1.00-d1")[number % 2]) for number in range(6)] == [
+    assert [task.choose_tier(("w0.50-d1", "w1.00-d1")[number % 2]) for number in range(6)] == [
         True
     ] * 3 + [False] * 3
     assert task.record.tier == "w0.50-d1"

@@ -2,7 +2,13 @@
 
 import pytest
 
-from broker_server.rounds.best import _labels, kept_versions, reason_to_stop, require_metric, score
+from broker_server.rounds.best import (
+    _label_accuracies,
+    kept_versions,
+    reason_to_stop,
+    require_metric,
+    score,
+)
 from broker_server.settings.evaluation import EvaluationConfig, EvaluationKeys
 from broker_server.store import Store, VersionRecord
 from fleet_protocol.control import VersionEvaluation
@@ -136,4 +142,4 @@ def test_a_metric_of_classes_tells_the_accuracy_of_each_label():
     judged = VersionEvaluation(
         **dict(plain), tiers={"w0.50-d1": plain.model_copy(update={"metrics": (counted,)})}
     )
-    assert _labels(judged) == {"w0.50-d1": (0.75, 0.5, None)}
+    assert _label_accuracies(judged) == {"w0.50-d1": (0.75, 0.5, None)}

@@ -55,7 +55,7 @@ def service(broker) -> BlobService:
 
 
 def ask(service, digest, *ranges) -> list[str]:
-    service.need("attic", digest, ranges)
+    service.request("attic", digest, ranges)
     return service.flush(math.inf)
 
 
@@ -224,7 +224,7 @@ def test_what_is_on_its_way_to_many_is_not_published_again_for_each(
     service.serve({digest: blobs.path(digest)})
 
     def ask_as(number: int) -> None:
-        service.need(f"d{number}", digest, ((0, 3),))
+        service.request(f"d{number}", digest, ((0, 3),))
 
     for number in range(devices):
         service.expect(digest, f"d{number}")
@@ -251,7 +251,7 @@ def offered(service, tmp_path, *devices) -> str:
 
 def want(service, digest, *devices, ranges=((0, 3),)) -> None:
     for device in devices:
-        service.need(device, digest, ranges)
+        service.request(device, digest, ranges)
 
 
 def test_a_long_blob_goes_out_a_window_at_a_time(service, broker, tmp_path):
@@ -316,7 +316,7 @@ def test_a_device_that_has_begun_to_work_wants_nothing_more(service, broker, tmp
     assert service.flush(time.monotonic()) == []
     broker.chunks.clear()
     want(service, digest, "attic")
-    service.arrived("attic")
+    service.note_work("attic")
     assert service.flush(math.inf) == []
     assert not broker.chunks
     want(service, digest, "cellar", ranges=((2, 3),))
@@ -337,7 +337,7 @@ def test_as_long_as_a_blob_arrives_it_is_not_sent_again(service, tmp_path):
     thought = service.next_due()
     assert thought is not None
     assert thought - now < 1.0
-    service.arrived("d1")
+    service.note_work("d1")
     due = service.next_due()
     assert due is not None
     assert due >= now + 1.0

@@ -67,7 +67,7 @@ def test_a_request_is_taken_and_answered_to_whom_asked(tmp_path, at_hand, reques
         assert taken.payload == ASK.to_bytes()
         other.sendall(b"\n")
         taken.answer(b'"for one"')
-        at_hand.tell(b'"for all"')
+        at_hand.send_all(b'"for all"')
         with one.makefile("rb") as lines:
             assert [lines.readline(), lines.readline()] == [b'"for one"\n', b'"for all"\n']
         assert other.recv(100) == b'"for all"\n'
@@ -168,7 +168,7 @@ def test_something_else_in_its_place_is_left_alone(tmp_path, requests, caplog):
     """The server works without, and its log says what to do."""
     (tmp_path / SOCKET).write_text("mine")
     with ControlSocket(tmp_path, requests.put) as at_hand:
-        at_hand.tell(b"1")
+        at_hand.send_all(b"1")
         at_hand.greet_with(b"2")
     assert (tmp_path / SOCKET).read_text() == "mine"
     assert "is not a socket; remove it" in caplog.text
@@ -223,7 +223,7 @@ def test_who_does_not_read_is_let_go_and_holds_up_nobody(tmp_path, at_hand, monk
         deaf.sendall(b"\n")
         began = time.monotonic()
         for _ in range(200):
-            at_hand.tell(b'"' + b"x" * 10_000 + b'"')
+            at_hand.send_all(b'"' + b"x" * 10_000 + b'"')
         assert time.monotonic() - began < PATIENCE / 2
         give_up = time.monotonic() + PATIENCE
         while at_hand._clients:
@@ -237,7 +237,7 @@ def test_an_answer_to_who_has_gone_is_nobodys(tmp_path, at_hand, requests):
         one.sendall(ASK.to_bytes() + b"\n")
         taken = requests.get(timeout=PATIENCE)
     taken.answer(b'"yes"')
-    at_hand.tell(b'"all"')
+    at_hand.send_all(b'"all"')
     with connected(tmp_path) as other:
         other.sendall(ASK.to_bytes() + b"\n")
         requests.get(timeout=PATIENCE).answer(b'"there"')

@@ -10,8 +10,8 @@ from broker_server.rounds.fleet import Fleet
 from broker_server.rounds.reporting import Reporter
 from broker_server.service.data_findings import EVENT, DataFindings, note_undescribed
 from broker_server.store import Store
+from fleet_protocol.data import make_dataset
 from fleet_protocol.data.contract import complete_contract
-from fleet_protocol.data.dataset import make_dataset
 from fleet_protocol.data.terms import DataContract
 from fleet_protocol.messages import DeviceProfile
 from tests.broker_server.peer import profile
@@ -30,7 +30,7 @@ def noted(tmp_path):
                     fleet="lab", device=device, profile=profile(findings=sentences or None)
                 )
             )
-            findings.look(device, 2)
+            findings.log(device, 2)
             return [
                 (line.device, line.round, line.detail)
                 for line in store.events()

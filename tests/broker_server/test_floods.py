@@ -173,7 +173,7 @@ def test_an_exception_from_one_message_is_counted_and_ends_nothing(
 def test_chunks_of_a_release_are_asked_for_in_ones_own_name(tmp_path):
     """A member that asked in invented names had the idle server keep every one of them."""
     asked = []
-    releases = SimpleNamespace(need=lambda *asks: asked.append(asks))
+    releases = SimpleNamespace(request=lambda *asks: asked.append(asks))
     with closing(Store(tmp_path)) as store:
         between = BetweenRuns(
             Topics("lab"), Fleet(), store, releases, predictions=None, outbox=None

@@ -27,7 +27,7 @@ def say(fleet, device, *labels, orders=None, examples=10):
     fleet.receive(DeviceStatus(fleet="lab", device=device, online=True, state="idle"))
     fleet.receive(DeviceProfile(fleet="lab", device=device, profile=said))
     if orders is not None:
-        orders.look(device)
+        orders.check(device)
 
 
 def test_a_board_with_other_labels_than_the_first_is_declined_by_name(store):

@@ -11,7 +11,8 @@ import pytest
 
 from broker_server.rounds.artifacts import load_artifacts
 from broker_server.rounds.fleet import Fleet
-from broker_server.rounds.run_context import load_others, prepare_run
+from broker_server.rounds.other_sets import load_other_sets
+from broker_server.rounds.run_context import prepare_run
 from broker_server.service.authority import Founding, found_fleet
 from broker_server.service.rollout import read_rollout, start_rollout, store_rollout
 from broker_server.service.rollout_service import RolloutService
@@ -43,7 +44,7 @@ def clipped(document):
 
 def test_another_recipe_may_take_the_place_in_the_chunks_of_the_run(config, others):
     """What is computed is another thing; what the numbers of an update mean is not."""
-    found = load_others(config(), others(clipped))
+    found = load_other_sets(config(), others(clipped))
     assert {item.ref.chunk_bytes for item in found.tiers.values()} == {1024}
 
 
@@ -69,7 +70,7 @@ def test_another_recipe_may_take_the_place_in_the_chunks_of_the_run(config, othe
 def test_what_would_not_add_up_is_refused(config, others, change, train, words):
     """Before anything is signed."""
     with pytest.raises((ConfigError, PlanError), match=words):
-        load_others(config(train=train), others(change))
+        load_other_sets(config(train=train), others(change))
 
 
 def test_a_tier_that_is_missing_is_named(config, others, artifacts):
@@ -78,7 +79,7 @@ def test_a_tier_that_is_missing_is_named(config, others, artifacts):
     (least,) = {path.name for path in (folder / ARCH).glob("w0.5*")}
     shutil.rmtree(folder / ARCH / least)
     with pytest.raises(ConfigError, match=f"no tier {least}, which the run in progress trains"):
-        load_others(config(), folder)
+        load_other_sets(config(), folder)
 
 
 class Blobs:
@@ -99,7 +100,7 @@ def test_tasks_name_them_for_boards_that_have_passed(
     folder = tmp_path / "lab"
     settings = config()
     found_fleet(folder, Founding("lab", "h"))
-    new = load_others(settings, others(clipped))
+    new = load_other_sets(settings, others(clipped))
     start_rollout(folder, {}, 90, new, stages=(1.0,), within_seconds=60.0, most_failed=0.5, gate=1)
     number = read_rollout(folder).release.number
     service = RolloutService(folder, lambda: dict.fromkeys("ab", b'{"revoked": "00"}'))

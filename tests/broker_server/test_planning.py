@@ -8,18 +8,18 @@ import pytest
 
 from broker_server.rounds.artifacts import load_artifacts
 from broker_server.rounds.closing import ClosingRule
-from broker_server.rounds.fleet import (
+from broker_server.rounds.fleet import Fleet
+from broker_server.rounds.new_version import first_version
+from broker_server.rounds.planning import open_collection, plan_round, task_id
+from broker_server.rounds.run_context import prepare_run
+from broker_server.rounds.tier_assignment import (
     Assignment,
-    Fleet,
     assign,
     choose,
     count_wanted,
     usable_tiers,
     why_unfit,
 )
-from broker_server.rounds.new_version import first_version
-from broker_server.rounds.planning import open_collection, plan_round, task_id
-from broker_server.rounds.run_context import prepare_run
 from broker_server.service.outbox import Outbox
 from broker_server.settings.fleet import FleetConfig, TiersConfig
 from broker_server.strategies.registry import STRATEGIES
@@ -404,7 +404,7 @@ def test_what_is_kept_of_a_run_has_no_login(artifacts):
     )
     kept = (
         prepare_run("run", config, load_artifacts(artifacts, ARCH, chunk_bytes=CHUNK))
-        .begun()
+        .initial_record()
         .config
     )
     assert FleetConfig.stored(kept).broker == config.broker.model_copy(

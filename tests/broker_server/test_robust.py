@@ -17,7 +17,7 @@ from broker_server.store import Store, TaskPhase
 from broker_server.updates.bounds import Measured, lower_median, screen
 from broker_server.updates.distance import measure
 from broker_server.updates.krum import left_out, squared_distances
-from broker_server.updates.quarantine import judged, quarantined
+from broker_server.updates.quarantine import quarantine_ends, quarantined
 from fleet_protocol import control
 from fleet_protocol.digests import blob_path
 from fleet_protocol.errors import ConfigError, PlanError, RefusalReason
@@ -158,7 +158,7 @@ def test_quarantine_follows_from_refusals_and_ends():
 
     def until(*phases, releases=None):
         history = [("d", number, phase) for number, phase in enumerate(phases, 1)]
-        return judged(history, releases or {}, config).get("d")
+        return quarantine_ends(history, releases or {}, config).get("d")
 
     assert until(REFUSED, REFUSED) is None
     assert until(REFUSED, REFUSED, REFUSED) == 8

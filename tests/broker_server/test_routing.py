@@ -83,16 +83,16 @@ def test_an_unexpected_exception_from_a_request_does_not_end_an_idle_server(
     url, settings, fleet, publish, monkeypatch
 ):
     """A request over MQTT is a message like any other."""
-    handle = Control.take
+    handle = Control.handle
     broken = []
 
-    def stumble(self, event, act):
+    def stumble(self, event, carry_out):
         if not broken:
             broken.append(event)
             raise KeyError("request")
-        handle(self, event, act)
+        handle(self, event, carry_out)
 
-    monkeypatch.setattr(Control, "take", stumble)
+    monkeypatch.setattr(Control, "handle", stumble)
     with Serving(settings, url), Peer(fleet, "d", url, honest()):
         publish(Topics(fleet).server_control, b"{}")
         wait_for_refusals(settings, [("", RefusalReason.FAILED, 1)])

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fleet_protocol.encodings import ENCODINGS, LEVELS, decode, encode, encode_whole, open_weights
+from fleet_protocol.encodings import ENCODINGS, decode, encode, encode_whole, open_weights
 from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.mapped_tensors import tensors_in
+from fleet_protocol.rounding import LEVELS
 from fleet_protocol.weights import encode_weights
 
 OF_DIFFERENCES = ENCODINGS[1:]

@@ -3,7 +3,7 @@
 import pytest
 
 from fleet_protocol.messages import Evaluation, Measured
-from fleet_protocol.metrics import joined
+from fleet_protocol.metrics import join_metrics
 
 
 def said(rule, *sums):
@@ -13,7 +13,9 @@ def said(rule, *sums):
 
 def test_sums_of_devices_are_judged_as_of_one():
     """Not as the mean of their values."""
-    assert joined([said("ratio", (1.0,), (2.0,)), said("ratio", (9.0,), (10.0,))]) == {"m": 10 / 12}
+    assert join_metrics([said("ratio", (1.0,), (2.0,)), said("ratio", (9.0,), (10.0,))]) == {
+        "m": 10 / 12
+    }
 
 
 @pytest.mark.parametrize(
@@ -27,4 +29,4 @@ def test_sums_of_devices_are_judged_as_of_one():
 )
 def test_sums_that_no_rule_can_take_are_left_out(rule, sums):
     """One device must not end what shows all."""
-    assert joined([said(rule, *sums)]) == {}
+    assert join_metrics([said(rule, *sums)]) == {}

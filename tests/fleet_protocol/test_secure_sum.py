@@ -16,10 +16,10 @@ from fleet_protocol.secure_sum import (
     STEPS,
     Member,
     check_keys,
-    joined,
+    join_secret,
     majority,
     restored,
-    split,
+    split_secret,
     unmasked,
     whole_numbers,
 )
@@ -129,12 +129,12 @@ def test_what_the_server_sees_is_noise():
 @given(secret=st.integers(0, 2**256 - 1), needed=st.integers(1, 8), more=st.integers(0, 4))
 def test_shares_make_a_secret(secret, needed, more):
     """Any of them, as many as are needed; with one less something else."""
-    shares = dict(enumerate(split(secret, needed, needed + more), 1))
+    shares = dict(enumerate(split_secret(secret, needed, needed + more), 1))
     some = dict(list(shares.items())[more:])
-    assert joined(some) == secret
+    assert join_secret(some) == secret
     if needed > 1:
         del some[next(iter(some))]
-        assert joined(some) != secret
+        assert join_secret(some) != secret
 
 
 def test_the_largest_values_of_all_fit():
@@ -183,7 +183,7 @@ def test_of_nobody_both_secrets_are_revealed():
     }
     places = {name: at for at, name in enumerate(sorted(cohort), 1)}
     for of in cohort:
-        secret = joined({places[by]: int(shares[of], 16) for by, shares in revealed.items()})
+        secret = join_secret({places[by]: int(shares[of], 16) for by, shares in revealed.items()})
         is_mask_key = secret < 2**256 and public_key(f"{secret:064x}") == cohort[of][1]
         assert is_mask_key == (of in {"d2", "d4"}), of
 
@@ -222,7 +222,7 @@ def test_shares_are_for_one_member_in_one_sum():
     for wrong in ("another member", "another sum"):
         members, cohort, told = met("abc")
         fresh = Member("b", PLACE if wrong == "another member" else "another place", 3)
-        for key in ("_seal", "_mask", "_own"):
+        for key in ("_seal_key", "_mask_key", "_own_secret"):
             setattr(fresh, key, getattr(members["b"], key))
         fresh.answer(said(keys=cohort))
         fresh.answer(told["a" if wrong == "another member" else "b"])

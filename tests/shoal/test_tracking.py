@@ -20,7 +20,8 @@ from sqlalchemy import select, update
 
 from broker_server.store import Store, schema
 from broker_server.store.queries import devices, rounds
-from shoal.tracking import _safe, values_of
+from shoal.tracking import values_of
+from shoal.tracking.home_assistant import _safe
 from tests.brokers import mosquitto_broker
 from tests.shoal.view.stores import RUN, made
 

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from fleet_protocol.errors import ConfigError, ExportError
-from fleet_protocol.metrics import evaluation_of, joined
+from fleet_protocol.metrics import evaluation_of, join_metrics
 from fleet_protocol.recipe import RecipeTable
 from models import Registry
 from models.architecture import build
@@ -87,7 +87,7 @@ def test_a_file_brings_losses_and_metrics_by_name_with_numbers(tmp_path):
         "weighted": ((o.sum(1) > 0) * weight).sum() / weight.sum(),
         "above": (2 * hits / either)[either > 0].mean(),
     }
-    assert joined(evaluations) == pytest.approx(expected, abs=1e-5)
+    assert join_metrics(evaluations) == pytest.approx(expected, abs=1e-5)
     whole = sum(item.loss * item.examples for item in evaluations) / len(t)
     assert whole == pytest.approx(np.maximum(0.3 * over, -0.7 * over).mean(), abs=1e-5)
     assert evaluations[0].accuracy is None

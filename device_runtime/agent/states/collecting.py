@@ -40,6 +40,7 @@ class Collecting(DeviceState):
 
     @override
     def on_wake(self) -> None:
+        # Requests would pile up at the link, and all be sent when the broker is back.
         if not self.ctx.uplink.need_link().connected:
             self.wake_at = time.monotonic() + self.ctx.kit.config.repair_seconds
             return
@@ -69,6 +70,7 @@ class Collecting(DeviceState):
         reason, _detail = refusal_of(error)
         if self._made_room or reason is not RefusalReason.NO_SPACE:
             raise error
+        # Once in a state: a disk that is full again has nothing more to give.
         self._made_room = True
         freed = self.ctx.kit.cache.evict(self.ctx.blobs_in_use(), everything=True)
         self.ctx.kit.journal.warning(f"{error}; freed {freed} bytes of older blobs")

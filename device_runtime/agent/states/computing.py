@@ -63,6 +63,7 @@ class _Computing(DeviceState):
             agreed = ctx.kit.agreement.apply(setup.data, task.offer)
             if not task.offer.stays:  # otherwise the board may define its own labels
                 check_own_labels(agreed.samples, manifest)
+            # On disk first: if it kills the agent, the restart knows what was too large.
             ctx.save(phase=self.phase, load=load)
         except (DataError, StorageError) as error:
             ctx.fail(error)
@@ -90,7 +91,12 @@ class _Computing(DeviceState):
             fetch_seconds=task.fetch_seconds,
         )
 
-    def _start(self, work: Task, setup: DeviceSetup, agreed: AgreedData) -> None:
+    def _start(
+        self,
+        work: Task,
+        setup: DeviceSetup,
+        agreed: AgreedData,
+    ) -> None:
         """Start the job."""
         # It removes both from these lists, so that memory does not hold the old samples beside
         # those that are read again.

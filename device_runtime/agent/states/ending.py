@@ -20,6 +20,8 @@ class _Ending(DeviceState):
         task = ctx.need_task()
         ctx.kit.worker.cancel()
         update = task.record.update
+        # The record first: a crash after it leaves files that nobody needs, and not a task without
+        # its files.
         ctx.kit.store.clear()
         ctx.task = None
         ctx.failure = None
@@ -63,6 +65,7 @@ class Stopped(DeviceState):
     @override
     def enter(self) -> None:
         ctx = self.ctx
+        # It ends between two steps; a step may take longer than anybody waits.
         ctx.kit.worker.cancel()
         if not ctx.kit.worker.join(_JOIN_SECONDS):
             ctx.kit.journal.warning(

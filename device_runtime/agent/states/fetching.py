@@ -28,6 +28,7 @@ class Fetching(Collecting):
         ctx = self.ctx
         task = ctx.need_task()
         try:
+            # On disk first, so that a restart knows what may have been begun.
             ctx.save(phase="fetching", update=None, metrics=None)
         except StorageError as error:
             ctx.fail(error)
@@ -69,6 +70,7 @@ class Fetching(Collecting):
         ctx = self.ctx
         choice = task.record.choice
         manifest = parse_manifest(ctx.kit.blobs.read(choice.artifact_set.digest))
+        # The weights would be those of another sub-model.
         if manifest.tier != choice.tier:
             raise RefusedError(
                 RefusalReason.MALFORMED,
@@ -105,6 +107,7 @@ class Fetching(Collecting):
             ctx.measurements.link_bytes_per_second = self._fetch.received_bytes / seconds
         choice = task.record.choice
         digests = [spec.digest for spec in task.files(graphs)]
+        # What `shoal device predict` says of the model that it predicts with.
         newest = {
             **task.offer.model_dump(include={"run", "round", "version"}),
             "tier": choice.tier,

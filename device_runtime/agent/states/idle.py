@@ -108,6 +108,7 @@ class Idle(Collecting):
                 RefusalReason.MALFORMED,
                 f"the manifest of tier {manifest.tier} is another tier's",
             )
+        # Again when the files are there, as other programs may have taken memory meanwhile.
         self._require_memory(manifest)
         graphs = ROUTINES["train"].graphs(manifest, self.ctx.need_setup())
         if not self._files:
@@ -119,6 +120,7 @@ class Idle(Collecting):
             def test(_job: Job) -> tuple[int, str]:
                 return release.number, set_test(path, root, graphs)
 
+            # In another process: a set that takes it down must not take the agent down.
             kit.worker.start("a set", test)
 
     def _require_memory(self, manifest: Manifest) -> None:
@@ -135,7 +137,12 @@ class Idle(Collecting):
             text = too_large.explanation
         raise RefusedError(RefusalReason.UNSUPPORTED, text)
 
-    def _collect_files(self, manifest: Manifest, graphs: tuple[str, ...], chunk_bytes: int) -> None:
+    def _collect_files(
+        self,
+        manifest: Manifest,
+        graphs: tuple[str, ...],
+        chunk_bytes: int,
+    ) -> None:
         refs = blob_refs(graph_files(manifest, graphs), chunk_bytes)
         self._files = tuple(refs)
         self.ctx.staged = [ref.digest for ref in refs]

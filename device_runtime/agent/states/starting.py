@@ -120,8 +120,16 @@ class Probing(DeviceState):
         outages = record.outages + outage
         now = time.monotonic()
         left = max(0.0, record.seconds_left())
-        ctx.hold(TaskInHand(record, deadline=now + left, started=now, resumed=True))
+        ctx.hold(
+            TaskInHand(
+                record,
+                deadline=now + left,
+                started=now,
+                resumed=True,
+            )
+        )
         ctx.kit.journal.follow(record.offer)
+        # A power cut says nothing of memory; a death in the midst of computing may.
         if record.load is not None and record.phase == record.load.phase and crash:
             ctx.kit.memory.record_death(record.load)
         ctx.kit.journal.info(
@@ -163,6 +171,7 @@ def _connect(ctx: Context, seconds: float) -> Transport:
         member=config.member(),
     )
     ctx.kit.journal.info(f"connecting to {link.address}, for up to {seconds:g} s")
+    # Only a link that has been connected is closed with a farewell.
     link.connect(seconds)
     ctx.uplink.link = link
     return link

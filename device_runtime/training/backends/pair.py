@@ -27,7 +27,13 @@ class PairSession:
         threads: of an operator; with 0 it takes every core.
     """
 
-    def __init__(self, manifest: PairManifest, graph: Path, *, threads: int = 1) -> None:
+    def __init__(
+        self,
+        manifest: PairManifest,
+        graph: Path,
+        *,
+        threads: int = 1,
+    ) -> None:
         self._manifest = manifest
         moving: dict[str, Sized] = {}
         for side in SIDES:
@@ -57,6 +63,7 @@ class PairSession:
             states: of the optimizer by name, which the device's own model keeps from round to
                 round; None for the initial ones, as the model that is sent has them in every round.
         """
+        # Into the arrays that the bindings know; another type is a bug and not to be converted.
         current = self._step.current
         manifest = self._manifest.side(side)
         for parameter in manifest.parameters:

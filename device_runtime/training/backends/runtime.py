@@ -52,8 +52,9 @@ def load_runtime() -> Any:
 def forget_loading(_moment: str) -> None:
     """Unmap, once at a moment, what of libraries was read to load them.
 
-    What is used is mapped again by its first use. Only pages that are as in the file go, by what Linux says. A library that another thread loads
-    just now stays: what is written of it is mapped last.
+    What is used is mapped again by its first use. Only pages that are as in the file go, by what
+    Linux says. A library that another thread loads just now stays: what is written of it is mapped
+    last.
     """
     with contextlib.suppress(OSError, AttributeError, TypeError):
         madvise = ctypes.CDLL(None).madvise
@@ -143,7 +144,11 @@ def open_session(
             check_graph(data, specs, leaves_board=leaves)
     except (OSError, ValueError) as error:  # a file of no bytes cannot be mapped
         raise BlobError(f"cannot read graph {graph}: {error}") from error
-    options = _session_options(threads, as_written=as_written, peak_bytes=peak_bytes)
+    options = _session_options(
+        threads,
+        as_written=as_written,
+        peak_bytes=peak_bytes,
+    )
     session = make_session(graph, options, provider)
     forget_loading("after the first session")
     return session
@@ -190,7 +195,10 @@ def make_session(graph: Path, options: Any, provider: str) -> Any:
     names = dict.fromkeys((provider, CPU))  # each once
     chosen = [(name + _PROVIDER, _OPTIONS.get(name, {})) for name in names]
     session = load_runtime().InferenceSession(
-        str(graph), options, providers=chosen, enable_fallback=0
+        str(graph),
+        options,
+        providers=chosen,
+        enable_fallback=0,
     )
     if provider + _PROVIDER not in session.get_providers():
         raise RuntimeError("onnxruntime could not load it, and has said why on standard error")

@@ -74,6 +74,7 @@ class TrainSession:
         Returns:
             Parameter name to the array that the next step reads, for the caller to write into.
         """
+        # In place: the bindings of the step know these arrays.
         for state in self._manifest.states:
             self._step.current[state_input(state.name)].fill(state.initial)
         return self.parameters()
@@ -134,6 +135,7 @@ class TrainSession:
                 f"artifact set {self._manifest.arch} {self._manifest.tier} has no proximal term, "
                 f"which mu = {mu:g} of FedProx needs; export it again with a proximal recipe",
             )
+        # Copied, as the parameters move and the anchor stays.
         for name, value in self.parameters().items():
             if anchor_input(name) in anchors:
                 np.copyto(anchors[anchor_input(name)], value)
@@ -182,7 +184,12 @@ class TrainSession:
         self._step.set("last", 1.0)
         return self._step.run({**feeds, "mask": mask})[0]
 
-    def _step_in_pieces(self, feeds: Mapping[str, Array], mask: Array, size: int) -> float:
+    def _step_in_pieces(
+        self,
+        feeds: Mapping[str, Array],
+        mask: Array,
+        size: int,
+    ) -> float:
         """Sum the gradients of a batch piece by piece; the last piece takes the step."""
         y = feeds["y"]
         count = max(counted(y), 1)
@@ -237,6 +244,7 @@ class ForwardSession:
         threads: int = 1,
     ) -> None:
         self._manifest = manifest
+        # Not as written: of a forward pass the runtime may fuse operators.
         self._session = open_session(graph, manifest.graphs.values(), threads=threads)
         self._inputs = {spec.name for spec in self._session.get_inputs()}
         self.load(parameters)
@@ -298,14 +306,26 @@ class Sessions:
         self.threads = threads
         self.provider = provider
 
-    def train(self, manifest: Manifest, graph: Path, base: Mapping[str, Array]) -> TrainSession:
+    def train(
+        self,
+        manifest: Manifest,
+        graph: Path,
+        base: Mapping[str, Array],
+    ) -> TrainSession:
         """Open a step graph; the caller loads weights."""
         return TrainSession(
-            manifest, graph, threads=self.threads, base=base, provider=self.provider
+            manifest,
+            graph,
+            threads=self.threads,
+            base=base,
+            provider=self.provider,
         )
 
     def forward(
-        self, manifest: Manifest, graph: Path, parameters: Mapping[str, Array]
+        self,
+        manifest: Manifest,
+        graph: Path,
+        parameters: Mapping[str, Array],
     ) -> ForwardSession:
         """Open a graph that changes nothing."""
         return ForwardSession(manifest, graph, parameters, threads=self.threads)

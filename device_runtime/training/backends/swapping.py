@@ -7,7 +7,7 @@ binds only what is another array than two steps ago.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from fleet_protocol.manifest import GraphSpec, next_name
 Array = NDArray[Any]
 Arrays = dict[str, Array]
 OrtValues = dict[str, Any]
+_T = TypeVar("_T")
 
 
 class Sized(Protocol):
@@ -92,12 +93,10 @@ class SwappingStep:
         self._inputs = {port.name for port in self._session.get_inputs()}
         shapes = {port.name: port.shape for port in self._session.get_outputs()}
         self._scalars = {name: np.zeros(shapes[name], np.float32) for name in tensors.scalars}
-        settings = self._names_of_inputs(tensors.settings)
+        settings = [name for name in tensors.settings if name in self._inputs]
         self._settings = {name: np.zeros((), np.float32) for name in settings}
-        fixed = self._names_of_inputs(tensors.fixed)
-        self._fixed = _zeros({name: tensors.fixed[name] for name in fixed})
-        given = self._names_of_inputs(tensors.given)
-        self._given = {name: tensors.given[name] for name in given}
+        self._fixed = _zeros(self._taken(tensors.fixed))
+        self._given = self._taken(tensors.given)
         first = _zeros(tensors.moving)
         second = _zeros(tensors.moving)
         for name in tensors.in_place:
@@ -112,9 +111,9 @@ class SwappingStep:
         self._current = 0
         self._shares_memory = provider == CPU
 
-    def _names_of_inputs(self, names: Iterable[str]) -> list[str]:
-        """Return those of some names that the graph has an input for."""
-        return [name for name in names if name in self._inputs]
+    def _taken(self, tensors: Mapping[str, _T]) -> dict[str, _T]:
+        """Return those of some tensors that the graph has an input for."""
+        return {name: tensor for name, tensor in tensors.items() if name in self._inputs}
 
     def _bind(self, source: int) -> Any:
         """Bind a step that reads one set of buffers and writes the other."""

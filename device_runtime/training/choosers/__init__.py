@@ -36,7 +36,12 @@ class TierChooser:
         """
         return self.rule.choose(self.settings, memory, situation)
 
-    def learn(self, memory: FrozenModel | None, number: int, loss: float) -> FrozenModel:
+    def learn(
+        self,
+        memory: FrozenModel | None,
+        number: int,
+        loss: float,
+    ) -> FrozenModel:
         """Return the memory after a round, from that before it, which is None before the first."""
         learnt: FrozenModel = self.rule.learn(self.settings, memory, number, loss)
         return learnt

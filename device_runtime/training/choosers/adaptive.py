@@ -114,7 +114,11 @@ def observe(state: Progress, settings: SizingConstants, loss: float) -> Progress
     if state.last_loss is not None and abs(loss - state.last_loss) <= settings.stall:
         far = loss >= settings.alpha * settings.target_loss
         progress += settings.step if far else -settings.step
-    return Progress(rounds=state.rounds + 1, training_efficiency=progress, last_loss=loss)
+    return Progress(
+        rounds=state.rounds + 1,
+        training_efficiency=progress,
+        last_loss=loss,
+    )
 
 
 def system_efficiency(transmit_seconds: float, compute_seconds: float, form: Efficiency) -> float:
@@ -129,7 +133,12 @@ def system_efficiency(transmit_seconds: float, compute_seconds: float, form: Eff
     return 1 / (transmit_seconds + compute_seconds)
 
 
-def utility(system: float, training: float, gamma: float, combination: Combination) -> float:
+def utility(
+    system: float,
+    training: float,
+    gamma: float,
+    combination: Combination,
+) -> float:
     """Return U, equation 5; the power keeps the sign of the training efficiency."""
     progress = math.copysign(abs(training) ** gamma, training)
     return system * progress if combination == "multiplicative" else system + progress

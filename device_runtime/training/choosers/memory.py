@@ -32,18 +32,26 @@ class ChooserMemory:
         """Return what a rule remembers of a run; None if there is nothing that can be read."""
         with contextlib.suppress(OSError, ValidationError):
             stored = _StoredMemory.model_validate_json(self.path.read_bytes())
+            # What one run has taught says nothing of another model.
             if (stored.run, stored.rule) == (run, chooser.rule.name):
                 memory: FrozenModel = chooser.rule.memory.model_validate(stored.memory)
                 return memory
         return None
 
-    def save(self, run: str, chooser: TierChooser, memory: FrozenModel) -> None:
+    def save(
+        self,
+        run: str,
+        chooser: TierChooser,
+        memory: FrozenModel,
+    ) -> None:
         """Replace the memory atomically.
 
         Where the disk is full, the next round goes without this one.
         """
         stored = _StoredMemory(
-            rule=chooser.rule.name, run=run, memory=memory.model_dump(mode="json")
+            rule=chooser.rule.name,
+            run=run,
+            memory=memory.model_dump(mode="json"),
         )
         with contextlib.suppress(StorageError):
             write_atomically(self.path, stored.model_dump_json(indent=1).encode())

@@ -56,11 +56,22 @@ def _choose(sizing: Sizing, memory: Memory | None, situation: Situation) -> str:
     return tiers[fit(choice.width, tuple(tiers))]
 
 
-def _learn(sizing: Sizing, memory: Memory | None, number: int, loss: float) -> Memory:
+def _learn(
+    sizing: Sizing,
+    memory: Memory | None,
+    number: int,
+    loss: float,
+) -> Memory:
     before = memory or _fresh(sizing)
     if number <= before.round:
         return before
     return Memory(round=number, progress=observe(before.progress, sizing.constants, loss))
 
 
-RULE = Rule(name="whalefl", settings=Sizing, memory=Memory, choose=_choose, learn=_learn)
+RULE = Rule(
+    name="whalefl",
+    settings=Sizing,
+    memory=Memory,
+    choose=_choose,
+    learn=_learn,
+)

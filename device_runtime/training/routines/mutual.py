@@ -94,6 +94,7 @@ def _run(task: Task, setup: DeviceSetup, hooks: Hooks) -> Result:
     sent = session.parameters("sent")
     evaluation = _evaluate(task, setup, pair, own, hooks)
     _keep(task, pair, session)
+    # Copies, since the session writes over its arrays.
     update = {name: np.array(value) for name, value in sent.items() if name not in pair.adaptor}
     return Result(update, result.steps, result.seconds, result.losses["own"], None, evaluation)
 

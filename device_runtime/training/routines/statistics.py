@@ -41,5 +41,9 @@ def _run(task: Task, setup: DeviceSetup, hooks: Hooks) -> Result:
 
 
 ROUTINE = Routine(
-    name="statistics", phase="measuring", settings=NoSettings, graphs=_graphs, run=_run
+    name="statistics",
+    phase="measuring",
+    settings=NoSettings,
+    graphs=_graphs,
+    run=_run,
 )

@@ -67,11 +67,15 @@ def _run(task: Task, setup: DeviceSetup, hooks: Hooks) -> Result:
 
 
 def _train_accelerated(
-    task: Task, setup: DeviceSetup, accelerators: Accelerators, hooks: Hooks
+    task: Task,
+    setup: DeviceSetup,
+    accelerators: Accelerators,
+    hooks: Hooks,
 ) -> tuple[Tensors, TrainResult]:
     """Train on the accelerator that the board's trials settle on; where it fails, on the CPU."""
     key = _step_key(task.manifest, setup)
     settings = task.instructions.train
+    # A trial counts for one graph on one runtime: another version may compute otherwise.
     graph = f"{task.manifest.graphs[key].digest} {installed_backends()[setup.backend]}"
     batch = min(settings.micro_batch or settings.batch_size, setup.examples)
     settled = accelerators.settle(
@@ -116,6 +120,7 @@ def _train(task: Task, setup: DeviceSetup, hooks: Hooks) -> tuple[Tensors, Train
     key = _step_key(manifest, setup)
     session = _open_step(task, setup, key)
     name = f"{key} {installed_backends()[setup.backend]}"
+    # Before the weights are read: the test overwrites the parameters.
     if name not in task.tested:
         self_test(session, manifest)
         hooks.report(SelfTested(name))
@@ -161,4 +166,10 @@ def _evaluate(
     return judge(open_graph, manifest, task.schedule(setup), samples, hooks)
 
 
-ROUTINE = Routine(name="train", phase="training", settings=NoSettings, graphs=_graphs, run=_run)
+ROUTINE = Routine(
+    name="train",
+    phase="training",
+    settings=NoSettings,
+    graphs=_graphs,
+    run=_run,
+)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from models.zoo.conversion import Replacement
     from trainer_export.artifact_set import TierReport
     from trainer_export.start import Start
+    from trainer_export.tier_set import Format
 
 
 @dataclass(frozen=True)
@@ -164,55 +165,77 @@ def _export(options: _Options) -> None:
         from trainer_export.artifact_set import FORMATS, export_architecture
         from trainer_export.recipe import Recipe
 
-    from shoal.cli.options import parse_floats, parse_heads, parse_ints, parse_settings
+    from shoal.cli.options import parse_heads, parse_settings
     from shoal.cli.progress import export_bar
 
     if options.add and options.replace:
         raise ConfigError(
             "--add keeps the tiers that are there, --replace drops them; give one of the two"
         )
-    named = [part.strip() for part in options.formats.split(",")]
-    unknown = [name for name in named if options.formats and name not in FORMATS]
-    if unknown:
-        raise ConfigError(f"--formats: no format {unknown[0]!r}; there are {', '.join(FORMATS)}")
-    wanted = tuple(name for name in FORMATS if name in named) if options.formats else None
-    registry = (
-        Registry.zoo() if options.models is None else Registry.zoo().with_file(options.models)
-    )
+    formats = _formats(options.formats, FORMATS)
+    registry = Registry.zoo()
+    if options.models is not None:
+        registry = registry.with_file(options.models)
     architecture = registry.get(options.arch)
-    chosen = architecture.settings(parse_settings("--set", options.settings or []))
+    settings = architecture.settings(parse_settings("--set", options.settings or []))
     if options.convert:
         from models.zoo.conversion import converted, replacements
 
-        _print_replacements(replacements(architecture, chosen), as_json=options.as_json)
+        _print_replacements(replacements(architecture, settings), as_json=options.as_json)
         architecture = converted(architecture)
-    layout = infer_layout(architecture, chosen)
-    depths: tuple[int | None, ...] = (
-        parse_ints("--depths", options.depths) if options.depths else (None,)
-    )
-    widths = parse_floats("--widths", options.widths)
-    tiers = tuple(layout.tier(width, depth) for depth in depths for width in widths)
+    layout = infer_layout(architecture, settings)
+    tiers = _tiers(options, layout)
     if options.explain:
         _print_cuts(layout, tiers, as_json=options.as_json)
         return
     heads = parse_heads("--head", options.heads or [])
     recipe = Recipe.of(_recipe(options), registry.own)
+    others: Literal["add", "replace", "refuse"] = "refuse"
+    if options.add:
+        others = "add"
+    elif options.replace:
+        others = "replace"
     with export_bar(error_console(), f"exporting {options.arch}") as progress:
         reports = export_architecture(
             architecture,
-            chosen,
+            settings,
             tiers,
             recipe,
             options.out,
-            formats=wanted,
+            formats=formats,
             seed=options.seed,
             progress=progress,
             heads=heads,
-            others="add" if options.add else "replace" if options.replace else "refuse",
+            others=others,
             jobs=options.jobs,
             start=_start(options),
         )
     _print_reports(reports, f"{options.arch} in {options.out}", as_json=options.as_json)
+
+
+def _formats(text: str, known: "Sequence[Format]") -> "tuple[Format, ...] | None":
+    """Return the formats that the option names; None, the default, if it names none."""
+    if not text:
+        return None
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"--formats: no format {name!r}; there are {', '.join(known)}")
+    return tuple(name for name in known if name in names)
+
+
+def _tiers(options: _Options, layout: "Layout") -> tuple["Tier", ...]:
+    """Return each width at each depth."""
+    from shoal.cli.options import parse_floats, parse_ints
+
+    depths: tuple[int | None, ...] = (None,)
+    if options.depths:
+        depths = parse_ints("--depths", options.depths)
+    tiers = []
+    for depth in depths:
+        for width in parse_floats("--widths", options.widths):
+            tiers.append(layout.tier(width, depth))
+    return tuple(tiers)
 
 
 def _start(options: _Options) -> "Start | None":
@@ -228,52 +251,53 @@ def _start(options: _Options) -> "Start | None":
             tensors = load_version(opened).weights
     else:
         tensors = read_start(options.start)
-    names = [
-        (theirs, ours)
-        for theirs, _, ours in (pair.partition("=") for pair in options.start_name or [])
-    ]
-    if not all(ours for _, ours in names):
-        raise ConfigError("--start-name: give THEIRS=OURS, for example 'model.*=*'")
+    names = []
+    for pair in options.start_name or []:
+        theirs, _, ours = pair.partition("=")
+        if not ours:
+            raise ConfigError("--start-name: give THEIRS=OURS, for example 'model.*=*'")
+        names.append((theirs, ours))
     return Start(tensors, str(options.start), names, options.start_partial)
 
 
 def _print_cuts(layout: "Layout", tiers: "Sequence[Tier]", *, as_json: bool) -> None:
+    """Print how each tensor is cut, and its shape in each tier."""
     shapes = {tier.id: layout.shapes(tier) for tier in tiers}
-    rows: list[dict[str, object]] = [
-        {
-            "tensor": item.name,
-            "block": item.block,
-            "cut along": [str(dim) if layout.is_cut(dim) else "-" for dim in item.dims],
-            "whole": list(item.shape),
-            **{
-                tier: list(found[item.name]) if item.name in found else None
-                for tier, found in shapes.items()
-            },
+    rows = []
+    for parameter in layout.parameters:
+        axes = [str(dim) if layout.is_cut(dim) else "-" for dim in parameter.dims]
+        row: dict[str, object] = {
+            "tensor": parameter.name,
+            "block": parameter.block,
+            "cut along": axes,
+            "whole": list(parameter.shape),
         }
-        for item in layout.parameters
-    ]
+        for tier, tier_shapes in shapes.items():
+            shape = tier_shapes.get(parameter.name)
+            row[tier] = None if shape is None else list(shape)
+        rows.append(row)
     if as_json:
         print_json(rows)
         return
-    shown = [{key: _sizes(value) for key, value in row.items()} for row in rows]
-    print_rows(f"{layout.arch}: how it is cut", shown, empty="there are no parameters")
+    cells = []
+    for row in rows:
+        cells.append({column: _cell(value) for column, value in row.items()})
+    print_rows(f"{layout.arch}: how it is cut", cells, empty="there are no parameters")
 
 
-def _sizes(value: object) -> str:
+def _cell(value: object) -> str:
+    """Return a value of a row as text."""
     if isinstance(value, list):
         return " x ".join(map(str, value))
     return "" if value is None else str(value)
 
 
-def _print_replacements(done: "Sequence[Replacement]", *, as_json: bool) -> None:
-    rows = [
-        {
-            "module": item.path or "(the model itself)",
-            "was": item.old,
-            "is now": item.new,
-        }
-        for item in done
-    ]
+def _print_replacements(replacements: "Sequence[Replacement]", *, as_json: bool) -> None:
+    """Print which modules were converted; beside JSON on standard error."""
+    rows = []
+    for replacement in replacements:
+        module = replacement.path or "(the model itself)"
+        rows.append({"module": module, "was": replacement.old, "is now": replacement.new})
     if as_json:
         for row in rows:
             error_console().print(
@@ -284,61 +308,61 @@ def _print_replacements(done: "Sequence[Replacement]", *, as_json: bool) -> None
 
 
 def _recipe(options: _Options) -> "RecipeTable":
-    """The recipe of a configuration, if there is one, with what the options say instead."""
+    """Return the recipe of a configuration, if any, with the changes that options make."""
     from fleet_protocol.recipe import Part
     from shoal.cli.options import parse_settings, read_recipe
 
     table = read_recipe(options.recipe)
-    changes: dict[str, object] = {
-        key: getattr(options, key) or getattr(table, key) for key in ("proximal", "accumulate")
-    }
-    for kind, name, settings in (
+    changes: dict[str, object] = {}
+    for switch in ("proximal", "accumulate"):
+        changes[switch] = getattr(options, switch) or getattr(table, switch)
+    for kind, name, assignments in (
         ("optimizer", options.optimizer, options.optimizer_set),
         ("loss", options.loss, options.loss_set),
     ):
         before: Part = getattr(table, kind)
-        given = parse_settings(f"--{kind}-set", settings or [])
-        numbers = {
-            key: list(each) if isinstance(each, tuple) else each for key, each in given.items()
-        }
+        settings = {}
+        for key, value in parse_settings(f"--{kind}-set", assignments or []).items():
+            settings[key] = list(value) if isinstance(value, tuple) else value
         if name is not None and name != before.name:
-            changes[kind] = Part(name=name, settings=numbers)
-        elif numbers:
-            changes[kind] = Part(name=before.name, settings={**before.settings, **numbers})
+            changes[kind] = Part(name=name, settings=settings)
+        elif settings:
+            changes[kind] = Part(name=before.name, settings={**before.settings, **settings})
     for number in ("momentum", "weight_decay", "clip_norm", "clip_value"):
-        if (value := getattr(options, number)) is not None:
+        value = getattr(options, number)
+        if value is not None:
             changes[number] = value
     if options.metrics:
-        changes["metrics"] = tuple(Part(name=name.strip()) for name in options.metrics.split(","))
+        names = options.metrics.split(",")
+        changes["metrics"] = tuple(Part(name=name.strip()) for name in names)
     return table.model_copy(update=changes)
 
 
 def _print_reports(reports: "Sequence[TierReport]", title: str, *, as_json: bool) -> None:
+    """Print what was exported for each tier."""
     if as_json:
-        print_json(
-            [
-                {**vars(item), "tier": item.tier.id, "skipped": dict(item.skipped)}
-                for item in reports
-            ]
-        )
+        records = []
+        for report in reports:
+            skipped = dict(report.skipped)
+            records.append({**vars(report), "tier": report.tier.id, "skipped": skipped})
+        print_json(records)
         return
-    print_rows(
-        title,
-        [
-            {
-                "tier": report.tier.id,
-                "parameters": f"{report.parameters:,}",
-                "FLOPs/sample": count_text(report.flops_per_sample),
-                "graphs": bytes_text(report.graph_bytes),
-                "peak training memory": bytes_text(report.peak_memory_bytes),
-                "worst deviation": f"{report.worst_deviation:.1e}",
-                "made": "before, taken as it is" if report.taken else "now",
-            }
-            for report in reports
-        ],
-        empty="nothing was exported",
-    )
-    for name, reason in {
-        name: reason for report in reports for name, reason in report.skipped.items()
-    }.items():
+    print_rows(title, [_report_row(report) for report in reports], empty="nothing was exported")
+    reasons: dict[str, str] = {}
+    for report in reports:
+        reasons |= report.skipped
+    for name, reason in reasons.items():
         error_console().print(f"[yellow]{name} was skipped:[/] {reason}", soft_wrap=True)
+
+
+def _report_row(report: "TierReport") -> dict[str, str]:
+    """Return the cells of a tier."""
+    return {
+        "tier": report.tier.id,
+        "parameters": f"{report.parameters:,}",
+        "FLOPs/sample": count_text(report.flops_per_sample),
+        "graphs": bytes_text(report.graph_bytes),
+        "peak training memory": bytes_text(report.peak_memory_bytes),
+        "worst deviation": f"{report.worst_deviation:.1e}",
+        "made": "before, taken as it is" if report.taken else "now",
+    }

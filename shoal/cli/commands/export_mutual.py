@@ -91,30 +91,25 @@ def _export_mutual(options: _Options) -> None:
     from shoal.cli.options import parse_settings
     from shoal.cli.progress import export_bar
 
-    registry = (
-        Registry.zoo() if options.models is None else Registry.zoo().with_file(options.models)
-    )
+    registry = Registry.zoo()
+    if options.models is not None:
+        registry = registry.with_file(options.models)
     shared = parse_settings("--set", options.settings or [])
 
     def model(arch: str, settings: dict[str, Any], width: float, depth: int | None) -> PairModel:
         architecture = registry.get(arch)
-        chosen = architecture.settings({**shared, **settings})
-        return PairModel(
-            architecture, infer_layout(architecture, chosen).tier(width, depth), chosen
-        )
+        complete = architecture.settings({**shared, **settings})
+        tier = infer_layout(architecture, complete).tier(width, depth)
+        return PairModel(architecture, tier, complete)
 
     meme_settings = parse_settings("--meme-set", options.meme_settings or [])
-    own_settings = parse_settings("--personal-set", options.personal_settings or [])
-    pair = Pair(
-        model(options.meme, meme_settings, options.meme_width, options.meme_depth),
-        model(
-            options.personal,
-            own_settings,
-            options.personal_width,
-            options.personal_depth,
-        ),
-        tuple(part.strip() for part in options.adaptor.split(",") if part.strip()),
+    personal_settings = parse_settings("--personal-set", options.personal_settings or [])
+    meme = model(options.meme, meme_settings, options.meme_width, options.meme_depth)
+    personal = model(
+        options.personal, personal_settings, options.personal_width, options.personal_depth
     )
+    adaptor = [name.strip() for name in options.adaptor.split(",")]
+    pair = Pair(meme, personal, tuple(name for name in adaptor if name))
     sgd = Sgd(momentum=options.momentum, weight_decay=options.weight_decay)
     recipe = Recipe(sgd, clip_norm=options.clip_norm or None)
     with export_bar(
@@ -128,24 +123,20 @@ def _export_mutual(options: _Options) -> None:
             seed=options.seed,
             progress=progress,
         )
-    found = _found(report.manifest)
+    figures = _figures(report.manifest)
     if options.as_json:
-        print_json(
-            {
-                "set": str(report.folder),
-                **found,
-                "worst_deviation": report.worst_deviation,
-            }
-        )
+        deviation = report.worst_deviation
+        print_json({"set": str(report.folder), **figures, "worst_deviation": deviation})
         return
-    print_rows(f"mutual set {report.folder}", _rows(found), empty="nothing was exported")
+    print_rows(f"mutual set {report.folder}", _rows(figures), empty="nothing was exported")
     say(
-        f'copy this folder to the board and name it in its device.toml: [own_model] set = "{report.folder}"'
+        "copy this folder to the board and name it in its device.toml: [own_model] set = "
+        f'"{report.folder}"'
     )
 
 
-def _found(manifest: "PairManifest") -> dict[str, Any]:
-    """The figures of a set, by model and of the step of both."""
+def _figures(manifest: "PairManifest") -> dict[str, Any]:
+    """Return the figures of a set: of each model, and of the step that trains both."""
     from fleet_protocol.pair_manifest import SIDES
 
     step = {
@@ -164,6 +155,7 @@ def _found(manifest: "PairManifest") -> dict[str, Any]:
 
 
 def _model(manifest: "Manifest") -> dict[str, Any]:
+    """Return the figures of one model."""
     return {
         "arch": manifest.arch,
         "tier": manifest.tier,
@@ -173,25 +165,27 @@ def _model(manifest: "Manifest") -> dict[str, Any]:
     }
 
 
-def _rows(found: dict[str, Any]) -> list[dict[str, str]]:
-    names = {
-        "meme": "meme, sent and averaged",
-        "personal": "personal, stays",
-        "step": "the step of both",
-    }
-    if found["adaptor"]:
-        names["meme"] = f"meme, sent and averaged without {', '.join(found['adaptor'])}"
-    return [
-        {
-            "model": title,
-            "architecture": found[key].get("arch", ""),
-            "tier": found[key].get("tier", ""),
-            "parameters": f"{found[key]['parameters']:,}",
-            "graphs": bytes_text(found[key]["graph_bytes"]),
-            "peak training memory": bytes_text(found[key]["peak_memory_bytes"])
-            if key == "step"
-            else "",
-            "worst deviation": f"{found[key]['worst_deviation']:.1e}",
-        }
-        for key, title in names.items()
-    ]
+def _rows(figures: dict[str, Any]) -> list[dict[str, str]]:
+    """Return a row for each model and one for the step that trains both."""
+    meme_title = "meme, sent and averaged"
+    if figures["adaptor"]:
+        meme_title += f" without {', '.join(figures['adaptor'])}"
+    titles = {"meme": meme_title, "personal": "personal, stays", "step": "the step of both"}
+    rows = []
+    for key, title in titles.items():
+        model = figures[key]
+        memory = ""
+        if key == "step":
+            memory = bytes_text(model["peak_memory_bytes"])
+        rows.append(
+            {
+                "model": title,
+                "architecture": model.get("arch", ""),
+                "tier": model.get("tier", ""),
+                "parameters": f"{model['parameters']:,}",
+                "graphs": bytes_text(model["graph_bytes"]),
+                "peak training memory": memory,
+                "worst deviation": f"{model['worst_deviation']:.1e}",
+            }
+        )
+    return rows

@@ -6,7 +6,7 @@ Given again, the command goes on where it was stopped; arms that are complete ar
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -79,95 +79,102 @@ def _reproduce(options: _Options) -> None:
 
     scale = parse_scale(options.scale)
     folder = options.out.resolve()
-    chosen = (find_experiment(options.table),) if options.table else tuple(TABLES.values())
+    experiments = tuple(TABLES.values())
+    if options.table:
+        experiments = (find_experiment(options.table),)
     if options.listing:
-        rows = (
-            _arm_rows(chosen[0], scale, folder)
-            if options.table
-            else [_table_row(e, scale, folder) for e in chosen]
-        )
-        if options.as_json:
-            print_json(rows)
-        else:
-            title = chosen[0].title if options.table else f"tables at the scale {scale}"
-            print_rows(
-                f"{title} (~ is estimated for {os.cpu_count()} cores)",
-                rows,
-                empty="there are no tables",
-            )
+        _list(options, experiments, scale, folder)
         return
     if options.report is not None:
-        _publish(chosen, scale, folder, options.report)
+        _publish(experiments, scale, folder, options.report)
         return
     if bool(options.table) == options.every:
         raise ConfigError(
             f"shoal reproduce: name a table, or give --all; there are {', '.join(TABLES)}"
         )
-    part = Part(
-        seeds=parse_ints("--seeds", options.seeds) if options.seeds else (),
-        arms=tuple(name.strip() for name in options.only.split(",")) if options.only else (),
-    )
-    ends_at = time.monotonic() + (
-        parse_seconds("--budget", options.budget) if options.budget else math.inf
-    )
-    ranked = sorted(chosen, key=lambda experiment: experiment.rank)
-    # Folders of other configurations are refused before any work.
-    todo = {
-        e.table: [
-            j for j in jobs(e, scale, folder, part, engine=_engine(options)) if not j.complete
-        ]
-        for e in ranked
-    }
-    reports = []
-    lacking = 0
+    seeds: tuple[int, ...] = ()
+    if options.seeds:
+        seeds = parse_ints("--seeds", options.seeds)
+    arms: tuple[str, ...] = ()
+    if options.only:
+        arms = tuple(name.strip() for name in options.only.split(","))
+    part = Part(seeds=seeds, arms=arms)
+    ends_at = math.inf
+    if options.budget:
+        ends_at = time.monotonic() + parse_seconds("--budget", options.budget)
+    ranked = sorted(experiments, key=lambda experiment: experiment.rank)
+    # For all tables at first, so that folders of other configurations are refused before any work.
+    jobs_by_table = {}
     for experiment in ranked:
-        lacking += _run_all(todo[experiment.table], ends_at, folder)
-        reports.append(_report(experiment, scale, folder, as_json=options.as_json))
+        planned = jobs(experiment, scale, folder, part, engine=_engine(options))
+        jobs_by_table[experiment.table] = [job for job in planned if not job.complete]
+    records = []
+    left_out = 0
+    for experiment in ranked:
+        left_out += _run_all(jobs_by_table[experiment.table], ends_at, folder)
+        records += _report(experiment, scale, folder, as_json=options.as_json)
     if options.as_json:
-        print_json([record for report in reports for record in report])
-    if lacking:
+        print_json(records)
+    if left_out:
         raise DataError(
-            f"{lacking} left out of the runs, for what is said above; the same command goes on with them"
+            f"{left_out} left out of the runs, for what is said above; the same command goes on "
+            "with them"
         )
 
 
-def _run_all(todo: "Sequence[Job]", ends_at: float, folder: Path) -> int:
+def _list(
+    options: _Options, experiments: "Sequence[Experiment]", scale: "Scale", folder: Path
+) -> None:
+    """Print the tables, or the arms of the one that was named."""
+    if options.table:
+        title = experiments[0].title
+        rows = _arm_rows(experiments[0], scale, folder)
+    else:
+        title = f"tables at the scale {scale}"
+        rows = [_table_row(experiment, scale, folder) for experiment in experiments]
+    if options.as_json:
+        print_json(rows)
+        return
+    about = f"{title} (~ is estimated for {os.cpu_count()} cores)"
+    print_rows(about, rows, empty="there are no tables")
+
+
+def _run_all(jobs: "Sequence[Job]", ends_at: float, folder: Path) -> int:
+    """Run jobs that end in time, and return the number of those that could not run."""
     from reproduction.report.cells import duration_text
     from reproduction.stored import estimated_seconds, seconds_of_runs
 
-    lacking = 0
-    for number, job in enumerate(todo, 1):
-        name = f"{job.experiment.table} {job.scale}, {number} of {len(todo)}: {job.arm.name}, seed {job.config.seed}"
+    left_out = 0
+    for number, job in enumerate(jobs, 1):
+        table = f"{job.experiment.table} {job.scale}"
+        name = f"{table}, {number} of {len(jobs)}: {job.arm.name}, seed {job.config.seed}"
         estimated = estimated_seconds(job.experiment, job.scale)
-        seconds = (estimated | seconds_of_runs(folder, job.experiment, job.scale)).get(job.arm.name)
-        # What is unknown may take any time; it is started as long as there is some.
+        measured = seconds_of_runs(folder, job.experiment, job.scale)
+        seconds = (estimated | measured).get(job.arm.name)
+        # A run of unknown duration is started as long as there is any time.
         if ends_at - time.monotonic() < (seconds or 0.0):
             error_console().print(
-                f"left out, since it takes {duration_text(seconds)}: {name}",
-                highlight=False,
+                f"left out, since it takes {duration_text(seconds)}: {name}", highlight=False
             )
             continue
         error_console().print(f"[bold]{name}[/]", highlight=False)
         try:
             _run(job)
-        except (
-            ConfigError,
-            DataError,
-        ) as error:  # no data set or package, or at work elsewhere
+        except (ConfigError, DataError) as error:
+            # A data set or package is missing, or another process runs the job.
             error_console().print(f"left out: {error}", highlight=False, markup=False)
-            lacking += 1
+            left_out += 1
             continue
-        _write(
-            job.experiment, job.scale, folder
-        )  # so that whatever stops the rest, the table has what is complete
-    return lacking
+        # After each run, so that the table has what is complete if a later one fails.
+        _write(job.experiment, job.scale, folder)
+    return left_out
 
 
 def _report(
     experiment: "Experiment", scale: "Scale", folder: Path, *, as_json: bool
 ) -> list[dict[str, Any]]:
     """Print a table, unless its values are to be printed as JSON."""
-    from reproduction.figures import arms_of, figures, judged, plain, stand_ins
+    from reproduction.figures import arms_of, figures, judged, stand_ins
     from reproduction.report.cells import claim_cells, figure_cells
 
     written = _write(experiment, scale, folder)
@@ -175,27 +182,13 @@ def _report(
         error_console().print(f"{experiment.table}: no arm is complete", highlight=False)
         return []
     if as_json:
-        table = plain(experiment, written.rows)
-        of = {
-            "table": experiment.table,
-            "scale": scale,
-            "files": list(map(str, written.paths)),
-        }
-        of["other_data"] = table["other_data"]
-        return [
-            {**of, "what": what, **row} for what in ("figure", "claim") for row in table[f"{what}s"]
-        ]
-    found = figures(experiment, written.rows)
-    print_rows(
-        experiment.title,
-        [figure_cells(figure) for figure in found],
-        empty="no figure was evaluated",
-    )
-    claims = [
-        claim_cells(item)
-        for item in judged(experiment, written.rows)
-        if item.claim.says and item.by_seed
-    ]
+        return _records(experiment, scale, written)
+    rows = [figure_cells(figure) for figure in figures(experiment, written.rows)]
+    print_rows(experiment.title, rows, empty="no figure was evaluated")
+    claims = []
+    for result in judged(experiment, written.rows):
+        if result.claim.says and result.by_seed:
+            claims.append(claim_cells(result))
     print_rows("verdicts", claims, empty="none of the claims has both of its arms")
     for published, here in stand_ins(experiment, arms_of(written.rows)):
         say(f"{here} stands for {published}: published figures and claims are not about it")
@@ -204,15 +197,38 @@ def _report(
     return []
 
 
-def _publish(chosen: "Sequence[Experiment]", scale: "Scale", folder: Path, report: Path) -> None:
+def _records(experiment: "Experiment", scale: "Scale", written: "Written") -> list[dict[str, Any]]:
+    """Return the figures and claims of a table as records."""
+    from reproduction.figures import plain
+
+    table = plain(experiment, written.rows)
+    about = {
+        "table": experiment.table,
+        "scale": scale,
+        "files": list(map(str, written.paths)),
+        "other_data": table["other_data"],
+    }
+    records = []
+    for what in ("figure", "claim"):
+        for row in table[f"{what}s"]:
+            records.append({**about, "what": what, **row})
+    return records
+
+
+def _publish(
+    experiments: "Sequence[Experiment]", scale: "Scale", folder: Path, report: Path
+) -> None:
+    """Write the tables that have complete runs, and their index, to a folder."""
     from reproduction.report.writing import write_index
     from reproduction.table_file import TABLES
 
-    if not [
-        1 for experiment in chosen if _write(experiment, scale, folder, report / experiment.table)
-    ]:
+    written = []
+    for experiment in experiments:
+        written.append(_write(experiment, scale, folder, report / experiment.table))
+    if not any(written):
         raise ConfigError(
-            f"no run is complete at the scale {scale} below {folder}; say --out and --scale of the runs"
+            f"no run is complete at the scale {scale} below {folder}; say --out and --scale of the "
+            "runs"
         )
     say(str(write_index(report, TABLES)))
 
@@ -221,9 +237,10 @@ def _engine(options: _Options) -> "EngineTable":
     from fleet_protocol.configuration import validate_config
     from simulation.tables import EngineTable
 
-    names = ("address", "workers", "backend", "device", "group")
-    given = {"kind": options.engine, **{name: getattr(options, name) for name in names}}
-    return validate_config(given, EngineTable, source="shoal reproduce (its --engine is kind)")
+    table = {"kind": options.engine}
+    for name in ("address", "workers", "backend", "device", "group"):
+        table[name] = getattr(options, name)
+    return validate_config(table, EngineTable, source="shoal reproduce (its --engine is kind)")
 
 
 def _run(job: "Job") -> None:
@@ -231,7 +248,9 @@ def _run(job: "Job") -> None:
     from shoal.cli.simulating import SimulationDisplay
 
     def watch(row: "RoundRow") -> None:
-        accuracy = "" if row.accuracy is None else f"accuracy {row.accuracy:.4f}, "
+        accuracy = ""
+        if row.accuracy is not None:
+            accuracy = f"accuracy {row.accuracy:.4f}, "
         display.closed(row.round, f"round {row.round}: {accuracy}{seconds_text(row.seconds)}")
 
     with SimulationDisplay(error_console(), job.config.round.rounds) as display:
@@ -239,70 +258,73 @@ def _run(job: "Job") -> None:
 
 
 def _write(
-    experiment: "Experiment", scale: "Scale", folder: Path, where: Path | None = None
+    experiment: "Experiment", scale: "Scale", folder: Path, target: Path | None = None
 ) -> "Written | None":
+    """Write a table, by default among its runs; None if no run of it is complete."""
     from reproduction.report.writing import write_table
     from reproduction.running import collect, table_folder
 
     results = collect(experiment, scale, folder)
-    where = where or table_folder(folder, experiment, scale)
-    return write_table(experiment, scale, results, where) if results else None
+    if not results:
+        return None
+    target = target or table_folder(folder, experiment, scale)
+    return write_table(experiment, scale, results, target)
 
 
 def _table_row(experiment: "Experiment", scale: "Scale", folder: Path) -> dict[str, str]:
-    arms = experiment.chosen(scale)
+    """Return the cells of a table in the list of all."""
+    arms = [arm.name for arm in experiment.chosen(scale)]
     seeds = experiment.seeds[scale]
     return {
         "rank": str(experiment.rank),
         "table": experiment.table,
         "title": experiment.title,
         "runs": f"{len(arms)} of {len(experiment.arms)} arms, seeds {', '.join(map(str, seeds))}",
-        "takes": _takes(experiment, scale, folder)([arm.name for arm in arms] * len(seeds)),
+        "takes": _Durations(experiment, scale, folder).text(arms * len(seeds)),
     }
 
 
 def _arm_rows(experiment: "Experiment", scale: "Scale", folder: Path) -> list[dict[str, str]]:
-    chosen = {each: {arm.name for arm in experiment.chosen(each)} for each in experiment.seeds}
-    takes = _takes(experiment, scale, folder)
-    return [
-        {
-            "arm": arm.name,
-            "what it is": arm.about,
-            "published": ", ".join(
-                f"{name} {figure.value:g}" for name, figure in arm.published.items()
-            )
-            or "-",
-            "run by default at": ", ".join(
-                each for each, names in chosen.items() if arm.name in names
-            ),
-            "a run takes": takes([arm.name]),
-        }
-        for arm in experiment.arms
-    ]
-
-
-def _takes(
-    experiment: "Experiment", scale: "Scale", folder: Path
-) -> "Callable[[Sequence[str]], str]":
-    """Tells how long runs of arms take one after the other: measured, or about where that of an arm
-    is estimated.
-    """
-    from reproduction.report.cells import duration_text
-    from reproduction.stored import estimated_seconds, seconds_of_runs
-
-    measured = seconds_of_runs(folder, experiment, scale)
-    known = estimated_seconds(experiment, scale) | measured
-
-    def told(runs: "Sequence[str]") -> str:
-        there = [known[name] for name in runs if name in known]
-        about = (
-            "~"
-            if any(name in known and name not in measured for name in runs)
-            else "measured "
-            if there
-            else ""
+    """Return the cells of each arm of a table."""
+    durations = _Durations(experiment, scale, folder)
+    arms_by_scale = {}
+    for name in experiment.seeds:
+        arms_by_scale[name] = {arm.name for arm in experiment.chosen(name)}
+    rows = []
+    for arm in experiment.arms:
+        published = [f"{name} {figure.value:g}" for name, figure in arm.published.items()]
+        scales = [name for name, names in arms_by_scale.items() if arm.name in names]
+        rows.append(
+            {
+                "arm": arm.name,
+                "what it is": arm.about,
+                "published": ", ".join(published) or "-",
+                "run by default at": ", ".join(scales),
+                "a run takes": durations.text([arm.name]),
+            }
         )
-        missing = f", {len({*runs} - {*known})} unknown" if there and len(there) < len(runs) else ""
-        return about + duration_text(sum(there) if there else None) + missing
+    return rows
 
-    return told
+
+class _Durations:
+    """How long runs of the arms of a table take, as measured, or else as estimated."""
+
+    def __init__(self, experiment: "Experiment", scale: "Scale", folder: Path) -> None:
+        from reproduction.stored import estimated_seconds, seconds_of_runs
+
+        self._measured = seconds_of_runs(folder, experiment, scale)
+        self._known = estimated_seconds(experiment, scale) | self._measured
+
+    def text(self, runs: "Sequence[str]") -> str:
+        """Return how long runs of arms take one after the other, for people."""
+        from reproduction.report.cells import duration_text
+
+        known = [name for name in runs if name in self._known]
+        if not known:
+            return duration_text(None)
+        is_estimated = any(name not in self._measured for name in known)
+        prefix = "~" if is_estimated else "measured "
+        unknown = ""
+        if len(known) < len(runs):
+            unknown = f", {len({*runs} - {*known})} unknown"
+        return prefix + duration_text(sum(self._known[name] for name in known)) + unknown

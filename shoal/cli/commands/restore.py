@@ -38,38 +38,40 @@ def _restore(
         from broker_server.store import Store
         from broker_server.store.restoring import MOST_BYTES, MOST_FILES, restore
 
-    known = known_keys(store, folder)
+    keys = known_keys(store, folder)
     rows: list[dict[str, str]] = []
 
-    def look(made: Store) -> None:
-        for run in made.runs():
-            rows.extend(
-                {
-                    "run": run.id,
-                    "setting": each.setting,
-                    "kind": each.kind,
-                    "names": each.value,
-                }
-                for each in list_named_settings(run.config)
-            )
+    def list_names(restored: Store) -> None:
+        for run in restored.runs():
+            for named in list_named_settings(run.config):
+                rows.append(
+                    {
+                        "run": run.id,
+                        "setting": named.setting,
+                        "kind": named.kind,
+                        "names": named.value,
+                    }
+                )
 
     statements = restore(
         file,
         store,
-        known=known,
+        known=keys,
         trust=trust,
         most_files=most_files or MOST_FILES,
         most_bytes=most_bytes or MOST_BYTES,
-        look=look,
+        inspect=list_names,
     )
     signed_by = [statement.shown for statement in statements]
-    foreign = not any(statement.key in known for statement in statements)
+    is_foreign = not any(statement.key in keys for statement in statements)
     if as_json:
-        said = {"path": str(store), "signed_by": signed_by}
-        print_json({**said, "named": rows} if foreign else said)
+        record: dict[str, object] = {"path": str(store), "signed_by": signed_by}
+        if is_foreign:
+            record["named"] = rows
+        print_json(record)
         return
     say(f"restored {store} from {file}, signed by {' and '.join(signed_by) or 'nobody'}")
-    if foreign:
+    if is_foreign:
         print_rows(
             "names in its runs, which this server ignores",
             rows,

@@ -69,7 +69,7 @@ def _start(
     Of sets each board must have finished a training task, or more of --gate.
     """
     with needs("server"):
-        from broker_server.rounds.run_context import load_others
+        from broker_server.rounds.other_sets import load_other_sets
         from broker_server.service.certificates import Authority
         from broker_server.service.rollout import start_rollout
         from broker_server.store import Store
@@ -97,7 +97,7 @@ def _start(
             raise ConfigError(
                 f"the server of {store} has not resumed run {run.id} yet: start the server, and repeat this command"
             )
-        sets = load_others(kept, artifacts.resolve())
+        sets = load_other_sets(kept, artifacts.resolve())
         gate = max(gate, 1)
     boards = [load_flash_config(path) for path in configs or ()]
     builds = {

@@ -29,21 +29,21 @@ def _track(
         from shoal.cli.views.view import follow
         from shoal.sources import LocalStore
     with needs("tracking"):
-        from shoal.tracking import track, tracking
+        from shoal.tracking import open_writer, track
 
-        writer = tracking(target)
+        writer = open_writer(target)
     with closing(Store(store, read_only=True)) as opened:
         run_id = queries.find_run(opened, run).id
         # Home Assistant shows the newest run, also one that begins later.
         tracked = run if target.startswith("homeassistant:") else run_id
 
-        def looks() -> Iterator[None]:
+        def changes() -> Iterator[None]:
             """Yield when the store is to be read: now, and with --watch after each change."""
             if not watch:
                 return iter([None])
             return follow(LocalStore(opened), tracked or "", lambda *_: None)
 
-        rounds = track(opened, tracked, writer, looks)
+        rounds = track(opened, tracked, writer, changes)
     target = without_login(target)
     if as_json:
         print_json({"run": run_id, "target": target, "rounds": rounds})

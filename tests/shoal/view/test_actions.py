@@ -26,7 +26,7 @@ from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.errors import TransportError
 from fleet_protocol.weights import encode_weights
 from shoal.client import RolloutVerb
-from shoal.view import app as access
+from shoal.view import access
 from shoal.view.app import make_app
 from tests.shoal.view.stores import HOSTILE, RUN, ref, roll_out
 

@@ -1,0 +1,102 @@
+"""What every target of tracking has in common, and the values of a round that are written to it."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
+
+from broker_server.store import RunRecord, Store, queries
+from fleet_protocol.messages import Evaluation
+
+_PHASES = ("merged", "missed", "refused", "declined", "left-out")
+
+
+class Writer(Protocol):
+    """A target that a run is written to."""
+
+    def update(self, opened: Store, run: RunRecord) -> int:
+        """Write what is new in the store, and return the number of rounds that were written."""
+
+    def end(self, status: str, /) -> None:
+        """Finish writing for now; the status is that of the run."""
+
+
+class RoundWriter(ABC):
+    """A writer of rounds, each of which is written once, when it can no longer change."""
+
+    _next_round: int | None = None
+    _ended_at: float | None = None
+    """When the run ended, in seconds since 1970; None while it is in progress."""
+
+    @abstractmethod
+    def begin(self, run: RunRecord) -> int:
+        """Open the target of a run, and return the number of the first round that it lacks."""
+
+    @abstractmethod
+    def write(self, view: queries.RoundView) -> None:
+        """Write a round that has ended."""
+
+    def update(self, opened: Store, run: RunRecord) -> int:
+        """Write the rounds that have ended since the last call, see `Writer.update`."""
+        if self._next_round is None:
+            self._next_round = self.begin(run)
+        first = self._next_round
+        views = queries.rounds(opened, run.id, first=first)
+        self._ended_at = queries.find_run(opened, run.id).ended_at
+        for view in views:
+            if not self._is_final(view, views):
+                break
+            self.write(view)
+            self._next_round = view.round.number + 1
+        return self._next_round - first
+
+    def _is_final(self, view: queries.RoundView, views: Sequence[queries.RoundView]) -> bool:
+        """Return whether nothing of a round will change.
+
+        The evaluation of the newest round may still be under way. A round ends only after the one
+        before it was evaluated.
+        """
+        if view.round.ended_at is None:
+            return False
+        if view.round.evaluation or view.round.note or view.round.reason or self._ended_at:
+            return True
+        later = [other for other in views if other.round.number > view.round.number]
+        return any(other.round.ended_at for other in later)
+
+
+def values_of(view: queries.RoundView) -> Iterator[tuple[str, float]]:
+    """Yield what is known of a round by name, for example `model/accuracy` and `round/seconds`."""
+    evaluation = view.round.evaluation
+    if evaluation is not None:
+        yield from _scores("model", evaluation)
+        for tier, tier_evaluation in evaluation.tiers.items():
+            yield from _scores(f"tier/{tier}", tier_evaluation)
+    yield from _known("round/", _numbers(view))
+    yield from _known("devices/", {"accuracy": view.device_accuracy, **view.device_metrics})
+    yield from _known("", {"epsilon": view.epsilon})
+
+
+def _numbers(view: queries.RoundView) -> dict[str, float | None]:
+    """Return counts of tasks by their phase, duration and bytes of a round."""
+    numbers: dict[str, float | None] = {}
+    for phase in _PHASES:
+        numbers[phase] = float(view.phases.get(phase, 0))
+    numbers["seconds"] = view.seconds
+    numbers["sent_bytes"] = view.sent_bytes
+    numbers["received_bytes"] = view.received_bytes
+    return numbers
+
+
+def _known(prefix: str, values: Mapping[str, float | None]) -> Iterator[tuple[str, float]]:
+    """Yield the values that are there, with a prefix before their names."""
+    for name, value in values.items():
+        if value is not None:
+            yield f"{prefix}{name}", value
+
+
+def _scores(name: str, evaluation: Evaluation) -> Iterator[tuple[str, float]]:
+    """Yield loss, accuracy and metrics of a model."""
+    yield f"{name}/loss", evaluation.loss
+    if evaluation.accuracy is not None:
+        yield f"{name}/accuracy", evaluation.accuracy
+    for metric in evaluation.metrics:
+        yield f"{name}/{metric.name}", metric.value
