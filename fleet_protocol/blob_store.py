@@ -12,11 +12,12 @@ from typing import IO, Any
 
 from numpy.typing import NDArray
 
-from fleet_protocol.blobs import PartFile, disk_errors, storage_error
 from fleet_protocol.digests import blob_digest, blob_path, matches
+from fleet_protocol.disk import disk_errors, storage_error
 from fleet_protocol.errors import BlobError
 from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.messages import BlobRef
+from fleet_protocol.part_file import PartFile
 
 _SYNC_THREADS = (
     4  # each takes the interpreter from the others for every step of a file: more write no faster

@@ -15,13 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fleet_protocol.blobs import (
-    BARE_OVERHEAD,
-    FRAME_OVERHEAD,
-    indices_of,
-    iter_chunks,
-    ranges_of,
-)
+from fleet_protocol.blobs import BARE_OVERHEAD, FRAME_OVERHEAD, indices_of, iter_chunks, ranges_of
 from fleet_protocol.digests import matches
 from fleet_protocol.errors import BlobError, ConfigError, TransportError
 from fleet_protocol.foreign_files import file_state, open_regular

@@ -15,11 +15,12 @@ from broker_server.rounds.collecting import OpenTask
 from broker_server.updates.intake import MOST_SENT, receive_update
 from broker_server.updates.values import Stored
 from fleet_protocol.blob_store import BlobStore
-from fleet_protocol.blobs import Chunk, PartFile, decode_chunk
+from fleet_protocol.blobs import Chunk, decode_chunk
 from fleet_protocol.digests import blob_digest, matches
 from fleet_protocol.encodings import open_weights
 from fleet_protocol.errors import BlobError, RefusalReason, RefusedError
 from fleet_protocol.messages import BlobRef, Ranges
+from fleet_protocol.part_file import PartFile
 
 _UNKNOWN_DIGEST = "0" * 64
 _LEAST_CHUNK_BYTES = 1024

@@ -1,11 +1,10 @@
-"""Writes a store to one file while its server works: a zip of database and blobs, signed by its
-owner.
+"""Write a store to one file while its server works: a signed zip of database and blobs.
 
 `broker_server.store.restoring` turns the file into a store again.
 
 A server writes a blob before the commit that names it, and removes one after the commit that needs
-it no longer. So who keeps it from committing finds every blob that goes with the database. Only
-links are made meanwhile.
+it no longer. While the server cannot commit, every blob that goes with the database is therefore
+there. The server waits only as long as it takes to copy the database and link the blobs.
 """
 
 import contextlib
@@ -14,7 +13,7 @@ import secrets
 import shutil
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from zipfile import ZipFile
@@ -32,8 +31,8 @@ from broker_server.store.repository import Store
 from broker_server.store.rows import DamagedRowError
 from broker_server.store.update_store import FOLDER, updates_in
 from fleet_protocol.blob_store import write_atomically
-from fleet_protocol.blobs import storage_error
 from fleet_protocol.digests import blob_path, file_digest, file_matches
+from fleet_protocol.disk import storage_error
 from fleet_protocol.errors import BlobError, StorageError
 
 DATABASE = "shoal.db"
@@ -46,141 +45,171 @@ _LOG = logging.getLogger(__name__)
 
 
 def remove_leftovers(store: Store, folder: Path) -> None:
-    """Remove from an open store's folder what killed processes left, and what the last rounds of
-    ended runs have sent.
+    """Remove files that killed processes left, and slices that ended runs have sent.
 
-    Nothing goes that the store does not know as a slice: its blobs may outlive a database that was
-    lost or is older. Where a row cannot be read, all slices stay.
+    A blob goes only if the store knows it as a slice: blobs may outlive a database that was lost or
+    is older. Where a row cannot be read, all slices stay.
+
+    Args:
+        store: the open store.
+        folder: its folder.
     """
     objects = folder / "blobs" / "objects"
-    left = list(objects.glob("??/.*"))
+    leftovers = list(objects.glob("??/.*"))
     try:
-        left += [objects / blob_path(digest) for digest in _sent_last(store)]
+        leftovers += [objects / blob_path(digest) for digest in _unused_slices(store)]
     except DamagedRowError as error:
         _LOG.warning("what ended runs have sent is not removed: %s", error)
-    for path in left:
+    for path in leftovers:
         path.unlink(missing_ok=True)
     for path in folder.glob(f"{_WORK}*"):
-        with contextlib.suppress(
-            FileNotFoundError
-        ):  # a younger one may be at work, or end just now
+        # Another backup may be at work, and end just now.
+        with contextlib.suppress(FileNotFoundError):
             if path.stat().st_mtime < time.time() - _OLD_SECONDS:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def _sent_last(store: Store) -> set[str]:
-    """Slices that the last rounds of runs have sent, and that nobody needs as all of them have
-    ended.
-    """
+def _unused_slices(store: Store) -> set[str]:
+    """Return the slices that the last rounds of runs have sent, once all runs have ended."""
     runs = store.runs()
-    digests: set[str] = set()
-    for run in runs if all(run.ended_at is not None for run in runs) else ():
+    if any(run.ended_at is None for run in runs):
+        return set()
+    unused: set[str] = set()
+    for run in runs:
         last = store.last_round(run.id)
-        sent = store.tasks(run.id, last.number, "train") if last is not None else []
-        slices = {choice.weights.digest for task in sent for choice in task.choices}
-        digests |= slices - store.used_blobs(slices)
-    return digests
+        if last is None:
+            continue
+        slices: set[str] = set()
+        for task in store.tasks(run.id, last.number, "train"):
+            slices.update(choice.weights.digest for choice in task.choices)
+        # A slice that is the whole model is the same blob as a version.
+        unused |= slices - store.used_blobs(slices)
+    return unused
 
 
 def back_up(store: Path, file: Path, signers: Sequence[Signer]) -> int:
-    """Write a store to a file, replaced once it is whole, and count its blobs.
+    """Write a store to a file, which is replaced once the backup is whole.
 
-    A server at work waits for the links.
+    A server at work waits until the blobs are linked.
 
     Args:
         store: folder of the store.
         file: the file to write, readable only by the owner.
         signers: the signers, each with its own key.
 
+    Returns:
+        The number of blobs.
+
     Raises:
         StorageError: there is no store, its database is damaged, or something cannot be read or
             written.
         BlobError: a blob is damaged; the file of before stays.
     """
-    Store(store, read_only=True).close()  # says what is wrong with it, and makes none
-    part = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
+    # Raises an error if there is no store, or it is damaged.
+    Store(store, read_only=True).close()
+    draft = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
     try:
-        part.touch(mode=0o600)  # as the store itself: whoever reads it has the model
+        # Private, as the store itself: the file has the model in it.
+        draft.touch(mode=0o600)
         with TemporaryDirectory(dir=store, prefix=_WORK) as folder:
-            made = Path(folder)
-            _link(store, made)
-            members = _members(store, made)
-            _pack(made, members, part, signers)
-        part.replace(file)
+            snapshot = Path(folder)
+            _make_snapshot(store, snapshot)
+            members = _list_members(store, snapshot)
+            _pack(snapshot, members, draft, signers)
+        draft.replace(file)
     except OSError as error:
         raise storage_error("write", file, error) from error
     except sqlite3.Error as error:
         raise StorageError(f"cannot copy the database of {store}: {error}") from error
     finally:
-        part.unlink(missing_ok=True)
+        draft.unlink(missing_ok=True)
     return len(members) - 1
 
 
-def _link(store: Path, made: Path) -> None:
-    """Copy a store's database to a folder, with links to its blobs and to the updates that it
-    needs.
-    """
+def _make_snapshot(store: Path, snapshot: Path) -> None:
+    """Copy a store's database to a folder, and link the blobs and updates that it needs."""
     source = store / DATABASE
     with contextlib.closing(
         sqlite3.connect(source, PATIENT_SECONDS, isolation_level=None)
-    ) as holding:
-        holding.execute("BEGIN IMMEDIATE")  # blocks commits of the server from here on
-        _copy(source, made / DATABASE)
-        needed = set(holding.execute("SELECT update_digest FROM tasks WHERE phase = 'received'"))
-        files = [path for root in ROOTS for path in (store / root / "objects").glob("*/[!.]*")]
-        for path in [*files, *(store / "updates" / FOLDER).glob("*")]:
-            to = made / path.relative_to(store)
-            to.parent.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(
-                FileNotFoundError
-            ):  # belongs to a round or version that has ended
-                to.hardlink_to(path)
-    batches = made / "updates" / FOLDER
+    ) as connection:
+        # The server's commits wait from here on.
+        connection.execute("BEGIN IMMEDIATE")
+        _copy(source, snapshot / DATABASE)
+        query = "SELECT update_digest FROM tasks WHERE phase = 'received'"
+        needed_updates = {digest for (digest,) in connection.execute(query)}
+        for root in ROOTS:
+            _link_files((store / root / "objects").glob("*/[!.]*"), store, snapshot)
+        _link_files((store / "updates" / FOLDER).glob("*"), store, snapshot)
+    _separate_updates(snapshot / "updates", needed_updates)
+
+
+def _link_files(files: Iterable[Path], store: Path, snapshot: Path) -> None:
+    """Link files of a store to the same places in another folder."""
+    for path in files:
+        link = snapshot / path.relative_to(store)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        # A blob of a round or version that has just ended may be gone.
+        with contextlib.suppress(FileNotFoundError):
+            link.hardlink_to(path)
+
+
+def _separate_updates(updates: Path, needed: Collection[str]) -> None:
+    """Replace files of many updates by a blob for each update that is needed."""
+    batches = updates / FOLDER
     for path in batches.glob("*"):
         for digest, _, data in updates_in(path):
-            if (digest,) in needed:
-                write_atomically(
-                    batches.parent / "objects" / blob_path(digest), data, durable=False
-                )
+            if digest in needed:
+                write_atomically(updates / "objects" / blob_path(digest), data, durable=False)
     shutil.rmtree(batches, ignore_errors=True)
 
 
-def _members(store: Path, made: Path) -> list[Member]:
-    """List the files in a folder from `_link`.
+def _list_members(store: Path, snapshot: Path) -> list[Member]:
+    """List the files of a snapshot.
 
-    Raise a BlobError if a blob does not match its name.
+    Raises:
+        BlobError: a blob does not match its name.
     """
     members = []
-    for path in sorted(made.rglob("*")):
+    for path in sorted(snapshot.rglob("*")):
         if not path.is_file():
             continue
-        name = path.relative_to(made).as_posix()
-        if path.name != DATABASE and not file_matches(path, path.name):
+        name = path.relative_to(snapshot).as_posix()
+        digest = path.name
+        if path.name == DATABASE:
+            digest = file_digest(path)
+        elif not file_matches(path, digest):
             raise BlobError(f"{name} in {store} is damaged, so no backup was written")
-        digest = file_digest(path) if path.name == DATABASE else path.name
         members.append(Member(name, digest, path.stat().st_size))
     return members
 
 
-def _pack(made: Path, members: Sequence[Member], part: Path, signers: Sequence[Signer]) -> None:
+def _pack(
+    snapshot: Path,
+    members: Sequence[Member],
+    file: Path,
+    signers: Sequence[Signer],
+) -> None:
     """Write members, their inventory and its signatures.
 
-    Members are not compressed, so none unpacks to more.
+    Members are not compressed, so none unpacks to more bytes than it has in the file.
     """
     inventory = write_inventory(members)
-    with ZipFile(part, "w", strict_timestamps=False) as archive:
+    with ZipFile(file, "w", strict_timestamps=False) as archive:
         for member in members:
-            archive.write(made / member.name, member.name)
+            archive.write(snapshot / member.name, member.name)
         archive.writestr(INVENTORY, inventory)
         archive.writestr(SIGNATURES, sign(inventory, signers))
 
 
 def _copy(source: Path, target: Path) -> None:
+    """Copy a database into one file, and check the copy."""
     with (
-        contextlib.closing(sqlite3.connect(source)) as there,
+        contextlib.closing(sqlite3.connect(source)) as original,
         contextlib.closing(sqlite3.connect(target)) as copy,
     ):
-        there.backup(copy)
-        if (found := copy.execute("PRAGMA quick_check").fetchone()[0]) != "ok":
-            raise sqlite3.DatabaseError(found)
-        copy.execute("PRAGMA journal_mode=DELETE")  # one file
+        original.backup(copy)
+        state = copy.execute("PRAGMA quick_check").fetchone()[0]
+        if state != "ok":
+            raise sqlite3.DatabaseError(state)
+        # Without a write-ahead log beside it.
+        copy.execute("PRAGMA journal_mode=DELETE")

@@ -1,9 +1,8 @@
-"""The signature of a kept configuration: which user's server kept it, for which run, and in which
-folder.
+"""Sign and verify a saved configuration: which user's server saved it, for which run and folder.
 
-A store that somebody else packed has none of this user's. One of this user's counts in the store
-that it was made in, also where that was moved since; a copy of it could lie among files of somebody
-else.
+A store that a stranger packed has no signature of this user's. A signature of this user's counts in
+the store that it was made in, also where that was moved since. It does not count in a copy of the
+store, which could lie among files of a stranger.
 """
 
 from pathlib import Path
@@ -21,7 +20,7 @@ from fleet_protocol.messages.values import Digest
 
 
 class ConfigurationSeal(SignedStatement):
-    """What is signed of a configuration.
+    """The signed statement about a configuration.
 
     Attributes:
         run: id of the run.
@@ -40,11 +39,12 @@ class ConfigurationSeal(SignedStatement):
 
 
 class SealedConfig(FrozenModel):
-    """A kept configuration as its file has it.
+    """A saved configuration as its file has it.
 
     Attributes:
         config: the configuration, as JSON.
-        signature: of its `ConfigurationSeal`, in hexadecimal; empty where the user has no key.
+        signature: signature of its `ConfigurationSeal`, in hexadecimal; None where the user has no
+            key.
     """
 
     config: str
@@ -60,23 +60,19 @@ def seal(folder: Path, run: str, config: str) -> tuple[SealedConfig, str | None]
         config: the configuration, as JSON.
 
     Returns:
-        The signed configuration, and None; without a key the configuration alone, and why there is
-        no key.
+        The signed configuration, and None; without a key the unsigned configuration, and why there
+        is no key.
     """
     try:
         key = user_signer().key
     except (ConfigError, StorageError) as error:
         return SealedConfig(config=config), str(error)
-    return SealedConfig(
-        config=config, signature=issue(_seal_of(folder, run, config), key).hex()
-    ), None
+    signature = issue(_seal_of(folder, run, config), key).hex()
+    return SealedConfig(config=config, signature=signature), None
 
 
 def seal_problem(folder: Path, run: str, kept: SealedConfig) -> str | None:
-    """Say why a kept configuration does not count for this user in this store.
-
-    None where it counts.
-    """
+    """Return why a saved configuration does not count for this user and store; None if it does."""
     if kept.signature is None:
         return "it is not signed, as the server that kept it had no key"
     try:
@@ -98,10 +94,7 @@ def seal_problem(folder: Path, run: str, kept: SealedConfig) -> str | None:
 
 
 def read_sealed(text: bytes) -> SealedConfig | None:
-    """Read the file of a kept configuration.
-
-    None for one of an earlier Shoal, or of another form.
-    """
+    """Read the file of a saved configuration; None for the form of an earlier Shoal, or another."""
     try:
         return SealedConfig.model_validate_json(text)
     except ValidationError:
@@ -119,7 +112,7 @@ def _seal_of(folder: Path, run: str, config: str) -> ConfigurationSeal:
 
 
 def _number_of(path: Path) -> int:
-    """The number that the file system gives a file; 0 where it gives none."""
+    """Return the number that the file system gives a file; 0 where it gives none."""
     try:
         return path.stat().st_ino
     except OSError:

@@ -21,7 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from broker_server.settings.fleet import FleetConfig
 from broker_server.store.configuration_seal import read_sealed, seal, seal_problem
 from fleet_protocol.blob_store import write_atomically
-from fleet_protocol.blobs import storage_error
+from fleet_protocol.disk import storage_error
 from fleet_protocol.errors import BlobError, ConfigError
 from fleet_protocol.foreign_files import open_regular
 from fleet_protocol.messages.values import Name

@@ -1,6 +1,4 @@
-"""What became of every device in one round, and why: a flat row for each, for people and for
-programs.
-"""
+"""Explain the part of every device in one round: a flat row for each, for people and programs."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -19,7 +17,7 @@ _NOT_ASKED = "not asked"
 
 @dataclass(frozen=True)
 class DeviceInRound:
-    """One device's part in a round; what the round has in common stands in every row.
+    """One device's part in a round; every row repeats the values of the round.
 
     Attributes:
         ending: the event that ended the collecting, None before, and for rounds of earlier
@@ -66,61 +64,77 @@ class DeviceInRound:
 
 
 def explain_round(store: Store, number: int, run: str | None = None) -> list[DeviceInRound]:
-    """The devices of a round of a run, by default the newest: those that were asked, then those
-    that were not.
+    """Return the devices of a round: those that were asked, then those that were not.
 
-    No such run or round is a ConfigError.
+    Args:
+        store: the store.
+        number: number of the round.
+        run: id of the run or its beginning, by default the newest.
+
+    Raises:
+        ConfigError: there is no such run or round.
     """
-    found = find_run(store, run)
-    known = store.rounds(found.id)
-    record = next((item for item in known if item.number == number), None)
-    if record is None:
-        there = f"1 to {known[-1].number}" if known else "none yet"
-        raise ConfigError(f"run {found.id} has no round {number}; its rounds: {there}")
-    refused = Counter(
-        event.device or ""
-        for event in store.events(found.id)
-        if event.kind == "update-refused" and event.round == number
-    )
-    tasks = [*store.tasks(found.id, number, "train"), *store.late_tasks(found.id, number)]
-    rows = [
-        _asked(record, task, refused[task.device])
-        for task in sorted(tasks, key=lambda task: task.device)
-    ]
+    run_id = find_run(store, run).id
+    record = _find_round(store, run_id, number)
+    refusals: Counter[str] = Counter()
+    for event in store.events(run_id):
+        if event.kind == "update-refused" and event.round == number:
+            refusals[event.device or ""] += 1
+    tasks = [*store.tasks(run_id, number, "train"), *store.late_tasks(run_id, number)]
+    tasks.sort(key=lambda task: task.device)
+    rows = [_asked_row(record, task, refusals[task.device]) for task in tasks]
+    # A device whose update of an earlier round counts here was left out, and has a row already.
     asked = {row.device for row in rows}
-    return [*rows, *(row for row in _not_asked(record) if row.device not in asked)]
+    rows.extend(row for row in _left_out_rows(record) if row.device not in asked)
+    return rows
 
 
-def _asked(record: RoundRecord, task: TaskRecord, refusals: int) -> DeviceInRound:
+def _find_round(store: Store, run: str, number: int) -> RoundRecord:
+    rounds = store.rounds(run)
+    for record in rounds:
+        if record.number == number:
+            return record
+    known = f"1 to {rounds[-1].number}" if rounds else "none yet"
+    raise ConfigError(f"run {run} has no round {number}; its rounds: {known}")
+
+
+def _asked_row(record: RoundRecord, task: TaskRecord, refusals: int) -> DeviceInRound:
     timing = task.timing
-    screening = task.screening
-    answered = timing.answered if timing is not None else None
-    if answered is None and task.received_at is not None and record.opened_at is not None:
-        answered = (
-            task.received_at - record.opened_at
-        )  # the round is not over, or a server was started again in it
+    answered_seconds = timing.answered if timing is not None else None
+    if answered_seconds is None and task.received_at is not None and record.opened_at is not None:
+        # The round is not over, or a server was started again in it.
+        answered_seconds = task.received_at - record.opened_at
+    screening: dict[str, Any] = {}
+    if task.screening is not None:
+        screening = task.screening.model_dump(exclude={"bound", "round"})
+        screening["norm_bound"] = task.screening.bound
     return DeviceInRound(
-        **_common(record),
+        **_round_values(record),
         device=task.device,
         outcome=task.phase.value,
-        why=_why(record, task),
+        why=_reason(record, task),
         tier=task.tier,
-        answered_seconds=answered,
+        answered_seconds=answered_seconds,
         left_seconds=timing.left if timing is not None else None,
-        norm_bound=screening.bound if screening is not None else None,
         version=task.version,
-        **(screening.model_dump(exclude={"bound", "round"}) if screening is not None else {}),
+        **screening,
         refusals=refusals,
     )
 
 
-def _not_asked(record: RoundRecord) -> Iterator[DeviceInRound]:
-    if record.left_out is not None:
-        for device, reason in record.left_out.reasons.items():
-            yield DeviceInRound(**_common(record), device=device, outcome=_NOT_ASKED, why=reason)
+def _left_out_rows(record: RoundRecord) -> Iterator[DeviceInRound]:
+    if record.left_out is None:
+        return
+    for device, reason in record.left_out.reasons.items():
+        yield DeviceInRound(
+            **_round_values(record),
+            device=device,
+            outcome=_NOT_ASKED,
+            why=reason,
+        )
 
 
-def _common(record: RoundRecord) -> dict[str, Any]:
+def _round_values(record: RoundRecord) -> dict[str, Any]:
     return {
         "run": record.run,
         "round": record.number,
@@ -132,25 +146,34 @@ def _common(record: RoundRecord) -> dict[str, Any]:
     }
 
 
-def _why(record: RoundRecord, task: TaskRecord) -> str:
+def _reason(record: RoundRecord, task: TaskRecord) -> str:
+    """Return why a device's update is not merged, or not as it was sent; empty otherwise."""
     if task.phase is TaskPhase.MISSED and not task.detail:
-        if task.timing is not None and task.timing.left is not None:
-            return f"away since {task.timing.left:.1f} s"
-        ending = record.ending.value if record.ending is not None else record.state.value
-        return f"no answer when the collecting ended ({ending})"
-    if task.screening is not None and task.screening.round not in {None, record.number}:
-        return f"it went on, and its update is in the version of round {task.screening.round}"
+        return _reason_of_missed(record, task)
+    screening = task.screening
+    if screening is not None and screening.round not in {None, record.number}:
+        return f"it went on, and its update is in the version of round {screening.round}"
     if task.phase is TaskPhase.OFFERED and record.state is RoundState.CLOSED:
         return "it goes on, and will count in a later round"
-    return task.detail or (_clipped(task.screening) if task.screening is not None else "")
+    if task.detail:
+        return task.detail
+    return _changes(screening) if screening is not None else ""
 
 
-def _clipped(screening: Screening) -> str:
-    found = []
+def _reason_of_missed(record: RoundRecord, task: TaskRecord) -> str:
+    if task.timing is not None and task.timing.left is not None:
+        return f"away since {task.timing.left:.1f} s"
+    ending = record.ending.value if record.ending is not None else record.state.value
+    return f"no answer when the collecting ended ({ending})"
+
+
+def _changes(screening: Screening) -> str:
+    """Return how a merged update was changed; empty if it counts as it was sent."""
+    changes = []
     if screening.scale < 1:
-        found.append(f"clipped to {screening.scale:.3g} of its difference")
+        changes.append(f"clipped to {screening.scale:.3g} of its difference")
     if screening.samples < screening.declared:
-        found.append(
+        changes.append(
             f"counts with {screening.samples} of the {screening.declared} samples it claims"
         )
-    return "; ".join(found)
+    return "; ".join(changes)

@@ -1,4 +1,4 @@
-"""Taking a stored global version out of the store."""
+"""Read a global version out of the store, and write it as a file."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,9 +6,10 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from broker_server.store import Store, VersionRecord
 from broker_server.store.promotion import promoted
 from broker_server.store.queries import find_run
+from broker_server.store.records import RunRecord, VersionRecord
+from broker_server.store.repository import Store
 from fleet_protocol.blob_store import BlobStore, write_atomically
 from fleet_protocol.digests import matches
 from fleet_protocol.errors import BlobError, ConfigError
@@ -18,10 +19,13 @@ from fleet_protocol.weights import encode_weights
 
 @dataclass(frozen=True)
 class ExportedVersion:
-    """A global version with its parameters, float32, in layout order, and the statistics it was
-    evaluated with, if any.
+    """A global version with its weights.
 
-    These are ``stat.<norm>.mean`` and ``.var``.
+    Attributes:
+        arch: name of the architecture.
+        weights: its parameters, float32, in layout order.
+        statistics: the statistics it was evaluated with, ``stat.<norm>.mean`` and ``.var``; empty
+            if it has none.
     """
 
     record: VersionRecord
@@ -31,56 +35,75 @@ class ExportedVersion:
 
     @property
     def metadata(self) -> dict[str, str]:
-        """Where it comes from, as strings for a file's header."""
-        found = {
+        """Its origin and its evaluation, as strings for a file's header."""
+        metadata = {
             "arch": self.arch,
             "run": self.record.run,
             "version": str(self.record.number),
         }
-        if self.record.evaluation is not None:
-            evaluation = self.record.evaluation
-            found |= {"loss": repr(evaluation.loss)} | {
-                m.name: repr(m.value) for m in evaluation.metrics
-            }
-            found |= {} if evaluation.accuracy is None else {"accuracy": repr(evaluation.accuracy)}
-        return found
+        evaluation = self.record.evaluation
+        if evaluation is not None:
+            metadata["loss"] = repr(evaluation.loss)
+            for metric in evaluation.metrics:
+                metadata[metric.name] = repr(metric.value)
+            if evaluation.accuracy is not None:
+                metadata["accuracy"] = repr(evaluation.accuracy)
+        return metadata
 
 
 def load_version(
     store: Store, run: str | None = None, version: int | None = None
 ) -> ExportedVersion:
-    """Read a global version of a run: by default the one that was promoted, or else the last, of
-    the newest run.
+    """Read a global version of a run.
+
+    Args:
+        store: the store.
+        run: id of the run or its beginning, by default the newest.
+        version: number of the version; by default the one that was promoted, or else the last.
 
     Raises:
         ConfigError: there is no such run or version, or its weights are not kept.
         BlobError: its blob is damaged, or that of its statistics missing.
     """
-    record = find_run(store, run)
-    found = (promoted(store, record.id) if version is None else None) or store.version(
-        record.id, version
-    )
-    if found is None:
-        last = store.version(record.id)
-        known = f"it has versions 0 to {last.number}" if last is not None else "it has none"
-        raise ConfigError(f"run {record.id} has no version {version}; {known}")
+    run_record = find_run(store, run)
+    record = _version_record(store, run_record, version)
     blobs = BlobStore(store.folder / "blobs")
-    if not blobs.has(found.digest):
-        there = [str(item.number) for item in store.versions(record.id) if blobs.has(item.digest)]
+    if not blobs.has(record.digest):
+        versions = store.versions(run_record.id)
+        kept = [str(known.number) for known in versions if blobs.has(known.digest)]
         raise ConfigError(
-            f"the weights of version {found.number} of run {record.id} are no longer in {store.folder}; those of"
-            f" {', '.join(there) or 'none'} are (keep_versions says how many stay)"
+            f"the weights of version {record.number} of run {run_record.id} are no longer in"
+            f" {store.folder}; those of {', '.join(kept) or 'none'} are (keep_versions says how"
+            " many stay)"
         )
-    require_whole(blobs, found.number, found.digest, found.statistics_digest)
-    weights = open_tensors(blobs.path(found.digest))
-    statistics = found.statistics_digest and open_tensors(blobs.path(found.statistics_digest))
-    return ExportedVersion(found, record.arch, weights, statistics or {})
+    require_whole(blobs, record.number, record.digest, record.statistics_digest)
+    weights = open_tensors(blobs.path(record.digest))
+    statistics = {}
+    if record.statistics_digest:
+        statistics = open_tensors(blobs.path(record.statistics_digest))
+    return ExportedVersion(record, run_record.arch, weights, statistics)
+
+
+def _version_record(store: Store, run: RunRecord, number: int | None) -> VersionRecord:
+    if number is None:
+        promoted_version = promoted(store, run.id)
+        if promoted_version is not None:
+            return promoted_version
+    record = store.version(run.id, number)
+    if record is None:
+        last = store.version(run.id)
+        known = f"it has versions 0 to {last.number}" if last is not None else "it has none"
+        raise ConfigError(f"run {run.id} has no version {number}; {known}")
+    return record
 
 
 def require_whole(blobs: BlobStore, number: int, *digests: str | None) -> None:
-    """A BlobError where one of a version's blobs is damaged.
+    """Refuse a version one of whose blobs is damaged.
 
-    It is left where it is, for who can mend it.
+    The blob stays, for a user who can repair it.
+
+    Raises:
+        BlobError: a blob does not match its digest.
     """
     for digest in digests:
         if digest is not None and not matches(blobs.read_unchecked(digest), digest):
@@ -90,10 +113,10 @@ def require_whole(blobs: BlobStore, number: int, *digests: str | None) -> None:
 
 
 def export_safetensors(version: ExportedVersion, path: Path) -> None:
-    """Write parameters, then statistics, as one safetensors file in the place of another, or raise
-    a StorageError.
+    """Write parameters, then statistics, as one safetensors file in the place of another.
+
+    Raises:
+        StorageError: the file cannot be written.
     """
-    write_atomically(
-        path,
-        encode_weights({**version.weights, **version.statistics}, version.metadata),
-    )
+    tensors = {**version.weights, **version.statistics}
+    write_atomically(path, encode_weights(tensors, version.metadata))

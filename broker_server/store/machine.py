@@ -1,15 +1,16 @@
-"""The life of a round: one table of states and events, and nothing that touches the world.
+"""The states of a round: one table of states and events, without side effects.
 
-    planned     devices, tiers and weights are chosen and stored; nobody knows of it yet
+    planned     devices, tiers and weights are chosen and stored; no device knows of it yet
     open        offers are going out
     collecting  devices train and upload; updates are on disk before they are acknowledged
-    merging     no update is taken any more; the new global version is made and stored, and devices give its statistics
+    merging     no update is taken any more; the new global version is made and stored, and devices
+                give its statistics
     closed      the round has a new global version, which may be judged until the next round ends
     abandoned   it has none, and says why
 
-Every change is committed to the store before anyone is told, so a server that is killed finds its
-round in the state whose work it must do again: announcing, collecting and merging can all be
-repeated.
+Every change is committed to the store before any device hears of it. A server that is killed
+therefore finds its round in the state whose work it must do again: announcing, collecting and
+merging can all be repeated.
 """
 
 from enum import Enum
@@ -41,7 +42,7 @@ class RoundEvent(str, Enum):
 
 
 class RoundTransitionError(Exception):
-    """A round was asked for a change that its state does not have: a bug in the server."""
+    """An event does not fit the state of its round: a bug in the server."""
 
 
 TRANSITIONS: MappingProxyType[tuple[RoundState, RoundEvent], RoundState] = MappingProxyType(
@@ -67,9 +68,10 @@ FINAL = frozenset({RoundState.CLOSED, RoundState.ABANDONED})
 
 
 def advance(state: RoundState, event: RoundEvent) -> RoundState:
-    """The state that follows.
+    """Return the state that follows an event.
 
-    A RoundTransitionError names state and event where the table has no such row.
+    Raises:
+        RoundTransitionError: the table has no row for this state and event.
     """
     try:
         return TRANSITIONS[state, event]

@@ -1,7 +1,8 @@
-"""Opening a store's database: made or upgraded for its one writer, left untouched for a reader.
+"""Open a store's database: make or upgrade it for its one writer, leave it untouched for a reader.
 
-Transactions begin and end where SQLAlchemy says, never where Python's sqlite3 guesses: it would
-commit a change of the tables at once, and an upgrade that fails would leave half of itself behind.
+Transactions begin and end where SQLAlchemy says, never where Python's sqlite3 guesses: sqlite3
+would commit a change of the tables at once, and an upgrade that fails would leave half of itself
+behind.
 """
 
 import os
@@ -19,10 +20,11 @@ from broker_server.store.schema import SCHEMA_VERSION, mark, metadata
 from fleet_protocol.errors import StorageError
 from fleet_protocol.private_folders import make_private_folder
 
-BUSY_SECONDS = 10.0  # how long a reader waits for the transaction of another process
-PATIENT_SECONDS = (
-    60.0  # how long the server does: a backup of the database may lock it for as long as it takes
-)
+BUSY_SECONDS = 10.0
+"""How long a reader waits for the transaction of another process."""
+
+PATIENT_SECONDS = 60.0
+"""How long a server waits: a backup may lock the database for as long as it takes to copy it."""
 
 # Alembic hands its context to a migration through variables of its modules: one upgrade at a time
 # in a process.
@@ -37,16 +39,18 @@ _REMEDIES = {
 
 
 def database_message(error: Exception) -> str:
-    """What the database says, without the statement that it was given, and what to do."""
-    told = str(getattr(error, "orig", None) or error)
-    return "; ".join([told, *(remedy for word, remedy in _REMEDIES.items() if word in told)])
+    """Return the database's own message, without the SQL statement, and what helps."""
+    message = str(getattr(error, "orig", None) or error)
+    remedies = [remedy for word, remedy in _REMEDIES.items() if word in message]
+    return "; ".join([message, *remedies])
 
 
 def open_for_writing(path: Path, *, durable: bool = True) -> Engine:
-    """An engine of a database that is made if need be, and upgraded where it is older.
+    """Open a database for its server; make it if there is none, and upgrade an older one.
 
-    Its commits are on the disk, or without `durable` where a killed process leaves them, but not a
-    power cut.
+    Args:
+        path: the file of the database.
+        durable: commits survive a power cut; otherwise they survive the end of the process alone.
 
     Raises:
         StorageError: it cannot be used, is no store, or was written by a newer version of Shoal.
@@ -60,11 +64,8 @@ def open_for_writing(path: Path, *, durable: bool = True) -> Engine:
         URL.create("sqlite", database=str(path)),
         connect_args={"timeout": PATIENT_SECONDS, "isolation_level": None},
     )
-    event.listen(
-        engine,
-        "connect",
-        lambda connection, _: _set_up(connection, "FULL" if durable else "NORMAL"),
-    )
+    synchronous = "FULL" if durable else "NORMAL"
+    event.listen(engine, "connect", lambda connection, _: _set_up(connection, synchronous))
     event.listen(engine, "begin", _begin)
     with _opening(engine, path):
         if _stored_version(engine, path) < SCHEMA_VERSION:
@@ -81,12 +82,10 @@ def _keep_private(path: Path) -> None:
     group are kept, since somebody has set them on purpose.
     """
     os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-    for file in (
-        path,
-        path.with_name(f"{path.name}-wal"),
-        path.with_name(f"{path.name}-shm"),
-    ):
-        with suppress(FileNotFoundError, PermissionError):  # another user's file
+    for ending in ("", "-wal", "-shm"):
+        file = path.with_name(f"{path.name}{ending}")
+        # Another user's file cannot be restricted.
+        with suppress(FileNotFoundError, PermissionError):
             if file.stat().st_mode & 0o007:
                 file.chmod(0o600)
 
@@ -105,8 +104,8 @@ def open_for_reading(path: Path) -> Engine:
         raise StorageError(
             f"there is no store in {path.parent}; `shoal run` or `shoal up` makes one"
         )
-    # Every transaction connects anew: how to connect depends on whether a server works on the store
-    # just now.
+    # Every transaction connects anew: whether a server works on the store just now decides how to
+    # connect.
     engine = create_engine("sqlite://", creator=lambda: _connect_to_read(path), poolclass=NullPool)
     event.listen(engine, "begin", _begin)
     with _opening(engine, path):
@@ -127,29 +126,36 @@ def _connect_to_read(path: Path) -> sqlite3.Connection:
     """Connect without leaving SQLite's ``-wal`` and ``-shm`` files behind, or changing those of a
     server.
     """
-    how = _how_to_read(path)
+    options = _how_to_read(path)
     while True:
-        address = f"{path.absolute().as_uri()}?mode=ro{how}"
+        address = f"{path.absolute().as_uri()}?mode=ro{options}"
         connection = sqlite3.connect(address, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
-        try:  # the files are opened by the first look, and from then on kept
+        try:
+            # The first query opens the files, which then stay open.
             connection.execute("SELECT 1 FROM sqlite_master").close()
         except sqlite3.OperationalError:
             connection.close()
-            if how == (how := _how_to_read(path)):
-                raise  # else a server has begun or ended its work meanwhile
+            options_before = options
+            options = _how_to_read(path)
+            if options == options_before:
+                raise
+            # A server has begun or ended its work meanwhile: try again.
         else:
             return connection
 
 
 def _how_to_read(path: Path) -> str:
-    log, shared = (path.with_name(path.name + ending) for ending in ("-wal", "-shm"))
+    """Return SQLite's options for a reader, by the files that a server left beside a database."""
+    log = path.with_name(f"{path.name}-wal")
+    shared = path.with_name(f"{path.name}-shm")
     if not log.is_file() or not log.stat().st_size:
-        # the database file is whole: read it without locks, for which SQLite would make files
+        # The database file is whole. Read it without locks, for which SQLite would make files.
         return "&immutable=1"
     if shared.is_file():
-        # use what the server left or is using, without a mark of our own in it
+        # Use the server's index of the log, without a mark of this reader in it.
         return "&readonly_shm=1"
-    return ""  # a copy without its index, which SQLite must make anew
+    # A copy without the index of its log, which SQLite must make.
+    return ""
 
 
 @contextmanager
@@ -179,37 +185,44 @@ def _stored_version(engine: Engine, path: Path) -> int:
 
 
 def _version(connection: Connection, path: Path) -> int:
-    """The version of the schema that a database has, 0 if it is empty."""
+    """Return the version of the schema that a database has, 0 if it is empty."""
     tables = inspect(connection).get_table_names()
     if not tables:
         return 0
-    text = str(connection.execute(select(mark)).scalar() if mark.table.name in tables else None)
+    text = ""
+    if mark.table.name in tables:
+        text = str(connection.execute(select(mark)).scalar())
     if not text.isdecimal():
         raise StorageError(
-            f"{path} has tables but not the mark of a store: another program made it, or a Shoal from before schema "
-            "version 3, which alone reads it; move the file away, or take another store folder"
+            f"{path} has tables but not the mark of a store: another program made it, or a Shoal"
+            " from before schema version 3, which alone reads it; move the file away, or take"
+            " another store folder"
         )
-    found = int(text)
-    if found > SCHEMA_VERSION:
+    version = int(text)
+    if version > SCHEMA_VERSION:
         raise StorageError(
-            f"the store {path} has schema version {found}, this Shoal reads up to {SCHEMA_VERSION}; use the newer "
-            "version that wrote it, or another store folder"
+            f"the store {path} has schema version {version}, this Shoal reads up to"
+            f" {SCHEMA_VERSION}; use the newer version that wrote it, or another store folder"
         )
-    return found
+    return version
 
 
-def _bring_up(connection: Connection, found: int) -> None:
-    """Bring a database from a version, 0 if it is empty, to the newest, within the transaction that
-    is open.
+def _migrate(connection: Connection, version: int) -> None:
+    """Bring a database to the newest version, within the transaction that is open.
+
+    Args:
+        connection: the transaction.
+        version: the database's version, 0 if it is empty.
     """
-    from alembic import command  # noqa: PLC0415  (which a start can do without)
+    # Imported late: a start with a database of the newest version does without.
+    from alembic import command  # noqa: PLC0415
     from alembic.config import Config  # noqa: PLC0415
 
     config = Config()
     config.set_main_option("script_location", "broker_server.store:migrations")
     config.attributes["connection"] = connection
     with _ALEMBIC:
-        if found:
+        if version:
             command.upgrade(config, "head")
         else:
             metadata.create_all(connection)
@@ -217,16 +230,17 @@ def _bring_up(connection: Connection, found: int) -> None:
 
 
 def _upgrade(engine: Engine, path: Path) -> None:
-    # At once for writing, and only then looked at again: another process may have been first.
+    # Locked for writing before the version is read again: another process may have been first.
     with (
         engine.connect().execution_options(begin="BEGIN IMMEDIATE") as connection,
         connection.begin(),
     ):
-        found = _version(connection, path)
+        version = _version(connection, path)
         try:
-            _bring_up(connection, found)
+            _migrate(connection, version)
         except SQLAlchemyError as error:
             raise StorageError(
-                f"cannot bring the store {path} from schema version {found} to {SCHEMA_VERSION}, it is left as it was: "
-                f"use the Shoal that wrote it, or another store folder. {database_message(error)}"
+                f"cannot bring the store {path} from schema version {version} to"
+                f" {SCHEMA_VERSION}, it is left as it was: use the Shoal that wrote it, or another"
+                f" store folder. {database_message(error)}"
             ) from error

@@ -1,10 +1,11 @@
-"""What a run has let out of a device's samples so far: epsilon after every round.
+"""Compute the privacy that a run has spent so far: epsilon after every round.
 
 A device's part in a round is a Gaussian mechanism, and k of them are one of k^-1/2 times the
-multiplier. Nothing is taken off for the drawing of devices, since everybody may see who is asked:
-told is the epsilon of whoever was asked most often. `central` is about a device's update or none in
-its place, so the multiplier is that of the configuration; `local` about its samples or any others,
-whose bounded updates are up to twice the bound apart, so it is half of that.
+multiplier. The drawing of devices does not lower epsilon, since anybody may see which devices are
+asked: epsilon is that of the device that was asked most often. `central` compares a device's update
+with none in its place, so the multiplier is that of the configuration. `local` compares its samples
+with any others, whose bounded updates are up to twice the bound apart, so the multiplier is half of
+that.
 """
 
 import math
@@ -14,21 +15,27 @@ from importlib.util import find_spec
 
 from broker_server.settings.fleet import FleetConfig
 from broker_server.settings.privacy import PrivacyConfig
-from broker_server.store import RunRecord, Store
 from broker_server.store.machine import RoundState
+from broker_server.store.records import RunRecord
+from broker_server.store.repository import Store
 from fleet_protocol.errors import ConfigError
 
 
 def require_accountant() -> None:
-    """See that the accountant is installed, or raise a ConfigError."""
+    """Refuse to go on without the accountant.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
     if find_spec("dp_accounting") is None:
         raise ConfigError("dp_accounting is not installed here: pip install 'shoal[privacy]'")
 
 
 @lru_cache(maxsize=4096)
 def epsilon_after(config: PrivacyConfig, times: int) -> float:
-    """Epsilon of a device that was asked so many times."""
-    from dp_accounting.gaussian_mechanism import get_epsilon_gaussian  # noqa: PLC0415  (scipy: a second)
+    """Return epsilon of a device that was asked so many times."""
+    # Imported late: scipy takes a second.
+    from dp_accounting.gaussian_mechanism import get_epsilon_gaussian  # noqa: PLC0415
 
     if not times:
         return 0.0
@@ -37,9 +44,9 @@ def epsilon_after(config: PrivacyConfig, times: int) -> float:
 
 
 def epsilon_by_round(store: Store, run: RunRecord) -> dict[int, float]:
-    """Epsilon after every round of a run, by number of the round.
+    """Return epsilon after every round of a run, by number of the round.
 
-    There is none where nothing hides a device's part, or who looks has no accountant.
+    The mapping is empty where nothing hides a device's part, or no accountant is installed.
     """
     config = FleetConfig.stored(run.config).privacy
     if config is None or find_spec("dp_accounting") is None:
@@ -47,13 +54,14 @@ def epsilon_by_round(store: Store, run: RunRecord) -> dict[int, float]:
     asked: dict[int, list[str]] = {}
     for task in store.planned_tasks(run.id):
         asked.setdefault(task.round, []).append(task.device)
-    # The sum of a round that was given up is let out to nobody; what devices send by themselves is
-    # out.
-    silent = {RoundState.ABANDONED} if config.where == "central" else set()
+    # The server publishes no sum of a round that was given up. Where devices add the noise, their
+    # updates have left them all the same.
+    unpublished = {RoundState.ABANDONED} if config.where == "central" else set()
     times: Counter[str] = Counter()
-    found = {}
+    epsilons = {}
     for record in store.rounds(run.id):
-        if record.state not in silent:
+        if record.state not in unpublished:
             times.update(asked.get(record.number, ()))
-        found[record.number] = epsilon_after(config, max(times.values(), default=0))
-    return found
+        most_times = max(times.values(), default=0)
+        epsilons[record.number] = epsilon_after(config, most_times)
+    return epsilons

@@ -1,5 +1,6 @@
-"""What the store returns of runs, devices, rounds, versions and the log: frozen values, one for
-each table.
+"""The frozen values that the store returns for runs, devices, rounds, versions and the log.
+
+Each table has one.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Why a device takes no part in training, and what to do about that."""
+"""Say why a device takes no part in training, and what helps."""
 
 import re
 from collections.abc import Mapping
@@ -8,13 +8,12 @@ from broker_server.store.records import DeviceRecord
 from broker_server.store.task_records import TaskPhase, TaskRecord
 
 SIMULATED = "simulated"
-"""State of a device that nobody ever heard of, because it is a simulation's."""
+"""State of a device that never connected, because it is part of a simulation."""
 
 REVOKED = "revoked"
-"""State of a device that the operator has made no member of its fleet any more, or whose enrolment
-has ended.
-"""
+"""State of a device whose certificate was revoked, or whose enrolment has ended."""
 
+_FAILED = frozenset({TaskPhase.MISSED, TaskPhase.REFUSED, TaskPhase.DECLINED})
 _IN_ROUND = re.compile(r"round (\d{1,19}): ", re.ASCII)
 
 # Beginnings of reasons, and what helps. The other reasons say themselves what to do.
@@ -25,7 +24,10 @@ _REMEDIES = (
     ),
     (
         "revoked",
-        "nothing; or if its days are over `shoal renew {device}`, else `shoal enroll {device}` anew",
+        (
+            "nothing; or if its days are over `shoal renew {device}`, else `shoal enroll {device}`"
+            " anew"
+        ),
     ),
     (
         "connected, and says nothing",
@@ -46,7 +48,10 @@ _REMEDIES = (
     ),
     (
         "missed",
-        "raise round.deadline_seconds, or lower max_width in its device.toml (`shoal rounds show {round}`)",
+        (
+            "raise round.deadline_seconds, or lower max_width in its device.toml"
+            " (`shoal rounds show {round}`)"
+        ),
     ),
     ("refused", "see what was wrong with its update: `shoal rounds show {round}`"),
     ("declined", "on the board run `shoal device doctor`"),
@@ -56,9 +61,12 @@ _REMEDIES = (
 def absence_reason(
     device: DeviceRecord, newest: TaskRecord | None, left_out: Mapping[str, str]
 ) -> str:
-    """Why a device takes no part, or took none in the newest round, which left some out.
+    """Return why a device takes no part, or took none in the newest round; empty if it does.
 
-    Empty where it does.
+    Args:
+        device: the device.
+        newest: its newest training task.
+        left_out: reasons of the newest round, by device that it did not ask.
     """
     if device.state == REVOKED:
         return "revoked, or its enrolment has ended: it is no member of the fleet any more"
@@ -71,25 +79,25 @@ def absence_reason(
         return device.profile.unable
     if device.id in left_out:
         return left_out[device.id]
-    if newest is not None and newest.phase in {
-        TaskPhase.MISSED,
-        TaskPhase.REFUSED,
-        TaskPhase.DECLINED,
-    }:
-        return f"round {newest.round}: {newest.phase.value}{': ' if newest.detail else ''}{newest.detail or ''}"
-    return ""
+    if newest is None or newest.phase not in _FAILED:
+        return ""
+    detail = f": {newest.detail}" if newest.detail else ""
+    return f"round {newest.round}: {newest.phase.value}{detail}"
 
 
 def remedy(device: str, reason: str) -> str:
-    """What to do about a reason from `absence_reason`.
+    """Return what helps against a reason from `absence_reason`.
 
-    Empty where nothing is to be done, or the reason says it.
+    Empty where nothing needs to be done, or the reason says what helps.
     """
     number = ""
-    what = reason
-    in_round = _IN_ROUND.match(reason)  # or a device's own words
+    problem = reason
+    # A reason may also be a device's own words, which need not have a round.
+    in_round = _IN_ROUND.match(reason)
     if in_round is not None:
         number = in_round[1]
-        what = reason[in_round.end() :]
-    found = next((text for beginning, text in _REMEDIES if what.startswith(beginning)), "")
-    return found.replace("{round}", number).replace("{device}", quote(device))
+        problem = reason[in_round.end() :]
+    for beginning, text in _REMEDIES:
+        if problem.startswith(beginning):
+            return text.replace("{round}", number).replace("{device}", quote(device))
+    return ""

@@ -1,4 +1,4 @@
-"""Makes a store from a backup: checks first the signature, then all contents, in bounded memory."""
+"""Make a store from a backup: check first the signature, then all contents, in bounded memory."""
 
 import contextlib
 import re
@@ -15,6 +15,7 @@ from broker_server.store.backup_signature import (
     SIGNATURES,
     SIGNATURES_LIMIT,
     BackupStatement,
+    Member,
     read_inventory,
     read_statements,
 )
@@ -22,8 +23,8 @@ from broker_server.store.repository import Store
 from broker_server.store.rows import DamagedRowError
 from broker_server.store.table_check import unexpected_part
 from fleet_protocol.blob_store import replacing
-from fleet_protocol.blobs import storage_error
 from fleet_protocol.digests import DIGEST_PATTERN, blob_path, pieces_match
+from fleet_protocol.disk import storage_error
 from fleet_protocol.errors import BlobError, ConfigError
 from fleet_protocol.foreign_archives import (
     Archive,
@@ -38,9 +39,10 @@ MOST_BYTES = 64 * 10**9
 """Default limits of a restore."""
 
 _LINE_BYTES = 300  # most bytes of a member's line in the inventory
+_OTHER_MEMBERS = 3  # of a backup besides blobs: the database, the inventory and its signatures
 _HELP = (
-    "`shoal restore --trust` lists what its runs name (paths, programs, addresses), ignores these names, and restores"
-    " the rest"
+    "`shoal restore --trust` lists what its runs name (paths, programs, addresses), ignores these"
+    " names, and restores the rest"
 )
 
 
@@ -52,7 +54,7 @@ def restore(
     trust: bool = False,
     most_files: int = MOST_FILES,
     most_bytes: int = MOST_BYTES,
-    look: Callable[[Store], None] | None = None,
+    inspect: Callable[[Store], None] | None = None,
 ) -> tuple[BackupStatement, ...]:
     """Make a store from a file of `back_up`; the store appears in its place after all checks.
 
@@ -63,7 +65,8 @@ def restore(
         trust: accept a backup that is not signed, or signed with other keys.
         most_files: most blobs that it may hold.
         most_bytes: most bytes that all of it may have.
-        look: called with a stranger's store before it is put in its place; an error prevents that.
+        inspect: called with a stranger's store before it is put in its place; an error prevents
+            that.
 
     Returns:
         The names of its signers; empty for an old backup without a signature.
@@ -78,45 +81,47 @@ def restore(
         raise ConfigError(
             f"{store} exists already; stop its server and move it away, or use another folder"
         )
-    made = store.with_name(f".{store.name}.{secrets.token_hex(4)}")
-    bounds = Bounds(members=most_files + 3, unpacked_bytes=most_bytes, ratio=1.0)
+    draft = store.with_name(f".{store.name}.{secrets.token_hex(4)}")
+    bounds = Bounds(members=most_files + _OTHER_MEMBERS, unpacked_bytes=most_bytes, ratio=1.0)
     try:
         with contextlib.ExitStack() as stack:
             archive = _open(stack, file, bounds)
-            statements, digests = _contents(archive, file)
+            statements, digests = _read_contents(archive, file)
             if not trust:
                 _check_signer(file, statements, known)
-            made.mkdir(mode=0o700, parents=True)
+            draft.mkdir(mode=0o700, parents=True)
             for name, digest in digests.items():
-                _unpack(archive, file, name, digest, made / name)
-        _check_tables(made / DATABASE, file)
-        foreign = not any(statement.key in known for statement in statements)
-        _look_at(made, file, look if foreign else None, check_rows=foreign)
-        made.rename(store)
+                _unpack(archive, file, name, digest, draft / name)
+        _check_tables(draft / DATABASE, file)
+        is_foreign = not any(statement.key in known for statement in statements)
+        with contextlib.closing(Store(draft, read_only=True)) as opened:
+            # Opened in any case: that finds a store of a newer Shoal.
+            if is_foreign:
+                _inspect_foreign(opened, file, inspect)
+        draft.rename(store)
     except OSError as error:
         raise storage_error("restore", file, error) from error
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(draft, ignore_errors=True)
     return statements
 
 
-def _look_at(
-    made: Path, file: Path, look: Callable[[Store], None] | None, *, check_rows: bool
+def _inspect_foreign(
+    store: Store,
+    file: Path,
+    inspect: Callable[[Store], None] | None,
 ) -> None:
-    """Open the store, and of a stranger's read all that is in it.
+    """Read every row of a stranger's store, and let the caller inspect it.
 
     Raises:
-        BlobError: its rows are not those of a store, or the look finds something that it cannot
-            show.
+        BlobError: its rows are not those of a store, or the caller cannot show what it names.
     """
-    with contextlib.closing(Store(made, read_only=True)) as opened:
-        try:
-            if check_rows:
-                opened.check_rows()
-            if look is not None:
-                look(opened)
-        except (ConfigError, DamagedRowError) as error:
-            raise BlobError(f"the database in {file} is not of a store: {error}") from error
+    try:
+        store.check_rows()
+        if inspect is not None:
+            inspect(store)
+    except (ConfigError, DamagedRowError) as error:
+        raise BlobError(f"the database in {file} is not of a store: {error}") from error
 
 
 def _open(stack: contextlib.ExitStack, file: Path, bounds: Bounds) -> Archive:
@@ -128,11 +133,14 @@ def _open(stack: contextlib.ExitStack, file: Path, bounds: Bounds) -> Archive:
         ) from error
 
 
-def _contents(
+def _read_contents(
     archive: Archive, file: Path
 ) -> tuple[tuple[BackupStatement, ...], Mapping[str, str]]:
-    """Return the signers of a backup, and the digest that each file of the store must have, by
-    name.
+    """Read the list of a backup's contents, before they are unpacked.
+
+    Returns:
+        The statements of its signers, and the digest that each file of the store must have, by
+        name.
 
     Raises:
         BlobError: its contents differ from what was signed, or it has members that no store has.
@@ -140,10 +148,13 @@ def _contents(
     if SIGNATURES not in archive.members:
         statements: tuple[BackupStatement, ...] = ()
         names: list[str] = list(archive.members)
-        database = archive.comment.decode(errors="replace")  # blobs have their digests as names
+        database = archive.comment.decode(errors="replace")
     else:
         statements, names, database = _signed_contents(archive, file)
-    digests = {name: database if name == DATABASE else name.rpartition("/")[2] for name in names}
+    # Blobs have their digests as names.
+    digests = {name: name.rpartition("/")[2] for name in names}
+    if DATABASE in digests:
+        digests[DATABASE] = database
     for name, digest in digests.items():
         if not re.fullmatch(DIGEST_PATTERN, digest) or name not in _places(name, digest):
             raise BlobError(
@@ -155,9 +166,9 @@ def _contents(
 
 
 def _places(name: str, digest: str) -> Collection[str]:
-    """Return the path of a file of a store.
+    """Return the names that a file of a store may have.
 
-    It follows from the digest, so no name leads out of the folder.
+    They follow from its digest, so no name leads out of the folder.
     """
     if name == DATABASE:
         return (DATABASE,)
@@ -175,26 +186,36 @@ def _signed_contents(
         listed = read_inventory(inventory)
     except BlobError as error:
         raise BlobError(f"{file} is not a complete backup of a store: {error}") from error
-    there = dict(archive.members)
+    sizes = dict(archive.members)
     for name in (INVENTORY, SIGNATURES):
-        del there[name]
-    strange = sorted(there.keys() ^ listed.keys())
-    if strange:
-        what = "was added after it was signed" if strange[0] in there else "is missing"
-        raise BlobError(f"{file} was changed: {quoted(strange[0])} {what}; take another backup")
-    if archive.comment:
-        raise BlobError(
-            f"{file} was changed: it has a comment, which is not signed; take another backup"
-        )
-    for name, size in there.items():
+        del sizes[name]
+    if archive.comment or sizes.keys() != listed.keys():
+        raise _changed_members(file, sizes, listed)
+    for name, size in sizes.items():
         if size != listed[name].size:
             raise BlobError(
-                f"{file} was changed: {quoted(name)} has {size} bytes instead of {listed[name].size}"
+                f"{file} was changed: {quoted(name)} has {size} bytes instead of"
+                f" {listed[name].size}"
             )
         if name != DATABASE and listed[name].digest != name.rpartition("/")[2]:
             raise BlobError(f"{file} was changed: {quoted(name)} is listed under another digest")
     database = listed[DATABASE].digest if DATABASE in listed else ""
-    return statements, list(there), database
+    return statements, list(sizes), database
+
+
+def _changed_members(
+    file: Path,
+    sizes: Mapping[str, int],
+    listed: Mapping[str, Member],
+) -> BlobError:
+    """Return the error of a backup with a comment, or with other members than those listed."""
+    differing = sorted(sizes.keys() ^ listed.keys())
+    if not differing:
+        return BlobError(
+            f"{file} was changed: it has a comment, which is not signed; take another backup"
+        )
+    problem = "was added after it was signed" if differing[0] in sizes else "is missing"
+    return BlobError(f"{file} was changed: {quoted(differing[0])} {problem}; take another backup")
 
 
 def _check_signer(
@@ -219,14 +240,16 @@ def _unpack(archive: Archive, file: Path, name: str, digest: str, target: Path) 
 
 
 def _written(pieces: Iterable[bytes], out: IO[bytes]) -> Iterator[bytes]:
+    """Write pieces on their way to the check of their digest, so that all are read only once."""
     for piece in pieces:
         out.write(piece)
         yield piece
 
 
 def _check_tables(database: Path, file: Path) -> None:
-    """Check that a database is intact and has only the tables of a store: others could run somebody
-    else's program.
+    """Check that a database is intact and has only the tables of a store.
+
+    Others could run a program of the backup's author.
 
     Raises:
         BlobError: it is damaged, or has anything else.
@@ -235,13 +258,13 @@ def _check_tables(database: Path, file: Path) -> None:
     try:
         with contextlib.closing(sqlite3.connect(address, uri=True)) as opened:
             opened.execute("PRAGMA trusted_schema=OFF")
-            strange = unexpected_part(opened)
+            unexpected = unexpected_part(opened)
             state = opened.execute("PRAGMA quick_check(1)").fetchone()[0]
     except sqlite3.Error as error:
         raise BlobError(
             f"the database in {file} is damaged: {error}; take another backup"
         ) from error
-    if strange is not None:
-        raise BlobError(f"the database in {file} has {strange}, which no store has")
+    if unexpected is not None:
+        raise BlobError(f"the database in {file} has {unexpected}, which no store has")
     if state != "ok":
         raise BlobError(f"the database in {file} is damaged: {state}; take another backup")

@@ -1,5 +1,4 @@
-"""The tables of the store, each with the fields of its record as columns, and the mark that tells a
-database's version.
+"""The tables of the store, whose columns are the fields of their records, and the version mark.
 
 How a database of an older version becomes this one: `broker_server.store.migrations`.
 """
@@ -35,7 +34,7 @@ SCHEMA_VERSION = 4  # of the newest file in migrations/versions
 
 metadata = MetaData()
 
-# What Alembic wrote last; the table is its own.
+# The version of a database, in a table that Alembic makes and writes.
 mark = Table(
     "alembic_version", MetaData(), Column("version_num", String(32), nullable=False)
 ).c.version_num
@@ -47,17 +46,25 @@ _NUMBERS: dict[object, type[TypeEngine[Any]]] = {
 }
 
 
-def _table(name: str, record: type, keys: tuple[str, ...], *others: SchemaItem) -> Table:
-    """A table for the records of one kind.
+def _table(name: str, record: type, keys: tuple[str, ...], *constraints: SchemaItem) -> Table:
+    """Return the table for the records of one kind.
 
-    What is no number is text, as `broker_server.store.rows` writes it.
+    Values that are no numbers are text, as `broker_server.store.rows` writes them.
     """
     columns: list[Column[Any]] = []
     for field, hint in get_type_hints(record).items():
-        kinds = get_args(hint) or (hint,)
-        kind = next((_NUMBERS[item] for item in kinds if item in _NUMBERS), String)
-        columns.append(Column(field, kind, primary_key=field in keys, nullable=NoneType in kinds))
-    return Table(name, metadata, *columns, *others)
+        types = get_args(hint) or (hint,)
+        column_type: type[TypeEngine[Any]] = String
+        for python_type in types:
+            column_type = _NUMBERS.get(python_type, column_type)
+        column: Column[Any] = Column(
+            field,
+            column_type,
+            primary_key=field in keys,
+            nullable=NoneType in types,
+        )
+        columns.append(column)
+    return Table(name, metadata, *columns, *constraints)
 
 
 _OF_RUN = ["run"], ["runs.id"]

@@ -1,8 +1,7 @@
-"""Whether a database has the tables of a store and nothing else: what else there is may be a
-program of a stranger's.
+"""Check that a database has the tables of a store and nothing else.
 
-SQLite runs triggers, views, generated columns, checks and indices on expressions by itself, when it
-reads or writes.
+Anything else may be a stranger's program: SQLite runs triggers, views, generated columns, checks
+and indices on expressions by itself, when it reads or writes.
 """
 
 import sqlite3
@@ -10,39 +9,49 @@ import sqlite3
 from broker_server.store import schema
 from fleet_protocol.foreign_files import quoted
 
-_EARLIER = frozenset({"shoal_store"})  # which earlier versions had
+_EARLIER = frozenset({"shoal_store"})  # tables of earlier versions
 _TABLES = frozenset({*schema.metadata.tables, schema.mark.table.name, *_EARLIER})
-_INDICES = frozenset(
-    index.name for table in schema.metadata.tables.values() for index in table.indexes
-)
-_EXPRESSION = -2  # in place of a column's number, as SQLite says it
+_EXPRESSION = -2  # what SQLite writes in place of a column's number
+
+
+def _index_names() -> frozenset[str | None]:
+    names: set[str | None] = set()
+    for table in schema.metadata.tables.values():
+        names.update(index.name for index in table.indexes)
+    return frozenset(names)
+
+
+_KNOWN = {"table": _TABLES, "index": _index_names()}
+"""The names that a store has, by kind."""
 
 
 def unexpected_part(opened: sqlite3.Connection) -> str | None:
-    """What a database has that no store has, for a message; None where there is nothing.
+    """Return what a database has that no store has, for a message; None if there is nothing.
 
     Raises:
         sqlite3.Error: it cannot be read.
     """
     for kind, name, sql in opened.execute("SELECT type, name, sql FROM sqlite_master"):
-        named = f"a {kind} {quoted(str(name))}"
-        known = {"table": _TABLES, "index": _INDICES}.get(kind, frozenset())
-        automatic = kind == "index" and sql is None  # of a primary key
-        if name not in known and not automatic:
-            return named
-        problem = _strange_column(opened, name) if kind == "table" else _strange_index(opened, name)
+        part = f"a {kind} {quoted(str(name))}"
+        # SQLite makes the index of a primary key by itself.
+        is_automatic = kind == "index" and sql is None
+        if name not in _KNOWN.get(kind, frozenset()) and not is_automatic:
+            return part
+        if kind == "table":
+            problem = _unexpected_column(opened, name)
+        else:
+            problem = _expression_in_index(opened, name)
         if problem is None and "CHECK" in str(sql).upper():
             problem = "a check"
         if problem is not None:
-            return f"{named} with {problem}"
+            return f"{part} with {problem}"
     return None
 
 
-def _strange_column(opened: sqlite3.Connection, table: str) -> str | None:
+def _unexpected_column(opened: sqlite3.Connection, table: str) -> str | None:
     known = schema.metadata.tables.get(table)
-    for _, name, _, _, default, _, hidden in opened.execute(
-        "SELECT * FROM pragma_table_xinfo(?)", (table,)
-    ):
+    query = "SELECT name, dflt_value, hidden FROM pragma_table_xinfo(?)"
+    for name, default, hidden in opened.execute(query, (table,)):
         if hidden:
             return f"a generated column {quoted(str(name))}"
         if known is not None and name not in known.columns:
@@ -52,6 +61,7 @@ def _strange_column(opened: sqlite3.Connection, table: str) -> str | None:
     return None
 
 
-def _strange_index(opened: sqlite3.Connection, index: str) -> str | None:
+def _expression_in_index(opened: sqlite3.Connection, index: str) -> str | None:
     columns = opened.execute("SELECT cid FROM pragma_index_xinfo(?)", (index,))
-    return "an expression" if any(column == _EXPRESSION for (column,) in columns) else None
+    is_expression = any(column == _EXPRESSION for (column,) in columns)
+    return "an expression" if is_expression else None

@@ -1,6 +1,4 @@
-"""One device's part in a round, as the store keeps it: the sub-models it may take, and how far it
-is.
-"""
+"""One device's part in a round, as the store keeps it: its sub-models, and how far it is."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,7 +13,7 @@ from fleet_protocol.messages import BlobRef, TaskMetrics, TierChoice
 class TaskPhase(str, Enum):
     """Where one device's part in a round is, as the server knows it."""
 
-    answered: bool  # nothing more is awaited from the device
+    answered: bool  # the server expects no more of the device
     arrived: bool  # its update is here, to be merged
 
     OFFERED = "offered"
@@ -26,9 +24,9 @@ class TaskPhase(str, Enum):
     DECLINED = "declined"  # by the device
     MISSED = "missed"  # the round closed without it
 
-    def __init__(self, said: str) -> None:
-        self.answered = said != "offered"
-        self.arrived = said in {"received", "merged"}
+    def __init__(self, word: str) -> None:
+        self.answered = word != "offered"
+        self.arrived = word in {"received", "merged"}
 
 
 class Alternative(TierChoice):
@@ -39,7 +37,7 @@ class Alternative(TierChoice):
 
 @lru_cache(maxsize=256)
 def alternative(tier: str, artifact_set: BlobRef, weights: BlobRef, plan_key: str) -> Alternative:
-    """A sub-model that a device may take: the same few for all tasks of a round."""
+    """Return a sub-model that a device may take: the same few for all tasks of a round."""
     return Alternative(tier=tier, artifact_set=artifact_set, weights=weights, plan_key=plan_key)
 
 
@@ -50,11 +48,11 @@ class Alternatives(FrozenModel):
 
 
 class Timing(FrozenModel):
-    """When what came of a task; seconds from the offers, on the clock of the run.
+    """The times of a task, in seconds from the offers, on the clock of the run.
 
     Attributes:
-        answered: the answer, None if there was none.
-        left: the device's leaving, if it was away when the collecting ended.
+        answered: when the device answered, None if it did not.
+        left: when the device left, if it was away when the collecting ended.
     """
 
     answered: float | None = None
@@ -62,7 +60,7 @@ class Timing(FrozenModel):
 
 
 class Screening(FrozenModel):
-    """How an update was counted.
+    """How an update counts in its round.
 
     Attributes:
         norm: Euclidean norm of its difference to the weights that the device was sent.
@@ -85,7 +83,7 @@ class Screening(FrozenModel):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of an update when its round was merged."""
+    """The result of an update when its round was merged."""
 
     phase: TaskPhase  # merged, left out or refused
     screening: Screening
@@ -118,26 +116,37 @@ class TaskRecord:
 
     @cached_property
     def choices(self) -> tuple[Alternative, ...]:
-        """What the device is offered: the task's own sub-model first."""
+        """The sub-models that the device is offered: the task's own first."""
         own = alternative(self.tier, self.artifact_set, self.weights, self.plan_key)
-        return (own, *(self.others.items if self.others is not None else ()))
+        if self.others is None:
+            return (own,)
+        return (own, *self.others.items)
 
     def with_tier(self, tier: str) -> "TaskRecord":
-        """The task with the sub-model that the device took in the first place.
+        """Return the task with the sub-model that the device took in the first place.
 
-        As it is if that was not offered.
+        A tier that was not offered, or is there already, changes nothing.
         """
-        taken: Mapping[str, Alternative] = (
-            {} if tier == self.tier else {item.tier: item for item in self.choices}
-        )
-        if tier not in taken:
+        if tier == self.tier:
             return self
-        rest = tuple(item for item in self.choices if item.tier != tier)
-        return replace(self, **dict(taken[tier]), others=Alternatives(items=rest))
+        taken = None
+        not_taken = []
+        for choice in self.choices:
+            if choice.tier == tier:
+                taken = choice
+            else:
+                not_taken.append(choice)
+        if taken is None:
+            return self
+        return replace(self, **dict(taken), others=Alternatives(items=tuple(not_taken)))
 
     def with_update(self, digest: str, size: int, metrics: TaskMetrics) -> "TaskRecord":
-        """The task once its update, of so many bytes where it travelled, is checked and on the
-        disk.
+        """Return the task once its update is checked and on the disk.
+
+        Args:
+            digest: digest of the update on the disk.
+            size: bytes of the update as it was sent.
+            metrics: what the device measured.
         """
         return replace(
             self,
@@ -150,11 +159,13 @@ class TaskRecord:
 
 @dataclass(frozen=True)
 class DevicePart:
-    """One device's part in a run: its newest training task, the newest one with measurements, if
-    any, and totals.
+    """One device's part in a run.
 
-    These are ``merged`` and ``missed`` rounds, mean ``train_seconds`` and ``fetch_seconds``,
-    largest ``resident_bytes``.
+    Attributes:
+        newest: its newest training task.
+        measured: its newest training task with measurements, if any.
+        totals: ``merged`` and ``missed`` rounds, mean ``train_seconds`` and ``fetch_seconds``,
+            largest ``resident_bytes``.
     """
 
     newest: TaskRecord
@@ -163,9 +174,9 @@ class DevicePart:
 
 
 class PlannedTask(NamedTuple):
-    """What a training task was about, as `TaskRecord` has it.
+    """The fields of a training task that its plan needs, as `TaskRecord` has them.
 
-    The rest of many would take long to read.
+    The other fields of many tasks would take long to read.
     """
 
     round: int

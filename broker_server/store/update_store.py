@@ -1,9 +1,8 @@
-"""Updates that devices sent, many to a file: written and synced together, since files cost more
-than their bytes do.
+"""Keep updates of devices, many in one file, so that they are written and synced together.
 
-A file is one safetensors blob behind the other; each says how long it is, so a server that starts
-finds them again by their digests. A file of which nothing is needed any more is written over, which
-is half the work of a new one.
+A file costs more than its bytes. A file is one safetensors blob behind the other. Each blob says
+how long it is, so a server that starts finds them again by their digests. A file of which no update
+is needed any more is written over, which is half the work of a new one.
 """
 
 import contextlib
@@ -21,21 +20,26 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from fleet_protocol.blob_store import BlobStore
-from fleet_protocol.blobs import disk_errors, write_all
 from fleet_protocol.digests import blob_digest
+from fleet_protocol.disk import disk_errors, write_all
 from fleet_protocol.errors import BlobError, StorageError
 from fleet_protocol.mapped_tensors import first_blob, tensors_in
 
 FOLDER = "batches"
-_WRITE_BYTES = (
-    4 * 1024 * 1024
-)  # of updates that are written and synced at once, while others arrive
-_FILE_BYTES = 128 * 1024 * 1024  # from which on a file gets no more: few enough are open at once
+# Bytes that are written and synced at once, while other updates arrive.
+_WRITE_BYTES = 4 * 1024 * 1024
+# A file of this size gets no more updates. It is large, so that few files are open at once.
+_FILE_BYTES = 128 * 1024 * 1024
 
 
 @dataclass(eq=False)
 class _Batch:
-    """A file of updates: its length, and how many of them are still needed."""
+    """A file of updates.
+
+    Attributes:
+        size: where the next update begins.
+        needed: how many of its updates are still needed.
+    """
 
     path: Path
     descriptor: int
@@ -43,50 +47,63 @@ class _Batch:
     needed: int = 0
 
 
+@dataclass(frozen=True)
+class _Place:
+    """Where an update is: its file, its first byte there, and its length."""
+
+    batch: _Batch
+    start: int
+    size: int
+
+
 def updates_in(path: Path) -> Iterator[tuple[str, int, bytes]]:
-    """The digest, place and bytes of each whole update in a file, up to what was torn or left over."""
-    at = 0
-    with (
-        path.open("rb") as file,
-        contextlib.suppress(BlobError, ValueError),
-    ):  # an empty file cannot be mapped
-        whole = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
-        while at < whole.size:
-            data = whole[at : at + first_blob(whole[at:])[2]].tobytes()
-            yield blob_digest(data), at, data
-            at += len(data)
+    """Yield digest, first byte and bytes of each whole update in a file.
+
+    A write that was torn, or what an earlier use of the file left, ends them.
+    """
+    start = 0
+    # A ValueError if the file is empty, which cannot be mapped.
+    with path.open("rb") as file, contextlib.suppress(BlobError, ValueError):
+        content = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+        while start < content.size:
+            _, _, size = first_blob(content[start:])
+            data = content[start : start + size].tobytes()
+            yield blob_digest(data), start, data
+            start += len(data)
 
 
 class UpdateStore(BlobStore):
-    """The blobs of `BlobStore`, of which those of `keep` share files.
+    """A `BlobStore` in which the blobs of `keep` share files.
 
     Arguments and errors are the same.
     """
 
     def __init__(self, root: Path, *, durable: bool = True) -> None:
         super().__init__(root, durable=durable)
-        self._places: dict[str, tuple[_Batch, int, int]] = {}  # where each begins, and its length
+        self._places: dict[str, _Place] = {}
+        # Updates that are not written yet, by digest, and the first byte of the first.
         self._unwritten: dict[str, bytes] = {}
-        self._from = 0  # where the first of these begins
+        self._unwritten_start = 0
         self._current: _Batch | None = None
         with disk_errors("read", root / FOLDER):
             (root / FOLDER).mkdir(exist_ok=True, mode=0o700)
-            found = [
-                _Batch(path, os.open(path, os.O_RDWR)) for path in sorted((root / FOLDER).iterdir())
-            ]
-            for batch in found:
-                for digest, at, data in updates_in(batch.path):
-                    self._put(digest, batch, at, len(data))
-        self._free = [batch for batch in found if not batch.needed]
+            batches = []
+            for path in sorted((root / FOLDER).iterdir()):
+                batch = _Batch(path, os.open(path, os.O_RDWR))
+                for digest, start, data in updates_in(path):
+                    self._put(digest, batch, start, len(data))
+                batches.append(batch)
+        self._free = [batch for batch in batches if not batch.needed]
 
-    def _put(self, digest: str, batch: _Batch, at: int, size: int) -> None:
-        self._places[digest] = batch, at, size
-        batch.size = at + size
-        batch.needed = batch.needed + 1
+    def _put(self, digest: str, batch: _Batch, start: int, size: int) -> None:
+        self._places[digest] = _Place(batch, start, size)
+        batch.size = start + size
+        batch.needed += 1
 
     def _begin(self) -> _Batch:
-        """A file to write from its beginning: one of which nothing is needed and that no backup
-        has, or a new one.
+        """Return a file to write from its beginning: one that is free, or a new one.
+
+        A file that a backup has linked must keep its bytes.
         """
         while self._free:
             batch = self._free.pop()
@@ -100,91 +117,94 @@ class UpdateStore(BlobStore):
 
     def _delete(self, batch: _Batch) -> None:
         os.close(batch.descriptor)
-        with contextlib.suppress(OSError):  # what cannot be deleted does no harm
+        # A file that cannot be deleted does no harm.
+        with contextlib.suppress(OSError):
             batch.path.unlink()
 
     @override
     def keep(self, digest: str, data: bytes) -> None:
-        """Put bytes behind those before them, to be written soon."""
+        """Append bytes to the current file, to be written soon."""
         if digest in self._places:
             return
         if self._current is None or self._current.size >= _FILE_BYTES:
             self._write_out()
             self._current = self._begin()
-        self._from = self._from if self._unwritten else self._current.size
+        if not self._unwritten:
+            self._unwritten_start = self._current.size
         self._put(digest, self._current, self._current.size, len(data))
         self._unwritten[digest] = data
-        if self._current.size - self._from >= _WRITE_BYTES:
+        if self._current.size - self._unwritten_start >= _WRITE_BYTES:
             self._write_out()
 
     def _write_out(self) -> None:
-        if self._current is not None and self._unwritten:
-            job = self._threads.submit(
-                self._write_to, self._current, self._unwritten.values(), self._from
-            )
-            self._syncing.update(dict.fromkeys(self._unwritten, job))
-            self._unwritten = {}
+        """Let a thread write and sync the updates that are not written yet."""
+        if self._current is None or not self._unwritten:
+            return
+        updates = self._unwritten.values()
+        job = self._threads.submit(self._write_to, self._current, updates, self._unwritten_start)
+        self._syncing.update(dict.fromkeys(self._unwritten, job))
+        # A new mapping: the thread reads the old one.
+        self._unwritten = {}
 
-    def _write_to(self, batch: _Batch, parts: Iterable[bytes], at: int) -> None:
+    def _write_to(self, batch: _Batch, updates: Iterable[bytes], start: int) -> None:
         with disk_errors("write", batch.path):
-            for part in parts:
-                write_all(batch.descriptor, part, at)
-                at += len(part)
+            for data in updates:
+                write_all(batch.descriptor, data, start)
+                start += len(data)
             if self._durable:
                 os.fsync(batch.descriptor)
+
+    def _is_synced(self, digest: str) -> bool:
+        return digest in self._places and digest not in self._syncing
 
     @override
     def sync(self, digests: Collection[str]) -> None:
         """Wait as `BlobStore` does; where the disk is full, none of the blobs is there."""
         self._write_out()
+        # `BlobStore` does not know an update whose file is synced.
+        waiting = [digest for digest in digests if not self._is_synced(digest)]
         try:
-            super().sync(
-                [
-                    digest
-                    for digest in digests
-                    if digest in self._syncing or digest not in self._places
-                ]
-            )
+            super().sync(waiting)
         except StorageError:
             wait(self._syncing.values())
-            self._current = None  # the file has a hole, and gets nothing more
+            # The file has a hole, so nothing may be appended to it.
+            self._current = None
             for digest in digests:
                 self.remove(digest)
             raise
 
     @override
     def read_unchecked(self, digest: str) -> bytes:
-        """What lies under a digest, unchecked."""
+        """Return the bytes under a digest, unchecked."""
         if digest not in self._places:
             return super().read_unchecked(digest)
         self.sync((digest,))
-        batch, at, size = self._places[digest]
-        return os.pread(batch.descriptor, size, at)
+        place = self._places[digest]
+        return os.pread(place.batch.descriptor, place.size, place.start)
 
     @override
     def tensors(self, digest: str) -> Mapping[str, NDArray[Any]]:
-        """The tensors of an update."""
-        kept = digest in self._places
-        return (
-            tensors_in(self.read_unchecked(digest), f"update {digest[:12]}")
-            if kept
-            else super().tensors(digest)
-        )
+        """Return the tensors of an update."""
+        if digest not in self._places:
+            return super().tensors(digest)
+        return tensors_in(self.read_unchecked(digest), f"update {digest[:12]}")
 
     @override
     def remove(self, digest: str) -> None:
-        """Forget a blob; a file of which that was the last is free."""
+        """Forget a blob; the file of which it was the last is free."""
         if digest not in self._places:
             super().remove(digest)
             return
         if digest in self._unwritten:
             self._write_out()
-        if (job := self._syncing.pop(digest, None)) is not None:
+        job = self._syncing.pop(digest, None)
+        if job is not None:
             wait([job])
-        batch, _, _ = self._places.pop(digest)
+        batch = self._places.pop(digest).batch
         batch.needed -= 1
         if not batch.needed:
-            self._current = None if batch is self._current else self._current
+            if batch is self._current:
+                self._current = None
             self._free.append(batch)
 
     @override
@@ -206,5 +226,6 @@ class UpdateStore(BlobStore):
         """Close the files, which stay."""
         self._write_out()
         wait(self._syncing.values())
-        for batch in {*self._free, *(batch for batch, _, _ in self._places.values())}:
+        batches = {place.batch for place in self._places.values()}
+        for batch in batches.union(self._free):
             os.close(batch.descriptor)

@@ -4,10 +4,11 @@ import contextlib
 from collections.abc import Callable, Collection, Iterable
 
 from fleet_protocol.blob_store import BlobStore
-from fleet_protocol.blobs import PartFile, decode_chunk
+from fleet_protocol.blobs import decode_chunk
 from fleet_protocol.digests import file_matches
 from fleet_protocol.errors import BlobError, RefusalReason, RefusedError
 from fleet_protocol.messages import BlobRef, Ranges
+from fleet_protocol.part_file import PartFile
 
 _TRIES = 3  # whole blobs whose content does not match their digest before the task is refused
 _RANGES_PER_REQUEST = 512  # bounds the message; what is left out is asked for next time

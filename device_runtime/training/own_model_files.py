@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from device_runtime.training.backends.swapping import Sized
 from fleet_protocol.blob_store import write_atomically
-from fleet_protocol.blobs import storage_error
+from fleet_protocol.disk import storage_error
 from fleet_protocol.errors import BlobError, RefusalReason, RefusedError
 from fleet_protocol.mapped_tensors import tensors_in
 from fleet_protocol.weights import encode_weights

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fleet_protocol.blob_store import write_atomically
-from fleet_protocol.blobs import disk_errors
+from fleet_protocol.disk import disk_errors
 from fleet_protocol.errors import DataError
 from simulation.orders import WorkerSetup
 

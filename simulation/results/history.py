@@ -19,7 +19,7 @@ from pyarrow import parquet
 from typing_extensions import Self
 
 from fleet_protocol.blob_store import write_atomically
-from fleet_protocol.blobs import disk_errors
+from fleet_protocol.disk import disk_errors
 from fleet_protocol.errors import DataError
 
 METRICS = "metrics.parquet"

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from fleet_protocol.blob_store import BlobStore, write_atomically
 from fleet_protocol.blobs import (
     FRAME_OVERHEAD,
-    PartFile,
     blob_ref,
     decode_chunk,
     encode_chunk,
@@ -28,6 +27,7 @@ from fleet_protocol.blobs import (
 from fleet_protocol.digests import blob_digest, blob_path, matches
 from fleet_protocol.errors import BlobError, StorageError
 from fleet_protocol.messages import BlobRef
+from fleet_protocol.part_file import PartFile
 
 CHUNK = 1024
 

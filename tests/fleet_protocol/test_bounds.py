@@ -8,7 +8,6 @@ import tracemalloc
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from fleet_protocol.blobs import PartFile
 from fleet_protocol.errors import RefusedError
 from fleet_protocol.manifest import Manifest
 from fleet_protocol.messages import (
@@ -23,6 +22,7 @@ from fleet_protocol.messages import (
     parse_presence,
 )
 from fleet_protocol.messages.instructions import Chooser, Instructions
+from fleet_protocol.part_file import PartFile
 from fleet_protocol.recipe_spec import LossSpec, OptimizerSpec
 
 HUGE = 10**400

@@ -60,7 +60,7 @@ def _restore(
         trust=trust,
         most_files=most_files or MOST_FILES,
         most_bytes=most_bytes or MOST_BYTES,
-        look=list_names,
+        inspect=list_names,
     )
     signed_by = [statement.shown for statement in statements]
     is_foreign = not any(statement.key in keys for statement in statements)

@@ -1,0 +1,20 @@
+"""Read-only views of a store for `shoal status`, `devices`, `rounds` and `log`.
+
+`to_json_values` gives each the form that ``--json`` prints. A question about a run that is not
+there, or by a beginning that several ids have, raises a ConfigError.
+"""
+
+from broker_server.store.queries.device_views import devices as devices
+from broker_server.store.queries.json_values import flat_settings as flat_settings
+from broker_server.store.queries.json_values import to_json_values as to_json_values
+from broker_server.store.queries.round_views import rounds as rounds
+from broker_server.store.queries.run_views import compare as compare
+from broker_server.store.queries.run_views import find_run as find_run
+from broker_server.store.queries.run_views import log as log
+from broker_server.store.queries.run_views import runs as runs
+from broker_server.store.queries.run_views import status as status
+from broker_server.store.queries.views import Comparison as Comparison
+from broker_server.store.queries.views import DeviceView as DeviceView
+from broker_server.store.queries.views import RoundView as RoundView
+from broker_server.store.queries.views import RunView as RunView
+from broker_server.store.queries.views import StatusView as StatusView

@@ -1,0 +1,96 @@
+"""View the devices of a store, each with its part in a run."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from broker_server.store.queries.run_views import find_run
+from broker_server.store.queries.views import DeviceView
+from broker_server.store.records import DeviceRecord, RunRecord
+from broker_server.store.remedies import SIMULATED, absence_reason, remedy
+from broker_server.store.repository import Store
+from broker_server.store.task_records import DevicePart
+
+_NEWEST_LINES = 200  # of the log, in which reasons are looked for
+_NO_TOTALS = {
+    "merged": 0,
+    "missed": 0,
+    "train_seconds": None,
+    "fetch_seconds": None,
+    "resident_bytes": None,
+}
+
+
+def devices(store: Store, run: str | None = None) -> list[DeviceView]:
+    """Return every device that was ever seen, with its part in a run, by default the newest."""
+    if run is None and not store.runs():
+        return [_view(device, None, 0, {}) for device in store.devices()]
+    record = find_run(store, run)
+    parts = store.device_parts(record.id)
+    left_out = _left_out(store, record)
+    refused: Counter[str] = Counter()
+    for refusal in store.refusals(record.id):
+        refused[refusal.device] += refusal.count
+    known = store.devices()
+    if not known:
+        # A simulation has tasks, and no devices that connect.
+        known = _simulated_devices(record, parts)
+    return [_view(device, parts.get(device.id), refused[device.id], left_out) for device in known]
+
+
+def _left_out(store: Store, record: RunRecord) -> Mapping[str, str]:
+    """Return why devices were left out of the newest round, or of the one that waits to begin."""
+    newest = store.last_round(record.id)
+    reasons: dict[str, str] = {}
+    if newest is not None and newest.left_out is not None:
+        reasons.update(newest.left_out.reasons)
+    newest_number = newest.number if newest is not None else 0
+    for line in store.events(record.id, last=_NEWEST_LINES):
+        # A round that waits for devices is not planned yet; its reasons are in the log alone.
+        is_of_next_round = (line.round or 0) > newest_number
+        if line.kind == "unfit" and line.device and is_of_next_round:
+            reasons[line.device] = line.detail
+    return reasons
+
+
+def _simulated_devices(record: RunRecord, names: Iterable[str]) -> list[DeviceRecord]:
+    ended_at = record.ended_at or record.created_at
+    return [
+        DeviceRecord(
+            fleet=record.fleet,
+            id=name,
+            online=True,
+            state=SIMULATED,
+            profile=None,
+            first_seen_at=record.created_at,
+            last_seen_at=ended_at,
+        )
+        for name in sorted(names)
+    ]
+
+
+def _view(
+    device: DeviceRecord,
+    part: DevicePart | None,
+    refused: int,
+    left_out: Mapping[str, str],
+) -> DeviceView:
+    newest = part.newest if part is not None else None
+    measured = part.measured if part is not None else None
+    metrics = measured.metrics if measured is not None else None
+    reason = absence_reason(device, newest, left_out)
+    examples = None
+    if metrics is not None:
+        examples = metrics.examples
+    elif device.profile is not None:
+        examples = device.profile.examples
+    return DeviceView(
+        device=device,
+        tier=newest.tier if newest is not None else None,
+        phase=newest.phase if newest is not None else None,
+        **(part.totals if part is not None else _NO_TOTALS),
+        refused=refused,
+        examples=examples,
+        evaluation=metrics.evaluation if metrics is not None else None,
+        reason=reason,
+        remedy=remedy(device.id, reason),
+    )

@@ -1,0 +1,176 @@
+"""Look up runs, and view them alone, in a list, and side by side."""
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from broker_server.settings.fleet import FleetConfig
+from broker_server.store.privacy_spent import epsilon_by_round
+from broker_server.store.promotion import marked_versions
+from broker_server.store.queries.json_values import flat_settings
+from broker_server.store.queries.views import Comparison, RunView, StatusView
+from broker_server.store.records import EventRecord, RunRecord, VersionRecord
+from broker_server.store.repository import Store
+from broker_server.store.rows import config_json
+from fleet_protocol.control import VersionEvaluation
+from fleet_protocol.errors import ConfigError
+
+_MOST_SHOWN = 5  # ids in an error message
+
+
+def find_run(store: Store, run: str | None = None) -> RunRecord:
+    """Return a run by its id or a unique beginning of its id.
+
+    Args:
+        store: the store.
+        run: the id; None and ``newest`` are the newest run.
+
+    Raises:
+        ConfigError: there is no such run, or more than one.
+    """
+    known = store.runs()
+    if run is None or run == "newest":
+        if not known:
+            raise ConfigError(f"the store {store.folder} has no run yet; `shoal run` begins one")
+        return known[0]
+    matches = [record for record in known if record.id.startswith(run)]
+    for record in matches:
+        # A whole id counts, also where it is the beginning of another.
+        if record.id == run:
+            return record
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        ids = ", ".join(record.id for record in matches)
+        raise ConfigError(f"{run} is the beginning of {len(matches)} runs: {ids}")
+    hint = "`shoal run` begins one"
+    if known:
+        ids = ", ".join(record.id for record in known[:_MOST_SHOWN])
+        hint = f"its runs: {ids}"
+    raise ConfigError(f"the store {store.folder} has no run {run or 'yet'}; {hint}")
+
+
+def status(store: Store, run: str | None = None) -> StatusView:
+    """Return the store at a glance, with a run, by default the newest."""
+    devices = store.devices()
+    every_run = tuple(store.runs())
+    record = find_run(store, run) if every_run or run is not None else None
+    view = StatusView(
+        run=record,
+        round=None,
+        closed=0,
+        rounds=0,
+        version=None,
+        evaluation=None,
+        online=sum(device.online for device in devices),
+        devices=len(devices),
+        refusals=_refusals(store, record),
+        insecure=False,
+        epsilon=None,
+        runs=every_run,
+    )
+    if record is None:
+        return view
+    config = FleetConfig.stored(record.config)
+    versions = store.versions(record.id)
+    closed = _closed_rounds(versions)
+    return replace(
+        view,
+        round=store.last_round(record.id),
+        closed=closed,
+        rounds=max(closed, config.round.rounds),
+        version=versions[-1].number if versions else None,
+        evaluation=_newest_evaluation(versions),
+        insecure=config.broker.insecure and config.broker.identity is None,
+        epsilon=max(epsilon_by_round(store, record).values(), default=None),
+    )
+
+
+def runs(store: Store, run: str | None = None) -> list[RunView]:
+    """Return the runs of a store, newest first, or the run of an id, which may be cut short."""
+    records = store.runs() if run is None else [find_run(store, run)]
+    return [_run_view(store, record) for record in records]
+
+
+def _run_view(store: Store, record: RunRecord) -> RunView:
+    config = FleetConfig.stored(record.config)
+    versions = store.versions(record.id)
+    closed = _closed_rounds(versions)
+    ended_at = record.ended_at or time.time()
+    return RunView(
+        run=record,
+        strategy=config.strategy.name,
+        closed=closed,
+        rounds=max(closed, config.round.rounds),
+        versions=marked_versions(store, record.id),
+        evaluation=_newest_evaluation(versions),
+        seconds=ended_at - record.created_at,
+    )
+
+
+def compare(store: Store, first: str, second: str) -> Comparison:
+    """Return two runs of a store side by side; ids may be cut short."""
+    first_run = find_run(store, first)
+    second_run = find_run(store, second)
+    first_settings = dict(flat_settings(config_json(first_run)))
+    second_settings = dict(flat_settings(config_json(second_run)))
+    first_judged = _accuracies(store, first_run)
+    second_judged = _accuracies(store, second_run)
+    settings: dict[str, tuple[Any, Any]] = {}
+    for key in sorted({*first_settings, *second_settings}):
+        values = (first_settings.get(key), second_settings.get(key))
+        if values[0] != values[1]:
+            settings[key] = values
+    accuracies: dict[int, tuple[float | None, float | None]] = {}
+    for number in sorted({*first_judged, *second_judged}):
+        accuracies[number] = (first_judged.get(number), second_judged.get(number))
+    return Comparison((first_run.id, second_run.id), settings, accuracies)
+
+
+def log(
+    store: Store,
+    run: str | None = None,
+    *,
+    last: int | None = None,
+    after: int = 0,
+) -> list[EventRecord]:
+    """Return lines of the log as of `Store.events`; without a run also lines outside runs."""
+    if run is None:
+        return store.events(last=last, after=after)
+    return store.events(find_run(store, run).id, last=last, after=after)
+
+
+def _refusals(store: Store, record: RunRecord | None) -> Mapping[str, int]:
+    """Return how often messages were refused in a run, and outside runs, by reason."""
+    counted_runs = {""} if record is None else {"", record.id}
+    counts: Counter[str] = Counter()
+    for refusal in store.refusals():
+        if refusal.run in counted_runs:
+            counts[refusal.reason] += refusal.count
+    return dict(sorted(counts.items()))
+
+
+def _closed_rounds(versions: Sequence[VersionRecord]) -> int:
+    """Return how many rounds made versions.
+
+    Version 0 has no round, and a version that repeats another has the round that made that one.
+    """
+    return len({version.round for version in versions if version.round})
+
+
+def _newest_evaluation(versions: Sequence[VersionRecord]) -> VersionEvaluation | None:
+    for version in reversed(versions):
+        if version.evaluation:
+            return version.evaluation
+    return None
+
+
+def _accuracies(store: Store, record: RunRecord) -> dict[int, float | None]:
+    """Return the shown accuracy of every version of a run that was judged, by number."""
+    accuracies: dict[int, float | None] = {}
+    for version in store.versions(record.id):
+        if version.evaluation:
+            accuracies[version.number] = version.evaluation.shown
+    return accuracies
