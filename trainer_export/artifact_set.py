@@ -1,24 +1,25 @@
-"""Exports an architecture for many tiers into a folder of content-addressed files, all of them
-checked or none.
+"""Exports an architecture for many tiers into one folder, all of them checked or none.
+
+Each file is stored by its content:
 
     <out>/objects/<sha256[:2]>/<sha256>    every file by content
     <out>/<arch>/layout.json               axes of the global model
     <out>/<arch>/init.safetensors          initial global weights, in layout order
-    <out>/<arch>/<tier>/base.safetensors   frozen tensors, where there are any: one file under many names, or a slice
+    <out>/<arch>/<tier>/base.safetensors   frozen tensors, if any: one file for many, or a slice
     <out>/<arch>/<tier>/manifest.json      what a device must know
-    <out>/<arch>/<tier>/head.safetensors   initial weights of a head of the tier's own, where it has one
-    <out>/<arch>/<tier>/own_class.safetensors  how weights load into the user's class; not sent to boards
+    <out>/<arch>/<tier>/head.safetensors   initial weights of a head of the tier's own, if any
+    <out>/<arch>/<tier>/own_class.safetensors  how weights fit the user's class; not for boards
     <out>/<arch>/<tier>/*.onnx             the portable graphs, hard links into objects
     <out>/<arch>/<tier>/ort-training/*     the same for onnxruntime-training
     <out>/<arch>/<tier>/executorch/*.pte   train, eval and infer for Android, iOS and C++
-    <out>/<arch>/<tier>/made-from.json     what they depend on; a tier that would come out the same is taken as it is
+    <out>/<arch>/<tier>/made-from.json     what they depend on; an unchanged tier is copied
 
 A set is built in a folder beside the old one and takes its place by a rename after its last check,
 so a failed or interrupted export leaves what was there, and nothing else.
 """
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -47,8 +48,11 @@ from trainer_export.start import Start
 from trainer_export.tier_set import Format, TierSets
 
 FORMATS: tuple[Format, ...] = ("onnx", "ort-training", "executorch")
-Others = Literal["refuse", "add", "replace"]
-"""What becomes of tiers that are there and not asked for: an error, they stay, or they go."""
+_OPTIONAL = {"ort-training": ort_training, "executorch": executorch}
+"""Formats that need a package of their own, and the modules that write them."""
+
+UnaskedTiers = Literal["refuse", "add", "replace"]
+"""What becomes of published tiers that are not asked for: an error, they stay, or they go."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +79,8 @@ class TierReport:
     taken: bool = False
 
     @classmethod
-    def of(cls, tier: Tier, manifest: Manifest, *, taken: bool) -> "TierReport":
-        """What a manifest says of its tier."""
+    def from_manifest(cls, tier: Tier, manifest: Manifest, *, taken: bool) -> "TierReport":
+        """Return what a manifest says of its tier."""
         return cls(
             tier,
             manifest.parameter_count,
@@ -89,6 +93,22 @@ class TierReport:
         )
 
 
+@dataclass(frozen=True)
+class _Selection:
+    """The tiers of a new set.
+
+    Attributes:
+        tiers: all of them, those that stay from the published set at the end.
+        heads: number of labels of tiers with a head of their own.
+        published: tiers of the published set, whether they stay or not.
+    """
+
+    tiers: Sequence[Tier]
+    heads: Mapping[Tier, int]
+    published: Container[Tier]
+
+
+# The public entry point: one keyword for each option of `shoal export`.
 def export_architecture(
     arch: Architecture,
     settings: Mapping[str, Any] | None,
@@ -99,7 +119,7 @@ def export_architecture(
     seed: int = 0,
     progress: Callable[[Progress], None] | None = None,
     heads: Mapping[Tier, int] | None = None,
-    others: Others = "refuse",
+    others: UnaskedTiers = "refuse",
     jobs: int | None = 1,
     start: Start | None = None,
 ) -> tuple[TierReport, ...]:
@@ -127,7 +147,7 @@ def export_architecture(
         One report per tier, in order, those that stay at the end.
 
     Raises:
-        ConfigError: no tier, a format that there is not or that is not installed, a head for a tier
+        ConfigError: no tier, an unknown format or one that is not installed, a head for a tier
             that is not exported, or tiers that would be dropped.
         PlanError: the model cannot have one of the tiers or heads.
         ExportError: an operator cannot be exported, or a graph does not agree with PyTorch; nothing
@@ -136,134 +156,184 @@ def export_architecture(
     """
     wanted = list(dict.fromkeys(tiers))
     chosen = installed_formats() if formats is None else tuple(formats)
-    unknown = [item for item in chosen if item not in FORMATS]
-    if not wanted or unknown:
-        wrong = (
-            f"unknown format {unknown[0]!r}; there are {', '.join(FORMATS)}"
-            if unknown
-            else "no tier to export"
-        )
-        raise ConfigError(f"{arch.name}: {wrong}")
-    for name, written_by in (
-        ("ort-training", ort_training),
-        ("executorch", executorch),
-    ):
-        if name in chosen and not written_by.is_installed():
-            raise ConfigError(f"{arch.name}: {written_by.NOT_INSTALLED}")
+    _refuse_formats(arch, wanted, chosen)
     with calm_torch():
         layout = infer_layout(arch, settings)
     _refuse_uncut(layout, wanted)
-    heads = dict(heads or {})
-    there = _tiers_in(out / arch.name)
-    left = [tier for tier in there if tier not in wanted]
-    if left and others == "refuse":
-        raise ConfigError(
-            f"{arch.name} in {out} has {', '.join(tier.id for tier in left)}, too, which a fleet may be using;"
-            " --add keeps what is there beside what is new, --replace drops it"
-        )
-    if others == "add":
-        wanted += left
-        heads |= {
-            tier: classes for tier, classes in there.items() if tier in left and classes is not None
-        }
-    if heads:
-        stray = next((tier for tier in heads if tier not in wanted), None)
-        if stray is not None:
-            raise ConfigError(
-                f"{arch.name}: tier {stray.id} shall have a head of its own but is not exported"
-            )
-        layout = replace(layout, heads={tier.id: classes for tier, classes in heads.items()})
+
+    selection = _select_tiers(out / arch.name, wanted, heads or {}, others)
+    if selection.heads:
+        own_heads = {tier.id: classes for tier, classes in selection.heads.items()}
+        layout = replace(layout, heads=own_heads)
     export = Export(arch, layout, recipe, seed)
     try:
         with calm_torch(), replacing(out / arch.name) as folder:
             write_file(folder / "layout.json", layout.to_json().encode())
-            weights = initial_weights(arch, settings, seed)
-            weights = (
-                weights if start is None else start.put_into(weights, further_names(arch, settings))
-            )
-            bases = _bases(
-                layout,
-                {item.name: weights.pop(item.name) for item in layout.base},
-                wanted,
-            )
-            write_file(folder / "init.safetensors", encode_weights(weights))
-            del weights
+            bases = _write_weights(export, settings, start, selection.tiers, folder)
             sets = TierSets(export, chosen, bases, folder)
-            taken = {
-                tier
-                for tier in wanted
-                if tier in there and sets.take(tier, out / arch.name / tier.id)
-            }
-            todo = [sets.job(tier) for tier in wanted if tier not in taken]
+            reused = _reuse_published(sets, selection, out / arch.name)
+            todo = [sets.job(tier) for tier in selection.tiers if tier not in reused]
+            # A tier is traced once, and each of its formats is written and checked.
             counter = Counter(progress, len(todo) * (1 + 2 * len(chosen)))
             run_jobs(todo, jobs, counter.start)
-            manifests = [
-                parse_manifest((folder / tier.id / "manifest.json").read_bytes()) for tier in wanted
-            ]
+            # Read before the folder takes its name, so that a set without one is not published.
+            manifests = [_read_manifest(folder, tier) for tier in selection.tiers]
     except OSError as error:
         raise StorageError(
-            f"{arch.name} cannot be written to {out}: {error}; what was published before is unchanged"
+            f"{arch.name} cannot be written to {out}: {error}; what was published before is"
+            " unchanged"
         ) from error
     counter.finish()
     return tuple(
-        TierReport.of(t, found, taken=t in taken)
-        for t, found in zip(wanted, manifests, strict=True)
+        TierReport.from_manifest(tier, manifest, taken=tier in reused)
+        for tier, manifest in zip(selection.tiers, manifests, strict=True)
     )
 
 
-def _tiers_in(folder: Path) -> dict[Tier, int | None]:
-    """The tiers of a set, each with the labels of a head of its own, if it has one."""
+def installed_formats() -> tuple[Format, ...]:
+    """Return the formats written by default: ``onnx``, and ``ort-training`` if it is installed."""
+    return ("onnx", "ort-training") if ort_training.is_installed() else ("onnx",)
+
+
+def _refuse_formats(arch: Architecture, tiers: Sequence[Tier], formats: Sequence[str]) -> None:
+    """Refuse a request without tiers, and formats that are unknown or not installed."""
+    for name in formats:
+        if name not in FORMATS:
+            raise ConfigError(
+                f"{arch.name}: unknown format {name!r}; there are {', '.join(FORMATS)}"
+            )
+    if not tiers:
+        raise ConfigError(f"{arch.name}: no tier to export")
+    for name, writer in _OPTIONAL.items():
+        if name in formats and not writer.is_installed():
+            raise ConfigError(f"{arch.name}: {writer.NOT_INSTALLED}")
+
+
+def _refuse_uncut(layout: Layout, tiers: Sequence[Tier]) -> None:
+    """Refuse tiers that the model cannot have, and narrow ones if no width cuts anything."""
+    # Whole first, for all tiers: a tier that the model cannot have is the error to report.
+    whole = {tier: _shapes(layout, layout.tier(1.0, tier.depth)) for tier in tiers}
+    narrow = [tier for tier in tiers if tier.width < 1]
+    if narrow and all(_shapes(layout, tier) == whole[tier] for tier in narrow):
+        raise ConfigError(
+            f"{layout.arch}: nothing is cut in {_ids(narrow)}, whose parameters are those of the"
+            " whole model; ask for the sizes that shall shrink, cut.width(name, size), or export"
+            " width 1 alone"
+        )
+
+
+def _ids(tiers: Sequence[Tier]) -> str:
+    return ", ".join(tier.id for tier in tiers)
+
+
+def _shapes(layout: Layout, tier: Tier) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a tier's tensors, frozen ones among them."""
+    return {**layout.shapes(tier), **layout.base_of(tier)}
+
+
+def _select_tiers(
+    published: Path, wanted: Sequence[Tier], heads: Mapping[Tier, int], unasked: UnaskedTiers
+) -> _Selection:
+    """Join the tiers that are asked for with those of the published set that stay.
+
+    Args:
+        published: folder of the published set; it need not exist.
+        wanted: the tiers that are asked for.
+        heads: number of labels of those with a head of their own.
+        unasked: what becomes of published tiers that are not wanted.
+
+    Raises:
+        ConfigError: tiers would be dropped, or a head is for a tier that is not exported.
+    """
+    earlier = _published_tiers(published)
+    unwanted = [tier for tier in earlier if tier not in wanted]
+    if unwanted and unasked == "refuse":
+        raise ConfigError(
+            f"{published.name} in {published.parent} has {_ids(unwanted)}, too, which a fleet may"
+            " be using; --add keeps what is there beside what is new, --replace drops it"
+        )
+    tiers = list(wanted)
+    own_heads = dict(heads)
+    if unasked == "add":
+        tiers += unwanted
+        for tier in unwanted:
+            classes = earlier[tier]
+            if classes is not None:
+                own_heads[tier] = classes
+    for tier in own_heads:
+        if tier not in tiers:
+            raise ConfigError(
+                f"{published.name}: tier {tier.id} shall have a head of its own but is not exported"
+            )
+    return _Selection(tiers, own_heads, earlier)
+
+
+def _published_tiers(folder: Path) -> dict[Tier, int | None]:
+    """Return the tiers of a set, each with the number of labels if it has a head of its own."""
     try:
         heads = Layout.from_json((folder / "layout.json").read_bytes()).heads
     except (OSError, ShoalError):
         heads = {}
-    found = {}
+    tiers: dict[Tier, int | None] = {}
     for path in sorted(folder.glob("*/manifest.json")):
-        with contextlib.suppress(PlanError):
-            found[Tier.parse(path.parent.name)] = heads.get(path.parent.name)
-    return found
+        name = path.parent.name
+        with contextlib.suppress(PlanError):  # a folder that is not named as a tier is none
+            tiers[Tier.parse(name)] = heads.get(name)
+    return tiers
+
+
+def _write_weights(
+    export: Export,
+    settings: Mapping[str, Any] | None,
+    start: Start | None,
+    tiers: Sequence[Tier],
+    folder: Path,
+) -> dict[float, SetFile]:
+    """Write the initial weights, and return the files of the frozen ones by width."""
+    weights = initial_weights(export.arch, settings, export.seed)
+    if start is not None:
+        weights = start.put_into(weights, further_names(export.arch, settings))
+    frozen = {item.name: weights.pop(item.name) for item in export.layout.base}
+    bases = _bases(export.layout, frozen, tiers)
+    write_file(folder / "init.safetensors", encode_weights(weights))
+    return bases
 
 
 def _bases(
     layout: Layout, frozen: Mapping[str, NDArray[np.float32]], tiers: Sequence[Tier]
 ) -> dict[float, SetFile]:
-    """The file of the frozen tensors for each width: the same for all unless a width cuts one of
-    them.
+    """Return the file of the frozen tensors for each width.
+
+    It is the same for all, encoded once, unless a width cuts one of the tensors.
     """
     if not frozen:
         return {}
     widths = dict.fromkeys(tier.width for tier in tiers)
     if layout.cut_base is None:
-        return dict.fromkeys(widths, SetFile(BASE, "base.safetensors", encode_weights(frozen)))
-    held = replace(layout, parameters=layout.base, base=(), statistics=(), heads={})
-    parts = {
-        width: slice_weights(held, make_plan(held, held.tier(width)), frozen) for width in widths
-    }
-    return {
-        width: SetFile(BASE, "base.safetensors", encode_weights(part))
-        for width, part in parts.items()
-    }
+        return dict.fromkeys(widths, _base_file(frozen))
+    # A plan slices parameters, so the frozen tensors take their place in a layout of their own.
+    frozen_layout = replace(layout, parameters=layout.base, base=(), statistics=(), heads={})
+    bases = {}
+    for width in widths:
+        plan = make_plan(frozen_layout, frozen_layout.tier(width))
+        bases[width] = _base_file(slice_weights(frozen_layout, plan, frozen))
+    return bases
 
 
-def _refuse_uncut(layout: Layout, tiers: Sequence[Tier]) -> None:
-    """Refuse tiers that the model cannot have, and narrow ones where none is narrower than the
-    whole.
-    """
-
-    def shapes(tier: Tier) -> dict[str, tuple[int, ...]]:
-        return {**layout.shapes(tier), **layout.base_of(tier)}
-
-    whole = {tier: shapes(layout.tier(1.0, tier.depth)) for tier in tiers}
-    narrow = [tier for tier in tiers if tier.width < 1]
-    if narrow and all(shapes(tier) == whole[tier] for tier in narrow):
-        raise ConfigError(
-            f"{layout.arch}: nothing is cut in {', '.join(tier.id for tier in narrow)}, whose parameters are those of"
-            " the whole model; ask for the sizes that shall shrink, cut.width(name, size), or export width 1 alone"
-        )
+def _base_file(tensors: Mapping[str, NDArray[np.float32]]) -> SetFile:
+    """Return the file of frozen tensors."""
+    return SetFile(BASE, "base.safetensors", encode_weights(tensors))
 
 
-def installed_formats() -> tuple[Format, ...]:
-    """The formats that are written unless asked otherwise: ``onnx``, and ``ort-training`` where
-    that is installed.
-    """
-    return ("onnx", "ort-training") if ort_training.is_installed() else ("onnx",)
+def _reuse_published(sets: TierSets, selection: _Selection, folder: Path) -> set[Tier]:
+    """Copy the published tiers that would come out the same, and return them."""
+    reused = set()
+    for tier in selection.tiers:
+        if tier in selection.published and sets.reuse(tier, folder / tier.id):
+            reused.add(tier)
+    return reused
+
+
+def _read_manifest(folder: Path, tier: Tier) -> Manifest:
+    """Return the manifest of a tier of a set."""
+    return parse_manifest((folder / tier.id / "manifest.json").read_bytes())

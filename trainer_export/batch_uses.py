@@ -1,5 +1,4 @@
-"""Where a traced program uses the size of its batch, by which a program of other widths is traced
-in half the time.
+"""Where a traced program uses the size of its batch, so that other widths are traced faster.
 
 PyTorch takes twice as long with a symbol for a size as with a number. So the first tier of an
 export is traced with a symbol, and others with a prime that divides none of their sizes: its
@@ -21,69 +20,88 @@ from trainer_export.graph import Port
 from trainer_export.lowering.values import Spec, dim_of
 
 Known = dict[tuple[str, ...], list[Any] | None]
-"""By the names of a graph and its inputs: the operators that take the batch or put it elsewhere in
-a shape, with its places in what they take and return; None for a program that must be traced with a
-symbol.
+"""Uses of the batch by the names of a graph and its inputs.
+
+They are the operators that take the batch or put it elsewhere in a shape, with its places in what
+they take and return; None for a program that must be traced with a symbol.
 """
 
-_MARKS = (10007, 10009)
+_MARKS = (10007, 10009)  # primes, above any size that a model has
 _BATCH = sympy.Symbol("batch", integer=True, positive=True)
 
 
 def mark_of(ports: Sequence[Port]) -> int | None:
-    """A number for the batch that divides no other size, if there is one."""
+    """Return a number for the batch that divides no other size, if there is one."""
     sizes = [size for port in ports for size in port.shape if isinstance(size, int)]
-    return next((mark for mark in _MARKS if all(size % mark for size in sizes)), None)
+    for mark in _MARKS:
+        if all(size % mark for size in sizes):
+            return mark
+    return None
 
 
 def describe(program: fx.GraphModule, mark: int | None) -> None:
-    """Put specs in the place of a program's fake tensors, and expressions in that of sizes.
+    """Replace a program's fake tensors by specs, and its sizes by expressions of the batch.
 
-    A symbol has no mark.
+    Args:
+        program: what was traced; it is changed.
+        mark: the number that stands for the batch; None if it was traced with a symbol.
     """
 
-    def sized(value: Any) -> Any:
+    def described(value: Any) -> Any:
         if isinstance(value, Tensor):
-            return Spec(tuple(map(sized, value.shape)), value.dtype)
+            return Spec(tuple(map(described, value.shape)), value.dtype)
         if isinstance(value, torch.SymInt):
             return dim_of(value)
-        return (
-            value // mark * _BATCH
-            if mark and type(value) is int and value and value % mark == 0
-            else value
-        )
+        # A bool is no size, though Python counts it as a number.
+        if mark and type(value) is int and value and value % mark == 0:
+            return value // mark * _BATCH
+        return value
 
     for node in program.graph.nodes:
-        node.meta["val"] = tree_map(sized, node.meta.get("val"))
-        node.args, node.kwargs = (
-            map_aggregate(node.args, sized),
-            map_aggregate(node.kwargs, sized),
-        )
+        node.meta["val"] = tree_map(described, node.meta.get("val"))
+        args = map_aggregate(node.args, described)
+        kwargs = map_aggregate(node.kwargs, described)
+        node.args = args
+        node.kwargs = kwargs
 
 
 def uses_of(program: fx.GraphModule) -> list[Any] | None:
-    """Where a described program uses its batch; None if not everywhere as a multiple."""
-    found: list[Any] = []
+    """Return where a described program uses its batch; None if not everywhere as a multiple."""
+    uses: list[Any] = []
     for node in program.graph.nodes:
-        made = node.meta["val"]
-        if isinstance(made, (sympy.Basic, int)):
-            continue  # a size: it counts where it is taken
-        taking = tree_leaves((node.args, node.kwargs))
-        numbers = [item.meta["val"] if isinstance(item, fx.Node) else item for item in taking]
-        taken = _batches(numbers)
-        given = [_batches(item.shape) for item in tree_leaves(made) if isinstance(item, Spec)]
-        made_of_it = [size for sizes in (taken, *given) for size in sizes.values()]
-        if not all(
-            isinstance(size, sympy.Expr) and size.as_coeff_Mul()[1].is_Symbol for size in made_of_it
-        ):
+        result = node.meta["val"]
+        if isinstance(result, (sympy.Basic, int)):
+            continue  # a size: it counts where an operator takes it
+        arguments = _arguments(node)
+        taken = _batches(arguments)
+        returned = [_batches(leaf.shape) for leaf in tree_leaves(result) if isinstance(leaf, Spec)]
+        if not all(_are_multiples(sizes) for sizes in (taken, *returned)):
             return None
-        first = _batches(numbers[0].shape) if numbers and isinstance(numbers[0], Spec) else {}
-        if taken or (any(given) and given != [first]):
-            found.append((node.target, *taken, *map(tuple, given)))
-    return found
+        first = _batches(arguments[0].shape) if _is_tensor_first(arguments) else {}
+        moves_batch = any(returned) and returned != [first]
+        if taken or moves_batch:
+            uses.append((node.target, *taken, *map(tuple, returned)))
+    return uses
+
+
+def _arguments(node: fx.Node) -> list[Any]:
+    """Return all that a node takes, with values for nodes."""
+    leaves = tree_leaves((node.args, node.kwargs))
+    return [leaf.meta["val"] if isinstance(leaf, fx.Node) else leaf for leaf in leaves]
+
+
+def _is_tensor_first(arguments: Sequence[Any]) -> bool:
+    return bool(arguments) and isinstance(arguments[0], Spec)
+
+
+def _are_multiples(sizes: dict[int, Any]) -> bool:
+    """Return whether all that is made of the batch is a number times it."""
+    return all(
+        isinstance(size, sympy.Expr) and size.as_coeff_Mul()[1].is_Symbol for size in sizes.values()
+    )
 
 
 def _batches(sizes: Sequence[Any]) -> dict[int, Any]:
-    """What is made of the batch, by place."""
+    """Return what is made of the batch, by place."""
     kinds = (sympy.Basic, torch.SymFloat, torch.SymBool)
     return {place: size for place, size in enumerate(sizes) if isinstance(size, kinds)}

@@ -30,7 +30,7 @@ LIMIT = 1e-4
 
 _ROUNDINGS = 5  # a tensor may be off float64 by so many times what PyTorch in float32 is,
 _LOOSEST = 1e-2  # but never by more than this
-# a tensor counts as at least this share of the largest of its kind: zero gradients have no scale
+# A tensor counts as at least this share of the largest of its kind: zero gradients have no scale.
 _FLOOR = 0.1
 _TRIES = 5
 
@@ -38,14 +38,15 @@ Arrays = dict[str, NDArray[Any]]
 
 
 def _largest(value: NDArray[Any]) -> float:
-    """The largest magnitude, not a number where one is, without a copy of a large tensor."""
+    """Return the largest magnitude, not a number where one is, without a copy of a large tensor."""
     return float(np.maximum(value.max(), -value.min())) if value.size else 0.0
 
 
-def _apart(one: NDArray[Any], other: NDArray[Any]) -> float:
+def _deviation(value: NDArray[Any], reference: NDArray[Any]) -> float:
+    """Return the largest difference, infinite where one is not a number."""
     with np.errstate(invalid="ignore"):
-        found = _largest(one - other)
-    return found if np.isfinite(found) else float("inf")
+        deviation = _largest(value - reference)
+    return deviation if np.isfinite(deviation) else float("inf")
 
 
 @dataclass
@@ -60,29 +61,28 @@ class Worst:
 
     def compare(
         self,
-        found: Mapping[str, NDArray[Any]],
+        outputs: Mapping[str, NDArray[Any]],
         expected: Mapping[str, NDArray[Any]],
         exact: Mapping[str, NDArray[Any]] | None = None,
         kind: str = "",
     ) -> None:
         """Take tensors of one kind into account.
 
-        `exact` are the expected ones in float64, which then decide.
+        Args:
+            outputs: of the graph, these tensors among them.
+            expected: what they should be.
+            exact: the same in float64, which then decides.
+            kind: put before a tensor's name in messages.
         """
         truth = expected if exact is None else exact
         sizes = {name: _largest(value) for name, value in truth.items()}
         largest = max(sizes.values(), default=0.0)
         for name, reference in truth.items():
-            absolute = _apart(found[name], reference)
-            allowed = LIMIT
+            absolute = _deviation(outputs[name], reference)
             scale = max(sizes[name], _FLOOR * largest, 1e-12)
+            allowed = LIMIT
             if exact is not None:
-                rounding = _apart(expected[name], reference) / scale
-                allowed = (
-                    max(LIMIT, min(_ROUNDINGS * rounding, _LOOSEST))
-                    if np.isfinite(rounding)
-                    else LIMIT
-                )
+                allowed = _limit_by_rounding(_deviation(expected[name], reference) / scale)
             self.absolute = max(self.absolute, absolute)
             if absolute / scale / allowed > self.relative / self.allowed or not self.tensor:
                 self.relative = absolute / scale
@@ -90,12 +90,16 @@ class Worst:
                 self.tensor = kind + name
 
     def report(self, graph: str, steps: int) -> CheckSpec:
-        """The figures, or an error that names the tensor."""
+        """Return the figures.
+
+        Raises:
+            ExportError: a tensor, which the message names, is beyond its limit.
+        """
         if self.relative > self.allowed or not np.isfinite(self.relative):
             raise ExportError(
-                f"{graph} does not agree with PyTorch: {self.tensor} is off by {self.relative:.1e} of its largest value"
-                f" (limit {self.allowed:.0e}); nothing is published. This is a fault of a lowering: report it with the"
-                " model"
+                f"{graph} does not agree with PyTorch: {self.tensor} is off by {self.relative:.1e}"
+                f" of its largest value (limit {self.allowed:.0e}); nothing is published. This is a"
+                " fault of a lowering: report it with the model"
             )
         return CheckSpec(
             graph=graph,
@@ -108,21 +112,30 @@ class Worst:
         )
 
 
+def _limit_by_rounding(rounding: float) -> float:
+    """Return what is allowed where PyTorch itself is off by so much in float32."""
+    if not np.isfinite(rounding):
+        return LIMIT
+    return max(LIMIT, min(_ROUNDINGS * rounding, _LOOSEST))
+
+
 class Session(Protocol):
     """What is called as a session of onnxruntime is."""
 
     def get_inputs(self) -> Sequence[Any]:
-        """What it takes, with names."""
+        """Return what it takes, with names."""
 
     def get_outputs(self) -> Sequence[Any]:
-        """What it returns, with names."""
+        """Return what it returns, with names."""
 
     def run(self, names: Sequence[str], feed: Mapping[str, NDArray[Any]]) -> Sequence[NDArray[Any]]:
-        """The outputs of these names."""
+        """Return the outputs of these names."""
 
 
 def open_session(model: bytes | Session, threads: int = 1) -> Session:
-    """A session on the processor that only reports errors, or that of another runtime as it is.
+    """Open a session on the processor that only reports errors.
+
+    One of another runtime is returned as it is.
 
     Raises:
         ConfigError: two distributions of onnxruntime are installed.
@@ -134,9 +147,9 @@ def open_session(model: bytes | Session, threads: int = 1) -> Session:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
-    options.enable_cpu_mem_arena = options.enable_mem_pattern = (
-        False  # what a run took is free after it
-    )
+    # What a run took is free after it.
+    options.enable_cpu_mem_arena = False
+    options.enable_mem_pattern = False
     try:
         session: Session = onnxruntime.InferenceSession(
             model, options, providers=["CPUExecutionProvider"]
@@ -150,8 +163,9 @@ def open_session(model: bytes | Session, threads: int = 1) -> Session:
 
 @contextlib.contextmanager
 def calm_torch() -> Iterator[None]:
-    """PyTorch on one thread: for a few small steps its threads cost more than they bring, more so
-    on a busy machine.
+    """Run PyTorch on one thread.
+
+    For a few small steps its threads cost more than they bring, more so on a busy machine.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -162,36 +176,48 @@ def calm_torch() -> Iterator[None]:
 
 
 def repeated(run: Callable[[SizedBatches, bool], CheckSpec], batches: SizedBatches) -> CheckSpec:
-    """The report of the first of a few runs, with other random batches each, that is within the
-    limit.
+    """Return the report of the first run, of some with other random batches, within the limit.
 
     A difference in rounding may flip a ReLU or the larger of two nearly equal maxima, which no
     limit on a single run can tell from a small fault; so a run that deviates is repeated with other
-    random batches. If all do, they are repeated with float64 to decide, of which a run is told. A
-    fault deviates in every run, which is an ExportError.
+    random batches. If all do, they are repeated with float64 to decide.
+
+    Args:
+        run: compares on some batches; the second argument is whether float64 decides.
+        batches: of the first run.
+
+    Raises:
+        ExportError: every run deviates, as with a fault.
     """
-    *tries, last = [(exact, attempt) for exact in (False, True) for attempt in range(_TRIES)]
-    for exact, attempt in tries:
+    attempts = [(exact, attempt) for exact in (False, True) for attempt in range(_TRIES)]
+    for exact, attempt in attempts[:-1]:
         with contextlib.suppress(ExportError):
             return run(batches.again(attempt), exact)
-    return run(batches.again(last[1]), last[0])
+    exact, attempt = attempts[-1]
+    return run(batches.again(attempt), exact)
 
 
 def run_session(session: Session, feed: Mapping[str, NDArray[Any]]) -> Arrays:
-    """Run a graph once on arrays by name, of which it takes its inputs.
+    """Run a graph once.
 
-    Returns its outputs by name.
+    Args:
+        session: of the graph.
+        feed: arrays by name, its inputs among them.
+
+    Returns:
+        Its outputs by name.
     """
-    taken = [i.name for i in session.get_inputs()]
-    names = [o.name for o in session.get_outputs()]
-    outputs = session.run(names, {n: feed[n] for n in taken})
-    _give_back()
+    inputs = {port.name: feed[port.name] for port in session.get_inputs()}
+    names = [port.name for port in session.get_outputs()]
+    outputs = session.run(names, inputs)
+    _release_freed_memory()
     return dict(zip(names, outputs, strict=True))
 
 
-def _give_back() -> None:
-    """Return to the system what a run freed, as the C library would not yet: PyTorch's step needs
-    as much again.
+def _release_freed_memory() -> None:
+    """Return to the system what a run freed: PyTorch's step needs as much again.
+
+    The C library would keep it.
     """
     with contextlib.suppress(OSError, AttributeError):  # another system's library
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,4 +1,4 @@
-"""Does a matrix product with gathered columns for some output positions at a time.
+"""Splits matrix products with gathered columns into some output positions at a time.
 
 No more than ``PIECE_BYTES`` of columns then exist at once. Each product gathers its own columns:
 forward pass and weight gradient no longer share them, which would keep them from one to the other.
@@ -26,10 +26,13 @@ Every product packs the kernel again, so few rows with a large kernel cost a thi
 
 @dataclass(frozen=True)
 class _Columns:
-    """A gathered column matrix ``[batch * positions, taps * channels]``, of so many bytes for a
-    batch of 32.
+    """A gathered column matrix ``[batch * positions, taps * channels]``.
 
-    It is gathered from rows ``[batch, places, channels]``, by the place of each position and tap.
+    Attributes:
+        rows: ``[batch, places, channels]`` that it is gathered from.
+        table: the place of each position and tap.
+        width: number of columns.
+        nbytes: for a batch of 32.
     """
 
     rows: str
@@ -38,74 +41,72 @@ class _Columns:
     nbytes: int
 
     def pieces(self, outputs: int) -> list[NDArray[np.int64]]:
-        """The table, cut so that no piece gives more columns than allowed beside a kernel to so
-        many channels.
+        """Return the table, cut so that no piece gives more columns than allowed.
+
+        Args:
+            outputs: channels of the kernel beside it.
         """
-        count = min(
-            len(self.table),
-            math.ceil(self.nbytes / max(PIECE_BYTES, 4 * (4 * self.width * outputs))),
-        )
-        return np.array_split(self.table, max(1, count))
+        kernel_bytes = 4 * self.width * outputs
+        count = math.ceil(self.nbytes / max(PIECE_BYTES, 4 * kernel_bytes))
+        return np.array_split(self.table, max(1, min(len(self.table), count)))
 
 
 def _columns(graph: SizedGraph, name: str) -> _Columns | None:
-    """The columns behind an operand, if it is Gather by a constant along the places, then Reshape
-    to a matrix.
+    """Return the columns behind an operand.
+
+    They are a Gather by a constant along the places, then a Reshape to a matrix; None for anything
+    else.
     """
     reshape = graph.producers.get(name)
-    gather = (
-        graph.producers.get(reshape.input[0])
-        if reshape is not None and reshape.op_type == "Reshape"
-        else None
-    )
-    if (
-        reshape is None
-        or gather is None
-        or gather.op_type != "Gather"
-        or attribute(gather, "axis") != 1
-    ):
+    if reshape is None or reshape.op_type != "Reshape":
         return None
+    gather = graph.producers.get(reshape.input[0])
+    if gather is None or gather.op_type != "Gather" or attribute(gather, "axis") != 1:
+        return None
+    rows = gather.input[0]
     table = graph.constants.get(gather.input[1])
     shape = graph.shapes.get(name, ())
-    channels = (graph.shapes.get(gather.input[0]) or (0,))[-1]
+    channels = (graph.shapes.get(rows) or (0,))[-1]
     if table is None or len(shape) != 2 or not channels or shape[1] % channels:
         return None
-    if len(graph.shapes[gather.input[0]]) != 3:  # maps of a batch by places and channels
+    if len(graph.shapes[rows]) != 3:  # maps of a batch by places and channels
         return None
     places = numpy_helper.to_array(table).reshape(-1, shape[1] // channels)
-    return _Columns(gather.input[0], places, shape[1], graph.sizes[name])
+    return _Columns(rows, places, shape[1], graph.sizes[name])
 
 
 def in_pieces(graph: SizedGraph, node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
-    """A matrix product with gathered columns as products with pieces of them, or None for any other
-    node.
+    """Return a matrix product with gathered columns as products with pieces of them.
+
+    Returns:
+        None for any other node.
     """
-    if node.op_type != "Gemm" or (
-        attribute(node, "transB") and _columns(graph, node.input[1]) is not None
-    ):
+    if node.op_type != "Gemm":
+        return None
+    if attribute(node, "transB") and _columns(graph, node.input[1]) is not None:
         return None
     transposed = attribute(node, "transA")
     columns = _columns(graph, node.input[1 if transposed else 0])
     if columns is None:
         return None
-    return list((_gradient_pieces if transposed else _product_pieces)(graph, node, columns))
+    split = _gradient_pieces if transposed else _product_pieces
+    return list(split(graph, node, columns))
 
 
 def _gathered(
     graph: SizedGraph, columns: _Columns, piece: NDArray[np.int64]
 ) -> tuple[list[onnx.NodeProto], str]:
+    """Return the nodes that gather a piece of the columns, and its name."""
     wide = graph.name()
     matrix = graph.name()
-    gather = helper.make_node(
-        "Gather", [columns.rows, graph.constant(piece.reshape(-1))], [wide], axis=1
-    )
-    return [
-        gather,
-        helper.make_node("Reshape", [wide, graph.ints(-1, columns.width)], [matrix]),
-    ], matrix
+    table = graph.constant(piece.reshape(-1))
+    gather = helper.make_node("Gather", [columns.rows, table], [wide], axis=1)
+    sizes = graph.ints(-1, columns.width)
+    return [gather, helper.make_node("Reshape", [wide, sizes], [matrix])], matrix
 
 
 def _like(node: onnx.NodeProto, inputs: Sequence[str], output: str) -> onnx.NodeProto:
+    """Return a product with the attributes of another."""
     copy = helper.make_node(node.op_type, inputs, [output])
     copy.attribute.extend(node.attribute)
     return copy
@@ -114,32 +115,31 @@ def _like(node: onnx.NodeProto, inputs: Sequence[str], output: str) -> onnx.Node
 def _product_pieces(
     graph: SizedGraph, node: onnx.NodeProto, columns: _Columns
 ) -> Iterator[onnx.NodeProto]:
-    """Rows of the product for some positions at a time, put together again along the positions."""
+    """Yield the product for some positions at a time, put together along the positions."""
     width = graph.shapes[node.output[0]][1]
     pieces = columns.pieces(width)
-    parts = list[str]()
+    maps: list[str] = []
     for piece in pieces:
         nodes, matrix = _gathered(graph, columns, piece)
         yield from nodes
         product = node.output[0] if len(pieces) == 1 else graph.name()
         yield _like(node, [matrix, *node.input[1:]], product)
         if len(pieces) > 1:
-            parts.append(graph.name())
-            yield helper.make_node(
-                "Reshape", [product, graph.ints(-1, len(piece), width)], [parts[-1]]
-            )
-    if parts:
+            maps.append(graph.name())
+            sizes = graph.ints(-1, len(piece), width)
+            yield helper.make_node("Reshape", [product, sizes], [maps[-1]])
+    if maps:
         joined = graph.name()
-        yield helper.make_node("Concat", parts, [joined], axis=1)
+        yield helper.make_node("Concat", maps, [joined], axis=1)
         yield helper.make_node("Reshape", [joined, graph.ints(-1, width)], [node.output[0]])
 
 
 def _gradient_pieces(
     graph: SizedGraph, node: onnx.NodeProto, columns: _Columns
 ) -> Iterator[onnx.NodeProto]:
-    """The product over all positions as a sum over pieces of them.
+    """Yield the product over all positions as a sum over pieces of them.
 
-    Gemm adds to its third operand.
+    Gemm adds to its third operand, so the sum needs no nodes of its own.
     """
     width = graph.shapes[node.input[0]][1]
     pieces = columns.pieces(width)
@@ -149,17 +149,16 @@ def _gradient_pieces(
         yield _like(node, [node.input[0], matrix, *node.input[2:]], node.output[0])
         return
     rows = graph.name()
-    parts = [graph.name() for _ in pieces]
-    yield helper.make_node(
-        "Reshape", [node.input[0], graph.ints(-1, len(columns.table), width)], [rows]
-    )
-    yield helper.make_node("Split", [rows, graph.ints(*map(len, pieces))], parts, axis=1)
+    slopes = [graph.name() for _ in pieces]
+    sizes = graph.ints(-1, len(columns.table), width)
+    yield helper.make_node("Reshape", [node.input[0], sizes], [rows])
+    yield helper.make_node("Split", [rows, graph.ints(*map(len, pieces))], slopes, axis=1)
     total = list(node.input[2:])
-    for index, (piece, part) in enumerate(zip(pieces, parts, strict=True)):
+    for index, (piece, slope) in enumerate(zip(pieces, slopes, strict=True)):
         nodes, matrix = _gathered(graph, columns, piece)
         yield from nodes
         flat = graph.name()
-        yield helper.make_node("Reshape", [part, graph.ints(-1, width)], [flat])
+        yield helper.make_node("Reshape", [slope, graph.ints(-1, width)], [flat])
         product = node.output[0] if index == len(pieces) - 1 else graph.name()
         yield _like(node, [flat, matrix, *total], product)
         total = [product]

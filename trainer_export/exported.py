@@ -1,4 +1,4 @@
-"""The sub-models that an export is about: their settings, their weights, what they take and return."""
+"""The sub-models of an export: their settings, their weights, and what they take and return."""
 
 import sys
 from collections.abc import Mapping
@@ -31,10 +31,9 @@ from trainer_export.rewriting import line_of, place_of
 from trainer_export.traced_program import recorded_modules
 
 _REMEDY = (
-    "layers must not depend on sizes that are cut, which may be equal in one tier and not in another: decide by a"
-    " setting, or by the sizes of the whole model, cut.axes[name].size"
+    "layers must not depend on sizes that are cut, which may be equal in one tier and not in"
+    " another: decide by a setting, or by the sizes of the whole model, cut.axes[name].size"
 )
-
 
 Calls = Mapping[tuple[str, str], str]
 """The place of the first call, by module and name of the function."""
@@ -50,21 +49,19 @@ class _Calls(TorchFunctionMode):
     @override
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", str(func))
-        path = ([*traceback.current_meta.get("nn_module_stack", {}).values()] or [("",)])[-1][0]
-        if (
-            name.startswith("conv") and len(args) > 3
-        ):  # what a width must not change, though shapes may stay
+        if name.startswith("conv") and len(args) > 3:
+            # A width must not change these, though shapes may stay.
             name = f"{name} with stride, padding and dilation {args[3:6]}"
         if name != "__get__":
-            self.places.setdefault(
-                (path, name),
-                place_of(traceback.current_meta, line_of(sys._getframe(1))),  # noqa: SLF001
-            )
+            modules = list(traceback.current_meta.get("nn_module_stack", {}).values())
+            path = modules[-1][0] if modules else ""
+            line = line_of(sys._getframe(1))  # noqa: SLF001 - no public name
+            self.places.setdefault((path, name), place_of(traceback.current_meta, line))
         return func(*args, **(kwargs or {}))
 
 
 def calls_of(model: nn.Module, x: Tensor) -> Calls:
-    """What a model calls on a batch of samples; its mode is changed."""
+    """Return what a model calls on a batch of samples; its mode is changed."""
     calls = _Calls()
     with recorded_modules(model), calls:
         set_mode(model, "eval")(x)
@@ -72,39 +69,44 @@ def calls_of(model: nn.Module, x: Tensor) -> Calls:
 
 
 def refuse_unlike(
-    name: str, narrow: nn.Module, theirs: Calls, shapes: Mapping[str, Any], x: Tensor
+    name: str, narrow: nn.Module, whole: Calls, shapes: Mapping[str, Any], x: Tensor
 ) -> None:
-    """See that a tier, whose mode is changed, computes what the whole model does on the same
-    samples.
+    """Check that a tier computes what the whole model does on the same samples.
 
-    Theirs are `calls_of` the model of full width and the same depth; the shapes are those of the
-    tier's parameters, as the layout foresees them.
+    Args:
+        name: of the tier, for messages.
+        narrow: the tier, whose mode is changed.
+        whole: `calls_of` the model of full width and the same depth.
+        shapes: of the tier's parameters, as the layout foresees them.
+        x: samples.
 
     Raises:
         ExportError: it has other parameters, or calls functions that the whole model does not, or
             the reverse.
     """
-    found = {key: tuple(value.shape) for key, value in narrow.named_parameters()}
-    odd = next((key for key in {**shapes, **found} if shapes.get(key) != found.get(key)), None)
-    if odd is not None:
-        raise ExportError(
-            f"{name}: parameter {odd} is {found.get(odd, 'not there')} and should be {shapes.get(odd, 'not there')};"
-            f" {_REMEDY}"
-        )
-    ours = calls_of(narrow, x)
-    for more, less, where in ((ours, theirs, "alone"), (theirs, ours, "not")):
-        for key, place in more.items():
-            if key not in less:
-                raise ExportError(f"{name}: {place} calls {key[1]} {where} in this tier; {_REMEDY}")
+    actual = {key: tuple(value.shape) for key, value in narrow.named_parameters()}
+    for key in {**shapes, **actual}:
+        if shapes.get(key) != actual.get(key):
+            raise ExportError(
+                f"{name}: parameter {key} is {actual.get(key, 'not there')} and should be"
+                f" {shapes.get(key, 'not there')}; {_REMEDY}"
+            )
+    own = calls_of(narrow, x)
+    for call, place in own.items():
+        if call not in whole:
+            raise ExportError(f"{name}: {place} calls {call[1]} alone in this tier; {_REMEDY}")
+    for call, place in whole.items():
+        if call not in own:
+            raise ExportError(f"{name}: {place} calls {call[1]} not in this tier; {_REMEDY}")
 
 
 @dataclass(frozen=True)
 class Export:
-    """What an export is about.
+    """An architecture with its layout and recipe, of which tiers are exported.
 
     Attributes:
         seed: of the weights and batches of the checks.
-        whole: what the whole model calls, by depth and labels, once it is asked for.
+        whole: what the whole model calls, by depth and labels, once a tier needs it.
         known: where the programs of the tiers that were traced use the batch.
     """
 
@@ -118,7 +120,7 @@ class Export:
 
     @property
     def signature(self) -> Signature:
-        """What the model takes and returns, but for the shape of its labels."""
+        """The model's inputs and outputs, but for the shape of its labels."""
         layout = self.layout
         row = self.arch.row(self.layout.settings)
         return Signature(
@@ -130,95 +132,98 @@ class Export:
         )
 
     def signature_of(self, tier: Tier, module: nn.Module) -> Signature:
-        """What a tier takes and returns.
+        """Return what a tier takes and returns.
 
         Raises:
             ExportError: as of `Signature.with_places_of`; or its classes are in another dimension,
                 which as many places hide and one class more shows.
         """
         layout = self.layout
-        row = self.signature
-        known = replace(
-            row, classes=layout.classes_of(tier), base=tuple(layout.base_of(tier))
+        signature = replace(
+            self.signature, classes=layout.classes_of(tier), base=tuple(layout.base_of(tier))
         ).with_places_of(module)
-        place = 0 if len(known.places) > 1 else len(known.places)
-        if not known.heads and known.output.count(known.classes) > 1:
-            more = Cut(tier.width, tier.depth, enlarge=dict.fromkeys(layout.label_axes, 1))
-            with torch.random.fork_rng(devices=[]), SkippedInitialization(), torch.no_grad():
-                wider = prepared(call_builder(self.arch, more, self.settings(tier)), "eval")(
-                    known.samples(2)
-                )
-            grown = [at for at, size in enumerate(wider.shape[1:]) if size != known.output[at]]
-            if grown and place not in grown:
-                raise ExportError(
-                    f"the model has its classes in dimension {grown[0] + 1} of [batch, {str([*known.output])[1:]}, and"
-                    f" graphs read them in dimension {place + 1}; let it return"
-                    f" logits.movedim({grown[0] + 1}, {place + 1})"
-                )
-        return known
+        if not signature.heads and signature.output.count(signature.classes) > 1:
+            self._refuse_other_dimension(tier, signature)
+        return signature
+
+    def _refuse_other_dimension(self, tier: Tier, signature: Signature) -> None:
+        """Refuse a model whose classes are not where graphs read them.
+
+        With one class more the dimension of the classes is larger.
+        """
+        read = 0 if len(signature.places) > 1 else len(signature.places)
+        more = Cut(tier.width, tier.depth, enlarge=dict.fromkeys(self.layout.label_axes, 1))
+        with torch.random.fork_rng(devices=[]), SkippedInitialization(), torch.no_grad():
+            built = call_builder(self.arch, more, self.settings(tier))
+            output = prepared(built, "eval")(signature.samples(2))
+        sizes = enumerate(output.shape[1:])
+        grown = [axis for axis, size in sizes if size != signature.output[axis]]
+        if grown and read not in grown:
+            raise ExportError(
+                f"the model has its classes in dimension {grown[0] + 1} of"
+                f" [batch, {str([*signature.output])[1:]}, and graphs read them in dimension"
+                f" {read + 1}; let it return logits.movedim({grown[0] + 1}, {read + 1})"
+            )
 
     def settings(self, tier: Tier) -> Mapping[str, Any]:
-        """The settings that a tier is built with: the model's, with the labels of a head of its
-        own.
+        """Return the settings that a tier is built with.
+
+        They are the model's, with the labels of a head of its own.
         """
-        own = tier.id in self.layout.heads
-        return (
-            {**self.layout.settings, "classes": self.layout.classes_of(tier)}
-            if own
-            else self.layout.settings
-        )
+        settings = self.layout.settings
+        if tier.id not in self.layout.heads:
+            return settings
+        return {**settings, "classes": self.layout.classes_of(tier)}
 
     def head(self, tier: Tier) -> dict[str, NDArray[np.float32]]:
-        """The initial weights of a tier's own head; empty if it has none.
+        """Return the initial weights of a tier's own head; empty if it has none.
 
         Raises:
             ConfigError: the model's setting ``classes`` is not the number of its labels.
         """
         own = self.layout.own_head(tier)
+        if not own:
+            return {}
         shapes = self.layout.shapes(tier)
-        drawn = initial_weights(self.arch, self.settings(tier), self.seed) if own else {}
-        head = {item.name: drawn[item.name] for item in own}
+        drawn = initial_weights(self.arch, self.settings(tier), self.seed)
+        head = {parameter.name: drawn[parameter.name] for parameter in own}
         for name, value in head.items():
             if value.shape != shapes[name]:
                 raise ConfigError(
-                    f"{self.arch.name}: with classes = {self.layout.classes_of(tier)} the parameter {name} is"
-                    f" {value.shape}, not {shapes[name]}; a head of a tier's own needs `classes` to be its labels"
+                    f"{self.arch.name}: with classes = {self.layout.classes_of(tier)} the parameter"
+                    f" {name} is {value.shape}, not {shapes[name]}; a head of a tier's own needs"
+                    " `classes` to be its labels"
                 )
         return head
 
     def module(self, tier: Tier) -> nn.Module:
-        """The sub-model with weights that hide nothing, as a scale of 1, a shift of 0 or a matrix
-        of zeros would.
+        """Return the sub-model with weights that hide nothing.
+
+        A scale of 1, a shift of 0 or a matrix of zeros would.
 
         Raises:
             ExportError: it is another model each time it is built, or than the whole one, not only
                 a narrower one.
         """
+        settings = self.settings(tier)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
-            module: nn.Module = build(self.arch, tier, settings=self.settings(tier))
-            with torch.no_grad():
-                for parameter in module.parameters():
-                    if parameter.dim() < 2 or not parameter.any():
-                        parameter.add_(0.1 * torch.randn_like(parameter))
+            module: nn.Module = build(self.arch, tier, settings=settings)
+            _shake(module)
             name = f"{self.arch.name}: {tier.id}"
             x = random_samples(module, self.arch.row(self.layout.settings))
             with SkippedInitialization():
-                again = build(self.arch, tier, settings=self.settings(tier))
+                again = build(self.arch, tier, settings=settings)
             _refuse_drawn(name, prepared(module, "eval"), again, x)
             if tier.width < 1:
                 shapes = {**self.layout.shapes(tier), **self.layout.base_of(tier)}
-                samples_ = self.signature.samples(2)
-                refuse_unlike(
-                    name,
-                    prepared(module, "eval"),
-                    self._whole(tier, samples_),
-                    shapes,
-                    samples_,
-                )
+                zeros = self.signature.samples(2)
+                whole = self._whole(tier, zeros)
+                refuse_unlike(name, prepared(module, "eval"), whole, shapes, zeros)
         return module
 
     def _whole(self, tier: Tier, x: Tensor) -> Calls:
+        """Return what the model of full width calls; it is built once for all tiers."""
         key = (tier.depth, self.layout.classes_of(tier))
         if key not in self.whole:
             with SkippedInitialization():
@@ -227,23 +232,32 @@ class Export:
         return self.whole[key]
 
 
+def _shake(module: nn.Module) -> None:
+    """Move vectors, and tensors of zeros, away from where they begin."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.dim() < 2 or not parameter.any():
+                parameter.add_(0.1 * torch.randn_like(parameter))
+
+
 def _refuse_drawn(name: str, module: nn.Module, again: nn.Module, x: Tensor) -> None:
-    """See that a tier built twice is one model, since each is built anew and given its parameters,
-    nothing else.
+    """Check that a tier built twice is one model.
+
+    Each is built anew and gets its parameters, nothing else.
     """
+    parameters: dict[str, Tensor] = dict(module.named_parameters())
     with torch.no_grad():
         first = heads_of(module(x)).values()
-        second = heads_of(
-            functional_call(set_mode(again, "eval"), dict(module.named_parameters()), (x,))
-        ).values()
-    if not all(torch.allclose(a, b, equal_nan=True) for a, b in zip(first, second, strict=True)):
-        pairs = zip(module.named_buffers(), again.named_buffers(), strict=True)
-        odd = next(
-            (f"buffer {path}" for (path, a), (_, b) in pairs if not torch.equal(a, b)),
-            "what is no parameter",
-        )
-        raise ExportError(
-            f"{name}: built a second time the model computes something else with the same parameters, so that tiers"
-            f" would not be parts of one model: {odd} is drawn at random; make it a parameter with"
-            " requires_grad=False, which all tiers share"
-        )
+        second = heads_of(functional_call(set_mode(again, "eval"), parameters, (x,))).values()
+    if all(torch.allclose(a, b, equal_nan=True) for a, b in zip(first, second, strict=True)):
+        return
+    drawn = "what is no parameter"
+    for (path, a), (_, b) in zip(module.named_buffers(), again.named_buffers(), strict=True):
+        if not torch.equal(a, b):
+            drawn = f"buffer {path}"
+            break
+    raise ExportError(
+        f"{name}: built a second time the model computes something else with the same parameters,"
+        f" so that tiers would not be parts of one model: {drawn} is drawn at random; make it a"
+        " parameter with requires_grad=False, which all tiers share"
+    )

@@ -1,4 +1,4 @@
-"""What a sub-model costs a device: arithmetic, bytes of the graphs, and memory while it trains.
+"""What a sub-model costs a device: arithmetic, and memory while it trains.
 
 Arithmetic is counted by PyTorch's own counter (multiplications and additions of matrix products and
 convolutions, two per multiply-add; element-wise work is left out, as in the tables of the papers).
@@ -28,7 +28,13 @@ from trainer_export.sized_graph import VIEWS, sized
 MEMORY_BATCH = 32
 """Samples per batch the memory estimate is for."""
 
-_ITEM_BYTES = {1: 4, 7: 8, 9: 1, 6: 4, 11: 8}
+_NUMBER_BYTES: dict[int, int] = {
+    onnx.TensorProto.FLOAT: 4,
+    onnx.TensorProto.INT64: 8,
+    onnx.TensorProto.BOOL: 1,
+    onnx.TensorProto.INT32: 4,
+    onnx.TensorProto.DOUBLE: 8,
+}
 
 
 @dataclass(frozen=True)
@@ -42,40 +48,42 @@ class Footprint:
 
 
 class _WholeModel(nullcontext[None]):
-    """Counts for no module of its own: PyTorch's way to tell them apart forbids gradients inside a
-    forward pass.
+    """Counts a model as one.
+
+    PyTorch's way to count its modules apart forbids gradients inside a forward pass.
     """
 
     parents = frozenset({"Global"})
 
 
-def _recurrent_flops(
-    x: tuple[int, ...], one: tuple[int, ...], other: tuple[int, ...], *_: Any, **__: Any
-) -> int:
-    return 2 * x[0] * x[1] * (math.prod(one) + math.prod(other))
+_Sizes = tuple[int, ...]
 
 
-def _attention_flops(
-    q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], *_: Any, **__: Any
-) -> int:
+def _recurrent_flops(x: _Sizes, to_gates: _Sizes, of_state: _Sizes, *_: Any, **__: Any) -> int:
+    """Return two per weight for each step of each sample."""
+    return 2 * x[0] * x[1] * (math.prod(to_gates) + math.prod(of_state))
+
+
+def _recurrent_backward_flops(*shapes: Any, **_: Any) -> int:
+    return 2 * _recurrent_flops(*shapes)
+
+
+def _attention_flops(q: _Sizes, k: _Sizes, v: _Sizes, *_: Any, **__: Any) -> int:
+    """Return those of the products of queries with keys, and of their shares with values."""
     return 2 * math.prod(q[:-1]) * k[-2] * (k[-1] + v[-1])
 
 
-# Operators of the CPU that PyTorch's counter does not know; all are given shapes.
+def _attention_backward_flops(*shapes: Any, **_: Any) -> int:
+    return 2 * _attention_flops(*shapes[1:])
+
+
+_FUSED = "_scaled_dot_product_flash_attention_for_cpu"
+# Operators of the CPU that PyTorch's counter does not know; they get shapes.
 _UNKNOWN = {
-    getattr(torch.ops.aten, name): count
-    for name, count in (
-        ("mkldnn_rnn_layer", _recurrent_flops),
-        (
-            "mkldnn_rnn_layer_backward",
-            lambda *shapes, **_: 2 * _recurrent_flops(*shapes),
-        ),
-        ("_scaled_dot_product_flash_attention_for_cpu", _attention_flops),
-        (
-            "_scaled_dot_product_flash_attention_for_cpu_backward",
-            lambda *shapes, **_: 2 * _attention_flops(*shapes[1:]),
-        ),
-    )
+    torch.ops.aten.mkldnn_rnn_layer: _recurrent_flops,
+    torch.ops.aten.mkldnn_rnn_layer_backward: _recurrent_backward_flops,
+    getattr(torch.ops.aten, _FUSED): _attention_flops,
+    getattr(torch.ops.aten, f"{_FUSED}_backward"): _attention_backward_flops,
 }
 
 
@@ -86,61 +94,69 @@ def _counter() -> FlopCounterMode:
 
 
 def count_flops(module: nn.Module, signature: Signature) -> tuple[int, int]:
-    """Floating point operations per sample of the forward pass, and of forward and backward
-    together.
-    """
+    """Return floating point operations per sample of the forward pass, and of a training step."""
     batch = 2  # a static batch norm needs more than one sample
     x = signature.samples(batch)
     set_mode(module, "train")
     with _counter() as forward:
-        logits = tree_leaves(module(x))
+        outputs = tree_leaves(module(x))
+    parameters = [value for value in module.parameters() if value.requires_grad]
     with _counter() as backward:
-        torch.autograd.grad(
-            sum(head.sum() for head in logits),
-            [p for p in module.parameters() if p.requires_grad],
-            allow_unused=True,
-        )
+        total = sum(output.sum() for output in outputs)
+        torch.autograd.grad(total, parameters, allow_unused=True)
     one_way = forward.get_total_flops()
     return one_way // batch, (one_way + backward.get_total_flops()) // batch
 
 
 def peak_memory(model: onnx.ModelProto, batch: int = MEMORY_BATCH) -> int:
-    """Bytes of all live values at the worst moment of one run.
+    """Return bytes of all live values at the worst moment of one run.
 
     How it is counted stands at the top of this module.
     """
-    inferred = sized(model, batch)
-    sizes = {
-        v.name: _size(v.type.tensor_type)
-        for v in (*inferred.value_info, *inferred.input, *inferred.output)
-    }
-    sizes |= {t.name: math.prod(t.dims) * _ITEM_BYTES[t.data_type] for t in inferred.initializer}
-    return _peak(inferred, sizes)
+    graph = sized(model, batch)
+    sizes = {}
+    for value in (*graph.value_info, *graph.input, *graph.output):
+        sizes[value.name] = _value_bytes(value.type.tensor_type)
+    for tensor in graph.initializer:
+        sizes[tensor.name] = math.prod(tensor.dims) * _NUMBER_BYTES[tensor.data_type]
+    return _peak(graph, sizes)
 
 
-def _size(tensor: onnx.TypeProto.Tensor) -> int:
-    dims: list[int] = [max(d.dim_value, 1) for d in tensor.shape.dim]
-    return math.prod(dims) * _ITEM_BYTES.get(tensor.elem_type, 4)
+def _value_bytes(tensor: onnx.TypeProto.Tensor) -> int:
+    # A size that nothing is known of counts as 1.
+    dims: list[int] = [max(dim.dim_value, 1) for dim in tensor.shape.dim]
+    return math.prod(dims) * _NUMBER_BYTES.get(tensor.elem_type, 4)
 
 
 def _peak(graph: onnx.GraphProto, sizes: Mapping[str, int]) -> int:
+    """Return the largest sum of live values, whose nodes run in order."""
+    constants = [tensor.name for tensor in graph.initializer]
+    inputs = [value.name for value in graph.input]
+    forever = {*inputs, *constants, *(value.name for value in graph.output)}
+    owner, dying = _lifetimes(graph)
+    live = sum(sizes.get(name, 0) for name in inputs) + sum(sizes[name] for name in constants)
+    worst = live
+    for position, node in enumerate(graph.node):
+        for name in node.output:
+            if name not in owner:  # a view has no memory of its own
+                live += sizes.get(name, 0)
+        worst = max(worst, live)
+        for name in dying.get(position, ()):
+            if name not in forever:
+                live -= sizes.get(name, 0)
+    return worst
+
+
+def _lifetimes(graph: onnx.GraphProto) -> tuple[dict[str, str], dict[int, list[str]]]:
+    """Return the value whose memory each view shares, and the values that each node reads last."""
     owner: dict[str, str] = {}
     last: dict[str, int] = {}
-    for i, node in enumerate(graph.node):
+    for position, node in enumerate(graph.node):
         if node.op_type in VIEWS:
             owner[node.output[0]] = owner.get(node.input[0], node.input[0])
         for name in values_read(node):
-            last[owner.get(name, name)] = i
-    forever = {v.name for v in (*graph.input, *graph.output)} | {t.name for t in graph.initializer}
-    live = sum(sizes.get(v.name, 0) for v in graph.input) + sum(
-        sizes[t.name] for t in graph.initializer
-    )
-    worst = live
-    dying = dict[int, list[str]]()
-    for name, i in last.items():
-        dying.setdefault(i, []).append(name)
-    for i, node in enumerate(graph.node):
-        live += sum(sizes.get(name, 0) for name in node.output if name not in owner)
-        worst = max(worst, live)
-        live -= sum(sizes.get(name, 0) for name in dying.get(i, ()) if name not in forever)
-    return worst
+            last[owner.get(name, name)] = position
+    dying: dict[int, list[str]] = {}
+    for name, position in last.items():
+        dying.setdefault(position, []).append(name)
+    return owner, dying

@@ -1,6 +1,4 @@
-"""A small writer of ONNX graphs: nodes by name, equal nodes and equal constants only once, dead
-nodes dropped.
-"""
+"""A small writer of ONNX graphs, with equal nodes and constants only once, and no dead nodes."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -67,9 +65,7 @@ class GraphBuilder:
         self._shapes: list[onnx.ValueInfoProto] = []
 
     def inner_prefix(self) -> str:
-        """A prefix for a graph that becomes an attribute of a node of this one, such as the body of
-        a loop.
-        """
+        """Return a prefix for a graph inside a node of this one, such as the body of a loop."""
         self._inner += 1
         return f"{self.prefix}g{self._inner}."
 
@@ -83,16 +79,19 @@ class GraphBuilder:
         self._outputs.append((port, value))
 
     def constant(self, array: NDArray[np.generic], name: str | None = None) -> str:
-        """The name of a constant, one per distinct content, or a name of its own (a parameter), not
-        shared.
+        """Return the name of a constant.
+
+        Args:
+            array: its content.
+            name: of its own, as a parameter has; without it equal constants share one.
 
         Raises:
             ExportError: it has double precision.
         """
         if array.dtype == np.float64:
             raise ExportError(
-                "double precision cannot be exported, as boards compute in float32; call .float() on what comes in,"
-                " and leave .double() and torch.float64 out"
+                "double precision cannot be exported, as boards compute in float32; call .float()"
+                " on what comes in, and leave .double() and torch.float64 out"
             )
         if name is not None:
             self._constants[name] = array
@@ -104,23 +103,24 @@ class GraphBuilder:
         return self._constant_names[key]
 
     def ints(self, *values: int) -> str:
-        """A constant int64 vector: a shape, a list of axes, indices."""
+        """Return a constant int64 vector: a shape, a list of axes, indices."""
         return self.constant(np.array(values, np.int64))
 
     def scalar(self, value: float, dtype: str = "float32") -> str:
-        """A constant of rank 0."""
+        """Return a constant of rank 0."""
         return self.constant(np.array(value, dtype))
 
     def constant_value(self, name: str) -> NDArray[np.generic] | None:
-        """The content of a constant, None if the value is not one."""
+        """Return the content of a constant, None if the value is not one."""
         return self._constants.get(name)
 
     def node(self, op_type: str, *inputs: str, **attributes: Attribute) -> str:
         """Append a node of the default domain with one output, or find the equal one.
 
-        Returns the name of the output.
-
         An empty name among the inputs leaves an optional one out.
+
+        Returns:
+            The name of the output.
         """
         return self.nodes(op_type, *inputs, outputs=1, attributes=attributes)[0]
 
@@ -131,23 +131,20 @@ class GraphBuilder:
         outputs: int,
         attributes: Mapping[str, Attribute],
     ) -> tuple[str, ...]:
-        """As :meth:`node` for an operator of several outputs."""
-        frozen = tuple(
-            (k, tuple(v) if isinstance(v, list) else v) for k, v in sorted(attributes.items())
-        )
+        """Append a node of several outputs; else as :meth:`node`."""
+        ordered = sorted(attributes.items())
+        frozen = tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in ordered)
         key = (op_type, inputs, outputs, frozen)
         if key not in self._known:
             names = tuple(f"{self.prefix}v{self._count + i}" for i in range(outputs))
             self._count += outputs
             # A name of its own: rewrites of the runtime derive theirs from it and refuse two equal
             # ones.
-            node = helper.make_node(
-                op_type, list(inputs), list(names), name=f"{op_type}.{names[0]}"
-            )
-            node.attribute.extend(
-                helper.make_attribute(k, v.graph() if isinstance(v, GraphBuilder) else v)
-                for k, v in sorted(attributes.items())
-            )
+            title = f"{op_type}.{names[0]}"
+            node = helper.make_node(op_type, list(inputs), list(names), name=title)
+            for attribute, value in ordered:
+                proto = value.graph() if isinstance(value, GraphBuilder) else value
+                node.attribute.append(helper.make_attribute(attribute, proto))
             self._nodes.append(node)
             self._known[key] = names
         return self._known[key]
@@ -158,10 +155,12 @@ class GraphBuilder:
         constants: Mapping[str, NDArray[np.generic]],
         shapes: Sequence[onnx.ValueInfoProto],
     ) -> None:
-        """Take over nodes of another graph, as they are and in order, with constants and shapes of
-        values between them.
+        """Append nodes of another graph, as they are and in order.
 
-        Their names must not be of the form ``v<i>`` or ``c<i>``.
+        Args:
+            nodes: whose names must not be of the form ``v<i>`` or ``c<i>``.
+            constants: that they read.
+            shapes: of values between them.
         """
         self._nodes.extend(nodes)
         self._constants.update(constants)
@@ -172,15 +171,16 @@ class GraphBuilder:
         metadata: Mapping[str, str] | None = None,
         domains: Sequence[tuple[str, int]] = (),
     ) -> onnx.ModelProto:
-        """The finished model: live nodes only, outputs under their own names, nothing in external
-        files.
+        """Return the model: live nodes only, outputs under their own names, no external files.
 
-        The domains are operator sets, with versions, that appended nodes use beyond the default
-        one.
+        Args:
+            metadata: of the model.
+            domains: operator sets, with versions, that appended nodes use beyond the default one.
         """
+        opsets = [("", OPSET), *domains]
         model = helper.make_model(
             self.graph(),
-            opset_imports=[helper.make_opsetid(*item) for item in (("", OPSET), *domains)],
+            opset_imports=[helper.make_opsetid(domain, version) for domain, version in opsets],
             ir_version=IR_VERSION,
             producer_name="shoal",
         )
@@ -189,21 +189,27 @@ class GraphBuilder:
         return model
 
     def graph(self) -> onnx.GraphProto:
-        """The finished graph: what :meth:`model` wraps, and what a node such as a loop has inside."""
+        """Return the graph: what :meth:`model` wraps, and what a loop has inside."""
         renamed, copies = self._name_outputs()
         live = live_nodes(self._nodes, {value for _, value in self._outputs})
         nodes = [_renamed(node, renamed) for node in live] + copies
-        used = {name for node in nodes for name in values_read(node)}
-        made = {name for node in nodes for name in node.output} - {
-            port.name for port, _ in self._outputs
-        }
+        used: set[str] = set()
+        computed: set[str] = set()
+        for node in nodes:
+            used |= values_read(node)
+            computed.update(node.output)
+        computed -= {port.name for port, _ in self._outputs}
+        initializers = []
+        for name, array in self._constants.items():
+            if name in used:
+                initializers.append(numpy_helper.from_array(array, name))
         return helper.make_graph(
             nodes,
             self._name,
             [_value_info(port) for port in self._inputs.values()],
             [_value_info(port) for port, _ in self._outputs],
-            [numpy_helper.from_array(a, n) for n, a in self._constants.items() if n in used],
-            value_info=[item for item in self._shapes if item.name in made],
+            initializers,
+            value_info=[shape for shape in self._shapes if shape.name in computed],
         )
 
     def _name_outputs(self) -> tuple[dict[str, str], list[onnx.NodeProto]]:
@@ -214,28 +220,26 @@ class GraphBuilder:
         """
         renamed: dict[str, str] = {}
         copies: list[onnx.NodeProto] = []
-        captured = {
-            name for node in self._nodes for name in values_read(node).difference(node.input)
-        }
+        # A value that is read inside a node, where this graph renames nothing.
+        captured: set[str] = set()
+        for node in self._nodes:
+            captured |= values_read(node).difference(node.input)
+        fixed = self._inputs.keys() | self._constants.keys() | captured
         for port, value in self._outputs:
-            if (
-                value in renamed
-                or value in self._inputs
-                or value in self._constants
-                or value in captured
-            ):
-                copies.append(
-                    helper.make_node("Identity", [renamed.get(value, value)], [port.name])
-                )
+            if value in renamed or value in fixed:
+                source = renamed.get(value, value)
+                copies.append(helper.make_node("Identity", [source], [port.name]))
             else:
                 renamed[value] = port.name
         return renamed, copies
 
 
 def live_nodes(nodes: Sequence[onnx.NodeProto], wanted: set[str]) -> list[onnx.NodeProto]:
-    """The nodes that some values depend on.
+    """Return the nodes that some values depend on, in order.
 
-    The names of all values that these take are added to them.
+    Args:
+        nodes: in the order in which they run.
+        wanted: names of the values; those of all values that the nodes read are added.
     """
     live: list[onnx.NodeProto] = []
     for node in reversed(nodes):
@@ -246,17 +250,23 @@ def live_nodes(nodes: Sequence[onnx.NodeProto], wanted: set[str]) -> list[onnx.N
 
 
 def values_read(node: onnx.NodeProto) -> set[str]:
-    """The values that a node reads, those that a graph inside it takes from around it among them."""
+    """Return the values that a node reads, those that a graph inside it reads among them."""
     names = set(node.input)
     for attribute in node.attribute:
         if attribute.type == onnx.AttributeProto.GRAPH:
-            inner = attribute.g
-            names |= {name for item in inner.node for name in values_read(item)}
-            names -= {name for item in inner.node for name in item.output} | {
-                item.name for item in inner.initializer
-            }
-            names -= {item.name for item in inner.input}
+            names |= _read_from_around(attribute.g)
     return names
+
+
+def _read_from_around(graph: onnx.GraphProto) -> set[str]:
+    """Return the values that a graph reads and does not have itself."""
+    read: set[str] = set()
+    own = {value.name for value in graph.input}
+    own.update(tensor.name for tensor in graph.initializer)
+    for node in graph.node:
+        read |= values_read(node)
+        own.update(node.output)
+    return read - own
 
 
 def _renamed(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:

@@ -1,5 +1,4 @@
-"""What a loss is to the exporter: a record of what its target is, of its value and gradient, and of
-its metrics.
+"""What a loss is to the exporter: its target, its value and gradient, and its metrics.
 
 Each lies in a module of its own in `trainer_export.losses` and is found there by its row in the
 module's table ``LOSSES``.
@@ -19,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from fleet_protocol.discovery import discover
 from fleet_protocol.recipe_spec import LossSpec
-from trainer_export.numbers import check_numbers, made
+from trainer_export.numbers import check_numbers, make_record
 
 Dtype = Literal["float32", "int64"]
 
@@ -34,11 +33,12 @@ class Target:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the outputs of a batch are compared with: targets of the loss's own type, [batch,
-    *shape], and a label mask.
+    """What the outputs of a batch are compared with.
 
-    The mask is 1 for labels the device has, else 0, float32 [classes]; None for a loss that takes
-    none.
+    Attributes:
+        y: targets of the loss's own type, [batch, *shape].
+        mask: 1 for labels that the device has, else 0, float32 [classes]; None for a loss that
+            takes none.
     """
 
     y: Tensor
@@ -61,7 +61,8 @@ LOSS_SUM = Metric("loss_sum")
 class Loss(ABC):
     """A loss with its numbers, fields of the dataclass that derives from this.
 
-    A ConfigError where one is wrong.
+    Raises:
+        ConfigError: a number is out of its range.
     """
 
     name: ClassVar[str]
@@ -73,7 +74,7 @@ class Loss(ABC):
 
     @property
     def ignored(self) -> int | None:
-        """Label that counts for nothing; boards and server hand it to the graphs as -1."""
+        """The label that counts for nothing; boards and server pass it to the graphs as -1."""
         return None
 
     def __post_init__(self) -> None:
@@ -81,22 +82,21 @@ class Loss(ABC):
 
     @abstractmethod
     def target(self, output: tuple[int, ...]) -> Target:
-        """What a sample's target is, by the shape of the model's output for one sample."""
+        """Return a sample's target, by the shape of the model's output for one sample."""
 
     @abstractmethod
     def value(self, output: Tensor, answer: Answer) -> Tensor:
-        """The loss of a batch, float32 [], a mean over what counts; pure and traceable.
+        """Return the loss of a batch, float32 [], a mean over what counts.
 
-        The output of the model is float32 [batch, ...].
+        Pure and traceable. The output of the model is float32 [batch, ...].
         """
 
     def value_and_slope(self, output: Any, answer: Answer) -> tuple[Tensor, Any]:
-        """The loss and its gradient with respect to the output.
+        """Return the loss and its gradient with respect to the output.
 
-        Traced, unless a loss writes it by hand.
-
-        Of a model of several heads the output is their tuple or mapping. The gradient has the form
-        of the output, or is of its heads one behind the other, None for one without.
+        The gradient is traced, unless a loss writes it by hand. Of a model of several heads the
+        output is their tuple or mapping. The gradient has the form of the output, or is of its
+        heads one behind the other, None for one without.
         """
         with torch.enable_grad():
             leaves = tree_map(lambda head: head.detach().requires_grad_(), output)
@@ -106,22 +106,21 @@ class Loss(ABC):
 
     @abstractmethod
     def sums(self, output: Tensor, answer: Answer) -> list[Tensor]:
-        """Each of its metrics for a batch, []; pure and traceable."""
+        """Return each of its metrics for a batch, []; pure and traceable."""
 
     @abstractmethod
     def pytorch(self, output: Tensor, answer: Answer) -> Tensor:
-        """What :meth:`value` must be, by PyTorch's own loss, which every exported graph is compared
-        with.
+        """Return what :meth:`value` must be, by PyTorch's own loss.
+
+        Every exported graph is compared with it.
         """
 
     @abstractmethod
     def pytorch_sums(self, output: Tensor, answer: Answer) -> list[Tensor]:
-        """What :meth:`sums` must be, by PyTorch's own means."""
+        """Return what :meth:`sums` must be, by PyTorch's own means."""
 
     def decided(self, output: Tensor, answer: Answer) -> tuple[Tensor, Tensor] | None:
-        """Which classes output and answer stand for, where the loss is one of classes.
-
-        None where it is not.
+        """Return which classes output and answer stand for; None if the loss is not of classes.
 
         Both are float32 0 or 1, [..., classes]; all 0 where a label counts for nothing.
         """
@@ -129,20 +128,23 @@ class Loss(ABC):
         return None
 
     def spec(self, output: tuple[int, ...], zeros: Any = None) -> LossSpec:
-        """This loss as the manifest states it, by the shape of the model's output for one sample.
+        """Return this loss as the manifest states it.
 
-        With zeros in the form of all its outputs for one sample a loss of the user's is asked for
-        its range.
+        Args:
+            output: shape of the model's output for one sample.
+            zeros: in the form of all its outputs for one sample, from which a loss of the user's
+                finds its range.
         """
         del zeros
+        settings = {}
+        if self != type(self)():
+            settings = json.loads(json.dumps(dataclasses.asdict(self)))
         return LossSpec(
             name=self.name,
             target=self.target(output).dtype,
             masked=self.masked,
             metrics=tuple(metric.name for metric in self.metrics),
-            settings={}
-            if self == type(self)()
-            else json.loads(json.dumps(dataclasses.asdict(self))),
+            settings=settings,
             ignored=self.ignored,
             bounds=self.bounds,
         )
@@ -153,12 +155,12 @@ def loss_named(
     settings: Mapping[str, Any] | None = None,
     own: Mapping[str, type[Any]] = MappingProxyType({}),
 ) -> Loss:
-    """A loss of `trainer_export.losses` or of the user's by its name.
+    """Return a loss of `trainer_export.losses` or of the user's by its name.
 
-    Of its numbers a missing one has its default.
+    A number that is not set has its default.
 
     Raises:
         ConfigError: there is no such loss or number, or a number is out of its range.
     """
     known: Mapping[str, type[Loss]] = discover("trainer_export.losses", "LOSSES")
-    return made("loss", known, name, settings, own)
+    return make_record("loss", known, name, settings, own)

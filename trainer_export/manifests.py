@@ -1,4 +1,4 @@
-"""The manifest of a sub-model's files: what a device must know of them."""
+"""Makes the manifest of a sub-model's files: what a device must know of them."""
 
 import contextlib
 import importlib.metadata
@@ -29,7 +29,7 @@ from models.tier import Tier
 from trainer_export.exported import Export
 from trainer_export.footprint import Footprint
 from trainer_export.formats.files import SetFile
-from trainer_export.graph import values_read
+from trainer_export.graph import Port, values_read
 from trainer_export.model_inputs import Signature
 from trainer_export.sized_graph import VIEWS
 
@@ -48,74 +48,100 @@ _VERSIONED = (
     "executorch",
     "numpy",
 )
-_ENTRYWISE = frozenset({"Add", "Mul", "Sub"})  # read an entry before they write it
+_ENTRYWISE = frozenset({"Add", "Mul", "Sub"})
 
 
 def in_place(model: onnx.ModelProto, prefix: str) -> bool:
-    """Whether every ``param.`` or ``state.`` input of a step graph may share memory with its next
-    (``next.<name>``).
+    """Return whether inputs of a step graph may share memory with their next values.
 
-    Also true where there are none. It is safe where everything that reads the old one comes before
-    what writes the new one by the flow of data, so that no order of execution can turn them round.
+    They are those with a prefix, ``param.`` or ``state.``; the next one is ``next.<name>``. True if
+    there are none. Sharing is safe where everything that reads the old value comes before what
+    writes the new one by the flow of data, so that no order of execution can turn them round.
     """
-    graph = model.graph
-    reads = [values_read(node) for node in graph.node]
-    readers: dict[str, list[int]] = {}
-    for index, names in enumerate(reads):
-        for name in names:
-            readers.setdefault(name, []).append(index)
-    producers = {output: index for index, node in enumerate(graph.node) for output in node.output}
-    ancestors = _ancestors(reads, producers)
-    for old in (value.name for value in graph.input if value.name.startswith(prefix)):
-        if next_name(old) not in producers:
-            continue  # frozen
-        writer = producers[next_name(old)]
-        same = [old]
-        for name in same:  # which grows by what may share its memory
-            for index in readers.get(name, ()):
-                node = graph.node[index]
+    flow = _Flow.read(model.graph)
+    names = [value.name for value in model.graph.input if value.name.startswith(prefix)]
+    return all(flow.may_overwrite(name) for name in names)
+
+
+@dataclass(frozen=True)
+class _Flow:
+    """The flow of data through a graph, its nodes by number.
+
+    Attributes:
+        readers: of each value.
+        producers: the node that makes each value.
+        ancestors: for each node those that must run before it, each a bit of a number.
+    """
+
+    nodes: Sequence[onnx.NodeProto]
+    readers: Mapping[str, Sequence[int]]
+    producers: Mapping[str, int]
+    ancestors: Sequence[int]
+
+    @classmethod
+    def read(cls, graph: onnx.GraphProto) -> "_Flow":
+        """Return the flow of a graph."""
+        readers: dict[str, list[int]] = {}
+        producers: dict[str, int] = {}
+        ancestors: list[int] = []
+        for index, node in enumerate(graph.node):
+            before = 0
+            for name in values_read(node):
+                readers.setdefault(name, []).append(index)
+                producer = producers.get(name)
+                if producer is not None:
+                    before |= ancestors[producer] | 1 << producer
+            ancestors.append(before)
+            producers.update(dict.fromkeys(node.output, index))
+        return cls(graph.node, readers, producers, ancestors)
+
+    def may_overwrite(self, old: str) -> bool:
+        """Return whether the next value of an input may be written into its memory."""
+        writer = self.producers.get(next_name(old))
+        if writer is None:
+            return True  # frozen: there is no next value
+        same_memory = [old]
+        for name in same_memory:  # which grows by the views of what is in it
+            for index in self.readers.get(name, ()):
+                node = self.nodes[index]
                 if node.op_type in VIEWS:
-                    same.extend(node.output)
-                if not (
-                    ancestors[writer] >> index & 1
-                    or (index == writer and node.op_type in _ENTRYWISE)
-                ):
+                    same_memory.extend(node.output)
+                # An element-wise writer reads each entry before it writes it.
+                writes_entries = index == writer and node.op_type in _ENTRYWISE
+                if not writes_entries and not self.ancestors[writer] >> index & 1:
                     return False
-    return True
-
-
-def _ancestors(reads: Sequence[set[str]], producers: Mapping[str, int]) -> list[int]:
-    """For each node, the nodes that must run before it, each a bit of a number."""
-    found: list[int] = []
-    for names in reads:
-        before = 0
-        for index in {producers[name] for name in names if name in producers}:
-            before |= found[index] | 1 << index
-        found.append(before)
-    return found
+        return True
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What was found out about a sub-model by running it."""
+    """What is known of a sub-model from running it.
+
+    Attributes:
+        noise: shapes of what its layers draw for a sample in training, by path of the layer.
+        skipped: formats that it cannot have, with the reason.
+    """
 
     signature: Signature
-    # shapes of what its layers draw for a sample in training, by path of the layer
     noise: Mapping[str, tuple[int, ...]]
     checks: tuple[CheckSpec, ...]
     footprint: Footprint
-    skipped: Mapping[str, str] = field(
-        default_factory=dict
-    )  # formats it cannot have, with the reason
+    skipped: Mapping[str, str] = field(default_factory=dict)
 
 
 def manifest_of(export: Export, tier: Tier, files: Sequence[SetFile], facts: Facts) -> Manifest:
-    """The manifest of a sub-model's files."""
+    """Return the manifest of a sub-model's files."""
     layout = export.layout
     recipe = export.recipe
     output = facts.signature.output
     parameters = _parameter_specs(layout, tier)
+    shapes = {spec.name: spec.shape for spec in parameters}
     steps = [onnx.load_model_from_string(file.data) for file in files if file.key in _STEP_GRAPHS]
+    frozen = [
+        TensorSpec(name=name, dtype="float32", shape=shape)
+        for name, shape in layout.base_of(tier).items()
+    ]
+    noise = [NoiseSpec(name=path, shape=shape) for path, shape in facts.noise.items()]
     return Manifest(
         arch=export.arch.name,
         settings=json.loads(replace(layout, settings=export.settings(tier)).to_json())["settings"],
@@ -128,25 +154,14 @@ def manifest_of(export: Export, tier: Tier, files: Sequence[SetFile], facts: Fac
         label_shape=recipe.loss.target(output).shape,
         recipe=recipe.spec(output, facts.signature.outputs(1)),
         parameters=parameters,
-        states=recipe.state_specs({spec.name: spec.shape for spec in parameters}),
+        states=recipe.state_specs(shapes),
         states_in_place=all(in_place(step, "state.") for step in steps),
         parameters_in_place=all(in_place(step, "param.") for step in steps),
-        statistics=tuple(
-            StatisticSpec(
-                name=item.name,
-                channels=layout.local_shape(item.dims, tier.width)[0],
-                axis=str(item.dims[0]),
-            )
-            for item in layout.statistics
-            if item.block in layout.blocks(tier)
-        ),
+        statistics=_statistic_specs(layout, tier),
         graphs={file.key: graph_spec(file) for file in files if file.is_graph},
         files={file.key: FileSpec(**content_of(file)) for file in files if not file.is_graph},
-        base=tuple(
-            TensorSpec(name=n, dtype="float32", shape=shape)
-            for n, shape in layout.base_of(tier).items()
-        ),
-        noise=tuple(NoiseSpec(name=path, shape=shape) for path, shape in facts.noise.items()),
+        base=tuple(frozen),
+        noise=tuple(noise),
         flops_per_sample=facts.footprint.flops_per_sample,
         flops_per_step_sample=facts.footprint.flops_per_step_sample,
         peak_memory_bytes=facts.footprint.peak_memory_bytes,
@@ -156,17 +171,28 @@ def manifest_of(export: Export, tier: Tier, files: Sequence[SetFile], facts: Fac
     )
 
 
+def _statistic_specs(layout: Layout, tier: Tier) -> tuple[StatisticSpec, ...]:
+    """Return the statistics of the blocks that a tier has."""
+    specs = []
+    for norm in layout.statistics:
+        if norm.block in layout.blocks(tier):
+            channels = layout.local_shape(norm.dims, tier.width)[0]
+            axis = str(norm.dims[0])
+            specs.append(StatisticSpec(name=norm.name, channels=channels, axis=axis))
+    return tuple(specs)
+
+
 def _parameter_specs(layout: Layout, tier: Tier) -> tuple[ParameterSpec, ...]:
+    """Return a tier's parameters, with their places in a file of weights."""
     specs = []
     offset = 0
     shapes = layout.shapes(tier)
-    for item in layout.kept(tier):
-        axes = tuple(map(str, item.dims))
+    for parameter in layout.kept(tier):
         spec = ParameterSpec(
-            name=item.name,
-            shape=shapes[item.name],
-            axes=axes,
-            block=item.block,
+            name=parameter.name,
+            shape=shapes[parameter.name],
+            axes=tuple(map(str, parameter.dims)),
+            block=parameter.block,
             offset=offset,
         )
         specs.append(spec)
@@ -175,34 +201,41 @@ def _parameter_specs(layout: Layout, tier: Tier) -> tuple[ParameterSpec, ...]:
 
 
 def content_of(file: SetFile) -> dict[str, Any]:
-    """Where a file lies, and its content's name and size."""
+    """Return where a file lies, and the name and size of its content."""
     return {"path": file.path, "digest": digest_of(file.data), "size": len(file.data)}
 
 
 def graph_spec(file: SetFile) -> GraphSpec:
-    """A graph as a manifest states it, with what a board will look at before it runs it.
+    """Return a graph as a manifest states it, with what a board checks before it runs it.
 
     Raises:
         ExportError: it is one for boards, and they would not run it.
     """
-    inputs, outputs = (
-        tuple(TensorSpec(name=p.name, dtype=p.dtype, shape=p.shape) for p in ports)  # type: ignore[arg-type]
-        for ports in (file.inputs, file.outputs)
+    spec = GraphSpec(
+        **content_of(file),
+        inputs=_tensor_specs(file.inputs),
+        outputs=_tensor_specs(file.outputs),
     )
-    spec = GraphSpec(**content_of(file), inputs=inputs, outputs=outputs)
     if file.key not in _NOT_FOR_BOARDS:
         try:
             check_graph(file.data, [spec])
         except RefusedError as error:
             raise ExportError(f"boards would refuse the graph {file.key}: {error}") from error
-        spec = spec.model_copy(update={"mixed": tuple(port.name for port in outputs)})
+        spec = spec.model_copy(update={"mixed": tuple(port.name for port in spec.outputs)})
     return spec
 
 
+def _tensor_specs(ports: Sequence[Port]) -> tuple[TensorSpec, ...]:
+    return tuple(
+        TensorSpec(name=port.name, dtype=port.dtype, shape=port.shape)  # type: ignore[arg-type]
+        for port in ports
+    )
+
+
 def versions() -> dict[str, str]:
-    """The packages that had a part in an export."""
-    found = {"python": sys.version.split()[0]}
+    """Return the versions of the packages that had a part in an export."""
+    installed = {"python": sys.version.split()[0]}
     for name in _VERSIONED:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+            installed[name] = importlib.metadata.version(name)
+    return installed

@@ -1,5 +1,4 @@
-"""What a metric is to the exporter: sums over a batch, traced into the eval graph, and the rule
-that makes a number.
+"""What a metric is to the exporter: sums over a batch, in the eval graph, and a rule for them.
 
 Each lies in a module of its own in `trainer_export.metrics` and is found there by its row in the
 module's table ``METRICS``. Metrics that need the same sums share them.
@@ -18,45 +17,50 @@ from fleet_protocol.discovery import discover
 from fleet_protocol.recipe_spec import MetricSpec
 from trainer_export.loss import Answer, Loss
 from trainer_export.model_inputs import Signature
-from trainer_export.numbers import made
+from trainer_export.numbers import make_record
 
 
 @dataclass(frozen=True)
 class Metric(ABC):
-    """A metric; a ConfigError where a number of it is out of its range."""
+    """A metric with its numbers, fields of the dataclass that derives from this.
+
+    Raises:
+        ConfigError: a number is out of its range.
+    """
 
     name: ClassVar[str]
     rule: ClassVar[str]
     """One of `fleet_protocol.metrics.RULES`."""
     sums: ClassVar[tuple[str, ...]]
-    """What the rule takes, in order: outputs of :meth:`counts` or of the loss, or ``examples``."""
+    """Arguments of the rule, in order: outputs of :meth:`counts` or the loss, or ``examples``."""
 
     @abstractmethod
     def check(self, loss: Loss) -> None:
-        """See that it goes with a loss; a ConfigError says with which it does."""
+        """Check that it goes with a loss.
+
+        Raises:
+            ConfigError: it does not; the message says with which it does.
+        """
 
     def counts(self, loss: Loss, output: Tensor, answer: Answer) -> dict[str, Tensor]:
-        """Its own sums over a batch, float32; pure and traceable.
+        """Return its own sums over a batch, float32; pure and traceable.
 
-        None where the loss has all it needs.
+        They are empty if the loss has all that it needs.
         """
         del loss, output, answer
         return {}
 
     def pytorch_counts(self, loss: Loss, output: Tensor, answer: Answer) -> dict[str, Tensor]:
-        """The same by PyTorch's own means, where there are others.
-
-        The witness of the exported graph.
-        """
+        """Return the same by PyTorch's own means, which the exported graph is compared with."""
         return self.counts(loss, output, answer)
 
     @property
     def label(self) -> str:
-        """What it is called in results."""
+        """The name in results."""
         return self.name
 
     def spec(self) -> MetricSpec:
-        """This metric as the manifest states it."""
+        """Return this metric as the manifest states it."""
         return MetricSpec(name=self.label, rule=self.rule, sums=self.sums)
 
 
@@ -68,25 +72,26 @@ def counts(
     *,
     by_pytorch: bool = False,
 ) -> dict[str, Tensor]:
-    """The sums of some metrics over a batch, without those of the loss.
+    """Return the sums of some metrics over a batch, without those of the loss.
 
-    Or by PyTorch's own means, as a witness.
+    By PyTorch's own means they are a witness.
     """
-    found: dict[str, Tensor] = {}
+    sums: dict[str, Tensor] = {}
     for metric in metrics:
-        found |= (metric.pytorch_counts if by_pytorch else metric.counts)(loss, output, answer)
-    return found
+        count = metric.pytorch_counts if by_pytorch else metric.counts
+        sums |= count(loss, output, answer)
+    return sums
 
 
 def count_shapes(
     metrics: Sequence[Metric], loss: Loss, signature: Signature
 ) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of those sums."""
+    """Return names and shapes of those sums."""
     target = loss.target(signature.output)
     kind = torch.int64 if target.dtype == "int64" else torch.float32
     answer = Answer(torch.zeros((1, *target.shape), dtype=kind), torch.ones(signature.classes))
-    found = counts(metrics, loss, signature.outputs(1), answer)
-    return {name: tuple(value.shape) for name, value in found.items()}
+    sums = counts(metrics, loss, signature.outputs(1), answer)
+    return {name: tuple(value.shape) for name, value in sums.items()}
 
 
 def metric_named(
@@ -94,9 +99,10 @@ def metric_named(
     settings: Mapping[str, object] | None = None,
     own: Mapping[str, type[Any]] = MappingProxyType({}),
 ) -> Metric:
-    """A metric of `trainer_export.metrics` or of the user's, with its numbers.
+    """Return a metric of `trainer_export.metrics` or of the user's, with its numbers.
 
-    A ConfigError if there is none.
+    Raises:
+        ConfigError: there is no such metric or number, or a number is out of its range.
     """
     known: Mapping[str, type[Metric]] = discover("trainer_export.metrics", "METRICS")
-    return made("metric", known, name, settings, own)
+    return make_record("metric", known, name, settings, own)

@@ -1,6 +1,4 @@
-"""What a trace needs of a model: a copy in a mode, a pure call, and the names and shapes of what
-goes in and out.
-"""
+"""What a trace needs of a model: a copy in a mode, a pure call, and its inputs and outputs."""
 
 import copy
 import inspect
@@ -32,9 +30,8 @@ from trainer_export.operators import static_batch_norm
 from trainer_export.traced_program import BATCH, recorded_modules
 
 _PROBE_BATCH = 2  # a static batch norm needs more than one sample
-_MOST_DIMENSIONS = (
-    3  # of an output: batch, tokens and classes; or more with the classes in the second
-)
+# Dimensions of an output with the classes last: batch, tokens, classes; with more they are second.
+_MOST_DIMENSIONS = 3
 _MOST_PLACES = 2  # height and width
 
 
@@ -68,28 +65,29 @@ class Signature:
 
     @property
     def output(self) -> tuple[int, ...]:
-        """Shape of the model's output for one sample; with pixels the classes come first."""
-        return (
-            (self.classes, *self.places) if len(self.places) > 1 else (*self.places, self.classes)
-        )
+        """The shape of the model's output for one sample; with pixels the classes come first."""
+        if len(self.places) > 1:
+            return (self.classes, *self.places)
+        return (*self.places, self.classes)
 
     def samples(self, count: int) -> Tensor:
-        """That many samples of zeros, for a run that only shapes come from."""
+        """Return samples of zeros, for a run of which only shapes are read."""
         dtype = torch.int64 if self.input_dtype == "int64" else torch.float32
         return torch.zeros((count, *self.input_shape), dtype=dtype)
 
     def outputs(self, count: int) -> Any:
-        """Outputs for that many samples, all zero."""
+        """Return outputs of zeros for some samples."""
         if not self.heads:
             return torch.zeros((count, *self.output))
-        heads = {
-            name.partition(".")[2]: torch.zeros((count, *shape))
-            for name, shape in self.heads.items()
-        }
+        heads = {}
+        for name, shape in self.heads.items():
+            heads[name.partition(".")[2]] = torch.zeros((count, *shape))
         return tuple(heads.values()) if "0" in heads else heads
 
     def with_places_of(self, model: nn.Module) -> "Signature":
-        """The same with the places that a model's logits have; a copy of the model is run once.
+        """Return the signature with the places that a model's logits have.
+
+        A copy of the model is run once.
 
         Raises:
             ExportError: the model takes other inputs, fails on a batch of zeros, or does not return
@@ -98,26 +96,29 @@ class Signature:
         logits = _first_run(prepared(model, "eval"), self)
         if isinstance(logits, Tensor) and logits.dim() > 1 and len(logits) != _PROBE_BATCH:
             raise ExportError(
-                f"the model must return samples first, not {[*logits.shape]}; transpose what it returns"
+                f"the model must return samples first, not {[*logits.shape]}; transpose what it"
+                " returns"
             )
-        if isinstance(logits, (tuple, Mapping)) and all(
-            isinstance(head, Tensor) for head in tree_leaves(logits)
-        ):
-            return replace(
-                self,
-                heads={name: tuple(head.shape[1:]) for name, head in heads_of(logits).items()},
-            )
+        if _are_heads(logits):
+            return replace(self, heads=_head_shapes(logits))
         shape = tuple(logits.shape) if isinstance(logits, Tensor) else ()
-        signature = replace(
-            self, places=shape[2:] if len(shape) > _MOST_DIMENSIONS else shape[1:-1]
-        )
+        places = shape[2:] if len(shape) > _MOST_DIMENSIONS else shape[1:-1]
+        signature = replace(self, places=places)
         check_output(logits, signature)
         return signature
 
 
+def _are_heads(output: Any) -> bool:
+    """Return whether a model returned several tensors."""
+    if not isinstance(output, (tuple, Mapping)):
+        return False
+    return all(isinstance(head, Tensor) for head in tree_leaves(output))
+
+
 def heads_of(output: Any) -> dict[str, Tensor]:
-    """The outputs of a model as graphs name them: ``logits``, or ``logits.<name>``, of a tuple by
-    number.
+    """Return the outputs of a model as graphs name them.
+
+    That is ``logits``, or ``logits.<name>``, of a tuple by number.
     """
     if isinstance(output, Tensor):
         return {"logits": output}
@@ -125,21 +126,26 @@ def heads_of(output: Any) -> dict[str, Tensor]:
     return {f"logits.{name}": head for name, head in heads}
 
 
+def _head_shapes(output: Any) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the outputs for one sample."""
+    return {name: tuple(head.shape[1:]) for name, head in heads_of(output).items()}
+
+
 def _first_run(model: nn.Module, signature: Signature) -> Any:
-    """Run a model for the first time: an ExportError says what its author must see to."""
-    kind = type(model).__name__
-    x = signature.samples(_PROBE_BATCH)
-    takes = inspect.signature(model.forward).parameters.values()
-    needed = [
-        p.name
-        for p in takes
-        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]
+    """Run a model for the first time.
+
+    Raises:
+        ExportError: it takes several inputs, or fails.
+    """
+    title = f"module (the model itself) ({type(model).__name__})"
+    needed = _needed_arguments(model)
     if len(needed) > 1 and not (signature.row and signature.row.named):
+        shapes = ", ".join(f"{name!r}: (...)" for name in needed)
         raise ExportError(
-            f"module (the model itself) ({kind}) takes {len(needed)} inputs ({', '.join(needed)}), and a sample is one"
-            f" tensor; name them: input_shape = {{{', '.join(f'{name!r}: (...)' for name in needed)}}}"
+            f"{title} takes {len(needed)} inputs ({', '.join(needed)}), and a sample is one"
+            f" tensor; name them: input_shape = {{{shapes}}}"
         )
+    x = signature.samples(_PROBE_BATCH)
     try:
         with torch.no_grad():
             return model(x)
@@ -148,9 +154,22 @@ def _first_run(model: nn.Module, signature: Signature) -> Any:
     except Exception as error:
         samples = f"{str(x.dtype).removeprefix('torch.')} samples {list(x.shape[1:])}"
         raise ExportError(
-            f"module (the model itself) ({kind}) cannot be run{at_line_of(error)} on {samples}: {first_line(error)};"
-            f" check input_shape and input_dtype of the architecture"
+            f"{title} cannot be run{at_line_of(error)} on {samples}: {first_line(error)};"
+            " check input_shape and input_dtype of the architecture"
         ) from error
+
+
+def _needed_arguments(model: nn.Module) -> list[str]:
+    """Return names of the positional arguments without a default."""
+    names = []
+    for parameter in inspect.signature(model.forward).parameters.values():
+        positional = parameter.kind in (
+            parameter.POSITIONAL_ONLY,
+            parameter.POSITIONAL_OR_KEYWORD,
+        )
+        if positional and parameter.default is parameter.empty:
+            names.append(parameter.name)
+    return names
 
 
 class _OperatorNorm(nn.Module):
@@ -168,10 +187,9 @@ class _OperatorNorm(nn.Module):
 
 
 def prepared(model: nn.Module, mode: Mode, *, operators: bool = False) -> nn.Module:
-    """A copy of the model in a mode, optionally with its norms as operators.
+    """Return a copy of the model in a mode, optionally with its norms as operators.
 
-    Its parameters are those of the model, which whoever runs it leaves as they are; its buffers are
-    its own.
+    It shares the model's parameters, which a caller does not change, and has buffers of its own.
     """
     shared: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
     model = set_mode(copy.deepcopy(model, shared), mode)
@@ -182,12 +200,13 @@ def prepared(model: nn.Module, mode: Mode, *, operators: bool = False) -> nn.Mod
 
 
 def norms(model: nn.Module) -> list[tuple[str, StaticBatchNorm]]:
-    """The static batch norms of a model by path."""
-    return [(path, m) for path, m in model.named_modules() if isinstance(m, StaticBatchNorm)]
+    """Return the static batch norms of a model by path."""
+    modules = model.named_modules()
+    return [(path, module) for path, module in modules if isinstance(module, StaticBatchNorm)]
 
 
 def parameter_names(model: nn.Module) -> list[str]:
-    """The names of the parameters, in registration order."""
+    """Return the names of the parameters, in registration order."""
     return [name for name, _ in model.named_parameters()]
 
 
@@ -211,46 +230,49 @@ def call_model(
 
 
 def check_output(output: Any, signature: Signature) -> None:
-    """See that a model returned what its signature says; an ExportError where it did not."""
-    expected = signature.output
-    if (
-        signature.heads
-        and {name: tuple(head.shape[1:]) for name, head in heads_of(output).items()}
-        == signature.heads
-    ):
+    """Check that a model returned what its signature says.
+
+    Raises:
+        ExportError: it did not.
+    """
+    if signature.heads and _head_shapes(output) == signature.heads:
         return
-    if (
-        isinstance(output, Tensor)
-        and tuple(output.shape[1:]) == expected
-        and len(signature.places) <= _MOST_PLACES
-    ):
-        return
-    if not isinstance(output, Tensor) and not signature.heads:
+    if isinstance(output, Tensor):
+        shape: Any = tuple(output.shape)
+        if shape[1:] == signature.output and len(signature.places) <= _MOST_PLACES:
+            return
+    elif signature.heads:
+        shape = type(output).__name__
+    else:
         raise ExportError(
-            f"the model returns a {type(output).__name__} in training and one tensor otherwise; let it return the same"
-            " heads in both, which a loss of yours weighs, @shoal.loss() of (outputs, targets)"
+            f"the model returns a {type(output).__name__} in training and one tensor otherwise; let"
+            " it return the same heads in both, which a loss of yours weighs, @shoal.loss() of"
+            " (outputs, targets)"
         )
-    shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-    wanted = ", ".join(map(str, ("batch", *expected)))
+    expected = ", ".join(map(str, ("batch", *signature.output)))
     classes = signature.classes
-    other = f" (with a label per token: [batch, tokens, {classes}], per pixel: [batch, {classes}, height, width])"
-    raise ExportError(f"the model must return logits [{wanted}], it returned {shape}{other}")
+    raise ExportError(
+        f"the model must return logits [{expected}], it returned {shape} (with a label per token:"
+        f" [batch, tokens, {classes}], per pixel: [batch, {classes}, height, width])"
+    )
 
 
 def require_one_output(signature: Signature, loss: Loss) -> None:
-    """See that a loss of one output gets one.
+    """Check that a loss of one output gets one.
 
-    An ExportError for several, which only a loss of the user's can weigh.
+    Raises:
+        ExportError: there are several, which only a loss of the user's can weigh.
     """
     if signature.heads and not isinstance(loss, OwnLoss):
         raise ExportError(
-            f"the model returns {len(signature.heads)} outputs ({', '.join(signature.heads)}), and {loss.name} is about"
-            " one; write what they shall learn together as a function of yours, @shoal.loss() of (outputs, targets)"
+            f"the model returns {len(signature.heads)} outputs ({', '.join(signature.heads)}), and"
+            f" {loss.name} is about one; write what they shall learn together as a function of"
+            " yours, @shoal.loss() of (outputs, targets)"
         )
 
 
 def model_noise(model: nn.Module, signature: Signature) -> Mapping[str, tuple[int, ...]]:
-    """Shapes of the random numbers that a sample needs in training, by path of the layer.
+    """Return shapes of the random numbers that a sample needs in training, by path of the layer.
 
     Raises:
         ExportError: a layer is used in a way that its noise cannot be an input.
@@ -260,47 +282,43 @@ def model_noise(model: nn.Module, signature: Signature) -> Mapping[str, tuple[in
     return noise_shapes(prepared(model, "train"), signature.samples(_PROBE_BATCH))
 
 
-# -- ports
-# -------------------------------------------------------------------------------------------------------------
-
-
 def parameter_ports(shapes: Mapping[str, tuple[int, ...]]) -> tuple[Port, ...]:
-    """The parameters, by name."""
+    """Return ports of the parameters."""
     return tuple(Port(parameter_input(name), "float32", shape) for name, shape in shapes.items())
 
 
 def statistic_ports(layers: Sequence[tuple[str, StaticBatchNorm]]) -> tuple[Port, ...]:
-    """Means and variances of the static batch norms."""
-    return tuple(
-        Port(name(path), "float32", tuple(norm.weight.shape))
-        for path, norm in layers
-        for name in (statistic_mean, statistic_variance)
-    )
+    """Return ports of means and variances of the static batch norms, layer by layer."""
+    ports = []
+    for path, norm in layers:
+        shape = tuple(norm.weight.shape)
+        ports.append(Port(statistic_mean(path), "float32", shape))
+        ports.append(Port(statistic_variance(path), "float32", shape))
+    return tuple(ports)
 
 
 def noise_ports(shapes: Mapping[str, tuple[int, ...]]) -> tuple[Port, ...]:
-    """The random numbers of :func:`model_noise`."""
+    """Return ports of the random numbers of :func:`model_noise`."""
     return tuple(
         Port(noise_input(path), "float32", (BATCH, *shape)) for path, shape in shapes.items()
     )
 
 
 def sample_port(signature: Signature) -> Port:
-    """The samples ``x``."""
+    """Return the port of the samples ``x``."""
     return Port("x", signature.input_dtype, (BATCH, *signature.input_shape))
 
 
 def batch_ports(signature: Signature, loss: Loss) -> tuple[Port, ...]:
-    """The samples ``x``, the targets ``y``, and the label ``mask`` for a loss that takes one."""
+    """Return ports of samples ``x``, targets ``y``, and label ``mask`` if the loss takes one."""
     target = loss.target(signature.output)
-    answer = Port("y", target.dtype, (BATCH, *target.shape))
-    mask = Port("mask", "float32", (signature.classes,))
-    return (
-        (sample_port(signature), answer, mask) if loss.masked else (sample_port(signature), answer)
-    )
+    ports = (sample_port(signature), Port("y", target.dtype, (BATCH, *target.shape)))
+    if not loss.masked:
+        return ports
+    return (*ports, Port("mask", "float32", (signature.classes,)))
 
 
 def output_ports(signature: Signature) -> tuple[Port, ...]:
-    """The outputs of the model: ``logits``, or ``logits.<name>`` of each."""
+    """Return ports of the outputs: ``logits``, or ``logits.<name>`` of each."""
     heads = signature.heads or {"logits": signature.output}
     return tuple(Port(name, "float32", (BATCH, *shape)) for name, shape in heads.items())

@@ -32,27 +32,28 @@ class Range:
 
 
 def number(default: float | None, allowed: Range) -> Any:
-    """A field of a frozen dataclass that holds a number."""
+    """Return a field of a frozen dataclass that holds a number."""
     return dataclasses.field(default=default, metadata={_KEY: allowed})
 
 
 def check_numbers(record: Any) -> None:
-    """See that each :func:`number` of a dataclass is in its range or None.
+    """Check that each :func:`number` of a dataclass is in its range or None.
 
-    A ConfigError names one that is not.
+    Raises:
+        ConfigError: one is not; the message names it.
     """
-    for item in dataclasses.fields(record):
-        allowed = item.metadata.get(_KEY)
-        value = getattr(record, item.name)
+    for field in dataclasses.fields(record):
+        allowed = field.metadata.get(_KEY)
+        value = getattr(record, field.name)
         if allowed is None or value is None:
             continue
         if not isinstance(value, (int, float)):
-            raise ConfigError(f"{item.name} {value!r} is not a number")
+            raise ConfigError(f"{field.name} {value!r} is not a number")
         if value not in allowed:
-            raise ConfigError(f"{item.name} {value} is outside {allowed}")
+            raise ConfigError(f"{field.name} {value} is outside {allowed}")
 
 
-def made(
+def make_record(
     kind: str,
     known: Mapping[str, type[RecordT]],
     name: str,
@@ -61,48 +62,70 @@ def made(
 ) -> RecordT:
     """Make a record of a recipe.
 
-    The kind is for messages; `own` are further classes, of the user's file, of this kind and
-    others.
+    Args:
+        kind: for messages, and to choose among `own`.
+        known: classes that come with Shoal, by name.
+        name: of the record.
+        settings: its numbers that differ from the defaults.
+        own: further classes, of the user's file, of this kind and others.
 
     Raises:
         ConfigError: there is no such record or number, a number is out of its range, or two records
             share a name.
     """
-    added = {key: item for key, item in own.items() if item.kind == kind}
+    record = _class_of(kind, known, name, own)
+    defaults = {field.name: field.default for field in dataclasses.fields(record)}  # type: ignore[arg-type]
+    chosen = freeze(dict(settings or {}))
+    for key in chosen:
+        if key not in defaults:
+            has = f"it has {', '.join(defaults)}" if defaults else "it has no settings"
+            raise ConfigError(
+                f"the {kind} {name} has no {key!r}{did_you_mean(key, defaults)}; {has}"
+            )
+        if not _alike(chosen[key], defaults[key]):
+            raise ConfigError(
+                f"{key} of the {kind} {name} is {chosen[key]!r}, not {_expected(defaults[key])};"
+                " write it without quotes"
+            )
+    return record(**chosen)
+
+
+def _class_of(
+    kind: str,
+    known: Mapping[str, type[RecordT]],
+    name: str,
+    own: Mapping[str, type[Any]],
+) -> type[RecordT]:
+    """Return the class of a record, Shoal's or the user's."""
+    added = {key: record for key, record in own.items() if record.kind == kind}
     if name in known and name in added:
         raise ConfigError(
             f"your {kind} {name} has the name of one that comes with Shoal; rename its function"
         )
-    known = {**known, **added}
-    if name not in known:
+    classes = {**known, **added}
+    if name not in classes:
         raise ConfigError(
-            f"no {kind} {name!r}{did_you_mean(name, known)}; there are {', '.join(known)}"
+            f"no {kind} {name!r}{did_you_mean(name, classes)}; there are {', '.join(classes)}"
         )
-    defaults = {item.name: item.default for item in dataclasses.fields(known[name])}  # type: ignore[arg-type]
-    numbers = [*defaults]
-    given = freeze(dict(settings or {}))
-    for key in given:
-        if key not in numbers:
-            has = f"it has {', '.join(numbers)}" if numbers else "it has no settings"
-            raise ConfigError(
-                f"the {kind} {name} has no {key!r}{did_you_mean(key, numbers)}; {has}"
-            )
-        if not _alike(given[key], defaults[key]):
-            wanted = {bool: "true or false", tuple: "a list of numbers"}.get(
-                type(defaults[key]), "a number"
-            )
-            raise ConfigError(
-                f"{key} of the {kind} {name} is {given[key]!r}, not {wanted}; write it without quotes"
-            )
-    return known[name](**given)
+    return classes[name]
+
+
+def _expected(default: Any) -> str:
+    """Return in words what a setting must be, by its default."""
+    if isinstance(default, bool):
+        return "true or false"
+    return "a list of numbers" if isinstance(default, tuple) else "a number"
 
 
 def _alike(value: Any, default: Any) -> bool:
-    """Whether a setting is of the kind of its default: yes or no, a list of numbers, or a number."""
+    """Return whether a setting is of the kind of its default.
+
+    Kinds are yes or no, a list of numbers, and a number.
+    """
     if isinstance(default, tuple):
-        return isinstance(value, tuple) and all(
-            isinstance(item, tuple) or _alike(item, 0) for item in value
-        )
+        if not isinstance(value, tuple):
+            return False
+        return all(isinstance(entry, tuple) or _alike(entry, 0) for entry in value)
     if isinstance(default, bool) or isinstance(value, bool):
         return isinstance(value, bool) and isinstance(default, bool)
     return isinstance(value, (int, float)) or (value is None and default is None)

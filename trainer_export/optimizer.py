@@ -1,5 +1,4 @@
-"""What an optimizer is to the exporter: a record of numbers, of states per parameter, and of a
-rule.
+"""What an optimizer is to the exporter: numbers, states for each parameter, and a rule.
 
 Each lies in a module of its own in `trainer_export.optimizers` and is found there by its row in the
 module's table ``OPTIMIZERS``. A step moves every parameter by ``- lr * direction``; the rule gives
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from fleet_protocol.discovery import discover
 from fleet_protocol.manifest import StateSpec
 from fleet_protocol.recipe_spec import OptimizerSpec
-from trainer_export.numbers import check_numbers, made
+from trainer_export.numbers import check_numbers, make_record
 
 STEP = "step"
 """Name of the counter of steps, one number for the whole model."""
@@ -28,24 +27,36 @@ UNDERWAY = 20
 
 @dataclass(frozen=True)
 class State:
-    """A tensor that an optimizer keeps for every parameter, in the parameter's shape."""
+    """A tensor that an optimizer keeps for every parameter, in the parameter's shape.
 
-    name: str  # as PyTorch's optimizer has it in its state
-    initial: float = 0.0  # what every entry is when a task begins
-    # what every entry is after `UNDERWAY` steps of a training that is compared with PyTorch, None
-    # for initial. A rule that divides by the state would otherwise blow the rounding of a gradient
-    # of zero up to a whole step
+    Attributes:
+        name: as PyTorch's optimizer has it in its state.
+        initial: every entry when a task begins.
+        underway: every entry after `UNDERWAY` steps of a training that is compared with PyTorch;
+            None for initial. A rule that divides by the state would otherwise blow the rounding of
+            a gradient of zero up to a whole step.
+    """
+
+    name: str
+    initial: float = 0.0
     underway: float | None = None
 
 
 @dataclass(frozen=True)
 class Slot:
-    """What a rule is given of one tensor of the model."""
+    """What a rule reads of one tensor of the model.
 
-    parameter: Tensor  # now, float32, any shape
-    gradient: Tensor  # of the loss after clipping, of the same shape
-    states: Mapping[str, Tensor]  # by name, of the same shape
-    # number of this step, 1 at the first, float32 []; None for an optimizer that counts none
+    Attributes:
+        parameter: before the step, float32, any shape.
+        gradient: of the loss after clipping, of the same shape.
+        states: by name, of the same shape.
+        step: number of this step, 1 at the first, float32 []; None for an optimizer that counts
+            none.
+    """
+
+    parameter: Tensor
+    gradient: Tensor
+    states: Mapping[str, Tensor]
     step: Tensor | None = None
 
 
@@ -53,7 +64,8 @@ class Slot:
 class Optimizer(ABC):
     """An update rule with its numbers, fields of the dataclass that derives from it.
 
-    A ConfigError if one is wrong.
+    Raises:
+        ConfigError: a number is out of its range.
     """
 
     name: ClassVar[str]
@@ -64,52 +76,50 @@ class Optimizer(ABC):
 
     @property
     def states(self) -> tuple[State, ...]:
-        """What it keeps for every parameter."""
+        """Tensors that it keeps for every parameter."""
         return ()
 
     @abstractmethod
     def direction(self, slot: Slot) -> tuple[Tensor, dict[str, Tensor]]:
-        """What is subtracted from a parameter, times the learning rate, and the new states.
+        """Return what is subtracted from a parameter, times the learning rate, and the new states.
 
         Pure and traceable.
         """
 
     @abstractmethod
     def pytorch(self, parameters: Sequence[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-        """PyTorch's own optimizer of the same numbers, which every exported graph is compared with."""
+        """Return PyTorch's own optimizer of the same numbers.
+
+        Every exported graph is compared with it.
+        """
 
     def state_specs(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[StateSpec, ...]:
-        """The states of a model, in the order in which graphs take them.
+        """Return the states of a model, in the order in which graphs take them.
 
         An optimizer with one state per parameter and nothing else names it after the parameter.
         """
         alone = len(self.states) == 1 and not self.counts_steps
-        specs = [
-            StateSpec(
-                name=name if alone else f"{state.name}.{name}",
-                shape=shape,
-                initial=state.initial,
-            )
-            for state in self.states
-            for name, shape in shapes.items()
-        ]
-        return (
-            *specs,
-            *([StateSpec(name=STEP, shape=())] if self.counts_steps else []),
-        )
+        specs = []
+        for state in self.states:
+            for name, shape in shapes.items():
+                title = name if alone else f"{state.name}.{name}"
+                specs.append(StateSpec(name=title, shape=shape, initial=state.initial))
+        if self.counts_steps:
+            specs.append(StateSpec(name=STEP, shape=()))
+        return tuple(specs)
 
     def spec(self) -> OptimizerSpec:
-        """This optimizer as the manifest states it."""
+        """Return this optimizer as the manifest states it."""
         return OptimizerSpec(name=self.name, settings=dataclasses.asdict(self))
 
 
 def optimizer_named(name: str, settings: Mapping[str, Any] | None = None) -> Optimizer:
-    """An optimizer of `trainer_export.optimizers` by its name.
+    """Return an optimizer of `trainer_export.optimizers` by its name.
 
-    Of its numbers a missing one has its default.
+    A number that is not set has its default.
 
     Raises:
         ConfigError: there is no such optimizer or number, or a number is out of its range.
     """
     known: Mapping[str, type[Optimizer]] = discover("trainer_export.optimizers", "OPTIMIZERS")
-    return made("optimizer", known, name, settings)
+    return make_record("optimizer", known, name, settings)

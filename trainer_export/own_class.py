@@ -1,5 +1,4 @@
-"""Describes, for each tier, how weights of a run load into the user's class, and tests the
-description.
+"""Describes for each tier how weights of a run load into the user's class, and tests that.
 
 The exporter loads random weights and statistics into a fresh model of the class, which must then
 compute the same as the exported model. If it does not, or has no place for a tensor, the
@@ -14,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -35,9 +35,8 @@ from models.zoo.randomized_model import random_samples
 from trainer_export.exported import Export
 from trainer_export.model_inputs import heads_of, norms, prepared
 
-_TOLERANCE = (
-    1e-3  # relative to the largest output: order of operations, amplified by a norm of few numbers
-)
+# Relative to the largest output: order of operations, amplified by a norm of few numbers.
+_TOLERANCE = 1e-3
 _USER_FILES = "shoal_user_models_"  # prefix of a registry's modules for users' files
 
 
@@ -61,7 +60,7 @@ def own_class(export: Export, tier: Tier, module: nn.Module) -> bytes:
 def _difference(export: Export, tier: Tier, module: nn.Module, described: Origin) -> str:
     """Return what is wrong with a fresh model of the class with the exported weights.
 
-    Empty if nothing.
+    Empty if nothing is.
     """
     model = prepared(module, "eval")
     tensors = _drawn(model, described.own_class, export.seed)
@@ -69,33 +68,35 @@ def _difference(export: Export, tier: Tier, module: nn.Module, described: Origin
     arch = replace(export.arch, build=inspect.unwrap(export.arch.build))
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad(), _plain_kernels():
-            wanted = heads_of(model(x))
-            torch.manual_seed(
-                export.seed + 1
-            )  # the state must replace the values that the model draws
+            expected = heads_of(model(x))
+            # Another seed, because the state must replace the values that the model draws.
+            torch.manual_seed(export.seed + 1)
             fresh: nn.Module = build(arch, tier, settings=export.settings(tier), convert=False)
             values = described.own_class.values(tensors, described.constant_arrays(), 0)
-            fresh.load_state_dict(
-                {name: torch.from_numpy(np.array(value)) for name, value in values.items()}
-            )
-            found = heads_of(fresh.eval()(x))
+            state = {name: torch.from_numpy(np.array(value)) for name, value in values.items()}
+            fresh.load_state_dict(state)
+            outputs = heads_of(fresh.eval()(x))
     except ShoalError as error:
         return str(error)
     except Exception as error:  # noqa: BLE001 - an error of the user's class does not stop the export
-        return f"the weights cannot be loaded into the class before the conversion: {first_line(error)}"
-    if all(_alike(found.get(name), value) for name, value in wanted.items()):
+        return (
+            "the weights cannot be loaded into the class before the conversion:"
+            f" {first_line(error)}"
+        )
+    if all(_alike(outputs.get(name), value) for name, value in expected.items()):
         return ""
     return (
-        "the class before the conversion gives other outputs with the same weights and statistics: values outside"
-        " its state, such as buffers with persistent=False, change each time it is built"
+        "the class before the conversion gives other outputs with the same weights and statistics:"
+        " values outside its state, such as buffers with persistent=False, change each time it is"
+        " built"
     )
 
 
 def _drawn(model: nn.Module, own: OwnClass, seed: int) -> Tensors:
-    """Return the tensors of a model as in a run, with random statistics, which are also put into
-    its norms.
+    """Return the tensors of a model as in a run, with random statistics.
 
-    A norm without a scale in the user's class has a constant scale of 1 and shift of 0 here.
+    These are also put into its norms. A norm without a scale in the user's class has a constant
+    scale of 1 and shift of 0 here.
     """
     generator = torch.Generator().manual_seed(seed)
     tensors = {name: value.detach() for name, value in model.named_parameters()}
@@ -110,16 +111,16 @@ def _drawn(model: nn.Module, own: OwnClass, seed: int) -> Tensors:
     return {name: value.numpy() for name, value in tensors.items()}
 
 
-def _alike(found: Tensor | None, wanted: Tensor) -> bool:
-    if found is None or found.shape != wanted.shape:
+def _alike(value: Tensor | None, expected: Tensor) -> bool:
+    if value is None or value.shape != expected.shape:
         return False
-    size = float(wanted.abs().max()) if wanted.numel() else 0.0
-    return torch.allclose(found, wanted, rtol=0, atol=_TOLERANCE * size, equal_nan=True)
+    size = float(expected.abs().max()) if expected.numel() else 0.0
+    return torch.allclose(value, expected, rtol=0, atol=_TOLERANCE * size, equal_nan=True)
 
 
 @contextmanager
 def _plain_kernels() -> Iterator[None]:
-    """Within this context, encoders do not skip padding, and the test raises no warnings."""
+    """Keep encoders from skipping padding, and the test from raising warnings."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(value=False)
     try:
@@ -135,33 +136,40 @@ def _builder_of(
 ) -> Builder | None:
     """Return where Python finds the architecture.
 
-    None if no line of Python can import it by a name.
-
-    A converted model may have been converted by its builder.
+    None if no line of Python can import it by a name. A converted model may have been converted by
+    its builder.
     """
     function = inspect.unwrap(arch.build)
     module = sys.modules.get(function.__module__)
-    held = vars(module).items() if module is not None else ()
-    name = next(
-        (key for key, value in held if isinstance(value, Architecture) and value.build is function),
-        None,
-    )
-    if name is None or module is None:
+    if module is None:
         return None
-    is_own_file = module.__name__.startswith(_USER_FILES) or module.__name__ == "__main__"
-    file = str(Path(module.__file__).resolve()) if is_own_file and module.__file__ else None
+    name = _name_in(module, function)
+    file = _user_file(module)
     imported = Path(file).stem if file else module.__name__
-    if not (is_dotted(imported) and is_identifier(name)):  # such as my-models.py
+    if name is None or not (is_dotted(imported) and is_identifier(name)):  # such as my-models.py
         return None
+    changed = {key: thaw(value) for key, value in settings.items() if value != arch.defaults[key]}
     return Builder(
         module=imported,
         file=file,
         name=name,
-        settings={
-            key: thaw(value) for key, value in settings.items() if value != arch.defaults[key]
-        },
+        settings=changed,
         converts=converts and _converts(replace(arch, build=function), tier, settings),
     )
+
+
+def _name_in(module: ModuleType, function: Any) -> str | None:
+    """Return the name of the architecture that a function builds, in its module."""
+    for name, value in vars(module).items():
+        if isinstance(value, Architecture) and value.build is function:
+            return name
+    return None
+
+
+def _user_file(module: ModuleType) -> str | None:
+    """Return the user's file that a module was read from, if it is not one that is installed."""
+    is_own_file = module.__name__.startswith(_USER_FILES) or module.__name__ == "__main__"
+    return str(Path(module.__file__).resolve()) if is_own_file and module.__file__ else None
 
 
 def _converts(arch: Architecture, tier: Tier, settings: Mapping[str, Any]) -> bool:

@@ -1,10 +1,9 @@
-"""Exports pairs of models that are trained in one graph: the step of both, and what evaluates each
-of the two.
+"""Exports pairs of models trained in one graph: the step of both, and what evaluates each.
 
     <out>/<name>/<sent tier>+<own tier>/manifest.json             a `PairManifest`
     <out>/<name>/<sent tier>+<own tier>/<routine>.onnx            the step
-    <out>/<name>/<sent tier>+<own tier>/own-init.safetensors      what the device's own model starts from
-    <out>/<name>/<sent tier>+<own tier>/adaptor-init.safetensors  what the sent model's own part starts from, if any
+    <out>/<name>/<sent tier>+<own tier>/own-init.safetensors      first weights of the own model
+    <out>/<name>/<sent tier>+<own tier>/adaptor-init.safetensors  the same of an adaptor, if any
     <out>/<name>/<sent tier>+<own tier>/{sent,own}/*.onnx         eval, infer, stats
 
 ``<name>`` is ``<sent arch>+<own arch>`` if nothing else is said. The sent model's ordinary set
@@ -14,7 +13,6 @@ settings and tier do. With an adaptor they need to agree in the other parameters
 name.
 """
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,40 +21,23 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from fleet_protocol.errors import ConfigError, StorageError
-from fleet_protocol.manifest import (
-    CheckSpec,
-    FileSpec,
-    Manifest,
-    next_name,
-    noise_input,
-    parameter_input,
-    state_input,
-)
-from fleet_protocol.pair_manifest import (
-    SIDES,
-    AdaptorSpec,
-    PairManifest,
-    Side,
-    loss_name,
-    side_name,
-)
+from fleet_protocol.manifest import FileSpec, Manifest
+from fleet_protocol.pair_manifest import AdaptorSpec, PairManifest, Side
 from fleet_protocol.weights import encode_weights
 from models.architecture import Architecture, build
 from models.parts import parameters_in
 from models.registry import infer_layout
 from models.tier import Tier
-from models.zoo.dropout import feed_noise
-from models.zoo.layers import set_mode
 from models.zoo.randomized_model import vocabulary_of
 from trainer_export.batches import SizedBatches
-from trainer_export.check import Worst, calm_torch, open_session, repeated, run_session
+from trainer_export.check import calm_torch
 from trainer_export.exported import Export
 from trainer_export.footprint import Footprint, count_flops, peak_memory
 from trainer_export.formats.files import SetFile
-from trainer_export.formats.onnx import check_graphs, write_forward_graphs, written
+from trainer_export.formats.onnx import check_graphs, write_forward_graphs, write_trace
 from trainer_export.manifests import (
     Facts,
     content_of,
@@ -65,122 +46,18 @@ from trainer_export.manifests import (
     versions,
 )
 from trainer_export.model_inputs import Signature, model_noise
+from trainer_export.pair_check import check_pair
 from trainer_export.pair_step import PairRoutine, pair_routine, trace_pair
 from trainer_export.progress import Counter, Progress
 from trainer_export.publishing import replacing, write_file
 from trainer_export.recipe import Recipe
-from trainer_export.reference import LEARNING_RATE, TorchOptimizer, in_float64
 
 _STAGES = 4  # of one pair: the step traced and checked, the forward graphs of each model
 
 
-def check_pair(
-    model: bytes,
-    routine: PairRoutine,
-    modules: tuple[nn.Module, nn.Module],
-    recipe: Recipe,
-    batches: SizedBatches,
-) -> CheckSpec:
-    """Train both models with PyTorch, let the graph take each step from there, and compare losses
-    and all tensors.
-
-    The modules, the device's own and the one it was sent, are as their authors wrote them, and not
-    changed. Returns the figures of the first run within the limit; an ExportError names the tensor
-    that deviates in all.
-    """
-    session = open_session(model)
-    shapes = [model_noise(module, batches.signature) for module in modules]
-
-    def run(seeded: SizedBatches, exact: bool) -> CheckSpec:
-        worst = Worst()
-        reference = _Reference(routine, modules, recipe)
-        for number, (x, y) in enumerate(seeded.take(seeded.steps)):
-            worst.sizes.append(len(y))
-            noise = [seeded.noise(shape, len(y), 2 * number + i) for i, shape in enumerate(shapes)]
-            feed = {
-                **reference.snapshot(),
-                "x": x.numpy(),
-                "y": y.numpy(),
-                "lr": np.array(LEARNING_RATE, np.float32),
-            }
-            feed |= {knob.name: np.array(knob.checked_with, np.float32) for knob in routine.knobs}
-            for side, drawn in zip(SIDES, noise, strict=True):
-                feed |= {
-                    noise_input(side_name(side, path)): numbers.numpy()
-                    for path, numbers in drawn.items()
-                }
-            outputs = run_session(session, feed)
-            twin = in_float64(reference, x, y, noise) if exact else None
-            for side, loss in zip(SIDES, reference.step(x, y, noise), strict=True):
-                worst.compare(outputs, {loss_name(side): loss})
-            expected = reference.snapshot()
-            true = twin.snapshot() if twin else None
-            values = {name: outputs.pop(next_name(name)) for name in expected}
-            for side in SIDES:
-                for kind in (parameter_input(""), state_input("")):
-                    part = [name for name in expected if name.startswith(side_name(side, kind))]
-                    worst.compare(
-                        values,
-                        {n: expected[n] for n in part},
-                        true and {n: true[n] for n in part},
-                    )
-        return worst.report(f"onnx/{routine.name}", seeded.steps)
-
-    return repeated(run, batches)
-
-
-class _Reference:
-    """PyTorch training both modules, neither of which sees the other's new weights."""
-
-    def __init__(
-        self, routine: PairRoutine, modules: tuple[nn.Module, nn.Module], recipe: Recipe
-    ) -> None:
-        self._routine = routine
-        self._modules = [set_mode(copy.deepcopy(module), "train") for module in modules]
-        self._optimizers = [
-            TorchOptimizer(recipe, module, underway=True) for module in self._modules
-        ]
-
-    def step(self, x: Tensor, y: Tensor, noise: list[dict[str, Tensor]]) -> list[NDArray[Any]]:
-        """One step of both; returns the losses."""
-        logits = []
-        for module, drawn in zip(self._modules, noise, strict=True):
-            feed_noise(module, drawn)
-            logits.append(module(x))
-        losses = []
-        for position, (knob, optimizer) in enumerate(
-            zip(self._routine.knobs, self._optimizers, strict=True)
-        ):
-            own = logits[position]
-            other = logits[1 - position].detach()
-            loss = self._routine.pytorch(own, other, y, knob.checked_with)
-            losses.append(loss.detach().numpy())
-            optimizer.step(loss, materialize=True)
-        return losses
-
-    def double(self) -> None:
-        """Go on in float64."""
-        for module, optimizer in zip(self._modules, self._optimizers, strict=True):
-            module.double()
-            optimizer.double()
-
-    def snapshot(self) -> dict[str, NDArray[Any]]:
-        """All parameters and states by their names in the graph; the next step changes them."""
-        values: dict[str, NDArray[Any]] = {}
-        for side, module, optimizer in zip(SIDES, self._modules, self._optimizers, strict=True):
-            named = {
-                parameter_input(name): p.detach().numpy() for name, p in module.named_parameters()
-            }
-            named |= {state_input(name): value for name, value in optimizer.states().items()}
-            values |= {side_name(side, name): value for name, value in named.items()}
-        return values
-
-
 @dataclass(frozen=True)
 class PairModel:
-    """One of the two models of a pair, with the settings that differ from its architecture's
-    defaults.
-    """
+    """One of the two models of a pair, with settings that differ from its defaults."""
 
     arch: Architecture
     tier: Tier
@@ -189,18 +66,24 @@ class PairModel:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two models that are trained on the same batch."""
+    """Two models that are trained on the same batch.
 
-    sent: PairModel  # the copy of the global model, or of its shared part with an adaptor
-    own: PairModel  # the model that stays on the device
-    # parts of the sent model that stay on the device and start there (`models.parts`); usually
-    # ``head``
+    Attributes:
+        sent: the copy of the global model, or of its shared part with an adaptor.
+        own: the model that stays on the device.
+        adaptor: parts of the sent model that stay on the device and start there (`models.parts`);
+            usually ``head``.
+        routine: what trains them; None where there is but one for pairs.
+    """
+
+    sent: PairModel
+    own: PairModel
     adaptor: tuple[str, ...] = ()
-    routine: str | None = None  # what trains them; None where there is but one for pairs
+    routine: str | None = None
 
     @property
     def folder(self) -> str:
-        """Name of the pair's folder."""
+        """The name of the pair's folder."""
         return f"{self.sent.tier.id}+{self.own.tier.id}"
 
     @property
@@ -211,12 +94,22 @@ class Pair:
 
 @dataclass(frozen=True)
 class PairReport:
-    """The result of one pair."""
+    """The result of one pair.
+
+    Attributes:
+        worst_deviation: largest deviation from PyTorch of any of its graphs, relative to the
+            tensor's largest value.
+    """
 
     folder: Path
     manifest: PairManifest
-    # largest deviation from PyTorch of any of its graphs, relative to the tensor's largest value
     worst_deviation: float
+
+    @classmethod
+    def from_manifest(cls, folder: Path, manifest: PairManifest) -> "PairReport":
+        """Return what a manifest says of its pair."""
+        checks = (*manifest.checks, *manifest.own.checks, *manifest.sent.checks)
+        return cls(folder, manifest, max(check.worst_relative for check in checks))
 
 
 def export_pairs(
@@ -252,38 +145,41 @@ def export_pairs(
             is published.
         StorageError: a file cannot be written; what was published before is still there.
     """
-    names = list(dict.fromkeys(name or f"{p.sent.arch.name}+{p.own.arch.name}" for p in pairs))
-    folders = [pair.folder for pair in pairs]
-    if len(names) != 1 or len(set(folders)) != len(folders):
-        what = (
-            "no pair to export"
-            if not pairs
-            else f"pairs {', '.join(names)} in folders {', '.join(folders)}"
-        )
-        raise ConfigError(f"{what}; give pairs of different tiers, one `name` for each export")
+    title = _name_of(pairs, name)
     counter = Counter(progress, len(pairs) * _STAGES)
+    manifests = []
     try:
-        with calm_torch(), replacing(out / names[0]) as fresh:
-            made = [
-                _export_pair(_prepared(pair, recipe, seed, counter), fresh / pair.folder)
-                for pair in pairs
-            ]
+        with calm_torch(), replacing(out / title) as fresh:
+            for pair in pairs:
+                prepared = _prepare(pair, recipe, seed, counter)
+                manifests.append(_export_pair(prepared, fresh / pair.folder))
     except OSError as error:
         raise StorageError(
-            f"{names[0]} cannot be written to {out}: {error}; what was published before is unchanged"
+            f"{title} cannot be written to {out}: {error}; what was published before is unchanged"
         ) from error
     counter.finish()
     return tuple(
-        PairReport(
-            out / names[0] / pair.folder,
-            manifest,
-            max(
-                c.worst_relative
-                for c in (*manifest.checks, *manifest.own.checks, *manifest.sent.checks)
-            ),
-        )
-        for pair, manifest in zip(pairs, made, strict=True)
+        PairReport.from_manifest(out / title / pair.folder, manifest)
+        for pair, manifest in zip(pairs, manifests, strict=True)
     )
+
+
+def _name_of(pairs: Sequence[Pair], name: str) -> str:
+    """Return the name that all pairs are published under; each has a folder of its own there."""
+    if not pairs:
+        raise ConfigError(
+            "no pair to export; give pairs of different tiers, one `name` for each export"
+        )
+    names = list(
+        dict.fromkeys(name or f"{pair.sent.arch.name}+{pair.own.arch.name}" for pair in pairs)
+    )
+    folders = [pair.folder for pair in pairs]
+    if len(names) != 1 or len(set(folders)) != len(folders):
+        raise ConfigError(
+            f"pairs {', '.join(names)} in folders {', '.join(folders)}; give pairs of different"
+            " tiers, one `name` for each export"
+        )
+    return names[0]
 
 
 @dataclass(frozen=True)
@@ -302,7 +198,8 @@ class _Prepared:
         return self.modules["own"], self.modules["sent"]
 
 
-def _prepared(pair: Pair, recipe: Recipe, seed: int, counter: Counter) -> _Prepared:
+def _prepare(pair: Pair, recipe: Recipe, seed: int, counter: Counter) -> _Prepared:
+    """Build both models of a pair, and refuse models of unlike samples or labels."""
     exports = {side: _export(model, recipe, seed, counter) for side, model in pair.models}
     modules = {side: exports[side].module(model.tier) for side, model in pair.models}
     signatures = {
@@ -311,88 +208,92 @@ def _prepared(pair: Pair, recipe: Recipe, seed: int, counter: Counter) -> _Prepa
     signature = signatures["sent"]
     if signatures["own"] != signature:
         raise ConfigError(
-            f"the model that is sent, {pair.sent.arch.name}, takes {_words(signature)}, the device's own, "
-            f"{pair.own.arch.name}, {_words(signatures['own'])}; both must be made for the same samples and labels"
+            f"the model that is sent, {pair.sent.arch.name}, takes {_words(signature)}, the"
+            f" device's own, {pair.own.arch.name}, {_words(signatures['own'])}; both must be made"
+            " for the same samples and labels"
         )
+    # Tokens of the checks must be known to both.
     vocabulary = min(vocabulary_of(module) for module in modules.values())
-    return _Prepared(
-        pair,
-        pair_routine(pair.routine),
-        exports,
-        modules,
-        SizedBatches(signature, vocabulary, seed=seed),
-    )
+    batches = SizedBatches(signature, vocabulary, seed=seed)
+    return _Prepared(pair, pair_routine(pair.routine), exports, modules, batches)
 
 
 def _export_pair(prepared: _Prepared, folder: Path) -> PairManifest:
+    """Trace, check and write a pair."""
     pair = prepared.pair
-    exports = prepared.exports
+    own = prepared.exports["own"]
     batches = prepared.batches
-    recipe = exports["own"].recipe
-    seed = exports["own"].seed
-    start = exports["own"].counter.start
-    adaptor = _adaptor(pair, exports["sent"])
-    start(pair.folder, "tracing the step of both models")
-    step = written(trace_pair(prepared.routine, prepared.both, batches.signature, recipe))
-    start(pair.folder, "checking it against PyTorch")
-    checks = (check_pair(step.data, prepared.routine, prepared.both, recipe, batches),)
-    write_file(folder / step.path, step.data)
+    report = own.counter.start
+    adaptor = _adaptor(pair, prepared.exports["sent"])
+    report(pair.folder, "tracing the step of both models")
+    step = write_trace(trace_pair(prepared.routine, prepared.both, batches.signature, own.recipe))
+    report(pair.folder, "checking it against PyTorch")
+    check = check_pair(step.data, prepared.routine, prepared.both, own.recipe, batches)
+    files: list[SetFile] = [step]
     manifests: dict[Side, Manifest] = {}
     for side, _ in pair.models:
-        start(pair.folder, f"tracing and checking the forward graphs of the model {side}")
-        manifests[side], files = _forward_set(prepared, side)
-        for file in files:
-            write_file(folder / file.path, file.data)
-    first = SetFile(
-        "own/init",
-        "own-init.safetensors",
-        encode_weights(_first_weights(pair.own, seed)),
-    )
-    write_file(folder / first.path, first.data)
-    kept = None
-    if adaptor:
-        weights = _first_weights(pair.sent, seed)
-        kept = SetFile(
-            "sent/adaptor",
-            "adaptor-init.safetensors",
-            encode_weights({n: weights[n] for n in adaptor}),
-        )
-        write_file(folder / kept.path, kept.data)
+        report(pair.folder, f"tracing and checking the forward graphs of the model {side}")
+        manifests[side], forward_files = _forward_set(prepared, side)
+        files += forward_files
+    own_start = _own_start(pair.own, own.seed)
+    adaptor_start = _adaptor_start(pair.sent, own.seed, adaptor)
+    files.append(own_start)
+    adaptor_spec = None
+    if adaptor_start is not None:
+        files.append(adaptor_start)
+        adaptor_spec = AdaptorSpec(**content_of(adaptor_start), parameters=adaptor)
+    for file in files:
+        write_file(folder / file.path, file.data)
     manifest = PairManifest(
         routine=prepared.routine.name,
         own=manifests["own"],
         sent=manifests["sent"],
         graph=graph_spec(step),
-        own_init=FileSpec(**content_of(first)),
-        adaptor=None if kept is None else AdaptorSpec(**content_of(kept), parameters=adaptor),
+        own_init=FileSpec(**content_of(own_start)),
+        adaptor=adaptor_spec,
         peak_memory_bytes=peak_memory(step.model),
-        checks=checks,
+        checks=(check,),
         versions=versions(),
     )
     write_file(folder / "manifest.json", manifest.to_bytes())
     return manifest
 
 
+def _own_start(model: PairModel, seed: int) -> SetFile:
+    """Return the file of the first weights of a device's own model."""
+    return SetFile("own/init", "own-init.safetensors", encode_weights(_first_weights(model, seed)))
+
+
+def _adaptor_start(model: PairModel, seed: int, adaptor: Sequence[str]) -> SetFile | None:
+    """Return the file of the first weights of an adaptor, if there is one."""
+    if not adaptor:
+        return None
+    weights = _first_weights(model, seed)
+    data = encode_weights({name: weights[name] for name in adaptor})
+    return SetFile("sent/adaptor", "adaptor-init.safetensors", data)
+
+
 def _adaptor(pair: Pair, sent: Export) -> tuple[str, ...]:
-    """Names of the parameters of the sent model that stay on the device."""
+    """Return names of the parameters of the sent model that stay on the device."""
     chosen = parameters_in(sent.layout, pair.adaptor)
     kept = [item.name for item in sent.layout.kept(pair.sent.tier)]
     if chosen and set(kept) <= set(chosen):
         raise ConfigError(
-            f"the adaptor {', '.join(pair.adaptor)} is all of {pair.sent.arch.name}, so nothing would"
-            " be shared with the fleet; name fewer parts"
+            f"the adaptor {', '.join(pair.adaptor)} is all of {pair.sent.arch.name}, so nothing"
+            " would be shared with the fleet; name fewer parts"
         )
     return tuple(name for name in kept if name in chosen)
 
 
 def _export(model: PairModel, recipe: Recipe, seed: int, counter: Counter) -> Export:
     layout = infer_layout(model.arch, model.settings)
+    # Raises for a tier that the model cannot have.
     layout.tier(model.tier.width, model.tier.depth)
     return Export(model.arch, layout, recipe, seed, counter)
 
 
 def _forward_set(prepared: _Prepared, side: Side) -> tuple[Manifest, list[SetFile]]:
-    """What evaluates one of the models, below a folder with the name of its side."""
+    """Return what evaluates one of the models, below a folder with the name of its side."""
     export = prepared.exports[side]
     module = prepared.modules[side]
     tier = dict(prepared.pair.models)[side].tier
@@ -405,27 +306,25 @@ def _forward_set(prepared: _Prepared, side: Side) -> tuple[Manifest, list[SetFil
         *count_flops(module, signature),
         peak_memory(graphs[0].model),
     )
-    return manifest_of(
-        export,
-        tier,
-        files,
-        Facts(signature, model_noise(module, signature), checks, footprint),
-    ), files
+    facts = Facts(signature, model_noise(module, signature), checks, footprint)
+    return manifest_of(export, tier, files, facts), files
 
 
 def _first_weights(model: PairModel, seed: int) -> dict[str, NDArray[Any]]:
-    """Fresh weights of a model's own shape; no two seeds share any.
+    """Return fresh weights of a model's own shape; no two seeds share any.
 
     They are not those that `artifact_set` draws from the same seed: an own model of the fleet's
     architecture would start as the sent one's twin, and two models that agree have nothing to teach
     each other.
     """
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(np.random.SeedSequence([seed], spawn_key=(1,)).generate_state(1)[0]))
+        sequence = np.random.SeedSequence([seed], spawn_key=(1,))
+        torch.manual_seed(int(sequence.generate_state(1)[0]))
         module: nn.Module = build(model.arch, model.tier, settings=model.settings)
-    return {name: p.detach().numpy() for name, p in module.named_parameters()}
+    return {name: value.detach().numpy() for name, value in module.named_parameters()}
 
 
 def _words(signature: Signature) -> str:
-    labels = f" {list(signature.places)}" if signature.places else ""
-    return f"{signature.input_dtype} {list(signature.input_shape)} for {signature.classes} labels{labels}"
+    samples = f"{signature.input_dtype} {list(signature.input_shape)}"
+    places = f" {list(signature.places)}" if signature.places else ""
+    return f"{samples} for {signature.classes} labels{places}"

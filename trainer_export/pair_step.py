@@ -200,7 +200,8 @@ def trace_pair(
     def step(*tensors: Tensor) -> list[Tensor]:
         given = iter(tensors)
         trained = [
-            Trained.of([next(given) for _ in half.changing], recipe.optimizer) for half in halves
+            Trained.from_tensors([next(given) for _ in half.changing], recipe.optimizer)
+            for half in halves
         ]
         x = next(given)
         y = next(given)

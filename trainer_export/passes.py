@@ -1,6 +1,7 @@
 """Rewrites of a traced program that change what it costs and not what it computes."""
 
 import operator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,23 +21,23 @@ def simplify(program: fx.GraphModule) -> None:
 
 
 def _drop_no_operations(graph: fx.Graph) -> None:
-    """Detach, alias and clone do nothing to a value."""
+    """Drop detach, alias and clone, which do nothing to a value."""
     for node in list(graph.nodes):
         if node.target in (aten.detach.default, aten.alias.default, aten.clone.default):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
 
 
-def _item(node: fx.Node, index: int) -> fx.Node | None:
-    """The getitem of a node of several outputs."""
-    return next(
-        (u for u in node.users if u.target is operator.getitem and u.args[1] == index),
-        None,
-    )
+def _output(node: fx.Node, index: int) -> fx.Node | None:
+    """Return the getitem of a node of several outputs."""
+    for user in node.users:
+        if user.target is operator.getitem and user.args[1] == index:
+            return user
+    return None
 
 
 def _scale_of(node: Any) -> tuple[fx.Node, float] | None:
-    """``(x, k)`` if the node is ``k * x`` for a number ``k > 0``."""
+    """Return ``(x, k)`` if the node is ``k * x`` for a number ``k > 0``."""
     if not isinstance(node, fx.Node) or len(node.args) != 2:
         return None
     x, number = node.args
@@ -44,11 +45,13 @@ def _scale_of(node: Any) -> tuple[fx.Node, float] | None:
         return None
     if node.target in (aten.mul.Tensor, aten.mul.Scalar):
         return x, float(number)
-    return (x, 1 / number) if node.target in (aten.div.Tensor, aten.div.Scalar) else None
+    if node.target in (aten.div.Tensor, aten.div.Scalar):
+        return x, 1 / number
+    return None
 
 
 def _argument(node: fx.Node, index: int) -> fx.Node:
-    """An argument that is a tensor."""
+    """Return an argument that is a tensor."""
     argument = node.args[index]
     if not isinstance(argument, fx.Node):
         raise TypeError(f"argument {index} of {node} is no tensor")
@@ -56,21 +59,24 @@ def _argument(node: fx.Node, index: int) -> fx.Node:
 
 
 def _norm_pair(norm: fx.Node) -> fx.Node | None:
-    """The backward node of a static batch norm, if the gradient of its input is wanted."""
+    """Return the backward node of a static batch norm, if the gradient of its input is wanted."""
     backward = torch.ops.shoal.static_batch_norm_backward.default
-    return next((u for u in _argument(norm, 0).users if u.target is backward), None)
+    for user in _argument(norm, 0).users:
+        if user.target is backward:
+            return user
+    return None
 
 
 def _norms(graph: fx.Graph) -> list[fx.Node]:
-    return [n for n in graph.nodes if n.target is torch.ops.shoal.static_batch_norm.default]
+    norm = torch.ops.shoal.static_batch_norm.default
+    return [node for node in graph.nodes if node.target is norm]
 
 
 def _fold_scales_into_norms(graph: fx.Graph) -> None:
-    """``norm(k x, eps) = norm(x, eps / k^2)``, and the gradient with respect to ``x`` takes ``k``
-    with it.
+    """Replace ``norm(k x, eps)`` by ``norm(x, eps / k^2)``, whose gradient takes ``k`` with it.
 
-    This is HeteroFL's Scaler before a static batch norm: a pass over the activations in each
-    direction.
+    This is HeteroFL's Scaler before a static batch norm, and saves a pass over the activations in
+    each direction.
     """
     for norm in _norms(graph):
         scaled = _argument(norm, 0)
@@ -79,7 +85,7 @@ def _fold_scales_into_norms(graph: fx.Graph) -> None:
         if scale is None or backward is None or set(scaled.users) != {norm, backward}:
             continue
         x, factor = scale
-        grad = _item(backward, 0)
+        grad = _output(backward, 0)
         if grad is not None:
             # The gradient of the operator is now with respect to x itself, so the multiplication
             # after it goes.
@@ -94,22 +100,23 @@ def _fold_scales_into_norms(graph: fx.Graph) -> None:
 
 
 def _drop_cancelled_biases(graph: fx.Graph) -> None:
-    """A bias before a static batch norm is subtracted with the mean: it changes nothing, and its
-    gradient is zero.
+    """Drop biases before a static batch norm, which are subtracted with the mean.
+
+    They change nothing, and their gradients are zero.
     """
     for norm in _norms(graph):
         conv = _argument(norm, 0)
         backward = _norm_pair(norm)
-        if conv.target is not aten.convolution.default or backward is None or conv.args[2] is None:
+        if conv.target is not aten.convolution.default or conv.args[2] is None:
             continue
-        if set(conv.users) != {norm, backward}:
+        if backward is None or set(conv.users) != {norm, backward}:
             continue
-        grad = _item(backward, 0)
+        grad = _output(backward, 0)
         receivers = list(grad.users) if grad is not None else []
         if len(receivers) != 1 or receivers[0].target is not aten.convolution_backward.default:
             continue
         bias = conv.args[2]
-        gradient = _item(receivers[0], 2)
+        gradient = _output(receivers[0], 2)
         if gradient is not None:
             with graph.inserting_before(gradient):
                 zeros = graph.call_function(aten.zeros_like.default, (bias,))
@@ -125,63 +132,63 @@ _SHAPED = {
     getattr(aten, name).default
     for name in ("view", "expand", "unsqueeze", "permute", "sqrt", "reciprocal", "exp")
 }
+"""Operators whose result is 0, or no number, only where their argument is."""
 _SHAPED |= {aten.t.default, aten.squeeze.dim, aten.transpose.int}
 _SUMS = {aten.add.Tensor, aten.add.Scalar}
 _FLOORS = {aten.clamp.default, aten.clamp_min.default}
+_SCALES = {aten.mul.Tensor, aten.div.Tensor, aten.mul.Scalar, aten.div.Scalar}
+_QUOTIENTS = {aten.div.Tensor, aten.pow.Tensor_Tensor}
+_INVERSES = {
+    aten.reciprocal.default,
+    aten.rsqrt.default,
+    aten.log.default,
+    aten.pow.Tensor_Scalar,
+}
 
 
 def _not_zero(node: Any) -> bool:
-    """Whether a divisor is a number, or kept from 0: something positive is added, or it is bounded
-    from below.
+    """Return whether a divisor is a number, or kept from 0.
+
+    Something positive is added then, or it is bounded from below.
     """
     if not isinstance(node, fx.Node):
         return True
-    of = [other for other in node.args[1:2] if isinstance(other, (int, float))]
+    number = node.args[1] if len(node.args) > 1 else None
+    has_number = isinstance(number, (int, float))
     if node.target in _SUMS | _FLOORS:
-        parts = [node.args[0], *getattr(node.args[0], "all_input_nodes", ())]
-        return (
-            bool(of)
-            and of[0] > 0
-            and all(getattr(part, "target", None) is not aten.neg.default for part in parts)
-        )
-    scaled = node.target in {
-        aten.mul.Tensor,
-        aten.div.Tensor,
-        aten.mul.Scalar,
-        aten.div.Scalar,
-    } and bool(of)
+        is_positive = isinstance(number, (int, float)) and number > 0
+        return is_positive and not _is_negated(node.args[0])
     value = node.meta.get("val")
     # Such as a size, or a count, of which 0 makes the loss no number.
-    lone = not isinstance(value, torch.Tensor) or value.dim() == 0
-    return lone or ((node.target in _SHAPED or scaled) and _not_zero(node.args[0]))
+    if not isinstance(value, torch.Tensor) or value.dim() == 0:
+        return True
+    scaled = node.target in _SCALES and has_number
+    return (node.target in _SHAPED or scaled) and _not_zero(node.args[0])
+
+
+def _is_negated(node: Any) -> bool:
+    """Return whether a value is a negation, or made from one."""
+    sources = [node, *getattr(node, "all_input_nodes", ())]
+    return any(getattr(source, "target", None) is aten.neg.default for source in sources)
 
 
 def _divides_by_zero(node: fx.Node) -> bool:
-    """Whether what an operator says may be infinite, or no number, because something is 0."""
-    if node.target in {aten.div.Tensor, aten.pow.Tensor_Tensor}:
+    """Return whether a result may be infinite, or no number, because something is 0."""
+    if node.target in _QUOTIENTS:
         return not _not_zero(node.args[1])
-    if (
-        node.target is aten.pow.Tensor_Scalar
-        and isinstance(power := node.args[1], (int, float))
-        and power >= 0
-    ):
-        return False
-    inverse = {
-        aten.reciprocal.default,
-        aten.rsqrt.default,
-        aten.log.default,
-        aten.pow.Tensor_Scalar,
-    }
-    return node.target in inverse and not _not_zero(node.args[0])
+    if node.target is aten.pow.Tensor_Scalar:
+        power = node.args[1]
+        if isinstance(power, (int, float)) and power >= 0:
+            return False
+    return node.target in _INVERSES and not _not_zero(node.args[0])
 
 
 def _choose_behind_roots(graph: fx.Graph) -> None:
-    """The gradient of a relu is chosen where it may be infinite, since infinity times 0 is no
-    number.
+    """Choose the gradient of a relu where it may be infinite, since infinity times 0 is no number.
 
     Where no division leads to it, it is multiplied, which is quicker.
     """
-    doubtful = set[fx.Node]()
+    doubtful: set[fx.Node] = set()
     for node in list(graph.nodes):
         if _divides_by_zero(node) or not doubtful.isdisjoint(node.all_input_nodes):
             doubtful.add(node)
@@ -193,41 +200,55 @@ def _choose_behind_roots(graph: fx.Graph) -> None:
             chosen = graph.call_function(aten.masked_fill.Scalar, (grad, off, 0.0))
         value = _argument(node, 1).meta["val"]
         with value.fake_mode:
-            off.meta, chosen.meta = (
-                {**node.meta, "val": value <= bound},
-                dict(node.meta),
-            )
+            off.meta = {**node.meta, "val": value <= bound}
+        chosen.meta = dict(node.meta)
         node.replace_all_uses_with(chosen)
         graph.erase_node(node)
         doubtful.remove(node)
         doubtful.add(chosen)
 
 
+@dataclass(frozen=True)
+class _PooledRelu:
+    """A relu that only a max pooling reads, with the gradients of both, if they are wanted."""
+
+    relu: fx.Node
+    pool: fx.Node
+    pooled: fx.Node
+    pool_back: fx.Node | None
+    relu_back: fx.Node | None
+
+
 def _pool_before_relu(graph: fx.Graph) -> None:
-    """``max_pool(relu(x)) = relu(max_pool(x))``, and so are the gradients.
+    """Replace ``max_pool(relu(x))`` by ``relu(max_pool(x))``, and so their gradients.
 
-    The second works on fewer numbers.
-
-    Where the largest of a window is not positive both send no gradient; where it is positive both
-    send it to the first largest.
+    The second works on fewer numbers. Where the largest of a window is not positive both send no
+    gradient; where it is positive both send it to the first largest.
     """
-    for relu in [n for n in graph.nodes if n.target is aten.relu.default]:
-        by_kind = {user.target: user for user in relu.users}
-        pool = by_kind.get(aten.max_pool2d_with_indices.default)
-        pool_back = by_kind.get(aten.max_pool2d_with_indices_backward.default)
-        relu_back = by_kind.get(aten.threshold_backward.default)
-        if pool is None or len(by_kind) != len(relu.users) or set(by_kind) - _POOLED:
-            continue
-        if (pool_back is None) != (relu_back is None):
-            continue
-        if relu_back is not None and (
-            relu_back.args[0] is not pool_back or len(pool_back.users) != 1
-        ):
-            continue
-        pooled = _item(pool, 0)
-        if pooled is None:
-            continue
-        _swap(graph, relu, pool, pooled, pool_back, relu_back)
+    for relu in [node for node in graph.nodes if node.target is aten.relu.default]:
+        chain = _pooled_relu(relu)
+        if chain is not None:
+            _swap(graph, chain)
+
+
+def _pooled_relu(relu: fx.Node) -> _PooledRelu | None:
+    """Return what follows a relu, or None if anything but a max pooling reads it."""
+    by_kind = {user.target: user for user in relu.users}
+    pool = by_kind.get(aten.max_pool2d_with_indices.default)
+    pool_back = by_kind.get(aten.max_pool2d_with_indices_backward.default)
+    relu_back = by_kind.get(aten.threshold_backward.default)
+    if pool is None or len(by_kind) != len(relu.users) or set(by_kind) - _POOLED:
+        return None
+    if (pool_back is None) != (relu_back is None):
+        return None
+    if pool_back is not None and relu_back is not None:
+        alone = len(pool_back.users) == 1
+        if relu_back.args[0] is not pool_back or not alone:
+            return None
+    pooled = _output(pool, 0)
+    if pooled is None:
+        return None
+    return _PooledRelu(relu, pool, pooled, pool_back, relu_back)
 
 
 _POOLED = {
@@ -237,26 +258,22 @@ _POOLED = {
 }
 
 
-def _swap(
-    graph: fx.Graph,
-    relu: fx.Node,
-    pool: fx.Node,
-    pooled: fx.Node,
-    pool_back: fx.Node | None,
-    relu_back: fx.Node | None,
-) -> None:
-    x = _argument(relu, 0)
-    pool.args = (x, *pool.args[1:])
+def _swap(graph: fx.Graph, chain: _PooledRelu) -> None:
+    """Pool first, and let the relu follow."""
+    x = _argument(chain.relu, 0)
+    pooled = chain.pooled
+    chain.pool.args = (x, *chain.pool.args[1:])
     with graph.inserting_after(pooled):
         late = graph.call_function(aten.relu.default, (pooled,))
     late.meta = dict(pooled.meta)
     pooled.replace_all_uses_with(late, delete_user_cb=lambda user: user is not late)
-    if pool_back is None or relu_back is None:
+    pool_back = chain.pool_back
+    if pool_back is None or chain.relu_back is None:
         return
     grad = _argument(pool_back, 0)
     with graph.inserting_before(pool_back):
         small = graph.call_function(aten.threshold_backward.default, (grad, late, 0))
     small.meta = dict(pooled.meta)
     pool_back.args = (small, x, *pool_back.args[2:])
-    relu_back.replace_all_uses_with(pool_back)
-    graph.erase_node(relu_back)
+    chain.relu_back.replace_all_uses_with(pool_back)
+    graph.erase_node(chain.relu_back)

@@ -26,13 +26,13 @@ class Counter:
         self._tier = ""
 
     def start(self, tier: str, stage: str) -> None:
-        """Say that a stage starts."""
+        """Report that a stage starts."""
         self._tier = tier
         if self._report is not None:
             self._report(Progress(tier, stage, self._done, self._total))
         self._done += 1
 
     def finish(self) -> None:
-        """Say that all is done."""
+        """Report that all is done."""
         if self._report is not None:
             self._report(Progress(self._tier, "done", self._total, self._total))

@@ -1,5 +1,4 @@
-"""What a tier's files are made from, so that an export takes as they are those that would come out
-the same again.
+"""What a tier's files are made from, by which an export knows that they would come out the same.
 
 Beside them lies a record: facts about the model, the recipe and the code, and the digest of every
 file. The model is described by what was built, its modules with their numbers and the content of
@@ -42,14 +41,13 @@ _TORCH = str(Path(torch.__file__).parent)
 def facts_of(
     export: Export, tier: Tier, module: nn.Module, formats: Sequence[str]
 ) -> dict[str, Any]:
-    """Everything that a tier's files are a function of."""
+    """Return everything that a tier's files are a function of."""
     own = {key: classes for key, classes in export.layout.heads.items() if key == tier.id}
     recipe = export.recipe
-    parts = (recipe.loss, recipe.optimizer, *recipe.metrics)
-    functions = (
-        export.arch.build,
-        *(getattr(item, "function", None) for item in parts),
-    )
+    records = (recipe.loss, recipe.optimizer, *recipe.metrics)
+    functions: list[Any] = [export.arch.build]
+    functions += [getattr(record, "function", None) for record in records]
+    modules = [type(member).__module__ for member in (*module.modules(), *records)]
     facts = {
         "tier": tier.id,
         "formats": list(formats),
@@ -57,36 +55,39 @@ def facts_of(
         "layout": _digest(replace(export.layout, heads=own).to_json().encode()),
         "model": _digest(*_described(module)),
         "recipe": repr(recipe),
-        "code": code_of(functions, (type(item).__module__ for item in (*module.modules(), *parts))),
+        "code": code_of(functions, modules),
         "versions": versions(),
     }
+    # As they are after a round trip, to be compared with what was read.
     return json.loads(json.dumps(facts))  # type: ignore[no-any-return]
 
 
 def code_of(functions: Iterable[Any], modules: Iterable[str] = ()) -> str:
-    """Digest of the exporter's files, and of those that functions and modules are in and have
-    something from.
+    """Return the digest of all files that an export depends on.
+
+    They are the exporter's, and those that functions and modules are in and have something from.
     """
-    names = (name for item in functions for name in _defined(item))
-    return _digest(*(path.read_bytes() for path in _files([*names, *modules])))
+    names = list(modules)
+    for function in functions:
+        names += _modules_behind(function)
+    return _digest(*(path.read_bytes() for path in _files(names)))
 
 
 def record_of(folder: Path, facts: Mapping[str, Any]) -> bytes:
-    """What is kept beside a tier's other files."""
-    return json.dumps(
-        {"facts": facts, "files": _digests(folder)}, indent=1, sort_keys=True
-    ).encode()
+    """Return what is kept beside a tier's other files."""
+    record = {"facts": facts, "files": _digests(folder)}
+    return json.dumps(record, indent=1, sort_keys=True).encode()
 
 
 def unchanged(folder: Path, facts: Mapping[str, Any]) -> bool:
-    """Whether a tier's files are whole and made from these facts, as :func:`record_of` noted them."""
+    """Return whether a tier's files are whole and made from these facts, by :func:`record_of`."""
     try:
         known = json.loads((folder / MADE_FROM).read_bytes())
     except (OSError, ValueError):
         return False
-    found = _digests(folder)
-    found.pop(MADE_FROM)
-    return bool(known == {"facts": facts, "files": found})
+    files = _digests(folder)
+    files.pop(MADE_FROM)  # which does not hold its own digest
+    return bool(known == {"facts": facts, "files": files})
 
 
 def _digests(folder: Path) -> dict[str, str]:
@@ -94,67 +95,69 @@ def _digests(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): digest_of(path.read_bytes()) for path in files}
 
 
-def _digest(*parts: bytes) -> str:
+def _digest(*contents: bytes) -> str:
+    """Return one digest of several contents; the length tells them apart."""
     digest = hashlib.sha256()
-    for part in parts:
-        digest.update(len(part).to_bytes(8, "little") + part)
+    for content in contents:
+        digest.update(len(content).to_bytes(8, "little") + content)
     return digest.hexdigest()
 
 
 def _described(module: nn.Module) -> Iterator[bytes]:
-    for path, item in module.named_modules():
-        plain = {key: value for key, value in vars(item).items() if isinstance(value, _PLAIN)}
-        yield repr(
-            (path, type(item).__qualname__, item.extra_repr(), sorted(plain.items()))
-        ).encode()
-    for name, value in module.named_parameters():
-        yield repr((name, tuple(value.shape), value.requires_grad)).encode()
+    """Yield what a model was built as: modules with their numbers, parameters, buffers."""
+    for path, member in module.named_modules():
+        plain = {key: value for key, value in vars(member).items() if isinstance(value, _PLAIN)}
+        title = type(member).__qualname__
+        yield repr((path, title, member.extra_repr(), sorted(plain.items()))).encode()
+    for name, parameter in module.named_parameters():
+        yield repr((name, tuple(parameter.shape), parameter.requires_grad)).encode()
     for name, buffer in module.named_buffers():
-        yield (
-            repr((name, str(buffer.dtype), tuple(buffer.shape))).encode()
-            + buffer.detach().cpu().numpy().tobytes()
-        )
+        head = repr((name, str(buffer.dtype), tuple(buffer.shape))).encode()
+        yield head + buffer.detach().cpu().numpy().tobytes()
 
 
-def _defined(value: Any) -> Iterator[str]:
-    """The modules that a builder comes from, through functions that wrap it and what these hold."""
+def _modules_behind(value: Any) -> Iterator[str]:
+    """Yield the modules that a builder comes from, through functions that wrap it."""
     if isinstance(value, FunctionType):
         yield value.__module__
         for cell in value.__closure__ or ():
-            held = cell.cell_contents
-            yield from _defined(getattr(held, "build", held))
+            content = cell.cell_contents
+            yield from _modules_behind(getattr(content, "build", content))
 
 
 def _files(names: Iterable[str]) -> list[Path]:
-    """The exporter's files, and those of some modules.
+    """Return the exporter's files, and those of some modules.
 
-    Of modules that are not installed what they have from others.
+    Modules that are not installed are followed to what they have from others.
     """
-    found = {path for folder in _FOLDERS for path in Path(folder).rglob("*.py")}
+    files: set[Path] = set()
+    for folder in _FOLDERS:
+        files.update(Path(folder).rglob("*.py"))
     waiting = list(names)
     while waiting:
         module = sys.modules.get(waiting.pop())
         path = getattr(module, "__file__", None) or ""
-        if (
-            module is None
-            or not path.endswith(".py")
-            or path.startswith(_TORCH)
-            or Path(path) in found
-        ):
+        if module is None or not path.endswith(".py") or path.startswith(_TORCH):
             continue
-        found.add(Path(path))
-        if path.startswith(_INSTALLED):
+        if Path(path) in files:
             continue
-        waiting += [
-            value.__name__
-            if isinstance(value, ModuleType)
-            else str(getattr(value, "__module__", ""))
-            for value in list(vars(module).values())
-        ]
-        for node in ast.walk(
-            ast.parse(Path(path).read_bytes())
-        ):  # a constant does not say where it is from
-            if isinstance(node, ast.ImportFrom):
-                above = str(module.__package__).rsplit(".", node.level - 1)[0] if node.level else ""
-                waiting.append(f"{above}.{node.module}".strip("."))
-    return sorted(found)
+        files.add(Path(path))
+        if not path.startswith(_INSTALLED):
+            waiting += _imported_by(module, Path(path))
+    return sorted(files)
+
+
+def _imported_by(module: ModuleType, path: Path) -> list[str]:
+    """Return names of the modules that a module has something from."""
+    names = []
+    for value in list(vars(module).values()):
+        if isinstance(value, ModuleType):
+            names.append(value.__name__)
+        else:
+            names.append(str(getattr(value, "__module__", "")))
+    # A constant does not say where it is from, so that import statements are read, too.
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.ImportFrom):
+            above = str(module.__package__).rsplit(".", node.level - 1)[0] if node.level else ""
+            names.append(f"{above}.{node.module}".strip("."))
+    return names

@@ -1,5 +1,6 @@
-"""Writes artifact sets: a folder that takes the place of another in one rename, and its files by
-content beside it.
+"""Publishes artifact sets: a folder takes the place of another in one rename.
+
+Its files lie by content beside it.
 
 What is unfinished lies in a hidden folder, which is locked while its export lives: the export that
 ends takes it away, however it ends, and what a killed one left is taken away by the next.
@@ -31,7 +32,7 @@ def write_file(path: Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def replacing(folder: Path) -> Iterator[Path]:
-    """A new folder that takes the place of ``folder`` if the block ends well, and vanishes if not.
+    """Make a folder that takes the place of ``folder`` if the block ends well, and vanishes if not.
 
     SIGTERM ends the block as SIGINT does. When it is published each file is a link to
     ``objects/<sha256[:2]>/<sha256>`` beside the folder, and objects that no set has any more are
@@ -42,9 +43,8 @@ def replacing(folder: Path) -> Iterator[Path]:
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     retired = folder.with_name(f".{folder.name}.old")
-    if (
-        retired.exists() and not folder.exists()
-    ):  # a process was killed between the two renames below
+    if retired.exists() and not folder.exists():
+        # A process was killed between the two renames below.
         retired.rename(folder)
     with _interruptible(), _locked_folder(folder) as fresh:
         shutil.rmtree(retired, ignore_errors=True)
@@ -52,25 +52,30 @@ def replacing(folder: Path) -> Iterator[Path]:
             fresh.chmod(0o755)
             yield fresh
             _link_objects(fresh, folder.parent / _OBJECTS)
-            try:
-                if folder.exists():
-                    folder.rename(retired)
-                fresh.rename(folder)
-            except BaseException:
-                if retired.exists() and not folder.exists():
-                    retired.rename(folder)
-                raise
+            _replace(folder, fresh, retired)
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
             shutil.rmtree(retired, ignore_errors=True)
             _forget_objects(folder.parent / _OBJECTS)
 
 
+def _replace(folder: Path, fresh: Path, retired: Path) -> None:
+    """Put a folder in the place of another; if that fails, the other is back."""
+    try:
+        if folder.exists():
+            folder.rename(retired)
+        fresh.rename(folder)
+    except BaseException:
+        if retired.exists() and not folder.exists():
+            retired.rename(folder)
+        raise
+
+
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
     """Let SIGTERM raise, so that what is unfinished is removed.
 
-    Whoever handles it already is left to it.
+    A program that handles it itself goes on doing so.
     """
     main = threading.current_thread() is threading.main_thread()
     if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
@@ -89,18 +94,13 @@ def _interruptible() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _locked_folder(folder: Path) -> Iterator[Path]:
-    """A hidden folder beside another, locked until the end.
+    """Make a hidden folder beside another, locked until the end.
 
-    Those that nobody holds any more are removed.
+    Those whose export ended are removed.
     """
     prefix = f".{folder.name}.new-"
-    for left in (
-        folder.parent.glob(f"{prefix}*") if LOCKS else ()
-    ):  # or nobody knows whether it is held
-        with contextlib.suppress(OSError):
-            lock = hold(left)
-            shutil.rmtree(left, ignore_errors=True)
-            os.close(lock)
+    if LOCKS:  # without them there is no way to know whether an export still holds a folder
+        _remove_unheld(folder.parent, prefix)
     with contextlib.ExitStack() as stack:
         for _ in range(_TRIES):
             fresh = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
@@ -111,14 +111,25 @@ def _locked_folder(folder: Path) -> Iterator[Path]:
                     break
         else:
             raise StorageError(
-                f"no folder can be kept beside {folder} while it is exported; export into another folder"
+                f"no folder can be kept beside {folder} while it is exported; export into another"
+                " folder"
             )
         yield fresh
 
 
+def _remove_unheld(parent: Path, prefix: str) -> None:
+    """Remove the hidden folders that no process holds."""
+    for abandoned in parent.glob(f"{prefix}*"):
+        with contextlib.suppress(OSError):
+            lock = hold(abandoned)
+            shutil.rmtree(abandoned, ignore_errors=True)
+            os.close(lock)
+
+
 def _link_objects(folder: Path, objects: Path) -> None:
     """Make every file of a folder a link to the object of its content."""
-    for path in [path for path in folder.rglob("*") if path.is_file()]:
+    files = [path for path in folder.rglob("*") if path.is_file()]  # before links are added
+    for path in files:
         digest = digest_of(path.read_bytes())
         stored = objects / digest[:2] / digest
         stored.parent.mkdir(parents=True, exist_ok=True)
@@ -134,8 +145,9 @@ def _link_objects(folder: Path, objects: Path) -> None:
 
 
 def _forget_objects(objects: Path) -> None:
-    """Remove objects that no set links to: those of sets that were replaced, and of exports that
-    were killed.
+    """Remove objects that no set links to.
+
+    They are of sets that were replaced, and of exports that were killed.
     """
     for stored in objects.glob("??/*"):
         with contextlib.suppress(OSError):

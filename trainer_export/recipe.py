@@ -1,6 +1,4 @@
-"""The training recipe: a loss, an optimizer, clipping and the proximal term, all traced into the
-train graph.
-"""
+"""The training recipe: loss, optimizer, clipping and proximal term, all in the train graph."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -65,13 +63,17 @@ class Recipe:
     def of(
         cls, table: RecipeTable, own: Mapping[str, type[Any]] = MappingProxyType({})
     ) -> "Recipe":
-        """The recipe that a table describes, with losses and metrics of the user's file (the `own`
-        of its registry).
+        """Return the recipe that a table describes.
+
+        Args:
+            table: as a configuration has it.
+            own: losses and metrics of the user's file, as its registry has them.
 
         Raises:
             ConfigError: there is no such optimizer, loss or number, or a number is out of its
                 range.
         """
+        metrics = tuple(metric_named(metric.name, metric.settings, own) for metric in table.metrics)
         return cls(
             optimizer_named(table.optimizer.name, table.optimizer_settings),
             loss_named(table.loss.name, table.loss.settings, own),
@@ -79,18 +81,20 @@ class Recipe:
             proximal=table.proximal,
             clip_value=table.clip_value or None,
             accumulate=table.accumulate,
-            metrics=tuple(metric_named(part.name, part.settings, own) for part in table.metrics),
+            metrics=metrics,
         )
 
     @property
     def has_own(self) -> bool:
         """Whether the loss or a metric is the user's."""
-        return any(isinstance(part, (OwnLoss, OwnMetric)) for part in (self.loss, *self.metrics))
+        records = (self.loss, *self.metrics)
+        return any(isinstance(record, (OwnLoss, OwnMetric)) for record in records)
 
     def try_out(self, output: Tensor, answer: Answer) -> None:
-        """See that the user's losses and metrics work on a batch of a model.
+        """Try the user's losses and metrics on a batch of a model.
 
-        An ExportError names function and line.
+        Raises:
+            ExportError: one does not work; the message names function and line.
         """
         if isinstance(self.loss, OwnLoss):
             self.loss.try_out(output, answer)
@@ -99,16 +103,20 @@ class Recipe:
                 metric.try_out(self.loss, output, answer)
 
     def state_specs(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[StateSpec, ...]:
-        """What a device keeps from step to step beside the parameters, in the order in which graphs
-        take it.
+        """Return what a device keeps from step to step beside the parameters.
+
+        The order is that in which graphs take it.
         """
+        specs = self.optimizer.state_specs(shapes)
+        if not self.accumulate:
+            return specs
         sums = (
             StateSpec(name=f"gradient_sum.{name}", shape=shape) for name, shape in shapes.items()
         )
-        return (*self.optimizer.state_specs(shapes), *(sums if self.accumulate else ()))
+        return (*specs, *sums)
 
     def spec(self, output: tuple[int, ...], zeros: Any = None) -> RecipeSpec:
-        """This recipe as the manifest states it; arguments as of `Loss.spec`."""
+        """Return this recipe as the manifest states it; arguments as of `Loss.spec`."""
         return RecipeSpec(
             optimizer=self.optimizer.spec(),
             loss=self.loss.spec(output, zeros),

@@ -1,6 +1,4 @@
-"""PyTorch training a module as its author wrote it: the witness that exported steps are compared
-with.
-"""
+"""PyTorch training a module as its author wrote it, which exported steps are compared with."""
 
 import contextlib
 import copy
@@ -28,10 +26,13 @@ Arrays = dict[str, NDArray[Any]]
 
 
 class TorchOptimizer:
-    """PyTorch's own optimizer on a module but its base, with its states under our names, and its
-    own clipping.
+    """PyTorch's own optimizer and clipping, with states under our names.
 
-    Underway it has `UNDERWAY` steps behind it; otherwise it begins.
+    Args:
+        recipe: the numbers of both.
+        module: whose parameters are trained.
+        base: names of those that are not.
+        underway: whether it has `UNDERWAY` steps behind it; otherwise it begins.
     """
 
     def __init__(
@@ -49,25 +50,30 @@ class TorchOptimizer:
         self._record = recipe.optimizer
         self._steps = 0
         self._optimizer = recipe.optimizer.pytorch(list(self._parameters.values()), LEARNING_RATE)
-        behind = {
-            state.name: state.underway
-            for state in self._record.states
-            if state.underway is not None
-        }
-        if underway and behind:
-            self._steps = UNDERWAY
-            for parameter in self._parameters.values():
-                made = {name: torch.full_like(parameter, value) for name, value in behind.items()}
-                self._optimizer.state[parameter] = {
-                    "step": torch.tensor(float(UNDERWAY)),
-                    **made,
-                }
+        if underway:
+            self._put_steps_behind()
+
+    def _put_steps_behind(self) -> None:
+        """Set states to what they are after some steps, where an optimizer says what that is."""
+        values = {}
+        for state in self._record.states:
+            if state.underway is not None:
+                values[state.name] = state.underway
+        if not values:
+            return
+        self._steps = UNDERWAY
+        for parameter in self._parameters.values():
+            states = {name: torch.full_like(parameter, value) for name, value in values.items()}
+            steps = torch.tensor(float(UNDERWAY))
+            self._optimizer.state[parameter] = {"step": steps, **states}
 
     def step(self, loss: Tensor, *, materialize: bool = False) -> None:
-        """Go down the gradient of a loss, float [].
+        """Go down the gradient of a loss.
 
-        If it is to `materialize`, a parameter outside the loss has a gradient of zero, which weight
-        decay adds to.
+        Args:
+            loss: float [].
+            materialize: whether a parameter outside the loss has a gradient of zero, which weight
+                decay adds to.
         """
         loss.backward()  # type: ignore[no-untyped-call]
         for parameter in self._parameters.values():
@@ -83,27 +89,24 @@ class TorchOptimizer:
 
     def double(self) -> None:
         """Go on in float64, as the module does."""
-        for kept in self._optimizer.state.values():
-            kept.update({name: _doubled(value) for name, value in kept.items()})
+        for states in self._optimizer.state.values():
+            states.update({name: _doubled(value) for name, value in states.items()})
 
     def states(self) -> Arrays:
-        """The states by their names in the graphs; the next step changes them."""
-        shapes = {name: tuple(p.shape) for name, p in self._parameters.items()}
-        found = []
+        """Return the states by their names in the graphs; the next step changes them."""
+        shapes = {name: tuple(value.shape) for name, value in self._parameters.items()}
+        values = []
         for state in self._record.states:
             for parameter in self._parameters.values():
-                kept = self._optimizer.state.get(parameter, {}).get(state.name)
-                found.append(
-                    np.full(tuple(parameter.shape), state.initial, np.float32)
-                    if kept is None
-                    else kept.numpy()
-                )
+                value = self._optimizer.state.get(parameter, {}).get(state.name)
+                if value is None:  # before the first step
+                    values.append(np.full(tuple(parameter.shape), state.initial, np.float32))
+                else:
+                    values.append(value.numpy())
         if self._record.counts_steps:
-            found.append(np.array(self._steps, np.float32))
-        return {
-            spec.name: value
-            for spec, value in zip(self._record.state_specs(shapes), found, strict=True)
-        }
+            values.append(np.array(self._steps, np.float32))
+        specs = self._record.state_specs(shapes)
+        return {spec.name: value for spec, value in zip(specs, values, strict=True)}
 
 
 class Reference:
@@ -123,13 +126,13 @@ class Reference:
         self._module = set_mode(copy.deepcopy(module), "train")
         self._recipe = recipe
         self._base = base
-        self._sent = [p.detach() for p in module.parameters()]
+        self._sent = [parameter.detach() for parameter in module.parameters()]
         self._optimizer = TorchOptimizer(recipe, self._module, base, underway=underway)
 
     def step(
         self, x: Tensor, answer: Answer, noise: Mapping[str, Tensor] | None = None
     ) -> NDArray[Any]:
-        """One training step; returns the loss."""
+        """Take one training step, and return the loss."""
         feed_noise(self._module, noise or {})
         loss = self._recipe.loss.pytorch(self._module(x), answer)
         whole = loss
@@ -145,36 +148,37 @@ class Reference:
         self._sent = [_doubled(value) for value in self._sent]
 
     def anchors(self) -> Arrays:
-        """The weights at the start, as the graph takes them for the proximal term."""
+        """Return the weights at the start, as the graph takes them for the proximal term."""
         named = zip(self._module.named_parameters(), self._sent, strict=True)
         return {anchor_input(name): value.numpy() for (name, _), value in named}
 
     def snapshot(self) -> tuple[Arrays, Arrays]:
-        """Parameters and states by their names; the next step changes them."""
-        named = self._module.named_parameters()
-        return {
-            name: p.detach().numpy() for name, p in named if name not in self._base
-        }, self._optimizer.states()
+        """Return parameters and states by their names; the next step changes them."""
+        parameters = {}
+        for name, value in self._module.named_parameters():
+            if name not in self._base:
+                parameters[name] = value.detach().numpy()
+        return parameters, self._optimizer.states()
 
 
 class _Training(Protocol):
     def double(self) -> None: ...
 
-    def step(self, *given: Any) -> Any: ...
+    def step(self, *batch: Any) -> Any: ...
 
 
 _T = TypeVar("_T", bound=_Training)
 
 
-def in_float64(training: _T, *given: Any) -> _T | None:
-    """A copy that went one step from here in float64.
+def in_float64(training: _T, *batch: Any) -> _T | None:
+    """Return a copy that went one step from here in float64.
 
-    None where a module cannot, as with float32 tensors it makes.
+    None where a module cannot, as with float32 tensors that it makes.
     """
     with contextlib.suppress(Exception):
         twin = copy.deepcopy(training)
         twin.double()
-        twin.step(*tree_map(_doubled, given))
+        twin.step(*tree_map(_doubled, batch))
         return twin
     return None
 
@@ -182,4 +186,5 @@ def in_float64(training: _T, *given: Any) -> _T | None:
 def _doubled(value: Any) -> Any:
     if isinstance(value, Answer):
         return Answer(_doubled(value.y), _doubled(value.mask))
-    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+    is_float = isinstance(value, Tensor) and value.is_floating_point()
+    return value.double() if is_float else value

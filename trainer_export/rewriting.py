@@ -1,5 +1,4 @@
-"""While a model is traced, writes some of PyTorch's functions in simpler ones, and remembers the
-line that called.
+"""Writes some of PyTorch's functions in simpler ones while a model is traced.
 
 A rewrite stands above autograd, so its gradient needs no rule of its own. It is found in
 `trainer_export.functions` by the function that it stands for. Only traces see it: what an exported
@@ -21,15 +20,17 @@ from fleet_protocol.discovery import discover
 from fleet_protocol.errors import ExportError
 
 FUNCTIONS: Mapping[Any, Callable[..., Any]] = discover("trainer_export.functions", "FUNCTIONS")
-"""By the function: takes its arguments, returns its result, or NotImplemented to leave it as it is."""
+"""By the function: from its arguments its result, or NotImplemented to leave it as it is."""
 
-_FOREIGN = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+_TORCH = str(Path(torch.__file__).parent)
+_EXPORTER = str(Path(__file__).parent)
 _LINE = "stack_trace"  # under this name torch.fx copies it to every node
 
 
 class Rewriting(TorchFunctionMode):
-    """While this holds, functions are rewritten and traced nodes know the line of the model's file
-    they come from.
+    """Rewrites functions, and notes at each the line of the model's file that called it.
+
+    Traced nodes remember the line, for messages.
     """
 
     @override
@@ -52,7 +53,7 @@ class Rewriting(TorchFunctionMode):
 
 
 def place_of(meta: Mapping[str, Any], line: str | None) -> str:
-    """The module and line that an entry of trace metadata names, for a message.
+    """Return the module and line that an entry of trace metadata names, for a message.
 
     Empty if it names none.
     """
@@ -60,26 +61,24 @@ def place_of(meta: Mapping[str, Any], line: str | None) -> str:
     if not stack:
         return ""
     path, kind = list(stack.values())[-1]
-    where = (
-        kind
-        if isinstance(kind, str)
-        else f"module {path or '(the model itself)'} ({kind.__name__})"
-    )
+    where = kind
+    if not isinstance(kind, str):
+        where = f"module {path or '(the model itself)'} ({kind.__name__})"
     return f"{where}, {line}" if line else where
 
 
 def line_of(frame: FrameType | None) -> str:
-    """The innermost line that is neither PyTorch's nor the exporter's.
+    """Return the innermost line that is neither PyTorch's nor the exporter's.
 
     Empty where there is none below the exporter.
     """
     while frame is not None:
-        is_ours = frame.f_code.co_filename.startswith(_FOREIGN[1])
-        if (
-            is_ours and frame.f_code.co_name != "__torch_function__"
-        ):  # which stands between what the model calls
-            return ""
-        if not is_ours and not frame.f_code.co_filename.startswith((_FOREIGN[0], "<")):
-            return f"line {frame.f_lineno} of {Path(frame.f_code.co_filename).name}"
+        code = frame.f_code
+        if code.co_filename.startswith(_EXPORTER):
+            # A rewrite stands between two lines of a model; anything else of ours is above it.
+            if code.co_name != "__torch_function__":
+                return ""
+        elif not code.co_filename.startswith((_TORCH, "<")):
+            return f"line {frame.f_lineno} of {Path(code.co_filename).name}"
         frame = frame.f_back
     return ""

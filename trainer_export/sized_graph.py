@@ -18,7 +18,7 @@ Shape = tuple[int, ...]
 
 
 def sized(model: onnx.ModelProto, batch: int) -> onnx.GraphProto:
-    """A copy of a graph with the shapes of its values for a batch."""
+    """Return a copy of a graph with the shapes of its values for a batch."""
     fixed = onnx.ModelProto()
     fixed.CopyFrom(model)
     for value in (*fixed.graph.input, *fixed.graph.output):
@@ -35,40 +35,36 @@ class SizedGraph:
         self.proto = model.graph
         self._count = 0
         inferred = sized(model, _BATCH)
-        values = (*inferred.value_info, *inferred.input, *inferred.output)
-        tensors = [(v.name, v.type.tensor_type) for v in values]
-        self.shapes: dict[str, Shape] = {
-            name: tuple(d.dim_value for d in t.shape.dim) for name, t in tensors
-        }
-        items = {
-            name: helper.tensor_dtype_to_np_dtype(t.elem_type).itemsize
-            for name, t in tensors
-            if t.elem_type
-        }
-        self.sizes = {
-            name: math.prod(shape) * items.get(name, 4) for name, shape in self.shapes.items()
-        }
-        self.constants = {t.name: t for t in self.proto.initializer}
-        self.producers = {name: node for node in self.proto.node for name in node.output}
-        self._taken = {
-            *self.producers,
-            *self.constants,
-            *(value.name for value in self.proto.input),
-        }
+        self.shapes: dict[str, Shape] = {}
+        self.sizes: dict[str, int] = {}
+        for value in (*inferred.value_info, *inferred.input, *inferred.output):
+            tensor = value.type.tensor_type
+            shape = tuple(dim.dim_value for dim in tensor.shape.dim)
+            self.shapes[value.name] = shape
+            self.sizes[value.name] = math.prod(shape) * _number_bytes(tensor.elem_type)
+        self.constants = {tensor.name: tensor for tensor in self.proto.initializer}
+        self.producers: dict[str, onnx.NodeProto] = {}
+        for node in self.proto.node:
+            self.producers.update(dict.fromkeys(node.output, node))
+        inputs = (value.name for value in self.proto.input)
+        self._taken = {*self.producers, *self.constants, *inputs}
 
     def name(self) -> str:
-        """A name that no value has."""
+        """Return a name that no value has."""
         self._count += 1
         while f"memory.{self._count}" in self._taken:  # a graph that was rewritten before
             self._count += 1
         return f"memory.{self._count}"
 
     def ints(self, *values: int) -> str:
-        """A constant of integers."""
+        """Return a constant of integers."""
         return self.constant(np.array(values, np.int64))
 
     def constant(self, array: NDArray[np.int64]) -> str:
-        """A constant of its own: values that share one would be merged again by the runtime."""
+        """Return a constant that no other node has.
+
+        The runtime would merge values again that share one.
+        """
         tensor = numpy_helper.from_array(array, self.name())
         self.proto.initializer.append(tensor)
         self.constants[tensor.name] = tensor
@@ -78,12 +74,22 @@ class SizedGraph:
         """Set the nodes, without those whose results nobody uses, and forget unused constants."""
         needed = {value.name for value in self.proto.output}
         kept = live_nodes(nodes, needed)
-        constants = [t for t in self.proto.initializer if t.name in needed]
+        constants = [tensor for tensor in self.proto.initializer if tensor.name in needed]
         del self.proto.node[:], self.proto.initializer[:]
         self.proto.node.extend(kept)
         self.proto.initializer.extend(constants)
 
 
 def attribute(node: onnx.NodeProto, name: str) -> int:
-    """An integer attribute of a node; 0 if it has none of this name."""
-    return next((int(a.i) for a in node.attribute if a.name == name), 0)
+    """Return an integer attribute of a node; 0 if it has none of this name."""
+    for entry in node.attribute:
+        if entry.name == name:
+            return int(entry.i)
+    return 0
+
+
+def _number_bytes(element_type: int) -> int:
+    """Return bytes of a number; 4 where nothing is known of its type."""
+    if not element_type:
+        return 4
+    return int(helper.tensor_dtype_to_np_dtype(element_type).itemsize)

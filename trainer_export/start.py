@@ -1,5 +1,4 @@
-"""Initial weights from a file or an earlier run: by the model's own names, by renamed ones, all of
-them or some.
+"""Initial weights from a file or an earlier run, by the model's own names or renamed ones.
 
 Files of torch are read by PyTorch's own reader of tensors alone (``weights_only``), which runs
 nothing.
@@ -19,12 +18,15 @@ from safetensors.torch import load_file
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.spelling import did_you_mean
 
-_INSIDE = (
-    "state_dict",
-    "model_state_dict",
-    "model",
-)  # keys under which people store the tensors of a checkpoint
-_SHOWN = 3
+# Keys under which people store the tensors of a checkpoint.
+_INSIDE = ("state_dict", "model_state_dict", "model")
+_SHOWN = 3  # names in a message
+
+# How far a buffer of a file may be from the model's own, which half precision rounds.
+_BUFFER_RELATIVE = 4e-3
+_BUFFER_ABSOLUTE = 1e-6
+
+Array = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -40,17 +42,17 @@ class Start:
             what was drawn; and whether there may be more than the model has.
     """
 
-    tensors: Mapping[str, NDArray[np.float32]]
+    tensors: Mapping[str, Array]
     source: str
     names: Sequence[tuple[str, str]] = ()
     partial: bool = False
 
     def put_into(
         self,
-        weights: Mapping[str, NDArray[np.float32]],
+        weights: Mapping[str, Array],
         further: Mapping[str, str | NDArray[np.generic]] = MappingProxyType({}),
-    ) -> dict[str, NDArray[np.float32]]:
-        """The weights of a model, as they were drawn, with what this has of them.
+    ) -> dict[str, Array]:
+        """Return the weights of a model, as they were drawn, with what this has of them.
 
         Args:
             weights: by the first name of each.
@@ -61,83 +63,88 @@ class Start:
             ConfigError: two tensors get one name, what is one in the model differs, a buffer has
                 other values, none fits, or without `partial` not all fit; the message names some.
         """
-        given: dict[str, NDArray[np.float32]] = {}
+        offered = self._by_our_names()
+        for name in offered.keys() & further.keys() - weights.keys():
+            first = further[name]
+            value = offered.pop(name)
+            if not isinstance(first, str):
+                self._refuse_buffer(name, first, value)
+            elif first and not np.array_equal(offered.setdefault(first, value), value):
+                raise ConfigError(
+                    f"{self.source}: {name} is not {first} there, and both are one tensor of the"
+                    " model"
+                )
+        common = weights.keys() & offered.keys()
+        fitting = {name for name in common if weights[name].shape == offered[name].shape}
+        all_fit = fitting == weights.keys() | offered.keys()
+        if not fitting or not (self.partial or all_fit):
+            raise ConfigError(f"{self.source}: {self._misfit(weights, offered, fitting)}")
+        return {
+            name: offered[name] if name in fitting else value for name, value in weights.items()
+        }
+
+    def _by_our_names(self) -> dict[str, Array]:
+        """Return the tensors by the names that the model has for them."""
+        tensors: dict[str, Array] = {}
         for name, value in self.tensors.items():
             ours = self._renamed(name)
-            if ours in given:
+            if ours in tensors:
                 raise ConfigError(
-                    f"{self.source}: two tensors would be {ours}, {name} is one; make the names differ"
+                    f"{self.source}: two tensors would be {ours}, {name} is one; make the names"
+                    " differ"
                 )
-            given[ours] = value
-        for name in given.keys() & further.keys() - weights.keys():
-            first = further[name]
-            value = given.pop(name)
-            if not isinstance(first, str):
-                fits = first.shape == value.shape
-                if not (
-                    np.allclose(first, value, 4e-3, 1e-6, equal_nan=True) if fits else self.partial
-                ):
-                    raise ConfigError(
-                        f"{self.source}: the buffer {name} is another than the model's, which would be exported: let"
-                        " the model have that of the file, or make it a parameter with requires_grad=False"
-                    )
-            elif first and not np.array_equal(given.setdefault(first, value), value):
-                raise ConfigError(
-                    f"{self.source}: {name} is not {first} there, and both are one tensor of the model"
-                )
-        fitting = {
-            name
-            for name in weights.keys() & given.keys()
-            if weights[name].shape == given[name].shape
-        }
-        if not fitting or (not self.partial and fitting != weights.keys() | given.keys()):
-            raise ConfigError(f"{self.source}: {self._misfit(weights, given, fitting)}")
-        return {name: given[name] if name in fitting else value for name, value in weights.items()}
+            tensors[ours] = value
+        return tensors
+
+    def _refuse_buffer(self, name: str, buffer: NDArray[np.generic], value: Array) -> None:
+        """Refuse a file whose buffer is not the model's, which makes it anew."""
+        same = self.partial
+        if buffer.shape == value.shape:
+            same = np.allclose(buffer, value, _BUFFER_RELATIVE, _BUFFER_ABSOLUTE, equal_nan=True)
+        if not same:
+            raise ConfigError(
+                f"{self.source}: the buffer {name} is another than the model's, which would be"
+                " exported: let the model have that of the file, or make it a parameter with"
+                " requires_grad=False"
+            )
 
     def _renamed(self, name: str) -> str:
+        """Return the model's name of a tensor: by the first pair that matches, else its own."""
         for theirs, ours in self.names:
             head, star, tail = theirs.partition("*")
-            inside = (
-                star
-                and len(name) >= len(head + tail)
-                and name.startswith(head)
-                and name.endswith(tail)
-            )
-            if inside or name == theirs:
+            matches = name == theirs
+            if star:
+                # A start and an end that overlap in the name leave nothing for the star.
+                long_enough = len(name) >= len(head + tail)
+                matches = long_enough and name.startswith(head) and name.endswith(tail)
+            if matches:
                 return ours.replace("*", name[len(head) : len(name) - len(tail)])
         return name
 
     def _misfit(
-        self, weights: Mapping[str, Any], given: Mapping[str, Any], fitting: set[str]
+        self, weights: Mapping[str, Any], offered: Mapping[str, Any], fitting: set[str]
     ) -> str:
+        """Return what does not fit, and the options that say so."""
+        common = weights.keys() & offered.keys()
         unlike = [
-            f"{name} is {list(given[name].shape)} and should be {list(weights[name].shape)}"
-            for name in sorted(weights.keys() & given.keys() - fitting)
+            f"{name} is {list(offered[name].shape)} and should be {list(weights[name].shape)}"
+            for name in sorted(common - fitting)
         ]
-        missing, more = (
-            sorted(names)
-            for names in (weights.keys() - given.keys(), given.keys() - weights.keys())
-        )
-        parts = [
-            *unlike[:_SHOWN],
-            *(
-                [f"{len(missing)} tensors of the model are not there ({_some(missing)})"]
-                if missing
-                else []
-            ),
-            *(
-                [f"{len(more)} are not the model's ({_some(more)}){did_you_mean(more[0], weights)}"]
-                if more
-                else []
-            ),
-        ]
+        missing = sorted(weights.keys() - offered.keys())
+        additional = sorted(offered.keys() - weights.keys())
+        reasons = unlike[:_SHOWN]
+        if missing:
+            reasons.append(f"{len(missing)} tensors of the model are not there ({_some(missing)})")
+        if additional:
+            hint = did_you_mean(additional[0], weights)
+            reasons.append(f"{len(additional)} are not the model's ({_some(additional)}){hint}")
         return (
-            f"{'; '.join(parts)}. Say what is called otherwise with --start-name THEIRS=OURS, such as 'model.*=*', or"
-            " take what fits with --start-partial"
+            f"{'; '.join(reasons)}. Say what is called otherwise with --start-name THEIRS=OURS,"
+            " such as 'model.*=*', or take what fits with --start-partial"
         )
 
 
-def read_start(path: Path) -> dict[str, NDArray[np.float32]]:
+def read_start(path: Path) -> dict[str, Array]:
     """Read the tensors of a file.
 
     Args:
@@ -150,35 +157,38 @@ def read_start(path: Path) -> dict[str, NDArray[np.float32]]:
     Raises:
         ConfigError: it is not there, or holds anything but tensors by name.
     """
-    try:
-        if path.suffix == ".safetensors":
-            found: Any = load_file(path)
-        else:
-            found = torch.load(path, map_location="cpu", weights_only=True)
-    except (
-        Exception
-    ) as error:  # what torch raises for a file that is none of tensors has no base of its own
-        raise ConfigError(
-            f"cannot read the tensors in {path}: {str(error).splitlines()[0]}; give a .safetensors file, or one that"
-            " torch.save wrote of a state_dict"
-        ) from error
-    inner = next(
-        (
-            found[key]
-            for key in _INSIDE
-            if isinstance(found, dict) and isinstance(found.get(key), dict)
-        ),
-        found,
-    )
-    tensors = inner if isinstance(inner, dict) else {}
-    floats = {
-        str(name): value.detach().float().numpy()
-        for name, value in tensors.items()
-        if isinstance(value, torch.Tensor) and value.is_floating_point()
-    }
+    floats = {}
+    for name, value in _tensors_in(_load(path)).items():
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            floats[str(name)] = value.detach().float().numpy()
     if not floats:
         raise ConfigError(f"{path} holds no float tensors by name; give the state_dict of a model")
     return floats
+
+
+def _load(path: Path) -> Any:
+    """Read a file by the reader of its format."""
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        return torch.load(path, map_location="cpu", weights_only=True)
+    # What torch raises for a file of anything else has no base class of its own.
+    except Exception as error:
+        raise ConfigError(
+            f"cannot read the tensors in {path}: {str(error).splitlines()[0]}; give a .safetensors"
+            " file, or one that torch.save wrote of a state_dict"
+        ) from error
+
+
+def _tensors_in(content: Any) -> dict[Any, Any]:
+    """Return the tensors of a checkpoint, which may lie under a key."""
+    if not isinstance(content, dict):
+        return {}
+    for key in _INSIDE:
+        if isinstance(content.get(key), dict):
+            inner: dict[Any, Any] = content[key]
+            return inner
+    return content
 
 
 def _some(names: Sequence[str]) -> str:

@@ -1,12 +1,10 @@
-"""The files of one tier: traced, compared with PyTorch and written, or taken from an earlier export
-that has them.
-"""
+"""The files of one tier: traced, compared with PyTorch and written, or copied if unchanged."""
 
 import gc
 import shutil
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +13,7 @@ from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
 from fleet_protocol.errors import ExportError, ShoalError
-from fleet_protocol.manifest import digest_of
+from fleet_protocol.manifest import CheckSpec, digest_of
 from fleet_protocol.weights import encode_weights
 from models.cut import CLASSES
 from models.own_class import OWN_CLASS
@@ -31,6 +29,7 @@ from trainer_export.formats.files import SetFile, UnavailableError
 from trainer_export.loss import Answer
 from trainer_export.manifests import Facts, manifest_of
 from trainer_export.model_inputs import (
+    Signature,
     check_output,
     heads_of,
     model_noise,
@@ -38,7 +37,7 @@ from trainer_export.model_inputs import (
     require_one_output,
 )
 from trainer_export.own_class import own_class
-from trainer_export.parallel import Job, Tell
+from trainer_export.parallel import Job, ReportStage
 from trainer_export.provenance import MADE_FROM, facts_of, record_of, unchanged
 from trainer_export.publishing import write_file
 from trainer_export.recipe import Recipe
@@ -46,17 +45,40 @@ from trainer_export.traced_program import advice_on
 
 Format = Literal["onnx", "ort-training", "executorch"]
 
-_BASE_BYTES, _COPIES = (
-    100_000_000,
-    8,
-)  # what a process exports a tier in: beside what it shares, and of its parameters
+_BASE_BYTES = 100_000_000  # memory of a process that exports a tier, beside what it shares
+_COPIES = 8  # of the tier's parameters that such a process holds
+
+
+@dataclass(frozen=True)
+class _SubModel:
+    """A tier that is built and ready to be exported.
+
+    Attributes:
+        flops: per sample, of a forward pass and of a training step.
+    """
+
+    module: nn.Module
+    signature: Signature
+    batches: SizedBatches
+    flops: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class _Written:
+    """What the formats gave for one tier; each adds to it in turn."""
+
+    files: list[SetFile]
+    checks: list[CheckSpec]
+    skipped: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class TierSets:
     """The tiers of one export.
 
-    `bases` are files of frozen parameters by width, `folder` is of the set being made.
+    Attributes:
+        bases: files of frozen parameters by width.
+        folder: of the set that is being made.
     """
 
     export: Export
@@ -64,35 +86,38 @@ class TierSets:
     bases: Mapping[float, SetFile]
     folder: Path
 
-    def take(self, tier: Tier, old: Path) -> bool:
-        """Take a tier's files from an earlier export's folder, if they would come out the same.
+    def reuse(self, tier: Tier, earlier: Path) -> bool:
+        """Copy a tier's files from an earlier export if they would come out the same.
 
-        Whether they would.
+        Returns:
+            Whether they would.
         """
-        if not (old / MADE_FROM).is_file():
+        if not (earlier / MADE_FROM).is_file():
             return False
-        if not unchanged(old, self._facts(tier, self.export.module(tier))):
+        if not unchanged(earlier, self._facts(tier, self.export.module(tier))):
             return False
-        shutil.copytree(old, self.folder / tier.id)
+        shutil.copytree(earlier, self.folder / tier.id)
         return True
 
     def job(self, tier: Tier) -> Job:
-        """What exports a tier.
+        """Return the job that exports a tier.
 
         It raises what `trainer_export.artifact_set.export_architecture` says.
         """
         nbytes = _BASE_BYTES + 4 * _COPIES * self.export.layout.parameter_count(tier)
-        return Job(tier.id, nbytes, lambda tell: self._told(tier, tell))
+        return Job(tier.id, nbytes, lambda report: self._run(tier, report))
 
-    def _told(self, tier: Tier, tell: Tell) -> None:
+    def _run(self, tier: Tier, report: ReportStage) -> None:
+        """Export a tier, and name the user's line if the model's own code fails."""
         try:
-            self._write(tier, tell)
+            self._write(tier, report)
         except (ShoalError, OSError, MemoryError):
             raise
         except Exception as error:
             raise ExportError(
-                f"{self.export.arch.name}: {tier.id}: the model fails{at_line_of(error)}: {first_line(error)};"
-                f" it must run on any samples of its shape, in training, too, and {advice_on(error)}"
+                f"{self.export.arch.name}: {tier.id}: the model fails{at_line_of(error)}:"
+                f" {first_line(error)}; it must run on any samples of its shape, in training, too,"
+                f" and {advice_on(error)}"
             ) from error
 
     def _facts(self, tier: Tier, module: nn.Module) -> dict[str, Any]:
@@ -101,81 +126,115 @@ class TierSets:
             "base": base and digest_of(base.data)
         }
 
-    def _write(self, tier: Tier, tell: Tell) -> None:
-        export = self.export
-        folder = self.folder / tier.id
-        head = export.head(tier)
-        module = export.module(tier)
-        recipe = export.recipe
-        made_from = self._facts(tier, module)
-        base = self.bases.get(tier.width)
-        signature = export.signature_of(tier, module)
-        signature = replace(signature, noise=model_noise(module, signature))
-        flops = count_flops(module, signature)
-        batches = SizedBatches(
-            signature, vocabulary_of(module), seed=export.seed, loss=recipe.loss
-        ).sized_for(flops[1])
-        _try_out(module, recipe, batches)
-        parts = [
-            (item.name, part)
-            for item in export.layout.parameters
-            for dim in item.dims
-            for part in dim.segments
-        ]
-        _refuse_idle(
-            module,
-            recipe,
-            batches,
-            {parameter for parameter, part in parts if part.axis == CLASSES},
-        )
-        tell("tracing")
-        with _uncollected():
-            graphs = portable.write_graphs(module, signature, recipe)
-        tell("checking against PyTorch")
-        checks = list(portable.check_graphs(graphs, module, recipe, batches))
-        files: list[SetFile] = [*graphs, *([] if base is None else [base])]
-        skipped: dict[str, str] = {}
+    def _write(self, tier: Tier, report: ReportStage) -> None:
+        """Trace, check and write a tier, whose model is tried out before the long work begins."""
+        head = self.export.head(tier)
+        module = self.export.module(tier)
+        made_from = self._facts(tier, module)  # before a trace changes anything in the module
+        model = self._prepare(tier, module)
+        self._try_out(model)
+
+        written, footprint = self._write_portable(tier, model, report)
         if "ort-training" in self.formats:
-            tell("writing onnxruntime-training artifacts")
-            try:
-                training = ort_training.write_artifacts(module, signature, recipe)
-            except UnavailableError as error:
-                training, skipped["ort-training"] = (), str(error)
-            tell("checking onnxruntime-training artifacts")
-            if training:
-                checks += ort_training.check_artifacts(training, module, recipe, batches)
-            files += training
+            self._add_ort_training(written, model, report)
         if "executorch" in self.formats:
-            tell("writing ExecuTorch programs")
-            try:
-                programs = executorch.write_programs(module, signature, recipe)
-            except UnavailableError as error:
-                programs, skipped["executorch"] = (), str(error)
-            tell("checking ExecuTorch programs")
-            checks += executorch.check_programs(programs, module, recipe, batches)
-            files += programs
-        tell("writing")
-        footprint = Footprint(
-            export.layout.parameter_count(tier), *flops, peak_memory(graphs[0].model)
-        )
-        for file in files:
+            self._add_executorch(written, model, report)
+
+        report("writing")
+        folder = self.folder / tier.id
+        for file in written.files:
             write_file(folder / file.path, file.data)
         if head:
             write_file(folder / "head.safetensors", encode_weights(head))
-        facts = Facts(signature, signature.noise or {}, tuple(checks), footprint, skipped)
-        write_file(folder / OWN_CLASS, own_class(export, tier, module))
-        write_file(folder / "manifest.json", manifest_of(export, tier, files, facts).to_bytes())
+        facts = Facts(
+            model.signature,
+            model.signature.noise or {},
+            tuple(written.checks),
+            footprint,
+            written.skipped,
+        )
+        manifest = manifest_of(self.export, tier, written.files, facts)
+        write_file(folder / OWN_CLASS, own_class(self.export, tier, module))
+        write_file(folder / "manifest.json", manifest.to_bytes())
+        # Last, because it holds the digest of every other file.
         write_file(folder / MADE_FROM, record_of(folder, made_from))
+
+    def _prepare(self, tier: Tier, module: nn.Module) -> _SubModel:
+        """Measure a sub-model, and choose the batches that its graphs are checked with."""
+        signature = self.export.signature_of(tier, module)
+        signature = replace(signature, noise=model_noise(module, signature))
+        flops = count_flops(module, signature)
+        loss = self.export.recipe.loss
+        batches = SizedBatches(
+            signature, vocabulary_of(module), seed=self.export.seed, loss=loss
+        ).sized_for(flops[1])
+        return _SubModel(module, signature, batches, flops)
+
+    def _try_out(self, model: _SubModel) -> None:
+        """Refuse a model that the recipe does not fit, or that has a head without a gradient."""
+        _try_own_functions(model.module, self.export.recipe, model.batches)
+        class_rows = {
+            parameter.name
+            for parameter in self.export.layout.parameters
+            if any(segment.axis == CLASSES for dim in parameter.dims for segment in dim.segments)
+        }
+        _refuse_idle(model.module, self.export.recipe, model.batches, class_rows)
+
+    def _write_portable(
+        self, tier: Tier, model: _SubModel, report: ReportStage
+    ) -> tuple[_Written, Footprint]:
+        """Return the graphs with the file of frozen tensors, and what they cost a device."""
+        recipe = self.export.recipe
+        report("tracing")
+        with _collection_paused():
+            graphs = portable.write_graphs(model.module, model.signature, recipe)
+        report("checking against PyTorch")
+        checks = portable.check_graphs(graphs, model.module, recipe, model.batches)
+        files: list[SetFile] = list(graphs)
+        base = self.bases.get(tier.width)
+        if base is not None:
+            files.append(base)
+        parameters = self.export.layout.parameter_count(tier)
+        footprint = Footprint(parameters, *model.flops, peak_memory(graphs[0].model))
+        return _Written(files, list(checks)), footprint
+
+    def _add_ort_training(self, written: _Written, model: _SubModel, report: ReportStage) -> None:
+        recipe = self.export.recipe
+        report("writing onnxruntime-training artifacts")
+        artifacts: Sequence[SetFile] = ()
+        try:
+            artifacts = ort_training.write_artifacts(model.module, model.signature, recipe)
+        except UnavailableError as error:
+            written.skipped["ort-training"] = str(error)
+        # Reported without artifacts, too: the progress counts two stages for each format.
+        report("checking onnxruntime-training artifacts")
+        if artifacts:
+            written.checks.extend(
+                ort_training.check_artifacts(artifacts, model.module, recipe, model.batches)
+            )
+        written.files.extend(artifacts)
+
+    def _add_executorch(self, written: _Written, model: _SubModel, report: ReportStage) -> None:
+        recipe = self.export.recipe
+        report("writing ExecuTorch programs")
+        programs: Sequence[SetFile] = ()
+        try:
+            programs = executorch.write_programs(model.module, model.signature, recipe)
+        except UnavailableError as error:
+            written.skipped["executorch"] = str(error)
+        report("checking ExecuTorch programs")
+        written.checks.extend(
+            executorch.check_programs(programs, model.module, recipe, model.batches)
+        )
+        written.files.extend(programs)
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
-    """While this holds, cycles of objects are not looked for: a trace makes millions of them, which
-    go at the end.
-    """
+def _collection_paused() -> Iterator[None]:
+    """Pause the search for cycles of objects: a trace makes millions, which end together."""
     enabled = gc.isenabled()
     gc.disable()
-    gc.freeze()  # what was there before is not looked through at the end
+    gc.freeze()  # so that the collection at the end skips what was there before
     try:
         yield
     finally:
@@ -185,7 +244,8 @@ def _uncollected() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _try_out(module: nn.Module, recipe: Recipe, batches: SizedBatches) -> None:
+def _try_own_functions(module: nn.Module, recipe: Recipe, batches: SizedBatches) -> None:
+    """Call the user's loss and metrics once on every size of a batch."""
     require_one_output(batches.signature, recipe.loss)
     if not recipe.has_own:
         return
@@ -197,27 +257,46 @@ def _try_out(module: nn.Module, recipe: Recipe, batches: SizedBatches) -> None:
 
 
 def _refuse_idle(
-    module: nn.Module, recipe: Recipe, batches: SizedBatches, heads: Container[str]
+    module: nn.Module, recipe: Recipe, batches: SizedBatches, class_rows: Container[str]
 ) -> None:
-    """See that the loss depends on all that a model returns, and on `heads`, parameters with rows
-    for labels.
+    """Refuse a model of which a head would never be trained.
+
+    Args:
+        module: the sub-model.
+        recipe: its loss must depend on every head.
+        batches: what is tried.
+        class_rows: names of parameters that have rows for labels.
+
+    Raises:
+        ExportError: the loss does not depend on a head, or on one of these parameters.
     """
-    model, (x, y) = prepared(module, "train"), next(batches.take(1))
+    model = prepared(module, "train")
+    x, y = next(batches.take(1))
     with torch.random.fork_rng(devices=[]):
         output = model(x)
     check_output(output, batches.signature)
     loss = recipe.loss.pytorch(output, Answer(y, batches.mask()))
-    read = set[Any]()
-    todo = list[Any]([get_gradient_edge(loss)[:2]] if loss.requires_grad else ())
-    while todo:
-        edge = todo.pop()
-        if edge[0] is not None and edge not in read:
-            read.add(edge)
-            todo += edge[0].next_functions
-    own = {name: value for name, value in model.named_parameters() if name in heads}
-    for name, value in {**heads_of(output), **own}.items():
-        if value.requires_grad and get_gradient_edge(value)[:2] not in read:
+    edges = _edges_below(loss)
+    parameters = dict(model.named_parameters())
+    rows = {name: parameters[name] for name in parameters if name in class_rows}
+    for name, value in {**heads_of(output), **rows}.items():
+        if value.requires_grad and get_gradient_edge(value)[:2] not in edges:
             raise ExportError(
-                f"the loss {recipe.loss.name} does not depend on {name}, which would never be trained; let it depend on"
-                " it, or leave that head out of the model"
+                f"the loss {recipe.loss.name} does not depend on {name}, which would never be"
+                " trained; let it depend on it, or leave that head out of the model"
             )
+
+
+def _edges_below(loss: torch.Tensor) -> set[Any]:
+    """Return every edge of the graph of gradients that a backward pass from a loss follows."""
+    edges = set[Any]()
+    if not loss.requires_grad:
+        return edges
+    waiting: list[Any] = [get_gradient_edge(loss)[:2]]
+    while waiting:
+        edge = waiting.pop()
+        # A function of None stands for a value without a gradient.
+        if edge[0] is not None and edge not in edges:
+            edges.add(edge)
+            waiting += edge[0].next_functions
+    return edges

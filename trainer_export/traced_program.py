@@ -33,52 +33,65 @@ from models.zoo.randomized_model import CHECKPOINT_REFUSAL
 from trainer_export.batch_uses import Known, describe, mark_of, uses_of
 from trainer_export.graph import Port
 from trainer_export.lowering.table import LOWERINGS
-from trainer_export.lowering.values import Spec
+from trainer_export.lowering.values import Spec, is_fixed
 from trainer_export.operators import DECOMPOSITIONS
 from trainer_export.passes import simplify
 from trainer_export.rewriting import Rewriting, line_of, place_of
 
 BATCH = "batch"
 _TORCH = str(torch.__path__[0])
-_EXAMPLE_BATCH, _OTHER_BATCH = (
-    5,
-    7,
-)  # above 1; the other for models that have the one among their own sizes
+_EXAMPLE_BATCH = 5  # above 1, of which PyTorch takes other ways
+_OTHER_BATCH = 7  # for models that have the first among their own sizes
 
 
 @dataclass(frozen=True)
 class Trace:
-    """A traced program with the names of what goes in and out."""
+    """A traced program with the names of what goes in and out.
+
+    Attributes:
+        program: flat list of torch operators.
+        inputs: in the program's order.
+        input_specs: traced shapes of the inputs.
+        outputs: in the program's order.
+        batch_input: name of an input whose first dimension is the batch.
+        hidden: inputs and outputs that the graph shall not have; no output that it has depends on
+            such an input.
+    """
 
     name: str
-    program: fx.GraphModule  # flat list of torch operators
-    inputs: tuple[Port, ...]  # in the program's order
-    input_specs: tuple[Spec, ...]  # traced shapes of the inputs
-    outputs: tuple[Port, ...]  # in the program's order
-    batch_input: str  # name of an input whose first dimension is the batch
-    # inputs and outputs that the graph shall not have; no output that it has depends on such an
-    # input
+    program: fx.GraphModule
+    inputs: tuple[Port, ...]
+    input_specs: tuple[Spec, ...]
+    outputs: tuple[Port, ...]
+    batch_input: str
     hidden: frozenset[str] = frozenset()
 
     def part(self, name: str, outputs: Sequence[str], hidden_inputs: Sequence[str] = ()) -> "Trace":
-        """The same program as another graph with some of the outputs, without inputs that only the
-        others depend on.
+        """Return the same program as another graph, with some of the outputs.
+
+        Args:
+            name: of the graph.
+            outputs: those that it has.
+            hidden_inputs: inputs that only the other outputs depend on.
         """
-        others = {port.name for port in self.outputs}.difference(outputs)
-        return replace(self, name=name, hidden=frozenset({*others, *hidden_inputs}))
+        hidden = {port.name for port in self.outputs}.difference(outputs)
+        return replace(self, name=name, hidden=frozenset({*hidden, *hidden_inputs}))
 
     def where(self, node: fx.Node) -> str:
-        """The module a node comes from and the line of its file, for a message."""
+        """Return the module that a node comes from and the line of its file, for a message."""
         for candidate in (node, *node.all_input_nodes):
-            found = place_of(candidate.meta, candidate.stack_trace)
-            if found:
-                return found
+            place = place_of(candidate.meta, candidate.stack_trace)
+            if place:
+                return place
         return f"the {self.name} graph outside any module"
 
 
 class _Batch(ShapeEnv):
-    """Remembers the first place where the batch was taken for a number, or the model took one way
-    by its size.
+    """Notices what a model does with the size of its batch.
+
+    Attributes:
+        where: the first place where it was taken for a number, or decided which way to go.
+        branches: whether a condition of the model depends on it.
     """
 
     where = ""
@@ -86,28 +99,34 @@ class _Batch(ShapeEnv):
 
     @override
     def evaluate_expr(self, *args: Any, **kwargs: Any) -> Any:
-        found = super().evaluate_expr(*args, **kwargs)
+        value = super().evaluate_expr(*args, **kwargs)
         caller = sys._getframe(1)  # noqa: SLF001 - no public name
-        asks: FrameType | None = caller
-        while asks is not None and asks.f_code.co_name != "__bool__":
-            asks = asks.f_back
-        who = asks.f_back if asks is not None else None
-        if who is not None and not who.f_code.co_filename.startswith(_TORCH):
-            self.branches |= _hangs_on_size(args[0], bool(found))
+        if _is_condition_of_model(caller):
+            self.branches |= _depends_on_size(args[0], bool(value))
         if (self.replacements or self.branches) and not self.where:
             self.where = place_of(traceback.current_meta, line_of(caller))
-        return found
+        return value
 
 
-def _hangs_on_size(condition: Any, found: bool) -> bool:
-    """Whether a condition on the batch is another for other sizes: 1, many, and those that it
-    names.
+def _is_condition_of_model(frame: FrameType | None) -> bool:
+    """Return whether a size is compared in a condition outside of PyTorch."""
+    while frame is not None and frame.f_code.co_name != "__bool__":
+        frame = frame.f_back
+    if frame is None or frame.f_back is None:
+        return False
+    return not frame.f_back.f_code.co_filename.startswith(_TORCH)
+
+
+def _depends_on_size(condition: Any, value: bool) -> bool:
+    """Return whether a condition on the batch is another for other sizes.
+
+    These are 1, many, and the numbers that it names with their neighbours.
     """
-    named = {int(number) + more for number in condition.atoms(sympy.Integer) for more in (-1, 0, 1)}
-    sizes = {1, 2, 10**6, *(size for size in named if size > 0)}
-    return any(
-        bool(condition.subs(dict.fromkeys(condition.free_symbols, size))) != found for size in sizes
-    )
+    sizes = {1, 2, 10**6}
+    for number in condition.atoms(sympy.Integer):
+        sizes.update(size for size in range(int(number) - 1, int(number) + 2) if size > 0)
+    symbols = condition.free_symbols
+    return any(bool(condition.subs(dict.fromkeys(symbols, size))) != value for size in sizes)
 
 
 def trace_program(
@@ -119,17 +138,78 @@ def trace_program(
 ) -> Trace:
     """Trace a pure function, of one tensor per input to one per output, with a dynamic batch.
 
-    What is `known` says where the batch is in programs that were traced before; this one's place is
-    noted.
+    Args:
+        name: of the graph.
+        function: what is traced.
+        inputs: of the function.
+        outputs: of the function.
+        known: where programs that were traced before use the batch; this one's uses are added.
 
     Raises:
         ExportError: the function cannot be traced with a dynamic batch.
     """
-    places = list[str]()
+    tracing = _Tracing(name, function, inputs, outputs)
+    known = {} if known is None else known
+    key = (name, *(port.name for port in inputs))
+    mark = mark_of(inputs)
+    if known.get(key) is not None and mark is not None:
+        with suppress(Exception):  # the trace with a symbol raises it again
+            trace = tracing.with_number(mark)
+            if trace and uses_of(trace.program) == known[key]:
+                return trace
+    place = ""
+    try:
+        for example in (_EXAMPLE_BATCH, _OTHER_BATCH):
+            batch = _Batch()
+            trace = tracing.with_symbol(example, batch)
+            if trace:
+                known[key] = uses_of(trace.program)
+                return trace
+            place = place or batch.where
+    except ExportError:
+        raise
+    except Exception as error:
+        raise ExportError(
+            f"the {name} graph cannot be traced{at_line_of(error)}: {first_line(error)};"
+            f" {advice_on(error)}"
+        ) from error
+    at_place = f", {place}" if place else ""
+    raise ExportError(
+        f"the {name} graph works for some batch sizes only{at_place}; do not use the batch size as"
+        " a number or in a condition (write x.shape[0] for len(x)), and call no function of"
+        " torch.jit.script"
+    )
 
-    def traced(example: int, environment: _Batch | None) -> Trace | None:
-        mode = FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
-        fakes = _fake_inputs(mode, inputs, example)
+
+@dataclass(frozen=True)
+class _Tracing:
+    """A function that is traced, with what goes in and out."""
+
+    name: str
+    function: Callable[..., list[Tensor]]
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+
+    def with_symbol(self, example: int, batch: _Batch) -> Trace | None:
+        """Trace it with a symbol for the batch; None if it works for the example alone."""
+        trace = self._trace(example, batch)
+        if self._is_for_one_size(trace) or (trace.batch_input and batch.branches):
+            return None
+        return trace
+
+    def with_number(self, mark: int) -> Trace | None:
+        """Trace it with a number whose multiples are the batch; None if it has no batch then."""
+        trace = self._trace(mark, None)
+        return None if self._is_for_one_size(trace) else trace
+
+    def _is_for_one_size(self, trace: Trace) -> bool:
+        if not trace.batch_input:
+            return False
+        return all(is_fixed(spec.shape) for spec in trace.input_specs)
+
+    def _trace(self, example: int, batch: _Batch | None) -> Trace:
+        mode = FakeTensorMode(shape_env=batch, allow_non_fake_inputs=True)
+        fakes = _fake_inputs(mode, self.inputs, example)
         table = _decompositions()
         # PyTorch's C++ decompositions (chunk, pad, ...) would fix the batch size; those in Python
         # keep it a symbol.
@@ -141,89 +221,73 @@ def trace_program(
             sdpa_kernel(SDPBackend.MATH),
             hooks,
         ):
-            program = _without_mutation(_recorded(function, table)(*fakes), fakes, table)
+            recorded = _recorded(self.function, table)(*fakes)
+            program = _without_mutation(recorded, fakes, table)
         simplify(program)
-        describe(program, None if environment else example)
+        describe(program, None if batch else example)
         specs = tuple(node.meta["val"] for node in program.graph.nodes if node.op == "placeholder")
-        fixed = all(isinstance(size, int) for spec in specs for size in spec.shape)
-        if batched and (fixed or (environment is not None and environment.branches)):
-            places.append(environment.where if environment else "")
-            return None  # it works for the example alone
-        return Trace(name, program, inputs, specs, outputs, next(iter(batched), ""))
+        batched = [port.name for port in self.inputs if BATCH in port.shape]
+        batch_input = batched[0] if batched else ""
+        return Trace(self.name, program, self.inputs, specs, self.outputs, batch_input)
 
-    batched = [port.name for port in inputs if BATCH in port.shape]
-    known = {} if known is None else known
-    key = (name, *(port.name for port in inputs))
-    mark = mark_of(inputs)
-    if known.get(key) is not None and mark is not None:
-        with suppress(Exception):  # which comes out below
-            trace = traced(mark, None)
-            if trace and uses_of(trace.program) == known[key]:
-                return trace
-    try:
-        for example in (_EXAMPLE_BATCH, _OTHER_BATCH):
-            trace = traced(example, _Batch())
-            if trace:
-                known[key] = uses_of(trace.program)
-                return trace
-    except ExportError:
-        raise
-    except Exception as error:
-        raise ExportError(
-            f"the {name} graph cannot be traced{at_line_of(error)}: {first_line(error)}; {advice_on(error)}"
-        ) from error
-    raise ExportError(
-        f"the {name} graph works for some batch sizes only{', '.join(['', *filter(None, places[:1])])}; do not use the"
-        " batch size as a number or in a condition (write x.shape[0] for len(x)), and call no function of"
-        " torch.jit.script"
-    )
+
+_ADVICE = {
+    "checkpoint": "leave torch.utils.checkpoint out",
+    "numpy": "use PyTorch's functions instead of NumPy's",
+    "does not require grad": (
+        "take gradients inside a model by torch.func.grad, which evaluation has, too"
+    ),
+    "higher order operator": "use torch.where, which computes both branches",
+}
+"""What to do about an error, by words of it."""
 
 
 def advice_on(error: Exception) -> str:
-    """What to do about an error of a model that is run or traced."""
+    """Return what to do about an error of a model that is run or traced."""
     if isinstance(error, UnsupportedOperatorException):
         return "write it in simpler operators"
     if any(frame.filename == transformer.__file__ for frame in extract_tb(error.__traceback__)):
-        what = "PyTorch's stacks of transformer layers look at the values of their mask"
-        return f"{what}: give is_causal=False (a decoder tgt_is_causal=False), or take `shoal export --convert`"
-    known = {
-        "checkpoint": "leave torch.utils.checkpoint out",
-        "numpy": "use PyTorch's functions instead of NumPy's",
-        "does not require grad": "take gradients inside a model by torch.func.grad, which evaluation has, too",
-        "higher order operator": "use torch.where, which computes both branches",
-    }
-    general = (
-        "sizes, branches and assertions of the model must not depend on the values of its input"
-    )
-    return next((advice for words, advice in known.items() if words in str(error)), general)
+        return (
+            "PyTorch's stacks of transformer layers look at the values of their mask: give"
+            " is_causal=False (a decoder tgt_is_causal=False), or take `shoal export --convert`"
+        )
+    for words, advice in _ADVICE.items():
+        if words in str(error):
+            return advice
+    return "sizes, branches and assertions of the model must not depend on the values of its input"
 
 
 @cache
 def _decompositions() -> dict[Any, Any]:
-    """Of operators without a lowering of our own.
+    """Return decompositions of operators without a lowering of our own.
 
-    PyTorch knows how, and takes a tenth of a second to list them.
+    PyTorch takes a tenth of a second to list its own.
     """
-    known: Any = core_aten_decompositions()
-    return {op: rule for op, rule in {**known, **DECOMPOSITIONS}.items() if op not in LOWERINGS}
+    known: dict[Any, Any] = {**core_aten_decompositions(), **DECOMPOSITIONS}
+    return {operator: rule for operator, rule in known.items() if operator not in LOWERINGS}
 
 
 def _without_mutation(
     program: fx.GraphModule, fakes: Sequence[Tensor], table: Any
 ) -> fx.GraphModule:
-    """The program with in-place operators replaced by others.
+    """Return the program with in-place operators replaced by others.
 
     A second pass, because PyTorch cannot do it while it also differentiates.
     """
-    targets = [node.target for node in program.graph.nodes]
-    if not any(isinstance(t, torch._ops.OpOverload) and t._schema.is_mutable for t in targets):  # noqa: SLF001 - no public name
+    if not any(_mutates(node.target) for node in program.graph.nodes):
         return program
-    return _recorded(functionalize(fx.Interpreter(program).run, remove="mutations"), table)(*fakes)
+    pure = functionalize(fx.Interpreter(program).run, remove="mutations")
+    return _recorded(pure, table)(*fakes)
+
+
+def _mutates(target: Any) -> bool:
+    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable  # noqa: SLF001 - no public names
 
 
 def _recorded(function: Callable[..., Any], table: Any) -> Callable[..., fx.GraphModule]:
-    """`make_fx` that does not note which Python function an operator comes from, which takes time
-    and nobody reads.
+    """Return `make_fx` without notes of the Python function that an operator comes from.
+
+    They take time, and nothing reads them.
     """
     return make_fx(function, decomposition_table=table, _disable_torch_fn_metadata_mode=True)
 
@@ -234,8 +298,11 @@ def _fake_inputs(mode: FakeTensorMode, ports: Sequence[Port], batch_size: int) -
     for port in ports:
         dtype = torch.int64 if port.dtype == "int64" else torch.float32
         if BATCH in port.shape and batch is None:
+            # The first input with a batch makes its symbol, which the others share.
             example = torch.zeros(_sizes(port, batch_size), dtype=dtype)
-            dynamic = [DimDynamic.DYNAMIC if s == BATCH else DimDynamic.STATIC for s in port.shape]
+            dynamic = [
+                DimDynamic.DYNAMIC if size == BATCH else DimDynamic.STATIC for size in port.shape
+            ]
             context: Any = StatelessSymbolicContext(dynamic_sizes=dynamic)
             fakes.append(mode.from_tensor(example, symbolic_context=context))
             batch = fakes[-1].shape[port.shape.index(BATCH)]
@@ -251,23 +318,23 @@ def _sizes(port: Port, batch: Any) -> list[Any]:
 
 @contextmanager
 def recorded_modules(model: nn.Module) -> Iterator[None]:
-    """While this holds, functions are rewritten, and traced nodes remember module and line that are
-    running.
-    """
+    """Rewrite functions, and let traced nodes remember the module and line that are running."""
     stack: list[tuple[str, type]] = []
+
+    def note() -> None:
+        entries = {str(depth): entry for depth, entry in enumerate(stack)}
+        traceback.current_meta["nn_module_stack"] = entries
 
     def enter(path: str) -> Callable[..., None]:
         def hook(module: nn.Module, _: Any) -> None:
             stack.append((path, type(module)))
-            traceback.current_meta["nn_module_stack"] = {
-                str(i): entry for i, entry in enumerate(stack)
-            }
+            note()
 
         return hook
 
     def leave(*_: Any) -> None:
         stack.pop()
-        traceback.current_meta["nn_module_stack"] = {str(i): entry for i, entry in enumerate(stack)}
+        note()
 
     handles = []
     for path, module in model.named_modules():

@@ -1,5 +1,4 @@
-"""One step of an optimizer on all parameters of a model: proximal term, clipping, the optimizer's
-rule.
+"""One step of an optimizer on all parameters: proximal term, clipping, the optimizer's rule.
 
 Small tensors are joined to one and taken apart again, because each operator costs a few
 microseconds to start, more than it takes to work on a bias. Everything is pure and traceable.
@@ -18,61 +17,83 @@ from trainer_export.optimizer import Optimizer, Slot
 from trainer_export.proximal import proximal_gradients
 from trainer_export.recipe import Recipe
 
-# numbers up to which a tensor joins the others; copying it costs less than six more operators
+# Numbers up to which a tensor joins others; copying it costs less than six more operators.
 _SMALL = 8192
 
 
 @dataclass(frozen=True)
 class Trained:
-    """Everything that a step changes."""
+    """Everything that a step changes.
 
-    parameters: Sequence[Tensor]  # float32, any shapes
-    states: Mapping[
-        str, Sequence[Tensor]
-    ]  # of the optimizer, by name, each in the order of the parameters
-    step: Tensor | None = (
-        None  # number of steps so far, float32 []; None for an optimizer that counts none
-    )
+    Attributes:
+        parameters: float32, any shapes.
+        states: of the optimizer, by name, each in the order of the parameters.
+        step: number of steps so far, float32 []; None for an optimizer that counts none.
+    """
+
+    parameters: Sequence[Tensor]
+    states: Mapping[str, Sequence[Tensor]]
+    step: Tensor | None = None
 
     @classmethod
-    def of(cls, tensors: Sequence[Tensor], optimizer: Optimizer) -> "Trained":
-        """Read the tensors that a graph takes: parameters, then the states as
-        `Optimizer.state_specs` orders them.
+    def from_tensors(cls, tensors: Sequence[Tensor], optimizer: Optimizer) -> "Trained":
+        """Read the tensors that a graph takes.
+
+        Parameters come first, then the states as `Optimizer.state_specs` orders them.
         """
         kinds = [state.name for state in optimizer.states]
         count = (len(tensors) - optimizer.counts_steps) // (1 + len(kinds))
-        states = {name: tensors[count * (i + 1) : count * (i + 2)] for i, name in enumerate(kinds)}
-        return cls(tensors[:count], states, tensors[-1] if optimizer.counts_steps else None)
+        states = {}
+        for position, name in enumerate(kinds, 1):
+            states[name] = tensors[count * position : count * (position + 1)]
+        step = tensors[-1] if optimizer.counts_steps else None
+        return cls(tensors[:count], states, step)
 
     def tensors(self) -> list[Tensor]:
-        """The reverse of :meth:`of`."""
-        counter = [] if self.step is None else [self.step]
-        return [
-            *self.parameters,
-            *(tensor for kind in self.states.values() for tensor in kind),
-            *counter,
-        ]
+        """Return the reverse of :meth:`from_tensors`."""
+        tensors = list(self.parameters)
+        for kind in self.states.values():
+            tensors += kind
+        if self.step is not None:
+            tensors.append(self.step)
+        return tensors
 
     def only(self, places: Sequence[int]) -> "Trained":
-        """The part that belongs to some of the parameters."""
-        states = {name: [kind[i] for i in places] for name, kind in self.states.items()}
-        return Trained([self.parameters[i] for i in places], states, self.step)
+        """Return what belongs to some of the parameters."""
+        states = {name: _at(places, kind) for name, kind in self.states.items()}
+        return Trained(_at(places, self.parameters), states, self.step)
 
     def with_moved(self, moved: "Trained", places: Sequence[int]) -> "Trained":
-        """The whole after a part of it was stepped: that of some places, as :meth:`only` gave it."""
+        """Return the whole after some of it was stepped.
 
-        def placed(old: Sequence[Tensor], new: Sequence[Tensor]) -> list[Tensor]:
-            stepped = dict(zip(places, new, strict=True))
-            return [stepped.get(i, tensor) for i, tensor in enumerate(old)]
+        Args:
+            moved: what :meth:`only` gave, stepped.
+            places: of its parameters.
+        """
+        parameters = list(self.parameters)
+        _put(parameters, places, moved.parameters)
+        states = {name: list(kind) for name, kind in self.states.items()}
+        for name, kind in states.items():
+            _put(kind, places, moved.states[name])
+        return Trained(parameters, states, moved.step)
 
-        states = {name: placed(kind, moved.states[name]) for name, kind in self.states.items()}
-        return Trained(placed(self.parameters, moved.parameters), states, moved.step)
+
+def _at(places: Sequence[int], tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [tensors[place] for place in places]
+
+
+def _put(tensors: list[Tensor], places: Sequence[int], new: Sequence[Tensor]) -> None:
+    for place, tensor in zip(places, new, strict=True):
+        tensors[place] = tensor
 
 
 @dataclass(frozen=True)
 class Pull:
-    """The proximal term: the weights the device was sent, in parameter order, and its strength,
-    float32 [].
+    """The proximal term.
+
+    Attributes:
+        anchors: the weights that the device was sent, in parameter order.
+        mu: its strength, float32 [].
     """
 
     anchors: Sequence[Tensor]
@@ -80,8 +101,9 @@ class Pull:
 
 
 def clip_scale(gradients: Sequence[Tensor], clip_norm: float) -> Tensor:
-    """The factor that brings the global norm of all gradients to at most ``clip_norm``, float32 []."""
-    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in gradients]))
+    """Return the factor, float32 [], that brings the norm of all gradients to a bound at most."""
+    norms = torch.stack([torch.linalg.vector_norm(gradient) for gradient in gradients])
+    norm = torch.linalg.vector_norm(norms)
     return torch.clamp(clip_norm / (norm + 1e-6), max=1.0)
 
 
@@ -92,64 +114,68 @@ def update(
     recipe: Recipe,
     pull: Pull | None = None,
 ) -> Trained:
-    """One step of the optimizer: what takes the place of `trained`.
+    """Return what takes the place of `trained` after one step of the optimizer.
 
     The pull of the proximal term is added to the gradient before it is clipped.
     """
     groups = _groups(trained.parameters)
-    parameters, slopes = (_joined(kind, groups) for kind in (trained.parameters, gradients))
+    parameters = _joined(trained.parameters, groups)
+    slopes = _joined(gradients, groups)
     states = {name: _joined(kind, groups) for name, kind in trained.states.items()}
     if pull is not None:
         slopes = proximal_gradients(slopes, parameters, _joined(pull.anchors, groups), pull.mu)
-    if recipe.clip_value is not None:
-        slopes = [torch.clamp(slope, -recipe.clip_value, recipe.clip_value) for slope in slopes]
-    scale = clip_scale(slopes, recipe.clip_norm) if recipe.clip_norm is not None else None
+    slopes, scale = _clipped(slopes, recipe)
     step = None if trained.step is None else trained.step + 1
-    moved: dict[int, Tensor] = {}
-    kept: dict[str, dict[int, Tensor]] = {name: {} for name in states}
-    for place, group in enumerate(groups):
-        slope = slopes[place] if scale is None else slopes[place] * scale
-        slot = Slot(
-            parameters[place],
-            slope,
-            {name: kind[place] for name, kind in states.items()},
-            step,
-        )
+
+    moved: list[Tensor] = list(trained.parameters)
+    kept = {name: list(kind) for name, kind in trained.states.items()}
+    for position, group in enumerate(groups):
+        slope = slopes[position] if scale is None else slopes[position] * scale
+        state = {name: kind[position] for name, kind in states.items()}
+        slot = Slot(parameters[position], slope, state, step)
         direction, new_states = recipe.optimizer.direction(slot)
-        like = [trained.parameters[i] for i in group]
-        for name, state in new_states.items():
-            kept[name].update(zip(group, _split(state, like), strict=True))
-        moved.update(zip(group, _split(slot.parameter - direction * lr, like), strict=True))
-    order = range(len(trained.parameters))
-    return Trained(
-        [moved[i] for i in order],
-        {name: [kind[i] for i in order] for name, kind in kept.items()},
-        step,
-    )
+        like = _at(group, trained.parameters)
+        for name, new_state in new_states.items():
+            _put(kept[name], group, _split(new_state, like))
+        _put(moved, group, _split(slot.parameter - direction * lr, like))
+    return Trained(moved, kept, step)
+
+
+def _clipped(slopes: list[Tensor], recipe: Recipe) -> tuple[list[Tensor], Tensor | None]:
+    """Return gradients clipped by value, and the factor that clips their norm, if they are to be.
+
+    The factor is applied later, group by group.
+    """
+    bound = recipe.clip_value
+    if bound is not None:
+        slopes = [torch.clamp(slope, -bound, bound) for slope in slopes]
+    if recipe.clip_norm is None:
+        return slopes, None
+    return slopes, clip_scale(slopes, recipe.clip_norm)
 
 
 def changing_ports(shapes: Mapping[str, tuple[int, ...]], recipe: Recipe) -> tuple[Port, ...]:
-    """Everything that a step changes: parameters, states of the optimizer, sums of a batch that
-    comes in pieces.
+    """Return ports of all that a step changes.
+
+    These are parameters, states of the optimizer, and sums of a batch that comes in pieces.
     """
-    return (
-        *parameter_ports(shapes),
-        *(
-            Port(state_input(spec.name), spec.dtype, spec.shape)
-            for spec in recipe.state_specs(shapes)
-        ),
-    )
+    specs = recipe.state_specs(shapes)
+    states = [Port(state_input(spec.name), spec.dtype, spec.shape) for spec in specs]
+    return (*parameter_ports(shapes), *states)
 
 
 def extra_ports(shapes: Mapping[str, tuple[int, ...]], recipe: Recipe) -> tuple[Port, ...]:
-    """What a step takes for the proximal term (the weights sent, and its strength), and to take a
-    batch in pieces.
+    """Return ports for the proximal term, and for taking a batch in pieces.
+
+    The term has the weights that were sent, and its strength.
     """
-    anchors = tuple(Port(anchor_input(name), "float32", shape) for name, shape in shapes.items())
-    return (
-        *((*anchors, Port("mu", "float32", ())) if recipe.proximal else ()),
-        *((Port("share", "float32", ()), Port("last", "float32", ())) if recipe.accumulate else ()),
-    )
+    ports: list[Port] = []
+    if recipe.proximal:
+        ports += [Port(anchor_input(name), "float32", shape) for name, shape in shapes.items()]
+        ports.append(Port("mu", "float32", ()))
+    if recipe.accumulate:
+        ports += [Port("share", "float32", ()), Port("last", "float32", ())]
+    return tuple(ports)
 
 
 def stepped(
@@ -159,62 +185,74 @@ def stepped(
     extras: Sequence[Tensor],
     recipe: Recipe,
 ) -> list[Tensor]:
-    """What takes the place of everything that a graph changes.
+    """Return what takes the place of everything that a graph changes.
 
     With ``recipe.accumulate`` a batch may come in pieces: gradients are summed by their shares of
-    the batch, and only the last piece moves anything else, which leaves the sums at zero. What
-    changes is as `changing_ports` names it, the extras as `extra_ports` does; gradients are by the
-    places of those parameters that have one.
+    the batch, and only the last piece moves anything else, which leaves the sums at zero.
+
+    Args:
+        changing: as `changing_ports` names it.
+        gradients: by the places of those parameters that have one.
+        lr: float32 [].
+        extras: as `extra_ports` names them.
+        recipe: how to step.
     """
     optimizer = recipe.optimizer
-    count = (len(changing) - optimizer.counts_steps) // (
-        1 + len(optimizer.states) + recipe.accumulate
-    )
-    held, sums = (changing[:-count], changing[-count:]) if recipe.accumulate else (changing, ())
-    trained = Trained.of(held, optimizer)
+    kinds = 1 + len(optimizer.states) + recipe.accumulate
+    count = (len(changing) - optimizer.counts_steps) // kinds
     places = list(gradients)
     slopes = list(gradients.values())
-    pull = Pull([extras[i] for i in places], extras[count]) if recipe.proximal else None
+    pull = Pull(_at(places, extras), extras[count]) if recipe.proximal else None
     if not recipe.accumulate:
+        trained = Trained.from_tensors(changing, optimizer)
         moved = update(trained.only(places), slopes, lr, recipe, pull)
         return trained.with_moved(moved, places).tensors()
+
+    before = changing[:-count]
+    sums = changing[-count:]
+    trained = Trained.from_tensors(before, optimizer)
     share = extras[-2]
     last = extras[-1] > 0
-    slopes = [sums[i] + slope * share for i, slope in zip(places, slopes, strict=True)]
+    slopes = [sums[place] + slope * share for place, slope in zip(places, slopes, strict=True)]
     moved = update(trained.only(places), slopes, lr, recipe, pull)
     after = trained.with_moved(moved, places).tensors()
-    left = dict(zip(places, slopes, strict=True))
-    return [
-        *(
-            new if new is old else torch.where(last, new, old)
-            for new, old in zip(after, held, strict=True)
-        ),
-        *(
-            torch.where(last, torch.zeros_like(old), left[i]) if i in left else old
-            for i, old in enumerate(sums)
-        ),
-    ]
+    results = []
+    for new, old in zip(after, before, strict=True):
+        # What no step moves needs no choice between two equal tensors.
+        results.append(new if new is old else torch.where(last, new, old))
+    summed = dict(zip(places, slopes, strict=True))
+    for place, old in enumerate(sums):
+        if place in summed:
+            results.append(torch.where(last, torch.zeros_like(old), summed[place]))
+        else:
+            results.append(old)
+    return results
 
 
 def _groups(parameters: Sequence[Tensor]) -> list[list[int]]:
-    """Places of tensors to work on as one.
+    """Return places of tensors to work on as one.
 
     Small ones that differ in the first size only, so that joining them along it needs no reshape;
     each other alone.
     """
     groups: dict[object, list[int]] = {}
-    for i, parameter in enumerate(parameters):
+    for place, parameter in enumerate(parameters):
         joins = parameter.dim() > 0 and parameter.numel() <= _SMALL
-        groups.setdefault(tuple(parameter.shape[1:]) if joins else i, []).append(i)
+        groups.setdefault(tuple(parameter.shape[1:]) if joins else place, []).append(place)
     return list(groups.values())
 
 
 def _joined(tensors: Sequence[Tensor], groups: Sequence[Sequence[int]]) -> list[Tensor]:
-    return [
-        tensors[group[0]] if len(group) == 1 else torch.cat([tensors[i] for i in group])
-        for group in groups
-    ]
+    """Return one tensor for each group."""
+    joined = []
+    for group in groups:
+        members = _at(group, tensors)
+        joined.append(members[0] if len(members) == 1 else torch.cat(members))
+    return joined
 
 
 def _split(joined: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    return [joined] if len(like) == 1 else list(torch.split(joined, [t.shape[0] for t in like]))
+    """Return the tensors that were joined to one."""
+    if len(like) == 1:
+        return [joined]
+    return list(torch.split(joined, [tensor.shape[0] for tensor in like]))

@@ -8,7 +8,7 @@ from tests.trainer_export.helpers import assert_portable, batches_for, deviation
 from trainer_export.check import calm_torch
 from trainer_export.lowering.program import write_graph
 from trainer_export.optimizers.sgd import Sgd
-from trainer_export.pair_set import check_pair
+from trainer_export.pair_check import check_pair
 from trainer_export.pair_step import trace_pair
 from trainer_export.recipe import Recipe
 from trainer_export.routines.mutual import MUTUAL

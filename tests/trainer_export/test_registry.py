@@ -25,7 +25,7 @@ from trainer_export.formats.ort_training import MissingGradientError
 from trainer_export.lowering.program import write_graph
 from trainer_export.model_inputs import Signature
 from trainer_export.optimizers.sgd import Sgd
-from trainer_export.pair_set import check_pair
+from trainer_export.pair_check import check_pair
 from trainer_export.pair_step import trace_pair
 from trainer_export.recipe import Recipe
 from trainer_export.routines.mutual import MUTUAL

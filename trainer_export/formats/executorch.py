@@ -1,12 +1,11 @@
-"""The format of ExecuTorch, which Android, iOS and C++ run: the train, eval and infer programs,
-each one ``.pte``.
+"""The format of ExecuTorch, which Android, iOS and C++ run: each program one ``.pte``.
 
-They are the programs of the portable format, not ExecuTorch's own training export, whose gradient
-of max pooling adds into memory that nobody cleared. Sizes are numbers here: a training step takes
-`TRAIN_BATCH` samples, the other programs one. What XNNPACK runs goes there, the rest to the kernels
-every runtime of ExecuTorch has; a model that needs another one is refused. The runtime's own passes
-trace a program anew some twenty times, which takes minutes and changes nothing here, so its
-operators are named for the runtime directly.
+They are the train, eval and infer programs of the portable format, not ExecuTorch's own training
+export, whose gradient of max pooling adds into memory that nobody cleared. Sizes are numbers here:
+a training step takes `TRAIN_BATCH` samples, the other programs one. What XNNPACK runs goes there,
+the rest to the kernels every runtime of ExecuTorch has; a model that needs another one is refused.
+The runtime's own passes trace a program anew some twenty times, which takes minutes and changes
+nothing here, so its operators are named for the runtime directly.
 """
 
 import importlib.metadata
@@ -49,6 +48,7 @@ NOT_INSTALLED = (
 """What is wrong, and what to do, where ExecuTorch is not there."""
 
 aten = torch.ops.aten
+
 _CHECKS = MappingProxyType(
     {
         "executorch/train": check_train,
@@ -56,6 +56,7 @@ _CHECKS = MappingProxyType(
         "executorch/infer": check_infer,
     }
 )
+# Operators that may return their input's memory; each has a twin that copies.
 _VIEWS = (
     "view",
     "permute",
@@ -68,14 +69,15 @@ _VIEWS = (
     "split",
     "unbind",
 )
-_NUMBERS = (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor)
+# Operators that XNNPACK, and the runtime's own kernels, have for tensors only.
+_OF_TENSORS = (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor)
 # XNNPACK joins at most five tensors, each two of them by a copy; the runtime's own kernel any
 # number.
 _LEFT_OUT = ("CatConfig",)
 
 
 def is_installed() -> bool:
-    """Whether ExecuTorch is there."""
+    """Return whether ExecuTorch is installed."""
     return importlib.util.find_spec("executorch") is not None
 
 
@@ -88,12 +90,15 @@ def write_programs(module: nn.Module, signature: Signature, recipe: Recipe) -> t
     """
     if not is_installed():
         raise ExportError(NOT_INSTALLED)
-    signature = replace(
-        signature, known=None
-    )  # programs in which the batch is a value, not its name
+    # Programs in which the batch is a value, not its name.
+    signature = replace(signature, known=None)
     evaluation = trace_eval(module, signature, recipe)
-    steps = (trace_train(module, signature, recipe), TRAIN_BATCH)
-    return tuple(_written(*part) for part in (steps, (evaluation, 1), (infer_part(evaluation), 1)))
+    train = trace_train(module, signature, recipe)
+    return (
+        _write_program(train, TRAIN_BATCH),
+        _write_program(evaluation, 1),
+        _write_program(infer_part(evaluation), 1),
+    )
 
 
 def check_programs(
@@ -101,17 +106,19 @@ def check_programs(
 ) -> tuple[CheckSpec, ...]:
     """Run every program and compare it with PyTorch.
 
-    An ExportError names one that deviates, and the tensor.
+    Raises:
+        ExportError: one deviates; the message names it and the tensor.
     """
     runtime = {"runtime": f"executorch {importlib.metadata.version('executorch')}"}
-    checks = list[CheckSpec]()
+    checks: list[CheckSpec] = []
     for file in files:
         # Of many samples one is soon so near to the edge of a ReLU or a maximum that rounding
         # decides, see `repeated`.
         sizes = (TRAIN_BATCH if file.key == "executorch/train" else 1,)
         sized = replace(batches, sizes=sizes, steps=min(batches.steps, 2))
-        found = _CHECKS[file.key](ProgramSession(file), module, recipe, sized, graph=file.key)
-        checks.append(found.model_copy(update=runtime))
+        session = ProgramSession(file)
+        result = _CHECKS[file.key](session, module, recipe, sized, graph=file.key)
+        checks.append(result.model_copy(update=runtime))
     return tuple(checks)
 
 
@@ -135,30 +142,20 @@ class ProgramSession:
 
     def run(self, names: Sequence[str], feed: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
         """Run it once; names and feed as of onnxruntime."""
-        found = self._method.execute([torch.tensor(feed[port.name]) for port in self._file.inputs])
-        by_name = {port.name: value for port, value in zip(self._file.outputs, found, strict=True)}
+        inputs = [torch.tensor(feed[port.name]) for port in self._file.inputs]
+        values = self._method.execute(inputs)
+        by_name = {}
+        for port, value in zip(self._file.outputs, values, strict=True):
+            by_name[port.name] = value
+        # Copies: the program writes its next results into the same memory.
         return [by_name[name].clone().numpy() for name in names]
 
 
-# -- lowering
-# ----------------------------------------------------------------------------------------------------------
-
-
-def _written(trace: Trace, batch: int) -> SetFile:
-    inputs, outputs = (
-        tuple(
-            replace(
-                port,
-                shape=tuple(batch if size == BATCH else size for size in port.shape),
-            )
-            for port in ports
-            if port.name not in trace.hidden
-        )
-        for ports in (trace.inputs, trace.outputs)
-    )
-    with silent_stderr(), _calm():
+def _write_program(trace: Trace, batch: int) -> SetFile:
+    """Return a traced program as a file, for batches of one size."""
+    with silent_stderr(), _warnings_ignored():
         try:
-            data = _lowered(_sized(trace, batch))
+            data = _lower(*_sized(trace, batch))
         except UnavailableError:
             raise
         except Exception as error:
@@ -169,141 +166,171 @@ def _written(trace: Trace, batch: int) -> SetFile:
         f"executorch/{trace.name}",
         f"executorch/{trace.name}.pte",
         data,
-        inputs,
-        outputs,
+        _sized_ports(trace, trace.inputs, batch),
+        _sized_ports(trace, trace.outputs, batch),
     )
 
 
+def _sized_ports(trace: Trace, ports: Sequence[Port], batch: int) -> tuple[Port, ...]:
+    """Return the ports that are not hidden, with a number for the batch."""
+    visible = [port for port in ports if port.name not in trace.hidden]
+    return tuple(replace(port, shape=_sizes(port, batch)) for port in visible)
+
+
+def _sizes(port: Port, batch: int) -> tuple[int, ...]:
+    return tuple(batch if size == BATCH else int(size) for size in port.shape)
+
+
 @contextmanager
-def _calm() -> Iterator[None]:
-    """Without what ExecuTorch says of its own use of PyTorch."""
+def _warnings_ignored() -> Iterator[None]:
+    """Hide what ExecuTorch says of its own use of PyTorch."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 def _sized(trace: Trace, batch: int) -> tuple[fx.GraphModule, list[torch.Tensor]]:
-    """A program for so many samples of operators that the runtime has, and examples of what goes
-    in.
-    """
-    zeros = [
-        torch.zeros(
-            [batch if size == BATCH else int(size) for size in port.shape],
-            dtype=torch.int64 if port.dtype == "int64" else torch.float32,
-        )
-        for port in trace.inputs
-        if port.name not in trace.hidden
-    ]
+    """Return a program for batches of one size, in operators of the runtime, and example inputs."""
+    zeros = []
+    for port in _sized_ports(trace, trace.inputs, batch):
+        dtype = torch.int64 if port.dtype == "int64" else torch.float32
+        zeros.append(torch.zeros(port.shape, dtype=dtype))  # type: ignore[arg-type]
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     visible = _visible(trace)
-    views = [(getattr(aten, name), getattr(aten, f"{name}_copy")) for name in _VIEWS]
-    shared = [
-        (old, new, name)
-        for old, new in views
-        for name in old.overloads()
-        if name in new.overloads()
-    ]
-    copies = {getattr(old, name): getattr(new, name) for old, new, name in shared}
-    known: Any = {**core_aten_decompositions(), **MATRIX_PRODUCTS}
-    table = {op: rule for op, rule in known.items() if op not in copies.values()} | copies
+    table = _decompositions()
     with mode:
-        program = make_fx(fx.Interpreter(visible).run, decomposition_table=table)(
-            *map(mode.from_tensor, zeros)
-        )
+        traced = make_fx(fx.Interpreter(visible).run, decomposition_table=table)
+        program = traced(*map(mode.from_tensor, zeros))
     program.graph.eliminate_dead_code()
     _numbers_as_tensors(program)
     return program, zeros
 
 
+def _decompositions() -> dict[Any, Any]:
+    """Return what stands for operators that the runtime lacks, with views as copies."""
+    copies: dict[Any, Any] = {}
+    for name in _VIEWS:
+        view = getattr(aten, name)
+        copy = getattr(aten, f"{name}_copy")
+        for overload in view.overloads():
+            if overload in copy.overloads():
+                copies[getattr(view, overload)] = getattr(copy, overload)
+    known: dict[Any, Any] = {**core_aten_decompositions(), **MATRIX_PRODUCTS}
+    # PyTorch would take a copy apart into a view again.
+    kept = {operator: rule for operator, rule in known.items() if operator not in copies.values()}
+    return kept | copies
+
+
 def _visible(trace: Trace) -> fx.GraphModule:
-    """The program without what is hidden of it."""
+    """Return the program without what is hidden of it."""
     graph = fx.Graph()
-    known = dict[fx.Node, fx.Node]()
-    found: Any = graph.graph_copy(trace.program.graph, known)
-    graph.output(
-        [
-            value
-            for value, port in zip(found, trace.outputs, strict=True)
-            if port.name not in trace.hidden
-        ]
-    )
+    copied: dict[fx.Node, fx.Node] = {}
+    values: Any = graph.graph_copy(trace.program.graph, copied)
+    pairs = zip(values, trace.outputs, strict=True)
+    graph.output([value for value, port in pairs if port.name not in trace.hidden])
     graph.eliminate_dead_code()
-    takes = [node for node in graph.nodes if node.op == "placeholder"]
-    for node, port in zip(takes, trace.inputs, strict=True):
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    for node, port in zip(inputs, trace.inputs, strict=True):
         if port.name in trace.hidden:
             graph.erase_node(node)
     return fx.GraphModule(trace.program, graph)
 
 
 def _numbers_as_tensors(program: fx.GraphModule) -> None:
-    """XNNPACK, and the kernels of these operators, take tensors only."""
+    """Replace numbers by constants, one for each number and type."""
     names: dict[tuple[float, torch.dtype], str] = {}
     for node in list(program.graph.nodes):
-        if node.target in _NUMBERS and any(isinstance(arg, (int, float)) for arg in node.args):
-            dtype = node.meta["val"].dtype
-            given = []
-            for arg in node.args:
-                if isinstance(arg, (int, float)):
-                    name = names.setdefault((arg, dtype), f"_number_{len(names)}")
-                    program.register_buffer(name, torch.tensor(arg, dtype=dtype))
-                    with program.graph.inserting_before(node):
-                        arg = program.graph.get_attr(name)  # noqa: PLW2901
-                given.append(arg)
-            node.args = tuple(given)
+        if node.target not in _OF_TENSORS:
+            continue
+        if not any(isinstance(arg, (int, float)) for arg in node.args):
+            continue
+        dtype = node.meta["val"].dtype
+        args = []
+        for arg in node.args:
+            if not isinstance(arg, (int, float)):
+                args.append(arg)
+                continue
+            name = names.setdefault((arg, dtype), f"_number_{len(names)}")
+            program.register_buffer(name, torch.tensor(arg, dtype=dtype))
+            with program.graph.inserting_before(node):
+                args.append(program.graph.get_attr(name))
+        node.args = tuple(args)
     program.recompile()
 
 
-def _lowered(sized: tuple[fx.GraphModule, list[torch.Tensor]]) -> bytes:
-    """The ``.pte`` of a program; an UnavailableError where an operator has no kernel."""
-    from executorch.backends.xnnpack.partition.config import ALL_PARTITIONER_CONFIGS  # noqa: PLC0415
-    from executorch.backends.xnnpack.partition.xnnpack_partitioner import (  # noqa: PLC0415
-        XnnpackPartitioner,
-    )
-    from executorch.exir import EdgeCompileConfig, EdgeProgramManager  # noqa: PLC0415
-    from executorch.exir.backend.compile_spec_schema import CompileSpec  # noqa: PLC0415
-    from executorch.exir.backend.partitioner import DelegationSpec  # noqa: PLC0415
-    from executorch.exir.dialects._ops import ops  # noqa: PLC0415
-    from executorch.exir.verification.verifier import EXIREdgeDialectVerifier  # noqa: PLC0415
-    from executorch.runtime import Runtime  # noqa: PLC0415
+_PARTS = (
+    "graph_signature",
+    "state_dict",
+    "range_constraints",
+    "module_call_graph",
+    "example_inputs",
+    "constants",
+)
+"""What an exported program consists of beside its graph."""
 
-    program = torch.export.export(sized[0], tuple(sized[1]), strict=False)
-    for node in program.graph.nodes:
-        if isinstance(node.target, torch._ops.OpOverload):  # noqa: SLF001 - no public name
-            space, name, overload = str(node.target).split(".")
-            node.target = getattr(getattr(getattr(ops.edge, space), name), overload)
+
+def _lower(sized: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> bytes:
+    """Return the ``.pte`` of a program.
+
+    Raises:
+        UnavailableError: an operator has no kernel.
+    """
+    from executorch.exir import EdgeCompileConfig, EdgeProgramManager  # noqa: PLC0415
+    from executorch.exir.verification.verifier import EXIREdgeDialectVerifier  # noqa: PLC0415
+
+    program = torch.export.export(sized, tuple(inputs), strict=False)
+    _name_for_runtime(program)
     config = EdgeCompileConfig(_check_ir_validity=False, _skip_dim_order=True)
-    parts = (
-        "graph_signature",
-        "state_dict",
-        "range_constraints",
-        "module_call_graph",
-        "example_inputs",
-        "constants",
-    )
     verifier = partial(EXIREdgeDialectVerifier, edge_compile_config=config, class_only=True)
     edge = torch.export.ExportedProgram(
         program.graph_module,
         program.graph,
-        **{part: getattr(program, part) for part in parts},
+        **{part: getattr(program, part) for part in _PARTS},
         verifiers=[verifier()],
     )
-    partitioner = XnnpackPartitioner(
-        [item for item in ALL_PARTITIONER_CONFIGS if item.__name__ not in _LEFT_OUT]
-    )
-    # With this the backend runs one of its own passes instead of all seventeen.
-    partitioner.delegation_spec = DelegationSpec(
-        "XnnpackBackend", [CompileSpec("dqlinear_partitioner", b"")]
-    )
-    made = EdgeProgramManager(edge, compile_config=config).to_backend(partitioner).to_executorch()
-    kernels = set(Runtime.get().operator_registry.operator_names)
-    used = {
-        f"{op.name}.{op.overload}" if op.overload else op.name
-        for plan in made.executorch_program.execution_plan
-        for op in plan.operators
-    }
-    if used - kernels:
-        raise UnavailableError(
-            "executorch", f"no kernel for op {', '.join(sorted(used - kernels))}"
-        )
-    data: bytes = made.buffer
+    manager = EdgeProgramManager(edge, compile_config=config)
+    finished = manager.to_backend(_partitioner()).to_executorch()
+    _refuse_without_kernel(finished.executorch_program)
+    data: bytes = finished.buffer
     return data
+
+
+def _name_for_runtime(program: torch.export.ExportedProgram) -> None:
+    """Name a program's operators as the runtime does; its own passes would take minutes."""
+    from executorch.exir.dialects._ops import ops  # noqa: PLC0415
+
+    for node in program.graph.nodes:
+        if isinstance(node.target, torch._ops.OpOverload):  # noqa: SLF001 - no public name
+            space, name, overload = str(node.target).split(".")
+            node.target = getattr(getattr(getattr(ops.edge, space), name), overload)
+
+
+def _partitioner() -> Any:
+    """Return what chooses the operators that XNNPACK runs."""
+    from executorch.backends.xnnpack.partition.config import ALL_PARTITIONER_CONFIGS  # noqa: PLC0415
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import (  # noqa: PLC0415
+        XnnpackPartitioner,
+    )
+    from executorch.exir.backend.compile_spec_schema import CompileSpec  # noqa: PLC0415
+    from executorch.exir.backend.partitioner import DelegationSpec  # noqa: PLC0415
+
+    configs = [config for config in ALL_PARTITIONER_CONFIGS if config.__name__ not in _LEFT_OUT]
+    partitioner = XnnpackPartitioner(configs)
+    # With this the backend runs one of its own passes instead of all seventeen.
+    one_pass = CompileSpec("dqlinear_partitioner", b"")
+    partitioner.delegation_spec = DelegationSpec("XnnpackBackend", [one_pass])
+    return partitioner
+
+
+def _refuse_without_kernel(program: Any) -> None:
+    """Refuse a program with an operator that the runtime has no kernel for."""
+    from executorch.runtime import Runtime  # noqa: PLC0415
+
+    used = set()
+    for plan in program.execution_plan:
+        for operator in plan.operators:
+            overload = f".{operator.overload}" if operator.overload else ""
+            used.add(f"{operator.name}{overload}")
+    missing = used - set(Runtime.get().operator_registry.operator_names)
+    if missing:
+        raise UnavailableError("executorch", f"no kernel for op {', '.join(sorted(missing))}")

@@ -42,8 +42,12 @@ _CHECKS: Mapping[str, Callable[[bytes, nn.Module, Recipe, SizedBatches], CheckSp
 def runnable(
     graph: bytes, tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]
 ) -> bytes:
-    """Put weights into a serialized infer graph, by its inputs ``param.*`` and ``stat.*``, and
-    metadata.
+    """Put weights and metadata into a serialized infer graph.
+
+    Args:
+        graph: what the weights go into.
+        tensors: weights by its inputs ``param.*`` and ``stat.*``.
+        metadata: added to what it has.
 
     Returns:
         A model of one input, ``x``, and one output, ``logits``.
@@ -52,30 +56,30 @@ def runnable(
         ConfigError: a tensor is missing.
     """
     model = onnx.load_model_from_string(graph)
+    names = {value.name for value in model.graph.input}
     inputs = [value for value in model.graph.input if value.name not in tensors]
-    missing = [value.name for value in inputs if value.name != "x"]
-    if missing:
-        raise ConfigError(
-            f"the store has no {missing[0]} that fits this tier: statistics are kept of the tier that is judged;"
-            " export that one (evaluation.tier), or take --format safetensors"
-        )
-    used = {value.name for value in model.graph.input}
-    model.graph.initializer.extend(
-        numpy_helper.from_array(tensors[name], name) for name in tensors if name in used
-    )
+    for value in inputs:
+        if value.name != "x":
+            raise ConfigError(
+                f"the store has no {value.name} that fits this tier: statistics are kept of the"
+                " tier that is judged; export that one (evaluation.tier), or take --format"
+                " safetensors"
+            )
+    for name, tensor in tensors.items():
+        if name in names:
+            model.graph.initializer.append(numpy_helper.from_array(tensor, name))
     del model.graph.input[:]
     model.graph.input.extend(inputs)
-    helper.set_model_props(
-        model, {item.key: item.value for item in model.metadata_props} | dict(metadata)
-    )
+    properties = {entry.key: entry.value for entry in model.metadata_props}
+    helper.set_model_props(model, properties | dict(metadata))
     data: bytes = model.SerializeToString(deterministic=True)
     return data
 
 
 def fit_into_memory(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A graph with one dynamic dimension, rewritten.
+    """Rewrite a graph with one dynamic dimension so that it takes less memory.
 
-    Where nothing can be gained, a copy with the same nodes.
+    Where nothing can be gained, this is a copy with the same nodes.
 
     Both rewrites are exact up to the order of additions: columns of convolutions in pieces, which
     fit the cache, and values that wait for a late consumer computed again. The order of nodes is
@@ -85,7 +89,10 @@ def fit_into_memory(model: onnx.ModelProto) -> onnx.ModelProto:
     result = onnx.ModelProto()
     result.CopyFrom(model)
     graph = SizedGraph(result)
-    graph.replace([new for node in result.graph.node for new in (in_pieces(graph, node) or [node])])
+    nodes: list[onnx.NodeProto] = []
+    for node in result.graph.node:
+        nodes += in_pieces(graph, node) or [node]
+    graph.replace(nodes)
     compute_again(graph)
     return result
 
@@ -104,7 +111,7 @@ def write_graphs(module: nn.Module, signature: Signature, recipe: Recipe) -> tup
 
 def write_train_graph(module: nn.Module, signature: Signature, recipe: Recipe) -> GraphFile:
     """Write the train graph alone; arguments and errors as for :func:`write_graphs`."""
-    return written(trace_train(module, signature, recipe))
+    return write_trace(trace_train(module, signature, recipe))
 
 
 def write_forward_graphs(
@@ -115,22 +122,19 @@ def write_forward_graphs(
     Arguments as for :func:`write_graphs`.
     """
     evaluation = trace_eval(module, signature, recipe)
-    traces = (
-        evaluation,
-        trace_statistics(module, signature, recipe),
-        infer_part(evaluation),
-    )
-    return tuple(written(trace) for trace in traces if trace is not None)
+    statistics = trace_statistics(module, signature, recipe)
+    traces = [evaluation, infer_part(evaluation)]
+    if statistics is not None:
+        traces.insert(1, statistics)
+    return tuple(write_trace(trace) for trace in traces)
 
 
-def written(trace: Trace) -> GraphFile:
-    """A traced program as a file of the portable format."""
+def write_trace(trace: Trace) -> GraphFile:
+    """Return a traced program as a file of the portable format."""
     model = fit_into_memory(write_graph(trace, {"shoal.graph": trace.name}))
     data = model.SerializeToString(deterministic=True)
-    inputs, outputs = (
-        tuple(p for p in ports if p.name not in trace.hidden)
-        for ports in (trace.inputs, trace.outputs)
-    )
+    inputs = tuple(port for port in trace.inputs if port.name not in trace.hidden)
+    outputs = tuple(port for port in trace.outputs if port.name not in trace.hidden)
     return GraphFile(f"onnx/{trace.name}", f"{trace.name}.onnx", data, inputs, outputs, model)
 
 
@@ -140,5 +144,9 @@ def check_graphs(
     recipe: Recipe,
     batches: SizedBatches,
 ) -> tuple[CheckSpec, ...]:
-    """Compare every graph with PyTorch; an ExportError names one that deviates, and the tensor."""
+    """Compare every graph with PyTorch.
+
+    Raises:
+        ExportError: one deviates; the message names it and the tensor.
+    """
     return tuple(_CHECKS[graph.key](graph.data, module, recipe, batches) for graph in graphs)

@@ -1,5 +1,4 @@
-"""The format of onnxruntime-training: its official artifact set, and our whole step on its gradient
-graph.
+"""The format of onnxruntime-training: its official artifact set, and our step on its gradients.
 
 The official set (training, eval and optimizer model, checkpoint) is what the training APIs of that
 runtime in Python, C++, C#, Android and iOS read. Its SGD has neither momentum nor weight decay, so
@@ -12,25 +11,21 @@ The eval model computes the training loss (batch statistics, label mask) and the
 gradients; evaluation with given statistics is what the portable eval graph is for.
 """
 
-import copy
 import importlib.util
-import math
 import re
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import onnx
 import torch
 from numpy.typing import NDArray
-from onnx import numpy_helper
 from torch import nn
 
 from fleet_protocol.errors import ExportError
-from fleet_protocol.manifest import CheckSpec, next_name, parameter_input
+from fleet_protocol.manifest import CheckSpec
 from trainer_export import check
 from trainer_export.batches import SizedBatches
 from trainer_export.formats.files import (
@@ -39,95 +34,33 @@ from trainer_export.formats.files import (
     UnavailableError,
     silent_stderr,
 )
+from trainer_export.formats.ort_rules import RULES
+from trainer_export.formats.ort_step import FOLDER, STEP, step_file
 from trainer_export.graph import IR_VERSION, GraphBuilder, Port
 from trainer_export.loss import Answer
 from trainer_export.lowering.emitter import Emitter
 from trainer_export.lowering.program import lower
-from trainer_export.lowering.rules.elementwise import multiply, only_exact
-from trainer_export.lowering.table import LOWERINGS
-from trainer_export.lowering.values import Spec, Value
-from trainer_export.lowering.windows import Convolution, Window, mean_window, spread
 from trainer_export.model_inputs import (
     Signature,
     batch_ports,
     model_noise,
     noise_ports,
-    parameter_ports,
 )
 from trainer_export.optimizers.sgd import Sgd
 from trainer_export.recipe import Recipe
 from trainer_export.reference import LEARNING_RATE, Reference, in_float64
-from trainer_export.routines.train import check_train, trace_loss, trace_optimizer
-from trainer_export.update import changing_ports, extra_ports
+from trainer_export.routines.train import check_train, trace_loss
 
 NOT_INSTALLED = (
-    "the format ort-training needs onnxruntime-training-cpu (Python <= 3.12) in the place of onnxruntime; in a new"
-    " environment: pip install 'shoal[export-training]', or export --formats onnx only"
+    "the format ort-training needs onnxruntime-training-cpu (Python <= 3.12) in the place of"
+    " onnxruntime; in a new environment: pip install 'shoal[export-training]', or export"
+    " --formats onnx only"
 )
 """What is wrong, and what to do, where the runtime that this format is made with is not there."""
 
-_FOLDER = "ort-training"
-_STEP = f"{_FOLDER}/step"
 _MODELS = ("training_model", "eval_model", "optimizer_model")
 _OFFICIAL_STEPS = 5
 _NO_GRADIENT = re.compile(r"gradient builder has not been registered: *(\w+)")
-aten = torch.ops.aten
-
-
-def _convolution(
-    e: Emitter, out: Spec, x: Value, weight: Value, bias: Value | None, *settings: Any
-) -> Value:
-    convolution = Convolution(*settings)
-    if convolution.transposed:
-        raise ExportError(
-            "a transposed convolution cannot be exported; use Upsample followed by a convolution"
-        )
-    rank = x.rank - 2
-    inputs = [e.plain(value) for value in (x, weight, bias) if value is not None]
-    name = e.graph.node(
-        "Conv",
-        *inputs,
-        kernel_shape=list(weight.shape[2:]),
-        strides=spread(convolution.stride, rank),
-        pads=spread(convolution.padding, rank) * 2,
-        dilations=spread(convolution.dilation, rank),
-        group=convolution.groups,
-    )
-    return e.value(name, out.shape)
-
-
-def _max_pool(e: Emitter, out: Sequence[Spec], x: Value, *settings: Any) -> tuple[Value, None]:
-    window = Window(*settings)
-    name = e.graph.node(
-        "MaxPool", e.plain(x), **window.attributes, dilations=spread(window.dilation, 2)
-    )
-    return e.value(name, out[0].shape), None
-
-
-def _average_pool(e: Emitter, out: Spec, x: Value, *settings: Any) -> Value:
-    window, with_pads = mean_window(*settings)
-    name = e.graph.node(
-        "AveragePool", e.plain(x), **window.attributes, count_include_pad=int(with_pads)
-    )
-    return e.value(name, out.shape)
-
-
-def _gelu(e: Emitter, _out: Spec, x: Value, *, approximate: str = "none") -> Value:
-    only_exact(approximate)
-    twice = e.pointwise(
-        "Add", e.pointwise("Erf", multiply(e, x, math.sqrt(0.5))), e.scalar(1, x.dtype)
-    )
-    return e.pointwise("Mul", x, multiply(e, twice, 0.5))
-
-
-PLAIN: Mapping[Any, Callable[..., Any]] = MappingProxyType(
-    {
-        aten.convolution.default: _convolution,
-        aten.gelu.default: _gelu,
-        aten.max_pool2d_with_indices.default: _max_pool,
-        aten.avg_pool2d.default: _average_pool,
-    }
-)
 
 
 class MissingGradientError(UnavailableError):
@@ -142,8 +75,9 @@ class MissingGradientError(UnavailableError):
 
 
 def is_installed() -> bool:
-    """Whether the runtime of this format is installed: stock onnxruntime is the same import package
-    without it.
+    """Return whether the runtime of this format is installed.
+
+    Stock onnxruntime is the same import package without it.
     """
     return importlib.util.find_spec("onnxruntime.training") is not None
 
@@ -159,59 +93,49 @@ def write_artifacts(module: nn.Module, signature: Signature, recipe: Recipe) -> 
     """
     files = _official_files(_forward_model(module, signature, recipe), module)
     training = onnx.load_model_from_string(files[0].data)
-    batch = (
-        *batch_ports(signature, recipe.loss),
-        *noise_ports(model_noise(module, signature)),
-    )
-    return (*files, _step_file(training, batch, module, signature.base, recipe))
+    noise = noise_ports(model_noise(module, signature))
+    batch = (*batch_ports(signature, recipe.loss), *noise)
+    return (*files, step_file(training, batch, module, signature.base, recipe))
 
 
 def check_artifacts(
     files: Sequence[SetFile], module: nn.Module, recipe: Recipe, batches: SizedBatches
 ) -> tuple[CheckSpec, ...]:
-    """Train with the step graph, and with the official set through its own API, and compare with
-    PyTorch.
+    """Compare training with the step graph, and with the official set by its API, with PyTorch.
 
     Raises:
         ExportError: one of them deviates; the message names the tensor.
     """
-    step = next(file for file in files if file.key == _STEP)
-    official = [file for file in files if file.key != _STEP]
+    (step,) = (file for file in files if file.key == STEP)
+    official = [file for file in files if file.key != STEP]
+
+    def check_official(seeded: SizedBatches, exact: bool) -> CheckSpec:
+        return _check_official(official, module, recipe, seeded, exact)
+
     return (
-        check_train(step.data, module, recipe, batches, graph=_STEP),
-        check.repeated(lambda *run: _check_official(official, module, recipe, *run), batches),
+        check_train(step.data, module, recipe, batches, graph=STEP),
+        check.repeated(check_official, batches),
     )
 
 
-# -- the official set
-# --------------------------------------------------------------------------------------------------
-
-
 def _forward_model(module: nn.Module, signature: Signature, recipe: Recipe) -> onnx.ModelProto:
-    """Loss and logits of a batch, parameters as initializers under their own names.
+    """Return loss and logits of a batch, parameters as initializers under their own names.
 
     LayerNormalization is written with all three outputs: the runtime has a gradient for it only
     then.
     """
     trace = trace_loss(module, signature, recipe)
-    weights: Mapping[str, NDArray[Any]] = {
-        name: p.detach().numpy() for name, p in module.named_parameters()
-    }
     graph = GraphBuilder("forward")
     emitter = Emitter(graph, trace.batch_input)
-    names = [
-        *(graph.constant(weight, name) for name, weight in weights.items()),
-        *(graph.input(port) for port in trace.inputs[len(weights) :]),
-    ]
-    inputs = [
-        emitter.value(name, spec.shape, spec.dtype)
-        for name, spec in zip(names, trace.input_specs, strict=True)
-    ]
-    for port, value in zip(
-        trace.outputs,
-        lower(emitter, trace, inputs, {**LOWERINGS, **PLAIN}),
-        strict=True,
-    ):
+    # The trace takes the parameters first, in the order of the module.
+    parameters = module.named_parameters()
+    names = [graph.constant(value.detach().numpy(), name) for name, value in parameters]
+    names += [graph.input(port) for port in trace.inputs[len(names) :]]
+    inputs = []
+    for name, spec in zip(names, trace.input_specs, strict=True):
+        inputs.append(emitter.value(name, spec.shape, spec.dtype))
+    outputs = lower(emitter, trace, inputs, RULES)
+    for port, value in zip(trace.outputs, outputs, strict=True):
         graph.output(port, emitter.plain(value))
     return graph.model()
 
@@ -221,16 +145,17 @@ def _official_files(forward: onnx.ModelProto, module: nn.Module) -> list[SetFile
         raise ExportError(NOT_INSTALLED)
     from onnxruntime.training import artifacts  # noqa: PLC0415 - only in onnxruntime-training
 
-    kinds: dict[bool, list[str]] = {True: [], False: []}
-    for key, parameter in module.named_parameters():
-        kinds[parameter.requires_grad].append(key)
+    trained: list[str] = []
+    frozen: list[str] = []
+    for name, parameter in module.named_parameters():
+        (trained if parameter.requires_grad else frozen).append(name)
     with tempfile.TemporaryDirectory() as name, silent_stderr():
         folder = Path(name)
         try:
             artifacts.generate_artifacts(
                 forward,
-                requires_grad=kinds[True],
-                frozen_params=kinds[False],
+                requires_grad=trained,
+                frozen_params=frozen,
                 optimizer=artifacts.OptimType.SGD,
                 artifact_directory=folder,
             )
@@ -239,24 +164,19 @@ def _official_files(forward: onnx.ModelProto, module: nn.Module) -> list[SetFile
             if unknown:
                 raise MissingGradientError(unknown[1]) from error
             raise ExportError(
-                f"onnxruntime-training cannot derive the gradient graph: {_reason(error)}; export --formats onnx only"
+                "onnxruntime-training cannot derive the gradient graph:"
+                f" {_reason(error)}; export --formats onnx only"
             ) from error
         files: list[SetFile] = [_model_file(folder, name) for name in _MODELS]
-        files.append(
-            SetFile(
-                f"{_FOLDER}/checkpoint",
-                f"{_FOLDER}/checkpoint",
-                (folder / "checkpoint").read_bytes(),
-            )
-        )
+        checkpoint = (folder / "checkpoint").read_bytes()
+        files.append(SetFile(f"{FOLDER}/checkpoint", f"{FOLDER}/checkpoint", checkpoint))
     return files
 
 
 def _reason(error: Exception) -> str:
-    """What the runtime says, without the signature of the C++ function it says it in."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rsplit(" was false. ", 1)[
-        -1
-    ]
+    """Return what the runtime says, without the signature of the C++ function that says it."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0].rsplit(" was false. ", 1)[-1]
 
 
 def _model_file(folder: Path, name: str) -> GraphFile:
@@ -265,24 +185,50 @@ def _model_file(folder: Path, name: str) -> GraphFile:
     # up to 10.
     model.ir_version = IR_VERSION
     data = model.SerializeToString(deterministic=True)
-    inputs, outputs = (
-        tuple(_port(v) for v in vs) for vs in (model.graph.input, model.graph.output)
-    )
-    return GraphFile(f"{_FOLDER}/{name}", f"{_FOLDER}/{name}.onnx", data, inputs, outputs, model)
+    inputs = tuple(_port(value) for value in model.graph.input)
+    outputs = tuple(_port(value) for value in model.graph.output)
+    return GraphFile(f"{FOLDER}/{name}", f"{FOLDER}/{name}.onnx", data, inputs, outputs, model)
 
 
 def _port(value: onnx.ValueInfoProto) -> Port:
-    tensor = (
-        value.type.tensor_type
-        if value.type.HasField("tensor_type")
-        else value.type.sequence_type.elem_type.tensor_type
-    )
-    shape = tuple(d.dim_param or d.dim_value for d in tensor.shape.dim)
-    return Port(
-        value.name,
-        "int64" if tensor.elem_type == onnx.TensorProto.INT64 else "float32",
-        shape,
-    )
+    """Return the port of a tensor, or of the sequence of tensors that an optimizer model takes."""
+    if value.type.HasField("tensor_type"):
+        tensor = value.type.tensor_type
+    else:
+        tensor = value.type.sequence_type.elem_type.tensor_type
+    dtype = "int64" if tensor.elem_type == onnx.TensorProto.INT64 else "float32"
+    shape = tuple(dim.dim_param or dim.dim_value for dim in tensor.shape.dim)
+    return Port(value.name, dtype, shape)
+
+
+class _OfficialTraining:
+    """The official set, trained through its Python API: its training model and its own SGD."""
+
+    def __init__(self, files: Sequence[SetFile], folder: Path) -> None:
+        from onnxruntime.training import api  # noqa: PLC0415 - only in onnxruntime-training
+
+        paths = {}
+        for file in files:
+            path = folder / Path(file.path).name
+            path.write_bytes(file.data)
+            paths[file.key.split("/")[1]] = str(path)
+        self._state = api.CheckpointState.load_checkpoint(paths["checkpoint"])
+        self._model = api.Module(paths["training_model"], self._state, paths["eval_model"])
+        self._optimizer = api.Optimizer(paths["optimizer_model"], self._model)
+        self._optimizer.set_learning_rate(LEARNING_RATE)
+        self._model.train()
+
+    def step(self, tensors: Sequence[torch.Tensor]) -> NDArray[Any]:
+        """Train on a batch, and return the loss."""
+        loss, *_ = self._model(*(tensor.numpy() for tensor in tensors))
+        self._optimizer.step()
+        self._model.lazy_reset_grad()
+        return np.asarray(loss)
+
+    def parameter(self, name: str) -> NDArray[Any]:
+        """Return a parameter after the steps so far."""
+        values: NDArray[Any] = self._state.parameters[name].data
+        return values
 
 
 def _check_official(
@@ -292,129 +238,24 @@ def _check_official(
     batches: SizedBatches,
     exact: bool,
 ) -> CheckSpec:
-    """The official set through its Python API: gradients of the training model, its own SGD."""
-    from onnxruntime.training import api  # noqa: PLC0415 - only in onnxruntime-training
-
+    """Compare training with the official set with PyTorch's plain SGD, which is all it has."""
     worst = check.Worst()
     shapes = model_noise(module, batches.signature)
     plain = Recipe(Sgd(momentum=0.0, weight_decay=0.0), recipe.loss, clip_norm=None)
     reference = Reference(module, plain, base=batches.signature.base)
-    with tempfile.TemporaryDirectory() as name, silent_stderr():
-        paths = {file.key.split("/")[1]: Path(name) / Path(file.path).name for file in files}
-        for file in files:
-            paths[file.key.split("/")[1]].write_bytes(file.data)
-        state = api.CheckpointState.load_checkpoint(str(paths["checkpoint"]))
-        model = api.Module(str(paths["training_model"]), state, str(paths["eval_model"]))
-        optimizer = api.Optimizer(str(paths["optimizer_model"]), model)
-        optimizer.set_learning_rate(LEARNING_RATE)
-        model.train()
+    with tempfile.TemporaryDirectory() as folder, silent_stderr():
+        training = _OfficialTraining(files, Path(folder))
         twin = reference if exact else None
         for number, (x, y) in enumerate(batches.take(_OFFICIAL_STEPS)):
             worst.sizes.append(len(y))
             answer = Answer(y, batches.mask())
             noise = batches.noise(shapes, len(y), number)
-            given = (
-                x,
-                y,
-                *([batches.mask()] if recipe.loss.masked else []),
-                *noise.values(),
-            )
-            loss, *_ = model(*(tensor.numpy() for tensor in given))
-            optimizer.step()
-            model.lazy_reset_grad()
+            masks = [batches.mask()] if recipe.loss.masked else []
+            loss = training.step([x, y, *masks, *noise.values()])
             twin = twin and in_float64(twin, x, answer, noise)
-            worst.compare({"loss": np.asarray(loss)}, {"loss": reference.step(x, answer, noise)})
+            worst.compare({"loss": loss}, {"loss": reference.step(x, answer, noise)})
         expected, _ = reference.snapshot()
-        found = {name: state.parameters[name].data for name in expected}
-        worst.compare(found, expected, twin.snapshot()[0] if twin else None)
-        del optimizer, model, state  # they hold the files open
-    return worst.report(f"{_FOLDER}/training_model", _OFFICIAL_STEPS)
-
-
-# -- the step graph
-# ----------------------------------------------------------------------------------------------------
-
-
-def _step_file(
-    training: onnx.ModelProto,
-    batch: Sequence[Port],
-    module: nn.Module,
-    base: Sequence[str],
-    recipe: Recipe,
-) -> GraphFile:
-    """The whole step; frozen tensors of the base go in alone, any other comes out as it went in."""
-    graph = GraphBuilder("step")
-    shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
-    held = parameter_ports({name: shapes.pop(name) for name in base})
-    free = {
-        name: shape for name, shape in shapes.items() if module.get_parameter(name).requires_grad
-    }
-    changing = changing_ports(shapes, recipe)
-    extras = extra_ports(shapes, recipe)
-    inputs = [*changing, *held, *batch, Port("lr", "float32", ()), *extras]
-    for port in inputs:
-        graph.input(port)
-    _append_gradients(graph, training, [*shapes, *base], [port.name for port in batch])
-    emitter = Emitter(graph, "x")
-    outputs = [
-        Port("loss", "float32", ()),
-        *(Port(next_name(p.name), p.dtype, p.shape) for p in changing),
-    ]
-    trace = trace_optimizer(shapes, recipe, list(free))
-    known = [_value(emitter, p.name, p.shape) for p in changing]
-    known += [_value(emitter, _inner(f"{name}_grad"), shape) for name, shape in free.items()]
-    known += [
-        _value(emitter, "lr", ()),
-        *(_value(emitter, p.name, p.shape) for p in extras),
-    ]
-    moved = lower(emitter, trace, known)
-    for port, name in zip(
-        outputs, [_inner("loss"), *(emitter.plain(v) for v in moved)], strict=True
-    ):
-        graph.output(port, name)
-    domains = [(item.domain, item.version) for item in training.opset_import if item.domain]
-    model = graph.model({"shoal.graph": "step"}, domains)
-    data = model.SerializeToString(deterministic=True)
-    return GraphFile(_STEP, f"{_STEP}.onnx", data, tuple(inputs), tuple(outputs), model)
-
-
-def _value(emitter: Emitter, name: str, shape: tuple[Any, ...]) -> Value:
-    return emitter.value(name, shape, torch.float32)
-
-
-def _inner(name: str) -> str:
-    """A value of the gradient graph, kept apart from those of the builder."""
-    return f"gradient/{name}"
-
-
-def _append_gradients(
-    graph: GraphBuilder,
-    training: onnx.ModelProto,
-    trained: Sequence[str],
-    batch: Sequence[str],
-) -> None:
-    """Take over the gradient graph.
-
-    Its accumulators lose their consumers and are dropped with all dead nodes.
-
-    Its shapes come along: the kernel of MaxPoolGrad reads that of its output and crashes without.
-    """
-    names = (
-        {name: parameter_input(name) for name in trained}
-        | {name: name for name in batch}
-        | {"": ""}
-    )
-    nodes = []
-    for node in training.graph.node:
-        moved = copy.deepcopy(node)
-        moved.name = _inner(node.name)
-        moved.input[:] = [names.get(name, _inner(name)) for name in node.input]
-        moved.output[:] = [_inner(name) if name else "" for name in node.output]
-        nodes.append(moved)
-    constants = {_inner(t.name): numpy_helper.to_array(t) for t in training.graph.initializer}
-    shapes = []
-    for info in training.graph.value_info:
-        moved_info = copy.deepcopy(info)
-        moved_info.name = _inner(info.name)
-        shapes.append(moved_info)
-    graph.append(nodes, constants, shapes)
+        trained = {name: training.parameter(name) for name in expected}
+        worst.compare(trained, expected, twin.snapshot()[0] if twin else None)
+        del training  # it holds files of the folder open, which ends here
+    return worst.report(f"{FOLDER}/training_model", _OFFICIAL_STEPS)

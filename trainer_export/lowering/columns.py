@@ -1,10 +1,7 @@
-"""The columns of a convolution: what each output sees, copied by look-ups with constant tables or
-by slices.
-"""
+"""The columns of a convolution: what each output sees, copied by look-ups or by slices."""
 
 import itertools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,176 +40,178 @@ class Geometry:
         return self.taps == 1 and self.inputs == self.outputs
 
     def table(self) -> NDArray[np.int64]:
-        """For each output and tap the flat input position it reads, or the number of positions for
-        a zero.
+        """Return for each output and tap the flat input position that it reads.
+
+        The number of positions stands for a zero.
         """
-        return self._positions(
-            self.outputs,
-            self.inputs,
-            lambda axis, output, tap: (
-                output * self.stride[axis] + tap * self.dilation[axis] - self.padding[axis],
-                1,
-            ),
-        )
+        indices = []
+        for axis in range(len(self.outputs)):
+            output, tap = self._grid(self.outputs, axis)
+            start = output * self.stride[axis]
+            indices.append(start + tap * self.dilation[axis] - self.padding[axis])
+        return self._flat(indices, self.inputs, self.outputs)
 
     def reverse_table(self) -> NDArray[np.int64]:
-        """For each input and tap the flat output position that reads it there, or the number of
-        positions.
-        """
-        return self._positions(
-            self.inputs,
-            self.outputs,
-            lambda axis, place, tap: (
-                place + self.padding[axis] - tap * self.dilation[axis],
-                self.stride[axis],
-            ),
-        )
+        """Return for each input and tap the flat output position that reads it there.
 
-    def _positions(
-        self,
-        here: tuple[int, ...],
-        there: tuple[int, ...],
-        place: Callable[[int, NDArray[np.int64], NDArray[np.int64]], tuple[NDArray[np.int64], int]],
+        The number of positions stands for none.
+        """
+        indices = []
+        for axis in range(len(self.inputs)):
+            place, tap = self._grid(self.inputs, axis)
+            scaled = place + self.padding[axis] - tap * self.dilation[axis]
+            # Between two steps there is no output.
+            on_step = scaled % self.stride[axis] == 0
+            indices.append(np.where(on_step, scaled // self.stride[axis], -1))
+        return self._flat(indices, self.outputs, self.inputs)
+
+    def _grid(
+        self, sizes: tuple[int, ...], axis: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return places and taps along an axis, to be broadcast over all axes of both."""
+        rank = len(sizes)
+        places = [1] * (2 * rank)
+        places[axis] = sizes[axis]
+        taps = [1] * (2 * rank)
+        taps[rank + axis] = self.kernel[axis]
+        return np.arange(sizes[axis]).reshape(places), np.arange(self.kernel[axis]).reshape(taps)
+
+    def _flat(
+        self, indices: list[NDArray[np.int64]], there: tuple[int, ...], here: tuple[int, ...]
     ) -> NDArray[np.int64]:
-        """Flat positions in ``there``, int64 [prod(here), taps].
+        """Return flat positions, int64 [prod(here), taps], of an index for each axis of ``there``.
 
-        Outside or between steps: ``prod(there)``.
+        One outside becomes ``prod(there)``.
         """
-        rank = len(here)
-        flat = np.zeros((1,) * (2 * rank), np.int64)
+        flat = np.zeros((1,) * (2 * len(here)), np.int64)
         valid = np.ones_like(flat, bool)
-        for axis, size in enumerate(there):
-            shape = [1] * (2 * rank)
-            shape[axis] = here[axis]
-            places = np.arange(here[axis]).reshape(shape)
-            shape = [1] * (2 * rank)
-            shape[rank + axis] = self.kernel[axis]
-            scaled, step = place(axis, places, np.arange(self.kernel[axis]).reshape(shape))
-            index = scaled // step
-            valid = valid & (scaled % step == 0) & (index >= 0) & (index < size)
+        for index, size in zip(indices, there, strict=True):
+            valid = valid & (index >= 0) & (index < size)
             flat = flat * size + np.clip(index, 0, size - 1)
-        full = np.broadcast_to(np.where(valid, flat, math.prod(there)), (*here, *self.kernel))
+        positions = np.where(valid, flat, math.prod(there))
+        full = np.broadcast_to(positions, (*here, *self.kernel))
         return full.reshape(math.prod(here), self.taps)
 
 
-def rows_of(e: Emitter, x: Value, *, zero_row: bool) -> str:
-    """A feature map as [batch, positions, channels], with one row of zeros at the end if wanted."""
+def rows_of(emit: Emitter, x: Value, *, zero_row: bool) -> str:
+    """Return a feature map as [batch, positions, channels], with zeros as a last row if wanted."""
     positions = math.prod(x.shape[2:])
     channels = x.shape[1]
-    name = e.arranged(x, channels_last(x.rank))
-    rows = e.reshaped(name, (x.shape[0], *x.shape[2:], channels), (x.shape[0], positions, channels))
-    return e.graph.node("Pad", rows, e.graph.ints(0, 0, 0, 0, 1, 0)) if zero_row else rows
+    name = emit.arranged(x, channels_last(x.rank))
+    physical = (x.shape[0], *x.shape[2:], channels)
+    rows = emit.reshaped(name, physical, (x.shape[0], positions, channels))
+    if not zero_row:
+        return rows
+    return emit.node("Pad", rows, emit.ints(0, 0, 0, 0, 1, 0))
 
 
-def look_up(e: Emitter, x: Value, table: NDArray[np.int64]) -> str:
-    """The rows of ``x`` that the table names, as a matrix [batch * len(table), taps * channels]."""
-    rows = rows_of(e, x, zero_row=bool((table == math.prod(x.shape[2:])).any()))
-    columns = e.graph.node("Gather", rows, e.graph.constant(table.reshape(-1)), axis=1)
-    return e.graph.node("Reshape", columns, e.graph.ints(-1, table.shape[1] * x.shape[1]))
+def look_up(emit: Emitter, x: Value, table: NDArray[np.int64]) -> str:
+    """Return the rows of ``x`` in a table, as a matrix [batch * len(table), taps * channels]."""
+    has_zeros = bool((table == math.prod(x.shape[2:])).any())
+    rows = rows_of(emit, x, zero_row=has_zeros)
+    columns = emit.node("Gather", rows, emit.constant(table.reshape(-1)), axis=1)
+    return emit.node("Reshape", columns, emit.ints(-1, table.shape[1] * x.shape[1]))
 
 
 def look_up_ns(rows: int, taps: int, channels: int) -> float:
-    """Cost of copying ``rows * taps`` rows of channels, in nanoseconds."""
+    """Return the cost of copying ``rows * taps`` rows of channels, in nanoseconds."""
     return rows * taps * (_ROW_NS + _FLOAT_NS * channels)
 
 
 @dataclass(frozen=True)
 class Columns:
-    """What each output sees: a matrix [batch * outputs, taps * channels], or its transpose, as Gemm
-    wants it.
+    """What each output sees: a matrix [batch * outputs, taps * channels].
+
+    Or its transpose, as Gemm wants it.
     """
 
     name: str
     transposed: int
 
 
-def columns_of(e: Emitter, x: Value, geometry: Geometry) -> Columns:
-    """The columns of a convolution, taps before channels.
+def columns_of(emit: Emitter, x: Value, geometry: Geometry) -> Columns:
+    """Return the columns of a convolution, taps before channels, in the cheapest of three ways.
 
-    Equal nodes for forward pass and weight gradient.
+    Forward pass and weight gradient ask for equal nodes, which a graph has once.
     """
     channels = x.shape[1]
     if geometry.is_pointwise:
-        return Columns(matrix_of(e, x), 0)
+        return Columns(matrix_of(emit, x), 0)
+    unit_steps = all(step == 1 for step in geometry.stride)
+    if unit_steps and _slices_ns(geometry, x) < look_up_ns(1, geometry.taps, channels):
+        return Columns(_sliced(emit, x, geometry), 1)
+    look_up_once = look_up_ns(math.prod(geometry.outputs), geometry.taps, channels)
+    if _look_up_twice_ns(geometry, channels) < look_up_once:
+        return Columns(_look_up_twice(emit, x, geometry), 0)
+    return Columns(look_up(emit, x, geometry.table()), 0)
+
+
+def _slices_ns(geometry: Geometry, x: Value) -> float:
+    """Return the cost per output of copying shifted planes, and of turning a map into planes."""
     row = geometry.outputs[-1]
-    turned = _TRANSPOSE_NS * (not x.lies(planes(x.rank)))
-    by_slices = channels * (geometry.taps * (_SLICE_ROW_NS / row + _SLICE_FLOAT_NS) + turned)
-    if all(step == 1 for step in geometry.stride) and by_slices < look_up_ns(
-        1, geometry.taps, channels
-    ):
-        return Columns(_sliced(e, x, geometry), 1)
-    if _look_up_twice_ns(geometry, channels) < look_up_ns(
-        math.prod(geometry.outputs), geometry.taps, channels
-    ):
-        return Columns(_look_up_twice(e, x, geometry), 0)
-    return Columns(look_up(e, x, geometry.table()), 0)
+    transpose = _TRANSPOSE_NS * (not x.lies(planes(x.rank)))
+    by_channel = geometry.taps * (_SLICE_ROW_NS / row + _SLICE_FLOAT_NS) + transpose
+    return float(x.shape[1] * by_channel)
 
 
 def _look_up_twice_ns(geometry: Geometry, channels: int) -> float:
-    """Cost per sample of first joining the taps of a kernel row and then its rows.
+    """Return the cost per sample of joining first the taps of a kernel row and then its rows.
 
-    Inf where that cannot be.
+    Infinite where that cannot be.
     """
     if len(geometry.kernel) != 2 or 1 in geometry.kernel:
         return math.inf
     height, width = geometry.kernel
-    first = look_up_ns(
-        (geometry.inputs[0] + 2 * geometry.padding[0]) * geometry.outputs[1],
-        width,
-        channels,
-    )
+    rows = geometry.inputs[0] + 2 * geometry.padding[0]
+    first = look_up_ns(rows * geometry.outputs[1], width, channels)
     return first + look_up_ns(math.prod(geometry.outputs), height, width * channels)
 
 
-def _look_up_twice(e: Emitter, x: Value, geometry: Geometry) -> str:
-    """The columns by two look-ups: with few channels, fewer and longer rows than by one."""
+def _look_up_twice(emit: Emitter, x: Value, geometry: Geometry) -> str:
+    """Return the columns by two look-ups: with few channels, fewer and longer rows than by one."""
     height, width = geometry.kernel
-    padding = geometry.padding[0]
-    step = geometry.stride[0]
-    spread = geometry.dilation[0]
+    outputs = geometry.outputs
+    # Along the width alone, for every row of the padded map.
     sides = Geometry(
         geometry.inputs,
-        (geometry.inputs[0] + 2 * padding, geometry.outputs[1]),
+        (geometry.inputs[0] + 2 * geometry.padding[0], outputs[1]),
         (1, width),
         (1, geometry.stride[1]),
         geometry.padding,
         (1, geometry.dilation[1]),
     )
-    strips = e.graph.node(
-        "Reshape",
-        look_up(e, x, sides.table()),
-        e.graph.ints(-1, math.prod(sides.outputs), width * x.shape[1]),
-    )
-    rows = (
-        np.arange(geometry.outputs[0])[:, None, None] * step
-        + np.arange(height)[None, None] * spread
-    )
-    table = rows * geometry.outputs[1] + np.arange(geometry.outputs[1])[None, :, None]
-    columns = e.graph.node("Gather", strips, e.graph.constant(table.reshape(-1)), axis=1)
-    return e.graph.node("Reshape", columns, e.graph.ints(-1, geometry.taps * x.shape[1]))
+    flat = look_up(emit, x, sides.table())
+    strip_sizes = emit.ints(-1, math.prod(sides.outputs), width * x.shape[1])
+    strips = emit.node("Reshape", flat, strip_sizes)
+    # Then along the height: [output row, output column, tap].
+    start = np.arange(outputs[0])[:, None, None] * geometry.stride[0]
+    rows = start + np.arange(height)[None, None] * geometry.dilation[0]
+    table = rows * outputs[1] + np.arange(outputs[1])[None, :, None]
+    columns = emit.node("Gather", strips, emit.constant(table.reshape(-1)), axis=1)
+    return emit.node("Reshape", columns, emit.ints(-1, geometry.taps * x.shape[1]))
 
 
-def _sliced(e: Emitter, x: Value, geometry: Geometry) -> str:
-    """The transposed columns as shifted copies of the whole input: few channels make short rows and
-    long planes.
+def _sliced(emit: Emitter, x: Value, geometry: Geometry) -> str:
+    """Return the transposed columns as shifted copies of the whole input.
+
+    Few channels make short rows and long planes.
     """
     rank = x.rank
-    plane = e.arranged(x, planes(rank))
+    plane = emit.arranged(x, planes(rank))
     if any(geometry.padding):
         pads = (0, 0, *geometry.padding)
-        plane = e.graph.node("Pad", plane, e.graph.ints(*pads, *pads))
-    axes = e.graph.ints(*range(2, rank))
+        plane = emit.node("Pad", plane, emit.ints(*pads, *pads))
+    axes = emit.ints(*range(2, rank))
     shifted = []
     for tap in itertools.product(*map(range, geometry.kernel)):
-        start = [t * d for t, d in zip(tap, geometry.dilation, strict=True)]
+        start = [place * step for place, step in zip(tap, geometry.dilation, strict=True)]
         stop = [begin + size for begin, size in zip(start, geometry.outputs, strict=True)]
-        shifted.append(
-            e.graph.node("Slice", plane, e.graph.ints(*start), e.graph.ints(*stop), axes)
-        )
-    joined = e.graph.node("Concat", *shifted, axis=0)
-    return e.graph.node("Reshape", joined, e.graph.ints(geometry.taps * x.shape[1], -1))
+        bounds = (emit.ints(*start), emit.ints(*stop))
+        shifted.append(emit.node("Slice", plane, *bounds, axes))
+    joined = emit.node("Concat", *shifted, axis=0)
+    return emit.node("Reshape", joined, emit.ints(geometry.taps * x.shape[1], -1))
 
 
-def matrix_of(e: Emitter, x: Value) -> str:
-    """A feature map as a matrix [batch * positions, channels]."""
-    return e.graph.node("Reshape", rows_of(e, x, zero_row=False), e.graph.ints(-1, x.shape[1]))
+def matrix_of(emit: Emitter, x: Value) -> str:
+    """Return a feature map as a matrix [batch * positions, channels]."""
+    return emit.node("Reshape", rows_of(emit, x, zero_row=False), emit.ints(-1, x.shape[1]))

@@ -1,9 +1,9 @@
-"""Convolution, pooling and their gradients as slices, paddings and matrix products, for runtimes
-slow or wrong at them.
+"""Convolution, pooling and their gradients as slices, paddings and matrix products.
 
-A convolution lays the places that its kernel looks at under one another (im2col) and is one matrix
-product; its gradient takes the same slices, and adds what belongs to one place. Batch and channels
-change places meanwhile, so that one product is over all samples. All sizes are numbers.
+For runtimes that are slow or wrong at them. A convolution lays the places that its kernel looks at
+under one another (im2col) and is one matrix product; its gradient reads the same slices, and adds
+what belongs to one place. Batch and channels change places meanwhile, so that one product is over
+all samples. All sizes are numbers.
 """
 
 import functools
@@ -20,10 +20,9 @@ from fleet_protocol.errors import ExportError
 from trainer_export.operators import static_batch_norm, static_batch_norm_backward
 
 aten = torch.ops.aten
-_LOWEST, _STEEP = (
-    -3e38,
-    1e38,
-)  # what padding never wins with; a slope that takes the least normal number to 1
+
+_LOWEST = -3e38  # what padding never wins a maximum with
+_STEEP = 1e38  # a slope that brings the least normal number to 1
 
 
 @dataclass(frozen=True)
@@ -35,48 +34,50 @@ class _Window:
     padding: Sequence[int]
     dilation: Sequence[int]
 
-    def taken(self, x: Tensor, fill: float = 0.0) -> list[Tensor]:
-        """For each place of the kernel what it meets, [..., height, width] of the output."""
-        (top, left), (rows, columns) = self.padding, self.kernel
+    def slices(self, x: Tensor, fill: float = 0.0) -> list[Tensor]:
+        """Return for each place of the kernel what it meets, [..., height, width] of the output."""
+        top, left = self.padding
         if top or left:
             x = aten.constant_pad_nd(x, [left, left, top, top], fill)
-        parts = [self._run(x, 1, column) for column in range(columns)]
-        return [self._run(part, 0, row) for row in range(rows) for part in parts]
+        # Columns first: they are cut once for all rows of the kernel.
+        by_column = [self._run(x, 1, column) for column in range(self.kernel[1])]
+        slices = []
+        for row in range(self.kernel[0]):
+            slices += [self._run(column, 0, row) for column in by_column]
+        return slices
 
-    def put_back(self, parts: Sequence[Tensor], size: Sequence[int]) -> Tensor:
-        """The gradient of `taken`: parts that met the same place are added."""
-        full = [n + 2 * p for n, p in zip(size, self.padding, strict=True)]
-        columns = [
-            functools.reduce(
-                torch.add,
-                [
-                    self._placed(part, 0, row, full[0])
-                    for row, part in enumerate(parts[j :: self.kernel[1]])
-                ],
-            )
-            for j in range(self.kernel[1])
-        ]
-        whole = functools.reduce(
-            torch.add,
-            [self._placed(part, 1, j, full[1]) for j, part in enumerate(columns)],
-        )
+    def add_slices(self, slices: Sequence[Tensor], size: Sequence[int]) -> Tensor:
+        """Return the gradient of `slices`: those that met the same place are added.
+
+        Args:
+            slices: one for each place of the kernel.
+            size: height and width of the input.
+        """
+        height, width = (n + 2 * p for n, p in zip(size, self.padding, strict=True))
+        columns = []
+        for column in range(self.kernel[1]):
+            by_row = enumerate(slices[column :: self.kernel[1]])
+            columns.append(_sum([self._placed(part, 0, row, height) for row, part in by_row]))
+        whole = _sum([self._placed(part, 1, column, width) for column, part in enumerate(columns)])
         for axis in (0, 1):
-            whole = (
-                whole.narrow(axis - 2, self.padding[axis], size[axis])
-                if self.padding[axis]
-                else whole
-            )
+            if self.padding[axis]:
+                whole = whole.narrow(axis - 2, self.padding[axis], size[axis])
         return whole
 
     def _run(self, x: Tensor, axis: int, place: int) -> Tensor:
+        """Return what one place of the kernel meets along an axis."""
         step = self.stride[axis]
+        size = x.shape[axis - 2]
         start = place * self.dilation[axis]
-        count = (x.shape[axis - 2] - self.dilation[axis] * (self.kernel[axis] - 1) - 1) // step + 1
+        count = (size - self.dilation[axis] * (self.kernel[axis] - 1) - 1) // step + 1
         end = start + (count - 1) * step + 1
-        whole = end - start == x.shape[axis - 2] and step == 1
-        return x if whole else aten.slice.Tensor(x, x.dim() + axis - 2, start, end, step)
+        if end - start == size and step == 1:
+            return x
+        run: Tensor = aten.slice.Tensor(x, x.dim() + axis - 2, start, end, step)
+        return run
 
     def _placed(self, x: Tensor, axis: int, place: int, size: int) -> Tensor:
+        """Return the gradient of `_run`: zeros wherever it did not read."""
         step = self.stride[axis]
         count = x.shape[axis - 2]
         behind = [0, 0] * (1 - axis)
@@ -85,11 +86,19 @@ class _Window:
             x = apart.flatten(axis - 3, axis - 2).narrow(axis - 2, 0, (count - 1) * step + 1)
         start = place * self.dilation[axis]
         after = size - start - x.shape[axis - 2]
-        return aten.constant_pad_nd(x, [*behind, start, after], 0.0) if start or after else x
+        if not start and not after:
+            return x
+        placed: Tensor = aten.constant_pad_nd(x, [*behind, start, after], 0.0)
+        return placed
+
+
+def _sum(tensors: Sequence[Tensor]) -> Tensor:
+    """Return a sum, added from the first on: the order is part of the result."""
+    return functools.reduce(torch.add, tensors)
 
 
 def _mm(a: Tensor, b: Tensor) -> Tensor:
-    """A product of two matrices that change, as a batch of one."""
+    """Return a product of two matrices that change, as a batch of one."""
     product: Tensor = aten.bmm(a.reshape(1, *a.shape), b.reshape(1, *b.shape))
     return product.reshape(a.shape[0], b.shape[1])
 
@@ -99,135 +108,164 @@ def _addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float 
     return product + (bias if beta == 1 else bias * beta)
 
 
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
 
 
-def _columns(x: Tensor, window: _Window) -> tuple[Tensor, list[Tensor]]:
-    parts = window.taken(x)
-    return _joined(parts).reshape(len(parts) * x.shape[0], -1), parts
+def _columns(slices: Sequence[Tensor]) -> Tensor:
+    """Return what all outputs see, [taps * channels, batch * positions]."""
+    return _joined(slices).reshape(len(slices) * slices[0].shape[0], -1)
 
 
-def _flat(x: Tensor, *sizes: Sequence[int]) -> bool:
-    """Whether a convolution has one dimension; others than one and two are refused."""
-    if x.dim() > 4 or any(sizes):
+def _is_flat(x: Tensor, *, transposed: bool) -> bool:
+    """Return whether a convolution has one dimension; it may have one or two."""
+    if x.dim() > 4 or transposed:
         raise ExportError(
-            "convolutions in three dimensions and transposed ones are not lowered to matrix products"
+            "convolutions in three dimensions and transposed ones are not lowered to matrix"
+            " products"
         )
     return x.dim() == 3
 
 
-def convolution(x: Tensor, w: Tensor, bias: Tensor | None, *options: Any) -> Tensor:
-    """``aten.convolution``, of samples first."""
-    stride, padding, dilation, transposed, output_padding, groups = options
-    if _flat(x, [1] * transposed):
-        wider = (
-            [1, *stride],
-            [0, *padding],
-            [1, *dilation],
-            transposed,
-            output_padding,
-            groups,
+@dataclass(frozen=True)
+class _Settings:
+    """The settings of ``aten.convolution``, in its order."""
+
+    stride: Sequence[int]
+    padding: Sequence[int]
+    dilation: Sequence[int]
+    transposed: bool
+    output_padding: Sequence[int]
+    groups: int
+
+    @property
+    def with_height(self) -> tuple[Any, ...]:
+        """Those of a convolution of one dimension as of two, with a height of 1."""
+        return (
+            [1, *self.stride],
+            [0, *self.padding],
+            [1, *self.dilation],
+            self.transposed,
+            self.output_padding,
+            self.groups,
         )
-        return convolution(x.unsqueeze(2), w.unsqueeze(2), bias, *wider).squeeze(2)
-    window = _Window(w.shape[2:], stride, padding, dilation)
-    y = list[Tensor]()
+
+    def window(self, kernel: Sequence[int]) -> _Window:
+        """What a kernel of these sizes looks at."""
+        return _Window(kernel, self.stride, self.padding, self.dilation)
+
+
+def convolution(x: Tensor, w: Tensor, bias: Tensor | None, *options: Any) -> Tensor:
+    """Return ``aten.convolution``, of samples first: ``Y = W columns(X) + b`` for each group."""
+    settings = _Settings(*options)
+    if _is_flat(x, transposed=settings.transposed):
+        wide = convolution(x.unsqueeze(2), w.unsqueeze(2), bias, *settings.with_height)
+        return wide.squeeze(2)
+    window = settings.window(w.shape[2:])
+    products: list[Tensor] = []
     shape = torch.Size()
-    for part, kernel in zip(x.transpose(0, 1).chunk(groups), w.chunk(groups), strict=True):
-        columns, parts = _columns(part, window)
-        y.append(_mm(kernel.permute(0, 2, 3, 1).reshape(kernel.shape[0], -1), columns))
-        shape = parts[0].shape[1:]
-    found = _joined(y) if bias is None else _joined(y) + bias.unsqueeze(1)
-    return found.reshape(w.shape[0], *shape).transpose(0, 1)
+    inputs = x.transpose(0, 1).chunk(settings.groups)
+    for group, kernel in zip(inputs, w.chunk(settings.groups), strict=True):
+        slices = window.slices(group)
+        columns = _columns(slices)
+        matrix = kernel.permute(0, 2, 3, 1).reshape(kernel.shape[0], -1)
+        products.append(_mm(matrix, columns))
+        shape = slices[0].shape[1:]
+    result = _joined(products)
+    if bias is not None:
+        result = result + bias.unsqueeze(1)
+    return result.reshape(w.shape[0], *shape).transpose(0, 1)
 
 
 def convolution_backward(
     grad: Tensor, x: Tensor, w: Tensor, *options: Any
 ) -> tuple[Tensor | None, ...]:
-    """``aten.convolution_backward``: the gradients of what goes in, of the weights and of the bias,
-    if wanted.
+    """Return ``aten.convolution_backward``.
+
+    For each group ``dX`` adds the slices of ``W^T dY``, ``dW = columns(X) dY^T``; ``db`` is the sum
+    of ``dY``. One that is not asked for is None.
     """
-    sizes, stride, padding, dilation, transposed, output_padding, groups, wanted = options
-    if _flat(x, [1] * transposed):
-        wider = (
-            sizes,
-            [1, *stride],
-            [0, *padding],
-            [1, *dilation],
-            transposed,
-            output_padding,
-            groups,
-            wanted,
-        )
-        to_x, to_w, to_bias = convolution_backward(
-            grad.unsqueeze(2), x.unsqueeze(2), w.unsqueeze(2), *wider
-        )
-        return (
-            None if to_x is None else to_x.squeeze(2),
-            None if to_w is None else to_w.squeeze(2),
-            to_bias,
-        )
-    window = _Window(w.shape[2:], stride, padding, dilation)
-    count = math.prod(w.shape[2:])
-    slopes: list[list[Tensor]] = [[], []]
+    _bias_shape, *own_options, wanted = options
+    settings = _Settings(*own_options)
+    if _is_flat(x, transposed=settings.transposed):
+        return _flat_backward(grad, x, w, *options)
+    window = settings.window(w.shape[2:])
     chunks = (
-        x.transpose(0, 1).chunk(groups),
-        w.chunk(groups),
-        grad.transpose(0, 1).chunk(groups),
+        x.transpose(0, 1).chunk(settings.groups),
+        w.chunk(settings.groups),
+        grad.transpose(0, 1).chunk(settings.groups),
     )
-    flat = grad.transpose(0, 1).reshape(grad.shape[1], -1)
-    for part, kernel, slope in zip(*chunks, strict=True):
+    by_channel = grad.transpose(0, 1).reshape(grad.shape[1], -1)
+    to_x: list[Tensor] = []
+    to_w: list[Tensor] = []
+    for group, kernel, slope in zip(*chunks, strict=True):
         rows = slope.reshape(slope.shape[0], -1)
-        channels = part.shape[0]
         if wanted[0]:
-            columns = _mm(kernel.permute(2, 3, 1, 0).reshape(-1, kernel.shape[0]), rows)
-            parts = columns.reshape(count, channels, *slope.shape[1:]).unbind()
-            slopes[0].append(window.put_back(parts, x.shape[2:]))
+            matrix = kernel.permute(2, 3, 1, 0).reshape(-1, kernel.shape[0])
+            columns = _mm(matrix, rows)
+            taps = math.prod(w.shape[2:])
+            slices = columns.reshape(taps, group.shape[0], *slope.shape[1:]).unbind()
+            to_x.append(window.add_slices(slices, x.shape[2:]))
         if wanted[1]:
-            product = _mm(_columns(part, window)[0], rows.t())
-            slopes[1].append(product.reshape(*w.shape[2:], channels, -1).permute(3, 2, 0, 1))
+            product = _mm(_columns(window.slices(group)), rows.t())
+            by_tap = product.reshape(*w.shape[2:], group.shape[0], -1)
+            to_w.append(by_tap.permute(3, 2, 0, 1))
     return (
-        _joined(slopes[0]).transpose(0, 1) if wanted[0] else None,
-        _joined(slopes[1]) if wanted[1] else None,
-        flat.sum(1) if wanted[2] else None,
+        _joined(to_x).transpose(0, 1) if wanted[0] else None,
+        _joined(to_w) if wanted[1] else None,
+        by_channel.sum(1) if wanted[2] else None,
+    )
+
+
+def _flat_backward(grad: Tensor, x: Tensor, w: Tensor, *options: Any) -> tuple[Tensor | None, ...]:
+    """Return the gradients of a convolution of one dimension, as of one with a height of 1."""
+    bias_shape, *own_options, wanted = options
+    wide = _Settings(*own_options).with_height
+    to_x, to_w, to_bias = convolution_backward(
+        grad.unsqueeze(2), x.unsqueeze(2), w.unsqueeze(2), bias_shape, *wide, wanted
+    )
+    return (
+        None if to_x is None else to_x.squeeze(2),
+        None if to_w is None else to_w.squeeze(2),
+        to_bias,
     )
 
 
 def _pool_window(options: Sequence[Any]) -> _Window:
-    """Of the options of a pooling, of which the last may be left out."""
+    """Return the window of a pooling, of whose options the last may be left out."""
     if len(options) > 4 and options[4]:
         raise ExportError(
             "max pooling with ceil_mode is not lowered to slices; leave ceil_mode out"
         )
-    given = [[*size] if len(size) > 1 else [*size] * 2 for size in options[:4]]
-    kernel, *rest = given + [[], [0, 0], [1, 1]][len(given) - 1 :]
-    return _Window(kernel, rest[0] or kernel, *rest[1:])
+    sizes = [[*size] if len(size) > 1 else [*size] * 2 for size in options[:4]]
+    kernel, stride, padding, dilation = sizes + [[], [0, 0], [1, 1]][len(sizes) - 1 :]
+    return _Window(kernel, stride or kernel, padding, dilation)
 
 
 def max_pool(x: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
-    """``aten.max_pool2d_with_indices``, with the largest values once more in the place of their
-    indices.
-    """
-    largest = functools.reduce(torch.maximum, _pool_window(options).taken(x, _LOWEST))
+    """Return ``aten.max_pool2d_with_indices`` with the largest values for the indices, too."""
+    slices = _pool_window(options).slices(x, _LOWEST)
+    largest = functools.reduce(torch.maximum, slices)
     return largest, largest
 
 
 def max_pool_backward(grad: Tensor, x: Tensor, *options: Any) -> Tensor:
-    """The gradient of `max_pool`: that of a window goes to the first of its largest."""
+    """Return the gradient of `max_pool`: that of a window goes to the first of its largest."""
     *sizes, largest = options
     window = _pool_window(sizes)
-    slopes = list[Tensor]()
-    left = None
-    for part in window.taken(x, _LOWEST):
+    slopes: list[Tensor] = []
+    unclaimed = None  # 1 until a place of the window has the largest
+    for part in window.slices(x, _LOWEST):
         hit = torch.clamp((part - largest) * _STEEP + 1, 0, 1)
-        hit = hit if left is None else hit * left
-        left = (1 if left is None else left) - hit
+        hit = hit if unclaimed is None else hit * unclaimed
+        unclaimed = (1 if unclaimed is None else unclaimed) - hit
         slopes.append(grad * hit)
-    return window.put_back(slopes, x.shape[-2:])
+    return window.add_slices(slopes, x.shape[-2:])
 
 
 def _threshold_backward(grad: Tensor, x: Tensor, bound: float) -> Tensor:
-    return grad * torch.clamp((x - bound if bound else x) * _STEEP, 0, 1)
+    above = x - bound if bound else x
+    return grad * torch.clamp(above * _STEEP, 0, 1)
 
 
 def _unsqueeze(x: Tensor, dim: int) -> Tensor:

@@ -1,5 +1,4 @@
-"""Values of a traced program while it is written as ONNX: logical shape, physical order of axes,
-lazy broadcast.
+"""Values of a traced program on their way to ONNX: shape, order of axes, pending broadcast.
 
 Two things that cost time at run time are kept pending in a value. A transposed view is the same
 tensor with another order of axes, so convolutions work channels-last and matrix products read their
@@ -7,8 +6,7 @@ operands as they lie, and a real Transpose is written only where an operator nee
 order. An expanded view keeps its small tensor, because element-wise operators broadcast anyway.
 """
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,12 +29,12 @@ _DTYPES = {
 
 
 def overload(name: str) -> Any:
-    """The default overload of an aten operator whose name starts with an underscore."""
+    """Return the default overload of an aten operator whose name starts with an underscore."""
     return getattr(torch.ops.aten, name).default
 
 
 def numpy_dtype(dtype: torch.dtype) -> Any:
-    """The numpy type of a torch element type."""
+    """Return the numpy type of a torch element type."""
     if dtype not in _DTYPES:
         raise ExportError(
             f"element type {dtype} cannot be exported; use .float(), or .long() for whole numbers"
@@ -45,12 +43,12 @@ def numpy_dtype(dtype: torch.dtype) -> Any:
 
 
 def onnx_dtype(dtype: torch.dtype) -> int:
-    """The ONNX number of a torch element type."""
+    """Return the ONNX number of a torch element type."""
     return int(helper.np_dtype_to_tensor_dtype(numpy_dtype(dtype)))
 
 
 def dim_of(size: Any) -> Dim:
-    """A size of a traced tensor as an int, or as an expression of the batch size."""
+    """Return a size of a traced tensor as an int, or as an expression of the batch size."""
     if isinstance(size, int):
         return size
     if isinstance(size, torch.SymInt):
@@ -60,11 +58,29 @@ def dim_of(size: Any) -> Dim:
 
 
 def hint(shape: Sequence[Dim]) -> int:
-    """Number of elements at the batch size that costs are compared at."""
-    return math.prod(
-        d if isinstance(d, int) else int(d.subs(dict.fromkeys(d.free_symbols, BATCH_HINT)))
-        for d in shape
-    )
+    """Return the number of elements at the batch size that costs are compared at."""
+    count = 1
+    for size in shape:
+        if isinstance(size, int):
+            count *= size
+        else:
+            count *= int(size.subs(dict.fromkeys(size.free_symbols, BATCH_HINT)))
+    return count
+
+
+def reorder(sizes: Sequence[Dim], order: Iterable[int]) -> Shape:
+    """Return sizes in an order of axes, or those of some axes alone."""
+    return tuple(sizes[axis] for axis in order)
+
+
+def is_fixed(sizes: Iterable[Dim]) -> bool:
+    """Return whether no size depends on the batch."""
+    return all(isinstance(size, int) for size in sizes)
+
+
+def is_single(sizes: Iterable[Dim]) -> bool:
+    """Return whether a tensor of these sizes is one number."""
+    return all(size == 1 for size in sizes)
 
 
 @dataclass(frozen=True)
@@ -82,8 +98,8 @@ class Value:
     name: str  # the ONNX value that holds it
     shape: Shape  # logical sizes
     dtype: torch.dtype  # torch element type
-    # sizes that are really there, in logical order: equal to ``shape`` or 1 where a broadcast is
-    # pending
+    # Sizes that are really there, in logical order: equal to ``shape``, or 1 where a broadcast is
+    # pending.
     stored: Shape
     order: tuple[int, ...]  # physical axis ``i`` of the ONNX value is logical axis ``order[i]``
 
@@ -95,7 +111,7 @@ class Value:
     @property
     def physical(self) -> Shape:
         """Sizes of the ONNX value."""
-        return tuple(self.stored[i] for i in self.order)
+        return reorder(self.stored, self.order)
 
     @property
     def is_plain(self) -> bool:
@@ -104,16 +120,17 @@ class Value:
 
     def lies(self, order: Sequence[int]) -> bool:
         """Whether the ONNX value lies in an order up to dimensions of size 1."""
-        return [axis for axis in self.order if self.stored[axis] != 1] == [
-            i for i in order if self.stored[i] != 1
-        ]
+        return self._axes_that_lie(self.order) == self._axes_that_lie(order)
+
+    def _axes_that_lie(self, order: Iterable[int]) -> list[int]:
+        return [axis for axis in order if self.stored[axis] != 1]
 
 
 def channels_last(rank: int) -> tuple[int, ...]:
-    """The order of axes convolutions work in: batch, space, channels."""
+    """Return the order of axes that convolutions work in: batch, space, channels."""
     return (0, *range(2, rank), 1)
 
 
 def planes(rank: int) -> tuple[int, ...]:
-    """The order of axes in which tensors of a few channels lie: channels, batch, space."""
+    """Return the order in which tensors of a few channels lie: channels, batch, space."""
     return (1, 0, *range(2, rank))

@@ -25,127 +25,142 @@ from trainer_export.lowering.columns import (
     matrix_of,
 )
 from trainer_export.lowering.emitter import Emitter
-from trainer_export.lowering.values import Spec, Value, channels_last, planes
+from trainer_export.lowering.values import Shape, Spec, Value, channels_last, planes, reorder
 from trainer_export.lowering.windows import Convolution
 
 aten = torch.ops.aten
 
-# channels of an output that lies in planes: runs along a plane are longer than those along its
-# channels
+# Channels up to which an output lies in planes: runs along a plane are longer than those along its
+# channels.
 _FEW = 8
 # Nanoseconds, measured on two cores of an x86-64 server; only their ratios matter.
 _FLOP_NS = 0.005
+_PRODUCT_NS = 0.2  # to write a product that is read once more
+_SUM_NS = 0.1  # to add a number to a sum
 _TRANSPOSED_NS = 15.0
 _TRANSPOSED_FLOP_NS = 0.015
 
 
-def _weight_matrix(e: Emitter, weight: Value) -> str:
-    """The kernel as [outputs, taps * inputs]."""
+def _weight_matrix(emit: Emitter, weight: Value) -> str:
+    """Return the kernel as [outputs, taps * inputs]."""
     order = channels_last(weight.rank)
-    physical = tuple(weight.shape[i] for i in order)
-    return e.reshaped(
-        e.arranged(weight, order), physical, (weight.shape[0], math.prod(physical[1:]))
-    )
+    physical = reorder(weight.shape, order)
+    matrix = (weight.shape[0], math.prod(physical[1:]))
+    return emit.reshaped(emit.arranged(weight, order), physical, matrix)
 
 
-def _dense(e: Emitter, weight: Value, groups: int) -> Value:
-    """A grouped kernel as a full one with zeros.
+def _dense(emit: Emitter, weight: Value, groups: int) -> Value:
+    """Return a grouped kernel as a full one with zeros.
 
-    Simple, and right for the few grouped layers small models have.
+    Simple, and right for the few grouped layers that small models have.
     """
     if groups == 1:
         return weight
-    repeated = e.graph.node("Concat", *[e.plain(weight)] * groups, axis=1)
-    shape = (weight.shape[0], weight.shape[1] * groups, *weight.shape[2:])
-    return e.pointwise("Mul", e.value(repeated, shape), _group_mask(e, shape, groups))
+    repeated = emit.node("Concat", *[emit.plain(weight)] * groups, axis=1)
+    shape = _dense_shape(weight, groups)
+    return emit.mul(emit.value(repeated, shape), _group_mask(emit, shape, groups))
 
 
-def _group_mask(e: Emitter, shape: Sequence[int], groups: int) -> Value:
-    mask = np.kron(np.eye(groups), np.ones((shape[0] // groups, shape[1] // groups))).astype(
-        np.float32
-    )
+def _dense_shape(weight: Value, groups: int) -> Shape:
+    return (weight.shape[0], weight.shape[1] * groups, *weight.shape[2:])
+
+
+def _group_mask(emit: Emitter, shape: Sequence[int], groups: int) -> Value:
+    """Return ones where outputs and inputs are of one group, with spatial axes of size 1."""
+    block = np.ones((shape[0] // groups, shape[1] // groups))
+    mask = np.kron(np.eye(groups), block).astype(np.float32)
     wide = mask.reshape(*mask.shape, *([1] * (len(shape) - 2)))
-    return e.value(e.graph.constant(wide), wide.shape)
+    return emit.value(emit.constant(wide), wide.shape)
 
 
-def _sparse_gradient(e: Emitter, grad: Value, groups: int) -> Value:
-    """The gradient of a grouped kernel from that of the full one."""
+def _sparse_gradient(emit: Emitter, grad: Value, groups: int) -> Value:
+    """Return the gradient of a grouped kernel from that of the full one.
+
+    The transpose of `_dense`: what is of two groups counts for nothing, and what is left of the
+    copies of the kernel is added.
+    """
     if groups == 1:
         return grad
     outputs, inputs, *kernel = grad.shape
-    masked = e.pointwise("Mul", grad, _group_mask(e, grad.shape, groups))
-    return e.reduce(
-        "ReduceSum",
-        e.view(masked, (outputs, groups, inputs // groups, *kernel)),
-        [1],
-        keep=False,
-    )
+    masked = emit.mul(grad, _group_mask(emit, grad.shape, groups))
+    by_group = emit.view(masked, (outputs, groups, inputs // groups, *kernel))
+    return emit.reduce("ReduceSum", by_group, [1], keep=False)
 
 
 def _convolution(
-    e: Emitter, out: Spec, x: Value, weight: Value, bias: Value | None, *settings: Any
+    emit: Emitter, out: Spec, x: Value, weight: Value, bias: Value | None, *settings: Any
 ) -> Value:
+    # Y = columns(X) W^T + b: im2col, and one product for all samples.
     convolution = Convolution(*settings)
     if convolution.transposed:
-        return _backward_convolution(e, out, x, weight, bias, convolution)
+        return _transposed(emit, out, x, weight, bias, convolution)
     geometry = convolution.geometry(x.shape[2:], weight, out.shape[2:])
-    kernel = _weight_matrix(e, _dense(e, weight, convolution.groups))
-    columns = columns_of(e, e.full(x), geometry)
+    kernel = _weight_matrix(emit, _dense(emit, weight, convolution.groups))
+    columns = columns_of(emit, emit.full(x), geometry)
     if columns.transposed and out.shape[1] <= _FEW:
-        inputs = [
-            kernel,
-            columns.name,
-            *([e.plain(e.view(bias, (out.shape[1], 1)))] if bias is not None else []),
-        ]
-        flat = e.graph.node(
-            "Reshape",
-            e.graph.node("Gemm", *inputs),
-            e.graph.ints(out.shape[1], -1, *out.shape[2:]),
-        )
-        return e.value(flat, out.shape, order=planes(x.rank))
-    inputs = [columns.name, kernel, *([e.plain(bias)] if bias is not None else [])]
-    flat = e.graph.node("Gemm", *inputs, transA=columns.transposed, transB=1)
-    return _feature_map(e, flat, out)
+        return _planes_product(emit, out, kernel, columns.name, bias)
+    inputs = [columns.name, kernel]
+    if bias is not None:
+        inputs.append(emit.plain(bias))
+    matrix = emit.node("Gemm", *inputs, transA=columns.transposed, transB=1)
+    return _feature_map(emit, matrix, out)
 
 
-def _backward_convolution(
-    e: Emitter,
+def _planes_product(
+    emit: Emitter, out: Spec, kernel: str, columns: str, bias: Value | None
+) -> Value:
+    """Return the product of a kernel with transposed columns, whose result lies in planes."""
+    channels = out.shape[1]
+    inputs = [kernel, columns]
+    if bias is not None:
+        inputs.append(emit.plain(emit.view(bias, (channels, 1))))
+    matrix = emit.node("Gemm", *inputs)
+    sizes = emit.ints(channels, -1, *out.shape[2:])
+    name = emit.node("Reshape", matrix, sizes)
+    return emit.value(name, out.shape, order=planes(len(out.shape)))
+
+
+def _transposed(
+    emit: Emitter,
     out: Spec,
     x: Value,
     weight: Value,
     bias: Value | None,
     convolution: Convolution,
 ) -> Value:
-    """A transposed convolution is the gradient of the input of a convolution with the same kernel."""
+    """Return a transposed convolution: the input's gradient of one with the same kernel."""
     geometry = convolution.geometry(out.shape[2:], weight, x.shape[2:])
-    made = _input_gradient(e, out, e.full(x), _dense(e, weight, convolution.groups), geometry)
-    return (
-        made
-        if bias is None
-        else e.pointwise("Add", made, e.view(bias, (1, out.shape[1], *[1] * (x.rank - 2))))
-    )
+    kernel = _dense(emit, weight, convolution.groups)
+    result = _input_gradient(emit, out, emit.full(x), kernel, geometry)
+    if bias is None:
+        return result
+    shift = emit.view(bias, (1, out.shape[1], *[1] * (x.rank - 2)))
+    return emit.add(result, shift)
 
 
-def _feature_map(e: Emitter, matrix: str, out: Spec) -> Value:
-    """A matrix [batch * positions, channels] as the feature map of the given logical shape."""
+def _feature_map(emit: Emitter, matrix: str, out: Spec) -> Value:
+    """Return a matrix [batch * positions, channels] as the feature map of the result."""
     order = channels_last(len(out.shape))
-    name = e.graph.node("Reshape", matrix, e.graph.ints(-1, *out.shape[2:], out.shape[1]))
-    return e.value(name, out.shape, order=order)
+    name = emit.node("Reshape", matrix, emit.ints(-1, *out.shape[2:], out.shape[1]))
+    return emit.value(name, out.shape, order=order)
 
 
 def _convolution_backward(
-    e: Emitter,
+    emit: Emitter,
     out: Sequence[Spec | None],
     grad: Value,
     x: Value,
     weight: Value,
-    *rest: Any,
+    *settings: Any,
 ) -> tuple[Value | None, ...]:
-    _, *settings, mask = rest  # the first is the shape of the bias
-    convolution = Convolution(*settings)
+    # dX: see `_input_gradient`; dW = dY^T columns(X), with the columns of the forward pass, which
+    # are the same node; db = sum of dY over samples and positions. A transposed convolution
+    # exchanges X and dY: its forward pass is the dX of a convolution.
+    _bias_shape, *own_settings, mask = settings
+    convolution = Convolution(*own_settings)
     groups = convolution.groups
-    grad = e.full(grad)
-    x = e.full(x)
+    grad = emit.full(grad)
+    x = emit.full(x)
     wide, narrow = (grad, x) if convolution.transposed else (x, grad)
     geometry = convolution.geometry(wide.shape[2:], weight, narrow.shape[2:])
     grad_x = grad_weight = grad_bias = None
@@ -153,133 +168,158 @@ def _convolution_backward(
         spec = out[0]
         assert spec is not None
         if convolution.transposed:
-            grad_x = _convolution(
-                e,
-                spec,
-                grad,
-                weight,
-                None,
-                *replace(convolution, transposed=False).settings,
-            )
+            forward = replace(convolution, transposed=False)
+            grad_x = _convolution(emit, spec, grad, weight, None, *forward.settings)
         else:
-            grad_x = _input_gradient(e, spec, grad, _dense(e, weight, groups), geometry)
+            kernel = _dense(emit, weight, groups)
+            grad_x = _input_gradient(emit, spec, grad, kernel, geometry)
     if mask[1]:
-        shape = (weight.shape[0], weight.shape[1] * groups, *weight.shape[2:])
-        grad_weight = _sparse_gradient(
-            e, _weight_gradient(e, narrow, wide, shape, geometry), groups
-        )
+        shape = _dense_shape(weight, groups)
+        dense = _weight_gradient(emit, narrow, wide, shape, geometry)
+        grad_weight = _sparse_gradient(emit, dense, groups)
     if mask[2]:
-        grad_bias = e.reduce("ReduceSum", grad, [0, *range(2, grad.rank)], keep=False)
+        grad_bias = emit.reduce("ReduceSum", grad, [0, *range(2, grad.rank)], keep=False)
     return grad_x, grad_weight, grad_bias
 
 
 def _weight_gradient(
-    e: Emitter, grad: Value, x: Value, shape: Sequence[int], geometry: Geometry
+    emit: Emitter, grad: Value, x: Value, shape: Sequence[int], geometry: Geometry
 ) -> Value:
-    columns = columns_of(e, x, geometry)
-    if in_planes := grad.lies(planes(grad.rank)):
-        rows = e.graph.node(
-            "Reshape",
-            e.arranged(grad, planes(grad.rank)),
-            e.graph.ints(grad.shape[1], -1),
-        )
+    """Return ``dY^T columns(X)``, read as both lie: a Gemm transposes either for nothing."""
+    columns = columns_of(emit, x, geometry)
+    in_planes = grad.lies(planes(grad.rank))
+    if in_planes:
+        name = emit.arranged(grad, planes(grad.rank))
+        rows = emit.node("Reshape", name, emit.ints(grad.shape[1], -1))
     else:
-        rows = matrix_of(e, grad)
-    flat = e.graph.node(
+        rows = matrix_of(emit, grad)
+    matrix = emit.node(
         "Gemm", rows, columns.name, transA=int(not in_planes), transB=columns.transposed
     )
     order = channels_last(len(shape))
-    return e.value(
-        e.reshaped(flat, (shape[0], -1), tuple(shape[i] for i in order)),
-        shape,
-        order=order,
-    )
+    physical = reorder(shape, order)
+    return emit.value(emit.reshaped(matrix, (shape[0], -1), physical), shape, order=order)
 
 
-def _input_gradient(e: Emitter, out: Spec, grad: Value, weight: Value, geometry: Geometry) -> Value:
-    """The gradient of the input, in the cheapest of three ways.
+def _input_gradient(
+    emit: Emitter, out: Spec, grad: Value, weight: Value, geometry: Geometry
+) -> Value:
+    """Return ``dX``, the sum over taps of ``dY W`` at the outputs that read an input.
 
-    Look up what each input contributed to and multiply; or multiply first and add up what belongs
-    together; or leave it to the runtime. The first moves rows of output channels and multiplies for
-    every input; the second moves rows of input channels and multiplies for every output; the third
-    wins where channels are few.
+    It is written in the cheapest of three ways. Look up what each input contributed to and
+    multiply; or multiply first and add up what belongs together; or leave it to the runtime. The
+    first moves rows of output channels and multiplies for every input; the second moves rows of
+    input channels and multiplies for every output; the third wins where channels are few.
     """
-    outputs, inputs = weight.shape[:2]
-    table = geometry.reverse_table()
     if geometry.is_pointwise:
-        return _feature_map(
-            e, e.graph.node("Gemm", matrix_of(e, grad), _weight_matrix(e, weight)), out
-        )
+        product = emit.node("Gemm", matrix_of(emit, grad), _weight_matrix(emit, weight))
+        return _feature_map(emit, product, out)
+    table = geometry.reverse_table()
+    results = math.prod(geometry.outputs)
+    # The most outputs that read one input.
+    reach = int((table < results).sum(1).max())
+    look_up_cost, multiply_cost, runtime_cost = _costs(geometry, weight, reach)
+    if runtime_cost <= min(look_up_cost, multiply_cost):
+        return _runtime_gradient(emit, out, grad, weight, geometry)
+    if look_up_cost <= multiply_cost:
+        return _look_up_first(emit, out, grad, weight, table)
+    return _multiply_first(emit, out, grad, weight, geometry)
+
+
+def _costs(geometry: Geometry, weight: Value, reach: int) -> tuple[float, float, float]:
+    """Return nanoseconds per sample of the three ways to write an input's gradient."""
+    outputs, inputs = weight.shape[:2]
     places = math.prod(geometry.inputs)
     results = math.prod(geometry.outputs)
     taps = geometry.taps
     flops = 2 * taps * inputs * outputs
-    reach = int((table < results).sum(1).max())
-    first = places * (look_up_ns(1, taps, outputs) + flops * _FLOP_NS)
-    second = results * (flops * _FLOP_NS + taps * inputs * 0.2) + places * (
-        look_up_ns(1, reach, inputs) + reach * inputs * 0.1
-    )
-    g = geometry
-    axes = range(len(geometry.kernel))
-    ends = [g.inputs[i] + 2 * g.padding[i] - g.dilation[i] * (g.kernel[i] - 1) - 1 for i in axes]
-    fits = all(
-        ends[i] < g.outputs[i] * g.stride[i] for i in axes
-    )  # else the padding at the end is a stride or more
-    if fits and results * (_TRANSPOSED_NS + flops * _TRANSPOSED_FLOP_NS) <= min(first, second):
-        return _transposed_convolution(e, out, grad, weight, geometry)
-    if first <= second:
-        order = (*range(2, weight.rank), 0, 1)
-        physical = tuple(weight.shape[i] for i in order)
-        kernel = e.reshaped(e.arranged(weight, order), physical, (taps * outputs, inputs))
-        return _feature_map(e, e.graph.node("Gemm", look_up(e, grad, table), kernel), out)
-    products = e.graph.node("Gemm", matrix_of(e, grad), _weight_matrix(e, weight))
-    rows = e.graph.node("Reshape", products, e.graph.ints(-1, results * taps, inputs))
-    gathered = _contributions(e, rows, table, results, reach)
-    summed = e.graph.node(
-        "ReduceSum",
-        e.graph.node("Reshape", gathered, e.graph.ints(-1, reach, inputs)),
-        e.graph.ints(1),
-        keepdims=0,
-    )
-    return _feature_map(e, summed, out)
+    look_up_first = places * (look_up_ns(1, taps, outputs) + flops * _FLOP_NS)
+    products = results * (flops * _FLOP_NS + taps * inputs * _PRODUCT_NS)
+    sums = places * (look_up_ns(1, reach, inputs) + reach * inputs * _SUM_NS)
+    by_runtime = math.inf
+    if _fits_conv_transpose(geometry):
+        by_runtime = results * (_TRANSPOSED_NS + flops * _TRANSPOSED_FLOP_NS)
+    return look_up_first, products + sums, by_runtime
 
 
-def _transposed_convolution(
-    e: Emitter, out: Spec, grad: Value, weight: Value, geometry: Geometry
-) -> Value:
-    """The runtime's own operator, faster where channels are few."""
-    g = geometry
-    axes = range(len(geometry.kernel))
-    reach = [
-        (g.outputs[i] - 1) * g.stride[i] - 2 * g.padding[i] + g.dilation[i] * (g.kernel[i] - 1) + 1
-        for i in axes
-    ]
-    name = e.graph.node(
-        "ConvTranspose",
-        e.plain(grad),
-        e.plain(weight),
-        kernel_shape=list(g.kernel),
-        strides=list(g.stride),
-        pads=list(g.padding) * 2,
-        dilations=list(g.dilation),
-        output_padding=[size - reached for size, reached in zip(g.inputs, reach, strict=True)],
-    )
-    return e.value(name, out.shape)
+def _fits_conv_transpose(geometry: Geometry) -> bool:
+    """Return whether less than a stride is left over at the end of every dimension.
 
-
-def _contributions(
-    e: Emitter, rows: str, table: NDArray[np.int64], results: int, reach: int
-) -> str:
-    """For each input the ``reach`` products [output, tap] it takes part in, zeros where there are
-    fewer.
+    ConvTranspose takes no larger padding of its output.
     """
-    taps = table.shape[1]
+    for axis, size in enumerate(geometry.inputs):
+        span = geometry.dilation[axis] * (geometry.kernel[axis] - 1)
+        last = size + 2 * geometry.padding[axis] - span - 1
+        if last >= geometry.outputs[axis] * geometry.stride[axis]:
+            return False
+    return True
+
+
+def _runtime_gradient(
+    emit: Emitter, out: Spec, grad: Value, weight: Value, geometry: Geometry
+) -> Value:
+    """Return the gradient by the runtime's own operator, faster where channels are few."""
+    missing = []
+    for axis, size in enumerate(geometry.inputs):
+        steps = (geometry.outputs[axis] - 1) * geometry.stride[axis]
+        span = geometry.dilation[axis] * (geometry.kernel[axis] - 1)
+        missing.append(size - (steps - 2 * geometry.padding[axis] + span + 1))
+    name = emit.node(
+        "ConvTranspose",
+        emit.plain(grad),
+        emit.plain(weight),
+        kernel_shape=list(geometry.kernel),
+        strides=list(geometry.stride),
+        pads=list(geometry.padding) * 2,
+        dilations=list(geometry.dilation),
+        output_padding=missing,
+    )
+    return emit.value(name, out.shape)
+
+
+def _look_up_first(
+    emit: Emitter, out: Spec, grad: Value, weight: Value, table: NDArray[np.int64]
+) -> Value:
+    """Return the gradient as a product with what each input contributed to."""
+    outputs, inputs = weight.shape[:2]
+    order = (*range(2, weight.rank), 0, 1)
+    physical = reorder(weight.shape, order)
+    matrix = (table.shape[1] * outputs, inputs)
+    kernel = emit.reshaped(emit.arranged(weight, order), physical, matrix)
+    product = emit.node("Gemm", look_up(emit, grad, table), kernel)
+    return _feature_map(emit, product, out)
+
+
+def _multiply_first(
+    emit: Emitter, out: Spec, grad: Value, weight: Value, geometry: Geometry
+) -> Value:
+    """Return the gradient as sums of the products of every output and tap."""
+    inputs = weight.shape[1]
+    products = emit.node("Gemm", matrix_of(emit, grad), _weight_matrix(emit, weight))
+    count = math.prod(geometry.outputs) * geometry.taps
+    rows = emit.node("Reshape", products, emit.ints(-1, count, inputs))
+    contributions, reach = _contributions(emit, rows, geometry)
+    by_input = emit.node("Reshape", contributions, emit.ints(-1, reach, inputs))
+    total = emit.node("ReduceSum", by_input, emit.ints(1), keepdims=0)
+    return _feature_map(emit, total, out)
+
+
+def _contributions(emit: Emitter, rows: str, geometry: Geometry) -> tuple[str, int]:
+    """Return for each input the products [output, tap] that it takes part in, and their number.
+
+    Zeros fill up where an input has fewer than others.
+    """
+    table = geometry.reverse_table()
+    results = math.prod(geometry.outputs)
+    reach = int((table < results).sum(1).max())
+    taps = geometry.taps
     zero = results * taps
     index = np.where(table < results, table * taps + np.arange(taps), zero)
-    index = np.sort(index, axis=1)[:, :reach]  # the row of zeros has the largest number
+    # Sorted, the row of zeros is behind the others, because it has the largest number.
+    index = np.sort(index, axis=1)[:, :reach]
     if (index == zero).any():
-        rows = e.graph.node("Pad", rows, e.graph.ints(0, 0, 0, 0, 1, 0))
-    return e.graph.node("Gather", rows, e.graph.constant(index.reshape(-1)), axis=1)
+        rows = emit.node("Pad", rows, emit.ints(0, 0, 0, 0, 1, 0))
+    return emit.node("Gather", rows, emit.constant(index.reshape(-1)), axis=1), reach
 
 
 LOWERINGS: dict[Any, Callable[..., Any]] = {

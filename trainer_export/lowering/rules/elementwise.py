@@ -1,6 +1,5 @@
-"""Lowerings of element-wise operators, comparisons, reductions and constants."""
+"""Lowerings of arithmetic, comparisons, choices and constants, element by element."""
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from fleet_protocol.errors import ExportError
 from trainer_export.lowering.emitter import Emitter
 from trainer_export.lowering.values import Dim, Spec, Value, numpy_dtype, overload
 
@@ -18,7 +16,6 @@ aten = torch.ops.aten
 # step function, in one vectorised pass. Greater + Cast takes eight times as long, Where fifty times
 # (onnxruntime 1.19, 1.6 M elements).
 _STEEPEST = 3e38
-_LINEAR = 17.0  # from here on the softplus of a number is the number, in float32
 
 UNARY = """
 Abs Acos Acosh Asin Asinh Atan Atanh Ceil Cos Cosh Erf Exp Floor Log Neg Reciprocal Relu Round
@@ -27,298 +24,214 @@ Sigmoid Sign Sin Sinh Sqrt Tan Tanh
 """Operators of ONNX that torch has under the same name."""
 
 
-def operand(e: Emitter, value: Value | complex | Dim, dtype: torch.dtype) -> Value:
-    """A number, a size or a value as a value of the given type."""
+def operand(emit: Emitter, value: Value | complex | Dim, dtype: torch.dtype) -> Value:
+    """Return a number, a size or a value as a value of an element type."""
     if isinstance(value, Value):
-        return e.cast(value, dtype)
-    return (
-        e.scalar(value, dtype)
-        if isinstance(value, (int, float, bool))
-        else e.cast(e.size_as_float(value), dtype)
-    )
+        return emit.cast(value, dtype)
+    if isinstance(value, (int, float, bool)):
+        return emit.scalar(value, dtype)
+    return emit.cast(emit.size_as_float(value), dtype)
 
 
-def step(e: Emitter, value: Value) -> Value:
-    """1 where ``value`` is above 0, else 0, in its own type (float32)."""
-    return e.pointwise("HardSigmoid", value, alpha=_STEEPEST, beta=0.0)
+def step(emit: Emitter, value: Value) -> Value:
+    """Return 1 where ``value`` is above 0, else 0, in its own type (float32)."""
+    return emit.pointwise("HardSigmoid", value, alpha=_STEEPEST, beta=0.0)
 
 
-def multiply(e: Emitter, value: Value, factor: float) -> Value:
-    """A value times a number, nothing at all for 1."""
-    return value if factor == 1.0 else e.pointwise("Mul", value, e.scalar(factor, value.dtype))
+def multiply(emit: Emitter, value: Value, factor: float) -> Value:
+    """Return a value times a number; for 1 the value itself."""
+    if factor == 1.0:
+        return value
+    return emit.mul(value, emit.scalar(factor, value.dtype))
 
 
 def _unary(op_type: str) -> Callable[..., Value]:
-    def lower(e: Emitter, out: Spec, x: Value) -> Value:
-        return e.pointwise(op_type, e.cast(x, out.dtype))
+    def lower(emit: Emitter, out: Spec, x: Value) -> Value:
+        return emit.pointwise(op_type, emit.cast(x, out.dtype))
 
     return lower
 
 
 def _binary(op_type: str) -> Callable[..., Value]:
-    def lower(e: Emitter, out: Spec, a: Any, b: Any) -> Value:
+    neutral = 1 if op_type in ("Mul", "Div") else None
+
+    def lower(emit: Emitter, out: Spec, a: Any, b: Any) -> Value:
         if op_type == "Mul" and out.dtype == torch.bool:
-            return e.pointwise("And", a, b)
-        if isinstance(b, (int, float)) and b == (1 if op_type in ("Mul", "Div") else None):
-            return operand(e, a, out.dtype)
-        return e.pointwise(op_type, operand(e, a, out.dtype), operand(e, b, out.dtype))
+            return emit.pointwise("And", a, b)
+        if isinstance(b, (int, float)) and b == neutral:
+            return operand(emit, a, out.dtype)
+        left = operand(emit, a, out.dtype)
+        return emit.pointwise(op_type, left, operand(emit, b, out.dtype))
 
     return lower
 
 
 def _compare(op_type: str, *, negate: bool = False) -> Callable[..., Value]:
-    def lower(e: Emitter, out: Spec, a: Any, b: Any) -> Value:
+    def lower(emit: Emitter, out: Spec, a: Any, b: Any) -> Value:
         dtype = torch.result_type(_example(a), _example(b))
-        result = e.pointwise(op_type, operand(e, a, dtype), operand(e, b, dtype), dtype=out.dtype)
-        return e.pointwise("Not", result) if negate else result
+        left = operand(emit, a, dtype)
+        result = emit.pointwise(op_type, left, operand(emit, b, dtype), dtype=out.dtype)
+        return emit.pointwise("Not", result) if negate else result
 
     return lower
 
 
 def _example(value: Any) -> Any:
-    if not isinstance(value, Value):
-        return value if isinstance(value, (int, float)) else 1
-    return torch.empty((1,) * value.rank, dtype=value.dtype)
+    """Return what torch derives the common element type of a comparison from."""
+    if isinstance(value, Value):
+        return torch.empty((1,) * value.rank, dtype=value.dtype)
+    return value if isinstance(value, (int, float)) else 1
 
 
 def _scaled(op_type: str) -> Callable[..., Value]:
-    def lower(e: Emitter, out: Spec, a: Any, b: Any, *, alpha: float = 1) -> Value:
-        left = operand(e, a, out.dtype)
-        right = operand(e, b, out.dtype)
-        return e.pointwise(op_type, left, multiply(e, right, alpha))
+    def lower(emit: Emitter, out: Spec, a: Any, b: Any, *, alpha: float = 1) -> Value:
+        left = operand(emit, a, out.dtype)
+        right = operand(emit, b, out.dtype)
+        return emit.pointwise(op_type, left, multiply(emit, right, alpha))
 
     return lower
 
 
-def _div(e: Emitter, out: Spec, a: Any, b: Any, *, rounding_mode: str | None = None) -> Value:
-    a = operand(e, a, out.dtype)
-    b = operand(e, b, out.dtype)
-    result = e.pointwise("Div", a, b)
-    if (
-        rounding_mode == "floor"
-    ):  # by the rest, as in PyTorch: the quotient of 1 and 0.1 is rounded up, and its floor is 9
-        rest = e.pointwise("Mod", a, b, fmod=1)
-        below = e.pointwise(
-            "Less",
-            e.pointwise("Mul", rest, b),
-            e.scalar(0, out.dtype),
-            dtype=torch.bool,
-        )
-        whole = e.pointwise("Div", e.pointwise("Sub", a, rest), b)
-        if not out.dtype.is_floating_point:
-            return e.pointwise("Sub", whole, e.cast(below, out.dtype))
-        found = e.pointwise("Sub", e.pointwise("Round", whole), e.cast(below, out.dtype))
-        none = e.pointwise("Equal", b, e.scalar(0, out.dtype), dtype=torch.bool)
-        return e.pointwise("Where", none, result, found, dtype=out.dtype)
+def _div(emit: Emitter, out: Spec, a: Any, b: Any, *, rounding_mode: str | None = None) -> Value:
+    a = operand(emit, a, out.dtype)
+    b = operand(emit, b, out.dtype)
+    quotient = emit.div(a, b)
+    if rounding_mode == "floor":
+        return _floor_div(emit, out, a, b, quotient)
     if rounding_mode is None or not out.dtype.is_floating_point:
-        return result
-    return e.pointwise(
-        "Mul",
-        e.pointwise("Sign", result),
-        e.pointwise("Floor", e.pointwise("Abs", result)),
-    )
+        return quotient
+    # Towards 0: sign(q) * floor(|q|).
+    sign = emit.pointwise("Sign", quotient)
+    return emit.mul(sign, emit.pointwise("Floor", emit.pointwise("Abs", quotient)))
 
 
-def _pow(e: Emitter, out: Spec, x: Any, exponent: Any) -> Value:
-    x = operand(e, x, out.dtype)
+def _floor_div(emit: Emitter, out: Spec, a: Value, b: Value, quotient: Value) -> Value:
+    # round((a - r) / b) - [r * b < 0] with r = fmod(a, b), as in PyTorch: the quotient of 1 and
+    # 0.1 is rounded up, and its floor would be 10, not 9.
+    remainder = emit.pointwise("Mod", a, b, fmod=1)
+    signs = emit.mul(remainder, b)
+    below = emit.pointwise("Less", signs, emit.scalar(0, out.dtype), dtype=torch.bool)
+    whole = emit.div(emit.sub(a, remainder), b)
+    if not out.dtype.is_floating_point:
+        return emit.sub(whole, emit.cast(below, out.dtype))
+    rounded = emit.pointwise("Round", whole)
+    floor = emit.sub(rounded, emit.cast(below, out.dtype))
+    by_zero = emit.pointwise("Equal", b, emit.scalar(0, out.dtype), dtype=torch.bool)
+    return emit.pointwise("Where", by_zero, quotient, floor, dtype=out.dtype)
+
+
+def _pow(emit: Emitter, out: Spec, x: Any, exponent: Any) -> Value:
+    # Squares, cubes and roots by operators that cost less than Pow.
+    x = operand(emit, x, out.dtype)
     if exponent == 2:
-        return e.pointwise("Mul", x, x)
+        return emit.mul(x, x)
     if exponent == 3:
-        return e.pointwise("Mul", e.pointwise("Mul", x, x), x)
-    return (
-        e.pointwise("Sqrt", x)
-        if exponent == 0.5
-        else e.pointwise("Pow", x, operand(e, exponent, out.dtype))
-    )
+        return emit.mul(emit.mul(x, x), x)
+    if exponent == 0.5:
+        return emit.pointwise("Sqrt", x)
+    return emit.pointwise("Pow", x, operand(emit, exponent, out.dtype))
 
 
-def _rsqrt(e: Emitter, out: Spec, x: Value) -> Value:
-    return e.pointwise("Reciprocal", e.pointwise("Sqrt", e.cast(x, out.dtype)))
+def _rsqrt(emit: Emitter, out: Spec, x: Value) -> Value:
+    return emit.pointwise("Reciprocal", emit.pointwise("Sqrt", emit.cast(x, out.dtype)))
 
 
-def _log1p(e: Emitter, out: Spec, x: Value) -> Value:
-    """``x * log(u) / (u - 1)`` with ``u = 1 + x``: what the sum loses of a small x, the quotient
-    gives back.
-    """
-    x = e.cast(x, out.dtype)
-    one = e.scalar(1, out.dtype)
-    whole = e.pointwise("Add", x, one)
-    kept = e.pointwise("Sub", whole, one)
-    log = e.pointwise("Log", whole)
-    exact = e.pointwise(
-        "Equal", kept, x, dtype=torch.bool
-    )  # infinity too, of which there is no quotient
-    large = replace(
-        e.pointwise("Where", exact, log, e.pointwise("Div", e.pointwise("Mul", x, log), kept)),
-        dtype=out.dtype,
-    )
-    nothing = e.pointwise("Equal", kept, e.scalar(0, out.dtype), dtype=torch.bool)
-    return replace(e.pointwise("Where", nothing, x, large), dtype=out.dtype)
+def _log1p(emit: Emitter, out: Spec, x: Value) -> Value:
+    # x * log(u) / (u - 1) with u = 1 + x: what the sum loses of a small x, the quotient gives back.
+    x = emit.cast(x, out.dtype)
+    one = emit.scalar(1, out.dtype)
+    whole = emit.add(x, one)
+    kept = emit.sub(whole, one)
+    log = emit.pointwise("Log", whole)
+    # Where nothing is lost; at infinity, too, where the quotient would not be a number.
+    exact = emit.pointwise("Equal", kept, x, dtype=torch.bool)
+    quotient = emit.div(emit.mul(x, log), kept)
+    large = replace(emit.pointwise("Where", exact, log, quotient), dtype=out.dtype)
+    # Where all is lost, log1p(x) is x.
+    vanished = emit.pointwise("Equal", kept, emit.scalar(0, out.dtype), dtype=torch.bool)
+    return replace(emit.pointwise("Where", vanished, x, large), dtype=out.dtype)
 
 
-def _expm1(e: Emitter, out: Spec, x: Value) -> Value:
-    """``tanh(x / 2) * (exp(x) + 1)``, which loses nothing of a small x."""
-    x = e.cast(x, out.dtype)
-    more = e.pointwise("Add", e.pointwise("Exp", x), e.scalar(1, out.dtype))
-    return e.pointwise("Mul", e.pointwise("Tanh", multiply(e, x, 0.5)), more)
+def _expm1(emit: Emitter, out: Spec, x: Value) -> Value:
+    # tanh(x / 2) * (exp(x) + 1), which loses nothing of a small x.
+    x = emit.cast(x, out.dtype)
+    above = emit.add(emit.pointwise("Exp", x), emit.scalar(1, out.dtype))
+    return emit.mul(emit.pointwise("Tanh", multiply(emit, x, 0.5)), above)
 
 
-def _softplus(e: Emitter, out: Spec, x: Value, beta: float = 1.0, threshold: float = 20.0) -> Value:
-    """``relu(x) + log1p(z)`` with ``z = exp(-|x|)``, whose sum with 1 is put right by ``(z - (u -
-    1)) / u``.
-    """
-    bent = multiply(e, x, beta)
-    one = e.scalar(1, out.dtype)
-    rest = e.pointwise("Exp", e.pointwise("Neg", e.pointwise("Abs", bent)))
-    whole = e.pointwise("Add", rest, one)
-    lost = e.pointwise("Div", e.pointwise("Sub", rest, e.pointwise("Sub", whole, one)), whole)
-    log = e.pointwise("Add", e.pointwise("Log", whole), lost)
-    soft = multiply(e, e.pointwise("Add", e.pointwise("Relu", bent), log), 1 / beta)
-    if threshold >= _LINEAR:
-        return soft
-    above = e.pointwise(
-        "Greater",
-        multiply(e, x, beta),
-        e.scalar(threshold, out.dtype),
-        dtype=torch.bool,
-    )
-    return _where(e, out, above, x, soft)
-
-
-def _clamp(e: Emitter, out: Spec, x: Value, low: Any = None, high: Any = None) -> Value:
-    x = e.cast(x, out.dtype)
+def _clamp(emit: Emitter, out: Spec, x: Value, low: Any = None, high: Any = None) -> Value:
+    x = emit.cast(x, out.dtype)
     if low is not None:
-        x = e.pointwise("Max", x, operand(e, low, out.dtype))
-    return x if high is None else e.pointwise("Min", x, operand(e, high, out.dtype))
+        x = emit.pointwise("Max", x, operand(emit, low, out.dtype))
+    if high is not None:
+        x = emit.pointwise("Min", x, operand(emit, high, out.dtype))
+    return x
 
 
-def _where(e: Emitter, out: Spec, condition: Value, a: Any, b: Any) -> Value:
-    choice = e.pointwise("Where", condition, operand(e, a, out.dtype), operand(e, b, out.dtype))
+def where(emit: Emitter, out: Spec, condition: Value, a: Any, b: Any) -> Value:
+    """Return ``a`` where a condition holds, else ``b``."""
+    left = operand(emit, a, out.dtype)
+    choice = emit.pointwise("Where", condition, left, operand(emit, b, out.dtype))
     return replace(choice, dtype=out.dtype)
 
 
-def _threshold_backward(e: Emitter, _out: Spec, grad: Value, x: Value, threshold: float) -> Value:
-    if threshold != 0:
-        x = e.pointwise("Sub", x, e.scalar(threshold, x.dtype))
-    return e.pointwise("Mul", grad, step(e, x))
-
-
-def _tanh_backward(e: Emitter, _out: Spec, grad: Value, y: Value) -> Value:
-    return e.pointwise(
-        "Mul", grad, e.pointwise("Sub", e.scalar(1, y.dtype), e.pointwise("Mul", y, y))
-    )
-
-
-def _sigmoid_backward(e: Emitter, _out: Spec, grad: Value, y: Value) -> Value:
-    return e.pointwise(
-        "Mul", grad, e.pointwise("Mul", y, e.pointwise("Sub", e.scalar(1, y.dtype), y))
-    )
-
-
-def _normal_share(e: Emitter, x: Value) -> tuple[Value, Value]:
-    """``s = x / sqrt 2`` and the normal distribution of ``x``; shared by gelu and its gradient."""
-    scaled = multiply(e, x, math.sqrt(0.5))
-    # (1 + erf) / 2 in one pass: the error function never leaves the range that HardSigmoid would
-    # cut.
-    return scaled, e.pointwise("HardSigmoid", e.pointwise("Erf", scaled), alpha=0.5, beta=0.5)
-
-
-def _gelu(e: Emitter, _out: Spec, x: Value, *, approximate: str = "none") -> Value:
-    only_exact(approximate)
-    return e.pointwise("Mul", x, _normal_share(e, x)[1])
-
-
-def _gelu_backward(
-    e: Emitter, _out: Spec, grad: Value, x: Value, *, approximate: str = "none"
-) -> Value:
-    """``share + x * density``, the second term as ``s * exp(-s^2 - log(pi) / 2)``."""
-    only_exact(approximate)
-    scaled, share = _normal_share(e, x)
-    exponent = e.pointwise(
-        "Sub",
-        e.scalar(-0.5 * math.log(math.pi), x.dtype),
-        e.pointwise("Mul", scaled, scaled),
-    )
-    density = e.pointwise("Mul", scaled, e.pointwise("Exp", exponent))
-    return e.pointwise("Mul", grad, e.pointwise("Add", share, density))
-
-
-def only_exact(approximate: str) -> None:
-    """Refuse the approximation by tanh, which is rewritten before."""
-    if approximate != "none":
-        raise ExportError(
-            f"gelu(approximate={approximate!r}) cannot be exported; use the exact one"
-        )
-
-
-def _elu(
-    e: Emitter,
-    out: Spec,
-    x: Value,
-    alpha: float = 1.0,
-    scale: float = 1.0,
-    input_scale: float = 1.0,
-) -> Value:
-    """``scale * (max(x, 0) + alpha * (exp(min(x, 0) * input_scale) - 1))``, without a choice per
-    element.
-    """
-    raised = e.pointwise(
-        "Exp", multiply(e, e.pointwise("Min", x, e.scalar(0, out.dtype)), input_scale)
-    )
-    low = e.pointwise("Sub", raised, e.scalar(1, out.dtype))
-    return multiply(e, e.pointwise("Add", e.pointwise("Relu", x), multiply(e, low, alpha)), scale)
-
-
 def _filled(value: float) -> Callable[..., Value]:
-    def lower(e: Emitter, out: Spec, *_: object, **__: object) -> Value:
-        return fill(e, out, value)
+    def lower(emit: Emitter, out: Spec, *_: object, **__: object) -> Value:
+        return fill(emit, out, value)
 
     return lower
 
 
-def fill(e: Emitter, out: Spec, value: float) -> Value:
-    """A tensor of one number, kept as a scalar until a consumer needs it whole."""
+def fill(emit: Emitter, out: Spec, value: float) -> Value:
+    """Return a tensor of one number, kept as a scalar until a consumer needs it whole."""
     ones = (1,) * len(out.shape)
-    name = e.graph.constant(np.full(ones, value, numpy_dtype(out.dtype)))
+    name = emit.constant(np.full(ones, value, numpy_dtype(out.dtype)))
     return Value(name, out.shape, out.dtype, ones, tuple(range(len(ones))))
 
 
-def _full(e: Emitter, out: Spec, _size: Any, value: Any, **_: object) -> Value:
-    if isinstance(value, Value):
-        return replace(
-            fill(e, out, 0),
-            name=e.view(e.cast(value, out.dtype), (1,) * len(out.shape)).name,
-        )
-    return fill(e, out, value)
+def _full(emit: Emitter, out: Spec, _size: Any, value: Any, **_: object) -> Value:
+    if not isinstance(value, Value):
+        return fill(emit, out, value)
+    pending = fill(emit, out, 0)
+    number = emit.view(emit.cast(value, out.dtype), (1,) * len(out.shape))
+    return replace(pending, name=number.name)
 
 
-def _arange(e: Emitter, out: Spec, *bounds: Any, **_: object) -> Value:
-    start, end, step_size = {1: (0, *bounds, 1), 2: (*bounds, 1), 3: bounds}[len(bounds)]
-    if all(isinstance(b, (int, float)) for b in (start, end, step_size)):
+def _arange(emit: Emitter, out: Spec, *bounds: Any, **_: object) -> Value:
+    start: Any = 0
+    step_size: Any = 1
+    if len(bounds) == 1:
+        (end,) = bounds
+    elif len(bounds) == 2:
+        start, end = bounds
+    else:
+        start, end, step_size = bounds
+    if all(isinstance(bound, (int, float)) for bound in (start, end, step_size)):
         values = np.arange(start, end, step_size, dtype=numpy_dtype(out.dtype))
-        return e.value(e.graph.constant(values), values.shape, out.dtype)
-    names = [operand(e, b, torch.int64).name for b in (start, end, step_size)]
-    return e.cast(e.value(e.graph.node("Range", *names), out.shape, torch.int64), out.dtype)
+        return emit.value(emit.constant(values), values.shape, out.dtype)
+    names = [operand(emit, bound, torch.int64).name for bound in (start, end, step_size)]
+    numbers = emit.value(emit.node("Range", *names), out.shape, torch.int64)
+    return emit.cast(numbers, out.dtype)
 
 
-def _converted(e: Emitter, out: Spec, value: Any, **_: object) -> Value:
-    return operand(e, value, out.dtype)
+def _converted(emit: Emitter, out: Spec, value: Any, **_: object) -> Value:
+    return operand(emit, value, out.dtype)
 
 
-def _same(_e: Emitter, _out: Spec, x: Value, *_: object, **__: object) -> Value:
+def _same(_emit: Emitter, _out: Spec, x: Value, *_: object, **__: object) -> Value:
     return x
 
 
 _WITH_NUMBERS: dict[str, Callable[..., Value]] = {
     "add": _scaled("Add"),
     "sub": _scaled("Sub"),
-    "rsub": lambda e, out, a, b, alpha=1: _scaled("Sub")(e, out, b, a, alpha=alpha),
+    "rsub": lambda emit, out, a, b, alpha=1: _scaled("Sub")(emit, out, b, a, alpha=alpha),
     "mul": _binary("Mul"),
     "div": _div,
-    "fmod": lambda e, out, a, b: e.pointwise(
-        "Mod", operand(e, a, out.dtype), operand(e, b, out.dtype), fmod=1
+    "fmod": lambda emit, out, a, b: emit.pointwise(
+        "Mod", operand(emit, a, out.dtype), operand(emit, b, out.dtype), fmod=1
     ),
-    "masked_fill": lambda e, out, x, mask, value: _where(e, out, mask, value, x),
+    "masked_fill": lambda emit, out, x, mask, value: where(emit, out, mask, value, x),
     "eq": _compare("Equal"),
     "ne": _compare("Equal", negate=True),
     "lt": _compare("Less"),
@@ -337,30 +250,20 @@ LOWERINGS: dict[Any, Callable[..., Any]] = {
     aten.rsqrt.default: _rsqrt,
     aten.log1p.default: _log1p,
     aten.expm1.default: _expm1,
-    aten.softplus.default: _softplus,
     aten.clamp.default: _clamp,
     aten.clamp.Tensor: _clamp,
     aten.clamp_min.default: _clamp,
-    aten.clamp_max.default: lambda e, out, x, high: _clamp(e, out, x, None, high),
-    aten.where.self: _where,
-    aten.threshold_backward.default: _threshold_backward,
-    aten.tanh_backward.default: _tanh_backward,
-    aten.sigmoid_backward.default: _sigmoid_backward,
-    aten.elu.default: _elu,
-    aten.hardtanh.default: lambda e, out, x, low=-1.0, high=1.0: _clamp(e, out, x, low, high),
-    aten.leaky_relu.default: lambda e, _, x, slope=0.01: e.pointwise(
-        "LeakyRelu", x, alpha=float(slope)
-    ),
-    aten.gelu.default: _gelu,
-    aten.gelu_backward.default: _gelu_backward,
+    aten.clamp_max.default: lambda emit, out, x, high: _clamp(emit, out, x, None, high),
+    aten.where.self: where,
+    aten.hardtanh.default: lambda emit, out, x, low=-1.0, high=1.0: _clamp(emit, out, x, low, high),
     aten.full.default: _full,
-    aten.full_like.default: lambda e, out, x, value, **_: _full(e, out, x, value),
+    aten.full_like.default: lambda emit, out, x, value, **_: _full(emit, out, x, value),
     aten.arange.default: _arange,
     aten.arange.start: _arange,
     aten.arange.start_step: _arange,
     aten.scalar_tensor.default: _converted,
     overload("_to_copy"): _converted,
-    aten.isnan.default: lambda e, out, x: _compare("Equal", negate=True)(e, out, x, x),
+    aten.isnan.default: lambda emit, out, x: _compare("Equal", negate=True)(emit, out, x, x),
     aten.logical_not.default: _unary("Not"),
     aten.bitwise_not.default: _unary("Not"),
     aten.logical_and.default: _binary("And"),

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,220 +11,256 @@ import torch
 from fleet_protocol.errors import ExportError
 from trainer_export.lowering.emitter import Emitter
 from trainer_export.lowering.rules.shape import padded, permuted
-from trainer_export.lowering.values import Dim, Spec, Value, overload
+from trainer_export.lowering.values import Dim, Spec, Value, overload, reorder
 
 aten = torch.ops.aten
 
+_BEYOND = 2**62  # a place that every look-up refuses
 
-def _take(e: Emitter, _out: Spec, x: Value, dim: int, index: Sequence[int]) -> Value:
-    """Elements along a dimension by constant places, zeros for -1."""
-    x = e.full(x)
+
+def _take(emit: Emitter, _out: Spec, x: Value, dim: int, index: Sequence[int]) -> Value:
+    """Return elements along a dimension by constant places, zeros for -1."""
+    x = emit.full(x)
     size = x.shape[dim]
     shape = (*x.shape[:dim], len(index), *x.shape[dim + 1 :])
     if -1 in index:
-        x = padded(e, x, dim, (0, 1))
+        x = padded(emit, x, dim, (0, 1))
     places = np.array([size if place < 0 else place for place in index], np.int64)
-    name = e.graph.node("Gather", x.name, e.graph.constant(places), axis=x.order.index(dim))
-    return e.value(name, shape, x.dtype, x.order)
+    axis = x.order.index(dim)
+    name = emit.node("Gather", x.name, emit.constant(places), axis=axis)
+    return emit.value(name, shape, x.dtype, x.order)
 
 
-def _flip(e: Emitter, out: Spec, x: Value, dims: Sequence[int]) -> Value:
+def _flip(emit: Emitter, out: Spec, x: Value, dims: Sequence[int]) -> Value:
     for dim in dims:
-        x = _take(e, out, x, dim % x.rank, range(_known(x.shape[dim % x.rank], "flip"))[::-1])
+        axis = dim % x.rank
+        size = _fixed_size(x.shape[axis], "flip")
+        x = _take(emit, out, x, axis, range(size)[::-1])
     return x
 
 
 def _roll(
-    e: Emitter, out: Spec, x: Value, shifts: Sequence[int], dims: Sequence[int] = ()
+    emit: Emitter, out: Spec, x: Value, shifts: Sequence[int], dims: Sequence[int] = ()
 ) -> Value:
     if not dims:
         raise ExportError("roll without dims cannot be exported; name the dimension")
     for shift, dim in zip(shifts, dims, strict=True):
-        size = _known(x.shape[dim % x.rank], "roll")
-        x = _take(e, out, x, dim % x.rank, [(place - shift) % size for place in range(size)])
+        axis = dim % x.rank
+        size = _fixed_size(x.shape[axis], "roll")
+        x = _take(emit, out, x, axis, [(place - shift) % size for place in range(size)])
     return x
 
 
-def _known(size: Dim, name: str) -> int:
+def _fixed_size(size: Dim, name: str) -> int:
+    """Return a size that does not depend on the batch, which the operator needs."""
     if not isinstance(size, int):
         raise ExportError(f"{name} along the batch cannot be exported; name another dimension")
     return size
 
 
-def _tile(e: Emitter, out: Spec, x: Value, repeats: Sequence[int]) -> Value:
+def _tile(emit: Emitter, out: Spec, x: Value, repeats: Sequence[int]) -> Value:
     shape = (1,) * (len(repeats) - x.rank) + tuple(x.shape)
-    name = e.graph.node("Tile", e.plain(e.view(x, shape)), e.shape_tensor(tuple(repeats)))
-    return e.value(name, out.shape, x.dtype)
+    source = emit.plain(emit.view(x, shape))
+    name = emit.node("Tile", source, emit.shape_tensor(tuple(repeats)))
+    return emit.value(name, out.shape, x.dtype)
 
 
-_BEYOND = 2**62
+@dataclass(frozen=True)
+class _Indexed:
+    """A tensor that is indexed by tensors in some of its dimensions.
 
-
-def _places(e: Emitter, sizes: Sequence[Dim], indices: Sequence[Value]) -> Value:
-    """Flat places in dimensions of some sizes, from an index for each.
-
-    Of one beyond its size, a place beyond all.
+    Attributes:
+        dims: those with an index.
+        other_dims: those without.
+        indices: one for each of `dims`.
     """
+
+    x: Value
+    dims: list[int]
+    other_dims: list[int]
+    indices: list[Value]
+
+    @property
+    def sizes(self) -> tuple[Dim, ...]:
+        """Sizes of the indexed dimensions."""
+        return reorder(self.x.shape, self.dims)
+
+    @property
+    def other_sizes(self) -> tuple[Dim, ...]:
+        """Sizes of the other dimensions."""
+        return reorder(self.x.shape, self.other_dims)
+
+    @property
+    def rows(self) -> Value:
+        """The tensor with its indexed dimensions in front."""
+        return permuted(self.x, [*self.dims, *self.other_dims])
+
+    @property
+    def position(self) -> int:
+        """Where the dimensions of an index stand in the result, as NumPy has it.
+
+        They stand where the first indexed dimension stood if these are neighbours, else in front.
+        """
+        first = self.dims[0]
+        neighbours = list(range(first, self.dims[-1] + 1))
+        return first if self.dims == neighbours else 0
+
+
+def _indexed(x: Value, indices: Sequence[Value | None]) -> _Indexed:
+    dims = [dim for dim, index in enumerate(indices) if index is not None]
+    other_dims = [dim for dim in range(x.rank) if dim not in dims]
+    return _Indexed(x, dims, other_dims, [index for index in indices if index is not None])
+
+
+def _places(emit: Emitter, indexed: _Indexed) -> Value:
+    """Return flat places in the indexed dimensions: the sum of index times stride.
+
+    An index beyond its size gives a place beyond all, which a look-up refuses; without that it
+    would read its neighbour's row.
+    """
+    sizes = indexed.sizes
     flat: Value | None = None
     beyond: list[Value] = []
-    for number, (size, index) in enumerate(zip(sizes, indices, strict=True)):
+    for number, (size, index) in enumerate(zip(sizes, indexed.indices, strict=True)):
         if index.dtype == torch.bool:
             raise ExportError(
-                "indexing by a mask cannot be exported: sizes must not depend on values; multiply by it, or write"
-                " torch.where(mask, new, old)"
+                "indexing by a mask cannot be exported: sizes must not depend on values; multiply"
+                " by it, or write torch.where(mask, new, old)"
             )
-        place = e.cast(index, torch.int64)
+        place = emit.cast(index, torch.int64)
         if isinstance(size, int):
-            low = e.pointwise("Less", place, e.scalar(0, torch.int64), dtype=torch.bool)
-            from_end = e.pointwise("Add", place, e.scalar(size, torch.int64))
-            place = e.pointwise("Where", low, from_end, place, dtype=torch.int64)
-            beyond.append(e.pointwise("Less", place, e.scalar(0, torch.int64), dtype=torch.bool))
-            beyond.append(
-                e.pointwise(
-                    "GreaterOrEqual",
-                    place,
-                    e.scalar(size, torch.int64),
-                    dtype=torch.bool,
-                )
-            )
+            place = _from_start(emit, place, size)
+            beyond += _out_of_bounds(emit, place, size)
         stride = math.prod(sizes[number + 1 :])
         if not isinstance(stride, int):
             raise ExportError(
                 "an index before one of the batch cannot be exported; put the batch first"
             )
-        part = e.pointwise("Mul", place, e.scalar(stride, torch.int64))
-        flat = part if flat is None else e.pointwise("Add", flat, part)
+        offset = emit.mul(place, emit.scalar(stride, torch.int64))
+        flat = offset if flat is None else emit.add(flat, offset)
     assert flat is not None
-    for wrong in beyond:  # which the look-up refuses, where its neighbour's rows would be taken
-        flat = e.pointwise("Where", wrong, e.scalar(_BEYOND, torch.int64), flat, dtype=torch.int64)
+    for refused in beyond:
+        nowhere = emit.scalar(_BEYOND, torch.int64)
+        flat = emit.pointwise("Where", refused, nowhere, flat, dtype=torch.int64)
     return flat
 
 
-def _indexed(x: Value, indices: Sequence[Value | None]) -> tuple[list[int], list[int], bool]:
-    """Dimensions with an index, those without, and whether the first are neighbours."""
-    chosen = [dim for dim, index in enumerate(indices) if index is not None]
-    rest = [dim for dim in range(x.rank) if dim not in chosen]
-    return chosen, rest, chosen == list(range(chosen[0], chosen[-1] + 1))
+def _from_start(emit: Emitter, place: Value, size: int) -> Value:
+    """Return places counted from the start, where negative ones count from the end."""
+    low = emit.pointwise("Less", place, emit.scalar(0, torch.int64), dtype=torch.bool)
+    from_end = emit.add(place, emit.scalar(size, torch.int64))
+    return emit.pointwise("Where", low, from_end, place, dtype=torch.int64)
 
 
-def _index(e: Emitter, _out: Spec, x: Value, indices: Sequence[Value | None]) -> Value:
-    chosen, rest, together = _indexed(x, indices)
-    flat = _places(e, [x.shape[d] for d in chosen], [i for i in indices if i is not None])
-    kept = tuple(x.shape[d] for d in rest)
-    rows = e.plain(
-        e.view(
-            permuted(x, [*chosen, *rest]),
-            (math.prod(x.shape[d] for d in chosen), *kept),
-        )
-    )
-    found = e.value(
-        e.graph.node("Gather", rows, e.plain(flat), axis=0),
-        (*flat.shape, *kept),
-        x.dtype,
-    )
-    if not together:
-        return found
-    # The new dimensions stand where the first indexed one stood.
-    before = chosen[0]
-    many = flat.rank
-    return permuted(
-        found,
-        [*range(many, many + before), *range(many), *range(many + before, found.rank)],
-    )
+def _out_of_bounds(emit: Emitter, place: Value, size: int) -> list[Value]:
+    """Return masks of places before a dimension and behind it."""
+    before = emit.pointwise("Less", place, emit.scalar(0, torch.int64), dtype=torch.bool)
+    end = emit.scalar(size, torch.int64)
+    behind = emit.pointwise("GreaterOrEqual", place, end, dtype=torch.bool)
+    return [before, behind]
+
+
+def _index(emit: Emitter, _out: Spec, x: Value, indices: Sequence[Value | None]) -> Value:
+    # Several indices are one look-up of rows by flat places.
+    indexed = _indexed(x, indices)
+    flat = _places(emit, indexed)
+    other_sizes = indexed.other_sizes
+    matrix = emit.view(indexed.rows, (math.prod(indexed.sizes), *other_sizes))
+    name = emit.node("Gather", emit.plain(matrix), emit.plain(flat), axis=0)
+    rows = emit.value(name, (*flat.shape, *other_sizes), x.dtype)
+    return _move_index_dims(rows, flat.rank, 0, indexed.position)
+
+
+def _move_index_dims(x: Value, count: int, source: int, target: int) -> Value:
+    """Return the value with ``count`` neighbouring dimensions moved to another position."""
+    moved = list(range(source, source + count))
+    dims = [dim for dim in range(x.rank) if dim not in moved]
+    dims[target:target] = moved
+    return permuted(x, dims)
 
 
 def _index_put(
-    e: Emitter,
+    emit: Emitter,
     out: Spec,
     x: Value,
     indices: Sequence[Value | None],
     values: Value,
     accumulate: bool = False,
 ) -> Value:
-    """Serial, as the look-up's gradient in `shape`: the runtime's parallel scatter loses sums of
-    repeated places.
+    """Write, or add, values at flat places of the rows of a tensor.
 
-    One number where a mask is true is a choice.
+    This is serial, as the look-up's gradient in `shape`: the runtime's parallel scatter loses sums
+    of repeated places. One number where a mask is true is a choice.
     """
     mask = indices[0]
-    if (
-        len(indices) == 1
-        and mask is not None
-        and mask.dtype == torch.bool
-        and not values.rank
-        and not accumulate
-    ):
-        over = e.view(mask, (*mask.shape, *(1,) * (x.rank - mask.rank)))
-        return e.pointwise("Where", over, values, x, dtype=out.dtype)
-    chosen, rest, together = _indexed(x, indices)
-    sizes = [x.shape[d] for d in chosen]
-    flat = _places(e, sizes, [i for i in indices if i is not None])
-    kept = tuple(x.shape[d] for d in rest)
-    before = chosen[0] if together else 0
-    whole = (*kept[:before], *flat.shape, *kept[before:])
-    lifted = e.view(values, (1,) * (len(whole) - values.rank) + tuple(values.shape))
-    spread = Value(lifted.name, whole, lifted.dtype, lifted.stored, lifted.order)
-    many = flat.rank
-    front = permuted(
-        spread,
-        [
-            *range(before, before + many),
-            *range(before),
-            *range(before + many, len(whole)),
-        ],
-    )
-    rows = math.prod(sizes)
-    width = math.prod(kept)
+    of_mask = len(indices) == 1 and mask is not None and mask.dtype == torch.bool
+    if of_mask and mask is not None and not values.rank and not accumulate:
+        over = emit.view(mask, (*mask.shape, *(1,) * (x.rank - mask.rank)))
+        return emit.pointwise("Where", over, values, x, dtype=out.dtype)
+    indexed = _indexed(x, indices)
+    flat = _places(emit, indexed)
+    updates = _values_by_place(emit, values, indexed, flat)
+    height = math.prod(indexed.sizes)
+    width = math.prod(indexed.other_sizes)
     count = math.prod(flat.shape)
-    target = e.plain(e.view(permuted(x, [*chosen, *rest]), (rows, width)))
-    updates = e.plain(e.view(front, (count, width)))
-    wide = e.graph.node("Expand", e.plain(e.view(flat, (count, 1))), e.shape_tensor((1, width)))
+    inputs = [
+        emit.plain(emit.view(indexed.rows, (height, width))),
+        emit.plain(emit.view(updates, (count, width))),
+    ]
+    # ScatterElements wants a place for each number, ScatterND would take one for each row.
+    column = emit.plain(emit.view(flat, (count, 1)))
+    inputs.insert(1, emit.node("Expand", column, emit.shape_tensor((1, width))))
     reduction = "add" if accumulate else "none"
-    name = e.graph.node("ScatterElements", target, wide, updates, axis=0, reduction=reduction)
-    back = e.view(e.value(name, (rows, width), x.dtype), (*sizes, *kept))
-    dims = [*chosen, *rest]
-    return permuted(back, [dims.index(d) for d in range(x.rank)])
+    name = emit.node("ScatterElements", *inputs, axis=0, reduction=reduction)
+    matrix = emit.value(name, (height, width), x.dtype)
+    back = emit.view(matrix, (*indexed.sizes, *indexed.other_sizes))
+    dims = [*indexed.dims, *indexed.other_dims]
+    return permuted(back, [dims.index(dim) for dim in range(x.rank)])
+
+
+def _values_by_place(emit: Emitter, values: Value, indexed: _Indexed, flat: Value) -> Value:
+    """Return values broadcast to what an index reads, with the dimensions of the index in front."""
+    position = indexed.position
+    sizes = indexed.other_sizes
+    whole = (*sizes[:position], *flat.shape, *sizes[position:])
+    lifted = emit.view(values, (1,) * (len(whole) - values.rank) + tuple(values.shape))
+    spread = Value(lifted.name, whole, lifted.dtype, lifted.stored, lifted.order)
+    return _move_index_dims(spread, flat.rank, position, 0)
 
 
 def _scatter(reduction: str) -> Callable[..., Value]:
-    def lower(e: Emitter, out: Spec, x: Value, dim: int, index: Value, source: Any) -> Value:
-        given = source if isinstance(source, Value) else e.scalar(source, x.dtype)
-        updates = Value(given.name, index.shape, given.dtype, given.stored, given.order)
-        if given.rank != index.rank:
-            updates = e.value(
-                e.graph.node("Expand", given.name, e.shape_tensor(index.shape)),
-                index.shape,
-                x.dtype,
-            )
-        elif given.shape != index.shape:
+    def lower(emit: Emitter, out: Spec, x: Value, dim: int, index: Value, source: Any) -> Value:
+        value = source if isinstance(source, Value) else emit.scalar(source, x.dtype)
+        updates = Value(value.name, index.shape, value.dtype, value.stored, value.order)
+        if value.rank != index.rank:
+            name = emit.node("Expand", value.name, emit.shape_tensor(index.shape))
+            updates = emit.value(name, index.shape, x.dtype)
+        elif value.shape != index.shape:
             raise ExportError(
                 "scatter with more sources than places cannot be exported; cut the sources first"
             )
-        name = e.graph.node(
-            "ScatterElements",
-            e.plain(x),
-            e.plain(index),
-            e.plain(updates),
-            axis=dim % x.rank,
-            reduction=reduction,
-        )
-        return e.value(name, out.shape, x.dtype)
+        inputs = [emit.plain(x), emit.plain(index), emit.plain(updates)]
+        axis = dim % x.rank
+        name = emit.node("ScatterElements", *inputs, axis=axis, reduction=reduction)
+        return emit.value(name, out.shape, x.dtype)
 
     return lower
 
 
 def _extreme(op_type: str, place: str) -> Callable[..., tuple[Value, Value]]:
+    # The place is for the gradient, which PyTorch's decomposition scatters to it.
     def lower(
-        e: Emitter, out: Sequence[Spec], x: Value, dim: int, keepdim: bool = False
+        emit: Emitter, out: Sequence[Spec], x: Value, dim: int, keepdim: bool = False
     ) -> tuple[Value, Value]:
-        index = e.graph.node(place, e.plain(x), axis=dim % x.rank, keepdims=int(keepdim))
-        return e.reduce(op_type, x, [dim], keep=keepdim), e.value(index, out[1].shape, torch.int64)
+        index = emit.node(place, emit.plain(x), axis=dim % x.rank, keepdims=int(keepdim))
+        values = emit.reduce(op_type, x, [dim], keep=keepdim)
+        return values, emit.value(index, out[1].shape, torch.int64)
 
     return lower
 
 
 def _top(
-    e: Emitter,
+    emit: Emitter,
     out: Sequence[Spec],
     x: Value,
     count: int,
@@ -231,34 +268,34 @@ def _top(
     largest: bool = True,
     *_: bool,
 ) -> tuple[Value, Value]:
-    names = e.graph.nodes(
+    values, places = emit.nodes(
         "TopK",
-        e.plain(x),
-        e.graph.ints(count),
+        emit.plain(x),
+        emit.ints(count),
         outputs=2,
         attributes={"axis": dim % x.rank, "largest": int(largest), "sorted": 1},
     )
-    return e.value(names[0], out[0].shape, x.dtype), e.value(names[1], out[1].shape, torch.int64)
+    return (
+        emit.value(values, out[0].shape, x.dtype),
+        emit.value(places, out[1].shape, torch.int64),
+    )
 
 
 def _sort(
-    e: Emitter,
+    emit: Emitter,
     out: Sequence[Spec],
     x: Value,
     dim: int = -1,
     descending: bool = False,
     **_: object,
 ) -> tuple[Value, Value]:
-    return _top(e, out, x, _known(x.shape[dim], "sort"), dim, descending)
+    return _top(emit, out, x, _fixed_size(x.shape[dim], "sort"), dim, descending)
 
 
-def _cumsum(e: Emitter, out: Spec, x: Value, dim: int, **_: object) -> Value:
-    name = e.graph.node(
-        "CumSum",
-        e.plain(e.cast(x, out.dtype)),
-        e.scalar(dim % x.rank, torch.int64).name,
-    )
-    return e.value(name, out.shape, out.dtype)
+def _cumsum(emit: Emitter, out: Spec, x: Value, dim: int, **_: object) -> Value:
+    source = emit.plain(emit.cast(x, out.dtype))
+    axis = emit.scalar(dim % x.rank, torch.int64)
+    return emit.value(emit.node("CumSum", source, axis.name), out.shape, out.dtype)
 
 
 LOWERINGS: dict[Any, Callable[..., Any]] = {

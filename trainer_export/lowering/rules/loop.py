@@ -1,8 +1,7 @@
-"""Lowerings of recurrent layers and their gradients as ONNX Scan: the size of a graph is that of
-one step.
+"""Lowerings of recurrent layers and their gradients as ONNX Scan.
 
-The body is traced from the step and lowered by the same rules as everything else. It reads the
-weights of the states from the graph around it.
+A graph then has the size of one step. The body is traced from the step and lowered by the same
+rules as everything else. It reads the weights of the states from the graph around it.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,85 +19,111 @@ from trainer_export.recurrence import CELLS, back, forth
 
 _BATCH = "batch"
 
+_Step = Callable[..., list[Tensor]]
+"""From states, rows and what is around to the new states and what is kept of the step."""
+
 
 @dataclass(frozen=True)
 class _Loop:
-    """A loop over the first dimension."""
+    """What a loop over the first dimension reads."""
 
     states: Sequence[Value]  # what it starts with, [batch, ...]
-    rows: Sequence[Value]  # what a step reads, [steps, batch, ...]
+    rows: Sequence[Value]  # of which a step reads one row, [steps, batch, ...]
     around: Sequence[Value]  # what all steps read
     backwards: bool = False  # whether it starts at the last step
 
 
-def _run(
-    e: Emitter, loop: _Loop, step: Callable[..., list[Tensor]], shapes: Sequence[Shape]
-) -> list[Value]:
+@dataclass(frozen=True)
+class _Body:
+    """The graph of one step, and the names in it of what is kept of the step."""
+
+    graph: GraphBuilder
+    kept: Sequence[str]
+
+    @property
+    def outputs(self) -> list[str]:
+        """What a Scan stacks, each once: a cell's output is its state too."""
+        return list(dict.fromkeys(self.kept))
+
+
+def _run(emit: Emitter, loop: _Loop, step: _Step, shapes: Sequence[Shape]) -> list[Value]:
     """Run a loop.
 
     Args:
-        e: where to.
+        emit: where it is written.
         loop: what it reads.
-        step: a function of states, rows and what is around to the new states and what is kept of
-            the step.
+        step: what is done with each row.
         shapes: of what is kept of all steps.
 
     Returns:
         The last states, then what is kept.
     """
+    body = _lower_step(emit, loop, step)
+    stacked = body.outputs
+    direction = [int(loop.backwards)]
+    names = emit.nodes(
+        "Scan",
+        *(emit.plain(value) for value in (*loop.states, *loop.rows)),
+        outputs=len(loop.states) + len(stacked),
+        attributes={
+            "body": body.graph,
+            "num_scan_inputs": len(loop.rows),
+            "scan_input_directions": direction * len(loop.rows),
+            # Stacked backwards, too, so that row t of a gradient belongs to step t.
+            "scan_output_directions": direction * len(stacked),
+        },
+    )
+    count = len(loop.states)
+    name_of = dict(zip(stacked, names[count:], strict=True))
+    results = [
+        emit.value(name, state.shape)
+        for name, state in zip(names[:count], loop.states, strict=True)
+    ]
+    for kept, shape in zip(body.kept, shapes, strict=True):
+        results.append(emit.value(name_of[kept], shape))
+    return results
+
+
+def _lower_step(emit: Emitter, loop: _Loop, step: _Step) -> _Body:
+    """Trace one step, and write it as the body of a Scan."""
     from trainer_export.lowering.program import lower  # noqa: PLC0415 - it finds this module
     from trainer_export.traced_program import trace_program  # noqa: PLC0415 - the same
 
-    body = GraphBuilder("step", e.graph.inner_prefix())
-    moving = [(v, v.shape[1:]) for v in loop.states] + [(v, v.shape[2:]) for v in loop.rows]
-    ports = tuple(
-        Port(f"{body.prefix}in{i}", "float32", (_BATCH, *shape))
-        for i, (_, shape) in enumerate(moving)
+    body = GraphBuilder("step", emit.graph.inner_prefix())
+    ports = _step_ports(body, loop)
+    around = tuple(
+        Port(f"around{i}", "float32", tuple(value.shape)) for i, value in enumerate(loop.around)
     )
-    fixed = tuple(Port(f"around{i}", "float32", tuple(v.shape)) for i, v in enumerate(loop.around))
-    trace = trace_program("step", step, (*ports, *fixed), ())
+    trace = trace_program("step", step, (*ports, *around), ())
     inside = Emitter(body, ports[0].name)
-    sizes = [spec.shape for spec in trace.input_specs]
-    names = [
-        *(body.input(port) for port in ports),
-        *(e.plain(value) for value in loop.around),
+    names = [body.input(port) for port in ports]
+    # No inputs of the body: it reads them from the graph around, where they are not copied.
+    names += [emit.plain(value) for value in loop.around]
+    inputs = [
+        inside.value(name, spec.shape) for name, spec in zip(names, trace.input_specs, strict=True)
     ]
-    made = lower(
-        inside,
-        trace,
-        [inside.value(name, size) for name, size in zip(names, sizes, strict=True)],
+    results = lower(inside, trace, inputs)
+    count = len(loop.states)
+    kept = results[count:]
+    # One output for values of one name, which the node reads in the order of the outputs.
+    unique = {value.name: value for value in kept}
+    for i, value in enumerate([*results[:count], *unique.values()]):
+        port = Port(f"{body.prefix}out{i}", "float32", (_BATCH, *value.shape[1:]))
+        body.output(port, inside.plain(value))
+    return _Body(body, [value.name for value in kept])
+
+
+def _step_ports(body: GraphBuilder, loop: _Loop) -> tuple[Port, ...]:
+    """Return the inputs of a step: its states, and one row of each of the others."""
+    sizes = [value.shape[1:] for value in loop.states]
+    sizes += [value.shape[2:] for value in loop.rows]
+    return tuple(
+        Port(f"{body.prefix}in{i}", "float32", (_BATCH, *shape)) for i, shape in enumerate(sizes)
     )
-    kept = made[len(loop.states) :]
-    unique = list({value.name: value for value in kept}.values())
-    for i, value in enumerate([*made[: len(loop.states)], *unique]):
-        body.output(
-            Port(f"{body.prefix}out{i}", "float32", (_BATCH, *value.shape[1:])),
-            inside.plain(value),
-        )
-    way = [int(loop.backwards)]
-    names = list(
-        e.graph.nodes(
-            "Scan",
-            *(e.plain(value) for value in (*loop.states, *loop.rows)),
-            outputs=len(loop.states) + len(unique),
-            attributes={
-                "body": body,
-                "num_scan_inputs": len(loop.rows),
-                "scan_input_directions": way * len(loop.rows),
-                "scan_output_directions": way * len(unique),
-            },
-        )
-    )
-    ends = [e.value(name, state.shape) for name, state in zip(names, loop.states, strict=False)]
-    found = dict(zip((value.name for value in unique), names[len(ends) :], strict=True))
-    return [
-        *ends,
-        *(e.value(found[value.name], shape) for value, shape in zip(kept, shapes, strict=True)),
-    ]
 
 
 def _recurrence(
-    e: Emitter,
+    emit: Emitter,
     out: Sequence[Spec],
     kind: str,
     z: Value,
@@ -106,43 +131,49 @@ def _recurrence(
     bias: Value,
     start: Sequence[Value],
 ) -> list[Value]:
+    # h[t] = cell(z[t], W h[t-1] + b, h[t-1]). What the inputs add, z, is one product over all
+    # steps outside the loop, so that a step multiplies by W alone.
     cell = CELLS[kind]
     count = len(start)
 
     def step(*tensors: Tensor) -> list[Tensor]:
-        row, hold, shift = tensors[count:]
-        states = forth(cell, row, hold, shift, tensors[:count])
+        row, weight_now, bias_now = tensors[count:]
+        states = forth(cell, row, weight_now, bias_now, tensors[:count])
         return [*states, *states]
 
-    loop = _Loop([e.full(state) for state in start], [z], [weight, bias])
-    return _run(e, loop, step, [spec.shape for spec in out])[count:]
+    loop = _Loop([emit.full(state) for state in start], [z], [weight, bias])
+    results = _run(emit, loop, step, [spec.shape for spec in out])
+    return results[count:]
 
 
 def _backward(
-    e: Emitter,
+    emit: Emitter,
     out: Sequence[Spec],
     kind: str,
     slopes: Sequence[Value | None],
     z: Value,
-    *rest: Any,
+    *weights_and_states: Any,
 ) -> list[Value]:
-    weight, bias, before = rest
+    # dL/dh[t-1] = cell'(dL/dh[t] + slope[t]), from the last step to the first. The states before
+    # each step are read, not computed again. The loop keeps the slopes of the gates alone: the
+    # gradient of W is then one product over all steps, outside.
+    weight, bias, before = weights_and_states
     cell = CELLS[kind]
     count = len(before)
-    told = [i for i, slope in enumerate(slopes) if slope is not None]
+    sloped = [i for i, slope in enumerate(slopes) if slope is not None]
 
     def step(*tensors: Tensor) -> list[Tensor]:
-        total = list(tensors[:count])
-        given = list(tensors[count:])
-        for i in told:
-            total[i] = total[i] + given.pop(0)
-        row, *states, hold, shift = given
-        return back(cell, total, row, hold, shift, states)
+        totals = list(tensors[:count])
+        first_row = count + len(sloped)
+        for i, slope in zip(sloped, tensors[count:first_row], strict=True):
+            totals[i] = totals[i] + slope
+        row, *states, weight_now, bias_now = tensors[first_row:]
+        return back(cell, totals, row, weight_now, bias_now, states)
 
-    zeros = [e.full(fill(e, spec, 0)) for spec in out[:count]]
+    zeros = [emit.full(fill(emit, spec, 0)) for spec in out[:count]]
     rows = [slope for slope in slopes if slope is not None]
     loop = _Loop(zeros, [*rows, z, *before], [weight, bias], backwards=True)
-    return _run(e, loop, step, [spec.shape for spec in out[count:]])
+    return _run(emit, loop, step, [spec.shape for spec in out[count:]])
 
 
 LOWERINGS: dict[Any, Callable[..., Any]] = {

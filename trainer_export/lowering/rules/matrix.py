@@ -16,77 +16,84 @@ from trainer_export.lowering.values import Spec, Value
 aten = torch.ops.aten
 
 
-def _matrix(e: Emitter, x: Value) -> tuple[str, int]:
-    """Name of a matrix and whether it lies transposed."""
-    x = e.full(x)
-    return (e.plain(x), 0) if x.is_plain else (x.name, 1)
+def _matrix(emit: Emitter, x: Value) -> tuple[str, int]:
+    """Return the name of a matrix and whether it lies transposed."""
+    x = emit.full(x)
+    return (emit.plain(x), 0) if x.is_plain else (x.name, 1)
 
 
 @dataclass(frozen=True)
 class _Scales:
-    """What a product and what is added to it are multiplied with."""
+    """Factors of a product, ``alpha``, and of what is added to it, ``beta``."""
 
     beta: float = 1.0
     alpha: float = 1.0
 
 
 def matrix_product(
-    e: Emitter, left: Value, right: Value, added: str = "", scales: _Scales = _Scales()
+    emit: Emitter, left: Value, right: Value, added: str = "", scales: _Scales = _Scales()
 ) -> Value:
-    """``alpha * left @ right + beta * added`` for two matrices.
+    """Return ``alpha * left @ right + beta * added`` for two matrices.
 
     ``added`` is the name of what broadcasts to it.
     """
-    (a, trans_a), (b, trans_b) = _matrix(e, left), _matrix(e, right)
+    # One Gemm. The gradients dA = dY B^T and dB = A^T dY are products of views in the trace, whose
+    # transposes are pending and become flags here.
+    a, a_transposed = _matrix(emit, left)
+    b, b_transposed = _matrix(emit, right)
     inputs = (a, b, added) if added else (a, b)
-    alpha = float(scales.alpha)
-    beta = float(scales.beta)
-    name = e.graph.node("Gemm", *inputs, transA=trans_a, transB=trans_b, alpha=alpha, beta=beta)
-    return e.value(name, (left.shape[0], right.shape[1]))
+    name = emit.node(
+        "Gemm",
+        *inputs,
+        transA=a_transposed,
+        transB=b_transposed,
+        alpha=float(scales.alpha),
+        beta=float(scales.beta),
+    )
+    return emit.value(name, (left.shape[0], right.shape[1]))
 
 
-def _addmm(e: Emitter, _out: Spec, bias: Value, a: Value, b: Value, **scales: float) -> Value:
-    stored = e.arranged(bias, range(bias.rank)) if bias.stored == bias.shape else e.plain(bias)
-    return matrix_product(e, a, b, stored, _Scales(**scales))
+def _addmm(emit: Emitter, _out: Spec, bias: Value, a: Value, b: Value, **scales: float) -> Value:
+    return matrix_product(emit, a, b, emit.plain(bias), _Scales(**scales))
 
 
-def _bmm(e: Emitter, out: Spec, a: Value, b: Value) -> Value:
-    return e.value(e.graph.node("MatMul", *[_batched(e, x) for x in (a, b)]), out.shape)
+def _bmm(emit: Emitter, out: Spec, a: Value, b: Value) -> Value:
+    name = emit.node("MatMul", _batched(emit, a), _batched(emit, b))
+    return emit.value(name, out.shape)
 
 
-def _batched(e: Emitter, x: Value) -> str:
-    """An operand of a batched product.
+def _batched(emit: Emitter, x: Value) -> str:
+    """Return an operand of a batched product.
 
     Where the last two axes lie swapped it is written as a tensor in the swapped order and a
     Transpose of the last two, which the runtime folds into the product.
     """
-    x = e.full(x)
+    x = emit.full(x)
     last = x.rank - 1
     before = x.rank - 2
     if x.is_plain or x.order.index(last) > x.order.index(before):
-        return e.plain(x)
-    swapped = e.arranged(x, (*range(before), last, before))
-    return e.graph.node("Transpose", swapped, perm=[*range(before), last, before])
+        return emit.plain(x)
+    swapped = emit.arranged(x, (*range(before), last, before))
+    return emit.node("Transpose", swapped, perm=[*range(before), last, before])
 
 
-def _baddbmm(e: Emitter, out: Spec, added: Value, a: Value, b: Value, **scales: float) -> Value:
+def _baddbmm(emit: Emitter, out: Spec, added: Value, a: Value, b: Value, **scales: float) -> Value:
     factors = _Scales(**scales)
-    product = multiply(e, _bmm(e, out, a, b), float(factors.alpha))
-    return (
-        product
-        if factors.beta == 0
-        else e.pointwise("Add", product, multiply(e, added, float(factors.beta)))
-    )
+    product = multiply(emit, _bmm(emit, out, a, b), float(factors.alpha))
+    if factors.beta == 0:  # what is added may then be infinite, and counts for nothing
+        return product
+    return emit.add(product, multiply(emit, added, float(factors.beta)))
 
 
-def _mv(e: Emitter, out: Spec, a: Value, vector: Value) -> Value:
+def _mv(emit: Emitter, out: Spec, a: Value, vector: Value) -> Value:
     # As matrices: the runtime folds a Transpose into a MatMul, and then reads a vector wrongly.
-    rows = a if a.rank > 1 else e.view(a, (1, *a.shape))
-    return e.view(matrix_product(e, rows, e.view(vector, (*vector.shape, 1))), out.shape)
+    rows = a if a.rank > 1 else emit.view(a, (1, *a.shape))
+    column = emit.view(vector, (*vector.shape, 1))
+    return emit.view(matrix_product(emit, rows, column), out.shape)
 
 
 LOWERINGS: dict[Any, Callable[..., Any]] = {
-    aten.mm.default: lambda e, _out, a, b: matrix_product(e, a, b),
+    aten.mm.default: lambda emit, _out, a, b: matrix_product(emit, a, b),
     aten.addmm.default: _addmm,
     aten.bmm.default: _bmm,
     aten.baddbmm.default: _baddbmm,

@@ -10,131 +10,139 @@ import torch
 from trainer_export import operators  # noqa: F401 - registers shoal::static_batch_norm
 from trainer_export.lowering.emitter import Emitter
 from trainer_export.lowering.rules.elementwise import multiply
-from trainer_export.lowering.values import Spec, Value
+from trainer_export.lowering.values import Spec, Value, reorder
 
 aten = torch.ops.aten
 
 
-def _layer_norm(e: Emitter, out: Sequence[Spec], x: Value, *settings: Any) -> tuple[Value, ...]:
-    sizes, weight, bias, eps = settings
-    axis = x.rank - len(sizes)
+def _layer_norm(emit: Emitter, out: Sequence[Spec], x: Value, *settings: Any) -> tuple[Value, ...]:
+    # y = (x - m) / sqrt(var + eps) * weight + bias, by the runtime's operator on what is centred.
     # Runtimes before 1.31 lose the variance in the digits of a much larger mean; the difference is
     # needed anyway.
-    mean = e.reduce("ReduceMean", x, range(axis, x.rank), keep=True)
-    centred = e.pointwise("Sub", x, mean)
-    scale = (
-        e.plain(weight)
-        if weight is not None
-        else e.graph.constant(np.ones(tuple(sizes), np.float32))
-    )
-    name = e.plain(centred)
+    sizes, weight, bias, eps = settings
+    axis = x.rank - len(sizes)
+    mean = emit.mean(x, range(axis, x.rank))
+    centred = emit.sub(x, mean)
+    if weight is not None:
+        scale = emit.plain(weight)
+    else:
+        scale = emit.constant(np.ones(tuple(sizes), np.float32))
+    name = emit.plain(centred)
     shape = x.shape
     if len(sizes) == 1:
-        name, shape = e.unfolded(name, shape)
+        # Rows as they lay before a reshape of the leading axes: the operator sees rows alone.
+        name, shape = emit.unfolded(name, shape)
         axis = len(shape) - 1
-    inputs = [name, scale, *([e.plain(bias)] if bias is not None else [])]
-    names = e.graph.nodes(
+    inputs = [name, scale]
+    if bias is not None:
+        inputs.append(emit.plain(bias))
+    names = emit.nodes(
         "LayerNormalization",
         *inputs,
         outputs=3,
         attributes={"axis": axis, "epsilon": eps},
     )
-    found = (shape, *[(*shape[:axis], *[1] * len(sizes))] * 2)
-    normal, _, inverse = (
-        e.value(e.reshaped(name, lying, spec.shape), spec.shape)
-        for name, lying, spec in zip(names, found, out, strict=True)
-    )
-    return normal, mean, inverse
+    moment = (*shape[:axis], *[1] * len(sizes))
+    results = []
+    for name, physical, spec in zip(names, (shape, moment, moment), out, strict=True):
+        results.append(emit.value(emit.reshaped(name, physical, spec.shape), spec.shape))
+    # The operator's own mean is that of what is centred, and so near 0.
+    return results[0], mean, results[2]
 
 
 def _layer_norm_backward(
-    e: Emitter, _out: Sequence[Spec | None], grad: Value, x: Value, *saved: Any
+    emit: Emitter, _out: Sequence[Spec | None], grad: Value, x: Value, *saved: Any
 ) -> tuple[Value | None, ...]:
+    # With n = (x - m) / s and g = dy * weight:
+    #     dx = (g - mean(g) - n * mean(g * n)) / s,  dweight = sum dy * n,  dbias = sum dy
+    # Both means take the weight inside, because mean(dy * weight) is one product with a vector.
     sizes, mean, inverse, weight, _, mask = saved
     inner = list(range(x.rank - len(sizes), x.rank))
     outer = list(range(x.rank - len(sizes)))
-    normal = e.pointwise("Mul", e.pointwise("Sub", x, mean), inverse)
-    product = e.pointwise("Mul", grad, normal)
+    normal = emit.mul(emit.sub(x, mean), inverse)
+    product = emit.mul(grad, normal)
     grad_x = grad_weight = grad_bias = None
     if mask[0]:
-        upper = grad if weight is None else e.pointwise("Mul", grad, weight)
-        slope = e.pointwise("Mul", normal, _weighted_mean(e, product, weight, inner))
-        centred = e.pointwise("Sub", upper, _weighted_mean(e, grad, weight, inner))
-        grad_x = e.pointwise("Mul", e.pointwise("Sub", centred, slope), inverse)
+        upper = grad if weight is None else emit.mul(grad, weight)
+        slope = emit.mul(normal, _weighted_mean(emit, product, weight, inner))
+        centred = emit.sub(upper, _weighted_mean(emit, grad, weight, inner))
+        grad_x = emit.mul(emit.sub(centred, slope), inverse)
     if mask[1]:
-        grad_weight = e.reduce("ReduceSum", product, outer, keep=False)
+        grad_weight = emit.reduce("ReduceSum", product, outer, keep=False)
     if mask[2]:
-        grad_bias = e.reduce("ReduceSum", grad, outer, keep=False)
+        grad_bias = emit.reduce("ReduceSum", grad, outer, keep=False)
     return grad_x, grad_weight, grad_bias
 
 
-def _weighted_mean(e: Emitter, x: Value, weight: Value | None, inner: list[int]) -> Value:
-    """The mean of ``x * weight`` over the normalised axes, kept with size 1.
+def _weighted_mean(emit: Emitter, x: Value, weight: Value | None, inner: list[int]) -> Value:
+    """Return the mean of ``x * weight`` over the normalised axes, kept with size 1.
 
-    Over one axis a product with a vector.
+    Over one axis it is a product with a vector.
     """
-    if weight is None or len(inner) > 1:
-        return e.reduce(
-            "ReduceMean",
-            x if weight is None else e.pointwise("Mul", x, weight),
-            inner,
-            keep=True,
-        )
+    if weight is None:
+        return emit.mean(x, inner)
+    if len(inner) > 1:
+        return emit.mean(emit.mul(x, weight), inner)
     count = x.shape[-1]
-    column = e.view(multiply(e, weight, 1 / count), (count, 1))
-    rows, shape = e.unfolded(e.plain(x), x.shape)
-    name = e.graph.node("MatMul", rows, column.name)
+    column = emit.view(multiply(emit, weight, 1 / count), (count, 1))
+    rows, shape = emit.unfolded(emit.plain(x), x.shape)
+    name = emit.node("MatMul", rows, column.name)
     kept = (*x.shape[:-1], 1)
-    return e.value(e.reshaped(name, (*shape[:-1], 1), kept), kept)
+    return emit.value(emit.reshaped(name, (*shape[:-1], 1), kept), kept)
 
 
-def _channels(e: Emitter, vector: Value, rank: int) -> Value:
-    """A vector over the channels, ready to meet a feature map."""
-    return e.view(vector, (1, vector.shape[0], *(1,) * (rank - 2)))
+def _channels(emit: Emitter, vector: Value, rank: int) -> Value:
+    """Return a vector over the channels, ready to meet a feature map."""
+    return emit.view(vector, (1, vector.shape[0], *(1,) * (rank - 2)))
 
 
-def _moments(e: Emitter, x: Value, eps: float) -> tuple[Value, Value]:
-    """``x - mean`` and ``1 / sqrt(var + eps)`` [1, channels, 1, ...], equal nodes for forward and
-    backward pass.
+def _moments(emit: Emitter, x: Value, eps: float) -> tuple[Value, Value]:
+    """Return ``x - mean`` and ``1 / sqrt(var + eps)``, the second [1, channels, 1, ...].
+
+    Forward and backward pass ask for equal nodes, which a graph has once.
     """
     axes = [0, *range(2, x.rank)]
-    centred = e.pointwise("Sub", x, e.reduce("ReduceMean", x, axes, keep=True))
-    variance = e.reduce("ReduceMean", e.pointwise("Mul", centred, centred), axes, keep=True)
-    deviation = e.pointwise("Sqrt", e.pointwise("Add", variance, e.scalar(eps, x.dtype)))
-    return centred, e.pointwise("Reciprocal", deviation)
+    centred = emit.sub(x, emit.mean(x, axes))
+    # From the differences: a mean of squares minus a square of the mean loses digits.
+    squares = emit.mul(centred, centred)
+    variance = emit.mean(squares, axes)
+    shifted = emit.add(variance, emit.scalar(eps, x.dtype))
+    deviation = emit.pointwise("Sqrt", shifted)
+    return centred, emit.pointwise("Reciprocal", deviation)
 
 
 def _static_batch_norm(
-    e: Emitter, _out: Spec, x: Value, weight: Value, bias: Value, eps: float
+    emit: Emitter, _out: Spec, x: Value, weight: Value, bias: Value, eps: float
 ) -> Value:
-    x = e.full(x)
-    centred, inverse = _moments(e, x, eps)
-    scale = e.pointwise("Mul", inverse, _channels(e, weight, x.rank))
-    return e.pointwise("Add", e.pointwise("Mul", centred, scale), _channels(e, bias, x.rank))
+    # y = (x - m) * (r * weight) + bias with r = 1 / sqrt(var + eps): the factor of a channel is
+    # computed once, so that two passes over the feature map are enough.
+    x = emit.full(x)
+    centred, inverse = _moments(emit, x, eps)
+    scale = emit.mul(inverse, _channels(emit, weight, x.rank))
+    scaled = emit.mul(centred, scale)
+    return emit.add(scaled, _channels(emit, bias, x.rank))
 
 
 def _static_batch_norm_backward(
-    e: Emitter, _out: Sequence[Spec], grad: Value, x: Value, weight: Value, eps: float
+    emit: Emitter, _out: Sequence[Spec], grad: Value, x: Value, weight: Value, eps: float
 ) -> tuple[Value, Value, Value]:
-    x = e.full(x)
-    grad = e.full(grad)
-    centred, inverse = _moments(e, x, eps)
+    # With c = x - m, r = 1 / sqrt(var + eps) and p = mean(dy * c) * r over samples and positions:
+    #     dx = (dy - c * p * r - mean(dy)) * r * weight,  dweight = count * p,  dbias = count * mean
+    # Means are used for both, so that sums over the feature map are taken once each.
+    x = emit.full(x)
+    grad = emit.full(grad)
+    centred, inverse = _moments(emit, x, eps)
     axes = [0, *range(2, x.rank)]
-    count = e.size_as_float(math.prod(x.shape[axis] for axis in axes))
-    mean = e.reduce("ReduceMean", grad, axes, keep=True)
-    product = e.pointwise(
-        "Mul",
-        e.reduce("ReduceMean", e.pointwise("Mul", grad, centred), axes, keep=True),
-        inverse,
-    )
-    straight = e.pointwise(
-        "Sub", grad, e.pointwise("Mul", centred, e.pointwise("Mul", product, inverse))
-    )
-    scale = e.pointwise("Mul", inverse, _channels(e, weight, x.rank))
-    grad_x = e.pointwise("Mul", e.pointwise("Sub", straight, mean), scale)
-    grad_weight, grad_bias = (
-        e.view(e.pointwise("Mul", value, count), weight.shape) for value in (product, mean)
-    )
+    count = emit.size_as_float(math.prod(reorder(x.shape, axes)))
+    mean = emit.mean(grad, axes)
+    covariance = emit.mean(emit.mul(grad, centred), axes)
+    product = emit.mul(covariance, inverse)
+    slope = emit.mul(centred, emit.mul(product, inverse))
+    straight = emit.sub(grad, slope)
+    scale = emit.mul(inverse, _channels(emit, weight, x.rank))
+    grad_x = emit.mul(emit.sub(straight, mean), scale)
+    grad_weight = emit.view(emit.mul(product, count), weight.shape)
+    grad_bias = emit.view(emit.mul(mean, count), weight.shape)
     return grad_x, grad_weight, grad_bias
 
 

@@ -1,5 +1,4 @@
-"""Lowerings of pooling and its gradient, channels-last or in planes, without the scatter of
-indices.
+"""Lowerings of pooling and its gradient, channels-last or in planes, without scattered indices.
 
 Max-pooling by windows that touch and do not overlap is done one axis at a time: the windows'
 members are separated by Split (of channels-last maps whole rows of channels), compared, and the
@@ -10,7 +9,7 @@ are common, because equal patches of an image give equal activations.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ import torch
 from fleet_protocol.errors import ExportError
 from trainer_export.lowering.emitter import Emitter
 from trainer_export.lowering.rules.elementwise import multiply
-from trainer_export.lowering.values import Spec, Value, channels_last, planes
+from trainer_export.lowering.values import Spec, Value, channels_last, planes, reorder
 from trainer_export.lowering.windows import Window, mean_window, spread
 
 aten = torch.ops.aten
@@ -34,193 +33,217 @@ class _Stage:
     inner: int  # numbers in a run that belongs to one element of the axis
 
 
-def _stage(e: Emitter, name: str, size: int, inner: int) -> _Stage:
+@dataclass(frozen=True)
+class _Covered:
+    """The part of a feature map that windows cover.
+
+    Attributes:
+        name: the ONNX value.
+        order: the order of axes that it lies in.
+        sizes: its spatial sizes.
+    """
+
+    name: str
+    order: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
+def _stage(emit: Emitter, name: str, size: int, inner: int) -> _Stage:
     """Separate windows of ``size`` along an axis whose elements are runs of ``inner`` numbers."""
-    rows = e.graph.node("Reshape", name, e.graph.ints(-1, size, inner))
-    members = e.graph.nodes(
-        "Split", rows, outputs=size, attributes={"axis": 1, "num_outputs": size}
-    )
+    rows = emit.node("Reshape", name, emit.ints(-1, size, inner))
+    members = emit.nodes("Split", rows, outputs=size, attributes={"axis": 1, "num_outputs": size})
     running = [members[0]]
     for member in members[1:]:
-        running.append(e.graph.node("Max", running[-1], member))
+        running.append(emit.node("Max", running[-1], member))
     return _Stage(members, tuple(running), inner)
 
 
-def _unstage(e: Emitter, grad: str, stage: _Stage) -> str:
-    """Send a gradient back to the members that were the first maximum, joined as they were
-    separated.
+def _unstage(emit: Emitter, grad: str, stage: _Stage) -> str:
+    """Send a gradient back to the members that were the first maximum, joined as they were.
+
+    From the last member to the first: it takes the gradient if it is above the maximum of all
+    before it, and leaves it to them if not.
     """
-    parts: list[str] = []
+    shares: list[str] = []
     for member, before in zip(stage.members[:0:-1], stage.running[-2::-1], strict=True):
-        wins = e.graph.node(
-            "HardSigmoid", e.graph.node("Sub", member, before), alpha=3e38, beta=0.0
-        )
-        taken = e.graph.node("Mul", grad, wins)
-        parts.append(taken)
-        grad = e.graph.node("Sub", grad, taken)
-    return e.graph.node("Concat", grad, *reversed(parts), axis=1)
+        difference = emit.node("Sub", member, before)
+        # A step function, 1 above 0 and 0 at 0: the steepest slope that a float holds.
+        wins = emit.node("HardSigmoid", difference, alpha=3e38, beta=0.0)
+        share = emit.node("Mul", grad, wins)
+        shares.append(share)
+        grad = emit.node("Sub", grad, share)
+    return emit.node("Concat", grad, *reversed(shares), axis=1)
 
 
-def _cropped(e: Emitter, x: Value, kernel: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
-    """The part of a feature map that windows cover, channels-last, and its spatial sizes."""
-    name = e.arranged(x, channels_last(x.rank))
+def _cropped(emit: Emitter, x: Value, kernel: tuple[int, ...]) -> _Covered:
+    """Return the part of a feature map that windows cover, channels-last."""
+    order = channels_last(x.rank)
+    name = emit.arranged(x, order)
     sizes = tuple(size // k * k for size, k in zip(x.shape[2:], kernel, strict=True))
     if sizes == x.shape[2:]:
-        return name, sizes
-    table = np.arange(math.prod(x.shape[2:]), dtype=np.int64).reshape(x.shape[2:])
-    table = table[tuple(slice(size) for size in sizes)]
-    rows = e.graph.node("Reshape", name, e.graph.ints(-1, math.prod(x.shape[2:]), x.shape[1]))
-    return e.graph.node(
-        "Gather",
-        rows,
-        e.graph.constant(np.ascontiguousarray(table).reshape(-1)),
-        axis=1,
-    ), sizes
+        return _Covered(name, order, sizes)
+    # One look-up of rows of channels, where a slice per axis would copy twice.
+    positions = math.prod(x.shape[2:])
+    table = np.arange(positions, dtype=np.int64).reshape(x.shape[2:])
+    kept = table[tuple(slice(size) for size in sizes)]
+    rows = emit.node("Reshape", name, emit.ints(-1, positions, x.shape[1]))
+    index = emit.constant(np.ascontiguousarray(kept).reshape(-1))
+    return _Covered(emit.node("Gather", rows, index, axis=1), order, sizes)
 
 
-def _stages(
-    e: Emitter, x: Value, kernel: tuple[int, ...]
-) -> tuple[list[_Stage], tuple[int, ...], tuple[int, ...]]:
-    """The stages of a pooling, the order that it works in, and the spatial sizes that its windows
-    cover.
-    """
+def _covered(emit: Emitter, x: Value, kernel: tuple[int, ...]) -> _Covered:
+    """Return what windows cover, in planes if it lies so and nothing is left over."""
     order = planes(x.rank)
-    inner = 1
-    if x.lies(order) and not any(size % k for size, k in zip(x.shape[2:], kernel, strict=True)):
-        name = e.arranged(x, order)
-        sizes = x.shape[2:]
-    else:
-        order, inner, (name, sizes) = (
-            channels_last(x.rank),
-            x.shape[1],
-            _cropped(e, x, kernel),
-        )
+    whole = not any(size % k for size, k in zip(x.shape[2:], kernel, strict=True))
+    if x.lies(order) and whole:
+        return _Covered(emit.arranged(x, order), order, x.shape[2:])
+    return _cropped(emit, x, kernel)
+
+
+def _stages(emit: Emitter, x: Value, kernel: tuple[int, ...]) -> tuple[list[_Stage], _Covered]:
+    """Return the stages of a pooling, the last axis first, and what they work on."""
+    covered = _covered(emit, x, kernel)
+    name = covered.name
+    # Channels-last, an element of the last spatial axis is a row of channels; in planes a number.
+    inner = 1 if covered.order == planes(x.rank) else x.shape[1]
     stages = []
     for axis in reversed(range(len(kernel))):
-        stage = _stage(e, name, kernel[axis], inner)
+        stage = _stage(emit, name, kernel[axis], inner)
         name = stage.running[-1]
         stages.append(stage)
-        inner *= sizes[axis] // kernel[axis]
-    return stages, order, sizes
+        inner *= covered.sizes[axis] // kernel[axis]
+    return stages, covered
 
 
 def _max_pool(
-    e: Emitter, out: Sequence[Spec], x: Value, *settings: Any
+    emit: Emitter, out: Sequence[Spec], x: Value, *settings: Any
 ) -> tuple[Value | None, ...]:
+    # The maximum over a window, one axis after the other. No indices then, and the gradient
+    # compares again; windows that overlap or are padded go to the runtime's operator.
     window = Window(*settings)
-    x = e.full(x)
+    x = emit.full(x)
     if window.is_tiling:
-        stages, order, _ = _stages(e, x, window.size)
-        return _uncropped(e, stages[-1].running[-1], out[0], out[0].shape[2:], order), None
+        stages, covered = _stages(emit, x, window.size)
+        pooled = _Covered(stages[-1].running[-1], covered.order, out[0].shape[2:])
+        return _uncropped(emit, pooled, out[0]), None
     attributes = {
         **window.attributes,
         "dilations": spread(window.dilation, 2),
         "ceil_mode": 0,
     }
-    if (
-        window.ceil_mode
-    ):  # of which onnxruntime 1.19 makes a row too many: padded as far as the last window goes
-        ends = zip(
-            x.shape[2:],
-            out[0].shape[2:],
-            window.size,
-            window.steps,
-            attributes["dilations"],
-            strict=True,
-        )
-        reach = [
-            (n - 1) * step + spacing * (k - 1) + 1 - size for size, n, k, step, spacing in ends
-        ]
-        begin = spread(window.padding, 2)
-        attributes["pads"] = [
-            *begin,
-            *(max(0, far - pad) for far, pad in zip(reach, begin, strict=True)),
-        ]
-    names = e.graph.nodes("MaxPool", e.plain(x), outputs=2, attributes=attributes)
-    return e.value(names[0], out[0].shape), e.value(names[1], out[1].shape, torch.int64)
+    if window.ceil_mode:
+        attributes["pads"] = _pads_of_ceil(window, x, out[0])
+    names = emit.nodes("MaxPool", emit.plain(x), outputs=2, attributes=attributes)
+    return emit.value(names[0], out[0].shape), emit.value(names[1], out[1].shape, torch.int64)
 
 
-def _max_pool_backward(e: Emitter, out: Spec, grad: Value, x: Value, *rest: Any) -> Value:
-    *settings, indices = rest
-    if indices is not None:
-        return _scattered(e, out, grad, indices)
-    x = e.full(x)
-    stages, order, sizes = _stages(e, x, Window(*settings).size)
-    name = e.arranged(grad, order)
-    for stage in reversed(stages):
-        name = _unstage(e, e.graph.node("Reshape", name, e.graph.ints(-1, 1, stage.inner)), stage)
-    return _uncropped(e, name, out, sizes, order)
+def _pads_of_ceil(window: Window, x: Value, out: Spec) -> list[int]:
+    """Return padding as far as the last window goes.
 
-
-def _uncropped(
-    e: Emitter, name: str, out: Spec, sizes: tuple[int, ...], order: tuple[int, ...]
-) -> Value:
-    """What lies in an order as a feature map, with zeros for what no window covers."""
-    covered = (-1, out.shape[1], *sizes)
-    name = e.graph.node("Reshape", name, e.graph.ints(*(covered[axis] for axis in order)))
-    missing = (
-        0,
-        0,
-        *(full - size for full, size in zip(out.shape[2:], sizes, strict=True)),
-    )
-    if any(missing):
-        name = e.graph.node(
-            "Pad",
-            name,
-            e.graph.ints(*[0] * len(order), *(missing[axis] for axis in order)),
-        )
-    return e.value(name, out.shape, order=order)
-
-
-def _scattered(e: Emitter, out: Spec, grad: Value, indices: Value) -> Value:
-    """The general case: add each gradient to the element its maximum came from (flat indices over
-    the whole batch).
+    It stands for ceil_mode, of which onnxruntime 1.19 makes a row too many.
     """
-    total = e.graph.node("Reshape", e.shape_tensor((math.prod(out.shape),)), e.graph.ints(1))
-    zeros = e.graph.node("Expand", e.scalar(0, torch.float32).name, total)
-    flat = [e.graph.node("Reshape", e.plain(v), e.graph.ints(-1)) for v in (indices, grad)]
-    name = e.graph.node("ScatterElements", zeros, *flat, axis=0, reduction="add")
-    return e.value(e.graph.node("Reshape", name, e.graph.ints(-1, *out.shape[1:])), out.shape)
+    begin = spread(window.padding, 2)
+    dilation = spread(window.dilation, 2)
+    end = []
+    for axis, size in enumerate(x.shape[2:]):
+        last_start = (out.shape[2 + axis] - 1) * window.steps[axis]
+        span = dilation[axis] * (window.size[axis] - 1)
+        reach = last_start + span + 1 - size
+        end.append(max(0, reach - begin[axis]))
+    return [*begin, *end]
 
 
-def _average_pool(e: Emitter, out: Spec, x: Value, *settings: Any) -> Value:
+def _max_pool_backward(
+    emit: Emitter, out: Spec, grad: Value, x: Value, *settings_and_indices: Any
+) -> Value:
+    # dx is dy at the first maximum of each window and 0 elsewhere. Without indices the stages of
+    # the forward pass, which are the same nodes, are undone in reverse.
+    *settings, indices = settings_and_indices
+    if indices is not None:
+        return _scattered(emit, out, grad, indices)
+    x = emit.full(x)
+    stages, covered = _stages(emit, x, Window(*settings).size)
+    name = emit.arranged(grad, covered.order)
+    for stage in reversed(stages):
+        rows = emit.node("Reshape", name, emit.ints(-1, 1, stage.inner))
+        name = _unstage(emit, rows, stage)
+    return _uncropped(emit, replace(covered, name=name), out)
+
+
+def _uncropped(emit: Emitter, covered: _Covered, out: Spec) -> Value:
+    """Return what windows cover as a feature map, with zeros for what no window covers."""
+    order = covered.order
+    logical = (-1, out.shape[1], *covered.sizes)
+    sizes = emit.ints(*reorder(logical, order))
+    name = emit.node("Reshape", covered.name, sizes)
+    uncovered = [full - size for full, size in zip(out.shape[2:], covered.sizes, strict=True)]
+    missing = (0, 0, *uncovered)
+    if any(missing):
+        pads = emit.ints(*[0] * len(order), *reorder(missing, order))
+        name = emit.node("Pad", name, pads)
+    return emit.value(name, out.shape, order=order)
+
+
+def _scattered(emit: Emitter, out: Spec, grad: Value, indices: Value) -> Value:
+    """Return the gradient of windows of any kind.
+
+    Each number is added to the element that its maximum came from, whose index counts over the
+    whole batch.
+    """
+    total = emit.node("Reshape", emit.shape_tensor((math.prod(out.shape),)), emit.ints(1))
+    zeros = emit.node("Expand", emit.scalar(0, torch.float32).name, total)
+    flat = [emit.node("Reshape", emit.plain(value), emit.ints(-1)) for value in (indices, grad)]
+    summed = emit.node("ScatterElements", zeros, *flat, axis=0, reduction="add")
+    name = emit.node("Reshape", summed, emit.ints(-1, *out.shape[1:]))
+    return emit.value(name, out.shape)
+
+
+def _average_pool(emit: Emitter, out: Spec, x: Value, *settings: Any) -> Value:
+    # The sum over a window times 1 / members: windows become axes of their own, and one reduction
+    # takes them all.
     size, members = _tiling_of_average(settings)
-    name, sizes = _cropped(e, e.full(x), size)
-    opened = e.graph.node(
-        "Reshape", name, e.graph.ints(-1, *_open_windows(sizes, size), x.shape[1])
-    )
-    name = e.graph.node(
-        "ReduceSum", opened, e.graph.ints(*range(2, 2 * len(size) + 1, 2)), keepdims=0
-    )
-    return multiply(e, e.value(name, out.shape, order=channels_last(x.rank)), 1 / members)
+    covered = _cropped(emit, emit.full(x), size)
+    opened_sizes = emit.ints(-1, *_open_windows(covered.sizes, size), x.shape[1])
+    opened = emit.node("Reshape", covered.name, opened_sizes)
+    window_axes = emit.ints(*range(2, 2 * len(size) + 1, 2))
+    total = emit.node("ReduceSum", opened, window_axes, keepdims=0)
+    return multiply(emit, emit.value(total, out.shape, order=covered.order), 1 / members)
 
 
 def _tiling_of_average(settings: Sequence[Any]) -> tuple[tuple[int, ...], int]:
-    """Sizes of the window, and what its sum is divided by."""
+    """Return the sizes of the window, and what its sum is divided by."""
     window, _ = mean_window(*settings)
     if not window.is_tiling:
         raise ExportError(
-            "average pooling with overlapping or padded windows cannot be exported; use stride = kernel size"
+            "average pooling with overlapping or padded windows cannot be exported; use stride ="
+            " kernel size"
         )
     return window.size, math.prod(window.size)
 
 
 def _open_windows(sizes: Sequence[int], kernel: Sequence[int]) -> list[int]:
-    return [n for size, k in zip(sizes, kernel, strict=True) for n in (size // k, k)]
+    """Return spatial sizes with windows as axes of their own: windows, members, windows, ..."""
+    opened = []
+    for size, k in zip(sizes, kernel, strict=True):
+        opened += [size // k, k]
+    return opened
 
 
-def _average_pool_backward(e: Emitter, out: Spec, grad: Value, x: Value, *settings: Any) -> Value:
+def _average_pool_backward(
+    emit: Emitter, out: Spec, grad: Value, x: Value, *settings: Any
+) -> Value:
+    # dx is dy / members at every member of a window: a broadcast along the axes of the windows.
     size, members = _tiling_of_average(settings)
-    sizes = tuple(s // k * k for s, k in zip(x.shape[2:], size, strict=True))
-    share = multiply(e, e.full(grad), 1 / members)
-    closed = [n for s, k in zip(sizes, size, strict=True) for n in (s // k, 1)]
-    name = e.graph.node(
-        "Reshape",
-        e.arranged(share, channels_last(x.rank)),
-        e.graph.ints(-1, *closed, x.shape[1]),
-    )
-    wide = e.graph.node("Expand", name, e.graph.ints(1, *_open_windows(sizes, size), 1))
-    return _uncropped(e, wide, out, sizes, channels_last(x.rank))
+    order = channels_last(x.rank)
+    sizes = tuple(full // k * k for full, k in zip(x.shape[2:], size, strict=True))
+    share = multiply(emit, emit.full(grad), 1 / members)
+    opened = _open_windows(sizes, size)
+    closed = list(opened)
+    closed[1::2] = [1] * len(size)
+    name = emit.arranged(share, order)
+    name = emit.node("Reshape", name, emit.ints(-1, *closed, x.shape[1]))
+    wide = emit.node("Expand", name, emit.ints(1, *opened, 1))
+    return _uncropped(emit, _Covered(wide, order, sizes), out)
 
 
 LOWERINGS: dict[Any, Callable[..., Any]] = {

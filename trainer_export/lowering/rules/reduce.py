@@ -9,66 +9,85 @@ import torch
 from fleet_protocol.errors import ExportError
 from trainer_export.lowering.emitter import Emitter
 from trainer_export.lowering.rules.elementwise import operand
-from trainer_export.lowering.values import Spec, Value, overload
+from trainer_export.lowering.values import Spec, Value, overload, reorder
 
 aten = torch.ops.aten
 
 
 def _along(op_type: str) -> Callable[..., Value]:
-    def lower(e: Emitter, _out: Spec, x: Value, dim: int, *_: object) -> Value:
-        return e.value(e.graph.node(op_type, e.plain(x), axis=dim % x.rank), x.shape)
+    def lower(emit: Emitter, _out: Spec, x: Value, dim: int, *_: object) -> Value:
+        name = emit.node(op_type, emit.plain(x), axis=dim % x.rank)
+        return emit.value(name, x.shape)
 
     return lower
 
 
-def _softmax_backward(e: Emitter, _out: Spec, grad: Value, y: Value, dim: int, *_: object) -> Value:
-    total = e.reduce("ReduceSum", e.pointwise("Mul", grad, y), [dim], keep=True)
-    return e.pointwise("Mul", y, e.pointwise("Sub", grad, total))
+def _softmax_backward(
+    emit: Emitter, _out: Spec, grad: Value, y: Value, dim: int, *_: object
+) -> Value:
+    # dx = y * (dy - sum(dy * y)): the Jacobian diag(y) - y y^T applied without being formed.
+    total = emit.reduce("ReduceSum", emit.mul(grad, y), [dim], keep=True)
+    return emit.mul(y, emit.sub(grad, total))
 
 
 def _log_softmax_backward(
-    e: Emitter, _out: Spec, grad: Value, y: Value, dim: int, *_: object
+    emit: Emitter, _out: Spec, grad: Value, y: Value, dim: int, *_: object
 ) -> Value:
-    total = e.reduce("ReduceSum", grad, [dim], keep=True)
-    return e.pointwise("Sub", grad, e.pointwise("Mul", e.pointwise("Exp", y), total))
+    # dx = dy - exp(y) * sum(dy): exp(y) is the softmax, so that x is not needed.
+    total = emit.reduce("ReduceSum", grad, [dim], keep=True)
+    softmax = emit.pointwise("Exp", y)
+    return emit.sub(grad, emit.mul(softmax, total))
+
+
+def _all_or(dim: Any, rank: int) -> list[int]:
+    """Return the axes that an operator names by a number, by a list, or by None for all."""
+    if dim is None:
+        return list(range(rank))
+    return [dim] if isinstance(dim, int) else list(dim)
 
 
 def _reduction(op_type: str) -> Callable[..., Value]:
     def lower(
-        e: Emitter,
+        emit: Emitter,
         out: Spec,
         x: Value,
         dim: Sequence[int] | None = None,
         keepdim: bool = False,
         **_: object,
     ) -> Value:
-        return e.reduce(op_type, e.cast(x, out.dtype), list(dim or range(x.rank)), keep=keepdim)
+        axes = list(dim or range(x.rank))  # an empty list means all, too
+        return emit.reduce(op_type, emit.cast(x, out.dtype), axes, keep=keepdim)
 
     return lower
 
 
-def _any(e: Emitter, out: Spec, x: Value, dim: Any = None, keepdim: bool = False) -> Value:
-    axes = list(range(x.rank)) if dim is None else [dim] if isinstance(dim, int) else list(dim)
-    return e.cast(e.reduce("ReduceMax", e.cast(x, torch.float32), axes, keep=keepdim), out.dtype)
+def _any(emit: Emitter, out: Spec, x: Value, dim: Any = None, keepdim: bool = False) -> Value:
+    # The maximum of numbers, because ONNX reduces no booleans.
+    axes = _all_or(dim, x.rank)
+    largest = emit.reduce("ReduceMax", emit.cast(x, torch.float32), axes, keep=keepdim)
+    return emit.cast(largest, out.dtype)
 
 
 def _var(
-    e: Emitter,
+    emit: Emitter,
     out: Spec,
     x: Value,
     dim: Any = None,
     correction: float = 1,
     keepdim: bool = False,
 ) -> Value:
-    axes = list(range(x.rank)) if dim is None else [axis % x.rank for axis in dim]
-    centred = e.pointwise("Sub", x, e.reduce("ReduceMean", x, axes, keep=True))
-    total = e.reduce("ReduceSum", e.pointwise("Mul", centred, centred), axes, keep=keepdim)
-    count = e.size_as_float(math.prod(x.shape[axis] for axis in axes))
-    return e.pointwise("Div", total, e.pointwise("Sub", count, operand(e, correction, out.dtype)))
+    # sum((x - mean)^2) / (n - correction), from differences: squares of large numbers lose digits.
+    axes = [axis % x.rank for axis in _all_or(dim, x.rank)]
+    centred = emit.sub(x, emit.mean(x, axes))
+    squares = emit.mul(centred, centred)
+    total = emit.reduce("ReduceSum", squares, axes, keep=keepdim)
+    count = emit.size_as_float(math.prod(reorder(x.shape, axes)))
+    freedom = emit.sub(count, operand(emit, correction, out.dtype))
+    return emit.div(total, freedom)
 
 
 def _var_mean(
-    e: Emitter,
+    emit: Emitter,
     out: Sequence[Spec],
     x: Value,
     dim: Any = None,
@@ -76,52 +95,53 @@ def _var_mean(
     correction: float = 1,
     keepdim: bool = False,
 ) -> tuple[Value, Value]:
-    axes = list(range(x.rank)) if dim is None else list(dim)
-    return _var(e, out[0], x, dim, correction, keepdim), e.reduce(
-        "ReduceMean", x, axes, keep=keepdim
-    )
+    variance = _var(emit, out[0], x, dim, correction, keepdim)
+    return variance, emit.reduce("ReduceMean", x, _all_or(dim, x.rank), keep=keepdim)
 
 
 def _place(op_type: str) -> Callable[..., Value]:
     def lower(
-        e: Emitter, out: Spec, x: Value, dim: int | None = None, keepdim: bool = False
+        emit: Emitter, out: Spec, x: Value, dim: int | None = None, keepdim: bool = False
     ) -> Value:
         if dim is None:
-            x = e.view(x, (math.prod(x.shape),))
+            x = emit.view(x, (math.prod(x.shape),))
             dim = 0
-        name = e.graph.node(op_type, e.plain(x), axis=dim % x.rank, keepdims=int(keepdim))
-        return e.value(name, out.shape, torch.int64)
+        axis = dim % x.rank
+        name = emit.node(op_type, emit.plain(x), axis=axis, keepdims=int(keepdim))
+        return emit.value(name, out.shape, torch.int64)
 
     return lower
 
 
-def _vector_norm(e: Emitter, _out: Spec, x: Value, *args: Any, **_: object) -> Value:
-    given: tuple[Any, ...] = (*args, *(2, None, False)[len(args) :])
-    order, dim, keepdim = given
+_NORMS = {1: "ReduceSum", math.inf: "ReduceMax", -math.inf: "ReduceMin"}
+"""Reductions of sizes that are norms, by order."""
+
+
+def _vector_norm(
+    emit: Emitter,
+    _out: Spec,
+    x: Value,
+    order: float = 2,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
+    **_: object,
+) -> Value:
+    # sum(|x|^order)^(1 / order), with one reduction where ONNX has it.
     if order == 0:
         raise ExportError(
             "vector norm of order 0 cannot be exported, nor does it train; use order 1 or 2"
         )
-    size = e.pointwise("Abs", x)
+    size = emit.pointwise("Abs", x)
     axes = list(dim or range(x.rank))
     if x.rank == 0:
         return size
     if order == 2:
-        return e.reduce("ReduceL2", x, axes, keep=keepdim)
-    if order == 1 or math.isinf(order):
-        return e.reduce(
-            {1: "ReduceSum", math.inf: "ReduceMax"}.get(order, "ReduceMin"),
-            size,
-            axes,
-            keep=keepdim,
-        )
-    total = e.reduce(
-        "ReduceSum",
-        e.pointwise("Pow", size, e.scalar(order, x.dtype)),
-        axes,
-        keep=keepdim,
-    )
-    return e.pointwise("Pow", total, e.scalar(1 / order, x.dtype))
+        return emit.reduce("ReduceL2", x, axes, keep=keepdim)
+    if order in _NORMS:
+        return emit.reduce(_NORMS[order], size, axes, keep=keepdim)
+    powers = emit.pointwise("Pow", size, emit.scalar(order, x.dtype))
+    total = emit.reduce("ReduceSum", powers, axes, keep=keepdim)
+    return emit.pointwise("Pow", total, emit.scalar(1 / order, x.dtype))
 
 
 LOWERINGS: dict[Any, Callable[..., Any]] = {

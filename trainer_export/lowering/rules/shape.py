@@ -12,7 +12,7 @@ import torch
 
 from fleet_protocol.errors import ExportError
 from trainer_export.lowering.emitter import Emitter
-from trainer_export.lowering.values import Dim, Spec, Value, hint, overload
+from trainer_export.lowering.values import Dim, Spec, Value, hint, overload, reorder
 
 aten = torch.ops.aten
 
@@ -20,56 +20,67 @@ _END = 2**62  # torch writes an open end of a slice as the largest int64
 _ONE_HOT_LIMIT = 128  # rows up to which a product with the one-hot matrix beats a serial scatter
 
 
-def _view(e: Emitter, out: Spec, x: Value, *_: object) -> Value:
-    return e.view(x, out.shape)
+def _view(emit: Emitter, out: Spec, x: Value, *_: object) -> Value:
+    return emit.view(x, out.shape)
 
 
-def _with_axes(x: Value, keep: Sequence[int | None]) -> Value:
-    """The value with logical axes dropped (absent from ``keep``) or new ones of size 1 (None).
+def _with_axes(x: Value, axes: Sequence[int | None]) -> Value:
+    """Return the value with these logical axes alone, and new ones of size 1 for None.
 
-    Costs a Reshape.
+    Its ONNX value is still that of ``x``: a Reshape is missing.
     """
-    shape = tuple(1 if axis is None else x.shape[axis] for axis in keep)
-    stored = tuple(1 if axis is None else x.stored[axis] for axis in keep)
-    place = {axis: i for i, axis in enumerate(keep) if axis is not None}
+    shape: list[Dim] = []
+    stored: list[Dim] = []
+    place: dict[int, int] = {}
+    for i, axis in enumerate(axes):
+        shape.append(1 if axis is None else x.shape[axis])
+        stored.append(1 if axis is None else x.stored[axis])
+        if axis is not None:
+            place[axis] = i
     order = [place[axis] for axis in x.order if axis in place]
-    for i in (i for i, axis in enumerate(keep) if axis is None):
-        # Behind its left neighbour: what was plain stays plain.
-        order.insert(order.index(i - 1) + 1 if i else 0, i)
-    return Value(x.name, shape, x.dtype, stored, tuple(order))
+    for i, axis in enumerate(axes):
+        if axis is None:
+            # Behind its left neighbour: what was plain stays plain.
+            order.insert(order.index(i - 1) + 1 if i else 0, i)
+    return Value(x.name, tuple(shape), x.dtype, tuple(stored), tuple(order))
 
 
-def _relabel(e: Emitter, x: Value, keep: Sequence[int | None]) -> Value:
-    result = _with_axes(x, keep)
-    return replace(result, name=e.reshaped(x.name, x.physical, result.physical))
+def _relabel(emit: Emitter, x: Value, axes: Sequence[int | None]) -> Value:
+    """Return `_with_axes` with its Reshape."""
+    result = _with_axes(x, axes)
+    return replace(result, name=emit.reshaped(x.name, x.physical, result.physical))
 
 
-def _unsqueeze(e: Emitter, _out: Spec, x: Value, dim: int) -> Value:
+def _unsqueeze(emit: Emitter, _out: Spec, x: Value, dim: int) -> Value:
     axes: list[int | None] = list(range(x.rank))
     axes.insert(dim % (x.rank + 1), None)
-    return _relabel(e, x, axes)
+    return _relabel(emit, x, axes)
 
 
-def _squeeze(e: Emitter, _out: Spec, x: Value, dim: Any = None) -> Value:
-    dims = range(x.rank) if dim is None else [dim] if isinstance(dim, int) else dim
-    dropped = {d % x.rank for d in dims if x.shape[d] == 1} if x.rank else set()
-    return _relabel(e, x, [axis for axis in range(x.rank) if axis not in dropped])
+def _squeeze(emit: Emitter, _out: Spec, x: Value, dim: Any = None) -> Value:
+    dims = range(x.rank) if dim is None else dim
+    if isinstance(dims, int):
+        dims = [dims]
+    dropped: set[int] = set()
+    if x.rank:  # a number has no axis, though torch lets one be named
+        dropped.update(axis % x.rank for axis in dims if x.shape[axis] == 1)
+    return _relabel(emit, x, [axis for axis in range(x.rank) if axis not in dropped])
 
 
 def permuted(x: Value, dims: Sequence[int]) -> Value:
-    """The value with its axes in another order; costs nothing yet."""
-    dims = [d % x.rank for d in dims]
+    """Return the value with its axes in another order; costs nothing yet."""
+    dims = [dim % x.rank for dim in dims]
     place = {axis: i for i, axis in enumerate(dims)}
     return Value(
         x.name,
-        tuple(x.shape[d] for d in dims),
+        reorder(x.shape, dims),
         x.dtype,
-        tuple(x.stored[d] for d in dims),
+        reorder(x.stored, dims),
         tuple(place[axis] for axis in x.order),
     )
 
 
-def _transpose(_e: Emitter, _out: Spec, x: Value, first: int, second: int) -> Value:
+def _transpose(_emit: Emitter, _out: Spec, x: Value, first: int, second: int) -> Value:
     if x.rank == 0:
         return x
     dims = list(range(x.rank))
@@ -77,10 +88,10 @@ def _transpose(_e: Emitter, _out: Spec, x: Value, first: int, second: int) -> Va
     return permuted(x, dims)
 
 
-def _expand(e: Emitter, out: Spec, x: Value, *_: object, **__: object) -> Value:
+def _expand(emit: Emitter, out: Spec, x: Value, *_: object, **__: object) -> Value:
     missing = len(out.shape) - x.rank
     if missing:
-        x = _relabel(e, x, [None] * missing + list(range(x.rank)))
+        x = _relabel(emit, x, [None] * missing + list(range(x.rank)))
     return replace(x, shape=out.shape)
 
 
@@ -94,28 +105,33 @@ class _Range:
     step: int = 1
 
 
-def _slice(e: Emitter, out: Spec, x: Value, *positions: Any) -> Value:
+def _slice(emit: Emitter, out: Spec, x: Value, *positions: Any) -> Value:
     chosen = _Range(*positions)
-    end = chosen.end
-    step = chosen.step
-    if out.shape == x.shape and step == 1:
+    if out.shape == x.shape and chosen.step == 1:
         return x
-    x, dim = e.full(x), chosen.dim % x.rank
-    size = x.shape[dim]
+    x = emit.full(x)
+    dim = chosen.dim % x.rank
     start = 0 if chosen.start is None else chosen.start
-    stop = _END if end is None or (isinstance(end, int) and end > _END) or end == size else end
-    bounds = [e.size(bound) for bound in (start, stop)]
-    name = e.graph.node(
-        "Slice", x.name, *bounds, e.graph.ints(x.order.index(dim)), e.graph.ints(step)
-    )
-    return e.value(name, out.shape, x.dtype, x.order)
+    bounds = [emit.size(start), emit.size(_stop(chosen.end, x.shape[dim]))]
+    axis = emit.ints(x.order.index(dim))
+    name = emit.node("Slice", x.name, *bounds, axis, emit.ints(chosen.step))
+    return emit.value(name, out.shape, x.dtype, x.order)
+
+
+def _stop(end: Any, size: Dim) -> Any:
+    """Return where a slice stops, one constant for every way to say that it goes to the end."""
+    if end is None or end == size:
+        return _END
+    return _END if isinstance(end, int) and end > _END else end
 
 
 def _slice_backward(
-    e: Emitter, out: Spec, grad: Value, sizes: Sequence[Dim], *positions: Any
+    emit: Emitter, out: Spec, grad: Value, sizes: Sequence[Dim], *positions: Any
 ) -> Value:
+    # dx is dy where the slice read and 0 elsewhere: padding before and after, or, if the slice
+    # skipped places, a look-up with a row of zeros for these.
     dim, start, _, step = positions  # the gradient's own size says where it ends
-    grad = e.full(grad)
+    grad = emit.full(grad)
     dim = dim % len(sizes)
     size = sizes[dim]
     if out.shape == grad.shape and step == 1:
@@ -124,145 +140,158 @@ def _slice_backward(
         raise ExportError(
             "the gradient of a slice of the batch cannot be exported; use the whole batch"
         )
-    if step != 1:
-        place = grad.order.index(dim)
-        kept = grad.shape[dim]
-        index = np.full(size, kept)
-        index[slice(start, None, step)][:kept] = np.arange(kept)
-        name = e.graph.node(
-            "Gather",
-            padded(e, grad, dim, (0, 1)).name,
-            e.graph.constant(index),
-            axis=place,
-        )
-        return e.value(name, out.shape, grad.dtype, grad.order)
-    start = max(start + size, 0) if start < 0 else min(start, size)
     kept = grad.shape[dim]
-    return padded(e, grad, dim, (start, size - start - kept))
+    if step == 1:
+        start = max(start + size, 0) if start < 0 else min(start, size)
+        return padded(emit, grad, dim, (start, size - start - kept))
+    table = np.full(size, kept)
+    table[slice(start, None, step)][:kept] = np.arange(kept)
+    rows = padded(emit, grad, dim, (0, 1))
+    axis = grad.order.index(dim)
+    name = emit.node("Gather", rows.name, emit.constant(table), axis=axis)
+    return emit.value(name, out.shape, grad.dtype, grad.order)
 
 
-def _slice_scatter(e: Emitter, out: Spec, x: Value, part: Value, *positions: Any) -> Value:
-    """Both tensors joined, and a look-up that takes each position from where it comes from now."""
+def _slice_scatter(emit: Emitter, out: Spec, x: Value, update: Value, *positions: Any) -> Value:
+    # Both tensors joined, and a look-up that takes each position from where it comes from now: one
+    # constant table for any step, where pieces to join would be many.
     chosen = _Range(*positions)
     dim = chosen.dim % x.rank
     size = x.shape[dim]
     if not isinstance(size, int):
-        if part.shape[dim] == size:
-            return part
+        if update.shape[dim] == size:
+            return update
         raise ExportError(
             "writing into a part of the batch cannot be exported; use torch.where with a mask"
         )
     places = np.arange(size)[slice(chosen.start, chosen.end, chosen.step)]
     if len(places) == size:
-        return part
+        return update
     table = np.arange(size)
     table[places] = size + np.arange(len(places))
-    joined = _join(
-        e,
-        Spec((*out.shape[:dim], size + len(places), *out.shape[dim + 1 :]), out.dtype),
-        [x, part],
-        dim,
-    )
+    shape = (*out.shape[:dim], size + len(places), *out.shape[dim + 1 :])
+    joined = _join(emit, Spec(shape, out.dtype), [x, update], dim)
     axis = joined.order.index(dim)
-    name = e.graph.node("Gather", joined.name, e.graph.constant(table), axis=axis)
-    return e.value(name, out.shape, out.dtype, joined.order)
+    name = emit.node("Gather", joined.name, emit.constant(table), axis=axis)
+    return emit.value(name, out.shape, out.dtype, joined.order)
 
 
-def _select_scatter(e: Emitter, out: Spec, x: Value, part: Value, *place: int) -> Value:
+def _select_scatter(emit: Emitter, out: Spec, x: Value, update: Value, *place: int) -> Value:
     dim = place[0] % x.rank
     index = place[1] % x.shape[dim]
-    return _slice_scatter(e, out, x, _unsqueeze(e, out, part, dim), dim, index, index + 1)
+    row = _unsqueeze(emit, out, update, dim)
+    return _slice_scatter(emit, out, x, row, dim, index, index + 1)
 
 
-def padded(e: Emitter, x: Value, dim: int, around: tuple[int, int], value: float = 0.0) -> Value:
-    """The complete value with so many more numbers before and after it along a dimension."""
+def padded(emit: Emitter, x: Value, dim: int, around: tuple[int, int], value: float = 0.0) -> Value:
+    """Return the complete value with more numbers before and after it along a dimension.
+
+    Args:
+        emit: where it is written.
+        x: complete.
+        dim: the dimension.
+        around: how many before and after.
+        value: of each.
+    """
     before, after = around
     if before == after == 0:
         return x
+    dim %= x.rank
+    axis = x.order.index(dim)
     pads = [0] * (2 * x.rank)
-    place = x.order.index(dim % x.rank)
-    pads[place], pads[place + x.rank] = before, after
-    name = e.graph.node("Pad", x.name, e.graph.ints(*pads), e.scalar(value, x.dtype).name)
-    shape = tuple(s + before + after if i == dim % x.rank else s for i, s in enumerate(x.shape))
-    return e.value(name, shape, x.dtype, x.order)
+    pads[axis] = before
+    pads[axis + x.rank] = after
+    name = emit.node("Pad", x.name, emit.ints(*pads), emit.scalar(value, x.dtype).name)
+    shape = (*x.shape[:dim], x.shape[dim] + before + after, *x.shape[dim + 1 :])
+    return emit.value(name, shape, x.dtype, x.order)
 
 
 def _constant_pad(
-    e: Emitter, _out: Spec, x: Value, pads: Sequence[int], value: float = 0.0
+    emit: Emitter, _out: Spec, x: Value, pads: Sequence[int], value: float = 0.0
 ) -> Value:
-    x = e.full(x)
+    x = emit.full(x)
     for i in range(0, len(pads), 2):
-        dim, (before, after) = x.rank - 1 - i // 2, pads[i : i + 2]
+        dim = x.rank - 1 - i // 2  # torch counts pads from the last dimension
+        before, after = pads[i : i + 2]
         if before < 0 or after < 0:
-            place = e.graph.ints(x.order.index(dim))
-            rest = x.shape[dim] + min(before, 0) + min(after, 0)
-            bounds = (
-                e.graph.ints(max(-before, 0)),
-                e.graph.ints(after if after < 0 else _END),
-            )
-            name = e.graph.node("Slice", x.name, *bounds, place)
-            x = e.value(name, (*x.shape[:dim], rest, *x.shape[dim + 1 :]), x.dtype, x.order)
-        x = padded(e, x, dim, (max(before, 0), max(after, 0)), value)
+            x = _cut(emit, x, dim, max(-before, 0), max(-after, 0))
+        x = padded(emit, x, dim, (max(before, 0), max(after, 0)), value)
     return x
 
 
-def _select(e: Emitter, out: Spec, x: Value, dim: int, index: int) -> Value:
-    x, dim = e.full(x), dim % x.rank
-    place = x.order.index(dim)
-    name = e.graph.node("Gather", x.name, e.scalar(index, torch.int64).name, axis=place)
+def _cut(emit: Emitter, x: Value, dim: int, before: int, after: int) -> Value:
+    """Return the complete value without some numbers at both ends of a dimension."""
+    axis = emit.ints(x.order.index(dim))
+    start = emit.ints(before)
+    stop = emit.ints(-after if after else _END)
+    name = emit.node("Slice", x.name, start, stop, axis)
+    shape = (*x.shape[:dim], x.shape[dim] - before - after, *x.shape[dim + 1 :])
+    return emit.value(name, shape, x.dtype, x.order)
+
+
+def _select(emit: Emitter, out: Spec, x: Value, dim: int, index: int) -> Value:
+    x = emit.full(x)
+    dim = dim % x.rank
+    axis = x.order.index(dim)
+    name = emit.node("Gather", x.name, emit.scalar(index, torch.int64).name, axis=axis)
     kept = [axis for axis in range(x.rank) if axis != dim]
-    return e.value(name, out.shape, x.dtype, [kept.index(axis) for axis in x.order if axis != dim])
+    order = [kept.index(axis) for axis in x.order if axis != dim]
+    return emit.value(name, out.shape, x.dtype, order)
 
 
 def _select_backward(
-    e: Emitter, out: Spec, grad: Value, sizes: Sequence[Dim], *place: int
+    emit: Emitter, out: Spec, grad: Value, sizes: Sequence[Dim], *place: int
 ) -> Value:
+    # dx is dy at the index and 0 elsewhere: padding.
     dim = place[0] % len(sizes)
     size = sizes[dim]
     if not isinstance(size, int):
         raise ExportError(
             "the gradient of a selection along the batch cannot be exported; use the whole batch"
         )
-    lifted = e.full(_unsqueeze(e, out, grad, dim))
+    lifted = emit.full(_unsqueeze(emit, out, grad, dim))
     index = place[1] % size
-    return padded(e, lifted, dim, (index, size - index - 1))
+    return padded(emit, lifted, dim, (index, size - index - 1))
 
 
-def _join(e: Emitter, out: Spec, parts: Sequence[Value], dim: int = 0) -> Value:
-    parts = [
-        e.cast(e.full(part), out.dtype)
-        for part in parts
-        if hint(part.shape) or len(part.shape) != 1
-    ]
+def _join(emit: Emitter, out: Spec, tensors: Sequence[Value], dim: int = 0) -> Value:
+    # In the order of the largest, which is then copied once.
+    # torch lets an empty vector be joined with anything.
+    tensors = [tensor for tensor in tensors if hint(tensor.shape) or len(tensor.shape) != 1]
+    values = [emit.cast(emit.full(tensor), out.dtype) for tensor in tensors]
     dim %= len(out.shape)
-    leader = max(parts, key=lambda part: hint(part.shape))
-    names = [e.arranged(part, leader.order) for part in parts]
-    name = (
-        e.graph.node("Concat", *names, axis=leader.order.index(dim)) if len(names) > 1 else names[0]
-    )
-    return e.value(name, out.shape, out.dtype, leader.order)
+    leader = max(values, key=lambda value: hint(value.shape))
+    names = [emit.arranged(value, leader.order) for value in values]
+    name = names[0]
+    if len(names) > 1:
+        name = emit.node("Concat", *names, axis=leader.order.index(dim))
+    return emit.value(name, out.shape, out.dtype, leader.order)
 
 
-def _stack(e: Emitter, out: Spec, parts: Sequence[Value], dim: int = 0) -> Value:
+def _stack(emit: Emitter, out: Spec, tensors: Sequence[Value], dim: int = 0) -> Value:
     dim %= len(out.shape)
-    return _join(e, out, [_unsqueeze(e, out, part, dim) for part in parts], dim)
+    return _join(emit, out, [_unsqueeze(emit, out, tensor, dim) for tensor in tensors], dim)
 
 
 def _split(
-    e: Emitter, out: Sequence[Spec], x: Value, _sizes: Any, dim: int = 0
+    emit: Emitter, out: Sequence[Spec], x: Value, _sizes: Any, dim: int = 0
 ) -> tuple[Value, ...]:
-    x, dim = e.full(x), dim % x.rank
-    lengths = [spec.shape[dim] for spec in out]
-    names = e.graph.nodes(
+    x = emit.full(x)
+    dim = dim % x.rank
+    lengths = tuple(spec.shape[dim] for spec in out)
+    names = emit.nodes(
         "Split",
         x.name,
-        e.shape_tensor(tuple(lengths)),
+        emit.shape_tensor(lengths),
         outputs=len(out),
         attributes={"axis": x.order.index(dim)},
     )
-    return tuple(
-        e.value(n, spec.shape, x.dtype, x.order) for n, spec in zip(names, out, strict=True)
-    )
+    pairs = zip(names, out, strict=True)
+    return tuple(emit.value(name, spec.shape, x.dtype, x.order) for name, spec in pairs)
+
+
+def _unbind(emit: Emitter, out: Sequence[Spec], x: Value, dim: int = 0) -> tuple[Value, ...]:
+    return tuple(_select(emit, spec, x, dim, i) for i, spec in enumerate(out))
 
 
 @dataclass(frozen=True)
@@ -274,60 +303,53 @@ class _Table:
     scale: bool = False
 
 
-def _embedding(e: Emitter, out: Spec, weight: Value, indices: Value, *_: Any) -> Value:
-    low = e.pointwise("Less", indices, e.scalar(0, indices.dtype), dtype=torch.bool)
-    rows = e.scalar(
-        weight.shape[0], indices.dtype
-    )  # a graph would look up from the end, and refuses this one
-    indices = e.pointwise("Where", low, rows, indices, dtype=indices.dtype)
-    return e.value(e.graph.node("Gather", e.plain(weight), e.plain(indices), axis=0), out.shape)
+def _embedding(emit: Emitter, out: Spec, weight: Value, indices: Value, *_: Any) -> Value:
+    # A graph would look up a negative index from the end; one beyond the table it refuses.
+    low = emit.pointwise("Less", indices, emit.scalar(0, indices.dtype), dtype=torch.bool)
+    rows = emit.scalar(weight.shape[0], indices.dtype)
+    indices = emit.pointwise("Where", low, rows, indices, dtype=indices.dtype)
+    name = emit.node("Gather", emit.plain(weight), emit.plain(indices), axis=0)
+    return emit.value(name, out.shape)
 
 
 def _embedding_backward(
-    e: Emitter, out: Spec, grad: Value, indices: Value, *settings: Any
+    emit: Emitter, out: Spec, grad: Value, indices: Value, *settings: Any
 ) -> Value:
-    """The sum of the gradients of each row.
-
-    ScatterND with addition runs in parallel without locks in onnxruntime (1.19 and 1.31 alike) and
-    loses updates of repeated rows, so it must not be used; ScatterElements is serial and right.
-    """
+    # dW[r] is the sum of dy over the places that look up row r: onehot(indices)^T dy, as a product
+    # for few rows and as a scatter for many.
     table = _Table(*settings)
     if table.scale:
         raise ExportError("Embedding(scale_grad_by_freq=True) cannot be exported; leave it False")
     width = out.shape[-1]
-    updates = e.reshaped(e.plain(grad), grad.shape, (-1, width))
-    flat = e.graph.node("Reshape", e.plain(indices), e.graph.ints(-1, 1))
+    updates = emit.reshaped(emit.plain(grad), grad.shape, (-1, width))
+    flat = emit.node("Reshape", emit.plain(indices), emit.ints(-1, 1))
     if table.rows <= _ONE_HOT_LIMIT:
-        numbers = e.graph.constant(np.arange(table.rows, dtype=np.int64)[None])
-        hot = e.graph.node("Cast", e.graph.node("Equal", flat, numbers), to=1)
-        name = e.graph.node("Gemm", hot, updates, transA=1)
+        numbers = emit.constant(np.arange(table.rows, dtype=np.int64)[None])
+        hot = emit.node("Cast", emit.node("Equal", flat, numbers), to=1)
+        name = emit.node("Gemm", hot, updates, transA=1)
     else:
-        zeros = e.graph.node(
-            "Expand", e.scalar(0, grad.dtype).name, e.graph.ints(table.rows, width)
-        )
-        wide = e.graph.node("Expand", flat, e.graph.ints(1, width))
-        name = e.graph.node("ScatterElements", zeros, wide, updates, axis=0, reduction="add")
+        zeros = emit.node("Expand", emit.scalar(0, grad.dtype).name, emit.ints(table.rows, width))
+        wide = emit.node("Expand", flat, emit.ints(1, width))
+        # ScatterND with addition runs in parallel without locks in onnxruntime (1.19 and 1.31
+        # alike) and loses updates of repeated rows; ScatterElements is serial and right.
+        name = emit.node("ScatterElements", zeros, wide, updates, axis=0, reduction="add")
     if table.padding >= 0:
         keep = np.ones((table.rows, 1), np.float32)
         keep[table.padding] = 0
-        name = e.graph.node("Mul", name, e.graph.constant(keep))
-    return e.value(name, out.shape)
+        name = emit.node("Mul", name, emit.constant(keep))
+    return emit.value(name, out.shape)
 
 
-def _gather(e: Emitter, out: Spec, x: Value, dim: int, index: Value, **_: object) -> Value:
-    return e.value(
-        e.graph.node("GatherElements", e.plain(x), e.plain(index), axis=dim % x.rank),
-        out.shape,
-        x.dtype,
-    )
+def _gather(emit: Emitter, out: Spec, x: Value, dim: int, index: Value, **_: object) -> Value:
+    inputs = (emit.plain(x), emit.plain(index))
+    name = emit.node("GatherElements", *inputs, axis=dim % x.rank)
+    return emit.value(name, out.shape, x.dtype)
 
 
-def _index_select(e: Emitter, out: Spec, x: Value, dim: int, index: Value) -> Value:
-    return e.value(
-        e.graph.node("Gather", e.plain(x), e.plain(index), axis=dim % x.rank),
-        out.shape,
-        x.dtype,
-    )
+def _index_select(emit: Emitter, out: Spec, x: Value, dim: int, index: Value) -> Value:
+    inputs = (emit.plain(x), emit.plain(index))
+    name = emit.node("Gather", *inputs, axis=dim % x.rank)
+    return emit.value(name, out.shape, x.dtype)
 
 
 LOWERINGS: dict[Any, Callable[..., Any]] = {
@@ -339,11 +361,13 @@ LOWERINGS: dict[Any, Callable[..., Any]] = {
     aten.squeeze.default: _squeeze,
     aten.squeeze.dim: _squeeze,
     aten.squeeze.dims: _squeeze,
-    aten.permute.default: lambda _e, _out, x, dims: permuted(x, dims),
+    aten.permute.default: lambda _emit, _out, x, dims: permuted(x, dims),
     aten.transpose.int: _transpose,
-    aten.t.default: lambda _e, _out, x: x if x.rank < 2 else permuted(x, (1, 0)),
+    aten.t.default: lambda _emit, _out, x: x if x.rank < 2 else permuted(x, (1, 0)),
     aten.expand.default: _expand,
-    aten.copy.default: lambda e, out, _x, source, *_: _expand(e, out, e.cast(source, out.dtype)),
+    aten.copy.default: lambda emit, out, _x, source, *_: _expand(
+        emit, out, emit.cast(source, out.dtype)
+    ),
     aten.slice.Tensor: _slice,
     aten.slice_backward.default: _slice_backward,
     aten.slice_scatter.default: _slice_scatter,
@@ -355,9 +379,7 @@ LOWERINGS: dict[Any, Callable[..., Any]] = {
     aten.stack.default: _stack,
     aten.split.Tensor: _split,
     aten.split_with_sizes.default: _split,
-    aten.unbind.int: lambda e, out, x, dim=0: tuple(
-        _select(e, spec, x, dim, i) for i, spec in enumerate(out)
-    ),
+    aten.unbind.int: _unbind,
     aten.embedding.default: _embedding,
     aten.embedding_dense_backward.default: _embedding_backward,
     aten.gather.default: _gather,

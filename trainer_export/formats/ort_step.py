@@ -1,0 +1,125 @@
+"""The whole step on the gradient graph that onnxruntime-training derived from a forward graph."""
+
+import copy
+from collections.abc import Mapping, Sequence
+
+import onnx
+import torch
+from onnx import numpy_helper
+from torch import nn
+
+from fleet_protocol.manifest import next_name, parameter_input
+from trainer_export.formats.files import GraphFile
+from trainer_export.graph import GraphBuilder, Port
+from trainer_export.lowering.emitter import Emitter
+from trainer_export.lowering.program import lower
+from trainer_export.lowering.values import Value
+from trainer_export.model_inputs import parameter_ports
+from trainer_export.recipe import Recipe
+from trainer_export.routines.train import trace_optimizer
+from trainer_export.update import changing_ports, extra_ports
+
+FOLDER = "ort-training"
+"""Of the format, below that of a tier."""
+
+STEP = f"{FOLDER}/step"
+"""Key of the step in a manifest."""
+
+_Shapes = Mapping[str, tuple[int, ...]]
+
+
+def step_file(
+    training: onnx.ModelProto,
+    batch: Sequence[Port],
+    module: nn.Module,
+    base: Sequence[str],
+    recipe: Recipe,
+) -> GraphFile:
+    """Return the whole step: the runtime's gradients, and the recipe's optimizer on them.
+
+    Args:
+        training: the runtime's training model.
+        batch: what a batch consists of.
+        module: the model.
+        base: names of frozen tensors that only go in; any other tensor comes out as it went in if
+            it is frozen.
+        recipe: its optimizer.
+    """
+    shapes = {name: tuple(value.shape) for name, value in module.named_parameters()}
+    base_ports = parameter_ports({name: shapes.pop(name) for name in base})
+    trained = {
+        name: shape for name, shape in shapes.items() if module.get_parameter(name).requires_grad
+    }
+    changing = changing_ports(shapes, recipe)
+    inputs = [*changing, *base_ports, *batch, Port("lr", "float32", ())]
+    inputs += extra_ports(shapes, recipe)
+
+    graph = GraphBuilder("step")
+    for port in inputs:
+        graph.input(port)
+    _append_gradients(graph, training, [*shapes, *base], [port.name for port in batch])
+    outputs = [Port("loss", "float32", ())]
+    graph.output(outputs[0], _inner("loss"))
+    names = _append_optimizer(graph, shapes, trained, recipe)
+    for port, name in zip(changing, names, strict=True):
+        outputs.append(Port(next_name(port.name), port.dtype, port.shape))
+        graph.output(outputs[-1], name)
+    domains = [(opset.domain, opset.version) for opset in training.opset_import if opset.domain]
+    model = graph.model({"shoal.graph": "step"}, domains)
+    data = model.SerializeToString(deterministic=True)
+    return GraphFile(STEP, f"{STEP}.onnx", data, tuple(inputs), tuple(outputs), model)
+
+
+def _append_optimizer(
+    graph: GraphBuilder, shapes: _Shapes, trained: _Shapes, recipe: Recipe
+) -> list[str]:
+    """Write the optimizer on the gradients, and return the names of what changes."""
+    emitter = Emitter(graph, "x")
+    inputs = [_value(emitter, port) for port in changing_ports(shapes, recipe)]
+    for name, shape in trained.items():
+        inputs.append(emitter.value(_inner(f"{name}_grad"), shape, torch.float32))
+    inputs.append(emitter.value("lr", (), torch.float32))
+    inputs += [_value(emitter, port) for port in extra_ports(shapes, recipe)]
+    trace = trace_optimizer(shapes, recipe, list(trained))
+    return [emitter.plain(value) for value in lower(emitter, trace, inputs)]
+
+
+def _value(emitter: Emitter, port: Port) -> Value:
+    return emitter.value(port.name, port.shape, torch.float32)
+
+
+def _inner(name: str) -> str:
+    """Return the name of a value of the gradient graph, kept apart from those of the builder."""
+    return f"gradient/{name}"
+
+
+def _append_gradients(
+    graph: GraphBuilder,
+    training: onnx.ModelProto,
+    trained: Sequence[str],
+    batch: Sequence[str],
+) -> None:
+    """Append the gradient graph to our own.
+
+    Its accumulators lose their consumers and are dropped with all dead nodes. Its shapes come
+    along: the kernel of MaxPoolGrad reads that of its output and crashes without.
+    """
+    names = {name: parameter_input(name) for name in trained}
+    names |= {name: name for name in batch}
+    names[""] = ""  # an optional input that is left out
+    nodes = []
+    for node in training.graph.node:
+        renamed = copy.deepcopy(node)
+        renamed.name = _inner(node.name)
+        renamed.input[:] = [names.get(name, _inner(name)) for name in node.input]
+        renamed.output[:] = [_inner(name) if name else "" for name in node.output]
+        nodes.append(renamed)
+    constants = {}
+    for tensor in training.graph.initializer:
+        constants[_inner(tensor.name)] = numpy_helper.to_array(tensor)
+    shapes = []
+    for info in training.graph.value_info:
+        renamed_info = copy.deepcopy(info)
+        renamed_info.name = _inner(info.name)
+        shapes.append(renamed_info)
+    graph.append(nodes, constants, shapes)

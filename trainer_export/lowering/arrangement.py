@@ -1,0 +1,234 @@
+"""Writes values in an order of axes and in a shape, with few transposes and reshapes."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._sympy.functions import FloorDiv
+
+from fleet_protocol.errors import ExportError
+from trainer_export.graph import GraphBuilder
+from trainer_export.lowering.values import (
+    Dim,
+    Shape,
+    Value,
+    dim_of,
+    is_fixed,
+    numpy_dtype,
+    reorder,
+)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """An ONNX value and its sizes, as they lie."""
+
+    name: str
+    shape: Shape
+
+
+class Arranger:
+    """Writes orders of axes and shapes into a graph.
+
+    Args:
+        graph: where to.
+        batch_source: a graph input whose first dimension is the batch.
+    """
+
+    def __init__(self, graph: GraphBuilder, batch_source: str) -> None:
+        self.graph = graph
+        self.batch_source = batch_source
+        # What rules ask most of a graph.
+        self.node = graph.node
+        self.nodes = graph.nodes
+        self.ints = graph.ints
+        self.constant = graph.constant
+        # What a reshaped value was before any reshape.
+        self._bases: dict[str, Stored] = {}
+
+    def value(
+        self,
+        name: str,
+        shape: Sequence[Dim],
+        dtype: torch.dtype = torch.float32,
+        order: Sequence[int] | None = None,
+    ) -> Value:
+        """Return a complete value; ``shape`` is logical, ``order`` defaults to plain."""
+        sizes = tuple(shape)
+        return Value(name, sizes, dtype, sizes, tuple(order or identity(len(sizes))))
+
+    def scalar(self, number: complex, dtype: torch.dtype) -> Value:
+        """Return a constant of rank 0."""
+        return self.value(self.constant(np.array(number, numpy_dtype(dtype))), (), dtype)
+
+    def full(self, value: Value) -> Value:
+        """Return the value with its pending broadcast done."""
+        if value.stored == value.shape:
+            return value
+        target = reorder(value.shape, value.order)
+        # Expand broadcasts both ways, so a size that stays may be given as 1: no shape arithmetic
+        # at run time.
+        changed = tuple(
+            1 if size == stored else size
+            for size, stored in zip(target, value.physical, strict=True)
+        )
+        name = self.node("Expand", value.name, self.shape_tensor(changed))
+        return replace(value, name=name, stored=value.shape)
+
+    def arranged(self, value: Value, order: Sequence[int]) -> str:
+        """Return the name of the complete value lying in an order of axes."""
+        return self._arranged_stored(self.full(value), tuple(order))
+
+    def plain(self, value: Value) -> str:
+        """Return the name of the complete value in logical order."""
+        return self.arranged(value, identity(value.rank))
+
+    def _arranged_stored(self, value: Value, order: tuple[int, ...]) -> str:
+        """Return the name of the value in an order, its broadcast still pending."""
+        if value.order == order:
+            return value.name
+        if value.lies(order):
+            return self.reshaped(value.name, value.physical, reorder(value.stored, order))
+        perm = [value.order.index(axis) for axis in order]
+        return self._transposed(value.name, value.physical, perm)
+
+    def _transposed(self, name: str, physical: Shape, perm: list[int]) -> str:
+        """Transpose, and move neighbours together as one axis.
+
+        The runtime is ten times slower with each apart.
+        """
+        runs = _runs(perm)
+        if len(runs) == len(perm):
+            return self.node("Transpose", name, perm=perm)
+        source = sorted(runs)
+        joined = tuple(math.prod(physical[axis] for axis in run) for run in source)
+        order = [source.index(run) for run in runs]
+        flat = self.reshaped(name, physical, joined)
+        moved = self.node("Transpose", flat, perm=order)
+        shape = reorder(joined, order)
+        return self.reshaped(moved, shape, reorder(physical, perm))
+
+    def reshaped(self, name: str, physical: Shape, target: Shape) -> str:
+        """Reshape an ONNX value: what it was before earlier reshapes, or not if the sizes agree."""
+        if tuple(physical) == tuple(target):
+            return name
+        base = self._base(name, physical)
+        if base.shape == tuple(target):
+            return base.name
+        sizes = self._reshape_target(base.shape, tuple(target))
+        result = self.node("Reshape", base.name, sizes)
+        self._bases[result] = base
+        return result
+
+    def unfolded(self, name: str, physical: Shape) -> tuple[str, Shape]:
+        """Return the rows as they lay before a reshape of the leading dimensions only.
+
+        Else the value itself.
+        """
+        base = self._base(name, physical)
+        if base.shape and physical and base.shape[-1] == physical[-1]:
+            return base.name, base.shape
+        return name, tuple(physical)
+
+    def _base(self, name: str, physical: Shape) -> Stored:
+        return self._bases.get(name, Stored(name, tuple(physical)))
+
+    def _reshape_target(self, physical: Shape, target: Shape) -> str:
+        """Return the sizes of a Reshape, constant if at most one of them must be computed.
+
+        -1 leaves one size to the runtime, 0 copies the size at the same place.
+        """
+        dynamic = [i for i, size in enumerate(target) if not isinstance(size, int)]
+        copied: list[int] = []
+        if len(dynamic) > 1:
+            copied = [i for i in dynamic if i < len(physical) and physical[i] == target[i]]
+        if len(dynamic) - len(copied) > 1:
+            return self.shape_tensor(target)
+        sizes = [size if isinstance(size, int) else -1 for size in target]
+        for i in copied:
+            sizes[i] = 0
+        return self.ints(*sizes)
+
+    def shape_tensor(self, shape: Shape) -> str:
+        """Return the sizes as an int64 vector, computed at run time if the batch is in them."""
+        if is_fixed(shape):
+            return self.ints(*shape)
+        return self.node("Concat", *(self.size(size) for size in shape), axis=0)
+
+    def size(self, size: Dim) -> str:
+        """Return one size as an int64 vector of length 1."""
+        if isinstance(size, int) or size.is_Integer:
+            return self.ints(int(size))
+        if size.is_Symbol:
+            return self.node("Shape", self.batch_source, start=0, end=1)
+        if size.is_Pow and size.exp.is_Integer and size.exp > 0:
+            return self._fold("Mul", [size.base] * int(size.exp))
+        if size.is_Mul:
+            return self._fold("Mul", list(size.args))
+        if size.is_Add:
+            return self._fold("Add", list(size.args))
+        if isinstance(size, FloorDiv):
+            return self._fold("Div", list(size.args))
+        raise ExportError(
+            f"a tensor size depends on the batch as {size}; only sums, products and integer"
+            " division can be exported"
+        )
+
+    def _fold(self, op_type: str, arguments: list[Any]) -> str:
+        """Write an operator of many sizes as operators of two, from the first on."""
+        result = self.size(dim_of(arguments[0]))
+        for argument in arguments[1:]:
+            result = self.node(op_type, result, self.size(dim_of(argument)))
+        return result
+
+    def view(self, value: Value, shape: Shape) -> Value:
+        """Return the value with the same elements, in logical order, under another shape."""
+        if value.shape == shape:
+            return value
+        value = self.full(value)
+        swapped = self._view_of_swapped(value, shape)
+        if swapped is not None:
+            return swapped
+        return self.value(self.reshaped(self.plain(value), value.shape, shape), shape, value.dtype)
+
+    def _view_of_swapped(self, value: Value, shape: Shape) -> Value | None:
+        """Return a view that keeps a pending swap of the last two axes (attention's keys).
+
+        Returns:
+            None if it does more than to join or split leading axes, or nothing is swapped.
+        """
+        rank = value.rank
+        size = len(shape)
+        if rank < 3 or size < 3 or value.shape[-2:] != shape[-2:] or 1 in shape[-2:]:
+            return None
+        if value.order.index(rank - 1) > value.order.index(rank - 2):
+            return None
+        swap = _swapped(rank)
+        physical = reorder(value.shape, swap)
+        target = (*shape[:-2], shape[-1], shape[-2])
+        name = self.reshaped(self.arranged(value, swap), physical, target)
+        return self.value(name, shape, value.dtype, _swapped(size))
+
+
+def _runs(perm: Sequence[int]) -> list[list[int]]:
+    """Return the axes of a permutation, with those that stay neighbours in one list."""
+    runs: list[list[int]] = []
+    for axis in perm:
+        if runs and runs[-1][-1] + 1 == axis:
+            runs[-1].append(axis)
+        else:
+            runs.append([axis])
+    return runs
+
+
+def identity(rank: int) -> tuple[int, ...]:
+    """Return the logical order of axes."""
+    return tuple(range(rank))
+
+
+def _swapped(rank: int) -> tuple[int, ...]:
+    """Return the order of axes with the last two exchanged."""
+    return (*range(rank - 2), rank - 1, rank - 2)

@@ -1,0 +1,160 @@
+"""Checks the step of a pair: both models trained with PyTorch, and the graph beside them."""
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fleet_protocol.manifest import (
+    CheckSpec,
+    next_name,
+    noise_input,
+    parameter_input,
+    state_input,
+)
+from fleet_protocol.pair_manifest import SIDES, loss_name, side_name
+from models.zoo.dropout import feed_noise
+from models.zoo.layers import set_mode
+from trainer_export.batches import SizedBatches
+from trainer_export.check import Worst, open_session, repeated, run_session
+from trainer_export.model_inputs import model_noise
+from trainer_export.pair_step import PairRoutine
+from trainer_export.recipe import Recipe
+from trainer_export.reference import LEARNING_RATE, TorchOptimizer, in_float64
+
+Arrays = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """A batch, and what the layers of each model draw for it."""
+
+    x: Tensor
+    y: Tensor
+    noise: list[dict[str, Tensor]]
+
+    def feed(self, routine: PairRoutine) -> Arrays:
+        """Return what a step takes beside parameters and states."""
+        feed = {
+            "x": self.x.numpy(),
+            "y": self.y.numpy(),
+            "lr": np.array(LEARNING_RATE, np.float32),
+        }
+        for knob in routine.knobs:
+            feed[knob.name] = np.array(knob.checked_with, np.float32)
+        for side, drawn in zip(SIDES, self.noise, strict=True):
+            for path, numbers in drawn.items():
+                feed[noise_input(side_name(side, path))] = numbers.numpy()
+        return feed
+
+
+def check_pair(
+    model: bytes,
+    routine: PairRoutine,
+    modules: tuple[nn.Module, nn.Module],
+    recipe: Recipe,
+    batches: SizedBatches,
+) -> CheckSpec:
+    """Train both models with PyTorch, let the graph take each step from there, and compare.
+
+    Args:
+        model: the graph.
+        routine: what it does.
+        modules: the device's own and the one it was sent, as their authors wrote them; they are
+            not changed.
+        recipe: how both are trained.
+        batches: what they are trained on.
+
+    Returns:
+        The figures of the first run within the limit: of losses and all tensors.
+
+    Raises:
+        ExportError: a tensor, which the message names, deviates in all runs.
+    """
+    session = open_session(model)
+    shapes = [model_noise(module, batches.signature) for module in modules]
+
+    def run(seeded: SizedBatches, exact: bool) -> CheckSpec:
+        worst = Worst()
+        reference = _Reference(routine, modules, recipe)
+        for number, (x, y) in enumerate(seeded.take(seeded.steps)):
+            worst.sizes.append(len(y))
+            noise = [seeded.noise(shape, len(y), 2 * number + i) for i, shape in enumerate(shapes)]
+            batch = _Batch(x, y, noise)
+            outputs = run_session(session, {**reference.snapshot(), **batch.feed(routine)})
+            # Before the reference steps: its twin takes the same step in float64.
+            twin = in_float64(reference, x, y, noise) if exact else None
+            for side, loss in zip(SIDES, reference.step(x, y, noise), strict=True):
+                worst.compare(outputs, {loss_name(side): loss})
+            _compare_tensors(worst, outputs, reference, twin)
+        return worst.report(f"onnx/{routine.name}", seeded.steps)
+
+    return repeated(run, batches)
+
+
+def _compare_tensors(
+    worst: Worst, outputs: Arrays, reference: "_Reference", twin: "_Reference | None"
+) -> None:
+    """Compare parameters and states of each side, which may be of unlike sizes, for themselves."""
+    expected = reference.snapshot()
+    exact = twin.snapshot() if twin else None
+    values = {name: outputs.pop(next_name(name)) for name in expected}
+    for side in SIDES:
+        for kind in (parameter_input(""), state_input("")):
+            names = [name for name in expected if name.startswith(side_name(side, kind))]
+            exact_values = exact and _of(exact, names)
+            worst.compare(values, _of(expected, names), exact_values)
+
+
+def _of(arrays: Arrays, names: list[str]) -> Arrays:
+    return {name: arrays[name] for name in names}
+
+
+class _Reference:
+    """PyTorch training both modules, neither of which sees the other's new weights."""
+
+    def __init__(
+        self, routine: PairRoutine, modules: tuple[nn.Module, nn.Module], recipe: Recipe
+    ) -> None:
+        self._routine = routine
+        self._modules = [set_mode(copy.deepcopy(module), "train") for module in modules]
+        self._optimizers = [
+            TorchOptimizer(recipe, module, underway=True) for module in self._modules
+        ]
+
+    def step(self, x: Tensor, y: Tensor, noise: list[dict[str, Tensor]]) -> list[NDArray[Any]]:
+        """Train both models on a batch, and return the losses."""
+        logits = []
+        for module, drawn in zip(self._modules, noise, strict=True):
+            feed_noise(module, drawn)
+            logits.append(module(x))
+        losses = []
+        pairs = zip(self._routine.knobs, self._optimizers, strict=True)
+        for position, (knob, optimizer) in enumerate(pairs):
+            peer = logits[1 - position].detach()
+            loss = self._routine.pytorch(logits[position], peer, y, knob.checked_with)
+            losses.append(loss.detach().numpy())
+            optimizer.step(loss, materialize=True)
+        return losses
+
+    def double(self) -> None:
+        """Go on in float64."""
+        for module, optimizer in zip(self._modules, self._optimizers, strict=True):
+            module.double()
+            optimizer.double()
+
+    def snapshot(self) -> Arrays:
+        """Return all parameters and states by their names in the graph.
+
+        The next step changes them in place.
+        """
+        values: Arrays = {}
+        for side, module, optimizer in zip(SIDES, self._modules, self._optimizers, strict=True):
+            for name, parameter in module.named_parameters():
+                values[side_name(side, parameter_input(name))] = parameter.detach().numpy()
+            for name, state in optimizer.states().items():
+                values[side_name(side, state_input(name))] = state
+        return values
