@@ -1,5 +1,6 @@
-"""What a simulation judges its global versions by beside accuracy: own samples, correlation,
-perplexity.
+"""Judges global versions of a simulation by more than accuracy.
+
+Judges are the devices' own samples, correlation and perplexity.
 
 Correlation is by Matthews: "Comparison of the predicted and observed secondary structure of T4
 phage lysozyme", Biochimica et Biophysica Acta, 1975; unlike accuracy it is 0 for a model that
@@ -58,7 +59,7 @@ def chosen_judges(
     *,
     own_models: bool,
 ) -> Judges:
-    """The judges as configured.
+    """Return the judges that are configured.
 
     Where devices have models of their own, these are judged on their parts of the test set instead.
     The labels are those of all training samples.
@@ -97,25 +98,18 @@ def _locally(context: RunContext, evaluator: Evaluator, parts: Parts, labels: Ta
     classes = context.artifacts.layout.classes
     masked = context.config.train.mask_labels
     ignored = context.judged.manifest.recipe.loss.ignored
-    held = [
-        (
-            test,
-            label_mask(
-                present_labels(labels[train][labels[train] != ignored], classes),
-                classes,
-                masked=masked,
-            ),
-        )
-        for train, test in zip(parts.train, parts.test, strict=True)
-        if len(test)
-    ]
+    tests = []
+    for train, test in zip(parts.train, parts.test, strict=True):
+        if not len(test):
+            continue
+        train_labels = labels[train]
+        present = present_labels(train_labels[train_labels != ignored], classes)
+        tests.append((test, label_mask(present, classes, masked=masked)))
 
     def judge(version: VersionRecord, blobs: BlobStore) -> float:
         weights, statistics = judged_model(context, version, blobs)
-        correct, count = np.sum(
-            [evaluator.hits(weights, statistics, part, mask) for part, mask in held],
-            axis=0,
-        )
+        hits = [evaluator.hits(weights, statistics, test, mask) for test, mask in tests]
+        correct, count = np.sum(hits, axis=0)
         return float(correct / count)
 
     return judge
