@@ -141,17 +141,17 @@ class FileRows:
 
     def __getitem__(self, key: Any) -> NDArray[Any]:
         """Return the same as numpy; raise a DataChangedError if the file has become too short."""
-        first, *rest = key if isinstance(key, tuple) and key else (key,)
+        first, *inner = key if isinstance(key, tuple) and key else (key,)
         if not _picks_rows(first):
             whole: NDArray[Any] = self[:][key]
             return whole
         numbers = self._numbers(first)
         rows = self._rows(numbers.ravel())
-        if numbers.ndim == 1 and not rest:
+        if numbers.ndim == 1 and not inner:
             return rows
         # Apply the same pattern to the rows that were read.
         place: Any = np.arange(numbers.size).reshape(numbers.shape) if numbers.ndim else 0
-        pattern = (slice(None) if isinstance(first, slice) else place, *rest)
+        pattern = (slice(None) if isinstance(first, slice) else place, *inner)
         picked: NDArray[Any] = rows[pattern]
         return picked
 
@@ -301,7 +301,7 @@ def unmapped(array: NDArray[Any]) -> Samples:
 
 
 def _mapping(array: NDArray[Any]) -> tuple["np.memmap[Any, Any] | None", bool]:
-    """Return the mapped array that an array is a part of, if any, and whether it is mapped at all."""
+    """Return the mapped array that an array is a part of, if any, and whether it is mapped."""
     base: Any = array
     root: np.memmap[Any, Any] | None = None
     while isinstance(base, np.ndarray | memoryview):

@@ -191,7 +191,7 @@ def _is_plain(data: DataSet) -> bool:
 def _blocks(
     data: DataSet, rows: NDArray[np.int64], groups: int, *, tokens: bool
 ) -> Iterator[NDArray[np.float64]]:
-    """Yield values of rows as a model sees them, in blocks ``[rows, groups, values of a group]``."""
+    """Yield values as a model sees them, in blocks ``[rows, groups, values of a group]``."""
     block_rows = max(1, _BLOCK_VALUES // max(1, math.prod(data.x.shape[1:])))
     dtype = "int64" if tokens else "float32"
     for first in range(0, len(rows), block_rows):
