@@ -333,7 +333,7 @@ class _Simulation:
         if not known:
             self._store.add_run(context.initial_record(), first_version(context, self._blobs))
         parts = Parts.load(self._prepared.parts)
-        fleet = VirtualFleet.of(
+        fleet = VirtualFleet.from_table(
             self._config.devices,
             [len(held) for held in parts.train],
             load_clock(self._config.clock),
