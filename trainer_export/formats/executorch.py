@@ -215,9 +215,9 @@ def _decompositions() -> dict[Any, Any]:
         for overload in view.overloads():
             if overload in copy.overloads():
                 copies[getattr(view, overload)] = getattr(copy, overload)
-    known: dict[Any, Any] = {**core_aten_decompositions(), **MATRIX_PRODUCTS}
+    rules: dict[Any, Any] = {**core_aten_decompositions(), **MATRIX_PRODUCTS}
     # PyTorch would take a copy apart into a view again.
-    kept = {operator: rule for operator, rule in known.items() if operator not in copies.values()}
+    kept = {operator: rule for operator, rule in rules.items() if operator not in copies.values()}
     return kept | copies
 
 
@@ -285,7 +285,7 @@ def _lower(sized: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> bytes:
     edge = torch.export.ExportedProgram(
         program.graph_module,
         program.graph,
-        **{part: getattr(program, part) for part in _PARTS},
+        **{name: getattr(program, name) for name in _PARTS},
         verifiers=[verifier()],
     )
     manager = EdgeProgramManager(edge, compile_config=config)

@@ -73,6 +73,13 @@ def reorder(sizes: Sequence[Dim], order: Iterable[int]) -> Shape:
     return tuple(sizes[axis] for axis in order)
 
 
+def without(axis: int, rank: int) -> list[int]:
+    """Return all axes but one."""
+    axes = list(range(rank))
+    axes.remove(axis)
+    return axes
+
+
 def is_fixed(sizes: Iterable[Dim]) -> bool:
     """Return whether no size depends on the batch."""
     return all(isinstance(size, int) for size in sizes)
