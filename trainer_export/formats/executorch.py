@@ -1,7 +1,7 @@
 """The format of ExecuTorch, which Android, iOS and C++ run: each program one ``.pte``.
 
 They are the train, eval and infer programs of the portable format, not ExecuTorch's own training
-export, whose gradient of max pooling adds into memory that nobody cleared. Sizes are numbers here:
+export, whose gradient of max pooling adds into memory that was not cleared. Sizes are numbers here:
 a training step takes `TRAIN_BATCH` samples, the other programs one. What XNNPACK runs goes there,
 the rest to the kernels every runtime of ExecuTorch has; a model that needs another one is refused.
 The runtime's own passes trace a program anew some twenty times, which takes minutes and changes
@@ -133,15 +133,15 @@ class ProgramSession:
             self._method = Runtime.get().load_program(file.data).load_method("forward")
 
     def get_inputs(self) -> tuple[Port, ...]:
-        """What it takes, in order."""
+        """Return the inputs, in order."""
         return self._file.inputs
 
     def get_outputs(self) -> tuple[Port, ...]:
-        """What it returns, in order."""
+        """Return the outputs, in order."""
         return self._file.outputs
 
     def run(self, names: Sequence[str], feed: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
-        """Run it once; names and feed as of onnxruntime."""
+        """Run it once; arguments as of onnxruntime."""
         inputs = [torch.tensor(feed[port.name]) for port in self._file.inputs]
         values = self._method.execute(inputs)
         by_name = {}

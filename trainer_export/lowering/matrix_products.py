@@ -153,7 +153,7 @@ class _Settings:
         )
 
     def window(self, kernel: Sequence[int]) -> _Window:
-        """What a kernel of these sizes looks at."""
+        """Return what a kernel of these sizes looks at."""
         return _Window(kernel, self.stride, self.padding, self.dilation)
 
 

@@ -126,7 +126,7 @@ class Value:
         return self.lies(range(self.rank))
 
     def lies(self, order: Sequence[int]) -> bool:
-        """Whether the ONNX value lies in an order up to dimensions of size 1."""
+        """Return whether the ONNX value lies in an order, up to dimensions of size 1."""
         return self._axes_that_lie(self.order) == self._axes_that_lie(order)
 
     def _axes_that_lie(self, order: Iterable[int]) -> list[int]:

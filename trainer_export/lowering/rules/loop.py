@@ -105,7 +105,7 @@ def _lower_step(emit: Emitter, loop: _Loop, step: _Step) -> _Body:
     results = lower(inside, trace, inputs)
     count = len(loop.states)
     kept = results[count:]
-    # One output for values of one name, which the node reads in the order of the outputs.
+    # A cell's output is its state too: values of one name are one output.
     unique = {value.name: value for value in kept}
     for i, value in enumerate([*results[:count], *unique.values()]):
         port = Port(f"{body.prefix}out{i}", "float32", (_BATCH, *value.shape[1:]))
