@@ -16,7 +16,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from benchmarks.row import Row
-from broker_server.service.authority import Founding, enroll, found_fleet
+from broker_server.service.authority import NewFleet, enroll, found_fleet
 from broker_server.service.membership import hosted_broker
 from broker_server.settings.fleet import BrokerConfig
 from fleet_protocol.blobs import DEFAULT_CHUNK_BYTES, decode_chunk, iter_chunks
@@ -63,7 +63,7 @@ def rows() -> list[Row]:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "fleet"
         port = free_port()
-        found_fleet(folder, Founding("bench", "127.0.0.1", port))
+        found_fleet(folder, NewFleet("bench", "127.0.0.1", port))
         device = read_enrolment(enroll(folder, "pi-1"))
         server = read_enrolment(folder / "server.enrolment")
         config = BrokerConfig(port=port, identity=folder / "server.enrolment")

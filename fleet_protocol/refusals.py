@@ -1,4 +1,4 @@
-"""Why a broker is not reached or refuses something, and what to do about it, in words."""
+"""Explains why a broker cannot be reached or refuses something, and what to do about it."""
 
 import socket
 import ssl
@@ -11,16 +11,16 @@ _REMEDIES = {
     "Quota exceeded": "the broker keeps too few messages (Mosquitto: max_queued_messages, max_queued_bytes)",
     "Retain not supported": "the broker must keep retained messages (Mosquitto: retain_available)",
 }
-"""What to do where a broker gives this reason, one of those of MQTT 5."""
+"""What to do about a reason of MQTT 5 that a broker gives."""
 
 
 def remedy(reason: str) -> str:
-    """What to look at where a broker refuses a connection or a message."""
+    """Return what to check if a broker refuses a connection or a message."""
     return _REMEDIES.get(reason, "look at the login, and at what the broker writes to its log")
 
 
 def why_not_reached(error: BaseException | None) -> str:
-    """What kept a connection from being made, and what to look at."""
+    """Return why a connection could not be made, and what to check."""
     match error:
         case ssl.SSLCertVerificationError(verify_code=9):
             return (

@@ -1,16 +1,12 @@
-"""The dispatcher of a simulation: tasks go to an engine instead of over MQTT, and come back as
-updates.
+"""The dispatcher of a simulation: tasks go to an engine instead of over MQTT.
 
-What a server checks of an update it checks here, too, and the store holds what it would hold. A
-device that chooses its own tier chooses here, with the times of its emulated clock; what it
-remembers for that is replayed from the store, so a simulation that was killed goes on with the same
-choices.
+What a server checks of an update is checked here by the same intake, and the store holds what it
+would hold. A device that chooses its own tier chooses here.
 
-The clock of a round is the emulated one, and starts at 0 for every collection; who goes on beyond a
-round has so much of its time behind it. Where nobody can be missing, an answer is taken as soon as
-it is computed. Where devices drop out, more are asked than wanted, or there is a deadline, it
-matters who comes first: then all answers are computed before the first is taken, and they are taken
-in the order of emulated time.
+The clock of a round is the emulated one, and starts at 0 for every collection. Where nobody can be
+missing, an answer is taken as soon as it is computed. Where devices drop out, more are asked than
+wanted, or there is a deadline, it matters which answer comes first: then all answers are computed
+before the first is taken, and they are taken in the order of emulated time.
 """
 
 import heapq
@@ -28,23 +24,24 @@ from broker_server.rounds.collecting import Cohort, Collection, OpenTask
 from broker_server.rounds.fleet import Fleet
 from broker_server.rounds.reporting import Reporter
 from broker_server.rounds.stopping import OperatorWish, StopRequested
-from broker_server.store import Store, TaskPhase, TaskRecord
+from broker_server.store import Store, TaskPhase
 from broker_server.updates.intake import MOST_SENT, receive_update
-from device_runtime.training.choosers import Situation, TierChooser, chooser_of
+from broker_server.updates.values import Tensors
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.encodings import open_weights
 from fleet_protocol.errors import RefusalReason, RefusedError, ShoalError
-from fleet_protocol.frozen import FrozenModel
-from fleet_protocol.messages import Instructions, TrainSettings
 from fleet_protocol.secure_sum import Words
 from fleet_protocol.weights import MASKED
-from models.tier import Tier
+from simulation.answer_times import AnswerTimes
 from simulation.orders import Engine, Failed, Finished, WorkItem, WorkOrder
 from simulation.settings import NO_DEADLINE
+from simulation.tier_choices import TierChoices
 from simulation.virtual_fleet import VirtualFleet
 
 PATIENCE_SECONDS = 0.5
-_COMMIT_SECONDS = 1.0  # a killed simulation computes again what it was given in less than this
+_COMMIT_SECONDS = 1.0  # a killed simulation computes again what it received in less than this
+
+Result = Finished | Failed
 
 
 class SimulationError(ShoalError):
@@ -57,9 +54,13 @@ class SimulationError(ShoalError):
 
 @dataclass(frozen=True)
 class Records:
-    """Where the tasks of a run and their updates are written down.
+    """Where the tasks of a run and their updates are kept.
 
-    `blobs` has the weights that devices are sent.
+    Attributes:
+        store: has the tasks.
+        blobs: the weights that devices are sent.
+        updates: what devices send.
+        reporter: of the run.
     """
 
     store: Store
@@ -68,7 +69,7 @@ class Records:
     reporter: Reporter
 
 
-class _Counted:
+class _BlobCounter:
     """Counts what a server would send: every blob once."""
 
     def __init__(self) -> None:
@@ -84,14 +85,15 @@ class _Counted:
     def withdraw(self, digests: Iterable[str]) -> None:
         self._served.difference_update(digests)
 
-    def take_payload_bytes(self) -> int:
-        taken = self._bytes
+    def reset(self) -> int:
+        """Return the bytes since the last call."""
+        count = self._bytes
         self._bytes = 0
-        return taken
+        return count
 
 
 class VirtualDispatcher:
-    """Asks virtual devices; `group` tasks of one tier are given to a worker together."""
+    """Asks virtual devices, as `broker_server.rounds.dispatch.Dispatcher` says."""
 
     def __init__(
         self,
@@ -102,138 +104,112 @@ class VirtualDispatcher:
         group: int,
         stopping: threading.Event,
     ) -> None:
+        """Announce all devices.
+
+        Args:
+            fleet: the devices.
+            engine: computes what they are asked.
+            records: where tasks and updates are kept.
+            group: how many tasks of one tier a worker is given together.
+            stopping: set when the simulation should stop.
+        """
         self.settling_seconds = 0.0
         self.operator = OperatorWish()
         self.fleet = Fleet()
         for board in fleet.boards:
             self.fleet.receive(board.profile())
             self.fleet.receive(board.status())
-        self.blobs = _Counted()
+        self.blobs = _BlobCounter()
         self.reporter = records.reporter
         self._boards = {board.id: board for board in fleet.boards}
         self._engine = engine
-        self._times = fleet.times
         self._records = records
-        self._sent = lru_cache(MOST_SENT)(lambda digest: open_weights(records.blobs.path(digest)))
         self._group = group
         self._stopping = stopping
+        self._tier_choices = TierChoices(records.store, self._boards, fleet.times)
+        self._answer_times = AnswerTimes(self._boards, fleet.times)
+        self._sent = lru_cache(MOST_SENT)(self._read_sent)
         self._collection: Collection | None = None
-        self._memories: dict[str, FrozenModel] = {}
-        self._replayed = 0
         self._upload_bytes = 0
-        self._now = self._committed = 0.0
+        self._now = 0.0
+        self._committed = 0.0
         self._computing: set[str] = set()
         self._in_order = False
-        self._took: dict[int, float] = {}  # by round
-        self._waiting: dict[
-            str, Finished | Failed
-        ] = {}  # results of tasks that go on beyond a round
+        self._waiting: dict[str, Result] = {}  # of tasks that go on beyond a round
         # Times with what happens then: the result of a device, or its leaving. A device has one
-        # entry.
-        self._ahead: list[tuple[float, str, Finished | Failed | None]] = []
+        # entry, so results are never compared.
+        self._ahead: list[tuple[float, str, Result | None]] = []
+
+    def _read_sent(self, digest: str) -> Tensors:
+        return open_weights(self._records.blobs.path(digest))
 
     def now(self) -> float:
-        """Emulated seconds since the collection in progress began."""
+        """Return the emulated seconds since the collection in progress began."""
         return self._now
 
     def count_bytes(self) -> ByteCount:
-        """Payload bytes since the last call: blobs that were served, updates that were taken.
-
-        There is no wire.
-        """
-        taken = self._upload_bytes
+        """Return the payload since the last call: blobs served, updates received; no wire."""
+        payload = self.blobs.reset() + self._upload_bytes
         self._upload_bytes = 0
-        return ByteCount(wire=0, payload=self.blobs.take_payload_bytes() + taken)
+        return ByteCount(wire=0, payload=payload)
 
     def forget(self, task: str) -> None:
-        """Drop what came of a task that is over: virtual devices' updates come whole, so there is
-        nothing.
-        """
+        """Drop what came of a task that is over: nothing, as virtual updates come whole."""
 
     # The coordinator's side.
 
     def open(self, collection: Collection) -> None:
-        """Give every task that is not answered to the engine, the largest first.
-
-        Forgets the collection before.
-        """
+        """Give every task that is not answered to the engine, and forget the collection before."""
         self._collection = collection
         self._sent.cache_clear()
         for task in collection.unanswered:
-            if (chooser := chooser_of(task.instructions)) is not None:
-                self._choose(task, chooser, task.instructions.train)
+            self._tier_choices.choose(task)
         self._schedule(collection)
-        by_tier: dict[tuple[int, str], list[WorkItem]] = {}
-        for task in collection.unanswered:
-            if task.record.id not in self._computing:
-                continue
-            # What takes longest comes first, or one worker would end long after the others.
-            place = -task.manifest.flops_per_sample, task.record.tier
-            by_tier.setdefault(place, []).append(self._item(task.record, task.instructions))
-        orders = [
-            WorkOrder(items=tuple(items[start : start + self._group]))
-            for _, items in sorted(by_tier.items(), key=lambda entry: entry[0])
-            for start in range(0, len(items), self._group)
-        ]
-        self._engine.submit(orders)
+        self._engine.submit(self._orders(collection))
 
     def _schedule(self, collection: Collection) -> None:
-        """Find out who drops out and when, and whether the order of the answers matters."""
+        """Find out which devices drop out and when, and whether the order of answers matters."""
         rule = collection.rule
         self._computing = set()
         self._ahead = []
-        self._took = {}
-        if collection.kind == "train":
-            oldest = min(
-                (task.record.round for task in collection.tasks.values()),
-                default=collection.number,
-            )
-            since = self._records.store.rounds(
-                self.reporter.run, last=collection.number - oldest + 1
-            )
-            self._took = {past.number: past.collect_seconds or 0.0 for past in since}
+        self._answer_times.begin(collection, self._records.store, self.reporter.run)
         for task in collection.tasks.values():
             record = task.record
-            board = self._boards[task.record.device]
             if record.phase.answered:  # before the simulation was stopped
-                task.answered = self._seconds(record, task)
+                task.answered = self._answer_times.seconds(task)
                 self._now = max(self._now, task.answered)
                 continue
-            leaving = record.kind == "train" and record.round == collection.number
-            share = board.leaves(task.instructions.train.seed, record.round) if leaving else None
+            may_leave = record.kind == "train" and record.round == collection.number
+            share = self._answer_times.leaving_share(task) if may_leave else None
             if share is not None:
-                heapq.heappush(self._ahead, (share * self._seconds(record, task), board.id, None))
+                moment = share * self._answer_times.seconds(task)
+                heapq.heappush(self._ahead, (moment, record.device, None))
             elif record.id in self._waiting:
                 self._in_order = True
-                self._computed(collection, self._waiting.pop(record.id))
+                self._finish_computing(collection, self._waiting.pop(record.id))
             else:
                 self._computing.add(record.id)
-        asked_more = rule.wanted < len(collection.tasks)
-        self._in_order = (
-            bool(self._ahead) or asked_more or rule.deadline - rule.opened < NO_DEADLINE
-        )
+        more_asked = rule.wanted < len(collection.tasks)
+        ends_by_time = rule.deadline - rule.opened < NO_DEADLINE
+        self._in_order = bool(self._ahead) or more_asked or ends_by_time
 
-    def _seconds(self, record: TaskRecord, task: OpenTask) -> float:
-        """When the answer to a task comes; to ask for statistics takes no time."""
-        if record.kind != "train":
-            return 0.0
-        board = self._boards[record.device]
-        whole = self._times.round_seconds(
-            board.index, record, task.instructions.train, board.examples
-        )
-        worked = sum(took for number, took in self._took.items() if number >= record.round)
-        left = (
-            board.leaves(task.instructions.train.seed, record.round)
-            if record.round in self._took
-            else None
-        )
-        if left is not None and record.round < max(
-            self._took
-        ):  # in that round, and was back with the next
-            worked -= max(0.0, self._took[record.round] - left * whole)
-        return max(0.0, whole - worked)
+    def _orders(self, collection: Collection) -> list[WorkOrder]:
+        """Return the tasks to compute, those of a tier in groups, the largest tier first."""
+        by_size: dict[tuple[int, str], list[WorkItem]] = {}
+        for task in collection.unanswered:
+            if task.record.id in self._computing:
+                # A large task that came last would keep one worker long after the others.
+                place = -task.manifest.flops_per_sample, task.record.tier
+                by_size.setdefault(place, []).append(self._work_item(task))
+        orders = []
+        for place in sorted(by_size):
+            items = by_size[place]
+            for start in range(0, len(items), self._group):
+                orders.append(WorkOrder(items=tuple(items[start : start + self._group])))
+        return orders
 
-    def _item(self, record: TaskRecord, instructions: Instructions) -> WorkItem:
+    def _work_item(self, task: OpenTask) -> WorkItem:
+        record = task.record
         return WorkItem(
             task=record.id,
             run=record.run,
@@ -244,23 +220,26 @@ class VirtualDispatcher:
             tier=record.tier,
             artifact_set=record.artifact_set,
             weights=record.weights,
-            instructions=instructions,
+            instructions=task.instructions,
         )
 
     def total(self, cohort: Cohort) -> Words:
-        """Add up what has no masks here, as they cancel to the bit.
+        """Return the sum of a cohort's whole numbers, which have no masks: they cancel to the bit.
 
-        Everybody who was asked counts as having dealt.
+        Everybody who was asked counts as having dealt shares.
         """
-        came = [str(task.record.update_digest) for task in cohort.received]
-        cohort.require(len(came), len(cohort.tasks))
-        vectors = (self._records.updates.tensors(digest)[MASKED] for digest in came)
+        digests = [str(task.record.update_digest) for task in cohort.received]
+        cohort.require(len(digests), len(cohort.tasks))
+        vectors = (self._records.updates.tensors(digest)[MASKED] for digest in digests)
         total: Words = sum(vectors, np.zeros((), np.uint32))
         return total
 
-    def close(self, reason: str, *, waits: bool = False) -> None:  # noqa: ARG002  (nobody is left to be told)
-        """End the collection: answers that would come later are kept for later or dropped, and who
-        left is back.
+    def close(self, reason: str, *, waits: bool = False) -> None:  # noqa: ARG002  (virtual devices need no reason)
+        """End the collection; devices that left are back.
+
+        Args:
+            reason: for devices that still work.
+            waits: whether answers that would come later are kept for later, or dropped.
         """
         for _, device, result in self._ahead:
             if result is not None and waits:
@@ -268,13 +247,17 @@ class VirtualDispatcher:
             elif isinstance(result, Finished):
                 self._records.updates.remove(result.update.digest)
             self.fleet.receive(self._boards[device].status())
-        for task in self._collection.tasks.values() if self._collection is not None else ():
-            self.fleet.receive(self._boards[task.record.device].status())
-        self._collection, self._computing, self._ahead, self._now = None, set(), [], 0.0
+        if self._collection is not None:
+            for task in self._collection.tasks.values():
+                self.fleet.receive(self._boards[task.record.device].status())
+        self._collection = None
+        self._computing = set()
+        self._ahead = []
+        self._now = 0.0
 
     @property
     def stopping(self) -> bool:
-        """Whether the simulation should stop."""
+        """Return whether the simulation should stop."""
         return self._stopping.is_set()
 
     def pump(self, until: float) -> None:
@@ -286,78 +269,93 @@ class VirtualDispatcher:
         """
         if self.stopping:
             raise StopRequested
-        if self._collection is not None and self._computing:
-            for result in self._engine.take(PATIENCE_SECONDS):
-                if (
-                    result.task in self._computing
-                ):  # else it was repeated after the death of a worker
-                    self._computing.discard(result.task)
-                    self._computed(self._collection, result)
-            if time.monotonic() - self._committed > _COMMIT_SECONDS:
-                self._records.store.flush()
-                self._committed = time.monotonic()
-        elif self._collection is not None and self._ahead and self._ahead[0][0] <= until:
-            at, device, happening = heapq.heappop(self._ahead)
-            self._now = max(self._now, at)
-            if happening is None:
-                self.fleet.receive(self._boards[device].status(online=False))
-                for task in self._collection.unanswered_of(device):
-                    # which is past where a simulation goes on whose later answers are stored
-                    task.left = at
-            else:
-                self._take(self._collection.tasks[happening.task], happening)
-        elif (
-            self._collection is not None and until >= NO_DEADLINE
-        ):  # who left is away until the end of the round
-            for task in self._collection.unanswered:
+        collection = self._collection
+        if collection is not None and self._computing:
+            self._receive_results(collection)
+        elif collection is not None and self._ahead and self._ahead[0][0] <= until:
+            self._go_on(collection)
+        elif collection is not None and until >= NO_DEADLINE:
+            # Devices that left are away until the end of the round.
+            for task in collection.unanswered:
                 task.record = replace(task.record, phase=TaskPhase.MISSED)
         else:
             self._now = max(self._now, until)
 
-    def _computed(self, collection: Collection, result: Finished | Failed) -> None:
+    def _receive_results(self, collection: Collection) -> None:
+        for result in self._engine.take(PATIENCE_SECONDS):
+            # After the death of a worker a result may come twice.
+            if result.task in self._computing:
+                self._computing.discard(result.task)
+                self._finish_computing(collection, result)
+        if time.monotonic() - self._committed > _COMMIT_SECONDS:
+            self._records.store.flush()
+            self._committed = time.monotonic()
+
+    def _go_on(self, collection: Collection) -> None:
+        """Let the next thing happen: a device leaves, or its result comes."""
+        moment, device, result = heapq.heappop(self._ahead)
+        self._now = max(self._now, moment)
+        if result is not None:
+            self._receive(collection.tasks[result.task], result)
+            return
+        self.fleet.receive(self._boards[device].status(online=False))
+        for task in collection.unanswered_of(device):
+            # A simulation that goes on begins at its latest stored answer, which is later.
+            task.left = moment
+
+    def _finish_computing(self, collection: Collection, result: Result) -> None:
+        """Take a result at once, or put it in its place in the order of time."""
         task = collection.tasks[result.task]
         record = task.record
         if isinstance(result, Failed) and not result.reason:
             raise SimulationError(
-                f"{record.device} cannot do its task of round {record.round} ({record.tier}): {result.detail}",
+                f"{record.device} cannot do its task of round {record.round} ({record.tier}):"
+                f" {result.detail}",
                 result.exit_code,
             )
-        if isinstance(result, Finished):
-            record = record.with_update(result.update.digest, result.update.size, result.metrics)
-        at = self._seconds(record, task)
+        moment = self._seconds_with(task, result)
         if self._in_order:
-            heapq.heappush(self._ahead, (at, record.device, result))
+            heapq.heappush(self._ahead, (moment, record.device, result))
             return
-        self._now = max(self._now, at)
-        task.answered = at
-        self._take(task, result)
+        self._now = max(self._now, moment)
+        task.answered = moment
+        self._receive(task, result)
 
-    def _take(self, task: OpenTask, result: Finished | Failed) -> None:
+    def _seconds_with(self, task: OpenTask, result: Result) -> float:
+        """Return when a result comes; the size of an update is part of its time."""
+        if isinstance(result, Failed):
+            return self._answer_times.seconds(task)
+        size = result.update.size
+        record = task.record.with_update(result.update.digest, size, result.metrics)
+        return self._answer_times.seconds(replace(task, record=record))
+
+    def _receive(self, task: OpenTask, result: Result) -> None:
         if isinstance(result, Finished):
-            self._finished(task, result)
+            self._receive_update(task, result)
         else:
-            self._settle(task, TaskPhase.DECLINED, RefusalReason(result.reason), result.detail)
+            reason = RefusalReason(result.reason)
+            self._settle(task, TaskPhase.DECLINED, reason, result.detail)
 
-    def _finished(self, task: OpenTask, result: Finished) -> None:
-        record = task.record
+    def _receive_update(self, task: OpenTask, result: Finished) -> None:
         update = result.update
         updates = self._records.updates
         data = updates.path(update.digest).read_bytes()
-        merged = update.digest
+        digest = update.digest
         try:
             arrived = receive_update(data, task.expected, self._sent)
         except RefusedError as error:
-            updates.remove(merged)
+            updates.remove(digest)
             self._settle(task, TaskPhase.REFUSED, error.reason, str(error))
             return
-        if arrived.data is not data:
-            updates.remove(merged)
-            merged = updates.put(arrived.data)
+        if arrived.data is not data:  # it was decoded
+            updates.remove(digest)
+            digest = updates.put(arrived.data)
+        before = task.record
         task.distance = arrived.distance
-        task.record = record.with_update(merged, update.size, result.metrics)
+        task.record = before.with_update(digest, update.size, result.metrics)
         self._records.store.receive([task.record], later=True)
         self._upload_bytes += update.size
-        self.reporter.received(record, update, result.metrics, log=False)
+        self.reporter.received(before, update, result.metrics, log=False)
 
     def _settle(self, task: OpenTask, phase: TaskPhase, reason: RefusalReason, text: str) -> None:
         record = task.record
@@ -368,31 +366,3 @@ class VirtualDispatcher:
         self.reporter.refused(
             reason, text, device=record.device, number=record.round, by_device=by_device
         )
-
-    # Devices that choose their tier.
-
-    def _choose(self, task: OpenTask, chooser: TierChooser, train: TrainSettings) -> None:
-        record = task.record
-        board = self._boards[task.record.device]
-        times = self._times
-        self._replay(record.run, record.round, chooser)
-        tiers = tuple(choice.tier for choice in record.choices)
-        narrowest = min(map(Tier.parse, tiers))
-        situation = Situation(
-            tiers=tiers,
-            steps=train.steps_for(board.examples),
-            bytes_per_second=times.bytes_per_second(board.index, record.round),
-            step_seconds=times.step_seconds(board.index, record.round, narrowest, train),
-        )
-        if task.choose_tier(chooser.choose(self._memories.get(board.id), situation)):
-            self._records.store.choose_tier(task.record)
-
-    def _replay(self, run: str, before: int, chooser: TierChooser) -> None:
-        """Bring what devices remember up to a round, from the losses in the store."""
-        for number in range(self._replayed + 1, before):
-            for past in self._records.store.tasks(run, number, "train"):
-                if past.metrics is None or past.metrics.mean_loss is None:
-                    continue
-                known = self._memories.get(past.device)
-                self._memories[past.device] = chooser.learn(known, number, past.metrics.mean_loss)
-            self._replayed = number

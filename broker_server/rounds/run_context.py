@@ -15,10 +15,10 @@ from broker_server.rounds.tier_assignment import require_levels, usable_tiers
 from broker_server.settings.combinations import (
     Method,
     Trait,
+    features_of,
     keeps,
-    method_parts,
+    method_features,
     method_settings,
-    parts_of,
     require_together,
 )
 from broker_server.settings.fleet import FleetConfig
@@ -277,7 +277,7 @@ def prepare_run(
     require_levels(tiers, config.tiers)
     context = RunContext(run, config, artifacts, tiers, strategy, noise)
     asked = context.instructions("train", 0)
-    require_together([*parts_of(config), *method_parts(config, _method_of(context, asked))])
+    require_together([*features_of(config), *method_features(config, _method_of(context, asked))])
     if config.privacy is not None:
         require_accountant()
     for item in tiers:

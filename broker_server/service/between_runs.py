@@ -64,7 +64,7 @@ class BetweenRuns:
         self.store.record_device(presence)
 
     def _receive_reply(self, device: str, payload: bytes) -> None:
-        reply = parse_device_message(payload).told(device=device)
+        reply = parse_device_message(payload).completed(device=device)
         if reply.device != device:
             raise RefusedError(
                 RefusalReason.UNKNOWN_DEVICE,

@@ -88,7 +88,7 @@ class Replies:
         if task is not None:
             record = task.record
             fields |= {"run": record.run, "round": record.round, "tier": record.tier}
-        return message.told(**fields)
+        return message.completed(**fields)
 
     def _require_sender(self, message: DeviceMessage, device: str) -> None:
         own = (message.fleet, message.device) == (self._fleet, device)

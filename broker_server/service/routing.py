@@ -112,7 +112,7 @@ class Router:
 
     def _presence_of(self, device: str, payload: bytes) -> DeviceStatus | DeviceProfile:
         fleet = self._topics.fleet
-        message = parse_presence(payload).told(fleet=fleet, device=device)
+        message = parse_presence(payload).completed(fleet=fleet, device=device)
         if (message.fleet, message.device) != (fleet, device):
             raise RefusedError(
                 RefusalReason.UNKNOWN_DEVICE,

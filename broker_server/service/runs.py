@@ -26,7 +26,7 @@ from broker_server.service.reassembly import Reassembly
 from broker_server.service.receivers import Receivers
 from broker_server.service.rollout_service import RolloutService
 from broker_server.service.server_requests import ServerRequests
-from broker_server.service.trusted import trusted_config, what_differs
+from broker_server.service.trusted import name_differences, trusted_config
 from broker_server.service.uploads import Uploads
 from broker_server.settings.fleet import BrokerConfig, FleetConfig
 from broker_server.store import RunRecord, Store
@@ -109,7 +109,7 @@ class Runs:
                 f"the configuration is of fleet {config.fleet}, this server has fleet {self._fleet}"
             )
         unfinished = self._store.unfinished(self._fleet)
-        changed = "" if unfinished is None else what_differs(config, unfinished.config)
+        changed = "" if unfinished is None else name_differences(config, unfinished.config)
         if unfinished is not None and not changed:
             config = config.with_stored_contract(unfinished.config)
             return self._continue(unfinished, config, request)

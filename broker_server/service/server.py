@@ -45,7 +45,7 @@ from broker_server.service.rollout_service import RolloutService
 from broker_server.service.routing import Router
 from broker_server.service.runs import Runs, ServerResources
 from broker_server.service.server_requests import ServerRequests
-from broker_server.service.trusted import note_nameless
+from broker_server.service.trusted import log_invalid_run_ids
 from broker_server.settings.fleet import BrokerConfig, FleetConfig
 from broker_server.store import Store
 from broker_server.store.backup import remove_leftovers
@@ -158,7 +158,7 @@ class Server:
         self._store = stack.enter_context(contextlib.closing(Store(self._folder)))
         self._blobs = BlobStore(self._folder / "blobs")
         remove_leftovers(self._store, self._folder)
-        note_nameless(self._store, self.fleet)
+        log_invalid_run_ids(self._store, self.fleet)
         updates = UpdateStore(self._folder / "updates")
         self._updates = stack.enter_context(contextlib.closing(updates))
 

@@ -1,8 +1,8 @@
 """Which settings go together, for fleets and simulations: the one place that refuses combinations.
 
-Each part of a run that touches updates states which traits of the run it needs, and which it
-breaks. A run is refused where one part needs what another one breaks. A new part is one more row
-here; nothing else has to know of it.
+Each feature of a run that touches updates states which traits of the run it needs, and which it
+breaks. A run is refused where one feature needs what another one breaks. A new feature is one more
+row here; nothing else has to know of it.
 
 A default never conflicts with what a user adds: it is off then. What the user has written and
 conflicts is refused, with both names and what to do.
@@ -48,14 +48,14 @@ class Trait(Enum):
 
 
 @dataclass(frozen=True)
-class Part:
-    """One part of a run that touches updates.
+class Feature:
+    """One feature of a run that touches updates.
 
     Attributes:
         name: as it is written in a configuration.
-        remedy: what to do to have a run without this part, as a clause.
-        needs: traits that the run must have for this part to do what it promises.
-        breaks: traits that a run with this part does not have.
+        remedy: what to do to have a run without this feature, as a clause.
+        needs: traits that the run must have for this feature to do what it promises.
+        breaks: traits that a run with this feature does not have.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Part:
 
 
 class Settings(Protocol):
-    """The tables of a configuration that state parts."""
+    """The tables of a configuration that state features."""
 
     @property
     def robust(self) -> RobustConfig:
@@ -98,13 +98,13 @@ class Settings(Protocol):
 
 @dataclass(frozen=True)
 class Default:
-    """A part that a run has unless something conflicts with it.
+    """A feature that a run has unless something conflicts with it.
 
     Attributes:
         table: of the configuration.
         key: of the table.
-        off: its value for a run without the part.
-        asked_by: keys of the table that ask for the part when somebody writes them.
+        off: its value for a run without the feature.
+        asked_by: keys of the table that ask for the feature when somebody writes them.
     """
 
     table: str
@@ -115,17 +115,17 @@ class Default:
 
 @dataclass(frozen=True)
 class Row:
-    """A part that a configuration may state, and whether it does."""
+    """A feature that a configuration may state, and whether it does."""
 
     wanted: Callable[[Settings], bool]
-    part: Part
+    feature: Feature
     default: Default | None = None
 
 
 TABLE: tuple[Row, ...] = (
     Row(
         lambda run: run.robust.norm_bound > 0,
-        Part(
+        Feature(
             name="robust.norm_bound",
             remedy="set robust.norm_bound = 0",
             needs=frozenset({Trait.SINGLE}),
@@ -135,7 +135,7 @@ TABLE: tuple[Row, ...] = (
     ),
     Row(
         lambda run: run.robust.beyond_weight == "refuse",
-        Part(
+        Feature(
             name='robust.beyond_weight = "refuse"',
             remedy='set robust.beyond_weight = "clip"',
             needs=frozenset({Trait.SINGLE}),
@@ -144,7 +144,7 @@ TABLE: tuple[Row, ...] = (
     ),
     Row(
         lambda run: run.robust.merge in {"median", "trimmed_mean"},
-        Part(
+        Feature(
             name='robust.merge = "median" or "trimmed_mean"',
             remedy='set robust.merge = "mean"',
             needs=frozenset(
@@ -155,7 +155,7 @@ TABLE: tuple[Row, ...] = (
     ),
     Row(
         lambda run: run.robust.merge == "krum",
-        Part(
+        Feature(
             name='robust.merge = "krum"',
             remedy='set robust.merge = "mean"',
             needs=frozenset({Trait.SINGLE, Trait.ONE_VERSION, Trait.WHOLE, Trait.SHARED_PLANS}),
@@ -164,7 +164,7 @@ TABLE: tuple[Row, ...] = (
     ),
     Row(
         lambda run: run.strategy.weighting == "samples",
-        Part(
+        Feature(
             name='strategy.weighting = "samples"',
             remedy='set strategy.weighting = "uniform"',
             breaks=frozenset({Trait.ALIKE}),
@@ -172,7 +172,7 @@ TABLE: tuple[Row, ...] = (
     ),
     Row(
         lambda run: run.strategy.label_rule is True,
-        Part(
+        Feature(
             name="strategy.label_rule = true",
             remedy="set strategy.label_rule = false",
             breaks=frozenset({Trait.LABELS_HIDDEN}),
@@ -180,7 +180,7 @@ TABLE: tuple[Row, ...] = (
     ),
     Row(
         lambda run: run.upload.encoding != "fp32",
-        Part(
+        Feature(
             name="upload.encoding",
             remedy='set upload.encoding = "fp32"',
             needs=frozenset({Trait.SINGLE}),
@@ -188,7 +188,7 @@ TABLE: tuple[Row, ...] = (
     ),
     Row(
         lambda run: run.upload.encoding == "topk",
-        Part(
+        Feature(
             name='upload.encoding = "topk"',
             remedy='set upload.encoding = "int8"',
             needs=frozenset({Trait.MEAN_OF_CHANGES, Trait.FIXED_PLANS}),
@@ -197,7 +197,7 @@ TABLE: tuple[Row, ...] = (
     ),
     Row(
         lambda run: run.download.encoding != "fp32",
-        Part(
+        Feature(
             name="download.encoding",
             remedy='set download.encoding = "fp32"',
             needs=frozenset({Trait.MEAN_OF_CHANGES}),
@@ -205,7 +205,7 @@ TABLE: tuple[Row, ...] = (
     ),
     Row(
         lambda run: run.round.over_selection > 0,
-        Part(
+        Feature(
             name="round.over_selection",
             remedy="remove round.over_selection",
             breaks=frozenset({Trait.COMPLETE, Trait.LATE_COUNTS}),
@@ -213,7 +213,7 @@ TABLE: tuple[Row, ...] = (
     ),
     Row(
         lambda run: run.round.buffer is not None,
-        Part(
+        Feature(
             name="round.buffer",
             remedy="remove round.buffer",
             needs=frozenset({Trait.MEAN_OF_CHANGES, Trait.ASSIGNED_TIERS, Trait.LATE_COUNTS}),
@@ -222,7 +222,7 @@ TABLE: tuple[Row, ...] = (
     ),
     Row(
         lambda run: run.privacy is not None and run.privacy.where == "central",
-        Part(
+        Feature(
             name='privacy.where = "central"',
             remedy="remove [privacy]",
             needs=frozenset(
@@ -240,7 +240,7 @@ TABLE: tuple[Row, ...] = (
     ),
     Row(
         lambda run: run.privacy is not None and run.privacy.where == "local",
-        Part(
+        Feature(
             name='privacy.where = "local"',
             remedy="remove [privacy]",
             needs=frozenset({Trait.LABELS_HIDDEN, Trait.ASSIGNED_TIERS, Trait.NO_STATISTICS}),
@@ -249,7 +249,7 @@ TABLE: tuple[Row, ...] = (
     ),
     Row(
         lambda run: run.secure_sum is not None,
-        Part(
+        Feature(
             name="[secure_sum]",
             remedy="remove [secure_sum]",
             needs=frozenset(
@@ -270,10 +270,10 @@ TABLE: tuple[Row, ...] = (
         ),
     ),
 )
-"""The parts that settings state, in the order in which conflicts are told."""
+"""The features that settings state, in the order in which conflicts are told."""
 
 _OTHER = "take another strategy"
-_EXPORT = "export them without --head"
+_STATIC = 'take heterofl with plan = "static"'
 _STATISTICS = 'set evaluation.statistics = "server-batch", or take a norm without statistics'
 _NOT_JUDGED = (
     "remove evaluation.data (in a simulation give [[own_models.models]] their labels), and look at"
@@ -281,21 +281,21 @@ _NOT_JUDGED = (
 )
 
 
-def parts_of(run: Settings) -> tuple[Part, ...]:
-    """Return the parts that a configuration states."""
-    return tuple(row.part for row in TABLE if row.wanted(run))
+def features_of(run: Settings) -> tuple[Feature, ...]:
+    """Return the features that a configuration states."""
+    return tuple(row.feature for row in TABLE if row.wanted(run))
 
 
 def keeps(run: Settings, trait: Trait) -> bool:
     """Return whether a trait holds of a run, as far as its settings decide it."""
-    return not any(trait in part.breaks for part in parts_of(run))
+    return not any(trait in feature.breaks for feature in features_of(run))
 
 
-def conflict(parts: Iterable[Part]) -> str:
-    """Return why parts do not go together, with both names and what to do; empty if they do."""
-    parts = tuple(parts)
-    for needing in parts:
-        for breaking in parts:
+def conflict(features: Iterable[Feature]) -> str:
+    """Return why features do not go together, with both names and what to do; empty if they do."""
+    features = tuple(features)
+    for needing in features:
+        for breaking in features:
             broken = needing.needs & breaking.breaks
             if broken:
                 # The first in the order of the traits, so that a message is the same in every run.
@@ -307,13 +307,13 @@ def conflict(parts: Iterable[Part]) -> str:
     return ""
 
 
-def require_together(parts: Iterable[Part]) -> None:
-    """Check that no part of a run breaks what another one needs.
+def require_together(features: Iterable[Feature]) -> None:
+    """Check that no feature of a run breaks what another one needs.
 
     Raises:
         PlanError: one does.
     """
-    problem = conflict(parts)
+    problem = conflict(features)
     if problem:
         raise PlanError(problem)
 
@@ -328,19 +328,19 @@ def yielding_defaults(run: Settings) -> dict[str, Any]:
         table = getattr(run, default.table)
         if default.asked_by & table.model_fields_set:
             continue
-        others = [part for part in parts_of(run) if part is not row.part]
-        if any(conflict((row.part, part)) for part in others):
+        # A feature never conflicts with itself, so it may stay in the list.
+        if any(conflict((row.feature, feature)) for feature in features_of(run)):
             tables[default.table] = table.model_copy(update={default.key: default.off})
     return tables
 
 
 def method_settings(run: Settings) -> StrategySettings[Any]:
-    """Return what a run asks of its method; the method's own defaults give way to other parts."""
+    """Return what a run asks of its method; the method's own defaults give way to other features."""
     robust = run.robust
     average: Average = "mean" if robust.merge == "krum" else robust.merge
     settings: StrategySettings[Any] = run.strategy.settings
     settings = replace(settings, average=average, faulty=robust.faulty)
-    if any(Trait.LABELS_HIDDEN in part.needs for part in parts_of(run)):
+    if any(Trait.LABELS_HIDDEN in feature.needs for feature in features_of(run)):
         # Where devices are hidden, labels and numbers of samples count for nothing unless somebody
         # says so.
         weighting = settings.weighting or "uniform"
@@ -375,62 +375,71 @@ class Method:
     keeps_optimizer: bool = False
 
 
-def method_parts(run: Settings, method: Method) -> list[Part]:
-    """Return the parts that a method has, and those that need something of it."""
+def method_features(run: Settings, method: Method) -> list[Feature]:
+    """Return the features that a method has, and those that need something of it."""
     merge = method.strategy.merge
-    # A merge that `robust.merge` has put into a method is that part's affair.
+    # A merge that `robust.merge` has put into a method is that feature's affair.
     replaced = run.robust.merge != "mean" and merge.average == run.robust.merge
     return [*_broken_by(method, replaced=replaced), *_needed_of(method, replaced=replaced)]
 
 
-def _broken_by(method: Method, *, replaced: bool) -> list[Part]:
-    name = f"strategy {method.strategy.name}"
-    still = 'take heterofl with plan = "static"'
-    parts = []
+def _broken_by(method: Method, *, replaced: bool) -> list[Feature]:
+    """Return features of a method that break something.
 
-    def add(part: str, remedy: str, trait: Trait) -> None:
-        parts.append(Part(part, remedy, breaks=frozenset({trait})))
-
+    Args:
+        method: as it was built.
+        replaced: whether `robust.merge` has put another merge into it.
+    """
+    strategy = method.strategy
+    name = f"strategy {strategy.name}"
+    features = []
     if not replaced:
-        add(name, _OTHER, Trait.OPEN_MERGE)
-    if not replaced and not method.strategy.merge.deltas:
-        add(name, "take heterofl or fedavg", Trait.MEAN_OF_CHANGES)
+        features.append(_breaking(Trait.OPEN_MERGE, name, _OTHER))
+    if not replaced and not strategy.merge.deltas:
+        features.append(_breaking(Trait.MEAN_OF_CHANGES, name, "take heterofl or fedavg"))
     if method.asked.chooser is not None:
-        add(name, "take heterofl", Trait.ASSIGNED_TIERS)
+        features.append(_breaking(Trait.ASSIGNED_TIERS, name, "take heterofl"))
     if not method.shared_plans:
-        add(f"{name} with a plan for each device", still, Trait.SHARED_PLANS)
+        own_plans = f"{name} with a plan for each device"
+        features.append(_breaking(Trait.SHARED_PLANS, own_plans, _STATIC))
     if method.moving is not None:
-        add(f"{name}, which moves the units of {method.moving},", still, Trait.FIXED_PLANS)
-    if method.strategy.begin is None:
-        add(name, "take inclusivefl", Trait.TIER_HEADS)
+        moving = f"{name}, which moves the units of {method.moving},"
+        features.append(_breaking(Trait.FIXED_PLANS, moving, _STATIC))
+    if strategy.begin is None:
+        features.append(_breaking(Trait.TIER_HEADS, name, "take inclusivefl"))
     if method.asked.stays:
-        add(
-            f"{name}, which leaves {method.asked.stays[0]} on the devices,",
-            _OTHER,
-            Trait.ALL_MERGED,
-        )
+        leaving = f"{name}, which leaves {method.asked.stays[0]} on the devices,"
+        features.append(_breaking(Trait.ALL_MERGED, leaving, _OTHER))
     if method.asked.routine != "train":
-        add(name, _OTHER, Trait.PIECES)
+        features.append(_breaking(Trait.PIECES, name, _OTHER))
     if method.statistics:
-        add('evaluation.statistics = "query"', _STATISTICS, Trait.NO_STATISTICS)
-    return parts
+        query = 'evaluation.statistics = "query"'
+        features.append(_breaking(Trait.NO_STATISTICS, query, _STATISTICS))
+    return features
 
 
-def _needed_of(method: Method, *, replaced: bool) -> list[Part]:
-    parts = []
-
-    def add(part: str, remedy: str, trait: Trait) -> None:
-        parts.append(Part(part, remedy, needs=frozenset({trait})))
-
-    if not replaced and method.strategy.merge.average != "mean":
-        add(f"strategy {method.strategy.name}", "take heterofl", Trait.ALIKE)
+def _needed_of(method: Method, *, replaced: bool) -> list[Feature]:
+    """Return features that need something of a method; arguments are those of `_broken_by`."""
+    strategy = method.strategy
+    features = []
+    if not replaced and strategy.merge.average != "mean":
+        features.append(_needing(Trait.ALIKE, f"strategy {strategy.name}", "take heterofl"))
     if method.own_heads:
-        tiers = ", ".join(method.own_heads)
-        add(f"tiers with heads of their own ({tiers})", _EXPORT, Trait.TIER_HEADS)
+        heads = f"tiers with heads of their own ({', '.join(method.own_heads)})"
+        features.append(_needing(Trait.TIER_HEADS, heads, "export them without --head"))
     if method.judged:
-        add("evaluation.data", _NOT_JUDGED, Trait.ALL_MERGED)
+        features.append(_needing(Trait.ALL_MERGED, "evaluation.data", _NOT_JUDGED))
     if method.pieces:
-        add("train.micro_batch", "remove train.micro_batch", Trait.PIECES)
+        features.append(_needing(Trait.PIECES, "train.micro_batch", "remove train.micro_batch"))
     if method.keeps_optimizer:
-        add('train.optimizer_state = "keep"', 'use "reset"', Trait.FIXED_PLANS)
-    return parts
+        keep = 'train.optimizer_state = "keep"'
+        features.append(_needing(Trait.FIXED_PLANS, keep, 'use "reset"'))
+    return features
+
+
+def _breaking(trait: Trait, name: str, remedy: str) -> Feature:
+    return Feature(name, remedy, breaks=frozenset({trait}))
+
+
+def _needing(trait: Trait, name: str, remedy: str) -> Feature:
+    return Feature(name, remedy, needs=frozenset({trait}))

@@ -37,12 +37,11 @@ class _StrategyKeys(FrozenModel):
 
     @property
     def settings(self) -> StrategySettings[Any]:
-        """The same for the strategies."""
-        own = (
-            getattr(self, self.name)
-            if self.name in STRATEGIES and STRATEGIES[self.name].settings
-            else None
-        )
+        """Return the same for the strategies, with the table of the method's own."""
+        method = STRATEGIES.get(self.name)
+        own = None
+        if method is not None and method.settings is not None:
+            own = getattr(self, self.name)
         return StrategySettings(self.name, self.plan, self.weighting, self.label_rule, own)
 
 

@@ -1,6 +1,4 @@
-"""What hides one device's part in a run, ``[privacy]`` and ``[secure_sum]``, in a fleet and in a
-simulation.
-"""
+"""What hides one device's part in a run: ``[privacy]`` and ``[secure_sum]``."""
 
 from typing import Literal
 

@@ -1,6 +1,4 @@
-"""What a run does about updates that are unlike the others, ``[robust]``, in a fleet and in a
-simulation.
-"""
+"""What a run does about updates that are unlike the others: ``[robust]``."""
 
 from typing import Annotated, Literal
 

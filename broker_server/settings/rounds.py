@@ -1,7 +1,4 @@
-"""``[round]``: how rounds go, in a fleet and a simulation and for real devices alone; ``[upload]``.
-
-``[download]``.
-"""
+"""The tables that say how rounds go and weights travel: ``[round]``, ``[upload]``, ``[download]``."""
 
 from typing import Literal
 

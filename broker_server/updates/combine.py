@@ -1,7 +1,7 @@
 """How the updates of a round become one: the method's merge, a sum with noise, or a secure sum.
 
 The merges themselves are with the methods: the mean in `broker_server.strategies.accumulator`,
-median and trimmed mean in `broker_server.strategies.holders`, adapters in
+median and trimmed mean in `broker_server.strategies.robust_merge`, adapters in
 `broker_server.strategies.low_rank`, the sum with noise in `broker_server.strategies.private_merge`.
 """
 

@@ -1,3 +1,4 @@
-"""How a server bears many devices: light ones that speak the protocol but do not train, beside the
-bare broker.
+"""Measures how a server bears many light devices, beside the bare broker.
+
+They speak the protocol but do not train.
 """

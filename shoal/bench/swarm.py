@@ -1,6 +1,4 @@
-"""Many MQTT clients in one thread: paho's own packets, driven by one selector instead of a thread
-for each client.
-"""
+"""Many MQTT clients in one thread: one selector drives paho's own packets for all of them."""
 
 import contextlib
 import selectors
@@ -20,26 +18,33 @@ from fleet_protocol.transport import BrokerAddress, Farewell
 
 TICK_SECONDS = 0.5
 _IN_FLIGHT = 32
+_SESSION_EXPIRY_SECONDS = 60
 
 
 class Behaviour(Protocol):
     """What one client does."""
 
     def on_connected(self) -> None:
-        """The broker accepted the connection; subscriptions are made here."""
+        """Subscribe, now that the broker has accepted the connection."""
 
     def on_message(self, topic: str, payload: bytes) -> None:
-        """A message came."""
+        """Handle a message."""
 
     def on_tick(self, now: float) -> None:
-        """Now and then, at ``time.monotonic()``: repeat what was not answered."""
+        """Repeat what was not answered; called now and then, at ``time.monotonic()``."""
 
 
-class Member:
+class SwarmClient:
     """One client of a swarm, which counts the payload bytes of what it exchanges by kind.
 
-    It does not connect again before `away_until`, of ``time.monotonic()``; its swarm waits for the
-    socket `watched`.
+    Attributes:
+        topics: of the fleet.
+        name: of the device.
+        behaviour: what it does; set before it connects.
+        bytes_by_kind: bytes of topics and payloads by kind of topic and way.
+        away_until: ``time.monotonic()`` before which it does not connect again.
+        watched: the socket that its swarm waits for, None for none.
+        client: paho's.
     """
 
     def __init__(
@@ -63,40 +68,31 @@ class Member:
         if will is not None:
             self.client.will_set(will.topic, will.payload, qos=1, retain=True)
         self.client.max_inflight_messages_set(_IN_FLIGHT)
-        self.client.on_message = lambda _, __, said: self._take(
-            said.topic, bytes(said.payload), bool(said.retain)
-        )
+        self.client.on_message = self._on_message
+        # The lean client hands payloads over without making a message of paho's.
         if isinstance(self.client, LeanClient):
-            self.client.on_plain_message = self._take
+            self.client.on_plain_message = self._receive
         self.client.on_connect = self._on_connect
-
-    def _count(self, way: str, topic: str, size: int) -> None:
-        kind = topic[len(self.topics.root) + 1 :].split("/")
-        key = f"{kind[-1] if kind[0] in {'devices', 'server'} else kind[0]} {way}"
-        self.bytes_by_kind[key] = self.bytes_by_kind.get(key, 0) + size
-
-    def _take(self, topic: str, payload: bytes, _retained: bool) -> None:
-        self._count("received", topic, len(topic) + len(payload))
-        if self.behaviour is not None:
-            self.behaviour.on_message(topic, payload)
-
-    def _on_connect(self, *_: Any) -> None:
-        if self.behaviour is not None:
-            self.behaviour.on_connected()
 
     def connect(self, address: BrokerAddress) -> None:
         """Open the connection; the packets go with the swarm's loop."""
         properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
-        properties.SessionExpiryInterval = 60
+        properties.SessionExpiryInterval = _SESSION_EXPIRY_SECONDS
         self.client.connect(
             address.host,
             address.port,
             keepalive=KEEP_ALIVE_SECONDS,
-            clean_start=True,
+            clean_start=True,  # a session of an earlier benchmark would bring its chunks
             properties=properties,
         )
 
-    def publish(self, topic: str, payload: bytes | bytearray, *, retain: bool = False) -> None:
+    def publish(
+        self,
+        topic: str,
+        payload: bytes | bytearray,
+        *,
+        retain: bool = False,
+    ) -> None:
         """Send with quality of service 1."""
         self._count("sent", topic, len(topic) + len(payload))
         self.client.publish(topic, payload, qos=1, retain=retain)
@@ -109,66 +105,100 @@ class Member:
         """Let them come no more."""
         self.client.unsubscribe(topic_filter)
 
+    def _on_connect(self, *_: Any) -> None:
+        if self.behaviour is not None:
+            self.behaviour.on_connected()
+
+    def _on_message(
+        self,
+        _client: Any,
+        _userdata: Any,
+        message: paho.MQTTMessage,
+    ) -> None:
+        self._receive(message.topic, bytes(message.payload), bool(message.retain))
+
+    def _receive(
+        self,
+        topic: str,
+        payload: bytes,
+        _retained: bool,
+    ) -> None:
+        self._count("received", topic, len(topic) + len(payload))
+        if self.behaviour is not None:
+            self.behaviour.on_message(topic, payload)
+
+    def _count(self, way: str, topic: str, size: int) -> None:
+        levels = topic[len(self.topics.root) + 1 :].split("/")
+        # The last level says the kind where the first is that of a device or of the server.
+        kind = levels[-1] if levels[0] in {"devices", "server"} else levels[0]
+        key = f"{kind} {way}"
+        self.bytes_by_kind[key] = self.bytes_by_kind.get(key, 0) + size
+
 
 class Swarm:
     """Drives the clients of one process."""
 
-    def __init__(self, members: Iterable[Member], address: BrokerAddress) -> None:
-        self._members = tuple(members)
+    def __init__(self, clients: Iterable[SwarmClient], address: BrokerAddress) -> None:
+        self._clients = tuple(clients)
         self._address = address
         self._selector = selectors.DefaultSelector()
 
     def run(self, stop: Callable[[], bool]) -> None:
-        """Work until ``stop`` says so, which is asked every half second."""
-        for member in self._members:
-            self._connect(member, 0.0)
-        tick = time.monotonic()
+        """Work until ``stop`` returns true; it is called every half second."""
+        for client in self._clients:
+            self._connect(client, 0.0)
+        next_tick = time.monotonic()
         while not stop():
-            self._turn(max(0.0, tick - time.monotonic()))
-            if time.monotonic() >= tick:
-                tick = time.monotonic() + TICK_SECONDS
+            self._exchange(max(0.0, next_tick - time.monotonic()))
+            if time.monotonic() >= next_tick:
+                next_tick = time.monotonic() + TICK_SECONDS
                 self._tick(time.monotonic())
-        for member in self._members:
-            member.client.disconnect()
+        for client in self._clients:
+            client.client.disconnect()
 
-    def _turn(self, wait: float) -> None:
-        for key, events in self._selector.select(wait):
-            member: Member = key.data
+    def _exchange(self, wait_seconds: float) -> None:
+        """Read and write what the sockets have and take."""
+        for key, events in self._selector.select(wait_seconds):
+            client: SwarmClient = key.data
             if events & selectors.EVENT_READ:
-                member.client.loop_read()
+                client.client.loop_read()
             if events & selectors.EVENT_WRITE:
-                member.client.loop_write()
-            self._follow(member)
+                client.client.loop_write()
+            self._watch(client)
 
-    def _follow(self, member: Member) -> None:
+    def _watch(self, client: SwarmClient) -> None:
         """Wait for what a client's connection waits for now, if it has one."""
-        socket = member.client.socket()
-        if socket is not member.watched:
-            if member.watched is not None:
-                self._selector.unregister(member.watched)
+        socket = client.client.socket()
+        if socket is not client.watched:
+            if client.watched is not None:
+                self._selector.unregister(client.watched)
             if socket is not None:
-                self._selector.register(socket, selectors.EVENT_READ, member)
-            member.watched = socket
+                self._selector.register(socket, selectors.EVENT_READ, client)
+            client.watched = socket
         if socket is None:
             return
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if member.client.want_write() else 0)
-        if wanted != self._selector.get_key(socket).events:
-            self._selector.modify(socket, wanted, member)
+        events = selectors.EVENT_READ
+        if client.client.want_write():
+            events |= selectors.EVENT_WRITE
+        # A system call for each change is what a bench of thousands of clients feels.
+        if events != self._selector.get_key(socket).events:
+            self._selector.modify(socket, events, client)
 
-    def _connect(self, member: Member, now: float) -> None:
+    def _connect(self, client: SwarmClient, now: float) -> None:
         """Connect a client that is not, and is not to stay away.
 
         The broker may be gone, and is tried again.
         """
-        if member.client.socket() is None and now >= member.away_until:
+        if client.client.socket() is None and now >= client.away_until:
             with contextlib.suppress(OSError):
-                member.connect(self._address)
-        self._follow(member)
+                client.connect(self._address)
+        self._watch(client)
 
     def _tick(self, now: float) -> None:
-        for member in self._members:
-            member.client.loop_misc()
-            self._connect(member, now)
-            if member.behaviour is not None and member.client.is_connected():
-                member.behaviour.on_tick(now)
-                self._follow(member)
+        """Let paho keep connections alive, and each client repeat what was not answered."""
+        for client in self._clients:
+            client.client.loop_misc()
+            self._connect(client, now)
+            if client.behaviour is not None and client.client.is_connected():
+                client.behaviour.on_tick(now)
+                self._watch(client)

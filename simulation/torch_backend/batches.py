@@ -103,7 +103,7 @@ def pieces(
 
     Args:
         jobs: with the same batch size, the largest first.
-        plans: of each job the indices of every batch, as `device_runtime.training.schedule.passes`
+        plans: of each job the indices of every batch, as `TrainingSchedule.passes`
             gives them; none of a job that has ended.
         epoch: number of the pass, from 0.
         manifest: of the artifact set.

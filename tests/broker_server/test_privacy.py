@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
-from broker_server.settings.combinations import TABLE, Trait, parts_of
+from broker_server.settings.combinations import TABLE, Trait, features_of
 from broker_server.settings.fleet import FleetConfig
 from broker_server.settings.privacy import PrivacyConfig
 from broker_server.store import Store, privacy_spent, queries
@@ -287,7 +287,7 @@ def test_a_wrong_pair_is_refused_and_both_remedies_work(config, one, other, trai
         prepare(config, **tables)
     names, _, rest = str(refused.value).partition(" do not go together: ")
     remedies = rest.rpartition("; ")[2].split(", or ")
-    parts = {row.part.name: row.part.remedy for row in TABLE}
+    parts = {row.feature.name: row.feature.remedy for row in TABLE}
     assert [parts[name] for name in names.split(" and ")] == remedies
     for remedy in remedies:
         assert prepare(config, **followed(tables, remedy)).strategy.name == "heterofl"
@@ -300,7 +300,7 @@ def test_every_other_pair_is_planned(config):
     for one, other in itertools.combinations(USES, 2):
         if {one, other} not in wrong and {one, other} not in EXCLUSIVE:
             context = prepare(config, **both(one, other))
-            assert len(parts_of(context.config)) >= 2, (one, other)
+            assert len(features_of(context.config)) >= 2, (one, other)
 
 
 @pytest.mark.parametrize("tables", [{"privacy": HIDDEN}, {"secure_sum": {"clip": 1.0}}])
@@ -354,7 +354,7 @@ def test_the_page_shows_the_table():
     def clauses(traits):
         return "; ".join(trait.value for trait in Trait if trait in traits)
 
-    parts = [row.part for row in TABLE]
+    parts = [row.feature for row in TABLE]
     table = [
         f"| `{part.name}` | {clauses(part.needs)} | {clauses(part.breaks)} |" for part in parts
     ]

@@ -32,8 +32,9 @@ from broker_server.store import Store, TaskPhase
 from fleet_protocol import control
 from fleet_protocol.topics import Topics
 from fleet_protocol.transport import BrokerAddress
-from shoal.bench.fleet import ARCH, write_architecture
-from shoal.bench.processes import device_name, light_member
+from shoal.bench.architecture import ARCH, write_architecture
+from shoal.bench.light_device import light_client
+from shoal.bench.processes import device_name
 from shoal.bench.swarm import Swarm
 from tests.brokers import TestBroker, free_port, mosquitto_broker
 
@@ -78,7 +79,7 @@ def swarm(url: str, devices: int, seed: str) -> None:
     threading.Thread(target=lambda: (sys.stdin.buffer.read(), ended.set()), daemon=True).start()
     topics = Topics(FLEET)
     whole = dict[str, bytes]()
-    members = [light_member(topics, device_name(index), whole) for index in range(devices)]
+    members = [light_client(topics, device_name(index), whole) for index in range(devices)]
     mean_away = sum(AWAY_SECONDS) / 2
     looked = time.monotonic()
 

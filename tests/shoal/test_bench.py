@@ -10,7 +10,7 @@ from fleet_protocol.mapped_tensors import blob_in
 from fleet_protocol.topics import Topics
 from fleet_protocol.weights import encode_weights
 from shoal.bench.fleet import bench_fleet
-from shoal.bench.processes import light_member
+from shoal.bench.light_device import light_client
 from shoal.bench.settings import FleetBench
 from tests.brokers import mosquitto_broker
 
@@ -38,7 +38,7 @@ def test_devices_of_one_process_send_the_update_that_they_announce(chunk_bytes, 
     ref = blob_ref(weights, chunk_bytes)
     whole: dict[str, bytes] = {}
     for name in ("a", "b"):
-        member = light_member(Topics("lab"), name, whole)
+        member = light_client(Topics("lab"), name, whole)
         sent: list[tuple[str, bytes]] = []
         monkeypatch.setattr(
             member, "publish", lambda topic, payload, sent=sent, **_: sent.append((topic, payload))

@@ -82,7 +82,7 @@ def test_a_round_that_is_gone_on_with_takes_as_long(tmp_path, cache, monkeypatch
             if found
             else 0
         )
-        finished = VirtualDispatcher._finished
+        finished = VirtualDispatcher._receive_update
         count = itertools.count(1)
 
         def stopping(self, task, result, *, finished=finished, count=count, stop=stop):
@@ -91,7 +91,7 @@ def test_a_round_that_is_gone_on_with_takes_as_long(tmp_path, cache, monkeypatch
                 raise StopRequested
 
         with monkeypatch.context() as patch:
-            patch.setattr(VirtualDispatcher, "_finished", stopping)
+            patch.setattr(VirtualDispatcher, "_receive_update", stopping)
             devices = {"count": 6, "types": [{"dropout": 0.4}]}
             steps = {"rounds": 2, "fraction": 1.0}
             given = settings(tmp_path / name, cache, devices=devices, round=steps)

@@ -18,8 +18,9 @@ from fleet_protocol.errors import ConfigError, DataError, MismatchError
 from models import Registry
 from models.pretrained import MINILM_VOCAB
 from simulation.data.held import Parts, VirtualData
+from simulation.data.own import own_data
 from simulation.exporting import Chosen
-from simulation.preparing import own_data, prepare
+from simulation.preparing import prepare
 from simulation.runner import simulate
 from tests.simulation.simulations import settings
 

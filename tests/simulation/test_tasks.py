@@ -11,7 +11,7 @@ from simulation.data.dataset import Dataset
 from simulation.data.datasets import load_dataset
 from simulation.data.held import Parts, VirtualData
 from simulation.data.images import CIFAR_TASKS
-from simulation.preparing import split_data
+from simulation.data.split import split_data
 from simulation.settings import SimulationConfig
 from simulation.tables import OwnModel
 from tests.simulation.test_cifar100 import records

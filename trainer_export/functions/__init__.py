@@ -1,4 +1,5 @@
-"""Functions of PyTorch that a trace writes in other ones, which have a lowering and a gradient.
+"""Functions of PyTorch that a trace writes as others, which have a lowering and a gradient.
 
-One file per kind.
+Each module has a table ``FUNCTIONS``, by the function of PyTorch. An entry returns NotImplemented
+where the function can stay as it is.
 """

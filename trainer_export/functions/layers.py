@@ -1,6 +1,6 @@
-"""Layers of other layers: bags of embeddings, norms of single samples, activations.
+"""Layers in terms of other layers: bags of embeddings, norms of single samples, activations.
 
-And those that cannot be had.
+Those that cannot be exported are refused here.
 """
 
 import functools
@@ -17,7 +17,18 @@ from torch.nn import functional
 from fleet_protocol.errors import ExportError
 from trainer_export.operators import take
 
-_SQUARE = 2
+_SQUARE = 2  # dimensions of tokens [batch, length]
+
+# Settings of embedding_bag behind max_norm, in PyTorch's order.
+_BAG_SETTINGS = (
+    "norm_type",
+    "scale_grad_by_freq",
+    "mode",
+    "sparse",
+    "per_sample_weights",
+    "include_last_offset",
+    "padding_idx",
+)
 
 
 def _embedding_bag(
@@ -25,44 +36,33 @@ def _embedding_bag(
     weight: Tensor,
     offsets: Any = None,
     max_norm: Any = None,
-    *rest: Any,
-    **settings: Any,
+    *positional: Any,
+    **keywords: Any,
 ) -> Any:
-    names = (
-        "norm_type",
-        "scale_grad_by_freq",
-        "mode",
-        "sparse",
-        "per_sample_weights",
-        "include_last_offset",
-    )
-    chosen = {**dict(zip((*names, "padding_idx"), rest, strict=False)), **settings}
-    mode, padding, shares = (
-        chosen.get(name) for name in ("mode", "padding_idx", "per_sample_weights")
-    )
-    if (
-        tokens.dim() != _SQUARE
-        or offsets is not None
-        or max_norm is not None
-        or chosen.get("scale_grad_by_freq")
-    ):
+    settings = {**dict(zip(_BAG_SETTINGS, positional, strict=False)), **keywords}
+    has_limits = max_norm is not None or settings.get("scale_grad_by_freq")
+    if tokens.dim() != _SQUARE or offsets is not None or has_limits:
         raise ExportError(
-            "embedding_bag with offsets, max_norm or scale_grad_by_freq cannot be exported; give it tokens"
-            " [batch, length] and leave those settings out"
+            "embedding_bag with offsets, max_norm or scale_grad_by_freq cannot be exported; give "
+            "it tokens [batch, length] and leave those settings out"
         )
-    found = functional.embedding(tokens, weight, padding_idx=padding)
+    mode = settings.get("mode")
+    padding = settings.get("padding_idx")
+    shares = settings.get("per_sample_weights")
+    rows = functional.embedding(tokens, weight, padding_idx=padding)
     if mode == "max":
         if padding is not None:
             raise ExportError(
-                "embedding_bag(mode='max', padding_idx=...) cannot be exported; use mode='mean' or 'sum'"
+                "embedding_bag(mode='max', padding_idx=...) cannot be exported; use mode='mean' or "
+                "'sum'"
             )
-        return found.amax(1)
+        return rows.amax(1)
     if shares is not None:
-        found = found * shares.unsqueeze(-1)
+        rows = rows * shares.unsqueeze(-1)
     if padding is None:
-        return found.sum(1) if mode == "sum" else found.mean(1)
-    kept = (tokens != padding).to(found.dtype).unsqueeze(-1)
-    total = (found * kept).sum(1)
+        return rows.sum(1) if mode == "sum" else rows.mean(1)
+    kept = (tokens != padding).to(rows.dtype).unsqueeze(-1)
+    total = (rows * kept).sum(1)
     return total if mode == "sum" else total / kept.sum(1).clamp(min=1)
 
 
@@ -79,14 +79,18 @@ def _instance_norm(
     del momentum
     if running_mean is not None or running_var is not None or not use_input_stats:
         raise ExportError(
-            "instance norm with running statistics cannot be exported; use track_running_stats=False"
+            "instance norm with running statistics cannot be exported; use "
+            "track_running_stats=False"
         )
     axes = tuple(range(2, x.dim()))
     centred = x - x.mean(axes, keepdim=True)
     normal = centred * torch.rsqrt((centred * centred).mean(axes, keepdim=True) + eps)
     shape = (1, -1, *(1,) * len(axes))
-    normal = normal if weight is None else normal * weight.view(shape)
-    return normal if bias is None else normal + bias.view(shape)
+    if weight is not None:
+        normal = normal * weight.view(shape)
+    if bias is not None:
+        normal = normal + bias.view(shape)
+    return normal
 
 
 def _gelu(x: Tensor, *, approximate: str = "none") -> Any:
@@ -96,12 +100,13 @@ def _gelu(x: Tensor, *, approximate: str = "none") -> Any:
 
 
 def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
-    axes = (
-        [axis for axis in range(v.dim()) if axis != dim % v.dim()]
-        if dim != -1
-        else list(range(v.dim()))
-    )
+    # PyTorch's own uses -1 for the norm over all dimensions.
+    axes = list(range(v.dim())) if dim == -1 else _other_axes(v, dim)
     return v * (g / torch.sqrt((v * v).sum(axes, keepdim=True)))
+
+
+def _other_axes(x: Tensor, dim: int) -> list[int]:
+    return [axis for axis in range(x.dim()) if axis != dim % x.dim()]
 
 
 def _one_hot(labels: Tensor, num_classes: int = -1) -> Tensor:
@@ -109,18 +114,16 @@ def _one_hot(labels: Tensor, num_classes: int = -1) -> Tensor:
         raise ExportError(
             "one_hot without num_classes cannot be exported; name the number of classes"
         )
-    # A table has no row for other labels; as few numbers as there are labels, of which a vocabulary
-    # may have many.
-    known = functional.embedding(
-        labels, torch.arange(num_classes, dtype=torch.float32).unsqueeze(-1)
-    )
-    return (known == torch.arange(num_classes)).to(torch.int64)
+    # The table fails for labels outside the classes, as PyTorch does. It has a single column, as a
+    # vocabulary may be large.
+    table = torch.arange(num_classes, dtype=torch.float32).unsqueeze(-1)
+    classes = functional.embedding(labels, table)
+    return (classes == torch.arange(num_classes)).to(torch.int64)
 
 
 def _bilinear(left: Tensor, right: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    return functional.linear(
-        (left.unsqueeze(-1) * right.unsqueeze(-2)).flatten(-2), weight.flatten(1), bias
-    )
+    products = (left.unsqueeze(-1) * right.unsqueeze(-2)).flatten(-2)
+    return functional.linear(products, weight.flatten(1), bias)
 
 
 def _unfold(x: Tensor, dimension: int, size: int, step: int) -> Any:
@@ -129,14 +132,17 @@ def _unfold(x: Tensor, dimension: int, size: int, step: int) -> Any:
     if not isinstance(length, int):
         return NotImplemented
     starts = range(0, length - size + 1, step)
-    windows = take(x, dim, [start + place for start in starts for place in range(size)])
+    places: list[int] = []
+    for start in starts:
+        places += range(start, start + size)
+    windows = take(x, dim, places)
     return windows.unflatten(dim, (len(starts), size)).movedim(dim + 1, -1)
 
 
 def _diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
     square = x.movedim((dim1, dim2), (-2, -1))
-    sizes: tuple[Any, ...] = square.shape[-2:]
-    rows, columns = sizes
+    rows: Any = square.shape[-2]
+    columns: Any = square.shape[-1]
     if not isinstance(rows, int) or not isinstance(columns, int):
         return NotImplemented
     places = [row * columns + row + offset for row in range(rows) if 0 <= row + offset < columns]
@@ -144,17 +150,14 @@ def _diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
 
 
 def _renorm(x: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
-    axes = [axis for axis in range(x.dim()) if axis != dim % x.dim()]
-    norm = torch.linalg.vector_norm(x, p, axes, keepdim=True)
+    norm = torch.linalg.vector_norm(x, p, _other_axes(x, dim), keepdim=True)
     return x * torch.where(norm > maxnorm, maxnorm / (norm + 1e-7), 1.0)
 
 
 def _diag_embed(x: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Any:
-    return (
-        NotImplemented
-        if offset or (dim1, dim2) != (-2, -1)
-        else x.unsqueeze(-1) * torch.eye(x.shape[-1])
-    )
+    if offset or (dim1, dim2) != (-2, -1):
+        return NotImplemented
+    return x.unsqueeze(-1) * torch.eye(x.shape[-1])
 
 
 def _cdist(left: Tensor, right: Tensor, p: float = 2.0, compute_mode: Any = None) -> Tensor:
@@ -175,8 +178,9 @@ def _embedding(
     if max_norm is None:
         return NotImplemented
     raise ExportError(
-        "embedding with max_norm cannot be exported, as it changes its table while it reads; leave it out, and divide"
-        " what was read: rows * (max_norm / rows.norm(dim=-1, keepdim=True).clamp(min=max_norm))"
+        "embedding with max_norm cannot be exported, as it changes its table while it reads; leave "
+        "it out, and divide what was read: rows * (max_norm / rows.norm(dim=-1, "
+        "keepdim=True).clamp(min=max_norm))"
     )
 
 
@@ -190,11 +194,11 @@ def _gaussian_nll(
 ) -> Any:
     var = torch.as_tensor(var)
     var = var if var.dim() in (0, mean.dim()) else var.unsqueeze(-1)
-    var = (
-        var + (var.clamp(min=eps) - var).detach()
-    )  # torch's own looks at values first, and bounds them so
-    found = 0.5 * (var.log() + (mean - target) ** 2 / var + full * math.log(2 * math.pi))
-    return found if reduction == "none" else getattr(found, reduction)()
+    # PyTorch bounds the variance so, without a gradient of the bound. It also checks values, which
+    # a trace does not have.
+    var = var + (var.clamp(min=eps) - var).detach()
+    losses = 0.5 * (var.log() + (mean - target) ** 2 / var + full * math.log(2 * math.pi))
+    return losses if reduction == "none" else getattr(losses, reduction)()
 
 
 def _multilabel_margin(
@@ -205,45 +209,47 @@ def _multilabel_margin(
     reduction: str = "mean",
 ) -> Any:
     del size_average, reduce
-    listed = (target < 0).to(torch.int64).cumsum(
-        1
-    ) == 0  # what torch takes apart goes on behind the end of the list
-    places = target.clamp(min=0)
-    others = ((places.unsqueeze(-1) == torch.arange(x.shape[1])) * listed.unsqueeze(-1)).sum(1) == 0
-    margins = (1 - x.gather(1, places).unsqueeze(2) + x.unsqueeze(1)).clamp(min=0)
-    found = (margins * listed.unsqueeze(2) * others.unsqueeze(1)).sum((1, 2)) / x.shape[1]
-    return found if reduction == "none" else getattr(found, reduction)()
+    # The labels of a sample end at the first negative one.
+    listed = (target < 0).to(torch.int64).cumsum(1) == 0
+    labels = target.clamp(min=0)
+    is_label = (labels.unsqueeze(-1) == torch.arange(x.shape[1])) * listed.unsqueeze(-1)
+    absent = is_label.sum(1) == 0
+    margins = (1 - x.gather(1, labels).unsqueeze(2) + x.unsqueeze(1)).clamp(min=0)
+    losses = (margins * listed.unsqueeze(2) * absent.unsqueeze(1)).sum((1, 2)) / x.shape[1]
+    return losses if reduction == "none" else getattr(losses, reduction)()
 
 
-def _parts(x: Tensor, dim: Any) -> Sequence[Tensor] | None:
-    """The slices along a dimension whose size is known."""
+def _slices(x: Tensor, dim: Any) -> Sequence[Tensor] | None:
+    """Return the slices along a dimension of fixed size; None for any other."""
     return x.unbind(dim) if isinstance(dim, int) and isinstance(x.shape[dim], int) else None
 
 
 def _prod(x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
-    parts = _parts(x, dim)
-    if parts is None or dtype is not None:
+    slices = _slices(x, dim)
+    if slices is None or dtype is not None:
         return NotImplemented
-    found = functools.reduce(torch.mul, parts)
-    return found.unsqueeze(dim) if keepdim else found
+    product = functools.reduce(torch.mul, slices)
+    return product.unsqueeze(dim) if keepdim else product
 
 
 def _cumprod(x: Tensor, dim: Any, *, dtype: Any = None) -> Any:
-    parts = _parts(x, dim)
-    if parts is None or dtype is not None:
+    slices = _slices(x, dim)
+    if slices is None or dtype is not None:
         return NotImplemented
-    return torch.stack([*itertools.accumulate(parts, torch.mul)], dim)
+    return torch.stack([*itertools.accumulate(slices, torch.mul)], dim)
 
 
 def _median(x: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
     if dim is None:
         return NotImplemented
-    value, place = (
-        part.narrow(dim, (x.shape[dim] - 1) // 2, 1) for part in x.sort(dim=dim, stable=True)
-    )
-    return torch.return_types.median(
-        (value, place) if keepdim else (value.squeeze(dim), place.squeeze(dim))
-    )
+    values, places = x.sort(dim=dim, stable=True)
+    middle = (x.shape[dim] - 1) // 2
+    value = values.narrow(dim, middle, 1)
+    place = places.narrow(dim, middle, 1)
+    if not keepdim:
+        value = value.squeeze(dim)
+        place = place.squeeze(dim)
+    return torch.return_types.median((value, place))
 
 
 def _batch_norm(
@@ -256,13 +262,13 @@ def _batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    if (
-        training and running_mean is running_var is None and x.shape[0] == 1
-    ):  # a way to standardise the rows of weights
+    # On a batch of one, the norm is a way to standardise the rows of weights.
+    if training and running_mean is running_var is None and x.shape[0] == 1:
         return _instance_norm(x, None, None, weight, bias, True, momentum, eps)
     raise ExportError(
-        "batch norm cannot be exported: running averages of unequal sub-models cannot be merged; `shoal export"
-        " --convert` replaces it by StaticBatchNorm of models.zoo.layers, or use GroupNorm or LayerNorm"
+        "batch norm cannot be exported: running averages of unequal sub-models cannot be merged; "
+        "`shoal export --convert` replaces it by StaticBatchNorm of models.zoo.layers, or use "
+        "GroupNorm or LayerNorm"
     )
 
 
@@ -272,28 +278,27 @@ def _dropout(
     training: bool = True,
     inplace: bool = False,
     *,
-    what: str = "dropout",
+    title: str = "dropout",
 ) -> Any:
     del x, inplace
     if not training or p == 0:
         return NotImplemented
     raise ExportError(
-        f"{what} that draws its own numbers cannot be exported: a graph takes them as an input; use nn.Dropout and"
-        " `shoal export --convert` (in a builder `convert` of models.zoo.conversion), or Dropout of models.zoo.dropout"
+        f"{title} that draws its own numbers cannot be exported: a graph takes them as an input; "
+        "use nn.Dropout and `shoal export --convert` (in a builder `convert` of "
+        "models.zoo.conversion), or Dropout of models.zoo.dropout"
     )
 
 
 def _take_along_dim(x: Tensor, index: Tensor, dim: int | None = None) -> Any:
-    same = (
-        dim is not None
-        and x.dim() == index.dim()
-        and all(x.shape[i] == index.shape[i] for i in range(x.dim()) if i != dim % x.dim())
-    )
-    return x.gather(dim, index) if dim is not None and same else NotImplemented
+    if dim is None or x.dim() != index.dim():
+        return NotImplemented
+    is_alike = all(x.shape[axis] == index.shape[axis] for axis in _other_axes(x, dim))
+    return x.gather(dim, index) if is_alike else NotImplemented
 
 
 def _alpha_dropout(x: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False) -> Any:
-    return _dropout(x, p, training, inplace, what="alpha dropout")
+    return _dropout(x, p, training, inplace, title="alpha dropout")
 
 
 FUNCTIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fleet_protocol.errors import ExportError
-from trainer_export.functions.resampling import each, lifted
+from trainer_export.functions.resampling import for_each_axis, with_channels
 
 
 def _refuse_indices(name: str, *, wanted: bool) -> None:
@@ -17,34 +17,42 @@ def _refuse_indices(name: str, *, wanted: bool) -> None:
         raise ExportError(f"{name}(return_indices=True) cannot be exported; leave the indices out")
 
 
-def _shrunk(x: Tensor, axis: int, count: int) -> Tensor:
-    """The maxima of ``count`` windows along axis 2 or 3 of [batch, channels, height, width]."""
+def _adaptive_max(x: Tensor, axis: int, count: int) -> Tensor:
+    """Return the maxima of windows along axis 2 or 3 of [batch, channels, height, width].
+
+    The bounds of the windows are PyTorch's; windows of unequal sizes overlap.
+    """
     size = int(x.shape[axis])
     if size == count:
         return x
-
-    def pooled(part: Tensor, length: int) -> Tensor:
-        return functional.max_pool2d(part, (length, 1) if axis == 2 else (1, length))
-
     if size % count == 0:
-        return pooled(x, size // count)
-    bounds = [(i * size // count, -(-(i + 1) * size // count)) for i in range(count)]
-    return torch.cat(
-        [pooled(x.narrow(axis, start, end - start), end - start) for start, end in bounds],
-        axis,
-    )
+        return _max_along(x, axis, size // count)
+    maxima: list[Tensor] = []
+    for number in range(count):
+        start = number * size // count
+        end = -(-(number + 1) * size // count)
+        maxima.append(_max_along(x.narrow(axis, start, end - start), axis, end - start))
+    return torch.cat(maxima, axis)
 
 
-def _adaptive(rank: int) -> Callable[..., Any]:
+def _max_along(x: Tensor, axis: int, length: int) -> Tensor:
+    """Return the maxima of consecutive windows of a length along axis 2 or 3."""
+    return functional.max_pool2d(x, (length, 1) if axis == 2 else (1, length))
+
+
+def _adaptive_pool(rank: int) -> Callable[..., Any]:
+    """Return adaptive max pooling of one or two spatial axes."""
+
     def pool(x: Tensor, output_size: Any, return_indices: bool = False) -> Any:
         _refuse_indices(f"adaptive_max_pool{rank}d", wanted=return_indices)
         if x.dim() != rank + 2:
             return NotImplemented
-        counts = each(output_size, rank)
+        counts = for_each_axis(output_size, rank)
         plane = x if rank == 2 else x.unsqueeze(2)
         # The last axis first: of equal maxima PyTorch takes the first in reading order.
         for axis, count in zip((3, 2), reversed(counts), strict=False):
-            plane = _shrunk(plane, axis, int(plane.shape[axis]) if count is None else int(count))
+            if count is not None:
+                plane = _adaptive_max(plane, axis, int(count))
         return plane if rank == 2 else plane.squeeze(2)
 
     return pool
@@ -59,14 +67,14 @@ def _volume(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Any:
-    """Over height and width first, then over depth: the maximum of maxima."""
+    """Pool over height and width first, then over depth: the maximum of maxima."""
     _refuse_indices("max_pool3d", wanted=return_indices)
     if x.dim() != 5:
         return NotImplemented
-    kernel = each(kernel_size, 3)
-    steps = kernel if stride is None or stride == () else each(stride, 3)
-    pads = each(padding, 3)
-    gaps = each(dilation, 3)
+    kernel = for_each_axis(kernel_size, 3)
+    steps = kernel if stride is None or stride == () else for_each_axis(stride, 3)
+    pads = for_each_axis(padding, 3)
+    gaps = for_each_axis(dilation, 3)
     channels = int(x.shape[1])
     depth = int(x.shape[2])
     plane = functional.max_pool2d(
@@ -86,11 +94,11 @@ def _unpool(*_: Any, **__: Any) -> Any:
 
 FUNCTIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
-        functional.adaptive_max_pool1d: _adaptive(1),
-        functional.adaptive_max_pool2d: _adaptive(2),
+        functional.adaptive_max_pool1d: _adaptive_pool(1),
+        functional.adaptive_max_pool2d: _adaptive_pool(2),
         functional.max_pool3d: _volume,
-        functional.max_pool1d: lifted(functional.max_pool1d, 1),
-        functional.max_pool2d: lifted(functional.max_pool2d, 2),
+        functional.max_pool1d: with_channels(functional.max_pool1d, 1),
+        functional.max_pool2d: with_channels(functional.max_pool2d, 2),
         **dict.fromkeys(
             (functional.max_unpool1d, functional.max_unpool2d, functional.max_unpool3d),
             _unpool,

@@ -1,6 +1,7 @@
 """Recurrent layers as one loop per layer and direction (`trainer_export.recurrence`)."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -11,64 +12,87 @@ from torch.nn.functional import linear
 from fleet_protocol.errors import ExportError
 from trainer_export.recurrence import CELLS, recurrence
 
+_SETTINGS = 6  # arguments behind the weights, of a call without packed sequences
 
-def _one_way(
+
+@dataclass(frozen=True)
+class _Stack:
+    """All layers of a recurrent network, in one or both directions."""
+
+    kind: str  # as in `CELLS`
+    layers: int
+    directions: int
+    weights: Sequence[Tensor]  # of each layer and direction, one behind the other
+    start: Sequence[Tensor]  # the first states, [layers * directions, batch, size] each
+
+    def run(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Return the outputs of the last layer, [time, batch, size], and the last states."""
+        last: list[list[Tensor]] = []
+        count = len(self.weights) // (self.layers * self.directions)
+        for layer in range(self.layers):
+            outputs: list[Tensor] = []
+            for direction in range(self.directions):
+                place = layer * self.directions + direction
+                weights = self.weights[place * count : (place + 1) * count]
+                start = [state[place] for state in self.start]
+                is_backwards = direction == 1
+                states = _one_direction(self.kind, x, weights, start, is_backwards=is_backwards)
+                last.append([state[0 if is_backwards else -1] for state in states])
+                outputs.append(states[0])
+            x = torch.cat(outputs, 2) if self.directions > 1 else outputs[0]
+        return x, [torch.stack(state) for state in zip(*last, strict=True)]
+
+
+def _one_direction(
     kind: str,
     x: Tensor,
     weights: Sequence[Tensor],
     start: list[Tensor],
-    backwards: bool,
+    *,
+    is_backwards: bool,
 ) -> list[Tensor]:
-    """One layer in one direction: its states after every step, in the order of time.
+    """Run one layer in one direction; return its states after every step, in the order of time.
 
     A projected state is a product, ``h = P u``, so what it adds to the gates is ``(W P) u``: the
-    same loop over ``u``, which begins at 0, and the first step is given what the first ``h`` adds.
+    same loop over ``u``, which begins at 0, where the first step adds what the first ``h`` adds.
     """
     to_input, to_state, *biases = weights
     projection = biases.pop() if len(biases) % 2 else None
-    x = x.flip(0) if backwards else x
-    z = linear(x, to_input, biases[0] if biases else None)
+    x = x.flip(0) if is_backwards else x
+    gates = linear(x, to_input, biases[0] if biases else None)
     bias = biases[1] if biases else to_state.new_zeros(to_state.shape[0])
     if projection is not None:
-        z = torch.cat([z[:1] + linear(start[0], to_state), z[1:]])
+        gates = torch.cat([gates[:1] + linear(start[0], to_state), gates[1:]])
         to_state = to_state @ projection
         start = [torch.zeros_like(start[1]), start[1]]
-    states: list[Tensor] = recurrence(kind, z, to_state, bias, start)
-    states = states if projection is None else [linear(states[0], projection), states[1]]
-    return [state.flip(0) for state in states] if backwards else states
+    states: list[Tensor] = recurrence(kind, gates, to_state, bias, start)
+    if projection is not None:
+        states = [linear(states[0], projection), states[1]]
+    return [state.flip(0) for state in states] if is_backwards else states
 
 
 def _layers(kind: str) -> Callable[..., Any]:
-    def run(x: Tensor, given: Any, weights: Any, *rest: Any) -> Any:
-        if len(rest) != 6 or isinstance(rest[0], (list, tuple)):
+    """Return PyTorch's function of a kind of layers, written as loops."""
+
+    def run(x: Tensor, start: Any, weights: Any, *settings: Any) -> Any:
+        if len(settings) != _SETTINGS or isinstance(settings[0], (list, tuple)):
             raise ExportError(
-                f"{kind} over packed sequences cannot be exported; pad them, and mask what is padding"
+                f"{kind} over packed sequences cannot be exported; pad them, and mask what is "
+                "padding"
             )
-        biased, layers, dropout, training, both_ways, batch_first = rest
+        _, layers, dropout, training, both_directions, batch_first = settings
         if x.dim() != 3:
             return NotImplemented
         if dropout and training:
             raise ExportError(
-                f"{kind} with dropout between its layers cannot be exported; `shoal export --convert` makes"
-                " layers of their own with Dropout of models.zoo.dropout between them, or use dropout=0"
+                f"{kind} with dropout between its layers cannot be exported; `shoal export "
+                "--convert` makes layers of their own with Dropout of models.zoo.dropout between "
+                "them, or use dropout=0"
             )
-        first = list(given) if isinstance(given, (list, tuple)) else [given]
-        projected = first[0].shape[-1] * CELLS[kind].gates != weights[0].shape[0]
-        x = x.transpose(0, 1) if batch_first else x
-        count = (4 if biased else 2) + projected
-        ways = 1 + both_ways
-        last: list[list[Tensor]] = []
-        for layer in range(layers):
-            made = []
-            for way in range(ways):
-                place = layer * ways + way
-                own = weights[place * count : (place + 1) * count]
-                states = _one_way(kind, x, own, [state[place] for state in first], bool(way))
-                last.append([state[0 if way else -1] for state in states])
-                made.append(states[0])
-            x = torch.cat(made, 2) if both_ways else made[0]
-        ends = [torch.stack(state) for state in zip(*last, strict=True)]
-        return (x.transpose(0, 1) if batch_first else x), *ends
+        states = list(start) if isinstance(start, (list, tuple)) else [start]
+        stack = _Stack(kind, layers, 2 if both_directions else 1, weights, states)
+        outputs, ends = stack.run(x.transpose(0, 1) if batch_first else x)
+        return (outputs.transpose(0, 1) if batch_first else outputs), *ends
 
     return run
 

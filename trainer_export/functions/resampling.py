@@ -1,8 +1,7 @@
-"""Resizing, average pooling and padding as one map per axis: a matrix product, or a look-up where
-it only selects.
+"""Resizing, average pooling and padding, as one linear map for each axis.
 
-What such a function does along an axis is asked of the function itself: it is applied to the
-identity.
+The map is a matrix product, or a look-up where it only selects elements. Its matrix is what the
+function of PyTorch makes of the identity.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,36 +20,43 @@ _FEW = 16  # uses of one element up to which a look-up's gradient is a sum of lo
 
 
 def _matrix(size: int, axis: int, rank: int, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """What a function of [batch, channels, ...] does along an axis of ``size``: float32 [size,
-    outputs].
+    """Return the matrix of a function of [batch, channels, ...] along an axis of some size.
+
+    Returns:
+        Float32 [size, outputs].
     """
     with _disable_current_modes(), torch.no_grad():
         shape = [1] * rank
         shape[axis] = size
-        made: Tensor = function(torch.eye(size).reshape(size, 1, *shape)).reshape(size, -1)
-    return made
+        identity = torch.eye(size).reshape(size, 1, *shape)
+        matrix: Tensor = function(identity).reshape(size, -1)
+    return matrix
 
 
 def _along(x: Tensor, axis: int, matrix: Tensor) -> Tensor:
-    """The product of one axis with a matrix [size, outputs]."""
+    """Multiply one axis with a matrix [size, outputs]."""
     with _disable_current_modes():
         size, outputs = matrix.shape
         if size == outputs and torch.equal(matrix, torch.eye(size)):
             return x
-        selects = bool(((matrix == 0) | (matrix == 1)).all()) and bool((matrix.sum(0) <= 1).all())
-        few = int(matrix.sum(1).max()) <= _FEW
+        is_binary = bool(((matrix == 0) | (matrix == 1)).all())
+        selects = is_binary and bool((matrix.sum(0) <= 1).all())
+        has_few_uses = int(matrix.sum(1).max()) <= _FEW
+        # -1 is an output that selects nothing, which is 0.
         index = torch.where(matrix.sum(0) > 0, matrix.argmax(0), -1).tolist()
-    if selects and few:
-        chosen: Tensor = take(x, axis, index)
-        return chosen
+    if selects and has_few_uses:
+        selected: Tensor = take(x, axis, index)
+        return selected
     return torch.matmul(x.movedim(axis, -1), matrix).movedim(-1, axis)
 
 
 def along_axes(x: Tensor, functions: Sequence[Callable[[Tensor], Tensor] | None]) -> Tensor:
     """Apply a separable linear function to float32 [batch, channels, ...].
 
-    For each spatial axis it is what is done to a tensor whose other spatial axes have size 1; None
-    for nothing.
+    Args:
+        x: the tensor.
+        functions: for each spatial axis what is done to a tensor whose other spatial axes have size
+            1; None leaves an axis as it is.
     """
     rank = len(functions)
     for axis, function in enumerate(functions):
@@ -59,35 +65,33 @@ def along_axes(x: Tensor, functions: Sequence[Callable[[Tensor], Tensor] | None]
     return x
 
 
-def each(value: Any, rank: int) -> list[Any]:
-    """One value for each axis, of a value for all of them or one each."""
+def for_each_axis(value: Any, rank: int) -> list[Any]:
+    """Return a value for each axis, given one for all axes or one for each."""
     return list(value) if isinstance(value, (tuple, list)) else [value] * rank
+
+
+# Settings of interpolate behind scale_factor, in PyTorch's order.
+_INTERPOLATION = ("mode", "align_corners", "recompute_scale_factor", "antialias")
 
 
 def _interpolate(
     x: Tensor, size: Any = None, scale_factor: Any = None, *args: Any, **settings: Any
 ) -> Any:
     rank = x.dim() - 2
-    settings |= dict(
-        zip(
-            ("mode", "align_corners", "recompute_scale_factor", "antialias"),
-            args,
-            strict=False,
-        )
-    )
+    settings |= dict(zip(_INTERPOLATION, args, strict=False))
     if settings.get("antialias"):
         raise ExportError(
-            "interpolate(antialias=True) cannot be exported; use mode='area', or average pooling before"
+            "interpolate(antialias=True) cannot be exported; use mode='area', or average pooling "
+            "before"
         )
-    given = "size" if scale_factor is None else "scale_factor"
-    values = each(size if scale_factor is None else scale_factor, rank)
+    keyword = "size" if scale_factor is None else "scale_factor"
+    values = for_each_axis(size if scale_factor is None else scale_factor, rank)
 
     def resize(axis: int) -> Callable[[Tensor], Tensor]:
-        along: dict[str, Any] = {
-            **settings,
-            given: [values[axis] if other == axis else 1 for other in range(rank)],
-        }
-        return lambda eye: functional.interpolate(eye, **along)
+        sizes: list[Any] = [1] * rank
+        sizes[axis] = values[axis]
+        keywords: dict[str, Any] = {**settings, keyword: sizes}
+        return lambda eye: functional.interpolate(eye, **keywords)
 
     return along_axes(x, [resize(axis) for axis in range(rank)])
 
@@ -96,33 +100,43 @@ def _adaptive(rank: int) -> Callable[..., Tensor]:
     def pool(x: Tensor, output_size: Any) -> Any:
         if x.dim() != rank + 2:
             return NotImplemented
-        wanted = [x.shape[i + 2] if n is None else n for i, n in enumerate(each(output_size, rank))]
-        if all(n == 1 for n in wanted):
+        counts = for_each_axis(output_size, rank)
+        for axis, count in enumerate(counts):
+            if count is None:
+                counts[axis] = x.shape[axis + 2]
+        if all(count == 1 for count in counts):
             return x.mean(tuple(range(2, x.dim())), keepdim=True) if rank == 3 else NotImplemented
 
         def shrink(count: int) -> Callable[[Tensor], Tensor]:
             return lambda eye: functional.adaptive_avg_pool1d(eye.flatten(1).unsqueeze(1), count)
 
-        return along_axes(x, [shrink(int(n)) for n in wanted])
+        return along_axes(x, [shrink(int(count)) for count in counts])
 
     return pool
 
 
-def lifted(
-    function: Any,
-    rank: int,
-    otherwise: Callable[..., Any] = lambda *_, **__: NotImplemented,
-) -> Any:
-    """A function of pooling that takes maps [batch, ...] without channels as well, as PyTorch does."""
+def _as_it_is(*_: Any, **__: Any) -> Any:
+    return NotImplemented
+
+
+def with_channels(
+    function: Any, rank: int, written: Callable[..., Any] = _as_it_is
+) -> Callable[..., Any]:
+    """Let pooling take maps [batch, ...] without channels as well, as PyTorch does.
+
+    Args:
+        function: PyTorch's pooling.
+        rank: its spatial axes.
+        written: the same in other functions, where it can be written so.
+    """
 
     def pool(x: Tensor, *args: Any, **settings: Any) -> Any:
-        bare = x.dim() == rank + 1
-        made = otherwise(x.unsqueeze(1) if bare else x, *args, **settings)
-        if bare:
-            return (
-                function(x.unsqueeze(1), *args, **settings) if made is NotImplemented else made
-            ).squeeze(1)
-        return made
+        if x.dim() != rank + 1:
+            return written(x, *args, **settings)
+        pooled = written(x.unsqueeze(1), *args, **settings)
+        if pooled is NotImplemented:
+            pooled = function(x.unsqueeze(1), *args, **settings)
+        return pooled.squeeze(1)
 
     return pool
 
@@ -137,12 +151,13 @@ def _average(rank: int) -> Callable[..., Tensor]:
         count_include_pad: bool = True,
         divisor_override: int | None = None,
     ) -> Any:
-        kernel = each(kernel_size, rank)
-        pads = each(padding, rank)
-        steps = kernel if stride is None or stride == () else each(stride, rank)
-        tiling = steps == kernel and not any(pads) and not ceil_mode
-        summed = divisor_override is not None
-        if x.dim() != rank + 2 or (tiling and rank < 3 and not summed):
+        kernel = for_each_axis(kernel_size, rank)
+        pads = for_each_axis(padding, rank)
+        steps = kernel if stride is None or stride == () else for_each_axis(stride, rank)
+        is_tiling = steps == kernel and not any(pads) and not ceil_mode
+        is_sum = divisor_override is not None
+        # Plain tiles have a lowering.
+        if x.dim() != rank + 2 or (is_tiling and rank < 3 and not is_sum):
             return NotImplemented
 
         def shrink(axis: int) -> Callable[[Tensor], Tensor]:
@@ -154,11 +169,11 @@ def _average(rank: int) -> Callable[..., Tensor]:
                 count_include_pad,
             )
             return lambda eye: functional.avg_pool2d(
-                eye.flatten(1)[:, None, :, None], *settings, 1 if summed else None
+                eye.flatten(1)[:, None, :, None], *settings, 1 if is_sum else None
             )
 
-        means = along_axes(x, [shrink(axis) for axis in range(rank)])
-        return means / divisor_override if divisor_override is not None else means
+        pooled = along_axes(x, [shrink(axis) for axis in range(rank)])
+        return pooled if divisor_override is None else pooled / divisor_override
 
     return pool
 
@@ -174,30 +189,27 @@ def _pad(x: Tensor, pad: Sequence[int], mode: str = "constant", value: float | N
     def widen(around: Sequence[int]) -> Callable[[Tensor], Tensor]:
         return lambda eye: functional.pad(eye.flatten(1).unsqueeze(1), list(around), mode)
 
-    around = [pad[2 * i : 2 * i + 2] for i in reversed(range(count))]
-    functions: list[Callable[[Tensor], Tensor] | None] = [
-        widen(item) if any(item) else None for item in around
-    ]
-    return along_axes(x, [*[None] * (x.dim() - 2 - count), *functions])
+    functions: list[Callable[[Tensor], Tensor] | None] = [None] * (x.dim() - 2 - count)
+    # PyTorch lists the last axis first.
+    for place in reversed(range(count)):
+        around = pad[2 * place : 2 * place + 2]
+        functions.append(widen(around) if any(around) else None)
+    return along_axes(x, functions)
 
 
 def _response_norm(
     x: Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
 ) -> Tensor:
-    """A mean of squares over neighbouring channels, which are lifted to an axis of their own."""
+    """Divide by a mean of squares over neighbouring channels, which become a spatial axis."""
+
+    def mean_of_neighbours(eye: Tensor) -> Tensor:
+        channels = functional.pad(eye.flatten(1).unsqueeze(1), (size // 2, (size - 1) // 2))
+        return functional.avg_pool1d(channels, size, 1)
+
     squares = (x * x).flatten(2).transpose(1, 2)
-    mean = along_axes(
-        squares.unsqueeze(1),
-        [
-            None,
-            lambda eye: functional.avg_pool1d(
-                functional.pad(eye.flatten(1).unsqueeze(1), (size // 2, (size - 1) // 2)),
-                size,
-                1,
-            ),
-        ],
-    )
-    return x / (mean.squeeze(1).transpose(1, 2).reshape(x.shape) * alpha + k) ** beta
+    mean = along_axes(squares.unsqueeze(1), [None, mean_of_neighbours])
+    mean = mean.squeeze(1).transpose(1, 2).reshape(x.shape)
+    return x / (mean * alpha + k) ** beta
 
 
 FUNCTIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
@@ -206,8 +218,8 @@ FUNCTIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         functional.adaptive_avg_pool1d: _adaptive(1),
         functional.adaptive_avg_pool2d: _adaptive(2),
         functional.adaptive_avg_pool3d: _adaptive(3),
-        functional.avg_pool1d: lifted(functional.avg_pool1d, 1, _average(1)),
-        functional.avg_pool2d: lifted(functional.avg_pool2d, 2, _average(2)),
+        functional.avg_pool1d: with_channels(functional.avg_pool1d, 1, _average(1)),
+        functional.avg_pool2d: with_channels(functional.avg_pool2d, 2, _average(2)),
         functional.avg_pool3d: _average(3),
         functional.pad: _pad,
         functional.local_response_norm: _response_norm,

@@ -1,9 +1,10 @@
-"""Sampling a map at computed places, as spatial transformers do: a product with the share of each
-pixel in each place.
+"""Sampling a map at computed places, as a product with the share of each pixel in each place.
+
+Spatial transformers do so.
 
 Between pixels the share falls off linearly in each direction: ``max(0, 1 - |place - pixel|)``;
-outside it is zero, as PyTorch pads. A product of all places with all pixels is dear for large maps,
-and all that standard operators have.
+outside it is zero, as PyTorch pads. A product of all places with all pixels is slow for large maps,
+but standard operators have nothing better.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,18 +29,23 @@ def _grid_sample(
 ) -> Tensor:
     if mode != "bilinear" or padding_mode != "zeros" or x.dim() != _SPATIAL:
         raise ExportError(
-            f"grid_sample of {x.dim() - 2} dimensions with mode={mode!r} and padding_mode={padding_mode!r} cannot be"
-            " exported; use mode='bilinear' and padding_mode='zeros' on maps [batch, channels, height, width]"
+            f"grid_sample of {x.dim() - 2} dimensions with mode={mode!r} and "
+            f"padding_mode={padding_mode!r} cannot be exported; use mode='bilinear' and "
+            "padding_mode='zeros' on maps [batch, channels, height, width]"
         )
     shares = []
     for axis, size in enumerate((x.shape[3], x.shape[2])):
-        place = (grid[..., axis] + 1) * ((size - 1) / 2 if align_corners else size / 2)
-        place = (place if align_corners else place - 0.5).flatten(1).unsqueeze(-1)
-        low, pixels = (
-            torch.floor(place),
-            torch.arange(size),
-        )  # on a pixel, too, the slope is that to the next one
-        shares.append((low == pixels) * (low + 1 - place) + (low + 1 == pixels) * (place - low))
+        scale = (size - 1) / 2 if align_corners else size / 2
+        place = (grid[..., axis] + 1) * scale
+        if not align_corners:
+            place = place - 0.5
+        place = place.flatten(1).unsqueeze(-1)
+        low = torch.floor(place)
+        pixels = torch.arange(size)
+        # Exactly on a pixel, too, the slope is that to the next one.
+        share_of_low = (low == pixels) * (low + 1 - place)
+        share_of_next = (low + 1 == pixels) * (place - low)
+        shares.append(share_of_low + share_of_next)
     weights = (shares[1].unsqueeze(-1) * shares[0].unsqueeze(-2)).flatten(2)
     return torch.unflatten(x.flatten(2) @ weights.transpose(1, 2), 2, tuple(grid.shape[1:3]))
 

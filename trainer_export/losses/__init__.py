@@ -1,1 +1,1 @@
-"""Losses, one module each; the row in its table ``LOSSES`` makes it known."""
+"""Losses; a module registers its own in its table ``LOSSES``."""

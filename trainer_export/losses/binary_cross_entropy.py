@@ -1,5 +1,6 @@
-"""Binary cross entropy of logits: yes or no for each output, so that any number of labels may hold
-for a sample.
+"""Binary cross entropy of logits: yes or no for each output.
+
+So a sample may have any number of labels.
 """
 
 from collections.abc import Mapping
@@ -27,36 +28,33 @@ class BinaryCrossEntropy(Elementwise):
     bounds: ClassVar[tuple[float, float] | None] = (0.0, 1.0)
 
     def errors(self, output: Tensor, target: Tensor) -> Tensor:
-        """Without the overflow that an exponential of a large logit has."""
+        """Compute the errors without the overflow of the exponential of a large logit."""
         return torch.relu(output) - output * target + torch.log1p(torch.exp(-torch.abs(output)))
 
     def slope(self, output: Tensor, target: Tensor) -> Tensor:
-        """Probability less truth."""
+        """Return the probability less the truth."""
         return torch.sigmoid(output) - target
 
     def sums(self, output: Tensor, answer: Answer) -> list[Tensor]:
-        """The loss, and of each sample the share of the outputs that are right."""
+        """Sum the loss, and the share of each sample's outputs that are right."""
         right = ((output > 0) == (self.matched(output, answer) > 0.5)).to(torch.float32)
         return [*super().sums(output, answer), right.flatten(1).mean(1).sum()]
 
     def decided(self, output: Tensor, answer: Answer) -> tuple[Tensor, Tensor]:
-        """Positive logits, and what holds; of one output the classes are no and yes."""
-        pair = [
-            (output > 0).to(torch.float32),
-            (self.matched(output, answer) > 0.5).to(torch.float32),
-        ]
+        """Return positive logits, and the truth; of one output the classes are no and yes."""
+        predicted = (output > 0).to(torch.float32)
+        truth = (self.matched(output, answer) > 0.5).to(torch.float32)
         if output.shape[1:].numel() == 1:
-            pair = [torch.cat([1 - item, item], -1) for item in pair]
-        return pair[0], pair[1]
+            predicted = torch.cat([1 - predicted, predicted], -1)
+            truth = torch.cat([1 - truth, truth], -1)
+        return predicted, truth
 
     def pytorch(self, output: Tensor, answer: Answer) -> Tensor:
-        """`torch.nn.functional.binary_cross_entropy_with_logits`."""
+        """Return `torch.nn.functional.binary_cross_entropy_with_logits`."""
         return functional.binary_cross_entropy_with_logits(output, answer.y.reshape(output.shape))
 
     def pytorch_sums(self, output: Tensor, answer: Answer) -> list[Tensor]:
-        """The same times the samples, and the share of probabilities on the side of the truth,
-        likewise.
-        """
+        """Sum the same loss, and the share of probabilities on the side of the truth."""
         right = (output.sigmoid() > 0.5) == (answer.y.reshape(output.shape) > 0.5)
         return [
             *super().pytorch_sums(output, answer),

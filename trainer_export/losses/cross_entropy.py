@@ -16,15 +16,16 @@ from trainer_export.loss import LOSS_SUM, Answer, Loss, Metric, Target
 from trainer_export.numbers import Range, number
 
 _TORCH_IGNORES = -100
+_PIXELS = 4  # dimensions of logits [batch, classes, height, width]
 
 
 def loss_and_logit_gradient(logits: Tensor, y: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean cross entropy of a batch, and its gradient in closed form.
+    """Compute the mean cross entropy of a batch, and its gradient in closed form.
 
     Args:
         logits: float32 [batch, classes], or [batch, tokens, classes].
-        y: labels, int64 [batch] or [batch, tokens]. Of several labels of a sample, a negative one
-            counts for nothing.
+        y: labels, int64 [batch] or [batch, tokens]. Of several labels of a sample, negative ones
+            do not count.
         mask: 1 for labels the device has, else 0, float32 [classes]; all ones for the plain loss.
 
     Returns:
@@ -33,9 +34,9 @@ def loss_and_logit_gradient(logits: Tensor, y: Tensor, mask: Tensor) -> tuple[Te
         not count.
     """
     masked = logits * mask
-    chosen = one_hot(y, logits.shape[-1])
-    losses = -(torch.log_softmax(masked, -1) * chosen).sum(-1)
-    error = torch.softmax(masked, -1) - chosen
+    truth = one_hot(y, logits.shape[-1])
+    losses = -(torch.log_softmax(masked, -1) * truth).sum(-1)
+    error = torch.softmax(masked, -1) - truth
     weights = label_weights(y)
     if weights is None:
         return losses.mean(), error / logits.shape[0] * mask
@@ -43,32 +44,31 @@ def loss_and_logit_gradient(logits: Tensor, y: Tensor, mask: Tensor) -> tuple[Te
 
 
 def loss_sum(logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-    """Sum of the cross entropies of a batch, float32 [].
+    """Sum the cross entropies of a batch, float32 [].
 
-    Arguments as for :func:`loss_and_logit_gradient`.
+    Arguments as for `loss_and_logit_gradient`.
     """
     return -(torch.log_softmax(logits * mask, -1) * one_hot(y, logits.shape[-1])).sum()
 
 
 def correct_count(logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-    """How many labels are the largest (masked) logit of their place, int64 []."""
+    """Count the labels that are the largest masked logit of their place, int64 []."""
     return ((logits * mask).argmax(-1) == y).to(torch.int64).sum()
 
 
 def one_hot(y: Tensor, classes: int) -> Tensor:
-    """Labels as float32 [batch, classes] or [batch, tokens, classes].
+    """Return labels as float32 [batch, classes] or [batch, tokens, classes].
 
-    All zero where a label is negative.
+    All are zero where a label is negative.
     """
     return (y[..., None] == torch.arange(classes)).to(torch.float32)
 
 
 def label_weights(y: Tensor) -> Tensor | None:
-    """What each label weighs in the mean of a batch, float32 of the shape of y: 0 for a negative
-    one.
+    """Return the weight of each label in the mean of a batch, float32 of the shape of y.
 
-    The others have 1 over their number. It is None with one label per sample, where all count
-    alike.
+    A negative label has the weight 0, and all others have 1 over their number. With one label per
+    sample all count alike, and the result is None.
     """
     if y.dim() == 1:
         return None
@@ -84,10 +84,14 @@ def torch_cross_entropy(
     weight: Tensor | None = None,
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """PyTorch's cross entropy over the labels that count, float32 [], as their mean or sum.
+    """Return PyTorch's cross entropy over the labels that count, float32 [].
 
-    The logits are float32 [batch, classes] or [batch, tokens, classes], labels int64 without
-    classes, and negative ones count for nothing; the weight is of each class.
+    Args:
+        logits: float32 [batch, classes] or [batch, tokens, classes].
+        y: labels, int64 [batch] or [batch, tokens]; negative ones do not count.
+        reduction: ``mean`` or ``sum``.
+        weight: of each class.
+        label_smoothing: as in PyTorch.
     """
     counted = torch.where(y < 0, _TORCH_IGNORES, y)
     return nn.functional.cross_entropy(
@@ -100,32 +104,29 @@ def torch_cross_entropy(
     )
 
 
-_PIXELS = 4  # dimensions of logits [batch, classes, height, width]
-
-
 def classes_last(logits: Tensor) -> Tensor:
-    """Logits with their classes in the last place, where those of pixels have them in the second."""
+    """Move the classes of logits to the last dimension; those of pixels are in the second."""
     return logits.movedim(1, -1) if logits.dim() >= _PIXELS else logits
 
 
-def _as_before(slope: Tensor) -> Tensor:
+def _classes_back(slope: Tensor) -> Tensor:
+    """Move the classes of a slope to where the output has them."""
     return slope.movedim(-1, 1) if slope.dim() >= _PIXELS else slope
 
 
 @dataclass(frozen=True)
 class MaskedCrossEntropy(Loss):
-    """Cross entropy of the logits times the label mask, with the number of right answers as its
-    metric.
+    """Cross entropy of the logits times the label mask; its metric counts the right answers.
 
     Attributes:
-        label_smoothing: share of each label's weight that all labels are given alike.
+        label_smoothing: share of each label's weight that is spread evenly over all labels.
         class_weights: of each label, as in PyTorch: the mean divides by the weights of the true
             labels; empty for ones.
-        ignore_label: label that counts for nothing, as negative ones of several do; None for no
-            other.
+        ignore_label: a label that does not count, as negative ones of several do not; None if
+            all others count.
 
     Raises:
-        ConfigError: a number is out of its range.
+        ConfigError: if a number is out of its range.
     """
 
     name: ClassVar[str] = "masked-cross-entropy"
@@ -138,9 +139,9 @@ class MaskedCrossEntropy(Loss):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if any(weight < 0 for weight in self.class_weights) or (
-            self.class_weights and not any(self.class_weights)
-        ):
+        has_negative = any(weight < 0 for weight in self.class_weights)
+        are_all_zero = self.class_weights and not any(self.class_weights)
+        if has_negative or are_all_zero:
             raise ConfigError(
                 f"class_weights {list(self.class_weights)} must not be negative, nor all 0"
             )
@@ -153,91 +154,90 @@ class MaskedCrossEntropy(Loss):
         return self.ignore_label
 
     @property
-    def _plain(self) -> bool:
-        """Whether every label that counts does so alike, and wholly."""
+    def _is_plain(self) -> bool:
+        """Whether every label that counts does so with weight 1 and without smoothing."""
         return not self.label_smoothing and not self.class_weights and self.ignore_label is None
 
     def target(self, output: tuple[int, ...]) -> Target:
-        """A label per place that has logits."""
-        pixels = len(output) >= _PIXELS - 1
-        classes, places = (output[0], output[1:]) if pixels else (output[-1], output[:-1])
+        """Ask for a label for each place that has logits."""
+        if len(output) >= _PIXELS - 1:
+            classes, *places = output
+        else:
+            *places, classes = output
         if classes == 1:
             raise ConfigError(
-                "the cross entropy of one logit is always 0, so nothing would be learnt; for numbers export with --loss"
-                " mean-squared-error, for yes or no with --loss binary-cross-entropy, or give the model more classes"
+                "the cross entropy of one logit is always 0, so nothing would be learnt; for "
+                "numbers export with --loss mean-squared-error, for yes or no with --loss "
+                "binary-cross-entropy, or give the model more classes"
             )
         if self.class_weights and len(self.class_weights) != classes:
             raise ConfigError(
                 f"class_weights has {len(self.class_weights)} numbers, the model {classes} classes"
             )
-        return Target("int64", places)
+        return Target("int64", tuple(places))
 
     def value(self, output: Tensor, answer: Answer) -> Tensor:
-        """See :func:`loss_and_logit_gradient`."""
+        """Return the mean over the labels that count."""
         return self.value_and_slope(output, answer)[0]
 
     def _truth(self, classes: int, y: Tensor) -> tuple[Tensor, Tensor]:
-        """What each label wants of the probabilities [..., classes], and its weight in the mean
-        [...].
+        """Return the weighted probabilities that are right, and the weight of each label.
+
+        Returns:
+            Float32 [..., classes] and [...].
         """
         weights = torch.tensor(self.class_weights or (1.0,) * classes, dtype=torch.float32)
-        chosen = one_hot(y, classes)
-        counted = chosen.sum(-1, keepdim=True)  # 0 for a label that counts for nothing
-        spread = chosen * (1 - self.label_smoothing) + counted * (self.label_smoothing / classes)
-        return spread * weights, (chosen * weights).sum(-1)
+        truth = one_hot(y, classes)
+        counted = truth.sum(-1, keepdim=True)  # 0 for a label that does not count
+        smooth = truth * (1 - self.label_smoothing) + counted * (self.label_smoothing / classes)
+        return smooth * weights, (truth * weights).sum(-1)
 
     def value_and_slope(self, output: Tensor, answer: Answer) -> tuple[Tensor, Tensor]:
-        """See :func:`loss_and_logit_gradient`.
-
-        By hand, so that no graph needs the gradient of a softmax.
-        """
+        """Compute both in closed form, so that no graph needs the gradient of a softmax."""
         mask = _mask(answer)
         logits = classes_last(output)
-        if self._plain:
+        if self._is_plain:
             loss, slope = loss_and_logit_gradient(logits, answer.y, mask)
-            return loss, _as_before(slope)
-        wanted, weights = self._truth(logits.shape[-1], answer.y)
+            return loss, _classes_back(slope)
+        truth, weights = self._truth(logits.shape[-1], answer.y)
         masked = logits * mask
         total = torch.clamp(weights.sum(), min=1e-12)
-        loss = -(torch.log_softmax(masked, -1) * wanted).sum() / total
-        slope = (torch.softmax(masked, -1) * wanted.sum(-1, keepdim=True) - wanted) / total * mask
-        return loss, _as_before(slope)
+        loss = -(torch.log_softmax(masked, -1) * truth).sum() / total
+        slope = (torch.softmax(masked, -1) * truth.sum(-1, keepdim=True) - truth) / total * mask
+        return loss, _classes_back(slope)
 
     def sums(self, output: Tensor, answer: Answer) -> list[Tensor]:
-        """See :func:`loss_sum` and :func:`correct_count`."""
+        """Sum the losses, and count the right answers."""
         mask = _mask(answer)
         logits = classes_last(output)
-        if self._plain:
-            return [
-                loss_sum(logits, answer.y, mask),
-                correct_count(logits, answer.y, mask),
-            ]
-        wanted, _ = self._truth(logits.shape[-1], answer.y)
-        return [
-            -(torch.log_softmax(logits * mask, -1) * wanted).sum(),
-            correct_count(logits, answer.y, mask),
-        ]
+        if self._is_plain:
+            losses = loss_sum(logits, answer.y, mask)
+        else:
+            truth, _ = self._truth(logits.shape[-1], answer.y)
+            losses = -(torch.log_softmax(logits * mask, -1) * truth).sum()
+        return [losses, correct_count(logits, answer.y, mask)]
 
     def decided(self, output: Tensor, answer: Answer) -> tuple[Tensor, Tensor]:
-        """The largest masked logit, and the label."""
+        """Return the largest masked logit, and the label."""
         logits = classes_last(output) * _mask(answer)
-        truth = one_hot(answer.y, logits.shape[-1])
-        return one_hot(logits.argmax(-1), logits.shape[-1]) * truth.sum(-1, keepdim=True), truth
+        classes = logits.shape[-1]
+        truth = one_hot(answer.y, classes)
+        return one_hot(logits.argmax(-1), classes) * truth.sum(-1, keepdim=True), truth
 
     def pytorch(self, output: Tensor, answer: Answer) -> Tensor:
-        """`torch.nn.functional.cross_entropy` of the masked logits."""
+        """Return `torch.nn.functional.cross_entropy` of the masked logits."""
         return self._torch(classes_last(output) * _mask(answer), answer.y, "mean")
 
     def _torch(self, logits: Tensor, y: Tensor, reduction: str) -> Tensor:
-        weight = (
-            torch.tensor(self.class_weights, dtype=torch.float32) if self.class_weights else None
-        )
+        weight = None
+        if self.class_weights:
+            weight = torch.tensor(self.class_weights, dtype=torch.float32)
         return torch_cross_entropy(
             logits, y, reduction, weight=weight, label_smoothing=self.label_smoothing
         )
 
     def pytorch_sums(self, output: Tensor, answer: Answer) -> list[Tensor]:
-        """The same, summed, and the count of right answers."""
+        """Sum the same losses, and count the right answers."""
         logits = classes_last(output) * _mask(answer)
         return [
             self._torch(logits, answer.y, "sum"),

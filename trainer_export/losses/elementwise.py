@@ -1,4 +1,4 @@
-"""Losses that compare each output with one number of the target, and are a mean over all of them."""
+"""Losses that compare each output with one number of the target, and are the mean over all."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -12,42 +12,42 @@ from trainer_export.loss import Answer, Loss, Target
 class Elementwise(Loss):
     """A loss of numbers in the shape of the output.
 
-    Of a model with one output, of one number for each sample.
+    The targets of a model with one output are one number for each sample.
     """
 
     @abstractmethod
     def errors(self, output: Tensor, target: Tensor) -> Tensor:
-        """The loss of each output, float32 [batch, ...], in its shape."""
+        """Return the loss of each output, float32 [batch, ...], in its shape."""
 
     @abstractmethod
     def slope(self, output: Tensor, target: Tensor) -> Tensor:
-        """The gradient of each error with respect to its output.
+        """Return the gradient of each error with respect to its output.
 
         Arguments as for :meth:`errors`.
         """
 
     def target(self, output: tuple[int, ...]) -> Target:
-        """A number for each output."""
+        """Ask for a number for each output."""
         return Target("float32", output[:-1] if output == (1,) else output)
 
     def matched(self, output: Tensor, answer: Answer) -> Tensor:
-        """The targets in the shape of the output."""
+        """Return the targets in the shape of the output."""
         return answer.y if answer.y.dim() == output.dim() else answer.y[:, None]
 
     def value(self, output: Tensor, answer: Answer) -> Tensor:
-        """The mean over all outputs of a batch."""
+        """Return the mean over all outputs of a batch."""
         return self.errors(output, self.matched(output, answer)).mean()
 
     def value_and_slope(self, output: Tensor, answer: Answer) -> tuple[Tensor, Tensor]:
-        """By hand, so that no graph needs gradients of the parts."""
+        """Compute both in closed form, so that no graph needs gradients of the errors."""
         target = self.matched(output, answer)
         count = output.shape[0] * output[0].numel()
         return self.errors(output, target).mean(), self.slope(output, target) / count
 
     def sums(self, output: Tensor, answer: Answer) -> list[Tensor]:
-        """The mean of each sample, summed."""
+        """Sum the means of the samples."""
         return [self.errors(output, self.matched(output, answer)).flatten(1).mean(1).sum()]
 
     def pytorch_sums(self, output: Tensor, answer: Answer) -> list[Tensor]:
-        """PyTorch's mean times the samples."""
+        """Return PyTorch's mean times the number of samples."""
         return [self.pytorch(output, answer) * len(output)]

@@ -25,15 +25,15 @@ class MeanSquaredError(Elementwise):
     name: ClassVar[str] = "mean-squared-error"
 
     def errors(self, output: Tensor, target: Tensor) -> Tensor:
-        """Squares of the differences."""
+        """Return the squares of the differences."""
         return (output - target) * (output - target)
 
     def slope(self, output: Tensor, target: Tensor) -> Tensor:
-        """Twice the difference."""
+        """Return twice the difference."""
         return 2.0 * (output - target)
 
     def pytorch(self, output: Tensor, answer: Answer) -> Tensor:
-        """`torch.nn.functional.mse_loss`."""
+        """Return `torch.nn.functional.mse_loss`."""
         return functional.mse_loss(output, answer.y.reshape(output.shape))
 
 
@@ -44,15 +44,15 @@ class MeanAbsoluteError(Elementwise):
     name: ClassVar[str] = "mean-absolute-error"
 
     def errors(self, output: Tensor, target: Tensor) -> Tensor:
-        """Sizes of the differences."""
+        """Return the sizes of the differences."""
         return torch.abs(output - target)
 
     def slope(self, output: Tensor, target: Tensor) -> Tensor:
-        """The side on which the output lies; 0 where it is right."""
+        """Return the side on which the output lies; 0 where it is right."""
         return (output > target).to(torch.float32) - (output < target).to(torch.float32)
 
     def pytorch(self, output: Tensor, answer: Answer) -> Tensor:
-        """`torch.nn.functional.l1_loss`."""
+        """Return `torch.nn.functional.l1_loss`."""
         return functional.l1_loss(output, answer.y.reshape(output.shape))
 
 
@@ -65,17 +65,17 @@ class Huber(Elementwise):
     delta: float = number(1.0, Range(positive=True))
 
     def errors(self, output: Tensor, target: Tensor) -> Tensor:
-        """With the difference cut at the distance: ``cut * (|difference| - cut / 2)``."""
+        """Return ``cut * (|difference| - cut / 2)``, with the difference cut at the distance."""
         size = torch.abs(output - target)
         cut = torch.clamp(size, max=self.delta)
         return cut * (size - 0.5 * cut)
 
     def slope(self, output: Tensor, target: Tensor) -> Tensor:
-        """The difference, cut at the distance."""
+        """Return the difference, cut at the distance."""
         return torch.clamp(output - target, min=-self.delta, max=self.delta)
 
     def pytorch(self, output: Tensor, answer: Answer) -> Tensor:
-        """`torch.nn.functional.huber_loss`."""
+        """Return `torch.nn.functional.huber_loss`."""
         return functional.huber_loss(output, answer.y.reshape(output.shape), delta=self.delta)
 
 

@@ -1,1 +1,1 @@
-"""Metrics, one module each; the row in its table ``METRICS`` makes it known."""
+"""Metrics; a module registers its own in its table ``METRICS``."""

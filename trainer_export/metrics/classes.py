@@ -1,5 +1,6 @@
-"""Metrics of classes, from how often each is predicted, present, and both: F1, intersection over
-union, Matthews.
+"""Metrics of classes: F1, intersection over union, and the correlation of Matthews.
+
+They follow from how often each class is predicted, present, and both.
 
 Jan Gorodkin: "Comparing two K-category assignments by a K-category correlation coefficient",
 Computational Biology and Chemistry 28, 2004, for the correlation of more than two classes.
@@ -23,49 +24,48 @@ _MOST_CLASSES = 4096  # numbers that a device may report of each sum
 
 
 @dataclass(frozen=True)
-class _OfClasses(Metric):
+class _ClassMetric(Metric):
     sums: ClassVar[tuple[str, ...]] = ("hits", "predicted", "present")
 
     def check(self, loss: Loss) -> None:
-        """Only losses of classes say which class an output stands for."""
+        """Require a loss of classes, which decides which class an output stands for."""
         if type(loss).decided is Loss.decided:
             raise ConfigError(
-                f"the metric {self.name} counts classes, which the loss {loss.name} does not know; it goes with"
-                f" {MaskedCrossEntropy.name} and {BinaryCrossEntropy.name}"
+                f"the metric {self.name} counts classes, which the loss {loss.name} does not know; "
+                f"it goes with {MaskedCrossEntropy.name} and {BinaryCrossEntropy.name}"
             )
 
     def counts(self, loss: Loss, output: Tensor, answer: Answer) -> dict[str, Tensor]:
-        """Of each class: predicted rightly, predicted, and present."""
+        """Count how often each class is predicted rightly, predicted, and present."""
         decided = loss.decided(output, answer)
         if decided is None:
             raise ConfigError(f"the loss {loss.name} knows no classes")
-        predicted, present = (item.flatten(0, -2) for item in decided)
+        predicted = decided[0].flatten(0, -2)
+        present = decided[1].flatten(0, -2)
         if predicted.shape[-1] > _MOST_CLASSES:
             raise ConfigError(f"the metric {self.name} is for {_MOST_CLASSES} classes at most")
-        named = zip(self.sums, (predicted * present, predicted, present), strict=True)
-        return {name: item.sum(0) for name, item in named}
+        hits = predicted * present
+        named = zip(self.sums, (hits, predicted, present), strict=True)
+        return {name: decisions.sum(0) for name, decisions in named}
 
     def pytorch_counts(self, loss: Loss, output: Tensor, answer: Answer) -> dict[str, Tensor]:
-        """By `torch.bincount` of the decisions."""
+        """Count the same by `torch.bincount` of the decisions."""
         decided = loss.decided(output, answer)
         assert decided is not None
-        predicted, present = (item.flatten(0, -2).bool() for item in decided)
-        classes = predicted.shape[-1]
+        predicted = decided[0].flatten(0, -2).bool()
+        present = decided[1].flatten(0, -2).bool()
+        named = zip(self.sums, (predicted & present, predicted, present), strict=True)
+        return {name: _count_by_class(decisions) for name, decisions in named}
 
-        def times(chosen: Tensor) -> Tensor:
-            return torch.bincount(chosen.nonzero()[:, 1], minlength=classes).float()
 
-        return dict(
-            zip(
-                self.sums,
-                map(times, (predicted & present, predicted, present)),
-                strict=True,
-            )
-        )
+def _count_by_class(decisions: Tensor) -> Tensor:
+    """Count decisions, bool [places, classes], for each class, float32 [classes]."""
+    classes = decisions.shape[-1]
+    return torch.bincount(decisions.nonzero()[:, 1], minlength=classes).float()
 
 
 @dataclass(frozen=True)
-class F1(_OfClasses):
+class F1(_ClassMetric):
     """F1, the mean over the classes that occur or are predicted (macro)."""
 
     name: ClassVar[str] = "f1"
@@ -73,7 +73,7 @@ class F1(_OfClasses):
 
 
 @dataclass(frozen=True)
-class MeanIou(_OfClasses):
+class MeanIou(_ClassMetric):
     """Intersection over union, the mean over the classes that occur or are predicted."""
 
     name: ClassVar[str] = "mean-iou"
@@ -81,17 +81,17 @@ class MeanIou(_OfClasses):
 
 
 @dataclass(frozen=True)
-class Matthews(_OfClasses):
+class Matthews(_ClassMetric):
     """The correlation of predictions and labels, in [-1, 1].
 
-    0 where one of them is always the same.
+    It is 0 where one of them is always the same.
     """
 
     name: ClassVar[str] = "matthews"
     rule: ClassVar[str] = "matthews"
 
     def counts(self, loss: Loss, output: Tensor, answer: Answer) -> dict[str, Tensor]:
-        """Of each class; each sample has exactly one."""
+        """Count the same, of samples that have exactly one class each."""
         if isinstance(loss, BinaryCrossEntropy) and output.shape[1:].numel() > 1:
             raise ConfigError(
                 "the metric matthews is for one label each; with several labels use f1 or mean-iou"

@@ -16,29 +16,30 @@ from trainer_export.metric import Metric
 
 
 @dataclass(frozen=True)
-class _OfNumbers(Metric):
+class _NumberMetric(Metric):
     error: ClassVar[Elementwise]
 
     def check(self, loss: Loss) -> None:
-        """Only losses that compare numbers have differences."""
+        """Require a loss that compares numbers, which have differences."""
         if not isinstance(loss, Elementwise):
             raise ConfigError(
-                f"the metric {self.name} is for losses of numbers, such as huber, not for {loss.name}"
+                f"the metric {self.name} is for losses of numbers, such as huber, not for "
+                f"{loss.name}"
             )
 
     def counts(self, loss: Loss, output: Tensor, answer: Answer) -> dict[str, Tensor]:
-        """The mean of each sample, summed."""
+        """Sum the means of the samples."""
         del loss
         return {self.sums[0]: self.error.sums(output, answer)[0]}
 
     def pytorch_counts(self, loss: Loss, output: Tensor, answer: Answer) -> dict[str, Tensor]:
-        """By PyTorch's own loss."""
+        """Compute the same by PyTorch's own loss."""
         del loss
         return {self.sums[0]: self.error.pytorch_sums(output, answer)[0]}
 
 
 @dataclass(frozen=True)
-class Mae(_OfNumbers):
+class Mae(_NumberMetric):
     """The mean absolute error."""
 
     name: ClassVar[str] = "mae"
@@ -48,7 +49,7 @@ class Mae(_OfNumbers):
 
 
 @dataclass(frozen=True)
-class Rmse(_OfNumbers):
+class Rmse(_NumberMetric):
     """The root of the mean squared error."""
 
     name: ClassVar[str] = "rmse"
@@ -59,17 +60,14 @@ class Rmse(_OfNumbers):
 
 @dataclass(frozen=True)
 class Perplexity(Metric):
-    """The exponential of the mean cross entropy.
-
-    Of a loss with smoothing or weights it is that of the whole loss.
-    """
+    """The exponential of the mean cross entropy, with its smoothing and weights."""
 
     name: ClassVar[str] = "perplexity"
     rule: ClassVar[str] = "exponential"
     sums: ClassVar[tuple[str, ...]] = ("loss_sum", "examples")
 
     def check(self, loss: Loss) -> None:
-        """Only a cross entropy has one."""
+        """Require a cross entropy."""
         if not isinstance(loss, MaskedCrossEntropy):
             raise ConfigError(
                 f"the metric perplexity is for {MaskedCrossEntropy.name}, not for {loss.name}"

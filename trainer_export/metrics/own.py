@@ -1,5 +1,6 @@
-"""Metrics that are functions of the user's file: numbers of each sample, which add up, and a rule
-for their sums.
+"""Metrics that are functions of the user's file.
+
+A function returns numbers of each sample, which add up, and a rule makes the metric of their sums.
 """
 
 import inspect
@@ -26,52 +27,54 @@ _MOST_NUMBERS = 4096  # that a device may report of each sum
 class OwnMetric(OwnFunction, Metric):
     """A metric whose sums a function computes for each sample.
 
-    The rule is one that boards and server know.
+    The rule is one that boards and server have.
     """
 
     kind: ClassVar[str] = "metric"
     join: ClassVar[str] = "sum"
 
     def check(self, loss: Loss) -> None:
-        """It goes with every loss whose targets it can read, which only trying tells."""
+        """Accept every loss; whether its targets can be read shows when the metric is tried."""
 
     def each(self, loss: Loss, output: Any, answer: Answer) -> list[Tensor]:
-        """What the rule takes, of each sample: float32 [batch, ...]."""
-        found = self.call(output, loss.targets(answer) if isinstance(loss, OwnLoss) else answer.y)
-        parts = list(found) if isinstance(found, (tuple, list)) else [found]
-        if len(parts) == 1 and len(self.sums) == _PAIR:
-            parts.append(
-                torch.ones_like(self.require_each(parts[0], answer.y.shape[0]), dtype=torch.float32)
-            )
-        if len(parts) != len(self.sums):
+        """Return the numbers that the rule takes, of each sample: float32 [batch, ...]."""
+        targets = loss.targets(answer) if isinstance(loss, OwnLoss) else answer.y
+        returned = self.call(output, targets)
+        numbers = list(returned) if isinstance(returned, (tuple, list)) else [returned]
+        batch = answer.y.shape[0]
+        if len(numbers) == 1 and len(self.sums) == _PAIR:
+            first = self.require_each(numbers[0], batch)
+            numbers.append(torch.ones_like(first, dtype=torch.float32))
+        if len(numbers) != len(self.sums):
             self.refuse(
-                f"returned {len(parts)} tensors",
+                f"returned {len(numbers)} tensors",
                 f"the rule {self.rule} takes {len(self.sums)}",
             )
-        return [self.require_each(part, answer.y.shape[0]).to(torch.float32) for part in parts]
+        return [self.require_each(tensor, batch).to(torch.float32) for tensor in numbers]
 
     def counts(self, loss: Loss, output: Tensor, answer: Answer) -> dict[str, Tensor]:
-        """Its numbers, summed over the samples."""
-        parts = self.each(loss, output, answer)
-        return {name: part.sum(0) for name, part in zip(self.sums, parts, strict=True)}
+        """Sum its numbers over the samples."""
+        named = zip(self.sums, self.each(loss, output, answer), strict=True)
+        return {name: numbers.sum(0) for name, numbers in named}
 
     def try_out(self, loss: Loss, output: Tensor, answer: Answer) -> None:
-        """Numbers of each sample alone, as many as the rule takes and a board may report."""
-        parts = self.each(loss, output, answer)
-        pair = len(self.sums) == _PAIR
-        if len({part.shape for part in parts}) > 1 or parts[0].dim() != (1 if pair else 2):
-            wanted = "numbers of samples [batch]" if pair else "tensors [batch, classes], all alike"
+        """Require numbers of each sample alone, as many as the rule takes and boards may report."""
+        numbers = self.each(loss, output, answer)
+        is_pair = len(self.sums) == _PAIR
+        shapes = [tensor.shape for tensor in numbers]
+        if len(set(shapes)) > 1 or len(shapes[0]) != (1 if is_pair else 2):
+            expected = "tensors [batch, classes], all alike"
+            if is_pair:
+                expected = "numbers of samples [batch]"
             self.refuse(
-                f"returned {', '.join(str(list(part.shape)) for part in parts)}",
-                f"return {wanted}",
+                f"returned {', '.join(str(list(shape)) for shape in shapes)}",
+                f"return {expected}",
             )
-        if parts[0][0].numel() > _MOST_NUMBERS:
-            self.refuse(
-                f"has {parts[0][0].numel()} numbers a sample",
-                f"{_MOST_NUMBERS} are the most",
-            )
+        count = numbers[0][0].numel()
+        if count > _MOST_NUMBERS:
+            self.refuse(f"has {count} numbers a sample", f"{_MOST_NUMBERS} are the most")
         self.require_alone(
-            parts,
+            numbers,
             lambda i: self.each(loss, one_of(output, i), Answer(answer.y[i : i + 1])),
         )
 
@@ -80,20 +83,21 @@ def metric(rule: str = "ratio") -> Callable[[Callable[..., Any]], type[OwnMetric
     """Make a function of (outputs, targets) a metric of the same name, which a recipe may name.
 
     The function takes what the model returns for a batch, and the targets as the recipe's loss
-    takes them; it returns what the rule takes, for each sample. Sums over all samples of all boards
-    are then judged by the rule.
+    takes them; it returns what the rule takes, for each sample. The rule is applied to the sums
+    over all samples of all boards.
 
     Args:
         rule: ``ratio`` of two sums, or its ``root`` or ``exponential``: two tensors ``[batch]``,
             the second of ones if it is left out; ``f1``, ``iou`` or ``matthews``: three tensors
-            ``[batch, classes]``, what is predicted rightly, predicted, and present.
+            ``[batch, classes]``: predicted rightly, predicted, and present.
 
     Raises:
-        ConfigError: the function takes something else, or there is no such rule.
+        ConfigError: if the function takes something else, or there is no such rule.
     """
     if rule not in RULES:
         raise ConfigError(
-            f"no rule {rule!r} for a metric{did_you_mean(rule, RULES)}; there are {', '.join(RULES)}"
+            f"no rule {rule!r} for a metric{did_you_mean(rule, RULES)}; there are "
+            f"{', '.join(RULES)}"
         )
     count = len(inspect.signature(RULES[rule]).parameters)
 

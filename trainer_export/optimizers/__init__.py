@@ -1,1 +1,1 @@
-"""Optimizers, one module each; the row in its table ``OPTIMIZERS`` makes it known."""
+"""Optimizers; a module registers its own in its table ``OPTIMIZERS``."""

@@ -27,14 +27,13 @@ class Adam(Optimizer):
 
     name: ClassVar[str] = "adam"
     counts_steps: ClassVar[bool] = True
-    torchs: ClassVar[type[Any]] = torch.optim.Adam
+    torch_class: ClassVar[type[Any]] = torch.optim.Adam
 
     beta1: float = number(0.9, Range(below=1))  # share of the former mean of the gradient
     beta2: float = number(0.999, Range(below=1))  # share of the former mean of its square
     eps: float = number(1e-8, Range(positive=True))  # added to the root of that mean
-    weight_decay: float = number(
-        0.0, Range()
-    )  # added to the clipped gradient, times the parameter; 0 for none
+    # added to the clipped gradient, times the parameter; 0 for none
+    weight_decay: float = number(0.0, Range())
 
     @property
     def states(self) -> tuple[State, ...]:
@@ -42,9 +41,7 @@ class Adam(Optimizer):
         return State(_FIRST, underway=0.0), State(_SECOND, underway=1e-6)
 
     def direction(self, slot: Slot) -> tuple[Tensor, dict[str, Tensor]]:
-        """The mean of the gradient over the root of that of its square, both freed of their start
-        at zero.
-        """
+        """Return the mean gradient over the root of the mean square, without the bias to 0."""
         gradient = slot.gradient
         if self.weight_decay:
             gradient = gradient + slot.parameter * self.weight_decay
@@ -55,19 +52,23 @@ class Adam(Optimizer):
             raise ValueError(f"{self.name} needs the number of the step")
         first = slot.states[_FIRST] * self.beta1 + gradient * (1 - self.beta1)
         second = slot.states[_SECOND] * self.beta2 + gradient * gradient * (1 - self.beta2)
-        grown = [1 - torch.pow(beta, slot.step) for beta in (self.beta1, self.beta2)]
-        direction = first / grown[0] / (torch.sqrt(second) / torch.sqrt(grown[1]) + self.eps)
+        # The means start at zero; these are the shares that gradients have in them so far.
+        first_share = 1 - torch.pow(self.beta1, slot.step)
+        second_share = 1 - torch.pow(self.beta2, slot.step)
+        mean = first / first_share
+        root = torch.sqrt(second) / torch.sqrt(second_share)
+        direction = mean / (root + self.eps)
         return direction, {_FIRST: first, _SECOND: second}
 
     def pytorch(self, parameters: Sequence[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-        """`torch.optim.Adam` or `torch.optim.AdamW`."""
+        """Make a `torch.optim.Adam` or `torch.optim.AdamW`."""
         settings = {
             "betas": (self.beta1, self.beta2),
             "eps": self.eps,
             "weight_decay": self.weight_decay,
         }
-        made: torch.optim.Optimizer = self.torchs(parameters, lr=lr, **settings)
-        return made
+        optimizer: torch.optim.Optimizer = self.torch_class(parameters, lr=lr, **settings)
+        return optimizer
 
 
 @dataclass(frozen=True)
@@ -75,18 +76,17 @@ class AdamW(Adam):
     """AdamW."""
 
     name: ClassVar[str] = "adamw"
-    torchs: ClassVar[type[Any]] = torch.optim.AdamW
+    torch_class: ClassVar[type[Any]] = torch.optim.AdamW
 
     # share of the parameter that a step takes away, times the learning rate; 0 for none
     weight_decay: float = number(0.01, Range())
 
     def direction(self, slot: Slot) -> tuple[Tensor, dict[str, Tensor]]:
-        """That of Adam, with the decay beside it."""
-        adapted, states = self._adapted(slot, slot.gradient)
-        return (
-            adapted + slot.parameter * self.weight_decay if self.weight_decay else adapted,
-            states,
-        )
+        """Return the direction of Adam plus the decay."""
+        direction, states = self._adapted(slot, slot.gradient)
+        if self.weight_decay:
+            direction = direction + slot.parameter * self.weight_decay
+        return direction, states
 
 
 OPTIMIZERS: Mapping[str, type[Optimizer]] = MappingProxyType(

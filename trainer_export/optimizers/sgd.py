@@ -23,11 +23,11 @@ class Sgd(Optimizer):
         momentum: of the gradient; 0 for none, then there is no state.
         weight_decay: added to the clipped gradient, times the parameter; 0 for none.
         nesterov: whether the step looks ahead by the momentum: Nesterov's, in the form of
-            Sutskever, Martens, Dahl,
-            Hinton: "On the importance of initialization and momentum in deep learning", ICML 2013.
+            Sutskever, Martens, Dahl, Hinton: "On the importance of initialization and momentum in
+            deep learning", ICML 2013.
 
     Raises:
-        ConfigError: a number is out of its range, or Nesterov's momentum is 0.
+        ConfigError: if a number is out of its range, or Nesterov's momentum is 0.
     """
 
     name: ClassVar[str] = "sgd"
@@ -49,17 +49,18 @@ class Sgd(Optimizer):
         return (State(_BUFFER),) if self.momentum else ()
 
     def direction(self, slot: Slot) -> tuple[Tensor, dict[str, Tensor]]:
-        """The gradient with its decay, and what is left of former ones."""
+        """Return the gradient with its decay, plus the momentum of earlier ones."""
         update = slot.gradient
         if self.weight_decay:
             update = update + slot.parameter * self.weight_decay
         if not self.momentum:
             return update, {}
         buffer = slot.states[_BUFFER] * self.momentum + update
-        return update + buffer * self.momentum if self.nesterov else buffer, {_BUFFER: buffer}
+        direction = update + buffer * self.momentum if self.nesterov else buffer
+        return direction, {_BUFFER: buffer}
 
     def pytorch(self, parameters: Sequence[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-        """`torch.optim.SGD`."""
+        """Make a `torch.optim.SGD`."""
         return torch.optim.SGD(
             parameters,
             lr=lr,

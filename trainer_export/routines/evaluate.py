@@ -1,5 +1,6 @@
-"""Evaluation: sums of the loss and its metrics over a batch, with given statistics of the static
-batch norms.
+"""Evaluation: sums of the loss and its metrics over a batch.
+
+Static batch norms use statistics that are inputs.
 """
 
 from torch import Tensor, nn
@@ -18,30 +19,26 @@ from trainer_export.traced_program import Trace
 
 
 def trace_eval(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace:
-    """The sums of a batch, in the order of the loss's metrics.
+    """Trace the sums of a batch, in the order of the loss's metrics.
 
-    Inputs as of `trace_forward`, ``y`` and ``mask``.
+    The program also returns the model's output, for `infer.infer_part`.
 
-    The program also gives the model's output, for `infer.infer_part`.
+    Returns:
+        Inputs as of `trace_forward`, ``y`` and ``mask``.
     """
 
-    def evaluate(output: Tensor, *answer: Tensor) -> list[Tensor]:
-        given = Answer(*answer)
-        sums = [
-            *recipe.loss.sums(output, given),
-            *counts(recipe.metrics, recipe.loss, output, given).values(),
-        ]
-        return [*sums, *tree_leaves(output)]
+    def evaluate(output: Tensor, *answer_tensors: Tensor) -> list[Tensor]:
+        answer = Answer(*answer_tensors)
+        sums = recipe.loss.sums(output, answer)
+        further = counts(recipe.metrics, recipe.loss, output, answer)
+        return [*sums, *further.values(), *tree_leaves(output)]
 
-    outputs = (
-        *(Port(metric.name, metric.dtype, ()) for metric in recipe.loss.metrics),
-        *(
-            Port(name, "float32", shape)
-            for name, shape in count_shapes(recipe.metrics, recipe.loss, signature).items()
-        ),
-    )
-    extra = batch_ports(signature, recipe.loss)[1:]
-    traced = trace_forward(model, signature, evaluate, extra, (*outputs, *output_ports(signature)))
+    outputs = [Port(metric.name, metric.dtype, ()) for metric in recipe.loss.metrics]
+    for name, shape in count_shapes(recipe.metrics, recipe.loss, signature).items():
+        outputs.append(Port(name, "float32", shape))
+    answer_ports = batch_ports(signature, recipe.loss)[1:]
+    all_outputs = (*outputs, *output_ports(signature))
+    traced = trace_forward(model, signature, evaluate, answer_ports, all_outputs)
     return traced.part("eval", [port.name for port in outputs])
 
 
@@ -53,15 +50,16 @@ def check_eval(
     *,
     graph: str = "onnx/eval",
 ) -> CheckSpec:
-    """Compare the sums with PyTorch's of the module as written, not changed.
+    """Compare the sums with PyTorch's of the module as written, which is not changed.
 
-    An ExportError where one deviates.
+    Raises:
+        ExportError: if a sum deviates.
     """
     names = [metric.name for metric in recipe.loss.metrics]
 
     def expected(output: Tensor, y: Tensor) -> dict[str, Tensor]:
-        given = Answer(y, batches.mask())
-        sums = dict(zip(names, recipe.loss.pytorch_sums(output, given), strict=True))
-        return sums | counts(recipe.metrics, recipe.loss, output, given, by_pytorch=True)
+        answer = Answer(y, batches.mask())
+        sums = dict(zip(names, recipe.loss.pytorch_sums(output, answer), strict=True))
+        return sums | counts(recipe.metrics, recipe.loss, output, answer, by_pytorch=True)
 
     return check_forward(model, module, batches, graph, expected)

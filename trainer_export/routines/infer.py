@@ -12,9 +12,9 @@ from trainer_export.traced_program import Trace
 
 
 def infer_part(evaluation: Trace) -> Trace:
-    """The output of a batch, out of `evaluate.trace_eval` of the same model.
+    """Return the graph of the output of a batch, a part of `evaluate.trace_eval` of the model.
 
-    Inputs as of `trace_forward`.
+    Its inputs are those of `trace_forward`.
     """
     heads = [port.name for port in evaluation.outputs if port.name.partition(".")[0] == "logits"]
     return evaluation.part("infer", heads, ["y", "mask"])
@@ -28,6 +28,10 @@ def check_infer(
     *,
     graph: str = "onnx/infer",
 ) -> CheckSpec:
-    """Compare the output with PyTorch's; an ExportError where it deviates."""
+    """Compare the output with PyTorch's.
+
+    Raises:
+        ExportError: if it deviates.
+    """
     del recipe
     return check_forward(model, module, batches, graph, lambda output, _: heads_of(output))

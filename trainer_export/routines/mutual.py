@@ -1,5 +1,4 @@
-"""Mutual learning: the loss of FML, by which a device's own model and the one it was sent teach
-each other.
+"""Mutual learning: the loss of FML, by which a device's two models teach each other.
 
 Tao Shen, Jie Zhang, Xinkang Jia, Fengda Zhang, Gang Huang, Pan Zhou, Kun Kuang, Fei Wu, Chao Wu:
 "Federated Mutual Learning", 2020, https://arxiv.org/abs/2006.16765; specification 5.1 and 5.3. With
@@ -34,35 +33,36 @@ class MutualParts:
     """What a mutual loss is made of."""
 
     cross_entropy: Tensor  # with the labels, mean over the batch, []
-    divergence: (
-        Tensor  # from the other model's distribution, KL(other || own), mean over the batch, []
-    )
+    # from the other model's distribution, KL(other || own), mean over the batch, []
+    divergence: Tensor
     # softmax of the own logits, [batch, classes] (or [batch, tokens, classes], as the logits)
     own: Tensor
     other: Tensor  # softmax of the other logits, of the same shape
 
 
 def mutual_parts(own: Tensor, other: Tensor, y: Tensor) -> MutualParts:
-    """The parts of a model's mutual loss, from its logits and those of a model that teaches, which
-    are constants.
+    """Compute the parts of a model's mutual loss.
 
-    Both are float [batch, classes] or [batch, tokens, classes]; labels are int64 without classes,
-    and of several a negative one leaves its place out of both parts.
+    Args:
+        own: logits of the model that learns, float [batch, classes] or [batch, tokens, classes].
+        other: logits of the model that teaches, of the same shape; they are constants.
+        y: labels, int64 [batch] or [batch, tokens]; of several, a negative one leaves its place
+            out of both parts.
     """
     log_own = torch.log_softmax(own, -1)
     log_other = torch.log_softmax(other.detach(), -1)
-    chosen = one_hot(y, own.shape[-1])
-    taught = torch.exp(log_other)
+    truth = one_hot(y, own.shape[-1])
+    softmax_other = torch.exp(log_other)
     return MutualParts(
-        cross_entropy=_mean(-(log_own * chosen).sum(-1), y),
-        divergence=_mean((taught * (log_other - log_own)).sum(-1), y),
+        cross_entropy=_mean(-(log_own * truth).sum(-1), y),
+        divergence=_mean((softmax_other * (log_other - log_own)).sum(-1), y),
         own=torch.exp(log_own),
-        other=taught,
+        other=softmax_other,
     )
 
 
 def _mean(losses: Tensor, y: Tensor) -> Tensor:
-    """Over the labels that count."""
+    """Return the mean over the labels that count."""
     weights = label_weights(y)
     return losses.mean() if weights is None else (losses * weights).sum()
 
@@ -70,11 +70,11 @@ def _mean(losses: Tensor, y: Tensor) -> Tensor:
 def mutual_loss_and_logit_gradient(
     own: Tensor, other: Tensor, y: Tensor, trust: Tensor | float
 ) -> tuple[Tensor, Tensor]:
-    """A model's mutual loss, and its gradient in closed form.
+    """Compute a model's mutual loss, and its gradient in closed form.
 
     Args:
         own: logits of the model that learns, float [batch, classes] or [batch, tokens, classes].
-        other: logits of the model that teaches, of the same shape; taken as constants.
+        other: logits of the model that teaches, of the same shape; they are constants.
         y: labels, int64 [batch] or [batch, tokens].
         trust: share of the labels in the loss, in [0, 1], a number or float []: alpha for the
             personal model, beta for the meme. At 1 the other model does not matter.
@@ -84,15 +84,15 @@ def mutual_loss_and_logit_gradient(
     """
     parts = mutual_parts(own, other, y)
     loss = parts.cross_entropy * trust + parts.divergence * (1 - trust)
-    slope = (parts.own - one_hot(y, own.shape[-1])) * trust + (parts.own - parts.other) * (
-        1 - trust
-    )
+    from_labels = (parts.own - one_hot(y, own.shape[-1])) * trust
+    from_other = (parts.own - parts.other) * (1 - trust)
+    slope = from_labels + from_other
     weights = label_weights(y)
     return loss, slope / own.shape[0] if weights is None else slope * weights[..., None]
 
 
 def _by_pytorch(own: Tensor, other: Tensor, y: Tensor, trust: float) -> Tensor:
-    """The same loss by PyTorch's own losses, for the check."""
+    """Compute the same loss by PyTorch's own losses, for the check."""
     divergence = nn.functional.kl_div(
         torch.log_softmax(own, -1),
         torch.log_softmax(other, -1),

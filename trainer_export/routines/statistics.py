@@ -19,9 +19,9 @@ from trainer_export.traced_program import Trace, trace_program
 def trace_statistics(
     model: nn.Module, signature: model_inputs.Signature, recipe: Recipe
 ) -> Trace | None:
-    """Mean and unbiased variance of every static batch norm for one batch.
+    """Trace mean and unbiased variance of every static batch norm for one batch.
 
-    None if the model has none.
+    None if the model has no static batch norm.
     """
     del recipe
     model = model_inputs.prepared(model, "statistics")
@@ -32,7 +32,10 @@ def trace_statistics(
 
     def measure(*tensors: Tensor) -> list[Tensor]:
         model_inputs.call_model(model, names, tensors[:-1], tensors[-1])
-        return [t for _, norm in layers for t in (norm.last_mean, norm.last_var) if t is not None]
+        statistics: list[Tensor | None] = []
+        for _, norm in layers:
+            statistics += [norm.last_mean, norm.last_var]
+        return [value for value in statistics if value is not None]
 
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     inputs = (
@@ -52,7 +55,11 @@ def check_statistics(
     *,
     graph: str = "onnx/stats",
 ) -> CheckSpec:
-    """Compare the statistics of every static batch norm; an ExportError where one deviates."""
+    """Compare the statistics of every static batch norm.
+
+    Raises:
+        ExportError: if one deviates.
+    """
     del recipe
     session = open_session(model)
     worst = Worst()

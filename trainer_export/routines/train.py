@@ -1,4 +1,4 @@
-"""The training step, whole and in its two parts, and its comparison with PyTorch.
+"""Trace the training step, whole and in its two parts, and compare it with PyTorch.
 
 Forward pass, gradient and optimizer are one flat list of operators; the gradient is PyTorch's own,
 except where a layer is replaced by an operator with a gradient in closed form (see `operators`).
@@ -7,6 +7,7 @@ What a layer draws at random in training (`models.zoo.dropout`) is an input of t
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -44,98 +45,161 @@ from trainer_export.reference import LEARNING_RATE, MU, Reference, in_float64
 from trainer_export.traced_program import Trace, trace_program
 from trainer_export.update import changing_ports, extra_ports, stepped
 
+Shape = tuple[int, ...]
+
 
 def trace_train(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace:
-    """The whole training step: loss, gradient, clipping and optimizer; the module is not changed.
+    """Trace the whole training step: loss, gradient, clipping and optimizer.
+
+    The module is not changed.
 
     Returns:
         Inputs ``param.*``, ``state.*``, ``x``, ``y``, ``mask`` if the loss takes one, ``noise.*``,
         ``lr``, with a proximal term ``anchor.*`` and ``mu``, and to take a batch in pieces
         ``share`` and ``last``; outputs ``loss`` and ``next.*``. What the signature names as its
-        base goes in alone; any other frozen parameter (``requires_grad`` False) and its states come
-        out as they went in.
+        base is an input only; any other frozen parameter (``requires_grad`` False) and its states
+        come out as they went in.
 
     Raises:
-        ExportError: the model cannot be traced with a dynamic batch, or all of it is frozen.
+        ExportError: if the model cannot be traced with a dynamic batch, or all of it is frozen.
     """
     noise = model_noise(model, signature)
     model = prepared(model, "train", operators=True)
     shapes = _shapes(model)
-    base = parameter_ports({name: shapes.pop(name) for name in signature.base})
-    names = [*shapes, *signature.base]
-    free = [place for place, name in enumerate(shapes) if model.get_parameter(name).requires_grad]
-    if not free:
+    base_shapes = {name: shapes.pop(name) for name in signature.base}
+    if not any(model.get_parameter(name).requires_grad for name in shapes):
         raise ExportError(
-            "every parameter is frozen (requires_grad False), so there is nothing to train; free some"
+            "every parameter is frozen (requires_grad False), so there is nothing to train; free "
+            "some"
         )
+    step = _TrainingStep(model, signature, recipe, shapes, tuple(noise))
     changing = changing_ports(shapes, recipe)
-    batch = batch_ports(signature, recipe.loss)
-
-    def step(*tensors: Tensor) -> list[Tensor]:
-        changed = tensors[: len(changing)]
-        held = tensors[len(changing) : len(changing) + len(base)]
-        rest = tensors[len(changing) + len(base) :]
-        x = rest[0]
-        answer = Answer(*rest[1 : len(batch)])
-        drawn = rest[len(batch) : len(batch) + len(noise)]
-        lr, *extras = rest[len(batch) + len(noise) :]
-        leaves = [
-            p.detach().requires_grad_(place in free)
-            for place, p in enumerate(changed[: len(shapes)])
-        ]
-        before = _chance()
-        output = call_model(model, names, [*leaves, *held], x, dict(zip(noise, drawn, strict=True)))
-        if _chance() != before:
-            raise ExportError(
-                "the model draws random numbers of Python or NumPy in training, and the graph would keep those of one"
-                " step; let a NoiseLayer of models.zoo.dropout draw them: its uniform(x) becomes an input of the graph"
-            )
-        check_output(output, signature)
-        loss, slope = recipe.loss.value_and_slope(tree_map(Tensor.detach, output), answer)
-        # A head that the loss does not look at has no slope, nor has one of frozen parameters
-        # alone.
-        heads = [
-            (o, s)
-            for o, s in zip(tree_leaves(output), tree_leaves(slope), strict=True)
-            if s is not None
-        ]
-        outputs, slopes = zip(*((o, s) for o, s in heads if o.requires_grad), strict=True)
-        # As in PyTorch, a parameter the loss does not depend on is left alone, weight decay and
-        # momentum too; the proximal term depends on all of them that are not frozen.
-        gradients: Sequence[Tensor | None] = torch.autograd.grad(
-            outputs,
-            [leaves[i] for i in free],
-            slopes,
-            allow_unused=True,
-            materialize_grads=recipe.proximal,
-        )
-        used = {i: g for i, g in zip(free, gradients, strict=True) if g is not None}
-        return [loss, *stepped(changed, used, lr, extras, recipe)]
-
     inputs = (
         *changing,
-        *base,
-        *batch,
+        *parameter_ports(base_shapes),
+        *batch_ports(signature, recipe.loss),
         *noise_ports(noise),
         Port("lr", "float32", ()),
         *extra_ports(shapes, recipe),
     )
-    return trace_program(
-        "train",
-        step,
-        inputs,
-        (Port("loss", "float32", ()), *_next_ports(changing)),
-        signature.known,
-    )
+    outputs = (Port("loss", "float32", ()), *_next_ports(changing))
+    return trace_program("train", step.run, inputs, outputs, signature.known)
 
 
-def _chance() -> tuple[Any, ...]:
-    """Where the generators stand that PyTorch's seed does not set."""
+@dataclass(frozen=True)
+class _StepInputs:
+    """The inputs of the graph of a training step."""
+
+    changing: Sequence[Tensor]  # parameters, then states of the optimizer
+    base: Sequence[Tensor]
+    x: Tensor
+    answer: Answer
+    noise: Mapping[str, Tensor]
+    lr: Tensor
+    extras: Sequence[Tensor]
+
+
+@dataclass(frozen=True)
+class _TrainingStep:
+    """A training step as a pure function of its inputs."""
+
+    model: nn.Module  # prepared for training
+    signature: Signature
+    recipe: Recipe
+    shapes: Mapping[str, Shape]  # of all parameters outside the base
+    noise: tuple[str, ...]  # paths of the layers that need noise
+
+    @property
+    def free(self) -> list[int]:
+        """The places of the parameters that are not frozen."""
+        parameters = map(self.model.get_parameter, self.shapes)
+        return [place for place, value in enumerate(parameters) if value.requires_grad]
+
+    def run(self, *tensors: Tensor) -> list[Tensor]:
+        """Return the loss, and what takes the place of everything that a step changes."""
+        inputs = self._split(tensors)
+        free = self.free
+        variables: list[Tensor] = []
+        for place, value in enumerate(inputs.changing[: len(self.shapes)]):
+            variables.append(value.detach().requires_grad_(place in free))
+        output = self._forward(inputs, variables)
+        detached = tree_map(Tensor.detach, output)
+        loss, slope = self.recipe.loss.value_and_slope(detached, inputs.answer)
+        gradients = self._gradients([variables[place] for place in free], output, slope)
+        # As in PyTorch, a parameter the loss does not depend on is left alone, weight decay and
+        # momentum too; the proximal term depends on all of them that are not frozen.
+        used: dict[int, Tensor] = {}
+        for place, gradient in zip(free, gradients, strict=True):
+            if gradient is not None:
+                used[place] = gradient
+        changed = stepped(inputs.changing, used, inputs.lr, inputs.extras, self.recipe)
+        return [loss, *changed]
+
+    def _split(self, tensors: Sequence[Tensor]) -> _StepInputs:
+        """Name the inputs of the graph, which are in the order of its ports."""
+        counts = (
+            len(changing_ports(self.shapes, self.recipe)),
+            len(self.signature.base),
+            len(batch_ports(self.signature, self.recipe.loss)),
+            len(self.noise),
+        )
+        groups: list[Sequence[Tensor]] = []
+        start = 0
+        for count in counts:
+            groups.append(tensors[start : start + count])
+            start += count
+        changing, base, batch, noise = groups
+        lr, *extras = tensors[start:]
+        return _StepInputs(
+            changing=changing,
+            base=base,
+            x=batch[0],
+            answer=Answer(*batch[1:]),
+            noise=dict(zip(self.noise, noise, strict=True)),
+            lr=lr,
+            extras=extras,
+        )
+
+    def _forward(self, inputs: _StepInputs, variables: Sequence[Tensor]) -> Any:
+        """Run the model, which may draw no random numbers beside its noise."""
+        before = _random_states()
+        names = [*self.shapes, *self.signature.base]
+        output = call_model(self.model, names, [*variables, *inputs.base], inputs.x, inputs.noise)
+        if _random_states() != before:
+            raise ExportError(
+                "the model draws random numbers of Python or NumPy in training, and the graph "
+                "would keep those of one step; let a NoiseLayer of models.zoo.dropout draw them: "
+                "its uniform(x) becomes an input of the graph"
+            )
+        check_output(output, self.signature)
+        return output
+
+    def _gradients(
+        self, variables: Sequence[Tensor], output: Any, slope: Any
+    ) -> Sequence[Tensor | None]:
+        """Differentiate the loss, of a known slope, through the model."""
+        # A head that the loss does not use has no slope, nor has one of frozen parameters alone.
+        heads: list[tuple[Tensor, Tensor]] = []
+        for head, head_slope in zip(tree_leaves(output), tree_leaves(slope), strict=True):
+            if head_slope is not None and head.requires_grad:
+                heads.append((head, head_slope))
+        outputs, slopes = zip(*heads, strict=True)
+        return torch.autograd.grad(
+            outputs,
+            variables,
+            slopes,
+            allow_unused=True,
+            materialize_grads=self.recipe.proximal,
+        )
+
+
+def _random_states() -> tuple[Any, ...]:
+    """Return the states of the generators that PyTorch's seed does not set."""
     _, keys, *places = np.random.get_state(legacy=True)  # noqa: NPY002 - what a model may draw from
     return random.getstate(), np.asarray(keys).tobytes(), *places
 
 
-def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+def _shapes(model: nn.Module) -> dict[str, Shape]:
     return {name: tuple(p.shape) for name, p in model.named_parameters()}
 
 
@@ -144,11 +208,13 @@ def _next_ports(changing: Sequence[Port]) -> tuple[Port, ...]:
 
 
 def trace_loss(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace:
-    """The loss of a training batch and the model's output, for runtimes that differentiate the
-    graph themselves.
+    """Trace the loss of a training batch and the model's output.
 
-    Inputs ``param.*``, ``x``, ``y``, ``mask`` if the loss takes one, ``noise.*``; outputs ``loss``
-    and ``logits``.
+    It is for runtimes that differentiate the graph themselves.
+
+    Returns:
+        Inputs ``param.*``, ``x``, ``y``, ``mask`` if the loss takes one, ``noise.*``; outputs
+        ``loss`` and ``logits``.
     """
     noise = model_noise(model, signature)
     model = prepared(model, "train")
@@ -156,46 +222,39 @@ def trace_loss(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace:
     batch = batch_ports(signature, recipe.loss)
 
     def loss(*tensors: Tensor) -> list[Tensor]:
-        x, *rest = tensors[len(names) :]
-        answer = Answer(*rest[: len(batch) - 1])
-        drawn = rest[len(batch) - 1 :]
-        output = call_model(
-            model, names, tensors[: len(names)], x, dict(zip(noise, drawn, strict=True))
-        )
+        parameters = tensors[: len(names)]
+        x, *following = tensors[len(names) :]
+        answer = Answer(*following[: len(batch) - 1])
+        drawn = dict(zip(noise, following[len(batch) - 1 :], strict=True))
+        output = call_model(model, names, parameters, x, drawn)
         check_output(output, signature)
         return [recipe.loss.value(output, answer), *tree_leaves(output)]
 
     inputs = (*parameter_ports(_shapes(model)), *batch, *noise_ports(noise))
-    return trace_program(
-        "loss",
-        loss,
-        inputs,
-        (Port("loss", "float32", ()), *output_ports(signature)),
-        signature.known,
-    )
+    outputs = (Port("loss", "float32", ()), *output_ports(signature))
+    return trace_program("loss", loss, inputs, outputs, signature.known)
 
 
-def trace_optimizer(
-    shapes: Mapping[str, tuple[int, ...]], recipe: Recipe, free: Sequence[str]
-) -> Trace:
-    """Clipping and optimizer alone.
+def trace_optimizer(shapes: Mapping[str, Shape], recipe: Recipe, free: Sequence[str]) -> Trace:
+    """Trace clipping and optimizer alone.
 
-    Inputs ``param.*``, ``state.*``, ``grad.*`` of the parameters that are `free`, ``lr``, and the
-    extras of `trace_train`; outputs ``next.*``.
+    Args:
+        shapes: of all parameters outside the base.
+        recipe: has the optimizer.
+        free: names of the parameters that are not frozen.
+
+    Returns:
+        Inputs ``param.*``, ``state.*``, ``grad.*`` of the parameters that are `free`, ``lr``, and
+        the extras of `trace_train`; outputs ``next.*``.
     """
     changing = changing_ports(shapes, recipe)
     places = [place for place, name in enumerate(shapes) if name in free]
 
     def step(*tensors: Tensor) -> list[Tensor]:
-        place = len(changing) + len(places)  # of the learning rate
-        gradients = dict(zip(places, tensors[len(changing) : place], strict=True))
-        return stepped(
-            tensors[: len(changing)],
-            gradients,
-            tensors[place],
-            tensors[place + 1 :],
-            recipe,
-        )
+        end = len(changing) + len(places)
+        gradients = dict(zip(places, tensors[len(changing) : end], strict=True))
+        lr, *extras = tensors[end:]
+        return stepped(tensors[: len(changing)], gradients, lr, extras, recipe)
 
     inputs = (
         *changing,
@@ -214,46 +273,94 @@ def check_train(
     *,
     graph: str = "onnx/train",
 ) -> CheckSpec:
-    """Train with PyTorch, let the graph take each step from where PyTorch stands, and compare all
-    that comes out.
+    """Train with PyTorch, and let the graph take each step from where PyTorch stands.
 
-    The module is as its author wrote it, and not changed. Returns the figures of the first run
-    within the limit; an ExportError names the tensor that deviates in all.
+    All that comes out is compared. The module is as its author wrote it, and not changed.
+
+    Returns:
+        The figures of the first run within the limit.
+
+    Raises:
+        ExportError: if a tensor deviates in all runs; it is named.
     """
-    session = open_session(model)
-    shapes = model_noise(module, batches.signature)
-    base = batches.signature.base
+    check = _TrainCheck(
+        open_session(model),
+        graph,
+        module,
+        recipe,
+        batches.signature.base,
+        model_noise(module, batches.signature),
+    )
+    return repeated(check.run, batches)
 
-    def run(seeded: SizedBatches, exact: bool) -> CheckSpec:
+
+@dataclass(frozen=True)
+class _Batch:
+    """What one step is checked with."""
+
+    x: Tensor
+    answer: Answer
+    mask: Tensor
+    noise: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class _TrainCheck:
+    """A graph of a training step beside PyTorch."""
+
+    session: Session
+    graph: str
+    module: nn.Module
+    recipe: Recipe
+    base: Sequence[str]
+    noise_shapes: Mapping[str, Shape]
+
+    def run(self, batches: SizedBatches, exact: bool) -> CheckSpec:
+        """Check some steps, if `exact` with steps of PyTorch in float64 to compare with as well."""
         worst = Worst()
-        reference = Reference(module, recipe, base=base, underway=True)
-        held = {parameter_input(name): module.get_parameter(name).detach().numpy() for name in base}
-        for number, (x, y) in enumerate(seeded.take(seeded.steps)):
+        reference = Reference(self.module, self.recipe, base=self.base, underway=True)
+        for number, (x, y) in enumerate(batches.take(batches.steps)):
             worst.sizes.append(len(y))
-            answer = Answer(y, seeded.mask())
-            noise = seeded.noise(shapes, len(y), number)
-            parameters, states = reference.snapshot()
-            specs = recipe.state_specs({name: value.shape for name, value in parameters.items()})
-            sums = [spec for spec in specs if spec.name not in states]
-            feed: dict[str, NDArray[Any]] = {parameter_input(n): v for n, v in parameters.items()}
-            feed |= held | {state_input(n): v for n, v in states.items()}
-            feed |= {"x": x.numpy(), "y": y.numpy(), "mask": seeded.mask().numpy()}
-            numbers = {"lr": LEARNING_RATE, "mu": MU, "share": 1.0, "last": 1.0}
-            feed |= {name: np.array(value, np.float32) for name, value in numbers.items()}
-            feed |= {state_input(spec.name): np.zeros(spec.shape, np.float32) for spec in sums}
-            feed |= reference.anchors() | {
-                noise_input(path): drawn.numpy() for path, drawn in noise.items()
-            }
-            outputs = run_session(session, feed)
-            del feed, parameters, states  # the first states are arrays of their own
-            twin = in_float64(reference, x, answer, noise) if exact else None
-            worst.compare(outputs, {"loss": reference.step(x, answer, noise)})
-            true = twin.snapshot() if twin else (None, None)
-            for kind, expected, double in zip(
-                (parameter_input, state_input), reference.snapshot(), true, strict=True
-            ):
-                found = {name: outputs.pop(next_name(kind(name))) for name in expected}
-                worst.compare(found, expected, double, kind(""))
-        return worst.report(graph, seeded.steps)
+            mask = batches.mask()
+            noise = batches.noise(self.noise_shapes, len(y), number)
+            self._check_step(reference, _Batch(x, Answer(y, mask), mask, noise), worst, exact)
+        return worst.report(self.graph, batches.steps)
 
-    return repeated(run, batches)
+    def _check_step(self, reference: Reference, batch: _Batch, worst: Worst, exact: bool) -> None:
+        """Take one step with the graph and with PyTorch."""
+        step_inputs = (batch.x, batch.answer, batch.noise)
+        outputs = run_session(self.session, self._feed(reference, batch))
+        twin = in_float64(reference, *step_inputs) if exact else None
+        worst.compare(outputs, {"loss": reference.step(*step_inputs)})
+        exact_values = twin.snapshot() if twin else (None, None)
+        for kind, expected, exact_value in zip(
+            (parameter_input, state_input), reference.snapshot(), exact_values, strict=True
+        ):
+            next_values = {name: outputs.pop(next_name(kind(name))) for name in expected}
+            worst.compare(next_values, expected, exact_value, kind(""))
+
+    def _feed(self, reference: Reference, batch: _Batch) -> dict[str, NDArray[Any]]:
+        """Return the inputs of the graph from where PyTorch stands."""
+        parameters, states = reference.snapshot()
+        feed: dict[str, NDArray[Any]] = {}
+        for name, value in parameters.items():
+            feed[parameter_input(name)] = value
+        for name in self.base:
+            feed[parameter_input(name)] = self.module.get_parameter(name).detach().numpy()
+        for name, value in states.items():
+            feed[state_input(name)] = value
+        feed["x"] = batch.x.numpy()
+        feed["y"] = batch.answer.y.numpy()
+        feed["mask"] = batch.mask.numpy()
+        numbers = {"lr": LEARNING_RATE, "mu": MU, "share": 1.0, "last": 1.0}
+        for name, number in numbers.items():
+            feed[name] = np.array(number, np.float32)
+        # States that PyTorch does not have are sums of gradients, which begin at 0.
+        specs = self.recipe.state_specs({name: value.shape for name, value in parameters.items()})
+        for spec in specs:
+            if spec.name not in states:
+                feed[state_input(spec.name)] = np.zeros(spec.shape, np.float32)
+        feed |= reference.anchors()
+        for path, drawn in batch.noise.items():
+            feed[noise_input(path)] = drawn.numpy()
+        return feed

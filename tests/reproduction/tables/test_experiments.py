@@ -19,7 +19,7 @@ from reproduction.table_file import TABLES, find_experiment, parse_scale
 from simulation.clock import Load, load_clock
 from simulation.data.datasets import DATASETS, load_dataset
 from simulation.data.images import CIFAR_TASKS
-from simulation.preparing import split_data
+from simulation.data.split import split_data
 from tests.simulation.data_folder import FOLDER, needs
 
 EVERY_ARM = [

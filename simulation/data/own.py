@@ -1,0 +1,162 @@
+"""Reads the user's own files as the data set of a simulation."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet_protocol.data import DataConfig, DataSet, load_data
+from fleet_protocol.data.contract import reconcile
+from fleet_protocol.data.dataset import check_parts
+from fleet_protocol.data.places import naming_table
+from fleet_protocol.data.terms import DataContract
+from fleet_protocol.errors import DataError
+from simulation.data.contract import common_contract
+from simulation.data.dataset import Dataset
+
+Array = NDArray[Any]
+
+_TRAIN = "[data.train] of sim.toml"
+_TEST = "[data.test] of sim.toml"
+_IMAGE_DIMENSIONS = 4
+"""Dimensions of an array of images, whose samples have black pixels."""
+
+
+def own_data(train: DataConfig, test: DataConfig, ignored: int | None = None) -> Dataset:
+    """Read training and test samples from the user's files.
+
+    Args:
+        train: source with absolute paths, in which a star stands for any text. Every match is a
+            group of its own.
+        test: likewise, for the test set.
+        ignored: a label that does not count, and is no class.
+
+    Returns:
+        Samples normalised as the tables say; integers that nothing is done to stay integers.
+        Without ``classes`` there are as many as labels. Targets that are numbers have as many as a
+        sample has.
+
+    Raises:
+        DataError: something is missing or malformed, or the files do not go together.
+        ConfigError: a package for this kind of data is not installed.
+    """
+    train_files = _read(train, _TRAIN)
+    test_files = _read(test, _TEST)
+    contract = common_contract(train_files, test_files)
+    train_sets = _reconciled(train_files, contract, _TRAIN)
+    test_sets = _reconciled(test_files, contract, _TEST)
+    train_x = _joined([_samples(data) for data in train_sets], train_sets)
+    test_x = _joined([_samples(data) for data in test_sets], test_sets)
+    train_y = _joined([data.y for data in train_sets], train_sets)
+    test_y = _joined([data.y for data in test_sets], test_sets)
+    _require_equal_shapes((train_x, train_y), (test_x, test_y))
+    are_numbers = train_y.dtype.kind == "f" or test_y.dtype.kind == "f"
+    kind = np.float32 if are_numbers else np.int64
+    train_y = train_y.astype(kind, copy=False)
+    test_y = test_y.astype(kind, copy=False)
+    if are_numbers:
+        counted_classes = math.prod(train_y.shape[1:])
+    else:
+        counted_classes = 1 + max(_largest(train_y, ignored), _largest(test_y, ignored))
+    tokens = 0
+    if train_x.dtype.kind in "iu":
+        tokens = 1 + max(int(train_x.max()), int(test_x.max()))
+    first = train_sets[0]
+    for data in (*train_sets, *test_sets):
+        check_parts(data.source, data.parts, first.parts)
+    black: tuple[float, ...] | float = 0.0
+    if first.x.ndim == _IMAGE_DIMENSIONS:
+        black = tuple(first.normal_black.ravel().tolist())
+    return Dataset(
+        "own",
+        train_x,
+        train_y,
+        test_x,
+        test_y,
+        train.classes or len(contract.labels) or counted_classes,
+        tokens=tokens,
+        train_group=_groups(train_sets),
+        test_group=_groups(test_sets),
+        black=black,
+        own=True,
+        parts=first.parts,
+    )
+
+
+def _read(config: DataConfig, table: str) -> list[DataSet]:
+    """Read the sources of a table, which errors name."""
+    with naming_table(table):
+        return [load_data(source) for source in _sources(config)]
+
+
+def _reconciled(sets: Sequence[DataSet], contract: DataContract, table: str) -> list[DataSet]:
+    """Return the samples of a table in the form of the contract."""
+    with naming_table(table):
+        return [reconcile(data, contract) for data in sets]
+
+
+def _sources(config: DataConfig) -> list[DataConfig]:
+    """Return the sources that a table with stars stands for, in the order of their names."""
+    matches = {}
+    for name, value in config:
+        if isinstance(value, Path) and "*" in str(value):
+            root = Path(value.anchor)
+            matches[name] = sorted(root.glob(str(value.relative_to(root))))
+    if not matches:
+        return [config]
+    counts = [len(paths) for paths in matches.values()]
+    if min(counts) == 0 or min(counts) != max(counts):
+        by_name = ", ".join(f"{len(paths)} for {name}" for name, paths in matches.items())
+        raise DataError(
+            f"{getattr(config, 'path', '')} must match at least one file, and each path as many: "
+            f"{by_name}"
+        )
+    sources = []
+    for paths in zip(*matches.values(), strict=True):
+        sources.append(config.model_copy(update=dict(zip(matches, paths, strict=True))))
+    return sources
+
+
+def _samples(data: DataSet) -> Array:
+    """Return normalised samples; integers that are not changed stay integers."""
+    is_unchanged = data.scale == 1 and not data.mean.any() and bool((data.std == 1).all())
+    if is_unchanged and data.x.dtype.kind in "iu":
+        return np.asarray(data.x)
+    samples, *_ = data.batch(slice(None), "float32")
+    return samples
+
+
+def _joined(arrays: Sequence[Array], sources: Sequence[DataSet]) -> Array:
+    """Return the arrays of several files one after the other; a DataError if shapes differ."""
+    for array, data in zip(arrays, sources, strict=True):
+        if array.shape[1:] != arrays[0].shape[1:]:
+            raise DataError(
+                f"{data.source} has shape {list(array.shape[1:])} per sample, {sources[0].source} "
+                f"{list(arrays[0].shape[1:])}; all files need the same"
+            )
+    return np.concatenate(arrays)
+
+
+def _require_equal_shapes(train: tuple[Array, Array], test: tuple[Array, Array]) -> None:
+    """Raise a DataError if samples or targets of the test set have another shape."""
+    texts = []
+    for x, y in (train, test):
+        texts.append(f"{list(x.shape[1:])} with targets {list(y.shape[1:])}")
+    if texts[0] != texts[1]:
+        raise DataError(
+            f"training samples have shape {texts[0]}, those of the test set {texts[1]}; say the "
+            "same keys in [data.train] and [data.test]"
+        )
+
+
+def _largest(labels: Array, ignored: int | None) -> int:
+    """Return the largest label that counts, -1 if none does."""
+    return int(labels.max(initial=-1, where=labels != ignored))
+
+
+def _groups(sets: Sequence[DataSet]) -> NDArray[np.int64]:
+    """Return the number of the file that each sample comes from."""
+    return np.repeat(np.arange(len(sets)), [len(data) for data in sets])

@@ -1,0 +1,178 @@
+"""Makes the rows of closed rounds from the store, so that they can be made again after a kill."""
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+from broker_server.rounds.run_context import RunContext
+from broker_server.settings.combinations import Trait
+from broker_server.store import RoundRecord, Store, TaskPhase, TaskRecord
+from broker_server.store.privacy_spent import epsilon_by_round
+from broker_server.store.queries import find_run
+from fleet_protocol.blob_store import BlobStore
+from fleet_protocol.messages import Evaluation, TaskMetrics
+from simulation.judges import Judges
+from simulation.results.history import DeviceRow, RoundRow
+from simulation.virtual_fleet import VirtualFleet
+
+
+class RowMaker:
+    """Makes the rows of closed rounds.
+
+    Args:
+        context: the run.
+        store: its store.
+        blobs: global versions, which judges read.
+        fleet: the devices, whose emulated times rows have.
+        judges: what else judges global versions.
+    """
+
+    def __init__(
+        self,
+        context: RunContext,
+        store: Store,
+        blobs: BlobStore,
+        fleet: VirtualFleet,
+        judges: Judges,
+    ) -> None:
+        self._context = context
+        self._store = store
+        self._blobs = blobs
+        self._times = fleet.times
+        self._index = {board.id: board.index for board in fleet.boards}
+        self._judges = judges
+        # The time between two processes belongs to no round.
+        self._process_began = time.time()
+
+    def make(
+        self, record: RoundRecord, before: RoundRow | None
+    ) -> tuple[RoundRow, tuple[DeviceRow, ...]]:
+        """Make the row of a round and those of its devices.
+
+        Args:
+            record: the round.
+            before: the row of the closed round before it, None for the first. What the rounds
+                between the two cost, which were given up, counts in this one.
+        """
+        first = before.round + 1 if before else 1
+        payload_bytes = 0
+        tasks: list[TaskRecord] = []
+        for number in range(first, record.number + 1):
+            tasks, round_bytes = self._counted(record.run, number)
+            payload_bytes += round_bytes
+        devices = []
+        for task in tasks:
+            is_merged = task.kind == "train" and task.phase is TaskPhase.MERGED
+            if is_merged and task.metrics is not None:
+                devices.append(self._device_row(record, task, task.metrics))
+        simulated = self._simulated_seconds(record, first)
+        evaluation = record.evaluation
+        losses = [row.train_loss for row in devices if row.train_loss is not None]
+        epsilons = epsilon_by_round(self._store, find_run(self._store, record.run))
+        row = RoundRow(
+            round=record.number,
+            version=record.version + 1,
+            accuracy=evaluation.accuracy if evaluation is not None else None,
+            loss=evaluation.loss if evaluation is not None else None,
+            train_loss=sum(losses) / len(losses) if losses else None,
+            devices=len(devices),
+            tiers=Counter(row.tier for row in devices),
+            simulated_seconds=simulated,
+            simulated_total=(before.simulated_total if before else 0.0) + simulated,
+            seconds=self._real_seconds(record),
+            payload_bytes=payload_bytes,
+            local_accuracy=self._local_accuracy(record, tasks),
+            epsilon=epsilons.get(record.number),
+            **self._judged(record),
+        )
+        return row, tuple(devices)
+
+    def _device_row(self, record: RoundRecord, task: TaskRecord, metrics: TaskMetrics) -> DeviceRow:
+        """Return the row of a device whose update was merged."""
+        local_accuracy = None
+        if metrics.evaluation is not None:
+            local_accuracy = metrics.evaluation.accuracy
+        seconds = self._times.round_seconds(
+            self._index[task.device], task, self._context.config.train
+        )
+        return DeviceRow(
+            round=record.number,
+            device=task.device,
+            tier=task.tier,
+            examples=metrics.examples,
+            train_loss=metrics.train_loss,
+            local_accuracy=local_accuracy,
+            simulated_seconds=seconds,
+            seconds=metrics.train_seconds,
+            payload_bytes=task.update_size or 0,
+        )
+
+    def _simulated_seconds(self, record: RoundRecord, first: int) -> float:
+        """Return the emulated time of a round and of those before it, from `first`."""
+        rounds = [record]
+        if first < record.number:
+            rounds = [*self._store.rounds(record.run)[first - 1 : record.number - 1], record]
+        return sum(each.collect_seconds or 0.0 for each in rounds)
+
+    def _real_seconds(self, record: RoundRecord) -> float:
+        """Return the time that a round took in this process, or in the one that ended it."""
+        ended = record.ended_at or record.planned_at
+        began = record.planned_at
+        if ended > self._process_began:
+            began = max(self._process_began, record.planned_at)
+        return max(0.0, ended - began)
+
+    def _counted(self, run: str, number: int) -> tuple[list[TaskRecord], int]:
+        """Return the tasks that count in a round, and the bytes that it sent and received.
+
+        Tasks of earlier rounds whose updates came late are among them.
+        """
+        own_tasks = self._store.tasks(run, number)
+        # Weights that several devices share are sent once.
+        sent_bytes = {task.weights.digest: task.weights.size for task in own_tasks}
+        tasks = list(own_tasks)
+        if not self._context.keeps(Trait.ONE_VERSION):
+            tasks += self._store.late_tasks(run, number)
+        counted = []
+        for task in tasks:
+            if task.screening is None or task.screening.round in {None, number}:
+                counted.append(task)
+        received_bytes = sum(task.update_size or 0 for task in counted)
+        return counted, sum(sent_bytes.values()) + received_bytes
+
+    def _judged(self, record: RoundRecord) -> dict[str, float]:
+        """Return what further judges say of the version of a round, by column."""
+        if not self._judges.others or record.evaluation is None:
+            return {}
+        version = self._store.version(record.run, record.version + 1)
+        if version is None:
+            return {}
+        return {name: judge(version, self._blobs) for name, judge in self._judges.others.items()}
+
+    def _local_accuracy(self, record: RoundRecord, tasks: Sequence[TaskRecord]) -> float | None:
+        """Return the accuracy on the devices' samples.
+
+        Where the devices have parts of the test set it is that of the global version, else that of
+        their own models on samples that they held out.
+        """
+        if self._judges.local is not None and record.evaluation is not None:
+            version = self._store.version(record.run, record.version + 1)
+            return None if version is None else self._judges.local(version, self._blobs)
+        evaluations = []
+        for task in tasks:
+            if task.kind == "train" and task.metrics is not None:
+                evaluations.append(task.metrics.evaluation)
+        return _mean_accuracy(evaluations)
+
+
+def _mean_accuracy(evaluations: Sequence[Evaluation | None]) -> float | None:
+    """Return the mean accuracy over all samples; None without any."""
+    correct = 0.0
+    examples = 0
+    for evaluation in evaluations:
+        if evaluation is not None and evaluation.accuracy is not None:
+            correct += evaluation.accuracy * evaluation.examples
+            examples += evaluation.examples
+    if not examples:
+        return None
+    return correct / examples

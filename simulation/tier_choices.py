@@ -1,0 +1,61 @@
+"""Virtual devices that choose their own tier, as boards do, with the times of the emulated clock."""
+
+from collections.abc import Mapping
+
+from broker_server.rounds.collecting import OpenTask
+from broker_server.store import Store
+from device_runtime.training.choosers import Situation, TierChooser, chooser_of
+from fleet_protocol.frozen import FrozenModel
+from models.tier import Tier
+from simulation.board_times import BoardTimes
+from simulation.virtual_fleet import VirtualBoard
+
+
+class TierChoices:
+    """Chooses for devices, and knows what each remembers.
+
+    What they remember is replayed from the store, so a simulation that was killed goes on with the
+    same choices.
+    """
+
+    def __init__(self, store: Store, boards: Mapping[str, VirtualBoard], times: BoardTimes) -> None:
+        self._store = store
+        self._boards = boards
+        self._times = times
+        self._memories: dict[str, FrozenModel] = {}
+        self._replayed = 0  # the last round that is in the memories
+
+    def choose(self, task: OpenTask) -> None:
+        """Let the device of a task choose its tier, if its instructions say so."""
+        chooser = chooser_of(task.instructions)
+        if chooser is None:
+            return
+        record = task.record
+        self._replay(record.run, record.round, chooser)
+        tier = chooser.choose(self._memories.get(record.device), self._situation(task))
+        if task.choose_tier(tier):
+            self._store.choose_tier(task.record)
+
+    def _situation(self, task: OpenTask) -> Situation:
+        record = task.record
+        train = task.instructions.train
+        board = self._boards[record.device]
+        tiers = tuple(choice.tier for choice in record.choices)
+        narrowest = min(map(Tier.parse, tiers))
+        return Situation(
+            tiers=tiers,
+            steps=train.steps_for(board.examples),
+            bytes_per_second=self._times.bytes_per_second(board.index, record.round),
+            step_seconds=self._times.step_seconds(board.index, record.round, narrowest, train),
+        )
+
+    def _replay(self, run: str, before: int, chooser: TierChooser) -> None:
+        """Bring the memories up to a round, from the losses in the store."""
+        for number in range(self._replayed + 1, before):
+            for task in self._store.tasks(run, number, "train"):
+                if task.metrics is None or task.metrics.mean_loss is None:
+                    continue
+                memory = self._memories.get(task.device)
+                loss = task.metrics.mean_loss
+                self._memories[task.device] = chooser.learn(memory, number, loss)
+            self._replayed = number
