@@ -61,7 +61,12 @@ def validate_config(
         raise ConfigError(f"{source}: " + "\n  ".join(["", *problems]).strip()) from error
 
 
-def parse_config(text: str, model: type[ModelT], *, source: str) -> ModelT:
+def parse_config(
+    text: str,
+    model: type[ModelT],
+    *,
+    source: str,
+) -> ModelT:
     """Read a configuration in TOML.
 
     Raises:
@@ -86,9 +91,9 @@ def _describe(error: dict[str, Any], model: type[BaseModel]) -> str:
 
 def _key_hint(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
     *table, key = location
-    known = _fields_at(model, tuple(table))
-    similar = closest(str(key), known, cutoff=0.5)
-    return f"did you mean {similar!r}?" if similar else f"known keys: {', '.join(sorted(known))}"
+    allowed = _fields_at(model, tuple(table))
+    similar = closest(str(key), allowed, cutoff=0.5)
+    return f"did you mean {similar!r}?" if similar else f"known keys: {', '.join(sorted(allowed))}"
 
 
 def _is_secret(model: type[BaseModel], location: tuple[int | str, ...]) -> bool:

@@ -1,5 +1,4 @@
-"""Reads zip archives from untrusted sources within bounds: members, headers, sizes and ratios, in
-bounded memory.
+"""Reads untrusted zip archives within bounds of members, headers, sizes, ratios and memory.
 
 Python's zipfile reads the list of members at once, so its size is checked before it is parsed.
 Contents are read piece by piece, and never beyond the sizes in the list.
@@ -65,7 +64,12 @@ class _Listing(io.RawIOBase):
     zipfile reads that list in one piece, with the size that the archive claims.
     """
 
-    def __init__(self, file: BinaryIO, source: Path, bounds: Bounds) -> None:
+    def __init__(
+        self,
+        file: BinaryIO,
+        source: Path,
+        bounds: Bounds,
+    ) -> None:
         super().__init__()
         self._file = file
         self._source = source
@@ -222,7 +226,12 @@ def _member_problem(info: ZipInfo) -> str | None:
     return None
 
 
-def _check_sizes(archive: ZipFile, source: Path, size: int, bounds: Bounds) -> None:
+def _check_sizes(
+    archive: ZipFile,
+    source: Path,
+    size: int,
+    bounds: Bounds,
+) -> None:
     unpacked = sum(info.file_size for info in archive.infolist())
     if unpacked > bounds.unpacked_bytes:
         raise BeyondBoundsError(
@@ -230,5 +239,6 @@ def _check_sizes(archive: ZipFile, source: Path, size: int, bounds: Bounds) -> N
         )
     if unpacked > bounds.ratio * size:
         raise BeyondBoundsError(
-            f"{source} has {size:,} bytes and unpacks to {unpacked:,}, more than {bounds.ratio:g} times as many"
+            f"{source} has {size:,} bytes and unpacks to {unpacked:,}, more than "
+            f"{bounds.ratio:g} times as many"
         )

@@ -53,13 +53,15 @@ class BetweenRuns:
             sign_of_life=self.devices.mark_active,
             presence=self._receive_presence,
             reply=self._receive_reply,
+            # Chunks of a run that is over, or that a restarted server has not resumed yet.
             chunk=_ignore_chunk,
             request=request,
-            server_status=self._note_rival,
+            server_status=self._note_other_server,
             refused=self.refused,
         )
 
     def _receive_presence(self, presence: DeviceStatus | DeviceProfile) -> None:
+        # Who is there is known when the next run begins.
         self.devices.receive(presence)
         self.store.record_device(presence)
 
@@ -76,8 +78,8 @@ class BetweenRuns:
         elif isinstance(reply, Predicted):
             self.predictions.receive(reply)
 
-    def _note_rival(self, payload: bytes) -> None:
-        why = self.outbox.find_rival(payload, None)
+    def _note_other_server(self, payload: bytes) -> None:
+        why = self.outbox.find_other_server(payload, None)
         if why:
             self.store.log("another-server", why)
 

@@ -97,7 +97,7 @@ class MqttDispatcher:
             reply=self._receive_reply,
             chunk=self._receive_chunk,
             request=handle_request,
-            server_status=self._note_rival,
+            server_status=self._note_other_server,
             refused=self._count_refused,
         )
         self._router = Router(connection.topics, connection.limits, parts.fleet.knows, handlers)
@@ -133,6 +133,7 @@ class MqttDispatcher:
         with contextlib.suppress(queue.Empty):
             self._handle(self._inbox.get(timeout=max(0.0, wake_at - now)))
             self._handle_more(time.monotonic(), wake_at)
+        # After all that has come meanwhile: many updates share one sync and one commit.
         self._uploads.commit()
         self._do_what_is_due(time.monotonic())
 
@@ -258,8 +259,8 @@ class MqttDispatcher:
         reason = RefusalReason.LATE if task_id in self._past else RefusalReason.UNKNOWN_TASK
         raise RefusedError(reason, f"chunks of task {task_id}, which is not open")
 
-    def _note_rival(self, payload: bytes) -> None:
-        why = self._outbox.find_rival(payload, self.reporter.run)
+    def _note_other_server(self, payload: bytes) -> None:
+        why = self._outbox.find_other_server(payload, self.reporter.run)
         if why:
             self.reporter.note("another-server", why, self._offers.round_number)
 

@@ -94,7 +94,12 @@ def stamps_of(config: DataConfig, *, labelled: bool = True) -> Stamps:
                 f"{name}\0{_stamp(name, status, young)}\0".encode(errors="surrogateescape")
             )
         files[str(config.path)] = hasher.hexdigest()
-    return Stamps(config, labelled, files, young)
+    return Stamps(
+        config,
+        labelled,
+        files,
+        young,
+    )
 
 
 def list_paths(paths: tuple[str, ...]) -> str:
@@ -111,7 +116,11 @@ def _status(path: Path | os.DirEntry[str]) -> os.stat_result | None:
         return None
 
 
-def _stamp(path: str, status: os.stat_result | None, young: dict[str, str]) -> FileStamp:
+def _stamp(
+    path: str,
+    status: os.stat_result | None,
+    young: dict[str, str],
+) -> FileStamp:
     """Return the stamp of a file; for a young file, add its content digest to `young`."""
     if status is None:
         return ()
@@ -147,7 +156,7 @@ def _single_files(config: DataConfig, *, labelled: bool) -> Iterator[Path]:
     """Return the files that a source names."""
     for name in (*config.transforms, *config.augment):
         if ":" in name:
-            yield _of_function(name)
+            yield _function_file(name)
     match config:
         case NpzData(path=path, y_path=labels):
             yield path
@@ -163,11 +172,11 @@ def _single_files(config: DataConfig, *, labelled: bool) -> Iterator[Path]:
             elif table is not None:
                 yield table
         case PythonData(entry_point=name, options=options):
-            yield _of_function(name)
-            yield from _named_files(_of_function(name).parent, options.values())
+            yield _function_file(name)
+            yield from _named_files(_function_file(name).parent, options.values())
 
 
-def _of_function(name: str) -> Path:
+def _function_file(name: str) -> Path:
     return Path(name.rpartition(":")[0])
 
 
