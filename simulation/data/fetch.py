@@ -1,4 +1,4 @@
-"""Downloads data sets and believes nothing that does not have the checksum written here.
+"""Downloads data sets, and keeps nothing that does not have the checksum written here.
 
 Only MNIST can be fetched: the checksums are of its four IDX files themselves, not of one mirror's
 compression of them. For the other sets an error says where they come from and what the loader
@@ -34,7 +34,7 @@ class RemoteFile:
 
     @property
     def name(self) -> str:
-        """The last part of the URL, its name on the disk."""
+        """Return the last part of the URL, its name on the disk."""
         return self.url.rpartition("/")[2]
 
 
@@ -153,7 +153,8 @@ def _receive(file: RemoteFile, target: IO[bytes], timeout_seconds: float) -> Non
                 left -= len(block)
                 if left < 0:
                     raise BlobError(
-                        f"{file.url} is larger than its content should be; the mirror serves something else"
+                        f"{file.url} is larger than its content should be; the mirror serves"
+                        " something else"
                     )
                 target.write(block)
     except (
@@ -184,6 +185,7 @@ def _verify(stored: IO[bytes], file: RemoteFile) -> None:
         ) from error
     if size != file.size or digest.hexdigest() != file.sha256:
         raise BlobError(
-            f"{file.name} from {file.url} has not the content it should have (sha256 {digest.hexdigest()}, {size}"
-            f" bytes; expected {file.sha256}, {file.size}); it was not kept"
+            f"{file.name} from {file.url} has not the content it should have (sha256"
+            f" {digest.hexdigest()}, {size} bytes; expected {file.sha256}, {file.size}); it was not"
+            " kept"
         )
