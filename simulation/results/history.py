@@ -1,8 +1,8 @@
 """The history of a simulation: a row for each closed round, and for each device in it.
 
-Rounds are in ``metrics.parquet``. The per-device rows lie in the folder ``devices.parquet``, in parts of some thousand rows; pyarrow,
-pandas and polars read the folder as one table. Every file is replaced atomically, so a reader and a
-crash find whole rounds.
+Rounds are in ``metrics.parquet``. The per-device rows are in the folder ``devices.parquet``, in
+parts of some thousand rows; pyarrow, pandas and polars read the folder as one table. Every file is
+replaced atomically, so a reader finds whole rounds, also after a crash.
 """
 
 import io
