@@ -25,7 +25,7 @@ _ROOT = str(Path(__file__).resolve().parents[1])
 
 
 def python_module(module: str, *arguments: str) -> list[str]:
-    """Return the command that runs a module as ``python -m`` does, but not from the working folder."""
+    """Return the command that runs a module, without searching the working folder for it."""
     return [sys.executable, "-c", _START.format(root=_ROOT, module=module), *arguments]
 
 

@@ -53,6 +53,7 @@ def another(status: ServerStatus | None, folder: Path) -> bool:
     if computer == socket.gethostname() and Path(path).is_dir():
         folders.add(Path(path))
     try:
+        # A store that can be locked has no server; the lock is released at once.
         for store in folders:
             os.close(hold(store))
     except OSError as error:

@@ -357,6 +357,7 @@ def _added(
         tls_certificate=tls_certificate,
         tls_key=tls_key,
     )
+    # First the file, then the member: what is written halfway lets nobody in.
     write_secret(path, enrolment.model_dump_json(indent=1))
     entry = MemberEntry(
         role=role,

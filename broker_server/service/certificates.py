@@ -15,6 +15,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.identity.enrolment import write_secret
 
+# When a membership ends is said in the certificate that the operator signs, not in those of TLS.
 _YEARS = 20
 _BEGIN = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)  # where boards without a clock start
 
@@ -97,6 +98,7 @@ class Authority:
         """
         parent, issuer = self._parent()
         key = ec.generate_private_key(ec.SECP256R1())
+        # Each once, in order: the host may be one of the addresses of this computer.
         names = [_alternative(host) for host in dict.fromkeys(hosts)]
         purpose = ExtendedKeyUsageOID.SERVER_AUTH if names else ExtendedKeyUsageOID.CLIENT_AUTH
         identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(parent.public_key())
@@ -114,6 +116,8 @@ class Authority:
             serials: their numbers, as of `serial_of`.
         """
         parent, issuer = self._parent()
+        # Brokers let nobody in with a list that has ended, so it must not end while nothing is
+        # revoked.
         until = dt.datetime.now(dt.timezone.utc) + dt.timedelta(days=365 * _YEARS)
         builder = x509.CertificateRevocationListBuilder(issuer.subject, _BEGIN, until)
         for serial in serials:

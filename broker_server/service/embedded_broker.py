@@ -89,6 +89,7 @@ class EmbeddedBroker(ChildBroker):
         config = self._folder / "broker.toml"
         inside = f"{bracket_host(self.listen)}:{self.port}"
         if self._gate is not None:
+            # A free port for rumqttd behind the TLS front, on this computer alone.
             with socket.create_server(("127.0.0.1", 0)) as free:
                 inside = f"127.0.0.1:{free.getsockname()[1]}"
         write_secret(

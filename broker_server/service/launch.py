@@ -116,6 +116,7 @@ def submit(config: FleetConfig, *, listener: Listener | None = None) -> control.
     """
     name = _new_name()
     here = OwnRun(request=name, fleet=config.fleet, config=config.model_dump_json())
+    # A server elsewhere opens no path of this computer, so only settings travel.
     wanted = RequestedSettings.from_config(config)
     elsewhere = requests.RunRequest(
         request=name, fleet=config.fleet, settings=wanted.settings, others=wanted.others
@@ -176,6 +177,7 @@ class _Follower:
         if getattr(run_event, "run", None) != self._run:
             return None
         self._give_up = None  # whoever reports the run is there
+        # Only events of this run: the server may have done another one before.
         self._listener(run_event)
         return run_event if isinstance(run_event, control.RunFinished) else None
 
@@ -250,6 +252,7 @@ def predict(home: Place, device: str, samples: JsonValue, seconds: float = 30.0)
         raise ConfigError(
             f"no request for predictions: {problems(error, 'the request')}"
         ) from error
+    # Refused here, with a reason: a broker drops what is too long, or the connection.
     size = len(ask.to_bytes())
     if size > MESSAGE_LIMIT_BYTES:
         raise ConfigError(
@@ -316,6 +319,7 @@ def run_fleet(config: FleetConfig, *, listener: Listener | None = None) -> contr
     Raises:
         ShoalError: it could not begin.
     """
+    # First: a server that is up here has the store, whatever the broker is.
     if is_here(config):
         return submit(config, listener=listener)
     address = broker_address(config.broker)
@@ -330,6 +334,7 @@ def run_fleet(config: FleetConfig, *, listener: Listener | None = None) -> contr
             status = server_status(
                 address, config.fleet, connect_seconds=PROBE_SECONDS, member=member
             )
+    # A status that a killed server left with the broker is no server.
     if another(status, config.store):
         return submit(config, listener=listener)
     with (

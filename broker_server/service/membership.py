@@ -30,6 +30,7 @@ def broker_address(config: BrokerConfig) -> BrokerAddress:
     host = "127.0.0.1" if config.listen in _ANYWHERE else config.listen
     member = member_of(config)
     if member is not None:
+        # The certificate names this computer, too, so that the server reaches its own broker.
         url = f"mqtts://{bracket_host(host)}:{config.port}" if hosted else config.url
         return member.enrolment.address(member.folder, url)
     if hosted:
@@ -41,6 +42,7 @@ def broker_address(config: BrokerConfig) -> BrokerAddress:
             cert_file=config.cert_file,
             key_file=config.key_file,
         )
+    # Others reach a hosted broker that listens everywhere.
     reachable = not address.on_this_machine or (hosted and config.listen in _ANYWHERE)
     if reachable and not address.tls and not config.insecure:
         raise ConfigError(
@@ -80,6 +82,7 @@ def member_of(config: BrokerConfig, fleet: str = "") -> Member | None:
         if registry.lacking or not enrolment.sealing:
             return None  # one device that cannot open seals keeps all from being sealed
         epoch, readers = registry.readers(membership.revocations)
+        # Derived and not drawn: a server that starts again has the same key for an epoch.
         key = derive_key(
             bytes.fromhex(enrolment.sealing[0]),
             b"shoal-epoch-1\0" + epoch.to_bytes(4, "big"),
@@ -140,6 +143,7 @@ def _gate_of(config: BrokerConfig) -> Gate | None:
         logins,
     )
     try:
+        # Now: a broker that cannot read them would only end, with a line in its log.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(gate.certificate, gate.key)
     except OSError as error:
         raise ConfigError(

@@ -133,6 +133,7 @@ class MosquittoBroker(ChildBroker):
             write_secret(self._folder / "acl", access_rules(self._fleet, self._gate.logins()))
         config = self._folder / "mosquitto.conf"
         write_secret(config, configuration(self._folder, self.port, self.listen, self._gate))
+        # Not Mosquitto itself, which would not end with its input.
         return python_module("broker_server.service.mosquitto", program, str(config))
 
 

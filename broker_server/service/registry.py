@@ -147,6 +147,7 @@ class Registry(FrozenModel):
         """Return the registry with what the operator has revoked since, if it is from a backup."""
         if newest.counter <= self.epoch:
             return self
+        # Each in turn: withdrawn certificates and the epoch grow with every one.
         registry = self
         for name, entry in self.members.items():
             if not entry.revoked and entry.serial < newest.since.get(name, 0):
@@ -248,6 +249,7 @@ class RegistryReader:
         if time.monotonic() - self._read_at > _LOOK_SECONDS:
             self._read_at = time.monotonic()
             with contextlib.suppress(ConfigError, StorageError):  # what was obeyed stays
+                # A file that is written anew with the same content costs no check of a signature.
                 if read_registry(self._folder) != self._registry:
                     self._registry = self._read()
         return self._registry

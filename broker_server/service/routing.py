@@ -98,6 +98,7 @@ class Router:
             size = len(event.payload)
             self._limits.check(topic.device, topic.channel, time.monotonic(), size)
             self._handlers.sign_of_life(topic.device)
+        # The server subscribes to no other topics, so others match nothing.
         match topic:
             case UploadTopic(task):  # first, as most messages are chunks
                 self._handlers.chunk(task, event)

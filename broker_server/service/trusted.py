@@ -40,6 +40,7 @@ def trusted_config(store: Store, record: RunRecord, own: FleetConfig | None) -> 
         _LOG.warning("run %s: %s", record.id, saved)
         store.log("configuration-not-kept", saved, run=record.id)
         return _config_as_requested(record, own, saved)
+    # The saved configuration counts: a changed database must not have the server open any path.
     changed = name_differences(saved, record.config)
     if changed:
         why = (
@@ -57,6 +58,7 @@ def _config_as_requested(record: RunRecord, own: FleetConfig | None, why: str) -
         raise ConfigError(f"{missing}, and this server was started without a configuration. {_HOW}")
     try:
         return grant(
+            # The contract of a run does not change while it goes on.
             own.with_stored_contract(record.config),
             RequestedSettings.from_config(FleetConfig.stored(record.config)),
         )
