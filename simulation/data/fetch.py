@@ -77,11 +77,12 @@ ELSEWHERE: Mapping[str, str] = MappingProxyType(
         "cifar10": "get it from https://www.cs.toronto.edu/~kriz/cifar.html and store each split as"
         " cifar10/train.npz and test.npz with the arrays jpeg (the JPEG files end to end, uint8),"
         " offset (int64) and label (uint8)",
-        "cifar100": "get the binary version from https://www.cs.toronto.edu/~kriz/cifar.html and put"
-        " train.bin and test.bin into cifar100/",
+        "cifar100": "get the binary version from https://www.cs.toronto.edu/~kriz/cifar.html and"
+        " put train.bin and test.bin into cifar100/",
         "cifar_tasks": "it is cifar10 and cifar100 together",
         "watch": "it is part of the seglearn package on PyPI (load_watch); store it as"
-        " watch/watch.npz with the arrays signal (recordings end to end, float32 [time, 6]), length, label and subject",
+        " watch/watch.npz with the arrays signal (recordings end to end, float32 [time,"
+        " 6]), length, label and subject",
         "wikitext2": "get the WikiText-2 token files from its authors and put wiki.train.tokens,"
         " wiki.valid.tokens and wiki.test.tokens into wikitext2/",
         "sst2": "get it from https://nlp.stanford.edu/sentiment and store sst2/train.tsv, dev.tsv"
