@@ -112,7 +112,16 @@ def iter_chunks(
     count = -(-len(data) // chunk_bytes)
     for start, stop in ranges:
         for index in range(max(start, 0), min(stop, count)):
-            yield index, encode_chunk(data, index, chunk_bytes, digest=digests, pack=pack)
+            yield (
+                index,
+                encode_chunk(
+                    data,
+                    index,
+                    chunk_bytes,
+                    digest=digests,
+                    pack=pack,
+                ),
+            )
 
 
 def decode_chunk(frame: bytes) -> Chunk:
@@ -157,7 +166,11 @@ def _is_worth_packing(payload: memoryview) -> bool:
     return len(zlib.compress(probe, 1)) < _WORTH * len(probe)
 
 
-def _unpack(packed: memoryview, index: int, expected: int) -> memoryview:
+def _unpack(
+    packed: memoryview,
+    index: int,
+    expected: int,
+) -> memoryview:
     """Unpack a payload, at most a byte more than expected, however much a stranger packed."""
     inflate = zlib.decompressobj(wbits=-zlib.MAX_WBITS)
     try:

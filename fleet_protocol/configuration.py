@@ -61,7 +61,12 @@ def validate_config(
         raise ConfigError(f"{source}: " + "\n  ".join(["", *problems]).strip()) from error
 
 
-def parse_config(text: str, model: type[ModelT], *, source: str) -> ModelT:
+def parse_config(
+    text: str,
+    model: type[ModelT],
+    *,
+    source: str,
+) -> ModelT:
     """Read a configuration in TOML.
 
     Raises:

@@ -210,7 +210,11 @@ def _encode_halves(flat: Mapping[str, Floats], encoding: str) -> Vector:
     return np.concatenate(halves)
 
 
-def _restore_sparse(parts: Mapping[str, Vector], sizes: Sequence[int], keep: float) -> list[Floats]:
+def _restore_sparse(
+    parts: Mapping[str, Vector],
+    sizes: Sequence[int],
+    keep: float,
+) -> list[Floats]:
     """Return flat tensors that are zero but for the entries that were kept."""
     kept = [count_kept(size, keep) for size in sizes]
     values = [np.zeros(0, np.float32), *restore(parts, kept, "topk")]
@@ -229,7 +233,11 @@ def _deflate(part: Vector) -> NDArray[np.uint8]:
     return np.frombuffer(packed, np.uint8)
 
 
-def _inflate(part: Vector, kind: type[np.generic], most_bytes: int) -> Vector:
+def _inflate(
+    part: Vector,
+    kind: type[np.generic],
+    most_bytes: int,
+) -> Vector:
     """Return what `_deflate` was given.
 
     Raises:

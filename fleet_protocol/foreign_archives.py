@@ -64,7 +64,12 @@ class _Listing(io.RawIOBase):
     zipfile reads that list in one piece, with the size that the archive claims.
     """
 
-    def __init__(self, file: BinaryIO, source: Path, bounds: Bounds) -> None:
+    def __init__(
+        self,
+        file: BinaryIO,
+        source: Path,
+        bounds: Bounds,
+    ) -> None:
         super().__init__()
         self._file = file
         self._source = source
@@ -221,7 +226,12 @@ def _member_problem(info: ZipInfo) -> str | None:
     return None
 
 
-def _check_sizes(archive: ZipFile, source: Path, size: int, bounds: Bounds) -> None:
+def _check_sizes(
+    archive: ZipFile,
+    source: Path,
+    size: int,
+    bounds: Bounds,
+) -> None:
     unpacked = sum(info.file_size for info in archive.infolist())
     if unpacked > bounds.unpacked_bytes:
         raise BeyondBoundsError(

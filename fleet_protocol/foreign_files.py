@@ -177,7 +177,11 @@ def file_state(file: BinaryIO) -> tuple[int, ...]:
     )
 
 
-def read_within(folder: Path, name: str, limit: int = DOCUMENT_LIMIT) -> bytes:
+def read_within(
+    folder: Path,
+    name: str,
+    limit: int = DOCUMENT_LIMIT,
+) -> bytes:
     """Read the file that a name means within a folder, see `path_within`, up to a limit in bytes.
 
     Raises:

@@ -290,7 +290,11 @@ def parse_manifest(data: bytes) -> Manifest:
     return parse_document(Manifest, data, "an artifact manifest")
 
 
-def parse_document(kind: type[DocumentT], data: bytes, what: str) -> DocumentT:
+def parse_document(
+    kind: type[DocumentT],
+    data: bytes,
+    what: str,
+) -> DocumentT:
     """Read a manifest of some kind.
 
     Args:

@@ -90,7 +90,11 @@ def round_to_levels(
     return {"values": joined, "scales": np.concatenate(scales)}
 
 
-def restore(parts: Mapping[str, Vector], sizes: Sequence[int], encoding: str) -> list[Floats]:
+def restore(
+    parts: Mapping[str, Vector],
+    sizes: Sequence[int],
+    encoding: str,
+) -> list[Floats]:
     """Return flat tensors of some sizes from their values and scales.
 
     Raises:
@@ -122,7 +126,11 @@ def restore(parts: Mapping[str, Vector], sizes: Sequence[int], encoding: str) ->
     return tensors
 
 
-def require_finite(values: Vector, name: str, encoding: str) -> None:
+def require_finite(
+    values: Vector,
+    name: str,
+    encoding: str,
+) -> None:
     """Check that values of a tensor are finite.
 
     Raises:

@@ -58,10 +58,25 @@ def make_dataset(
         x=x,
         y=targets,
         scale=scale,
-        mean=_per_channel(source, "mean", mean, x.shape[1:]),
-        std=_per_channel(source, "std", std, x.shape[1:]),
+        mean=_per_channel(
+            source,
+            "mean",
+            mean,
+            x.shape[1:],
+        ),
+        std=_per_channel(
+            source,
+            "std",
+            std,
+            x.shape[1:],
+        ),
         augment=tuple(augment),
-        black=_per_channel(source, "black", black, x.shape[1:]),
+        black=_per_channel(
+            source,
+            "black",
+            black,
+            x.shape[1:],
+        ),
     )
 
 
@@ -97,7 +112,11 @@ def join_arrays(
     return joined, {name: array.shape[1] for name, array in flat.items()}
 
 
-def _check_arrays(source: str, x: Samples, y: NDArray[Any]) -> None:
+def _check_arrays(
+    source: str,
+    x: Samples,
+    y: NDArray[Any],
+) -> None:
     """Check dimensions, lengths and the type of the samples."""
     if x.ndim < 1 or y.ndim < 1:
         raise DataError(
@@ -141,7 +160,11 @@ def _is_whole(dtype: np.dtype[Any]) -> bool:
     return np.issubdtype(dtype, np.integer) or dtype == np.bool_
 
 
-def _reshape(source: str, x: Samples, shape: Sequence[int]) -> Samples:
+def _reshape(
+    source: str,
+    x: Samples,
+    shape: Sequence[int],
+) -> Samples:
     """Give each sample another shape, unless that would mix the numbers of its axes."""
     own = x.shape[1:]
     if math.prod(own) != math.prod(shape):

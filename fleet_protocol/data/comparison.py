@@ -149,7 +149,12 @@ def _match_columns(pair: Pair, misfits: NDArray[np.bool_]) -> NDArray[np.int64]:
     allowed[misfits, misfits] = False
     holders = {column: column for column in np.flatnonzero(~misfits).tolist()}
     for column in np.flatnonzero(misfits).tolist():
-        if not _find_place(column, allowed, holders, set()):
+        if not _find_place(
+            column,
+            allowed,
+            holders,
+            set(),
+        ):
             return own_places
     places = np.empty(count, np.int64)
     places[list(holders.values())] = list(holders)
@@ -176,7 +181,12 @@ def _find_place(
         if place in tried:
             continue
         tried.add(place)
-        if place not in holders or _find_place(holders[place], allowed, holders, tried):
+        if place not in holders or _find_place(
+            holders[place],
+            allowed,
+            holders,
+            tried,
+        ):
             holders[place] = column
             return True
     return False
@@ -213,7 +223,11 @@ def _scale(pair: Pair, groups: Sequence[int]) -> DataFinding:
     )
 
 
-def _mean(pair: Pair, groups: Sequence[int], distances: NDArray[np.float64]) -> DataFinding:
+def _mean(
+    pair: Pair,
+    groups: Sequence[int],
+    distances: NDArray[np.float64],
+) -> DataFinding:
     first = groups[0]
     if len(groups) > 1:
         subject = f"{pair.name(*groups)} are far off: {pair.name(first)} has "

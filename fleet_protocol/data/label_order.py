@@ -14,7 +14,12 @@ PLACEHOLDERS = 'labels = ["<name of label 0>", "<name of label 1>", ...]'
 """The line that sets the names of labels, as a message shows it."""
 
 
-def order_labels(data: DataSet, contract: ContractTerms, *, own_labels: bool) -> DataSet:
+def order_labels(
+    data: DataSet,
+    contract: ContractTerms,
+    *,
+    own_labels: bool,
+) -> DataSet:
     """Number the labels of samples as in a contract.
 
     Args:

@@ -141,7 +141,12 @@ def _load_numpy(path: Path) -> Any:
         raise DataError(f"{path} is not a numpy file of plain arrays: {error}") from error
 
 
-def _read_archive(config: NpzData, archive: Any, *, labelled: bool) -> Arrays:
+def _read_archive(
+    config: NpzData,
+    archive: Any,
+    *,
+    labelled: bool,
+) -> Arrays:
     """Read the arrays of an open ``.npz`` file that the configuration names."""
     x_keys = _as_tuple(config.x_key)
     y_keys = _as_tuple(config.y_key) if labelled else ()

@@ -139,7 +139,12 @@ def summarise(data: DataSet, *, tokens: bool = False) -> DataSummary:
     figures = _RunningFigures(groups)
     rows = drawn_rows(len(data), MOST_VALUES // max(1, math.prod(shape)))
     with np.errstate(over="ignore"):  # a large scale may overflow float32
-        for values in _blocks(data, rows, groups, tokens=tokens or _is_plain(data)):
+        for values in _blocks(
+            data,
+            rows,
+            groups,
+            tokens=tokens or _is_plain(data),
+        ):
             figures.add(values)
     return DataSummary(
         shape=shape,

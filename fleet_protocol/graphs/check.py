@@ -29,7 +29,12 @@ It bounds a loop over the rows of a tensor, and the memory of a tensor.
 """
 
 
-def check_graph(data: Buffer, specs: Iterable[GraphSpec], *, leaves_board: bool = True) -> None:
+def check_graph(
+    data: Buffer,
+    specs: Iterable[GraphSpec],
+    *,
+    leaves_board: bool = True,
+) -> None:
     """Check that the manifest specifies a graph, and that it may run on this board's data.
 
     Args:
@@ -112,7 +117,11 @@ def _passed(spec: GraphSpec, leaves_board: bool) -> list[bool]:
     return []
 
 
-def _check(data: memoryview, specs: Iterable[GraphSpec], leaves_board: bool) -> None:
+def _check(
+    data: memoryview,
+    specs: Iterable[GraphSpec],
+    leaves_board: bool,
+) -> None:
     by_digest = {spec.digest: spec for spec in specs}
     digest = name_among(data, by_digest)
     if digest is None:
@@ -129,7 +138,11 @@ def _check(data: memoryview, specs: Iterable[GraphSpec], leaves_board: bool) -> 
     passed.append(True)
 
 
-def _compare_ports(what: str, ports: Sequence[Port], specs: Sequence[TensorSpec]) -> None:
+def _compare_ports(
+    what: str,
+    ports: Sequence[Port],
+    specs: Sequence[TensorSpec],
+) -> None:
     """Check that inputs or outputs are those of the manifest, in their order."""
     actual = [(port.name, port.dtype, port.shape) for port in ports]
     specified = [(spec.name, spec.dtype, spec.shape) for spec in specs]
@@ -206,7 +219,12 @@ def _check_sizes(node: Node, sizes: Mapping[str, int]) -> None:
             raise _unsafe(f"a node {node.op_type} makes {size:,} rows; the limit is {SIZE_LIMIT:,}")
 
 
-def _check_body(node: Node, body: Graph, names: AbstractSet[str], sizes: Mapping[str, int]) -> None:
+def _check_body(
+    node: Node,
+    body: Graph,
+    names: AbstractSet[str],
+    sizes: Mapping[str, int],
+) -> None:
     """Check a loop's body, which may read values that the graph around it has made."""
     if (len(body.inputs), len(body.outputs)) != (len(node.inputs), len(node.outputs)):
         raise _unsafe(

@@ -65,7 +65,11 @@ def _follow(graph: Graph, kinds: dict[str, _Kind]) -> None:
             kinds.update(zip(node.outputs, _loop_kinds(node.body, inputs, kinds), strict=True))
 
 
-def _loop_kinds(body: Graph, initial: list[_Kind], outer: Mapping[str, _Kind]) -> list[_Kind]:
+def _loop_kinds(
+    body: Graph,
+    initial: list[_Kind],
+    outer: Mapping[str, _Kind],
+) -> list[_Kind]:
     """Return the kinds of a loop's outputs.
 
     A step reads what the step before it returned, so the body is followed again until the kinds of

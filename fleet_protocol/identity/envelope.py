@@ -73,7 +73,13 @@ class Signer:
         # `next` is atomic, and several threads send.
         self._counters = itertools.count((session << _SESSION_BITS) + 1)
 
-    def seal(self, topic: str, payload: bytes, *, farewell: bool = False) -> bytes:
+    def seal(
+        self,
+        topic: str,
+        payload: bytes,
+        *,
+        farewell: bool = False,
+    ) -> bytes:
         """Return the signed envelope of a message.
 
         Args:
@@ -111,7 +117,13 @@ class Verifier:
             lambda data: read_certificate(data, operator)
         )
 
-    def open(self, topic: str, envelope: bytes, *, retained: bool = False) -> OpenedMessage:
+    def open(
+        self,
+        topic: str,
+        envelope: bytes,
+        *,
+        retained: bool = False,
+    ) -> OpenedMessage:
         """Verify a message.
 
         Args:
